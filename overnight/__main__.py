@@ -1,0 +1,7 @@
+"""`python -m overnight VERB`."""
+
+import sys
+
+from overnight.cli import main
+
+sys.exit(main())

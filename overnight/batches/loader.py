@@ -1,0 +1,276 @@
+"""Shards to the batches of any step, at once: the loader's state is the step number.
+
+Sample number p of a phase (counted from 0 over all its steps) is sample order(seed, epoch)(p') of its epoch; each epoch has
+its own pairs, order and masks. Nothing depends on the number of processes, the micro-batch or where training stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+import xxhash
+
+from overnight.batches import masking, pairs
+from overnight.batches.order import key, mix, order
+from overnight.batches.packing import IGNORED, Batch, StepBatches, deal
+from overnight.config import Phase
+from overnight.corpus.files import write_whole
+from overnight.corpus.shards import Shard
+from overnight.corpus.tokenizer import Vocabulary
+from overnight.errors import ConfigError, DataError
+
+# What the counters of a key stand for, so that no two uses share one.
+_PLAN, _ORDER, _MASK = 1, 2, 3
+
+
+@dataclass
+class Samples:
+    """The endless stream of a phase's samples over the epochs of a corpus.
+
+    Args:
+        shards: of one split.
+        vocabulary: special ids.
+        phase: length, pairs, masks.
+        seed: of the run, the phase's place in it, and whether this is the held-out stream.
+        cache: folder for the plans of epochs, so that a resumed run need not make them again.
+    """
+
+    shards: list[Shard]
+    vocabulary: Vocabulary
+    phase: Phase
+    seed: tuple[int, ...]
+    cache: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._sizes: list[int] = []
+        self._epoch = -1
+        self._plans: list[np.ndarray] = []
+        self._bounds = np.zeros(1, np.int64)
+        self._boundaries = [_boundaries(shard) for shard in self.shards] if self.cache else []
+
+    def sizes(self, position: int) -> np.ndarray:
+        """First positions of all epochs up to the one that holds `position` and of the next."""
+        while sum(self._sizes) <= position:
+            size = sum(len(plan) for plan in self._load(len(self._sizes)))
+            if size == 0:
+                raise DataError("the corpus holds no example: it has no document with a sentence; add text or lower data.min_chars")
+            self._sizes.append(size)
+        return np.concatenate([[0], np.cumsum(self._sizes)])
+
+    def epoch_size(self) -> int:
+        """Samples in the first epoch."""
+        return int(self.sizes(0)[1])
+
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The epoch of each position of the stream, and the number of its sample in that epoch."""
+        bounds = self.sizes(int(positions.max()))
+        epochs = np.searchsorted(bounds, positions, side="right") - 1
+        samples = np.empty_like(positions)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            index = positions[here] - bounds[epoch]
+            samples[here] = order(index, int(bounds[epoch + 1] - bounds[epoch]), key(*self.seed, _ORDER, int(epoch)))
+        return epochs, samples
+
+    def _load(self, epoch: int) -> list[np.ndarray]:
+        if epoch != self._epoch:
+            self._plans = [self._plan(epoch, number, shard) for number, shard in enumerate(self.shards)]
+            self._bounds = np.concatenate([[0], np.cumsum([len(plan) for plan in self._plans])])
+            self._epoch = epoch
+        return self._plans
+
+    def _plan(self, epoch: int, number: int, shard: Shard) -> np.ndarray:
+        make = pairs.plan_pairs if self.phase.nsp else pairs.plan_segments
+        seed = key(*self.seed, _PLAN, epoch, number)
+
+        def fresh() -> np.ndarray:
+            return make(shard, self.phase.length, self.phase.short_fraction, seed)
+
+        if self.cache is None:
+            return fresh()
+        # The name holds everything that the plan depends on, so a stale one is never read.
+        facts = repr((pairs.VERSION, self._boundaries[number], self.phase.length, self.phase.short_fraction, self.phase.nsp, seed))
+        path = self.cache / f"{hashlib.blake2b(facts.encode(), digest_size=12).hexdigest()}.npy"
+        try:
+            plan = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+            if plan.dtype == np.int32 and plan.ndim == 2 and plan.shape[1] == pairs.COLUMNS:
+                return plan
+        except (OSError, EOFError, ValueError):
+            pass  # Not there, or cut short by a crash: it only saves time.
+        plan, buffer = fresh(), io.BytesIO()
+        np.save(buffer, plan, allow_pickle=False)
+        write_whole(path, [buffer.getbuffer()])
+        return plan
+
+    def rows(self, epochs: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Shard number (S) and plan row (S, 5) of samples, as :func:`locate` returns them."""
+        numbers, rows = np.empty(len(samples), np.int64), np.empty((len(samples), pairs.COLUMNS), np.int64)
+        for epoch in np.unique(epochs):
+            plans = self._load(int(epoch))
+            here = np.flatnonzero(epochs == epoch)
+            numbers[here] = np.searchsorted(self._bounds, samples[here], side="right") - 1
+            for shard in np.unique(numbers[here]):
+                mine = here[numbers[here] == shard]
+                rows[mine] = plans[shard][samples[mine] - self._bounds[shard]]
+        return numbers, rows
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Tokens of the examples of plan rows, special ones included."""
+        inner = rows[:, pairs.A_END] - rows[:, pairs.A_START] + rows[:, pairs.B_END] - rows[:, pairs.B_START]
+        return inner + (3 if self.phase.nsp else 2)
+
+    def batch(self, epochs: np.ndarray, samples: np.ndarray, numbers: np.ndarray, rows: np.ndarray, grain: int = 0) -> Batch:
+        """The flat, masked batch of some samples.
+
+        Args:
+            epochs, samples: of each sequence (S), as :meth:`locate` returns them.
+            numbers, rows: of each sequence, as :meth:`rows` returns them.
+            grain: fill the stream up to a multiple of this many tokens, with equally many predicted rows every time,
+                so that a compiled model sees few shapes; 0 adds nothing.
+        """
+        vocabulary, phase = self.vocabulary, self.phase
+        lengths = self.lengths(rows)
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        ids = np.empty(starts[-1], np.int64)
+        segments = np.zeros(starts[-1], np.int64)
+        for at, end, number, (a_start, a_end, b_start, b_end, _) in zip(starts, starts[1:], numbers, rows, strict=False):
+            tokens, split = self.shards[number].tokens, at + 1 + a_end - a_start
+            ids[at] = vocabulary.cls
+            ids[at + 1 : split] = tokens[a_start:a_end]
+            ids[split] = ids[end - 1] = vocabulary.sep
+            if phase.nsp:
+                ids[split + 1 : end - 1] = tokens[b_start:b_end]
+                segments[split + 1 : end] = 1
+        # key(*seed, _MASK, epoch, sample) of each.
+        keys = mix(mix(np.uint64(key(*self.seed, _MASK)) ^ epochs.astype(np.uint64)) ^ samples.astype(np.uint64))
+        counts = masking.predictions(lengths, phase.mask_rate, phase.max_predictions)
+        ids, predicted, labels = masking.mask(ids, starts, keys, counts, vocabulary, phase.whole_word)
+        positions = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
+        if grain:
+            tail = -len(ids) % grain
+            ids, segments = np.pad(ids, (0, tail), constant_values=vocabulary.pad), np.pad(segments, (0, tail))
+            # The tail is sequences of their own, so that attention never sees it beside text.
+            tails = [min(phase.length, tail - at) for at in range(0, grain, phase.length) if at < tail]
+            tails += [0] * (-(-grain // phase.length) - len(tails))
+            positions = np.concatenate([positions, *[np.arange(t) for t in tails]]).astype(np.int64)
+            starts = np.concatenate([starts, starts[-1] + np.cumsum(tails)])
+            lengths = np.concatenate([lengths, tails]).astype(np.int64)
+            room = int(len(ids) * phase.mask_rate) + len(counts)
+            predicted = np.pad(predicted, (0, room - len(predicted)))
+            labels = np.pad(labels, (0, room - len(labels)), constant_values=IGNORED)
+        targets = {"mlm": torch.from_numpy(labels)}
+        if phase.nsp:
+            targets["nsp"] = torch.from_numpy(rows[:, pairs.IS_RANDOM].copy())
+        return Batch(
+            ids_N=torch.from_numpy(ids),
+            positions_N=torch.from_numpy(positions),
+            segments_N=torch.from_numpy(segments),
+            starts=torch.from_numpy(starts.astype(np.int32)),
+            lengths=tuple(lengths.tolist()),
+            predicted_M=torch.from_numpy(predicted),
+            targets=targets,
+        )
+
+    def step(self, step: int, rank: int = 0, world: int = 1, grain: int = 0) -> StepBatches:
+        """What one process does in optimizer step `step` (from 0) of the phase.
+
+        Args:
+            step: counted within the phase.
+            rank, world: which of how many processes.
+            grain: as in :meth:`batch`.
+
+        Raises:
+            ConfigError: when the global batch cannot be cut into equal shares for the processes.
+        """
+        batch = self.phase.global_batch
+        micro = min(self.phase.micro_batch, batch // world)
+        if micro == 0 or batch % (micro * world):
+            raise ConfigError(
+                f"global_batch = {batch}: cannot be cut for {world} processes into micro-batches of {micro or 1}; it must divide"
+            )
+        bins = batch // micro
+        positions = np.arange(step * batch, (step + 1) * batch, dtype=np.int64)
+        epochs, samples = self.locate(positions)
+        numbers, rows = self.rows(epochs, samples)
+        lengths = self.lengths(rows)
+        mine = deal(lengths.tolist(), bins)[rank::world]
+        return StepBatches(
+            micro=tuple(self.batch(epochs[m], samples[m], numbers[m], rows[m], grain) for m in map(np.array, mine)),
+            tokens=int(lengths.sum()),
+            sequences=batch,
+        )
+
+    def held_out(self, count: int) -> list[StepBatches]:
+        """The first `count` samples of the stream (or all of one epoch), as steps of one micro-batch: the same every time."""
+        positions = np.arange(min(count, self.epoch_size()), dtype=np.int64)
+        epochs, samples = self.locate(positions)
+        numbers, rows = self.rows(epochs, samples)
+        lengths = self.lengths(rows)
+        by_length = np.argsort(-lengths, kind="stable")
+        steps = []
+        for at in range(0, len(positions), self.phase.micro_batch):
+            m = by_length[at : at + self.phase.micro_batch]
+            batch = self.batch(epochs[m], samples[m], numbers[m], rows[m])
+            steps.append(StepBatches((batch,), int(lengths[m].sum()), len(m)))
+        return steps
+
+
+def _boundaries(shard: Shard) -> str:
+    """A hash of all that a plan can depend on in a shard: where its sentences and documents begin."""
+    state = xxhash.xxh3_128(np.ascontiguousarray(shard.sentence_starts).data)
+    state.update(np.ascontiguousarray(shard.document_sentences).data)
+    return str(state.hexdigest())
+
+
+Item = TypeVar("Item")
+
+
+def prefetch(make: Callable[[int], Item], start: int, stop: int, depth: int = 2) -> Iterator[Item]:
+    """make(start), ..., make(stop - 1), each made ahead of its use by one background thread.
+
+    Args:
+        make: builds the item of a step.
+        depth: items held ready.
+
+    Raises:
+        whatever `make` raises, at the step that needed the item.
+    """
+    ready: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(depth)
+    stopped = threading.Event()
+
+    def put(item: Item | None, error: BaseException | None) -> None:
+        while not stopped.is_set():
+            try:
+                return ready.put((item, error), timeout=0.1)
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for step in range(start, stop):
+                if stopped.is_set():
+                    return
+                put(make(step), None)
+        except BaseException as error:
+            put(None, error)
+
+    thread = threading.Thread(target=work, name="loader", daemon=True)
+    thread.start()
+    try:
+        for _ in range(start, stop):
+            item, error = ready.get()
+            if error is not None:
+                raise error
+            yield item  # type: ignore[misc]
+    finally:
+        stopped.set()
+        thread.join()

@@ -1,0 +1,96 @@
+"""Which tokens are predicted and what stands in their place, by counters: the same wherever the sample is made.
+
+Shapes: N tokens of the flat batch, M predicted positions, S sequences.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from overnight.batches.order import random_words
+from overnight.corpus.tokenizer import Vocabulary
+
+# A word hash above this share of 2^64 is kept or replaced at random: 80 % [MASK], 10 % random, 10 % kept.
+_MASKED, _RANDOM = 0.8, 0.9
+
+
+def predictions(lengths_S: np.ndarray, rate: float, most: int) -> np.ndarray:
+    """How many tokens of each sequence are predicted: the rounded share, at least 1, at most `most`.
+
+    Args:
+        lengths_S: tokens of each sequence, with [CLS] and [SEP].
+    """
+    return np.clip(np.rint(lengths_S * rate).astype(np.int64), 1, most)
+
+
+def mask(
+    ids_N: np.ndarray,
+    starts_S: np.ndarray,
+    keys_S: np.ndarray,
+    counts_S: np.ndarray,
+    vocabulary: Vocabulary,
+    whole_word: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Choose and replace the predicted tokens of a flat batch.
+
+    Args:
+        ids_N: token ids, sequences one after another; not changed.
+        starts_S: offset of each sequence, and N at the end (S + 1 entries).
+        keys_S: uint64 key of each sample, from (seed, phase, epoch, sample).
+        counts_S: how many tokens of each sequence to predict; fewer where it has fewer.
+        vocabulary: special ids, continuation pieces.
+        whole_word: choose words, of which all pieces are predicted, until the next would exceed the count.
+
+    Returns:
+        the changed ids (N), the predicted offsets in increasing order (M), and the true ids there (M).
+    """
+    lengths = np.diff(starts_S)
+    sequence_N = np.repeat(np.arange(len(lengths)), lengths)
+    position_N = np.arange(len(ids_N)) - np.repeat(starts_S[:-1], lengths)
+    keys_N = np.asarray(keys_S, np.uint64)[sequence_N]
+    can_N = (ids_N != vocabulary.cls) & (ids_N != vocabulary.sep)
+    if whole_word:
+        chosen_M = _choose_words(ids_N, sequence_N, position_N, keys_N, can_N, counts_S, vocabulary)
+    else:
+        candidates = np.flatnonzero(can_N)
+        luck = random_words(keys_N[candidates], position_N[candidates] * 4)
+        by_luck = candidates[np.lexsort((luck, sequence_N[candidates]))]
+        available = np.bincount(sequence_N[by_luck], minlength=len(lengths))
+        rank = np.arange(len(by_luck)) - np.repeat(np.cumsum(available) - available, available)
+        chosen_M = np.sort(by_luck[rank < counts_S[sequence_N[by_luck]]])
+    labels_M = ids_N[chosen_M].copy()
+    ids = ids_N.copy()
+    keys_M, position_M = keys_N[chosen_M], position_N[chosen_M]
+    fate_M = random_words(keys_M, position_M * 4 + 1).astype(np.float64) * 2.0**-64
+    other_M = (random_words(keys_M, position_M * 4 + 2) % np.uint64(vocabulary.size)).astype(ids.dtype)
+    ids[chosen_M] = np.where(fate_M < _MASKED, vocabulary.mask, np.where(fate_M < _RANDOM, other_M, labels_M))
+    return ids, chosen_M, labels_M
+
+
+def _choose_words(
+    ids_N: np.ndarray,
+    sequence_N: np.ndarray,
+    position_N: np.ndarray,
+    keys_N: np.ndarray,
+    can_N: np.ndarray,
+    counts_S: np.ndarray,
+    vocabulary: Vocabulary,
+) -> np.ndarray:
+    """Offsets of the pieces of randomly chosen words: a word that would exceed the count is passed over, as in the original."""
+    # A piece continues a word only behind another piece of it: a segment may begin in the middle of one.
+    joins_N = vocabulary.continuation[ids_N] & can_N
+    joins_N[1:] &= can_N[:-1]
+    joins_N[0] = False
+    first = np.flatnonzero(can_N & ~joins_N)
+    # Runs of joined pieces end where the next token does not join.
+    ends = np.append(np.flatnonzero(~joins_N), len(ids_N))
+    last = ends[np.searchsorted(ends, first, side="right")]
+    luck = random_words(keys_N[first], position_N[first] * 4)
+    chosen: list[np.ndarray] = []
+    room = counts_S.astype(np.int64).copy()
+    for word in np.lexsort((luck, sequence_N[first])):
+        sequence, size = sequence_N[first[word]], last[word] - first[word]
+        if size <= room[sequence]:
+            room[sequence] -= size
+            chosen.append(np.arange(first[word], last[word]))
+    return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, np.int64)

@@ -1,0 +1,86 @@
+"""Dealing the sequences of a step to micro-batches, and laying them out as one flat stream.
+
+Shapes: N tokens, S sequences, M predicted positions, K micro-batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED = -100
+"""Label of a row that only fills up a shape."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch: a flat stream of tokens without padding between sequences."""
+
+    ids_N: Tensor
+    """Token ids (int64)."""
+    positions_N: Tensor
+    """Place of each token in its sequence (int64)."""
+    segments_N: Tensor
+    """0 in segment A, 1 in segment B (int64)."""
+    starts: Tensor
+    """Offset of each sequence in the stream, and the end of the last (int32, S + 1)."""
+    lengths: tuple[int, ...]
+    """Tokens of each sequence (S), on the host."""
+    predicted_M: Tensor | None = None
+    """Offsets of the predicted tokens (int64); only masked-LM batches have them."""
+    targets: dict[str, Tensor] = field(default_factory=dict)
+    """What the objective needs: `mlm` (M ids, -100 where a row only fills up), `nsp` (S), `label` (S), `start`/`end` (S offsets)."""
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        if device.type == "cpu":
+            return self
+        move: dict[str, Any] = {
+            name: value.pin_memory().to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        targets = {name: value.pin_memory().to(device, non_blocking=True) for name, value in self.targets.items()}
+        return replace(self, **move, targets=targets)
+
+
+@dataclass(frozen=True)
+class StepBatches:
+    """The micro-batches of one process for one optimizer step."""
+
+    micro: tuple[Batch, ...]
+    tokens: int
+    """Tokens of the whole global batch."""
+    sequences: int
+    """Sequences of the whole global batch."""
+
+    def divisors(self) -> dict[str, int]:
+        """Number of targets of this process's micro-batches, by loss.
+
+        A loss is a sum divided by these (added up over the processes), which makes accumulation and world size invisible.
+        """
+        totals: dict[str, int] = {}
+        for batch in self.micro:
+            for name, target in batch.targets.items():
+                totals[name] = totals.get(name, 0) + int((target != IGNORED).sum())
+        return totals
+
+
+def deal(lengths: list[int] | Tensor, bins: int) -> list[list[int]]:
+    """Share out sequences so that every bin has equally many, and as equally many tokens as that allows.
+
+    Sorted by length and dealt back and forth; two bins differ by at most the longest sequence.
+
+    Args:
+        lengths: tokens of each sequence; their number must be a multiple of `bins`.
+        bins: micro-batches × processes.
+
+    Returns:
+        for each bin the indices of its sequences, longest first.
+    """
+    lengths = torch.as_tensor(lengths)
+    assert len(lengths) % bins == 0, f"{len(lengths)} sequences cannot be dealt to {bins} bins"
+    rows = torch.argsort(lengths, descending=True, stable=True).view(-1, bins)
+    rows[1::2] = rows[1::2].flip(1)
+    return rows.t().tolist()

@@ -1,0 +1,1 @@
+"""Benchmarks with their peers, run by `overnight bench`."""

@@ -1,0 +1,54 @@
+"""The networks and batches that benchmarks share."""
+
+from __future__ import annotations
+
+import torch
+
+from overnight.batches.packing import Batch
+from overnight.config import Model
+
+VOCABULARY = 30522
+
+MODELS = {
+    "bert-mini": Model(layers=4, width=256, heads=4),
+    "bert-base": Model(),
+    "bert-large": Model(layers=24, width=1024, heads=16),
+    "bert-tiny": Model(layers=2, width=64, heads=2),
+}
+
+
+def full_batch(sequences: int, length: int, predictions: int, vocabulary: int = VOCABULARY, seed: int = 0) -> Batch:
+    """A random batch of full-length pairs: what every implementation can be given, since nothing is padded.
+
+    Args:
+        sequences: S.
+        length: tokens of each.
+        predictions: predicted tokens of each.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, vocabulary, (sequences * length,), generator=generator)
+    positions = torch.arange(length).repeat(sequences)
+    chosen = [1 + torch.randperm(length - 2, generator=generator)[:predictions].sort().values + at * length for at in range(sequences)]
+    predicted = torch.cat(chosen)
+    return Batch(
+        ids_N=ids,
+        positions_N=positions,
+        segments_N=(positions >= length // 2).long(),
+        starts=torch.arange(0, sequences * length + 1, length, dtype=torch.int32),
+        lengths=(length,) * sequences,
+        predicted_M=predicted,
+        targets={"mlm": ids[predicted], "nsp": torch.randint(0, 2, (sequences,), generator=generator)},
+    )
+
+
+def flops_per_token(model: Model, length: int, predicted: float, vocabulary: int = VOCABULARY) -> float:
+    """Multiply-adds, counted as two, of a token's forward and backward pass, without recomputation.
+
+    3 · (2·L·(4h² + 2·h·ff) + 4·h·s·L + 2·(h² + h·V)·share predicted).
+
+    Args:
+        length: s, tokens of a sequence.
+        predicted: share of tokens at which the vocabulary head is computed.
+    """
+    h, ff, layers = model.width, model.ffn or 4 * model.width, model.layers
+    return 3 * (2 * layers * (4 * h * h + 2 * h * ff) + 4 * h * length * layers + 2 * (h * h + h * vocabulary) * predicted)

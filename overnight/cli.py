@@ -1,0 +1,228 @@
+"""The command line: verbs to functions. Nothing heavy is imported until a verb runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overnight import __version__
+from overnight.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from overnight.config import Run
+
+BENCHMARKS = ("train", "gpu")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code: 0 done, 1 failed, 2 usage, 130 interrupted, 143 terminated."""
+    try:
+        options, overrides = _parse(list(sys.argv[1:] if argv is None else argv))
+        verb: Callable[[argparse.Namespace, list[str]], int | None] = options.function
+        return verb(options, overrides) or 0
+    except UserError as error:
+        print(f"overnight: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("overnight: interrupted; the same command continues", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`); nothing is wrong.
+        sys.stderr.close()
+        return 0
+
+
+def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(prog="overnight", description=f"{sys.modules['overnight'].__doc__}")
+    parser.add_argument("--version", action="version", version=f"overnight {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+    def add(name: str, function: Callable[..., int | None], summary: str, recipe: bool = False) -> argparse.ArgumentParser:
+        verb = verbs.add_parser(
+            name, help=summary, description=summary, add_help=not recipe, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        verb.set_defaults(function=function, recipe_verb=recipe)
+        if recipe:
+            verb.add_argument("recipe", nargs="?", metavar="RECIPE", help="a shipped recipe's name or a YAML file")
+            verb.add_argument("--print_config", action="store_true", help="print the resolved recipe and stop")
+            verb.add_argument("-h", "--help", action="store_true", help="show this help, with every key of a recipe")
+        return verb
+
+    add("run", _run, "everything in order: prepare, pretrain, fine-tune, export, report; run again to continue", recipe=True)
+    add("prepare", _prepare, "raw text to token shards", recipe=True)
+    add("pretrain", _pretrain, "pretrain the phases of a recipe; run again to continue", recipe=True)
+    verb = add("finetune", _finetune, "fine-tune a pretrained run on a task of its recipe, or on a new one given by --task and --path")
+    verb.add_argument(
+        "task", metavar="TASK", help="a task of the recipe, or squad, cola, mrpc, rte, stsb, sst2, qnli, wnli, mnli, qqp, sst, imdb, csv"
+    )
+    verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder")
+    verb = add("predict", _predict, "answer JSON lines or text with a fine-tuned task, or fill in [MASK]")
+    verb.add_argument("task", metavar="TASK", help="a fine-tuned task of the run, or `mask`")
+    verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder")
+    verb.add_argument(
+        "--input", default="-", metavar="FILE", help="lines of text (a pair separated by a tab) or JSON; default standard input"
+    )
+    verb = add("export", _export, "write a model in the Hugging Face layout")
+    verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder")
+    verb.add_argument("--to", required=True, metavar="DIR", help="folder to write")
+    verb.add_argument("--task", metavar="TASK", help="a fine-tuned task instead of the pretrained model")
+    verb = add("report", _report, "one HTML page from the metrics of one or more runs")
+    verb.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+    verb.add_argument("--to", metavar="FILE", help="page to write; default report.html in the first run folder")
+    verb = add("bench", _bench, "measure, beside the peers; the last line is one JSON object")
+    verb.add_argument("what", choices=BENCHMARKS, help="what to measure")
+    verb.add_argument("--peer", choices=("transformers", "none"), default="transformers", help="with whom to compare")
+    verb.add_argument("--tiny", action="store_true", help="smallest sizes, to see that it runs")
+    add("doctor", _doctor, "what this machine has, and what is missing")
+    add("recipes", _recipes, "the shipped recipes")
+
+    options, rest = parser.parse_known_args(argv)
+    if options.recipe_verb and (options.help or not options.recipe):
+        _recipe_help(parser.prog, options)
+    takes_overrides = options.recipe_verb or options.function is _finetune
+    if rest and not takes_overrides:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return options, _overrides(rest)
+
+
+def _overrides(rest: list[str]) -> list[str]:
+    """`--key=value` and `--key value`, as `key=value`."""
+    result, words = [], iter(rest)
+    for word in words:
+        if not word.startswith("--"):
+            raise ConfigError(f"{word!r}: an override is written --key=value, such as --phases.long.optim.lr=4e-3")
+        if "=" not in word:
+            value = next(words, None)
+            if value is None:
+                raise ConfigError(f"{word!r}: has no value; write {word}=value")
+            word = f"{word}={value}"
+        result.append(word.removeprefix("--"))
+    return result
+
+
+def _recipe_help(program: str, options: argparse.Namespace) -> None:
+    from overnight.config import describe, recipes
+
+    lines = [f"usage: {program} VERB RECIPE [--print_config] [--key=value ...]", ""]
+    lines += [f"RECIPE is a YAML file or one of: {', '.join(recipes())}", "", "keys of a recipe:"]
+    for name, kind, default, text in describe():
+        lines += [f"  --{name}={kind}", f"      {text} (default: {default})"]
+    print("\n".join(lines))
+    if not options.help:
+        raise ConfigError("name a recipe")
+    raise SystemExit(0)
+
+
+def _load(options: argparse.Namespace, overrides: list[str]) -> Run:
+    from overnight import config
+
+    run = config.load(options.recipe, overrides)
+    if options.print_config:
+        print(config.save(run), end="")
+        raise SystemExit(0)
+    return run
+
+
+def _stored(folder: str) -> Run:
+    """The run that a run folder holds, found at the place it is now."""
+    import dataclasses
+
+    import yaml
+
+    from overnight import config
+
+    path = Path(folder) / "run.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{folder} is not a run folder: it has no run.yaml")
+    run = config.build(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return dataclasses.replace(run, out=folder)
+
+
+def _prepare(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.corpus.pipeline import prepare
+
+    run = _load(options, overrides)
+    prepare(run.data, run.data_dir)
+
+
+def _pretrain(options: argparse.Namespace, overrides: list[str]) -> None:
+    run = _load(options, overrides)
+    from overnight.train.pretrain import pretrain
+
+    pretrain(run)
+
+
+def _run(options: argparse.Namespace, overrides: list[str]) -> None:
+    run = _load(options, overrides)
+    from overnight.everything import run_everything
+
+    run_everything(run)
+
+
+def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
+    import dataclasses
+
+    from overnight import config
+    from overnight.report.summary import summary_text
+    from overnight.tasks.finetune import finetune
+
+    run = _stored(options.source)
+    tree = config.to_tree(run)
+    spec = tree["finetune"].setdefault(options.task, {"task": options.task})
+    for override in overrides:
+        name, _, value = override.partition("=")
+        import yaml
+
+        spec[name] = yaml.safe_load(value)
+    run = dataclasses.replace(config.build(tree), out=options.source)
+    finetune(run, options.task)
+    print(summary_text(run.run_dir))
+
+
+def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
+    import json
+
+    from overnight.tasks.predict import predict, read_lines
+
+    for answer in predict(_stored(options.source), options.task, read_lines(options.input)):
+        print(json.dumps(answer, ensure_ascii=False), flush=True)
+
+
+def _export(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.interop.export import export_run
+
+    export_run(_stored(options.source), Path(options.to), options.task)
+    print(f"written: {options.to}")
+
+
+def _report(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.report.page import write_report
+
+    runs = [Path(run) for run in options.runs]
+    print(f"written: {write_report(runs, Path(options.to) if options.to else runs[0] / 'report.html')}")
+
+
+def _bench(options: argparse.Namespace, overrides: list[str]) -> None:
+    from importlib import import_module
+
+    import_module(f"overnight.bench.{options.what}").run(peer=options.peer, tiny=options.tiny)
+
+
+def _doctor(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.doctor import doctor
+
+    print(doctor())
+
+
+def _recipes(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.config import recipes
+
+    for name, path in recipes().items():
+        print(f"{name:20} {path.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Raw text to token shards. Nothing here imports torch."""

@@ -1,0 +1,257 @@
+"""Raw text to clean paragraphs, and paragraphs to sentences.
+
+Every pattern is behind a cheap test for a character it needs: most text needs none of them, and this runs over all of it.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+from collections.abc import Iterator
+
+# Controls, soft hyphen, zero-width and bidirectional marks, byte-order mark, lone surrogates, non-characters.
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]"
+)
+_ASCII_CONTROLS = {code: None for code in (*range(9), *range(14, 28), 127)} | {code: "\n" for code in (11, 12, 28, 29, 30)}
+_NEW_LINES = ("\r\n", "\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+
+_COMMENT = re.compile(r"<!--.*?-->", re.S)
+_DROPPED_ELEMENT = re.compile(r"<(ref|math|gallery|script|style|timeline)\b[^<>]*(?:/>|(?<!/)>.*?</\1\s*>)", re.S | re.I)
+_BREAKING_TAG = re.compile(r"</?(?:br|p|div|h[1-6]|li|ul|ol|dl|dt|dd|table|tr|blockquote|hr|center|pre|poem)\b[^<>]{0,200}>", re.I)
+_TAG = re.compile(
+    r"</?(?:a|abbr|b|big|cite|code|em|font|i|img|nowiki|q|ref|references|s|small|span|strike|strong|sub|sup|td|th|tbody|thead|tt|u|var"
+    r"|noinclude|includeonly|onlyinclude|section)(?:\s[^<>]{0,200})?/?>",
+    re.I,
+)
+_TEMPLATE = re.compile(r"\{\{[^{}]{0,2000}\}\}")
+_TABLE = re.compile(r"^\{\|.*?^\|\}", re.S | re.M)
+_WIKI_FILE = re.compile(r"\[\[(?:File|Image|Category):[^\[\]]*\]\]", re.I)
+_WIKI_LINK = re.compile(r"\[\[(?:[^\[\]|]*\|)?([^\[\]|]*)\]\]")
+_WEB_LINK = re.compile(r"\[(?:https?|ftp)://\S+(?:[ \t]+([^\[\]]*))?\]")
+_WIKI_HEADING = re.compile(r"^(={2,6})[ \t]*(.*?)[ \t]*\1[ \t]*$", re.M)
+_WIKI_QUOTES = re.compile(r"'''(?=\S)([^\n]*?\S)'''|''(?<!''')(?=[^\s'])([^\n]*?[^\s'])''(?!')")
+_MAGIC_WORD = re.compile(r"__(?:NO)?(?:TOC|EDITSECTION|INDEX|FORCETOC|GALLERY)__")
+_EMPTY_BRACKETS = re.compile(r"\((?<!\w\()[ \t,;:]*\)(?![\w(])")
+
+_IMAGE = re.compile(r"!\[[^\[\]\n]*\]\([^()\s]*(?:[ \t]+\"[^\"\n]*\")?\)")
+_LINK = re.compile(r"\[([^\[\]\n]+)\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)?(?:[ \t]+\"[^\"\n]*\")?\)")
+_CODE = re.compile(r"`(?<!``)(`?)(?![`\s])([^`\n]+)(?<!\s)`\1(?!`)")
+# The mark comes first and the look-behind after it: a pattern that begins with a look-behind is tried at every character.
+_STRONG = re.compile(r"(\*\*|__)(?<!\w__)(?=[^\s*_])((?:[^\n]|\n(?!\n))*?)(?<=\S)\1(?!\w)")
+_EMPHASIS = re.compile(r"([*_])(?<![\w*_].)(?=[^\s*_])([^*_\n]*(?:\n(?!\n)[^*_\n]*)*?)(?<=[^\s*_])\1(?![\w*_])")
+
+_MARK_STARTS = frozenset(("", *"#-*=_~+>|`• \t0123456789"))
+_RULE = re.compile(r"(?:[-*_=~+#:][ \t]*){3,}$|`{3,}[\w+-]*$")
+_HEADING = re.compile(r"#{1,6}[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$")
+_QUOTED = re.compile(r"(?:>[ \t]?)+")
+_ITEM = re.compile(r"(?:[-*+•]|\d{1,3}[.)])[ \t]+(?=\S)")
+
+
+def clean(text: str) -> str:
+    """Clean a document: paragraphs of one line each, a blank line between them.
+
+    Unicode becomes NFC; characters that cannot be seen go; every white space is one space; what is left of HTML,
+    wiki and Markdown markup goes and its text stays. A list item, like a heading, is a paragraph of its own.
+
+    Args:
+        text: raw text of one document.
+    """
+    for mark in _NEW_LINES if not text.isascii() else _NEW_LINES[:2]:
+        if mark in text:
+            text = text.replace(mark, "\n")
+    # str.translate() has a fast path for ASCII, and for ASCII only.
+    text = text.translate(_ASCII_CONTROLS) if text.isascii() else _INVISIBLE.sub("", text)
+    if "<" in text:
+        text = _without_html(text)
+    if "&" in text:
+        text = _ENTITY.sub(_unescape, text)
+    if "[" in text or "{" in text or "=" in text or "''" in text:
+        text = _without_wiki(text)
+    if "](" in text:
+        text = _LINK.sub(r"\1", _IMAGE.sub("", text))
+    if "`" in text:
+        text = _CODE.sub(r"\2", text)
+    if "**" in text or "__" in text:
+        text = _STRONG.sub(_keep_dunder, text)
+    if "*" in text or "_" in text:
+        text = _EMPHASIS.sub(r"\2", text)
+    if "(" in text and any(mark in text for mark in ("( ", "()", "(,", "(;")):
+        text = _EMPTY_BRACKETS.sub("", text)
+    # Last, because what stood between a letter and its accent may have gone.
+    return unicodedata.normalize("NFC", "\n\n".join(_paragraphs(text)))
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Join the lines of each paragraph; a heading or a list item is one of its own, a rule is none."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if line[:1] not in _MARK_STARTS:  # most lines
+            lines.append(line)
+            continue
+        if not line:
+            yield from _one_line(" ".join(lines))
+            lines = []
+            continue
+        line = line.strip()
+        if line[:1] == ">":
+            line = _QUOTED.sub("", line, count=1)
+        if line[:1] == "|" and line[-1:] == "|":
+            line = line.replace("|", " ").strip()
+        heading = _HEADING.match(line) if line[:1] == "#" else None
+        item = None if heading else _ITEM.match(line)
+        if not line or heading or item or _RULE.match(line):
+            yield from _one_line(" ".join(lines))
+            lines = []
+            if heading:
+                yield from _one_line(heading[1])
+            elif item:
+                lines.append(line[item.end() :])
+        else:
+            lines.append(line)
+    yield from _one_line(" ".join(lines))
+
+
+def _one_line(text: str) -> tuple[str, ...]:
+    words = text.split()  # knows every white space of Unicode
+    return (" ".join(words),) if words else ()
+
+
+def _without_html(text: str) -> str:
+    text = _COMMENT.sub("", text)
+    text = _DROPPED_ELEMENT.sub("", text)
+    text = _BREAKING_TAG.sub("\n\n", text)
+    return _TAG.sub("", text)
+
+
+def _unescape(match: re.Match[str]) -> str:
+    char = html.unescape(match[0])
+    # A control, a surrogate or an odd space written as an entity is as unwelcome as the character itself.
+    return " " if char.isspace() else _INVISIBLE.sub("", char)
+
+
+def _without_wiki(text: str) -> str:
+    if "{{" in text:
+        for _ in range(4):  # templates nest; deeper ones are rarer than text that only looks like one
+            text = _TEMPLATE.sub("", text)
+    if "{|" in text:
+        text = _TABLE.sub("", text)
+    if "[[" in text:
+        text = _WIKI_FILE.sub("", text)
+        text = _WIKI_LINK.sub(r"\1", text)
+    if "[http" in text or "[ftp" in text:
+        text = _WEB_LINK.sub(r"\1", text)
+    if "==" in text:
+        text = _WIKI_HEADING.sub(r"\n\n\2\n\n", text)
+    if "''" in text:
+        text = _WIKI_QUOTES.sub(r"\1\2", text)
+    return _MAGIC_WORD.sub("", text) if "__" in text else text
+
+
+def _keep_dunder(match: re.Match[str]) -> str:
+    """`__bold words__` loses its marks, the Python name `__init__` does not."""
+    return match[0] if match[1] == "__" and match[2].isidentifier() else match[2]
+
+
+# A sentence may end at one of these, with closing quotes or brackets, before white space; ideographic stops need none.
+_END = re.compile(r"[.!?…。！？।॥]+[\"'”’)\]»*_」』）]*(?:(?= [^a-z])|(?<=[。！？」』）]))")
+_BEFORE_FIRST = " \"'“‘([«*_-—–¿¡`"
+_TITLES = frozenset(
+    [
+        "mr",
+        "mrs",
+        "ms",
+        "messrs",
+        "mme",
+        "mlle",
+        "dr",
+        "drs",
+        "prof",
+        "st",
+        "ste",
+        "rev",
+        "hon",
+        "pres",
+        "gov",
+        "sen",
+        "rep",
+        "capt",
+        "cpt",
+        "col",
+        "gen",
+        "lt",
+        "sgt",
+        "maj",
+        "cmdr",
+        "adm",
+        "corp",
+        "pvt",
+        "sr",
+        "jr",
+        "bros",
+        "mt",
+        "ft",
+        "vs",
+        "viz",
+        "cf",
+        "ca",
+        "approx",
+        "al",
+        "ed",
+        "eds",
+        "trans",
+        "tr",
+        "esq",
+        "supt",
+        "det",
+        "insp",
+    ]
+)
+_BEFORE_NUMBER = frozenset(
+    "no nos fig figs eq eqs p pp vol vols ch chap sec sect art par ver v vv l ll n jan feb mar apr jun jul aug sep sept oct nov dec".split()  # noqa: SIM905
+)
+
+
+def sentences(text: str) -> list[str]:
+    """Split cleaned text into sentences.
+
+    A sentence ends at `.`, `!`, `?` or `…` before a space and something that is not lower case, but not after a title,
+    an initial or an abbreviation with dots in it, nor after `No.` and its like before a number. A paragraph always ends one.
+
+    Args:
+        text: what :func:`clean` returned.
+    """
+    found: list[str] = []
+    for paragraph in text.split("\n\n"):
+        start = 0
+        for match in _END.finditer(paragraph):
+            stop, end = match.span()
+            # Most ends in few steps: a word longer than any abbreviation, the mark, a capital.
+            plain = stop > 6 and paragraph[stop - 7 : stop].isalpha() and paragraph[end + 1 : end + 2].isupper()
+            if plain or _ends_sentence(paragraph, start, stop, end):
+                found.append(paragraph[start:end])
+                start = end + 1 if paragraph[end : end + 1] == " " else end
+        if start < len(paragraph):
+            found.append(paragraph[start:])
+    return found
+
+
+def _ends_sentence(text: str, start: int, stop: int, end: int) -> bool:
+    """Whether the mark at text[stop:end] ends the sentence that began at start."""
+    following = text[end : end + 6].lstrip(_BEFORE_FIRST)[:1]
+    if following.islower():
+        return False
+    # Only a single full stop can belong to an abbreviation; a closing quote after it ends the sentence anyway.
+    if end - stop != 1 or text[stop] != ".":
+        return True
+    word = text[max(start, stop - 16) : stop].rpartition(" ")[2].lstrip(_BEFORE_FIRST)
+    if word.isdigit() and stop - start == len(word):
+        return False  # "1. Introduction"
+    if "." in word:
+        return not all(len(part) <= 2 and part.isalpha() for part in word.split("."))  # not U.S., e.g., Ph.D.
+    if len(word) == 1 and word.isupper() and word != "I":
+        return False  # an initial
+    lower = word.lower()
+    return lower not in _TITLES and not (following.isdigit() and lower in _BEFORE_NUMBER)

@@ -1,0 +1,44 @@
+"""Exact duplicates and the held-out part, both by a hash of the document."""
+
+from __future__ import annotations
+
+import numpy as np
+import xxhash
+
+
+def document_hash(sentences: list[str]) -> bytes:
+    """XXH3-128 (16 bytes) of a cleaned document, blind to where its lines and paragraphs break."""
+    return xxhash.xxh3_128_digest(" ".join(sentences).encode())
+
+
+def is_valid(document_hash: bytes, fraction: float) -> bool:
+    """Whether a document is held out: its hash decides alone, so it stays on its side when others are added.
+
+    Args:
+        document_hash: 16 bytes.
+        fraction: share of documents to hold out, 0 to 1.
+    """
+    return bool(valid_mask(np.frombuffer(document_hash, np.uint8)[None], fraction)[0])
+
+
+def valid_mask(hashes: np.ndarray, fraction: float) -> np.ndarray:
+    """:func:`is_valid` of many documents: uint8 [D, 16] -> bool [D]."""
+    return hash_position(hashes) < fraction
+
+
+def hash_position(hashes: np.ndarray) -> np.ndarray:
+    """Where in 0..1 each hash lies, from its first 53 bits (exact in a double): uint8 [D, 16] -> float64 [D]."""
+    first = np.ascontiguousarray(hashes[:, :8]).view(">u8")[:, 0]
+    return (first >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+def first_occurrences(hashes: np.ndarray) -> np.ndarray:
+    """Which documents are the first of their hash, in document order: uint8 [D, 16] -> bool [D]."""
+    keys = np.ascontiguousarray(hashes).view(np.uint64).reshape(len(hashes), 2)
+    order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal keys stay in document order
+    ordered = keys[order]
+    starts = np.ones(len(hashes), bool)
+    starts[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    first = np.zeros(len(hashes), bool)
+    first[order[starts]] = True
+    return first

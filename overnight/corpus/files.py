@@ -1,0 +1,50 @@
+"""Files that are whole or absent: written beside their place, synced, renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file so that its name appears only when all of it is on the disk.
+
+    Args:
+        path: where it goes; an older file of that name is replaced.
+        parts: its bytes, in order.
+
+    Raises:
+        OSError: as the system says it (a full disk); nothing is left behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(beside, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+    _sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON with the keys in the order given (bytes depend on the value alone)."""
+    write_whole(path, [(json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()])
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename itself survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

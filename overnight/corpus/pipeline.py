@@ -1,0 +1,327 @@
+"""Prepare: documents -> clean chunks -> decisions -> vocabulary -> token chunks -> shards, as pure tasks from files to files.
+
+The output of a task appears by rename, so a run that was killed goes on where it was. What is between lies in `work/`
+below the data folder and is removed at the end. Nothing that is written depends on the number of workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from overnight.config import Data, environment_path
+from overnight.corpus import dedup, pydocs, streams
+from overnight.corpus.files import write_json
+from overnight.corpus.progress import Progress
+from overnight.corpus.readers import BUILTIN, Reading, Source, documents, start_reading
+from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, load_manifest, read_table, save_manifest
+from overnight.corpus.tasks import CleanTask, CountTask, ShardTask, TokenTask, clean_chunk, count_chunk, make_shard, token_chunk, token_path
+from overnight.corpus.tokenizer import read_pieces, save_tokenizer, train_pieces, vocabulary
+from overnight.corpus.workers import core_count, run_tasks
+from overnight.errors import ConfigError, DataError
+
+# A task: large enough to hide a process's and a file's costs, small enough that its memory (about 30 times this) does not count.
+CHUNK_BYTES = 5 << 20
+# A shard holds many documents, because a random second segment is drawn from the shard of the first.
+SHARD_TOKENS = 16_000_000
+# Distinct words held while counting (about 100 bytes each); beyond, the rarest go.
+MAX_WORDS = 4_000_000
+# Values of `Data` that decide the bytes of the shards.
+SETTINGS = (
+    "paths",
+    "format",
+    "field",
+    "documents",
+    "min_chars",
+    "valid_fraction",
+    "vocab_file",
+    "vocab_size",
+    "lowercase",
+    "encoding_errors",
+    "truncated",
+)
+
+
+def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_tokens: int = SHARD_TOKENS) -> Manifest:
+    """Turn the text of `data.paths` into token shards; run again after an interruption, it goes on.
+
+    Args:
+        data: what to read and how.
+        folder: where the shards, the vocabulary and the manifest go.
+        log: called with plain lines that say what is done and how long is left.
+        shard_tokens: tokens of a shard, about.
+
+    Returns:
+        The manifest; at once when the folder is prepared already.
+
+    Raises:
+        ConfigError: the folder was prepared with other settings.
+        DataError: a source cannot be used as it is (see `readers`), the disk is full, or the folder is in use.
+    """
+    settings = {name: getattr(data, name) for name in SETTINGS}
+    if (manifest := _prepared(settings, folder, log)) is not None:
+        return manifest
+    reading = start_reading(data)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _only_one(folder):
+            return _run(data, folder, log, settings, reading, shard_tokens)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise DataError(_full_disk(folder, reading, error)) from None
+
+
+def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]) -> Manifest | None:
+    """The manifest, when the folder is prepared with these settings and every shard is there."""
+    if not (folder / "manifest.json").exists():
+        return None
+    manifest = load_manifest(folder)
+    differ = [
+        f"data.{name} = {settings[name]!r} (prepared with {manifest.settings.get(name)!r})"
+        for name in settings
+        if manifest.settings.get(name) != settings[name]
+    ]
+    if differ:
+        raise ConfigError(
+            f"{folder}: was prepared with other settings; set data.dir to another folder, delete this one, or put back: "
+            + "; ".join(differ)
+        )
+    missing = [entry.name for entry in manifest.shards if not (folder / entry.name).exists()]
+    if not missing:
+        shutil.rmtree(folder / "work", ignore_errors=True)  # killed between the manifest and this
+        return manifest
+    log(f"prepare: {folder} lacks {', '.join(missing)}; preparing it again")
+    return None
+
+
+@contextlib.contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Hold a lock that the system takes back when this process ends, however it ends."""
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"{folder}: another process is preparing this folder; wait for it, or set data.dir to another") from None
+        yield
+
+
+def _full_disk(folder: Path, reading: Reading, error: OSError) -> str:
+    # Clean text and tokens of everything lie side by side for a while: measured 1.9 bytes a byte of text.
+    text = sum(source.bytes for source in reading.sources)
+    known = (
+        f"the {text / 1e6:.0f} MB of text read so far need"
+        if reading.done_bytes < reading.total_bytes or not text
+        else f"{text / 1e6:.0f} MB of text need"
+    )
+    return (
+        f"{folder}: cannot write ({error.strerror}); {known} about {max(2 * text, 10_000_000) / 1e6:.0f} MB while preparing, "
+        f"{shutil.disk_usage(folder).free / 1e6:.0f} MB are free; make room and run the same command again, which continues"
+    )
+
+
+def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[str, Any], reading: Reading, shard_tokens: int) -> Manifest:
+    _begin(folder, _state(data, settings, shard_tokens), log)
+    work, workers = folder / "work", core_count(data.workers)
+    chunks, sources = _read_and_clean(data, work, workers, log, reading)
+    splits, duplicates, short = _decide(chunks, data.valid_fraction, log)
+    pieces = _vocabulary(data, folder, chunks, splits, workers, log)
+    _tokenise(folder, chunks, splits, workers, log)
+    entries = _shard(folder, chunks, shard_tokens, workers, log)
+    short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries)
+    manifest = Manifest(FORMAT_VERSION, vocabulary(pieces, data.lowercase).hash, len(pieces), settings, sources, duplicates, short, entries)
+    save_manifest(folder, manifest)
+    shutil.rmtree(work)
+    return manifest
+
+
+def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
+    """A hash of everything the intermediate files depend on."""
+    sources: list[Any] = []
+    for path in data.paths:
+        if path == BUILTIN:
+            sources.append(pydocs.environment())
+        else:
+            sources.append([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in streams.expand(path)])
+    given = read_pieces(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
+    everything = [FORMAT_VERSION, CHUNK_BYTES, shard_tokens, settings, sources, given]
+    return xxhash.xxh3_128_hexdigest(json.dumps(everything))
+
+
+def _begin(folder: Path, state: str, log: Callable[[str], None]) -> None:
+    """Keep what an interrupted preparation of the same kind left, and clear away that of another."""
+    marker = folder / "work" / "state.json"
+    if marker.exists() and json.loads(marker.read_text()) == state:
+        log(f"prepare: continuing in {folder}")
+        return
+    left = [
+        folder / "manifest.json",
+        folder / "vocab.txt",
+        folder / "tokenizer.json",
+        *folder.glob("train-*.arrow"),
+        *folder.glob("valid-*.arrow"),
+    ]
+    left = [path for path in left if path.exists()]
+    if left and not marker.exists() and not (folder / "manifest.json").exists():
+        raise DataError(f"{folder}: holds {left[0].name}, which no preparation left there; set data.dir to another folder")
+    if marker.exists():
+        log(f"prepare: {folder} holds the beginning of a preparation with other settings or sources; starting anew")
+    for path in left:
+        path.unlink()
+    shutil.rmtree(folder / "work", ignore_errors=True)
+    write_json(marker, state)
+
+
+def _read_and_clean(data: Data, work: Path, workers: int, log: Callable[[str], None], reading: Reading) -> tuple[list[Path], list[Source]]:
+    """Clean chunks of all documents in order, and what each source gave."""
+    done = work / "read.json"
+    if done.exists():
+        tree = json.loads(done.read_text())
+        sources = [Source(**source) for source in tree["sources"]]
+        _check_skipped(sources, data.max_bad_lines)
+    else:
+        progress = Progress("read and clean", log)
+
+        def tasks() -> Iterator[CleanTask]:
+            for number, texts in enumerate(_chunks(documents(data, reading))):
+                path = work / f"clean-{number:05d}.arrow"
+                progress.update(sum(source.bytes for source in reading.sources), reading.done_bytes / max(reading.total_bytes, 1))
+                yield CleanTask(None if path.exists() else texts, path, data.min_chars)
+
+        count = sum(1 for _ in run_tasks(clean_chunk, tasks(), workers))
+        sources = reading.sources
+        tree = {"chunks": count, "sources": [dataclasses.asdict(source) for source in sources]}
+        write_json(done, tree)
+        progress.end(sum(source.bytes for source in sources), f"{sum(source.documents for source in sources):,} documents")
+    for source in sources:
+        if source.truncated or source.skipped_lines:
+            log(
+                f"read and clean: {source.path}: {source.skipped_lines} lines skipped, {len(source.truncated)} truncated files kept as far as readable"
+            )
+    return [work / f"clean-{number:05d}.arrow" for number in range(tree["chunks"])], sources
+
+
+def _check_skipped(sources: list[Source], allowed: int) -> None:
+    if (skipped := sum(source.skipped_lines for source in sources)) > allowed:
+        raise DataError(f"{skipped} lines were skipped, data.max_bad_lines = {allowed}; mend them or allow more")
+
+
+def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Documents in groups of about CHUNK_BYTES characters."""
+    group: list[str] = []
+    size = 0
+    for text in texts:
+        group.append(text)
+        size += len(text)
+        if size >= CHUNK_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _decide(chunks: list[Path], valid_fraction: float, log: Callable[[str], None]) -> tuple[list[np.ndarray], int, int]:
+    """For each document of each chunk: 0 dropped as a duplicate, 1 train, 2 valid. And how many were duplicates, and how many too short."""
+    tables = [read_table(path) for path in chunks]
+    short = sum(int(table.schema.metadata[b"short"]) for table in tables)
+    sizes = [table.num_rows for table in tables]
+    flat = b"".join(b"".join(table.column("hash").to_pylist()) for table in tables)
+    hashes = np.frombuffer(flat, np.uint8).reshape(-1, 16)
+    if not len(hashes):
+        raise DataError(f"all {short} documents are shorter than data.min_chars; lower it or name other sources")
+    first = dedup.first_occurrences(hashes)
+    valid = dedup.valid_mask(hashes, valid_fraction)
+    split = np.where(first, np.where(valid, 2, 1), 0).astype(np.uint8)
+    trained, held = int((split == 1).sum()), int((split == 2).sum())
+    log(
+        f"deduplicate: {trained:,} documents to train on, {held:,} held out; dropped {len(split) - trained - held:,} duplicates, {short:,} short"
+    )
+    if not trained or (valid_fraction > 0 and not held):
+        nearest = float(dedup.hash_position(hashes).min())
+        raise DataError(
+            f"of {trained + held} documents {held} are held out with data.valid_fraction = {valid_fraction}: "
+            + (f"{min(nearest * 1.01 + 1e-4, 0.5):.4f} would hold out the first; " if trained else "none is left to train on; ")
+            + "change it (0 holds out none), or make more documents of the text with data.documents = paragraph or line"
+        )
+    return np.split(split, np.cumsum(sizes)[:-1]), len(split) - trained - held, short
+
+
+def _vocabulary(
+    data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]
+) -> list[str]:
+    """The given pieces, or pieces trained on the training documents; written into the folder."""
+    if (folder / "vocab.txt").exists():  # written last
+        return read_pieces(folder / "vocab.txt")
+    if data.vocab_file:
+        pieces = read_pieces(environment_path(data.vocab_file, "data.vocab_file"))
+        if len(pieces) != data.vocab_size:
+            raise ConfigError(
+                f"data.vocab_size = {data.vocab_size}: {data.vocab_file} has {len(pieces)} pieces; set data.vocab_size={len(pieces)} or give another file"
+            )
+    else:
+        progress = Progress("vocabulary", log, "M words")
+        counted = 0
+        tasks = (CountTask(path, split == 1) for path, split in zip(chunks, splits, strict=True))
+        words: Counter[str] = Counter()
+        for number, counts in enumerate(run_tasks(count_chunk, tasks, workers)):
+            words.update(counts)
+            if len(words) > MAX_WORDS:
+                words = Counter({word: count for word, count in words.items() if count > 1})
+            counted += counts.total()
+            progress.update(counted, (number + 1) / len(chunks))
+        pieces = train_pieces(words, data.vocab_size, data.lowercase)
+        progress.end(counted, f"{len(pieces):,} pieces from {counted:,} words")
+        if len(pieces) < data.vocab_size:
+            log(f"vocabulary: the text gives no more than {len(pieces):,} of the {data.vocab_size:,} pieces of data.vocab_size")
+    save_tokenizer(folder, pieces, data.lowercase)
+    return pieces
+
+
+def _tokenise(folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]) -> None:
+    progress = Progress("tokenise", log, "M tokens")
+    tasks = (TokenTask(path, split, folder) for path, split in zip(chunks, splits, strict=True))
+    done = 0
+    for number, tokens in enumerate(run_tasks(token_chunk, tasks, workers)):
+        done += tokens
+        progress.update(done, (number + 1) / len(chunks))
+    progress.end(done, f"{done:,} tokens")
+
+
+def _shard(folder: Path, chunks: list[Path], shard_tokens: int, workers: int, log: Callable[[str], None]) -> list[ShardEntry]:
+    progress = Progress("shards", log, "M tokens")
+    tasks = [task for split in SPLITS for task in _plan(folder, split, [token_path(path, split) for path in chunks], shard_tokens)]
+    entries = list(run_tasks(make_shard, tasks, workers))
+    progress.end(sum(entry.tokens for entry in entries), f"{len(entries)} shards, {sum(entry.bytes for entry in entries) / 1e6:,.1f} MB")
+    return entries
+
+
+def _plan(folder: Path, split: str, chunks: list[Path], shard_tokens: int) -> Iterator[ShardTask]:
+    """Cut the documents of a split, in order, into shards of about equal tokens."""
+    ends = [read_table(path).column("tokens").offsets.to_numpy()[1:].astype(np.int64) for path in chunks]
+    sizes = [int(end[-1]) if len(end) else 0 for end in ends]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    count = max(1, round(int(starts[-1]) / shard_tokens))
+    parts: list[list[tuple[Path, int, int]]] = [[] for _ in range(count)]
+    for path, start, end in zip(chunks, starts, ends, strict=False):
+        if not len(end):
+            continue
+        # A document goes to the shard in which its last token would lie.
+        shard = np.minimum((start + end - 1) * count // int(starts[-1]), count - 1)
+        for number in np.unique(shard):
+            rows = np.flatnonzero(shard == number)
+            parts[number].append((path, int(rows[0]), int(rows[-1]) + 1))
+    filled = [part for part in parts if part]  # one document may be longer than a shard
+    for number, part in enumerate(filled):
+        name = f"{split}-{number:05d}"
+        yield ShardTask(folder, f"{name}.arrow", split, part, folder / "work" / f"{name}.json")

@@ -1,0 +1,36 @@
+"""Plain lines that say how far a stage is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+class Progress:
+    """One stage: how much is done, how fast, how long is left."""
+
+    def __init__(self, stage: str, log: Callable[[str], None], unit: str = "MB", scale: float = 1e6) -> None:
+        self._stage, self._log, self._unit, self._scale = stage, log, unit, scale
+        self._began = self._last = time.monotonic()
+
+    def update(self, done: float, fraction: float = 0.0) -> None:
+        """Say it, if the last line is old enough.
+
+        Args:
+            done: work done (bytes, or what `unit` and `scale` make of it).
+            fraction: share of the whole stage, 0 when unknown.
+        """
+        now = time.monotonic()
+        if now - self._last < _SECONDS_BETWEEN_LINES:
+            return
+        self._last = now
+        seconds = now - self._began
+        left = f", {seconds * (1 - fraction) / fraction:.0f} s left" if fraction > 0 else ""
+        self._log(f"{self._stage}: {done / self._scale:,.0f} {self._unit}, {done / self._scale / seconds:,.1f} {self._unit}/s{left}")
+
+    def end(self, done: float, result: str) -> None:
+        """Say what came out, once."""
+        seconds = time.monotonic() - self._began
+        self._log(f"{self._stage}: {result} in {seconds:.1f} s ({done / self._scale / max(seconds, 1e-3):,.1f} {self._unit}/s)")

@@ -1,0 +1,206 @@
+"""Token shards on disk, format version 1: written whole, opened as zero-copy numpy views.
+
+A prepared folder holds `manifest.json`, `vocab.txt`, `tokenizer.json`, `train-00000.arrow`, ... and `valid-00000.arrow`, ...
+A shard is an uncompressed Arrow IPC file of one record batch, one row a document: `tokens: list<uint16>` (uint32 for a
+vocabulary above 65,536) and `sentences: list<int32>`, the number of tokens of each sentence, which sum to the tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from overnight.corpus.files import write_json, write_whole
+from overnight.corpus.readers import Source
+from overnight.corpus.tokenizer import load_vocabulary
+from overnight.errors import DataError
+
+FORMAT_VERSION = 1
+SPLITS = ("train", "valid")
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """A shard as the manifest knows it."""
+
+    name: str
+    split: str
+    documents: int
+    sentences: int
+    tokens: int
+    bytes: int
+    checksum: str
+    """XXH3-64 of the file, 16 hex digits."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a prepared folder holds, and from what it was made."""
+
+    version: int
+    tokenizer: str
+    """Hash of the vocabulary (see `tokenizer.Vocabulary.hash`)."""
+    vocab_size: int
+    settings: dict[str, Any]
+    """The values of `config.Data` that decide the bytes of the shards."""
+    sources: list[Source]
+    duplicates: int
+    """Documents dropped because an equal one came before."""
+    short: int
+    """Documents dropped because they had fewer characters than `min_chars`, or no token at all."""
+    shards: list[ShardEntry]
+
+    def count(self, split: str, what: str) -> int:
+        """A sum over the shards of a split: `documents`, `sentences`, `tokens` or `bytes`."""
+        return sum(getattr(shard, what) for shard in self.shards if shard.split == split)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Numpy views into one memory-mapped shard."""
+
+    name: str
+    tokens: np.ndarray
+    """uint16 or uint32 [N]: all documents on end."""
+    sentence_starts: np.ndarray
+    """int64 [S+1]: sentence s is tokens[sentence_starts[s]:sentence_starts[s+1]]."""
+    document_sentences: np.ndarray
+    """int64 [D+1]: document d owns sentences document_sentences[d] to document_sentences[d+1]."""
+
+
+def write_shard(
+    path: Path, tokens: np.ndarray, sentence_lengths: np.ndarray, document_sentences: np.ndarray, metadata: dict[str, str] | None = None
+) -> int:
+    """Write documents as one Arrow file.
+
+    Args:
+        path: where it goes.
+        tokens: uint16 or uint32 [N].
+        sentence_lengths: int32 [S], tokens of each sentence.
+        document_sentences: int32 [D], sentences of each document.
+        metadata: kept in the schema.
+
+    Returns:
+        The number of bytes written.
+    """
+    sentence_offsets = _offsets(document_sentences)
+    token_offsets = _offsets(sentence_lengths)[sentence_offsets]
+    assert token_offsets[-1] == len(tokens) < 1 << 31
+    lists = [
+        pa.ListArray.from_arrays(pa.array(token_offsets.astype(np.int32)), pa.array(tokens)),
+        pa.ListArray.from_arrays(pa.array(sentence_offsets.astype(np.int32)), pa.array(sentence_lengths.astype(np.int32))),
+    ]
+    return write_table(path, {"tokens": lists[0], "sentences": lists[1]}, metadata)
+
+
+def write_table(path: Path, columns: dict[str, pa.Array], metadata: dict[str, str] | None = None) -> int:
+    """Write columns as an Arrow file of one record batch; returns its size in bytes."""
+    batch = pa.record_batch(list(columns.values()), names=list(columns))
+    if metadata:
+        batch = batch.replace_schema_metadata(metadata)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    buffer = sink.getvalue()
+    write_whole(path, [memoryview(buffer)])
+    return int(buffer.size)
+
+
+def _offsets(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+def read_table(path: Path) -> pa.RecordBatch:
+    """The only record batch of an Arrow file, memory-mapped."""
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_file(source).get_batch(0)
+
+
+def read_lists(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What :func:`write_shard` was given: tokens [N], sentence lengths [S], sentences of each document [D] as offsets [D+1]."""
+    batch = read_table(path)
+    tokens, sentences = batch.column("tokens"), batch.column("sentences")
+    offsets = sentences.offsets.to_numpy().astype(np.int64)
+    return tokens.values.to_numpy(), sentences.values.to_numpy(), offsets
+
+
+def open_shards(folder: Path, split: str, verify: bool = True) -> list[Shard]:
+    """Open the shards of a split, in order.
+
+    Args:
+        folder: a prepared data folder.
+        split: `train` or `valid`.
+        verify: compare each file with its checksum (reads it once, some GB/s).
+
+    Raises:
+        DataError: the folder is not prepared, was made by another format or tokenizer, or a shard is missing or damaged.
+    """
+    assert split in SPLITS, split
+    manifest = load_manifest(folder)
+    found = load_vocabulary(folder).hash
+    if found != manifest.tokenizer:
+        raise DataError(
+            f"{folder / 'manifest.json'}: was made with the tokenizer {manifest.tokenizer}, but vocab.txt and tokenizer.json beside it are {found}; "
+            "put the right ones back, or delete the folder and prepare again"
+        )
+    return [_open(folder, entry, verify) for entry in manifest.shards if entry.split == split]
+
+
+def _open(folder: Path, entry: ShardEntry, verify: bool) -> Shard:
+    path = folder / entry.name
+    again = "delete it and prepare again, which makes it anew"
+    if not path.exists():
+        raise DataError(f"{path}: the shard is missing; prepare again, which makes it anew")
+    if path.stat().st_size != entry.bytes:
+        raise DataError(f"{path}: the shard has {path.stat().st_size} bytes, the manifest says {entry.bytes}; {again}")
+    if verify and (found := checksum(path)) != entry.checksum:
+        raise DataError(f"{path}: the shard is damaged, its checksum is {found}, the manifest says {entry.checksum}; {again}")
+    tokens, lengths, document_sentences = read_lists(path)
+    return Shard(entry.name, tokens, _offsets(lengths), document_sentences)
+
+
+def checksum(path: Path) -> str:
+    """XXH3-64 of a file, 16 hex digits."""
+    state = xxhash.xxh3_64()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            state.update(block)
+    return state.hexdigest()
+
+
+def save_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `manifest.json`; its presence says that the folder is prepared."""
+    write_json(folder / "manifest.json", dataclasses.asdict(manifest))
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """Read `manifest.json`.
+
+    Raises:
+        DataError: when it is missing, cannot be read, or is of another format version.
+    """
+    path = folder / "manifest.json"
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: is missing, so the folder is not prepared; run `overnight prepare` first") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); delete the folder and prepare again") from None
+    version = tree.get("version") if isinstance(tree, dict) else None
+    if version != FORMAT_VERSION:
+        raise DataError(
+            f"{path}: is of format version {version!r}, this program reads {FORMAT_VERSION}; delete the folder and prepare again"
+        )
+    try:
+        sources = [Source(**source) for source in tree.pop("sources")]
+        shards = [ShardEntry(**entry) for entry in tree.pop("shards")]
+        return Manifest(sources=sources, shards=shards, **tree)
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}: lacks or does not know a key ({error}); delete the folder and prepare again") from None

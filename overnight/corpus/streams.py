@@ -1,0 +1,203 @@
+"""Files of bytes, packed or not: folders and globs listed, gzip, bzip2, xz and zstandard unpacked, tar archives walked, all as streams."""
+
+from __future__ import annotations
+
+import bz2
+import glob
+import gzip
+import io
+import lzma
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+from overnight import config
+from overnight.errors import DataError
+
+_PACKED_ENDINGS = {".gz": "", ".bz2": "", ".xz": "", ".zst": "", ".tgz": ".tar", ".tbz2": ".tar", ".txz": ".tar", ".tzst": ".tar"}
+_BLOCK = 1 << 20
+
+
+class TruncatedError(Exception):
+    """A file ends before its format says it does."""
+
+
+def expand(path: str) -> list[Path]:
+    """The files a path of `data.paths` stands for: itself, all in the folder below it, or all that its glob matches, sorted.
+
+    Hidden files and folders, whose names begin with a dot, are left out.
+
+    Raises:
+        ConfigError: when it names an environment variable that is not set.
+        DataError: when there is no such file, or none in the folder.
+    """
+    filled = config.environment_path(path, "data.paths")
+    if filled.is_file():
+        return [filled]
+    if filled.is_dir():
+        found = _files_below(filled)
+        if not found:
+            raise DataError(f"{filled}: the folder holds no files; put text files there or correct data.paths")
+        return found
+    if not glob.has_magic(str(filled)):
+        raise DataError(f"{filled}: there is no such file or folder; correct data.paths")
+    matches = (Path(match) for match in sorted(glob.glob(str(filled), recursive=True)))
+    found = [file for match in matches for file in (_files_below(match) if match.is_dir() else [match])]
+    if not found:
+        raise DataError(f"{filled}: no file matches; correct data.paths")
+    return sorted(set(found))
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file() and not is_hidden(str(file.relative_to(folder))))
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a path relative to its source has a part that begins with a dot."""
+    return any(part.startswith(".") and part != "." for part in name.split("/"))
+
+
+def unpacked(file: IO[bytes], name: str) -> tuple[io.BufferedReader, str]:
+    """A stream with its compression undone, seen by the first bytes, and its name without the compression's ending.
+
+    Reading from it raises `TruncatedError` when the packed data end early and `DataError` when they are damaged.
+    """
+    stream = io.BufferedReader(cast(io.RawIOBase, file), _BLOCK) if not isinstance(file, io.BufferedReader) else file
+    magic = stream.peek(6)[:6]
+    opened: Any
+    if magic.startswith(b"\x1f\x8b"):
+        opened = gzip.GzipFile(fileobj=stream)
+    elif magic.startswith(b"BZh"):
+        opened = bz2.BZ2File(stream)
+    elif magic.startswith(b"\xfd7zXZ\x00"):
+        opened = lzma.LZMAFile(stream)  # noqa: SIM115
+    elif magic.startswith(b"\x28\xb5\x2f\xfd"):
+        opened = _ZstdFile(stream)
+    else:
+        return stream, name
+    for ending, instead in _PACKED_ENDINGS.items():
+        if name.endswith(ending):
+            name = name.removesuffix(ending) + instead
+    return io.BufferedReader(_Unpacking(opened, name), _BLOCK), name
+
+
+class _Unpacking(io.RawIOBase):
+    """A decompressor whose many ways to fail are two: truncated and damaged."""
+
+    def __init__(self, file: Any, name: str) -> None:
+        self._file, self._name = file, name
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        try:
+            # read1 and not read: a read that fails half-way would take what it had with it.
+            block = self._file.read1(len(buffer))
+        except EOFError:
+            raise TruncatedError(f"{self._name}: the compressed file ends early") from None
+        except (OSError, zlib.error, lzma.LZMAError) as error:
+            raise DataError(f"{self._name}: the compressed file is damaged ({error}); get it again") from None
+        buffer[: len(block)] = block
+        return len(block)
+
+
+class _ZstdFile(io.RawIOBase):
+    """Zstandard frames one after another; zstandard's own reader does not say when the last one is cut."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        import zstandard
+
+        self._file, self._module = file, zstandard
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._packed, self._inside, self._ready = b"", False, b""
+
+    def read1(self, size: int) -> bytes:
+        """Up to `size` unpacked bytes, none at the end."""
+        while not self._ready:
+            self._packed = self._packed or self._file.read(_BLOCK // 8)
+            if not self._packed:
+                if self._inside:
+                    raise EOFError
+                return b""
+            try:
+                self._inside = True
+                self._ready = self._frame.decompress(self._packed)
+            except self._module.ZstdError as error:
+                raise OSError(error) from None
+            self._packed = b""
+            if self._frame.eof:
+                self._packed = self._frame.unused_data
+                self._frame = self._module.ZstdDecompressor().decompressobj()
+                self._inside = False
+        block, self._ready = self._ready[:size], self._ready[size:]
+        return block
+
+
+def is_tar(stream: io.BufferedReader, name: str) -> bool:
+    """Whether a stream is a tar archive, by its name or its header."""
+    return name.endswith(".tar") or stream.peek(512)[257:262] == b"ustar"
+
+
+def members(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, io.BufferedReader]]:
+    """The regular, not hidden files of a tar stream in its order, each to be read before the next is asked for.
+
+    Raises:
+        TruncatedError: when the archive ends early.
+        DataError: when it is no tar archive.
+    """
+    tail = _Tail(stream)
+    try:
+        with tarfile.open(fileobj=cast(IO[bytes], tail), mode="r|") as archive:
+            for member in archive:
+                archive.members = []  # type: ignore[attr-defined]  # else every header is kept to the end
+                if member.isfile() and not is_hidden(member.name):
+                    file = archive.extractfile(member)
+                    assert file is not None
+                    yield member.name, _Member(file, member.size, f"{name}:{member.name}").buffered()
+    except tarfile.ReadError as error:
+        if "end of data" in str(error) or "truncated" in str(error):
+            raise TruncatedError(f"{name}: the tar archive ends early") from None
+        raise DataError(f"{name}: is not a tar archive or is damaged ({error})") from None
+    # Two blocks of zeros close an archive; tarfile takes its silent end for one.
+    if tail.ended and tail.last.strip(b"\0"):
+        raise TruncatedError(f"{name}: the tar archive ends early")
+
+
+class _Tail:
+    """A stream that remembers how it ended."""
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self._stream, self.ended, self.last = stream, False, b""
+
+    def read(self, size: int) -> bytes:
+        block = self._stream.read(size)
+        self.ended = len(block) < size
+        self.last = (self.last + block[-512:])[-512:]
+        return block
+
+
+class _Member(io.RawIOBase):
+    """A member of a tar stream that notices when it is cut."""
+
+    def __init__(self, file: IO[bytes], size: int, name: str) -> None:
+        self._file, self._left, self._name = file, size, name
+
+    def buffered(self) -> io.BufferedReader:
+        return io.BufferedReader(self, _BLOCK)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        try:
+            block = self._file.read(min(len(buffer), self._left, 1 << 16)) if self._left else b""
+        except tarfile.ReadError:
+            raise TruncatedError(f"{self._name}: the tar archive ends early") from None
+        if self._left and not block:
+            raise TruncatedError(f"{self._name}: the tar archive ends early")
+        self._left -= len(block)
+        buffer[: len(block)] = block
+        return len(block)

@@ -1,0 +1,252 @@
+"""WordPiece: train a vocabulary or take a given one, and turn clean sentences into token ids."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from overnight.corpus.files import write_whole
+from overnight.errors import DataError
+
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# As many characters of their own as the trainer's authors allow by default; rarer ones are [UNK].
+ALPHABET = 1000
+# Words the trainer reads at most (they cost it 0.1 us each); beyond, counts are scaled down to this sum.
+TRAINING_WORDS = 8_000_000
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the batches and the model need to know of a tokenizer."""
+
+    size: int
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+    continuation: np.ndarray
+    """bool [size]: pieces that go on a word (`##`)."""
+    is_special: np.ndarray
+    """bool [size]: the five special pieces."""
+    hash: str
+    """XXH3-128 of the pieces in order and of the letter case, 32 hex digits."""
+    lowercase: bool
+
+
+def build_tokenizer(pieces: Sequence[str], lowercase: bool) -> Tokenizer:
+    """The tokenizer of BERT over given pieces.
+
+    Args:
+        pieces: the vocabulary, id by id, with the five special pieces somewhere in it.
+        lowercase: lower-case and strip accents first.
+    """
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = _normalizer(lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(list(SPECIALS))
+    return tokenizer
+
+
+def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
+    return normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase)
+
+
+def count_words(texts: Iterable[str]) -> Counter[str]:
+    """How often each white-space-separated word occurs in clean text."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text.split())
+    return counts
+
+
+def train_pieces(words: Mapping[str, int], size: int, lowercase: bool) -> list[str]:
+    """Train a WordPiece vocabulary that depends on the word counts alone, not on the run or the number of cores.
+
+    The trainer numbers the characters of its alphabet, and those inside words, in the order of a hash table seeded anew
+    each time, and settles equal counts by these numbers. Here both sets are given to it, sorted.
+
+    Args:
+        words: white-space-separated words of clean text and how often each occurs.
+        size: number of pieces, the special ones included.
+        lowercase: as in :func:`build_tokenizer`.
+
+    Returns:
+        The pieces, id by id, the special ones first; fewer than `size` where the text has no more to give.
+    """
+    normalizer, splitter = _normalizer(lowercase), pre_tokenizers.BertPreTokenizer()
+    counts: Counter[str] = Counter()
+    for word, count in words.items():
+        for part, _ in splitter.pre_tokenize_str(normalizer.normalize_str(word)):
+            counts[part] += count
+    chars: Counter[str] = Counter()
+    for part, count in counts.items():
+        for char in part:
+            chars[char] += count
+    alphabet = sorted(sorted(chars, key=lambda char: (-chars[char], char))[:ALPHABET])
+    inside = {char for part in counts for char in part[1:]}.intersection(alphabet)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=[*SPECIALS, *(f"##{char}" for char in sorted(inside))],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+    )
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.train_from_iterator(_as_text(counts), trainer)
+    ids = tokenizer.get_vocab()
+    return sorted(ids, key=ids.__getitem__)
+
+
+def _as_text(counts: Mapping[str, int]) -> Iterator[str]:
+    """Words written out as often as they occur, because the trainer reads text; large counts are scaled down to bound its work."""
+    scale = max(1.0, sum(counts.values()) / TRAINING_WORDS)
+    for word, count in counts.items():
+        times = round(count / scale)
+        for start in range(0, times, 10_000):
+            yield f"{word} " * min(10_000, times - start)
+
+
+def save_tokenizer(folder: Path, pieces: Sequence[str], lowercase: bool) -> None:
+    """Write `vocab.txt` and `tokenizer.json` into a data folder."""
+    tokenizer = build_tokenizer(pieces, lowercase)
+    write_whole(folder / "tokenizer.json", [tokenizer.to_str(pretty=False).encode()])
+    write_whole(folder / "vocab.txt", ["".join(f"{piece}\n" for piece in pieces).encode()])
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a prepared data folder; it adds [CLS] and [SEP] unless told not to, and reads `[MASK]` in a text as the mask.
+
+    Raises:
+        DataError: when it is missing or cannot be read.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: is missing; prepare the data first") from None
+    except Exception as error:  # tokenizers raises bare Exception
+        raise DataError(f"{path}: cannot be read ({error}); delete the data folder and prepare again") from None
+
+
+def load_vocabulary(folder: Path) -> Vocabulary:
+    """The vocabulary of a prepared data folder.
+
+    Raises:
+        DataError: when a file is missing, cannot be read, or lacks a special piece.
+    """
+    lowercase = bool(json.loads(load_tokenizer(folder).to_str())["normalizer"]["lowercase"])
+    return vocabulary(read_pieces(folder / "vocab.txt"), lowercase)
+
+
+def read_pieces(path: Path) -> list[str]:
+    """A vocabulary file, one piece a line.
+
+    Raises:
+        DataError: when it is missing, not UTF-8, has an empty or a double line, or lacks a special piece.
+    """
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start} is not UTF-8; a vocabulary is a text file, one piece a line") from None
+    # Not splitlines(): a piece may be one of Unicode's own line ends.
+    pieces = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    seen: dict[str, int] = {}
+    for number, piece in enumerate(pieces, 1):
+        if not piece or piece in seen:
+            why = f"repeats {piece!r} of line {seen[piece]}" if piece else "is empty"
+            raise DataError(f"{path}:{number}: {why}; each line of a vocabulary is one piece")
+        seen[piece] = number
+    if missing := [special for special in SPECIALS if special not in seen]:
+        raise DataError(f"{path}: has no {', '.join(missing)}; a BERT vocabulary needs {', '.join(SPECIALS)}")
+    return pieces
+
+
+def vocabulary(pieces: Sequence[str], lowercase: bool) -> Vocabulary:
+    """What is to be known of given pieces (see :class:`Vocabulary`)."""
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    pad, unk, cls, sep, mask = (ids[special] for special in SPECIALS)
+    is_special = np.zeros(len(pieces), bool)
+    is_special[[pad, unk, cls, sep, mask]] = True
+    return Vocabulary(
+        size=len(pieces),
+        pad=pad,
+        unk=unk,
+        cls=cls,
+        sep=sep,
+        mask=mask,
+        continuation=np.array([piece.startswith("##") for piece in pieces]),
+        is_special=is_special,
+        hash=xxhash.xxh3_128_hexdigest("\n".join([f"lowercase={lowercase}", *pieces]).encode()),
+        lowercase=lowercase,
+    )
+
+
+def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
+    """The type tokens are stored in: two bytes as long as they suffice."""
+    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
+
+
+# Every ASCII punctuation mark is a word of its own to BERT.
+_WORD_OR_MARK = re.compile(r"[!-/:-@\[-`{-~]|[^!-/:-@\[-`{-~]+")
+
+
+def _word_ids(words: Iterable[str], tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
+    """Token ids of each word. `house`, `house,` and `"house"` ask the tokenizer for `house` only once."""
+    parts_of = {word: (word,) if word.isalnum() else tuple(_WORD_OR_MARK.findall(word)) for word in words}
+    distinct = list(set(chain.from_iterable(parts_of.values())))
+    tokenizer.encode_special_tokens = True  # "[MASK]" in a text is three words
+    encoded = tokenizer.encode_batch_fast(distinct, add_special_tokens=False)
+    ids = {part: encoding.ids for part, encoding in zip(distinct, encoded, strict=True)}
+    return {word: tuple(chain.from_iterable(map(ids.__getitem__, parts))) for word, parts in parts_of.items()}
+
+
+# Neither can occur in clean text.
+_SENTENCE_END, _DOCUMENT_END = "\x01", "\x02"
+
+
+def encode(documents: Sequence[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Token ids of clean documents; no special piece is ever made, whatever the text says.
+
+    WordPiece looks at one white-space-separated word at a time, so each distinct word is tokenised once and looked up
+    afterwards: several times faster than tokenising running text, with the same ids (a test compares them).
+
+    Args:
+        documents: clean text, one sentence a line, words one space apart.
+        tokenizer: of :func:`build_tokenizer`.
+
+    Returns:
+        tokens [N], tokens of each sentence [S] (int32, none empty), sentences of each document [D] (int32).
+    """
+    size = tokenizer.get_vocab_size()
+    ends = (f" {_SENTENCE_END} ", f" {_SENTENCE_END} {_DOCUMENT_END} ")
+    words = "".join(text.replace("\n", ends[0]) + ends[1] for text in documents).split(" ")
+    ids = _word_ids(set(words).difference((_SENTENCE_END, _DOCUMENT_END)), tokenizer)
+    ids[_SENTENCE_END], ids[_DOCUMENT_END] = (size,), (size + 1,)
+    stream = np.fromiter(chain.from_iterable(map(ids.__getitem__, words)), np.uint32)
+    is_end = stream >= size
+    marks = stream[is_end]
+    # How many tokens lie before each mark.
+    before = np.flatnonzero(is_end) - np.arange(len(marks))
+    is_sentence = marks == size
+    lengths = np.diff(before[is_sentence], prepend=0)
+    document_of = np.cumsum(~is_sentence)[is_sentence]
+    filled = lengths > 0
+    counts = np.bincount(document_of[filled], minlength=len(documents))
+    return stream[~is_end].astype(token_dtype(size)), lengths[filled].astype(np.int32), counts.astype(np.int32)

@@ -1,0 +1,51 @@
+"""`overnight run`: every stage in order, each of which knows what it has done already."""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+
+from overnight.config import Run
+from overnight.corpus.pipeline import prepare
+from overnight.train.monitor import Line, duration
+
+
+def run_everything(run: Run) -> None:
+    """Prepare, pretrain, fine-tune, export and report a run; again after an interruption, it goes on where it was.
+
+    Raises:
+        UserError: from the stage that could not go on.
+    """
+    line, start = Line(), time.perf_counter()
+    stages = 4 + len(run.finetune)
+    line.say(f"run {run.name}: {stages} stages: prepare, pretrain{''.join(f', fine-tune {name}' for name in run.finetune)}, export, report")
+
+    def stage(number: int, text: str) -> None:
+        line.say(f"[{number}/{stages}] {text}  (after {duration(time.perf_counter() - start)})")
+
+    stage(1, f"prepare {', '.join(run.data.paths)}")
+    prepare(run.data, run.data_dir, log=line.say)
+    from overnight.train.pretrain import claim_folder, pretrain
+
+    stage(2, f"pretrain {', '.join(run.phases)}")
+    pretrain(run, line)
+    from overnight.interop.export import export_run
+    from overnight.tasks.finetune import finetune
+
+    claim_folder(run)
+    for number, name in enumerate(run.finetune, 3):
+        stage(number, f"fine-tune {name}")
+        finetune(run, name, line)
+    stage(stages - 1, f"export to {run.run_dir / 'export'}")
+    export_run(run, run.run_dir / "export")
+    stage(stages, "report")
+    from overnight.report.summary import summary_text
+
+    line.say(summary_text(run.run_dir))
+    if find_spec("plotly") is None or find_spec("jinja2") is None:
+        line.say("no report.html: it needs the extra `report` (pip install 'overnight[report]')")
+    else:
+        from overnight.report.page import write_report
+
+        line.say(f"report: {write_report([run.run_dir], run.run_dir / 'report.html')}")
+    line.say(f"done in {duration(time.perf_counter() - start)}; model in {run.run_dir / 'export'}")

@@ -1,0 +1,43 @@
+"""A run's model, pretrained or fine-tuned, in the Hugging Face layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors.torch import load_file
+
+from overnight.config import Run
+from overnight.errors import DataError
+from overnight.interop.huggingface import export
+from overnight.train import checkpoint
+
+
+def export_run(run: Run, out: Path, task: str | None = None) -> None:
+    """Write the newest checkpoint, or a fine-tuned task, so that transformers loads it by its Auto classes.
+
+    Args:
+        run: a run with a checkpoint.
+        out: folder to write.
+        task: a fine-tuned task; None is the pretrained model.
+
+    Raises:
+        DataError: when there is nothing to export.
+    """
+    kind: Literal["pretraining", "classification", "spans"] = "pretraining"
+    labels: tuple[str, ...] = ()
+    if task is None:
+        source = checkpoint.newest(run.run_dir / "checkpoints")
+        if source is None:
+            raise DataError(f"{run.run_dir} has no checkpoint to export; run `overnight pretrain` first")
+        state = checkpoint.read(source)[1]
+    else:
+        folder = run.run_dir / "finetune" / task
+        if not (folder / "task.json").exists():
+            raise DataError(f"{run.run_dir} has no fine-tuned task {task!r} to export; run `overnight finetune {task}` first")
+        facts: dict[str, Any] = json.loads((folder / "task.json").read_text(encoding="utf-8"))
+        kind = "spans" if facts["kind"] == "spans" else "classification"
+        labels = tuple(facts["labels"])
+        state = load_file(folder / "model.safetensors")
+    export(state, kind, run.model, run.data_dir, out, labels)

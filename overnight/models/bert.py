@@ -1,0 +1,163 @@
+"""BERT (Devlin et al. 2018): the encoder on a flat batch, and the pretraining heads.
+
+Shapes: N tokens, S sequences, M predicted positions, D width, V vocabulary (padded to a multiple of 64).
+Post-LayerNorm, GELU (erf), learned positions, decoder tied to the word embedding, as published.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from overnight.batches.packing import Batch
+from overnight.config import Model
+from overnight.models.layers import Layout, attention, dropout, layer_norm, layout, linear
+from overnight.models.vocabulary_loss import vocabulary_loss
+
+# A padding row of the vocabulary must never get probability: exp(-1e4) is exactly 0 in fp32, and so is its gradient.
+_NEVER = -1e4
+INIT_STD = 0.02
+
+
+def padded_vocabulary(size: int) -> int:
+    """The number of rows of the word embedding: the next multiple of 64, which matrix units want."""
+    return -(-size // 64) * 64
+
+
+class Linear(nn.Module):
+    """y = x W^T + b with W from N(0, 0.02) and b = 0."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs).normal_(0.0, INIT_STD))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class Norm(nn.Module):
+    """LayerNorm over the width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias)
+
+
+class Embedding(nn.Module):
+    """A table of vectors from N(0, 0.02)."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, width).normal_(0.0, INIT_STD))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+
+class Layer(nn.Module):
+    """One Transformer layer: x = norm(x + attention(x)); x = norm(x + ffn(x))."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        width, inner = model.width, model.ffn or 4 * model.width
+        self.heads, self.dropout, self.attention_dropout = model.heads, model.dropout, model.attention_dropout
+        self.qkv, self.out, self.norm1 = Linear(width, 3 * width), Linear(width, width), Norm(width)
+        self.up, self.down, self.norm2 = Linear(width, inner), Linear(inner, width), Norm(width)
+
+    def forward(self, x_ND: Tensor, where: Layout) -> Tensor:
+        mixed_ND = attention(self.qkv(x_ND), self.heads, where, self.attention_dropout if self.training else 0.0)
+        x_ND = self.norm1(x_ND + dropout(self.out(mixed_ND), self.dropout, self.training))
+        inner = F.gelu(self.up(x_ND))
+        return self.norm2(x_ND + dropout(self.down(inner), self.dropout, self.training))
+
+
+class Encoder(nn.Module):
+    """Embeddings and layers.
+
+    Args:
+        model: sizes.
+        vocab_size: pieces of the tokenizer; the table is padded.
+    """
+
+    def __init__(self, model: Model, vocab_size: int) -> None:
+        super().__init__()
+        self.word = Embedding(padded_vocabulary(vocab_size), model.width)
+        self.position = Embedding(model.max_length, model.width)
+        self.segment = Embedding(2, model.width)
+        self.norm = Norm(model.width)
+        self.layers = nn.ModuleList(Layer(model) for _ in range(model.layers))
+        self.dropout, self.attention_dropout = model.dropout, model.attention_dropout
+
+    def forward(self, batch: Batch, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Hidden states (N, D) of a flat batch, in `dtype`, the type of all products and activations."""
+        where = layout(batch, self.attention_dropout if self.training else 0.0, dtype)
+        x_ND = self.word(batch.ids_N) + self.position(batch.positions_N) + self.segment(batch.segments_N)
+        x_ND = dropout(self.norm(x_ND).to(dtype), self.dropout, self.training)
+        for layer in self.layers:
+            x_ND = layer(x_ND, where)
+        return x_ND
+
+
+def first_tokens(hidden_ND: Tensor, batch: Batch) -> Tensor:
+    """Hidden states of the [CLS] of each sequence (S, D)."""
+    # The empty sequences that may fill up a batch begin behind its last token.
+    return hidden_ND.index_select(0, batch.starts[:-1].clamp(max=len(hidden_ND) - 1))
+
+
+class MaskedLMHead(nn.Module):
+    """Transform and tied decoder: logits = norm(gelu(dense(h))) E^T + bias."""
+
+    def __init__(self, width: int, vocab_size: int) -> None:
+        super().__init__()
+        self.dense, self.norm = Linear(width, width), Norm(width)
+        bias = torch.zeros(padded_vocabulary(vocab_size))
+        bias[vocab_size:] = _NEVER
+        self.bias = nn.Parameter(bias)
+
+    def forward(self, hidden_MD: Tensor) -> Tensor:
+        """What the decoder multiplies: (M, D)."""
+        return self.norm(F.gelu(self.dense(hidden_MD)))
+
+
+class BertForPretraining(nn.Module):
+    """The encoder with the masked-LM and next-sentence heads."""
+
+    def __init__(self, model: Model, vocab_size: int) -> None:
+        super().__init__()
+        self.encoder = Encoder(model, vocab_size)
+        self.pooler = Linear(model.width, model.width)
+        self.mlm = MaskedLMHead(model.width, vocab_size)
+        self.nsp = Linear(model.width, 2)
+
+    def mlm_logits(self, hidden_MD: Tensor) -> Tensor:
+        """Logits over the (padded) vocabulary, (M, V)."""
+        return linear(self.mlm(hidden_MD), self.encoder.word.weight, self.mlm.bias)
+
+    def nsp_logits(self, hidden_ND: Tensor, batch: Batch) -> Tensor:
+        """Logits of `is next`, `is random`: (S, 2)."""
+        return self.nsp(torch.tanh(self.pooler(first_tokens(hidden_ND, batch))))
+
+    def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Summed losses by name, and summed correct predictions (outside training only), both fp32.
+
+        The vocabulary head is computed at the predicted positions only.
+        """
+        assert batch.predicted_M is not None
+        hidden_ND = self.encoder(batch, dtype)
+        hidden_MD = self.mlm(hidden_ND.index_select(0, batch.predicted_M))
+        loss, correct = vocabulary_loss(hidden_MD, self.encoder.word.weight, self.mlm.bias, batch.targets["mlm"], not self.training)
+        losses, hits = {"mlm": loss}, {}
+        if correct is not None:
+            hits["mlm"] = correct
+        if "nsp" in batch.targets:
+            logits, labels = self.nsp_logits(hidden_ND, batch)[: len(batch.targets["nsp"])].float(), batch.targets["nsp"]
+            losses["nsp"] = F.cross_entropy(logits, labels, reduction="sum")
+            if not self.training:
+                hits["nsp"] = (logits.argmax(-1) == labels).sum()
+        return losses, hits

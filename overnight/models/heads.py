@@ -1,0 +1,69 @@
+"""Heads for fine-tuning, on the pretrained encoder.
+
+Shapes: N tokens, S sequences, T longest sequence, C classes.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from overnight.batches.packing import Batch
+from overnight.config import Model
+from overnight.models.bert import Encoder, Linear, first_tokens
+from overnight.models.layers import dropout
+
+
+class Classifier(nn.Module):
+    """Classes, or one number, from the pooled first token (Devlin et al. 2018, section 4.1).
+
+    Args:
+        model: sizes of the encoder.
+        vocab_size: pieces of the tokenizer.
+        outputs: classes; 1 is a regression.
+    """
+
+    def __init__(self, model: Model, vocab_size: int, outputs: int) -> None:
+        super().__init__()
+        self.encoder = Encoder(model, vocab_size)
+        self.pooler = Linear(model.width, model.width)
+        self.head = Linear(model.width, outputs)
+        self.probability = model.dropout
+
+    def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        """Logits (S, C), or numbers (S, 1), fp32."""
+        hidden_ND = self.encoder(batch, dtype)
+        pooled_SD = torch.tanh(self.pooler(first_tokens(hidden_ND, batch)))
+        return self.head(dropout(pooled_SD, self.probability, self.training)).float()
+
+    def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Summed cross-entropy, or squared error of a regression."""
+        logits, labels = self(batch, dtype), batch.targets["label"]
+        if logits.shape[1] == 1:
+            return {"label": F.mse_loss(logits[:, 0], labels, reduction="sum")}, {}
+        return {"label": F.cross_entropy(logits, labels, reduction="sum")}, {"label": (logits.argmax(-1) == labels).sum()}
+
+
+class SpanReader(nn.Module):
+    """Start and end of an answer, a softmax over the tokens of each window (Devlin et al. 2018, section 4.2)."""
+
+    def __init__(self, model: Model, vocab_size: int) -> None:
+        super().__init__()
+        self.encoder = Encoder(model, vocab_size)
+        self.head = Linear(model.width, 2)
+
+    def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        """Logits (S, T, 2) of start and end, fp32, -inf behind the end of a window."""
+        logits_N2 = self.head(self.encoder(batch, dtype)).float()
+        lengths = torch.tensor(batch.lengths, device=logits_N2.device)
+        sequence_N = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+        out = logits_N2.new_full((len(lengths), max(batch.lengths), 2), float("-inf"))
+        return out.index_put((sequence_N, batch.positions_N), logits_N2)
+
+    def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Summed cross-entropy of start and of end, half each."""
+        logits = self(batch, dtype)
+        return {
+            name: 0.5 * F.cross_entropy(logits[:, :, i], batch.targets[name], reduction="sum") for i, name in enumerate(("start", "end"))
+        }, {}

@@ -1,0 +1,206 @@
+"""The few operations whose fastest exact form depends on the device: linear maps, dropout, attention.
+
+Shapes: N tokens of the flat batch, S sequences, T longest sequence, D width, H heads, E = D / H.
+On a CPU fp32 products go through oneDNN, which uses AVX-512 where torch's default product does not, and dropout draws 16 random
+bits an element instead of one call of the generator: torch's own costs 6 ns an element, half of a step of a small BERT.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from overnight.batches.packing import Batch
+
+try:  # The kernel that torch.compile's CPU backend calls; absent from builds without oneDNN.
+    _onednn_linear = torch.ops.mkldnn._linear_pointwise if torch.backends.mkldnn.is_available() else None
+except (AttributeError, RuntimeError):
+    _onednn_linear = None
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:
+    varlen_attn = None  # type: ignore[assignment]
+
+
+def _eager_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ w.T + bias of CPU matrices."""
+    if x.dtype == torch.float32 and _onednn_linear is not None:
+        return _onednn_linear(x, w, bias, "none", [], "")
+    return F.linear(x, w, bias)
+
+
+class _Linear(torch.autograd.Function):
+    """A linear map in the type of its input, with the gradient of the weight in the type of the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        w = weight.to(x.dtype)
+        ctx.save_for_backward(x, w)
+        ctx.weight_dtype = weight.dtype
+        return _product(x, w, None if bias is None else bias.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:  # type: ignore[override]
+        x, w = ctx.saved_tensors
+        grad = grad.contiguous()
+        grad_x = _product(grad, w.t()) if ctx.needs_input_grad[0] else None
+        # oneDNN would first copy both transposed operands: torch's product reads them in place.
+        grad_w = (grad.t() @ x).to(ctx.weight_dtype)
+        grad_b = grad.sum(0, dtype=ctx.weight_dtype) if ctx.needs_input_grad[2] else None
+        return grad_x, grad_w, grad_b
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias in the type of x, with gradients in the type of the weight.
+
+    Args:
+        x: (N, in).
+        weight: (out, in), usually fp32.
+        bias: (out).
+    """
+    if _eager_cpu(x):
+        return _Linear.apply(x, weight, bias)
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-12) -> Tensor:
+    """LayerNorm with fp32 statistics; the result has the type of x."""
+    if x.dtype == torch.float32:
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+    return F.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)
+
+
+def keep_mask(shape: torch.Size, probability: float) -> tuple[Tensor, float]:
+    """Which elements dropout keeps on a CPU, and what to multiply them by.
+
+    Four elements share a 64-bit word, so the probability is rounded to 1/65536; the scale belongs to the rounded one.
+    """
+    count = shape.numel()
+    words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
+    dropped = min(round(probability * 65536), 65535)
+    mask = words.view(torch.int16)[:count].view(shape) >= dropped - 32768
+    return mask, 65536 / (65536 - dropped)
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(mask)
+        ctx.scale = scale
+        return (x * mask).mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (mask,) = ctx.saved_tensors
+        return (grad * mask).mul_(ctx.scale), None, None
+
+
+def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
+    """Inverted dropout (Srivastava et al. 2014), drawn from torch's generator."""
+    if not training or probability == 0.0:
+        return x
+    if _eager_cpu(x):
+        return _Dropout.apply(x, *keep_mask(x.shape, probability))
+    return F.dropout(x, probability)
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of x by an index, with a gradient that copies rows instead of adding them up one by one.
+
+    With `inverse` (the place in the result of each row of x) the other places of the result must carry no gradient; without
+    it the index must not repeat.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor | None) -> Tensor:
+        ctx.save_for_backward(index, inverse)
+        ctx.rows = len(x)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        index, inverse = ctx.saved_tensors
+        if inverse is not None:
+            return grad.index_select(0, inverse), None, None
+        return grad.new_zeros(ctx.rows, grad.shape[1]).index_copy_(0, index, grad), None, None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the flat tokens of a batch are seen by attention."""
+
+    starts: Tensor
+    longest: int
+    varlen: bool
+    pad: Tensor | None = None
+    """Flat row of each padded place (S·T); padding repeats a row of its own sequence. None where every sequence has length T."""
+    unpad: Tensor | None = None
+    """Padded place of each flat row (N)."""
+    mask: Tensor | None = None
+    """Which padded places hold a token: (S, 1, 1, T)."""
+
+
+def layout(batch: Batch, attention_dropout: float, dtype: torch.dtype) -> Layout:
+    """Decide once a batch how attention sees it.
+
+    Variable-length attention where there is a kernel for it (a GPU, 16 bits, no dropout of probabilities, which the kernel
+    lacks); else sequences padded to the longest.
+    """
+    device, longest = batch.ids_N.device, max(batch.lengths)
+    if varlen_attn is not None and device.type == "cuda" and attention_dropout == 0.0 and dtype != torch.float32:
+        return Layout(batch.starts, longest, varlen=True)
+    lengths = torch.tensor([length for length in batch.lengths if length], device=device)
+    if int(lengths.min()) == longest:
+        return Layout(batch.starts, longest, varlen=False)
+    place = torch.arange(longest, device=device)
+    mask = place < lengths[:, None]
+    starts = batch.starts[: len(lengths), None]
+    pad = (starts + torch.minimum(place, lengths[:, None] - 1)).flatten()
+    return Layout(batch.starts, longest, False, pad, mask.flatten().nonzero().squeeze(1), mask[:, None, None, :])
+
+
+def attention(qkv: Tensor, heads: int, where: Layout, probability: float) -> Tensor:
+    """Softmax attention within each sequence of a flat batch (Vaswani et al. 2017).
+
+    Args:
+        qkv: (N, 3·D), queries, keys and values side by side.
+        heads: H.
+        where: from :func:`layout`.
+        probability: of dropping an attention weight; 0 outside training.
+
+    Returns:
+        (N, D).
+    """
+    width = qkv.shape[1] // 3
+    if where.varlen:
+        q, k, v = qkv.view(-1, 3, heads, width // heads).unbind(1)
+        out = varlen_attn(q, k, v, where.starts, where.starts, where.longest, where.longest)
+        return out.reshape(-1, width)  # type: ignore[union-attr]
+    if where.pad is not None:
+        # Padded places carry no gradient (their keys are masked, their outputs unused), so the inverse look-up is exact.
+        qkv = _Rows.apply(qkv, where.pad, where.unpad)
+    q, k, v = qkv.view(-1, where.longest, 3, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
+    if probability and _eager_cpu(qkv):
+        out = _dropped_attention(q, k, v, where.mask, probability)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=where.mask, dropout_p=probability)
+    out = out.transpose(1, 2).reshape(-1, width)
+    return out if where.unpad is None else _Rows.apply(out, where.unpad, None)
+
+
+def _dropped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, probability: float) -> Tensor:
+    """Attention with dropped weights on a CPU, where torch's fused kernels have no dropout: (S, H, T, E) each."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    keep, scale = keep_mask(scores.shape, probability)
+    return (torch.softmax(scores, -1) * keep) @ (v * scale)

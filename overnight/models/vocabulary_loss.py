@@ -1,0 +1,69 @@
+"""Cross-entropy over a large vocabulary without keeping, or passing more than needed over, the logits.
+
+Shapes: M predicted positions, D width, V vocabulary. On a CPU the gradient of the logits is made in place of them in the
+forward pass, slice by slice while it is in the cache; the three products run over all rows at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from overnight.batches.packing import IGNORED
+from overnight.models.layers import _eager_cpu, _product
+
+# Slices of at most this many logits (4 MB in fp32) stay in the cache between the softmax and its gradient.
+_SLICE = 1 << 20
+
+
+def vocabulary_loss(x_MD: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_M: Tensor, count_correct: bool) -> tuple[Tensor, Tensor | None]:
+    """Summed cross-entropy of softmax(x W^T + b), and how many rows have their label on top.
+
+    Args:
+        x_MD: decoder input.
+        weight_VD, bias_V: decoder, fp32.
+        labels_M: ids; rows labelled -100 count for nothing.
+        count_correct: also count; one more pass over the logits.
+
+    Returns:
+        loss: fp32 scalar. correct: int64 scalar or None.
+    """
+    if not count_correct and _eager_cpu(x_MD) and torch.is_grad_enabled():
+        return _VocabularyLoss.apply(x_MD, weight_VD, bias_V, labels_M), None
+    logits = F.linear(x_MD, weight_VD.to(x_MD.dtype), bias_V.to(x_MD.dtype)).float()
+    loss = F.cross_entropy(logits, labels_M, reduction="sum", ignore_index=IGNORED)
+    return loss, (logits.argmax(-1) == labels_M).sum() if count_correct else None
+
+
+class _VocabularyLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+        w = weight.to(x.dtype)
+        logits = _product(x, w, bias.to(x.dtype))
+        total = torch.zeros((), dtype=torch.float64)
+        used = labels != IGNORED
+        step = max(1, _SLICE // logits.shape[1])
+        for at in range(0, len(labels), step):
+            part, label, use = logits[at : at + step], labels[at : at + step], used[at : at + step]
+            log_p = torch.log_softmax(part, -1, dtype=torch.float32)
+            at_label = label.clamp(min=0)[:, None]
+            total -= log_p.gather(1, at_label).squeeze(1)[use].sum(dtype=torch.float64)
+            grad = log_p.exp_()
+            grad.scatter_add_(1, at_label, torch.full_like(at_label, -1, dtype=torch.float32))
+            if not bool(use.all()):
+                grad *= use[:, None]
+            part.copy_(grad)
+        ctx.save_for_backward(x, w, logits)
+        ctx.weight_dtype = weight.dtype
+        return total.float()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
+        x, w, grad = ctx.saved_tensors
+        kind = ctx.weight_dtype
+        # The scale is applied to the small results, in fp32, where it cannot underflow.
+        grad_w = (grad.t() @ x).to(kind).mul_(upstream)
+        return _product(grad, w.t()).mul_(upstream), grad_w, grad.sum(0, dtype=kind).mul_(upstream), None

@@ -1,0 +1,1 @@
+"""Metrics of runs to one HTML page. Nothing here imports torch."""

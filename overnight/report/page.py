@@ -1,0 +1,160 @@
+"""One self-contained HTML page from one or several run folders; it opens offline."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from overnight.corpus.files import write_whole
+from overnight.errors import ConfigError, DataError, UserError
+from overnight.report.folder import Record, RunFolder, read_folder
+from overnight.report.summary import duration, number, points, share, summarise_folder
+
+# Points of a curve in the page; of longer runs every k-th line is shown.
+_POINTS = 3000
+_CURVES = {
+    "train": ("loss", "mlm_loss", "nsp_loss", "lr", "grad_norm", "tokens_per_s", "sequences_per_s"),
+    "eval": ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"),
+}
+
+
+def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
+    """Write the page of one or several runs.
+
+    Args:
+        run_dirs: run folders; several are laid over each other by name.
+        out: the HTML file; its folder is made if absent.
+
+    Returns:
+        `out`.
+
+    Raises:
+        ConfigError: without a run folder, or with the same one twice.
+        DataError: when a folder cannot be read.
+        UserError: when jinja2 or plotly is not installed, or the page cannot be written.
+    """
+    if not run_dirs:
+        raise ConfigError("a report needs at least one run folder, such as runs/demo")
+    places = [path.resolve() for path in run_dirs]
+    twice = next((path for path in places if places.count(path) > 1), None)
+    if twice:
+        raise ConfigError(f"{twice} is named twice")
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder; name the HTML file to write, such as {out / 'report.html'}")
+    page = _render([read_folder(path) for path in run_dirs])
+    try:
+        write_whole(out, [page.encode()])
+    except OSError as error:
+        raise UserError(f"{out} could not be written: {error}") from error
+    return out
+
+
+def _render(folders: Sequence[RunFolder]) -> str:
+    try:
+        import jinja2
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise UserError(f"the report needs {error.name}: pip install 'overnight[report]'") from None
+    names = _names(folders)
+    runs = [{**summarise_folder(folder), "name": name} for folder, name in zip(folders, names, strict=True)]
+    own = resources.files("overnight.report")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(share=share, points=points, number=number, duration=duration, ordinal=_ordinal)
+    template = environment.from_string((own / "page.html").read_text(encoding="utf-8"))
+    return template.render(
+        runs=runs,
+        seeds={task["name"]: _seeds(task) for run in runs for task in run["tasks"]},
+        dots=_dots,
+        settings=_side_by_side([folder.settings for folder in folders]),
+        machines=_side_by_side([folder.environment or {} for folder in folders]),
+        style=(own / "page.css").read_text(encoding="utf-8"),
+        script=(own / "page.js").read_text(encoding="utf-8"),
+        plotly=get_plotlyjs(),
+        curves=_as_script_data({"runs": [_curves(folder, name) for folder, name in zip(folders, names, strict=True)]}),
+        skipped=max((math.ceil(len(folder.records["train"]) / _POINTS) for folder in folders), default=1),
+    )
+
+
+def _names(folders: Sequence[RunFolder]) -> list[str]:
+    """The runs' names, with their folders where two runs have the same."""
+    plain = [folder.name for folder in folders]
+    names = [name if plain.count(name) == 1 else f"{name} ({folder.path})" for name, folder in zip(plain, folders, strict=True)]
+    if len(set(names)) < len(names):
+        raise DataError(f"two of the runs cannot be told apart: {', '.join(names)}")
+    return names
+
+
+def _curves(folder: RunFolder, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": name, "phases": _phase_starts(folder)}
+    for kind, keys in _CURVES.items():
+        records = folder.records[kind]
+        records = records[:: max(1, math.ceil(len(records) / _POINTS))]
+        found[kind] = {"step": [r["global_step"] for r in records], "seconds": [r["seconds"] for r in records]}
+        found[kind] |= {key: [_finite(r.get(key)) for r in records] for key in keys if any(key in r for r in records)}
+    # A run without NSP has one loss only.
+    if "mlm_loss" not in found["train"] and "loss" in found["train"]:
+        found["train"]["mlm_loss"] = found["train"]["loss"]
+    return found
+
+
+def _phase_starts(folder: RunFolder) -> list[dict[str, Any]]:
+    """Step and time at which each phase was begun first (a resumed run begins a phase again)."""
+    starts: dict[str, Record] = {}
+    for record in folder.records["phase"]:
+        if record["event"] == "start":
+            starts.setdefault(record["phase"], record)
+    for record in [*folder.records["train"], *folder.records["eval"]]:
+        starts.setdefault(record["phase"], record)
+    return [{"name": name, "step": r["global_step"], "seconds": r.get("seconds", 0)} for name, r in starts.items()]
+
+
+def _finite(value: Any) -> float | None:
+    """A number that JSON has; NaN and infinity leave a gap in the curve."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _as_script_data(value: Any) -> str:
+    """JSON that can stand inside a script element: `</script>` in a name would end it."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _ordinal(value: int) -> str:
+    ending = "th" if value % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(value % 10, "th")
+    return f"{value}{ending}"
+
+
+def _seeds(task: dict[str, Any]) -> list[int]:
+    return sorted({seed for init in ("pretrained", "scratch") if task[init] for seed in task[init]["values"]})
+
+
+def _dots(task: dict[str, Any], init: str, width: float = 160.0) -> list[float]:
+    """Where the seeds of one kind lie on a strip from the task's worst to its best value (pixels)."""
+    every = [value for kind in ("pretrained", "scratch") if task[kind] for value in task[kind]["values"].values()]
+    low, high = min(every), max(every)
+    margin = 6.0
+    return [
+        margin + (width - 2 * margin) * ((value - low) / (high - low) if high > low else 0.5) for value in task[init]["values"].values()
+    ]
+
+
+def _side_by_side(trees: Sequence[Record]) -> list[tuple[str, list[str], bool]]:
+    """Dotted key, the value in each run, and whether the runs differ in it."""
+    flat = [dict(_flatten(tree)) for tree in trees]
+    keys = dict.fromkeys(key for tree in flat for key in tree)
+    rows = [(key, [tree.get(key, "-") for tree in flat]) for key in keys]
+    return [(key, values, len(set(values)) > 1) for key, values in rows]
+
+
+def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from _flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(tree, list) and any(isinstance(value, dict) for value in tree):
+        for index, value in enumerate(tree):
+            yield from _flatten(value, f"{prefix}.{index}")
+    else:
+        yield prefix, ", ".join(map(str, tree)) if isinstance(tree, list) else "-" if tree in (None, {}, "") else str(tree)

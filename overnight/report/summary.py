@@ -1,0 +1,280 @@
+"""A run's results in numbers: held-out scores by phase, tasks with and without pretraining."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from overnight.report.folder import Record, RunFolder, read_folder
+
+# Correlations are shown times 100, as GLUE does, but are no per cent.
+_SHARES = ("accuracy", "f1", "exact_match")
+
+
+def summarise(run_dir: Path) -> dict[str, Any]:
+    """The results of a run folder as plain values.
+
+    Returns:
+        `name`, `device`, `seconds`, `tokens`, `sequences`, `finished`, `phases` (see :func:`phases`), `tasks` (see :func:`tasks`), `events`
+        and `notes` (what is incomplete).
+
+    Raises:
+        DataError: when the folder cannot be read.
+    """
+    return summarise_folder(read_folder(run_dir))
+
+
+def summarise_folder(folder: RunFolder) -> dict[str, Any]:
+    """The results of a run folder that was read before; see :func:`summarise`."""
+    train, evals = folder.records["train"], folder.records["eval"]
+    rows, results = phases(folder), tasks(folder)
+    todo = [row["name"] for row in rows if not row["finished"]]
+    notes = list(folder.notes)
+    if todo:
+        notes.append(f"pretraining is not finished: phase {', '.join(todo)} is to do")
+    notes += [note for task in results for note in task["notes"]]
+    return {
+        "name": folder.name,
+        "dir": str(folder.path),
+        "device": device(folder),
+        "seconds": max((record["seconds"] for record in [*train, *evals]), default=0.0),
+        "tokens": train[-1].get("tokens") if train else None,
+        "sequences": train[-1].get("sequences") if train else None,
+        "finished": not todo and not any(task["notes"] for task in results),
+        "phases": rows,
+        "tasks": results,
+        "events": folder.records["event"],
+        "notes": notes,
+    }
+
+
+def device(folder: RunFolder) -> str:
+    """Where a run was trained, in words."""
+    environment = folder.environment or {}
+    wanted = (folder.settings.get("train") or {}).get("device", "auto")
+    gpus = [gpu.get("name", "GPU") for gpu in environment.get("gpus") or [] if isinstance(gpu, dict)]
+    if gpus and wanted != "cpu":
+        return f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else str(gpus[0])
+    cpu = environment.get("cpu") or {}
+    return f"{cpu.get('model', 'CPU')}, {cpu['cores']} cores" if cpu.get("cores") else "unknown"
+
+
+def phases(folder: RunFolder) -> list[dict[str, Any]]:
+    """One row a phase, in the order of the recipe.
+
+    Returns:
+        `name`, `steps` done of `planned`, `finished`, the last held-out `mlm_loss`, `mlm_accuracy`, `nsp_loss` and `nsp_accuracy` (None where
+        not measured), `seconds` and `tokens` of the phase, and the median `tokens_per_s` and `sequences_per_s`.
+    """
+    planned = folder.settings.get("phases")
+    planned = planned if isinstance(planned, dict) else {}
+    seen = [record["phase"] for kind in ("train", "eval") for record in folder.records[kind]]
+    rows: list[dict[str, Any]] = []
+    seconds = tokens = 0.0
+    for name in dict.fromkeys([*planned, *seen]):
+        train, evals = _of_phase(folder, "train", name), _of_phase(folder, "eval", name)
+        ended = any(record["event"] == "end" for record in _of_phase(folder, "phase", name))
+        last = evals[-1] if evals else {}
+        until = max((record["seconds"] for record in [*train, *evals]), default=seconds)
+        total = train[-1].get("tokens", tokens) if train else tokens
+        rows.append(
+            {
+                "name": name,
+                "steps": max((record.get("step", 0) for record in [*train, *evals]), default=0),
+                "planned": (planned.get(name) or {}).get("steps"),
+                "finished": ended,
+                **{key: last.get(key) for key in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")},
+                "seconds": until - seconds,
+                "tokens": total - tokens,
+                **{key: _median(train, key) for key in ("tokens_per_s", "sequences_per_s")},
+            }
+        )
+        seconds, tokens = until, total
+    return rows
+
+
+def _of_phase(folder: RunFolder, kind: str, name: str) -> list[Record]:
+    return [record for record in folder.records[kind] if record["phase"] == name]
+
+
+def _median(records: Sequence[Record], key: str) -> float | None:
+    values = [record[key] for record in records if isinstance(record.get(key), int | float)]
+    return statistics.median(values) if values else None
+
+
+def tasks(folder: RunFolder) -> list[dict[str, Any]]:
+    """One row a fine-tuning task, in the order of the recipe.
+
+    Returns:
+        `name`, `task`, `metric`, `scale` (100 where the values are shares, 1 where they are per cent already), `unit`, `rows` trained on, `pretrained` and
+        `scratch` (see :func:`spread`; None where there is none), `baselines`, `verdict`, `wins` (None where it cannot be said) and `notes`.
+    """
+    planned = folder.settings.get("finetune")
+    planned = planned if isinstance(planned, dict) else {}
+    lines = folder.records["finetune"]
+    baselines = {(record["name"], record["what"]): record for record in folder.records["baseline"]}
+    rows = []
+    for name in dict.fromkeys([*planned, *(record["name"] for record in lines)]):
+        mine = [record for record in lines if record["name"] == name]
+        settings = planned.get(name) or {}
+        # Running again repeats a line; the last one holds.
+        pretrained, scratch = (
+            spread({record["seed"]: record for record in mine if record["init"] == init}) for init in ("pretrained", "scratch")
+        )
+        task = mine[-1].get("task", name) if mine else settings.get("task", name)
+        metric = mine[-1]["metric"] if mine else None
+        wins, verdict = compare(pretrained, scratch)
+        missing = _missing_seeds(name, settings, pretrained, scratch)
+        rows.append(
+            {
+                "name": name,
+                "task": task,
+                "metric": metric,
+                "scale": 1 if str(task).startswith("squad") else 100,
+                "unit": " %" if metric in _SHARES else "",
+                "rows": mine[-1].get("rows") if mine else None,
+                "pretrained": pretrained,
+                "scratch": scratch,
+                "baselines": [{"what": record["what"], "value": record["value"]} for (of, _), record in baselines.items() if of == name],
+                "wins": wins,
+                "verdict": f"{verdict}, so far" if missing and wins is not None else verdict,
+                "notes": missing,
+            }
+        )
+    return rows
+
+
+def spread(by_seed: dict[int, Record]) -> dict[str, Any] | None:
+    """Every seed's value, the median, and the spread from worst to best; None without a line.
+
+    Returns:
+        `values` by seed, `median`, `low`, `high`, `spread` (high - low; None for a single seed), and `others`, the medians of the other metrics.
+    """
+    if not by_seed:
+        return None
+    values = {seed: float(by_seed[seed]["value"]) for seed in sorted(by_seed)}
+    metric = next(iter(by_seed.values()))["metric"]
+    scores: dict[str, list[float]] = {}
+    for record in by_seed.values():
+        for key, value in (record.get("metrics") or {}).items():
+            if key != metric and isinstance(value, int | float):
+                scores.setdefault(key, []).append(value)
+    low, high = min(values.values()), max(values.values())
+    return {
+        "values": values,
+        "median": statistics.median(values.values()),
+        "low": low,
+        "high": high,
+        "spread": high - low if len(values) > 1 else None,
+        "others": {key: statistics.median(found) for key, found in scores.items()},
+    }
+
+
+def compare(pretrained: dict[str, Any] | None, scratch: dict[str, Any] | None) -> tuple[bool | None, str]:
+    """Whether pretraining wins by more than the spread: the gain of the medians against the larger of the two spreads.
+
+    Returns:
+        the answer, None where there is nothing to compare, and the same in words. Every metric here is better when higher.
+    """
+    if pretrained is None or scratch is None:
+        return None, "not run yet" if pretrained is None else "not compared with training from scratch"
+    gain = pretrained["median"] - scratch["median"]
+    if not math.isfinite(gain):
+        return None, "a score is not a number"
+    if pretrained["spread"] is None or scratch["spread"] is None:
+        return None, f"pretraining is {'ahead' if gain > 0 else 'not ahead'}, on a single seed: no spread to compare with"
+    noise = max(pretrained["spread"], scratch["spread"])
+    if gain > noise:
+        return True, "pretraining wins by more than the spread"
+    if gain > 0:
+        return False, "pretraining is ahead, but not by more than the spread"
+    return False, "pretraining does not win"
+
+
+def _missing_seeds(name: str, settings: Record, pretrained: dict[str, Any] | None, scratch: dict[str, Any] | None) -> list[str]:
+    seeds = settings.get("seeds") or []
+    wanted = {"pretrained": pretrained, **({"scratch": scratch} if settings.get("baseline") else {})}
+    gone = {init: [seed for seed in seeds if seed not in (found or {"values": {}})["values"]] for init, found in wanted.items()}
+    return [f"{name} {init}: seed {', '.join(map(str, missing))} not run yet" for init, missing in gone.items() if missing]
+
+
+def summary_text(run_dir: Path) -> str:
+    """The results of a run folder as plain text, for the end of `overnight run`.
+
+    Raises:
+        DataError: when the folder cannot be read.
+    """
+    found = summarise(run_dir)
+    head = [found["name"], found["device"], duration(found["seconds"])]
+    if found["tokens"]:
+        head.append(f"{found['tokens']:,} tokens seen")
+    lines = ["  ".join(head), "", *_table(*_phase_cells(found["phases"]))]
+    for task in found["tasks"]:
+        lines += ["", *_task_lines(task)]
+    if found["notes"]:
+        lines += ["", *(f"note: {note}" for note in found["notes"])]
+    return "\n".join(lines)
+
+
+def _phase_cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    head = ["held out after", "steps", "masked-LM loss", "masked-LM accuracy", "NSP accuracy", "time", "tokens/s"]
+    cells = []
+    for row in rows:
+        steps = f"{row['steps']:,}" if row["finished"] else f"{row['steps']:,} of {row['planned'] or '?'}"
+        scores = [number(row["mlm_loss"], 3), share(row["mlm_accuracy"]), share(row["nsp_accuracy"])]
+        cells.append([row["name"], steps, *scores, duration(row["seconds"]), number(row["tokens_per_s"], 0)])
+    return head, cells
+
+
+def _task_lines(task: dict[str, Any]) -> list[str]:
+    scale, unit = task["scale"], task["unit"]
+    seeds = sorted({seed for init in ("pretrained", "scratch") for seed in (task[init] or {"values": {}})["values"]})
+    head = [f"{task['name']}, {task['metric'] or 'not run yet'}", *(f"seed {seed}" for seed in seeds), "median", "spread"]
+    cells = []
+    for init, label in (("pretrained", "pretrained"), ("scratch", "from scratch")):
+        found = task[init]
+        if found:
+            values = [share(found["values"].get(seed), scale, unit) for seed in seeds]
+            cells.append([label, *values, share(found["median"], scale, unit), points(found["spread"], scale)])
+    for baseline in task["baselines"]:
+        cells.append([baseline["what"], *("" for _ in seeds), share(baseline["value"], scale, unit), ""])
+    return [*_table(head, cells), task["verdict"]]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned lines: the first column to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [head, *rows]
+    ]
+
+
+def share(value: float | None, scale: int = 100, unit: str = " %") -> str:
+    """A share as per cent with one decimal; a dash where it was not measured."""
+    return "-" if value is None else f"{value * scale:.1f}{unit}"
+
+
+def points(value: float | None, scale: int = 100) -> str:
+    """A difference of shares in points of per cent; a dash for a single seed."""
+    return "-" if value is None else f"{value * scale:.1f}"
+
+
+def number(value: float | None, decimals: int) -> str:
+    """A number with thousands separated; a dash where it was not measured."""
+    return "-" if value is None else f"{value:,.{decimals}f}"
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: 48 s, 7 min 12 s, 3 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,233 @@
+"""What a recipe may say: frozen dataclasses that hold no behaviour and need nothing but the standard library.
+
+Import them from :mod:`overnight.config`, which reads and checks them. The text below a field is its `--help`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+# Plain dicts, not pydantic.ConfigDict, so that importing this module costs nothing.
+_STRICT = {"extra": "forbid", "use_attribute_docstrings": True}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the text comes from and how it becomes token shards."""
+
+    __pydantic_config__ = _STRICT
+    paths: list[str] = field(default_factory=lambda: ["builtin:python-docs"])
+    """Files, folders, globs or tar archives, in order; `builtin:python-docs` is the documentation inside this Python environment. `$NAME` is read from the environment."""
+    dir: str = "data/{name}"
+    """Folder for the prepared shards; `{name}` is the name of the run."""
+    format: Literal["auto", "text", "markdown", "jsonl", "wiki"] = "auto"
+    """How a file is read; `auto` decides by its ending and its first bytes (`wiki` is the extracted `<doc>` format)."""
+    field: str = "text"
+    """Key that holds the text in JSON lines."""
+    documents: Literal["file", "paragraph", "line"] = "file"
+    """What one document of a plain text file is: the whole file, a block between blank lines, or a line."""
+    min_chars: int = 100
+    """Shorter documents are dropped (characters, after cleaning)."""
+    valid_fraction: float = 0.01
+    """Share of documents held out, chosen by a hash of the document (0 to 0.5)."""
+    vocab_file: str = ""
+    """A given WordPiece vocabulary (`vocab.txt`, one piece a line); empty trains one."""
+    vocab_size: int = 30522
+    """Number of pieces: of the vocabulary to train, or exactly of the given file."""
+    lowercase: bool = True
+    """Lower-case and strip accents, as in the uncased models."""
+    encoding_errors: Literal["strict", "replace"] = "strict"
+    """What to do at a byte that is not UTF-8: stop and name its offset, or put U+FFFD there."""
+    truncated: Literal["error", "keep"] = "error"
+    """What to do with a compressed file that ends early: stop, or keep and count what was readable."""
+    max_bad_lines: int = 0
+    """JSON lines that may be skipped because they do not parse or lack the field (count over all files)."""
+    workers: int = 0
+    """Processes that prepare; 0 takes every core. The shards do not depend on it."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A BERT encoder as published: post-LayerNorm, GELU, learned positions."""
+
+    __pydantic_config__ = _STRICT
+    layers: int = 12
+    """Transformer layers."""
+    width: int = 768
+    """Hidden width."""
+    heads: int = 12
+    """Attention heads; must divide the width."""
+    ffn: int = 0
+    """Inner width of the feed-forward part; 0 is four times the width."""
+    max_length: int = 512
+    """Learned positions (tokens); no phase may be longer."""
+    dropout: float = 0.1
+    """Dropout of embeddings, attention output and feed-forward output (probability)."""
+    attention_dropout: float = 0.1
+    """Dropout of attention probabilities (probability)."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning-rate factor as a function of the step: linear warm-up, then decay to zero."""
+
+    __pydantic_config__ = _STRICT
+    name: Literal["poly", "poly_nvidia", "cosine", "constant"] = "poly"
+    """`poly` is continuous; `poly_nvidia` is (1-t/T)^power after the warm-up, which jumps down at its end, with factor 0 at the last step."""
+    warmup: float = 0.1
+    """Share of the schedule's steps spent warming up linearly from 0 (0 to 1)."""
+    power: float = 1.0
+    """Exponent of the polynomial decay; 1 is linear."""
+    total: int = 0
+    """Steps of the whole schedule where it spans several phases; 0 is the phase's own steps."""
+    offset: int = 0
+    """Step of the schedule at which this phase begins."""
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The optimizer of a phase."""
+
+    __pydantic_config__ = _STRICT
+    name: Literal["lamb", "adamw"] = "lamb"
+    """Which optimizer."""
+    lr: float = 1e-3
+    """Peak learning rate, for the global batch; never scaled by the number of GPUs."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the first and second moment (each 0 to 1)."""
+    eps: float = 1e-6
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.01
+    """Decoupled decay; biases and norm parameters have none."""
+    max_grad_norm: float = 1.0
+    """Global gradient norm above which gradients are scaled down; 0 is no clipping."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """Learning-rate schedule."""
+    start: Literal["reset", "keep"] = "reset"
+    """Moments at the start of the phase: fresh, or those of the phase before (whose step count restarts with the schedule, as NVLAMB does)."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of pretraining at one length, batch and schedule."""
+
+    __pydantic_config__ = _STRICT
+    steps: int
+    """Optimizer steps."""
+    global_batch: int
+    """Sequences in one optimizer step, over all devices and micro-batches."""
+    length: int = 128
+    """Longest sequence (tokens, with [CLS] and [SEP])."""
+    micro_batch: int = 32
+    """Sequences a device holds at once; decides memory and speed, never the training."""
+    nsp: bool = True
+    """Pairs of segments with next-sentence prediction, else single segments."""
+    short_fraction: float = 0.1
+    """Share of examples that aim at a random shorter length (0 to 1)."""
+    mask_rate: float = 0.15
+    """Share of tokens predicted (0 to 1): 80 % become [MASK], 10 % random, 10 % stay."""
+    max_predictions: int = 20
+    """Most predicted tokens of a sequence."""
+    whole_word: bool = False
+    """Mask all the pieces of a word together."""
+    optim: Optim = field(default_factory=Optim)
+    """Optimizer and schedule."""
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """A task the pretrained encoder is fine-tuned on after the last phase."""
+
+    __pydantic_config__ = _STRICT
+    task: Literal["docnames", "cola", "mrpc", "rte", "stsb", "sst2", "qnli", "wnli", "mnli", "qqp", "sst", "imdb", "csv", "squad"] = (
+        "docnames"
+    )
+    """Which task; `docnames` is made from the embedded documentation, `csv` is your own table."""
+    path: str = ""
+    """Folder (or file) with the task's data, in its original layout. `$NAME` is read from the environment."""
+    epochs: float = 3.0
+    """Passes over the training rows."""
+    batch: int = 32
+    """Rows in one optimizer step."""
+    micro_batch: int = 32
+    """Rows a device holds at once."""
+    lr: float = 5e-5
+    """Peak learning rate of AdamW."""
+    warmup: float = 0.1
+    """Share of the steps spent warming up (0 to 1); linear decay to 0 follows."""
+    weight_decay: float = 0.01
+    """Decoupled decay; biases and norm parameters have none."""
+    length: int = 128
+    """Longest sequence (tokens)."""
+    stride: int = 128
+    """SQuAD: tokens by which successive windows of a long paragraph advance."""
+    max_answer: int = 30
+    """SQuAD: longest answer (tokens)."""
+    max_rows: int = 0
+    """Training rows used at most; 0 is all."""
+    seeds: list[int] = field(default_factory=lambda: [0])
+    """One fine-tuning a seed; the median and the spread are reported."""
+    baseline: bool = False
+    """Also train the same network from scratch, with the same seeds."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """How this machine carries the run out; none of it changes what is learned beyond rounding."""
+
+    __pydantic_config__ = _STRICT
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Type of matrix products and activations; weights, optimizer, norms and loss are fp32 always."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train."""
+    threads: int = 0
+    """CPU threads; 0 takes every core."""
+    compile: bool = False
+    """Compile the model with torch.compile (pays on a GPU, needs a C++ compiler on a CPU)."""
+    log_every: int = 10
+    """Steps between lines of metrics."""
+    eval_every: int = 100
+    """Steps between held-out evaluations (0: only at the end of a phase)."""
+    eval_sequences: int = 512
+    """Held-out sequences of an evaluation, the same every time."""
+    checkpoint_every: int = 100
+    """Steps between checkpoints."""
+    keep: int = 3
+    """Checkpoints kept."""
+    tensorboard: bool = False
+    """Also write TensorBoard events."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a run does: data, model, phases, tasks."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    """Name of the run."""
+    phases: dict[str, Phase]
+    """Pretraining phases, in order."""
+    out: str = "runs/{name}"
+    """Run folder; `{name}` is the name of the run."""
+    seed: int = 0
+    """Seed of initialisation, order, pairs, masks and dropout (0 to 2^32-1)."""
+    data: Data = field(default_factory=Data)
+    """The corpus."""
+    model: Model = field(default_factory=Model)
+    """The network."""
+    finetune: dict[str, Finetune] = field(default_factory=dict)
+    """Fine-tuning after pretraining, by name."""
+    train: Train = field(default_factory=Train)
+    """This machine's part."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        return Path(self.out.replace("{name}", self.name))
+
+    @property
+    def data_dir(self) -> Path:
+        """The folder of the prepared shards."""
+        return Path(self.data.dir.replace("{name}", self.name))

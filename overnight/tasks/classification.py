@@ -1,0 +1,167 @@
+"""Classification and regression tasks read from their original files: GLUE, SST, IMDB, and one's own table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from overnight.errors import ConfigError, DataError
+from overnight.tasks.imdb import load_imdb
+from overnight.tasks.rows import Row, TaskData
+from overnight.tasks.tables import Line, load_table, number_of, read_csv, read_tsv
+
+
+@dataclass(frozen=True)
+class _Glue:
+    """How a GLUE task lies in its tsv files (the header names; the classes in the order of google-research/bert)."""
+
+    a: str
+    b: str | None
+    target: str
+    labels: tuple[str, ...]
+    metric: str = "accuracy"
+    header: tuple[str, ...] = ()
+    """Columns of train.tsv and dev.tsv where these have no header line."""
+    dev: str = "dev"
+    test: str = "test"
+    broken: int = 0
+    """Lines with another number of fields in the files as published."""
+
+
+_BINARY = ("0", "1")
+_ENTAILMENT = ("entailment", "not_entailment")
+_GLUE = {
+    "cola": _Glue("sentence", None, "label", _BINARY, "mcc", header=("source", "label", "mark", "sentence")),
+    "sst2": _Glue("sentence", None, "label", _BINARY),
+    "mrpc": _Glue("#1 String", "#2 String", "Quality", _BINARY),
+    "qqp": _Glue("question1", "question2", "is_duplicate", _BINARY, broken=32),  # github.com/nyu-mll/GLUE-baselines/issues/5
+    "stsb": _Glue("sentence1", "sentence2", "score", (), "spearman"),
+    "mnli": _Glue(
+        "sentence1", "sentence2", "gold_label", ("contradiction", "entailment", "neutral"), dev="dev_matched", test="test_matched"
+    ),
+    "qnli": _Glue("question", "sentence", "label", _ENTAILMENT),
+    "rte": _Glue("sentence1", "sentence2", "label", _ENTAILMENT),
+    "wnli": _Glue("sentence1", "sentence2", "label", _BINARY),
+}
+
+
+def load_task(task: str, path: Path, seed: int = 0) -> TaskData:
+    """Read a labelled task.
+
+    Args:
+        task: cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli (GLUE), sst, imdb, or csv (one's own table).
+        path: the folder with the task's files in their original layout (also the archive of imdb, the file of csv).
+        seed: which rows are held out where a task has no dev split.
+
+    Raises:
+        ConfigError: an unknown task.
+        DataError: a file that is missing, a row that cannot be used (file:line).
+    """
+    path = Path(path)
+    if task in _GLUE:
+        return _load_mrpc(path) if task == "mrpc" and not (path / "train.tsv").is_file() else _load_glue(task, _GLUE[task], path)
+    if task == "sst":
+        return _load_sst(path)
+    if task == "imdb":
+        return load_imdb(path, seed)
+    if task == "csv":
+        return load_table(path, seed)
+    raise ConfigError(f"task {task!r}: is not one of {', '.join([*_GLUE, 'sst', 'imdb', 'csv'])}")
+
+
+def _load_glue(name: str, task: _Glue, folder: Path) -> TaskData:
+    skipped: list[str] = []
+
+    def read(stem: str, labelled: bool = True) -> list[Row]:
+        file = _file(folder, f"{stem}.tsv", name)
+        header = task.header if labelled else ()
+        return list(_glue_rows(read_tsv(file, header, task.broken, skipped), task, file, labelled))
+
+    train, dev = read("train"), read(task.dev)
+    # The labels of the test files are not public; without the file there is nothing to hand in, which harms nobody.
+    test = read(task.test, labelled=False) if (folder / f"{task.test}.tsv").is_file() else []
+    extra: dict[str, list[Row]] = {}
+    if name == "mnli":
+        if (folder / "dev_mismatched.tsv").is_file():
+            extra["dev_mismatched"] = read("dev_mismatched")
+        if (folder / "test_mismatched.tsv").is_file():
+            extra["test_mismatched"] = read("test_mismatched", labelled=False)
+    kind: Literal["classification", "regression"] = "classification" if task.labels else "regression"
+    return TaskData(name, kind, task.labels, train, dev, test, task.metric, extra, tuple(f"left out {s}" for s in skipped))
+
+
+def _glue_rows(lines: Iterator[Line], task: _Glue, file: Path, labelled: bool) -> Iterator[Row]:
+    for count, (number, cells) in enumerate(lines):
+        needed = [c for c in (task.a, task.b, task.target if labelled else None) if c]
+        if count == 0 and (absent := [c for c in needed if c not in cells]):
+            raise DataError(f"{file}:1: has no column {absent[0]!r} (it has {', '.join(cells)}); give the file in its original layout")
+        where = f"{file}:{number}"
+        text_b = cells[task.b] if task.b else None
+        if not cells[task.a] and not text_b:
+            raise DataError(f"{where}: no text in column {task.a!r}")
+        label = _glue_label(cells[task.target], task, where) if labelled else None
+        # QQP calls it `id`, and repeats none; CoLA, SST-2 and MRPC have no index in their training files.
+        row_id = cells.get("index") or cells.get("id") or str(count)
+        yield Row(row_id, cells[task.a], text_b, label)
+
+
+def _glue_label(cell: str, task: _Glue, where: str) -> str | float:
+    if not task.labels:
+        return number_of(cell, where, 0.0, 5.0)
+    if cell not in task.labels:
+        raise DataError(f"{where}: label {cell!r} is not one of {', '.join(task.labels)}")
+    return cell
+
+
+def _load_mrpc(folder: Path) -> TaskData:
+    """MRPC from Microsoft's own files: GLUE's dev rows are those that `dev_ids.tsv` lists, and the test rows are labelled.
+
+    No quoting: many sentences hold a single quotation mark, and csv's rules would join their rows.
+    """
+    task, name = _GLUE["mrpc"], "mrpc"
+    source = folder / "msr_paraphrase_train.txt"
+    if not source.is_file():
+        raise DataError(f"{folder}: has neither train.tsv nor msr_paraphrase_train.txt; task {name!r} needs one of them")
+    ids_file = _file(folder, "dev_ids.tsv", name)
+    dev_ids = {(c["#1 ID"], c["#2 ID"]) for _, c in read_tsv(ids_file, ("#1 ID", "#2 ID"))}
+    lines = list(read_tsv(source))
+    pairs = [(c.get("#1 ID", ""), c.get("#2 ID", "")) for _, c in lines]
+    missing = dev_ids - set(pairs)
+    if missing:
+        raise DataError(
+            f"{ids_file}: {len(missing)} pairs are not in {source.name}, such as {' '.join(min(missing))}; the two files do not belong together"
+        )
+    rows = list(_glue_rows(iter(lines), task, source, labelled=True))
+    train = [row for row, pair in zip(rows, pairs, strict=True) if pair not in dev_ids]
+    dev = [row for row, pair in zip(rows, pairs, strict=True) if pair in dev_ids]
+    test_file = folder / "msr_paraphrase_test.txt"
+    test = list(_glue_rows(read_tsv(test_file), task, test_file, labelled=True)) if test_file.is_file() else []
+    return TaskData(name, "classification", task.labels, train, dev, test, task.metric)
+
+
+def _load_sst(folder: Path) -> TaskData:
+    """Binary sentence-level SST in the csv files of Radford et al. 2017 (arXiv:1704.01444): label, sentence."""
+
+    def read(split: str) -> list[Row]:
+        file = _file(folder, f"{split}_binary_sent.csv", "sst")
+        rows: list[Row] = []
+        for count, (number, cells) in enumerate(read_csv(file)):
+            where = f"{file}:{number}"
+            if "label" not in cells or "sentence" not in cells:
+                raise DataError(f"{where}: the columns are label and sentence, not {', '.join(cells)}")
+            if cells["label"] not in _BINARY or not cells["sentence"]:
+                raise DataError(f"{where}: label {cells['label']!r} must be 0 or 1, and the sentence not empty")
+            rows.append(Row(str(count), cells["sentence"], None, cells["label"]))
+        return rows
+
+    return TaskData("sst", "classification", _BINARY, read("train"), read("dev"), read("test"), "accuracy")
+
+
+def _file(folder: Path, name: str, task: str) -> Path:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: is no folder; task {task!r} needs the folder that holds {name}")
+    if not (folder / name).is_file():
+        raise DataError(f"{folder / name}: is missing; task {task!r} cannot be read without it")
+    return folder / name

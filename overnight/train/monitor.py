@@ -1,0 +1,117 @@
+"""What a run says while it works: metrics.jsonl always, one progress line, TensorBoard if asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from overnight.train.checkpoint import Progress
+
+# Seconds between plain progress lines where the output is no terminal.
+_LINE_EVERY = 10.0
+
+
+class Metrics:
+    """The run's metrics.jsonl: one JSON object a line, in the order of the steps.
+
+    Args:
+        path: the file; made if absent.
+        keep_bytes: forget what was written after this many bytes, because the run goes on from there.
+        tensorboard: folder for TensorBoard events, or None.
+    """
+
+    def __init__(self, path: Path, keep_bytes: int = 0, tensorboard: Path | None = None) -> None:
+        path.touch()
+        with path.open("rb+") as file:
+            file.truncate(file.read(keep_bytes).rfind(b"\n") + 1)
+        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._board: Any = None
+        if tensorboard is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(tensorboard))  # type: ignore[no-untyped-call]
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one line."""
+        self._file.write(json.dumps({"kind": kind, **values}) + "\n")
+        self._file.flush()
+        if self._board is not None and kind in ("train", "eval"):
+            for name, value in values.items():
+                if isinstance(value, float):
+                    self._board.add_scalar(f"{kind}/{name}", value, values["global_step"])
+
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Line:
+    """The progress line: rewritten in place on a terminal, a plain line every ten seconds elsewhere.
+
+    Args:
+        out: where to; standard output by default.
+    """
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+        self._live = self._out.isatty()
+        self._last = 0.0
+        self._width = 0
+
+    def show(self, text: str, final: bool = False) -> None:
+        """Show the newest state; `final` leaves it standing."""
+        now = time.monotonic()
+        if self._live:
+            self._out.write("\r" + text.ljust(self._width) + ("\n" if final else ""))
+            self._width = 0 if final else len(text)
+        elif final or now - self._last >= _LINE_EVERY:
+            self._out.write(text + "\n")
+            self._last = now
+        self._out.flush()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        if self._live and self._width:
+            self._out.write("\r" + " " * self._width + "\r")
+        self._out.write(text + "\n")
+        self._out.flush()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people read them: 42 s, 3 min 05 s, 2 h 07 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def progress_text(progress: Progress, steps: int, values: dict[str, float], rate: float, left: float, left_all: float) -> str:
+    """One line: phase, step, losses, learning rate, tokens a second, time left in the phase and in all.
+
+    Args:
+        steps: of the phase.
+        values: to show, such as loss and lr.
+        rate: tokens a second.
+        left, left_all: seconds.
+    """
+    shown = "  ".join(f"{name} {value:.3g}" if name in ("lr", "grad") else f"{name} {value:.3f}" for name, value in values.items())
+    left_text = duration(left) + (f" (all phases {duration(left_all)})" if left_all > left + 1 else "")
+    return f"{progress.phase} {progress.step}/{steps}  {shown}  {rate:,.0f} tok/s  left {left_text}"

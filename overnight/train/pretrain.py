@@ -1,0 +1,316 @@
+"""Pretraining: prepared shards and a recipe to a trained network, phase by phase; run again to go on."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from overnight import config
+from overnight.batches.loader import Samples
+from overnight.batches.order import key
+from overnight.config import Phase, Run
+from overnight.corpus.files import write_json, write_whole
+from overnight.corpus.shards import Shard, open_shards
+from overnight.corpus.tokenizer import Vocabulary, load_vocabulary
+from overnight.environment import environment
+from overnight.errors import ConfigError, DataError, UserError
+from overnight.models.bert import BertForPretraining
+from overnight.optim.groups import build_optimizer
+from overnight.optim.schedules import factor
+from overnight.train import checkpoint
+from overnight.train.checkpoint import Progress
+from overnight.train.loop import Settings, Step, evaluate, optimise
+from overnight.train.monitor import Line, Metrics, progress_text
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_TRAIN, _HELD_OUT = 0, 1
+
+
+class Interrupted(UserError):
+    """A signal asked the run to stop; a checkpoint was written."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number
+
+
+class Signals:
+    """Which of Ctrl-C and SIGTERM came; a second Ctrl-C stops at once."""
+
+    received: int | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = number
+
+
+@contextmanager
+def catch_signals() -> Iterator[Signals]:
+    """Within it, SIGINT and SIGTERM are noted instead of obeyed, so that the step in hand can end and be saved."""
+    signals = Signals()
+    before = {number: signal.signal(number, signals) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def device_of(run: Run) -> torch.device:
+    """The device a run trains on.
+
+    Raises:
+        ConfigError: when it asks for a GPU that is not there.
+    """
+    wanted = run.train.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("train.device = 'cuda': no GPU is visible to torch; use 'auto' or 'cpu'")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def set_up_machine(run: Run) -> torch.device:
+    """Threads and device of a run."""
+    if run.train.threads:
+        torch.set_num_threads(run.train.threads)
+    return device_of(run)
+
+
+def new_model(run: Run, vocabulary: Vocabulary, device: torch.device) -> BertForPretraining:
+    """The untrained network of a run: the same numbers on any device."""
+    torch.manual_seed(key(run.seed, 0) >> 1)
+    return BertForPretraining(run.model, vocabulary.size).to(device)
+
+
+def claim_folder(run: Run) -> None:
+    """Make the run folder and write `run.yaml` into it, or see that it holds this run.
+
+    Raises:
+        ConfigError: when it belongs to another recipe, naming the fields that differ.
+    """
+    import yaml
+
+    path = run.run_dir / "run.yaml"
+    run.run_dir.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        theirs = config.build(yaml.safe_load(path.read_text(encoding="utf-8")))
+        different = list(config.differences(config.identity(theirs), config.identity(run)))
+        if different:
+            listed = "\n  ".join(different)
+            raise ConfigError(f"{run.run_dir} holds another run:\n  {listed}\nGive this one its own folder (--out=...) or delete that one")
+        return
+    write_whole(path, [config.save(run).encode()])
+
+
+class Pretraining:
+    """One run on one process: its network, data and files.
+
+    Args:
+        run: the recipe, resolved.
+        line: where progress is shown.
+    """
+
+    def __init__(self, run: Run, line: Line) -> None:
+        self.run, self.line = run, line
+        self.device = set_up_machine(run)
+        self.vocabulary = load_vocabulary(run.data_dir)
+        self.shards = {split: open_shards(run.data_dir, split) for split in ("train", "valid")}
+        self.model = new_model(run, self.vocabulary, self.device)
+        self.objective = torch.compile(self.model.losses) if run.train.compile else self.model.losses
+        # A compiled model wants few shapes: fill the stream up to a multiple of 1/64 of its full size.
+        self.compiled = run.train.compile
+        self.checkpoints = run.run_dir / "checkpoints"
+
+    def samples(self, phase: Phase, number: int, split: str) -> Samples:
+        """The stream of a split's examples for a phase."""
+        shards: list[Shard] = self.shards[split]
+        if not shards:
+            raise DataError(f"{self.run.data_dir} holds no {split} text; raise data.valid_fraction or add documents")
+        stream = (self.run.seed, number, _HELD_OUT if split == "valid" else _TRAIN)
+        return Samples(shards, self.vocabulary, phase, stream, self.run.run_dir / "plans")
+
+    def settings(self, phase: Phase, number: int) -> Settings:
+        """What the loop needs to know of a phase."""
+        optim = phase.optim
+        return Settings(
+            steps=phase.steps,
+            lr=lambda step: optim.lr * factor(optim.schedule, step, phase.steps),
+            max_grad_norm=optim.max_grad_norm,
+            dtype=DTYPES[self.run.train.precision],
+            device=self.device,
+            seed=(self.run.seed, number),
+        )
+
+    def go(self) -> None:
+        """Train every phase to its end, from the newest checkpoint.
+
+        Raises:
+            Interrupted: on SIGINT or SIGTERM, after a checkpoint.
+        """
+        progress, moments, problems = checkpoint.load(self.checkpoints, self.model) or (Progress(), {}, [])
+        board = self.run.run_dir / "tensorboard" if self.run.train.tensorboard else None
+        names = list(self.run.phases)
+        if progress.phase and (progress.phase not in names):
+            raise DataError(f"{self.checkpoints} are of a phase {progress.phase!r} that the recipe does not have")
+        with Metrics(self.run.run_dir / "metrics.jsonl", progress.metrics_bytes, board) as metrics, catch_signals() as signals:
+            for problem in problems:
+                self.line.say(f"falling back to an older checkpoint: {problem}")
+                metrics.write("event", what="checkpoint fell back", message=problem, global_step=progress.global_step)
+            if progress.phase and not self.finished(progress):
+                self.line.say(f"continuing at step {progress.step} of phase {progress.phase}")
+                metrics.write("event", what="resumed", global_step=progress.global_step, seconds=progress.seconds)
+            first = names.index(progress.phase) if progress.phase else 0
+            for number, name in enumerate(names[first:], first):
+                phase = self.run.phases[name]
+                optimizer = build_optimizer(self.model, phase.optim)
+                if progress.phase == name:
+                    checkpoint.restore_optimizer(optimizer, moments)
+                else:
+                    if phase.optim.start == "keep" and moments:
+                        checkpoint.restore_optimizer(optimizer, moments, restart_count=phase.optim.schedule.offset == 0)
+                    progress.phase, progress.step, progress.running = name, 0, {}
+                    metrics.write("phase", phase=name, event="start", global_step=progress.global_step, seconds=progress.seconds)
+                if progress.step < phase.steps:
+                    self._phase(number, name, optimizer, progress, metrics, signals)
+                moments = checkpoint.optimizer_tensors(optimizer)
+
+    def finished(self, progress: Progress) -> bool:
+        """Whether the last phase is done."""
+        name = list(self.run.phases)[-1]
+        return progress.phase == name and progress.step >= self.run.phases[name].steps
+
+    def _phase(
+        self, number: int, name: str, optimizer: torch.optim.Optimizer, progress: Progress, metrics: Metrics, signals: Signals
+    ) -> None:
+        phase, train = self.run.phases[name], self.run.train
+        samples = self.samples(phase, number, "train")
+        held_out = self.samples(phase, number, "valid").held_out(train.eval_sequences)
+        settings = self.settings(phase, number)
+        grain = max(64, phase.micro_batch * phase.length // 64) if self.compiled else 0
+        self.line.say(self._announce(name, phase, samples))
+        speed = Speed(self.run, number, progress)
+        for done in optimise(self.model, self.objective, optimizer, lambda step: samples.step(step, grain=grain), settings, progress.step):
+            speed.note(done, progress)
+            last = done.step == phase.steps
+            if done.step % train.log_every == 0 or last:
+                values = self._log(done, progress, metrics, speed, phase)
+                self.line.show(progress_text(progress, phase.steps, values, *speed.left(progress)), final=last)
+            if (train.eval_every and done.step % train.eval_every == 0) or last:
+                held = evaluate(self.model, self.model.losses, held_out, settings)
+                metrics.write(
+                    "eval", phase=name, step=done.step, global_step=progress.global_step, seconds=round(progress.seconds, 3), **held
+                )
+                self.line.say(
+                    f"{name} {done.step}/{phase.steps}  held out: " + "  ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in held.items())
+                )
+                speed.pause()
+            if last:
+                metrics.write("phase", phase=name, event="end", global_step=progress.global_step, seconds=round(progress.seconds, 3))
+            if last or done.step % train.checkpoint_every == 0 or signals.received:
+                progress.metrics_bytes = metrics.size()
+                checkpoint.save(self.checkpoints, self.model, optimizer, progress, train.keep)
+                speed.pause()
+            if signals.received:
+                word = "interrupted" if signals.received == signal.SIGINT else "terminated"
+                message = f"{word} at step {done.step} of phase {name}; a checkpoint is written, the same command continues"
+                raise Interrupted(signals.received, message)
+
+    def _log(self, done: Step, progress: Progress, metrics: Metrics, speed: Speed, phase: Phase) -> dict[str, float]:
+        means = {name: total / count for name, (total, count) in progress.running.items()}
+        progress.running = {}
+        rate = speed.rate(phase)
+        norm = float(done.grad_norm)
+        metrics.write(
+            "train",
+            phase=progress.phase,
+            step=done.step,
+            global_step=progress.global_step,
+            seconds=round(progress.seconds, 3),
+            loss=sum(means.values()),
+            **{f"{name}_loss": value for name, value in means.items()},
+            lr=done.lr,
+            grad_norm=norm,
+            tokens=progress.tokens,
+            sequences=progress.sequences,
+            **{name: round(value, 1) for name, value in rate.items()},
+        )
+        return {"loss": sum(means.values()), "lr": done.lr, "grad": norm}
+
+    def _announce(self, name: str, phase: Phase, samples: Samples) -> str:
+        size = samples.epoch_size()
+        accumulation = phase.global_batch // phase.micro_batch
+        cut = f"{phase.micro_batch} x {accumulation}" if accumulation > 1 else f"{phase.global_batch}"
+        return (
+            f"phase {name}: {phase.steps} steps of {phase.global_batch} sequences ({cut}) up to {phase.length} tokens, "
+            f"{phase.steps * phase.global_batch / size:.2f} epochs of {size:,} examples, {phase.optim.name} at {phase.optim.lr:g}, "
+            f"{self.run.train.precision} on {self.device}"
+        )
+
+
+class Speed:
+    """Counters and clock of a phase: throughput since the last line, and the time that is left."""
+
+    def __init__(self, run: Run, number: int, progress: Progress) -> None:
+        self._phases = list(run.phases.values())
+        self._number = number
+        self._clock = time.perf_counter()
+        self._since = [0.0, 0.0, 0.0]  # seconds, tokens, sequences since the last line
+        self._all = [0.0, 0.0, 0.0]
+
+    def note(self, done: Step, progress: Progress) -> None:
+        """Count a step."""
+        now = time.perf_counter()
+        spent, self._clock = now - self._clock, now
+        progress.step, progress.global_step = done.step, progress.global_step + 1
+        progress.tokens += done.tokens
+        progress.sequences += done.sequences
+        progress.seconds += spent
+        for name, loss in done.losses.items():
+            total, count = progress.running.get(name, [0.0, 0])
+            progress.running[name] = [total + float(loss), count + 1]
+        for totals in (self._since, self._all):
+            for at, value in enumerate((spent, done.tokens, done.sequences)):
+                totals[at] += value
+
+    def pause(self) -> None:
+        """Do not count the time since the last step."""
+        self._clock = time.perf_counter()
+
+    def rate(self, phase: Phase) -> dict[str, float]:
+        """Tokens and sequences a second since the last call."""
+        seconds, tokens, sequences = self._since
+        self._since = [0.0, 0.0, 0.0]
+        return {"tokens_per_s": tokens / seconds, "sequences_per_s": sequences / seconds}
+
+    def left(self, progress: Progress) -> tuple[float, float, float]:
+        """Tokens a second, and the seconds left in this phase and in all; later phases at the same rate of tokens."""
+        seconds, tokens, sequences = self._all
+        phase = self._phases[self._number]
+        here = (phase.steps - progress.step) * phase.global_batch / sequences * seconds
+        later = sum(p.steps * p.global_batch * p.length / phase.length for p in self._phases[self._number + 1 :]) / sequences * seconds
+        return tokens / seconds, here, here + later
+
+
+def pretrain(run: Run, line: Line | None = None) -> Path:
+    """Pretrain the phases of a run whose data is prepared; returns the newest checkpoint.
+
+    Raises:
+        ConfigError, DataError, Interrupted.
+    """
+    claim_folder(run)
+    work = Pretraining(run, line or Line())
+    _write_environment(run)
+    work.go()
+    newest = checkpoint.newest(work.checkpoints)
+    assert newest is not None, "every phase ends with a checkpoint"
+    return newest
+
+
+def _write_environment(run: Run) -> None:
+    write_json(run.run_dir / "env.json", environment())

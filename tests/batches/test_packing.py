@@ -1,0 +1,29 @@
+"""Dealing sequences to micro-batches, and counting targets."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overnight.batches.packing import IGNORED, Batch, StepBatches, deal
+
+
+@given(st.integers(1, 8), st.integers(1, 12), st.data())
+def test_bins_get_equal_counts_and_differ_by_at_most_the_longest_sequence(bins: int, each: int, data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 512), min_size=bins * each, max_size=bins * each))
+    dealt = deal(lengths, bins)
+    assert [len(b) for b in dealt] == [each] * bins
+    assert sorted(i for b in dealt for i in b) == list(range(len(lengths)))
+    totals = [sum(lengths[i] for i in b) for b in dealt]
+    assert max(totals) - min(totals) <= max(lengths) - min(lengths)
+    assert all(lengths[a] >= lengths[b] for one in dealt for a, b in zip(one, one[1:], strict=False))
+
+
+def test_divisors_count_targets_over_the_micro_batches_but_not_the_ignored() -> None:
+    def batch(mlm: list[int], nsp: list[int]) -> Batch:
+        empty = torch.zeros(0, dtype=torch.long)
+        return Batch(empty, empty, empty, empty, (), empty, {"mlm": torch.tensor(mlm), "nsp": torch.tensor(nsp)})
+
+    step = StepBatches((batch([5, IGNORED, 0], [0, 1]), batch([IGNORED], [1])), tokens=9, sequences=3)
+    assert step.divisors() == {"mlm": 2, "nsp": 3}

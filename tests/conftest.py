@@ -1,0 +1,80 @@
+"""Shared fixtures: a small prepared corpus and the smallest run on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pydoc_data.topics
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from overnight import config
+from overnight.config import Run
+
+settings.register_profile("ci", deadline=None, derandomize=True)
+
+ROOT = Path(__file__).parent.parent
+DATA = Path(os.environ.get("OVERNIGHT_DATA", ROOT.parent / "shared" / "data"))
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real texts and tasks; tests that need it are skipped without."""
+    if not DATA.is_dir():
+        pytest.skip(f"no real data at {DATA}; set OVERNIGHT_DATA")
+    return DATA
+
+
+def topics() -> dict[str, str]:
+    """The language reference that ships with Python, by topic: real text that is always there."""
+    return {name: re.sub(r"\*+", "", text) for name, text in sorted(pydoc_data.topics.topics.items())}
+
+
+def tiny_tree(folder: Path, source: Path) -> dict[str, Any]:
+    """The smallest recipe that has every part, as a mapping."""
+    optim = {"name": "lamb", "lr": 0.01, "schedule": {"name": "poly", "warmup": 0.1}}
+    phase = {"steps": 6, "global_batch": 8, "length": 32, "micro_batch": 4, "max_predictions": 5, "optim": optim}
+    return {
+        "name": "tiny",
+        "out": str(folder / "run"),
+        "data": {"paths": [str(source)], "dir": str(folder / "data"), "vocab_size": 600, "valid_fraction": 0.2, "workers": 1},
+        "model": {"layers": 1, "width": 32, "heads": 2, "max_length": 48},
+        "phases": {"short": phase, "long": {**phase, "steps": 4, "length": 48, "optim": {**optim, "start": "keep"}}},
+        "train": {"eval_every": 3, "eval_sequences": 16, "checkpoint_every": 2, "log_every": 1, "keep": 2, "threads": 1, "device": "cpu"},
+    }
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared folder with a vocabulary of 600 pieces; beside it lies its source, `topics.jsonl`."""
+    from overnight.corpus.pipeline import prepare
+
+    folder = tmp_path_factory.mktemp("tiny")
+    source = folder / "topics.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in topics().values()), encoding="utf-8")
+    run = config.build(tiny_tree(folder, source))
+    prepare(run.data, run.data_dir, log=lambda text: None)
+    return run.data_dir
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, tiny_data: Path) -> Callable[..., Run]:
+    """Makes the smallest run on the prepared corpus, with dotted overrides: tiny(**{"seed": 1})."""
+
+    def make(**overrides: Any) -> Run:
+        tree = tiny_tree(tmp_path, tiny_data.parent / "topics.jsonl")
+        tree["data"]["dir"] = str(tiny_data)
+        for key, value in overrides.items():
+            *parents, last = key.split(".")
+            node = tree
+            for part in parents:
+                node = node.setdefault(part, {})
+            node[last] = value
+        return config.build(tree)
+
+    return make

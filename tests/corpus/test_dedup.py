@@ -1,0 +1,31 @@
+"""Duplicates and the held-out part."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overnight.corpus import dedup
+
+
+@given(st.lists(st.sampled_from([b"a", b"b", b"c", b"d"])))
+def test_the_first_of_equal_documents_stays(texts: list[bytes]) -> None:
+    digests = [dedup.document_hash([text.decode()]) for text in texts]
+    hashes = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
+    assert dedup.first_occurrences(hashes).tolist() == [text not in texts[:i] for i, text in enumerate(texts)]
+
+
+def test_equality_is_blind_to_paragraphs_but_not_to_words() -> None:
+    assert dedup.document_hash(["a b.", "c d."]) == dedup.document_hash(["a b. c d."])
+    assert dedup.document_hash(["a b."]) != dedup.document_hash(["a B."])
+
+
+def test_the_held_out_share_is_as_asked_and_nested() -> None:
+    digests = [dedup.document_hash([str(i)]) for i in range(20_000)]
+    small = {d for d in digests if dedup.is_valid(d, 0.02)}
+    assert 0.016 < len(small) / len(digests) < 0.024
+    assert small < {d for d in digests if dedup.is_valid(d, 0.05)}
+    hashes = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
+    assert dedup.valid_mask(hashes, 0.02).sum() == len(small)
+    assert not dedup.valid_mask(hashes, 0.0).any()

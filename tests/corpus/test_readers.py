@@ -1,0 +1,265 @@
+"""Reading every format out of every wrapping, and every way a source can be bad."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import random
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from overnight.config import Data
+from overnight.corpus import readers
+from overnight.corpus.readers import documents, start_reading
+from overnight.errors import ConfigError, DataError
+
+DATA = Path(os.environ.get("OVERNIGHT_DATA", Path(__file__).parents[2] / "../shared/data"))
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA} (set OVERNIGHT_DATA)")
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lambda content: lzma.compress(content, preset=0),
+    ".zst": zstandard.compress,
+}
+
+
+def read(*paths: Path | str, **settings: Any) -> tuple[list[str], readers.Source]:
+    data = Data(paths=[str(path) for path in paths], **settings)
+    reading = start_reading(data)
+    return list(documents(data, reading)), reading.sources[0]
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def noise(size: int) -> bytes:
+    """Text that does not compress to nothing."""
+    return "".join(random.Random(0).choices("abcdefghij \n", k=size)).encode()
+
+
+@pytest.mark.parametrize("ending", PACKERS)
+@pytest.mark.parametrize("name", ["a.txt", "misnamed"])
+def test_packed_files_are_seen_by_their_first_bytes(tmp_path: Path, ending: str, name: str) -> None:
+    content = noise(1_500_000)
+    path = tmp_path / (name + (ending if name == "a.txt" else ""))
+    path.write_bytes(PACKERS[ending](content))
+    texts, source = read(path)
+    assert texts == [content.decode()]
+    assert (source.files, source.documents, source.bytes, source.truncated) == (1, 1, len(content), [])
+
+
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
+def test_several_packed_streams_in_one_file_are_all_read(tmp_path: Path, ending: str) -> None:
+    (tmp_path / f"a.txt{ending}").write_bytes(PACKERS[ending](b"one ") + PACKERS[ending](b"two"))
+    assert read(tmp_path / f"a.txt{ending}")[0] == ["one two"]
+
+
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_truncated_file_is_refused_and_kept_only_if_asked(tmp_path: Path, ending: str) -> None:
+    content = noise(4_000_000)
+    packed = PACKERS[ending](content)
+    path = tmp_path / f"a.txt{ending}"
+    path.write_bytes(packed[: len(packed) * 3 // 4])
+    with pytest.raises(DataError, match=r"a\.txt.*ends early.*truncated=keep"):
+        read(path)
+    texts, source = read(path, truncated="keep")
+    assert content.startswith(texts[0].encode())
+    assert source.truncated == [str(path)]
+    # An .xz or .bz2 block is all or nothing, .gz and .zst give what was there.
+    assert len(texts[0]) > 1_000_000
+
+
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_damaged_file_is_refused_even_when_truncated_ones_are_kept(tmp_path: Path, ending: str) -> None:
+    packed = bytearray(PACKERS[ending](noise(400_000)))
+    for place in range(len(packed) // 2, len(packed) // 2 + 50):
+        packed[place] ^= 0x55
+    (tmp_path / f"a.txt{ending}").write_bytes(packed)
+    with pytest.raises(DataError, match="damaged"):
+        read(tmp_path / f"a.txt{ending}", truncated="keep")
+
+
+@pytest.mark.parametrize("ending", PACKERS)
+def test_tar_archives_are_read_as_streams_in_their_order(tmp_path: Path, ending: str) -> None:
+    inner = gzip.compress(b'{"text": "json"}\n')
+    files = {"d/b.txt": b"bee", "d/a.md": b"---\nx: y\n---\n# A", "d/.hidden": b"no", "._c.txt": b"no", "c.jsonl.gz": inner}
+    path = tmp_path / f"x.tar{ending}"
+    path.write_bytes(PACKERS[ending](tar_of(files)))
+    texts, source = read(path)
+    assert texts == ["bee", "# A", "json"]
+    assert source.files == 3
+
+
+@pytest.mark.parametrize("ending", PACKERS)
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_a_truncated_tar_is_refused_and_kept_only_if_asked(tmp_path: Path, ending: str, share: float) -> None:
+    content = noise(300_000)
+    packed = PACKERS[ending](tar_of({f"{i}.txt": content[i * 1000 :] for i in range(12)}))
+    path = tmp_path / f"x.tar{ending}"
+    path.write_bytes(packed[: int(len(packed) * share)])
+    with pytest.raises(DataError, match=r"ends early.*truncated=keep"):
+        read(path)
+    texts, source = read(path, truncated="keep")
+    assert str(path) in source.truncated
+    assert all(text.encode() == content[i * 1000 :] for i, text in enumerate(texts[:-1]))
+
+
+def test_a_tar_cut_between_two_members_is_noticed(tmp_path: Path) -> None:
+    whole = tar_of({"a.txt": b"a" * 512, "b.txt": b"b" * 512})
+    (tmp_path / "x.tar").write_bytes(whole[:1024])
+    with pytest.raises(DataError, match="tar archive ends early"):
+        read(tmp_path / "x.tar")
+    assert read(tmp_path / "x.tar", truncated="keep")[0] == ["a" * 512]
+
+
+def test_folders_are_walked_in_order_without_hidden_files(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/z.txt", "a/y.md", ".git/x.txt", "a/.y.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert read(tmp_path)[0] == ["a/y.md", "a/z.txt", "b.txt"]
+    assert read(f"{tmp_path}/**/*.txt")[0] == ["a/z.txt", "b.txt"]
+    assert read(tmp_path / "b.txt", tmp_path / "a")[0] == ["b.txt", "a/y.md", "a/z.txt"]
+
+
+def test_names_are_read_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("here")
+    monkeypatch.setenv("SOME_FOLDER", str(tmp_path))
+    assert read("$SOME_FOLDER/a.txt")[0] == ["here"]
+    monkeypatch.delenv("SOME_FOLDER")
+    with pytest.raises(ConfigError, match="SOME_FOLDER is not set"):
+        read("$SOME_FOLDER/a.txt")
+
+
+def test_documents_of_a_text_file_are_files_paragraphs_or_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\n \n\nthree")
+    assert read(tmp_path, documents="file")[0] == ["one\r\ntwo\n \n\nthree"]
+    assert read(tmp_path, documents="paragraph")[0] == ["one\ntwo", "three"]
+    assert read(tmp_path, documents="line")[0] == ["one", "two", "three"]
+
+
+def test_wikipedia_articles_are_seen_by_the_first_bytes(tmp_path: Path) -> None:
+    (tmp_path / "wiki_00").write_text('<doc id="1" url="u" title="A">\nA\n\nText.\n</doc>\n<doc id="2">\nB\n</doc>\n')
+    assert read(tmp_path)[0] == ["A\n\nText.", "B"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('<doc id="1">\nA\n<doc id="2">\n', ":3: a <doc> begins before that of line 1"),
+        ('<doc id="1">\nA\n</doc>\nB\n', ":4: text outside"),
+        ('<doc id="1">\nA\n</doc>\n</doc>\n', ":4: </doc> without"),
+        ('<doc id="1">\nA\n</doc>\n<doc id="2">\nB\n', ":4: the file ends inside this article.*truncated=keep"),
+        ("<mediawiki>\n<page>", "is a Wikipedia dump"),
+    ],
+)
+def test_bad_wikipedia_files_are_refused_with_their_line(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "wiki_00").write_text(content)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "wiki_00")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "cut', r":2: is not JSON"),
+        ('{"body": "x", "id": 3}', r":2: has no text in 'text'; its keys are: body, id"),
+        ('{"text": null}', r":2: has no text in 'text'"),
+        ('["text"]', ":2: is not a JSON object"),
+        ('{"text": "\\ud800"}', ":2: has half a surrogate pair"),
+    ],
+)
+def test_bad_json_lines_are_named_and_at_most_the_allowed_number_skipped(tmp_path: Path, line: str, message: str) -> None:
+    good = [json.dumps({"text": text}) for text in ("a", "b", "c\ud83d\ude00")]
+    (tmp_path / "x.jsonl").write_text(f"{good[0]}\n{line}\n\n{good[1]}\n{line}\n{good[2]}")
+    with pytest.raises(DataError, match=message):
+        read(tmp_path)
+    with pytest.raises(DataError, match=r":5: .*max_bad_lines=1"):
+        read(tmp_path, max_bad_lines=1)
+    texts, source = read(tmp_path, max_bad_lines=2)
+    assert (len(texts), source.skipped_lines) == (3, 2)
+
+
+def test_a_json_file_that_is_no_json_lines_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('[{"text": "a"}]')
+    with pytest.raises(DataError, match="not one object a line"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["file", "paragraph", "line"])
+def test_a_byte_that_is_not_utf8_is_named_by_its_offset_or_replaced(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "a.txt").write_bytes("zwölf\n".encode() * 3 + b"caf\xe9 x\n")
+    with pytest.raises(DataError, match=r"a\.txt: byte 24 \(0xe9\) is not UTF-8.*encoding_errors=replace"):
+        read(tmp_path, documents=kind)
+    assert "caf\ufffd x" in "\n".join(read(tmp_path, documents=kind, encoding_errors="replace")[0])
+
+
+def test_utf16_is_guessed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hello", encoding="utf-16")
+    with pytest.raises(DataError, match=r"byte 0 \(0xff\) is not UTF-8; it looks like UTF-16"):
+        read(tmp_path)
+
+
+def test_missing_and_empty_sources_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "void").mkdir()
+    (tmp_path / "empty.txt").touch()
+    cases: list[tuple[Path | str, str]] = [
+        (tmp_path / "absent", "no such file or folder"),
+        (tmp_path / "void", "holds no files"),
+        (f"{tmp_path}/*.md", "no file matches"),
+        (tmp_path / "empty.txt", "holds no text"),
+        ("builtin:something", "is not built in"),
+    ]
+    for path, message in cases:
+        with pytest.raises(DataError, match=message):
+            read(path)
+    with pytest.raises(DataError, match=r"data\.paths is empty"):
+        read()
+
+
+def test_an_endless_document_is_refused_before_it_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 1 << 20)
+    (tmp_path / "a.txt").write_bytes(b"x" * (2 << 20))
+    with pytest.raises(DataError, match=r"set data\.documents to paragraph or line"):
+        read(tmp_path)
+    with pytest.raises(DataError, match=r"a\.txt:1: more than 1 MB in one line"):
+        read(tmp_path, documents="line")
+
+
+@needs_data
+def test_the_real_truncated_gzip_is_refused_and_gives_its_whole_lines_if_asked() -> None:
+    path = DATA / "amazon/reviews_Digital_Music_5.json.truncated.gz"
+    with pytest.raises(DataError, match="ends early"):
+        read(path, field="reviewText")
+    texts, source = read(path, field="reviewText", truncated="keep")
+    assert len(texts) == source.documents == 6908
+    assert source.truncated == [str(path)]
+
+
+@needs_data
+def test_the_real_wikipedia_files_hold_933_articles() -> None:
+    texts, source = read(DATA / "wiki/wiki_0*")
+    assert (len(texts), source.files) == (933, 8)
+
+
+@needs_data
+def test_a_real_dump_with_markup_is_refused() -> None:
+    with pytest.raises(DataError, match="is a Wikipedia dump"):
+        read(DATA / "wiki/testcorpus.xml.bz2")

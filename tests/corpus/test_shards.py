@@ -1,0 +1,118 @@
+"""Shards and the manifest on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overnight.corpus import shards, tokenizer
+from overnight.corpus.readers import Source
+from overnight.errors import DataError
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    pieces = [*tokenizer.SPECIALS, *"abcdefg"]
+    tokenizer.save_tokenizer(tmp_path, pieces, lowercase=True)
+    path = tmp_path / "train-00000.arrow"
+    size = shards.write_shard(path, np.arange(6, dtype=np.uint16), np.array([1, 2, 3], np.int32), np.array([2, 1], np.int32))
+    entry = shards.ShardEntry(path.name, "train", 2, 3, 6, size, shards.checksum(path))
+    shards.save_manifest(
+        tmp_path, shards.Manifest(1, tokenizer.vocabulary(pieces, True).hash, 12, {"paths": ["x"]}, [Source("x", 1, 2, 9)], 0, 0, [entry])
+    )
+    return tmp_path
+
+
+def test_a_shard_opens_as_views_of_what_was_written(prepared: Path) -> None:
+    (shard,) = shards.open_shards(prepared, "train")
+    assert shard.tokens.tolist() == [0, 1, 2, 3, 4, 5]
+    assert shard.sentence_starts.tolist() == [0, 1, 3, 6]
+    assert shard.document_sentences.tolist() == [0, 2, 3]
+    assert [str(array.dtype) for array in (shard.tokens, shard.sentence_starts, shard.document_sentences)] == ["uint16", "int64", "int64"]
+    assert not shard.tokens.flags.writeable  # a view of the memory map, not a copy
+    assert shards.open_shards(prepared, "valid") == []
+
+
+def test_the_file_is_as_the_format_says(prepared: Path) -> None:
+    with pa.ipc.open_file(str(prepared / "train-00000.arrow")) as file:
+        assert file.num_record_batches == 1
+        table = file.read_all()
+    assert table.schema.field("tokens").type == pa.list_(pa.uint16())
+    assert table.schema.field("sentences").type == pa.list_(pa.int32())
+    assert table.to_pylist() == [{"tokens": [0, 1, 2], "sentences": [1, 2]}, {"tokens": [3, 4, 5], "sentences": [3]}]
+
+
+@given(st.lists(st.lists(st.lists(st.integers(0, 65_535), min_size=1, max_size=4), min_size=1, max_size=4), max_size=5))
+def test_documents_come_back_from_a_shard(tmp_path_factory: pytest.TempPathFactory, documents: list[list[list[int]]]) -> None:
+    path = tmp_path_factory.mktemp("shard") / "s.arrow"
+    flat = [token for document in documents for sentence in document for token in sentence]
+    lengths = [len(sentence) for document in documents for sentence in document]
+    shards.write_shard(path, np.array(flat, np.uint16), np.array(lengths, np.int32), np.array([len(d) for d in documents], np.int32))
+    tokens, sentence_lengths, offsets = shards.read_lists(path)
+    assert tokens.tolist() == flat
+    assert sentence_lengths.tolist() == lengths
+    assert np.diff(offsets).tolist() == [len(document) for document in documents]
+
+
+def test_the_manifest_comes_back(prepared: Path) -> None:
+    manifest = shards.load_manifest(prepared)
+    assert manifest.sources == [Source("x", 1, 2, 9)]
+    assert (manifest.count("train", "tokens"), manifest.count("train", "documents"), manifest.count("valid", "tokens")) == (6, 2, 0)
+
+
+def test_a_damaged_shard_is_named_with_what_to_do(prepared: Path) -> None:
+    path = prepared / "train-00000.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"train-00000\.arrow: the shard is damaged.*delete it and prepare again"):
+        shards.open_shards(prepared, "train")
+    path.write_bytes(content[:-8])
+    with pytest.raises(DataError, match=r"bytes, the manifest says"):
+        shards.open_shards(prepared, "train", verify=False)
+    path.unlink()
+    with pytest.raises(DataError, match="the shard is missing"):
+        shards.open_shards(prepared, "train")
+
+
+def test_another_tokenizer_is_refused(prepared: Path) -> None:
+    tokenizer.save_tokenizer(prepared, [*tokenizer.SPECIALS, *"gfedcba"], lowercase=True)
+    with pytest.raises(DataError, match=r"was made with the tokenizer \w+, but vocab.txt"):
+        shards.open_shards(prepared, "train")
+    (prepared / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match=r"tokenizer\.json: is missing"):
+        shards.open_shards(prepared, "train")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace('"version": 1', '"version": 2'), "is of format version 2, this program reads 1"),
+        (lambda text: text[:50], "cannot be read"),
+        (lambda text: text.replace('"duplicates"', '"doubles"'), "lacks or does not know a key"),
+        (lambda text: "[]", "format version None"),
+    ],
+)
+def test_a_manifest_of_another_kind_is_refused(prepared: Path, change, message: str) -> None:  # type: ignore[no-untyped-def]
+    path = prepared / "manifest.json"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(DataError, match=message):
+        shards.load_manifest(prepared)
+
+
+def test_an_unprepared_folder_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not prepared; run `overnight prepare` first"):
+        shards.open_shards(tmp_path, "train")
+
+
+def test_the_manifest_depends_on_its_values_alone(prepared: Path) -> None:
+    before = (prepared / "manifest.json").read_bytes()
+    shards.save_manifest(prepared, shards.load_manifest(prepared))
+    assert (prepared / "manifest.json").read_bytes() == before
+    assert json.loads(before)["version"] == shards.FORMAT_VERSION

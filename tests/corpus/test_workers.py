@@ -1,0 +1,70 @@
+"""The seam that runs tasks on every core."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from overnight.corpus.workers import core_count, run_tasks
+from overnight.errors import DataError, UserError
+
+
+def _square(x: int) -> tuple[int, int]:
+    return x * x, os.getpid()
+
+
+def _fail(x: int) -> int:
+    if x == 3:
+        raise DataError("task 3")
+    return x
+
+
+def _die(x: int) -> int:
+    if x == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def test_results_come_in_order_from_other_processes() -> None:
+    results = list(run_tasks(_square, range(40), 2))
+    assert [square for square, _ in results] == [x * x for x in range(40)]
+    assert os.getpid() not in {pid for _, pid in results}
+
+
+def test_one_worker_or_one_task_stays_in_this_process() -> None:
+    assert list(run_tasks(_square, range(3), 1)) == [(0, os.getpid()), (1, os.getpid()), (4, os.getpid())]
+    assert list(run_tasks(_square, [2], 8)) == [(4, os.getpid())]
+    assert list(run_tasks(_square, [], 8)) == []
+
+
+def test_tasks_are_drawn_only_as_fast_as_they_are_worked_off() -> None:
+    drawn = 0
+
+    def tasks() -> Iterator[int]:
+        nonlocal drawn
+        for number in range(1, 1001):
+            drawn = number
+            yield number
+
+    results = run_tasks(_square, tasks(), 2)
+    next(results)
+    assert drawn <= 10
+    results.close()  # type: ignore[attr-defined]
+
+
+def test_an_error_of_a_task_arrives_as_itself() -> None:
+    with pytest.raises(DataError, match="task 3"):
+        list(run_tasks(_fail, range(10), 2))
+
+
+def test_a_killed_worker_is_an_error_and_no_hang() -> None:
+    with pytest.raises(UserError, match="worker process was killed"):
+        list(run_tasks(_die, range(10), 2))
+
+
+def test_zero_workers_are_every_core() -> None:
+    assert core_count(0) == len(os.sched_getaffinity(0))
+    assert core_count(3) == 3

@@ -1,0 +1,62 @@
+"""A small network with weights large enough to matter, and random batches, for the tests of models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from overnight.batches.packing import Batch
+from overnight.config import Model
+from overnight.models.bert import BertForPretraining
+
+VOCAB = 1000
+SIZES: dict[str, Any] = {"layers": 3, "width": 64, "heads": 4, "max_length": 64, "dropout": 0.0, "attention_dropout": 0.0}
+
+
+def loud(model: nn.Module) -> nn.Module:
+    """The model with weights ten times as large as at its start and no parameter at 0 or 1, so that an error shows in the logits."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.ndim > 1:
+                p.mul_(10 if "layers" not in name else 6)
+            elif not name.endswith("mlm.bias"):
+                p.add_(torch.randn_like(p) * 0.3)
+            else:
+                p[:VOCAB].add_(torch.randn(VOCAB))
+    return model
+
+
+def pretraining(seed: int = 0, **sizes: Any) -> BertForPretraining:
+    """A loud BERT with its heads."""
+    torch.manual_seed(seed)
+    model = loud(BertForPretraining(Model(**{**SIZES, **sizes}), VOCAB))
+    assert isinstance(model, BertForPretraining)
+    return model
+
+
+def random_batch(lengths: Sequence[int], seed: int = 1, vocab: int = VOCAB, nsp: bool = True) -> Batch:
+    """Sequences of these lengths, about a sixth of their tokens predicted."""
+    generator = torch.Generator().manual_seed(seed)
+    total, starts = sum(lengths), torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    predicted = torch.randperm(total, generator=generator)[: max(1, total // 6)].sort().values
+    targets = {"mlm": torch.randint(0, vocab, predicted.shape, generator=generator)}
+    if nsp:
+        targets["nsp"] = torch.randint(0, 2, (len(lengths),), generator=generator)
+    return Batch(
+        ids_N=torch.randint(0, vocab, (total,), generator=generator),
+        positions_N=torch.cat([torch.arange(length) for length in lengths]),
+        segments_N=torch.cat([(torch.arange(length) > length // 2).long() for length in lengths]),
+        starts=starts,
+        lengths=tuple(lengths),
+        predicted_M=predicted,
+        targets=targets,
+    )
+
+
+def padded(flat_N: Tensor, batch: Batch, fill: int = 0) -> Tensor:
+    """Rows of a flat batch as (S, T), filled up behind."""
+    parts = [flat_N[start : start + length] for start, length in zip(batch.starts.tolist(), batch.lengths, strict=False)]
+    return nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=fill)

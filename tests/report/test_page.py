@@ -1,0 +1,176 @@
+"""The page stands alone, shows what the summary says, and cannot be broken by a name."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overnight.corpus import files
+from overnight.errors import ConfigError, DataError, UserError
+from overnight.report.page import write_report
+from overnight.report.summary import duration, share, summarise
+from tests.report.sample import finetunings, metrics, settings, write_run
+
+SEEDS = finetunings([0.671, 0.665, 0.679], [0.502, 0.497, 0.508])
+
+
+class Page(HTMLParser):
+    """Elements, visible text and embedded curves of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.scripts: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.curves: dict[str, Any] = json.loads(self.scripts[0])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+        if tag not in ("meta", "link", "line", "circle"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.open:
+            while self.open.pop() != tag:
+                pass
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+        elif "style" not in self.open:
+            self.text += data
+
+
+def test_the_page_asks_nothing_of_any_other_place(tmp_path: Path) -> None:
+    page = Page(write_report([write_run(tmp_path / "run", metrics() + SEEDS)], tmp_path / "report.html"))
+    places = [
+        value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href", "srcset", "action", "data")
+    ]
+    assert places == ["data:,"]
+    assert len(page.scripts) == 3
+    own = page.scripts[2] + (tmp_path / "report.html").read_text(encoding="utf-8").split("</style>")[0]
+    assert not re.search(r"https?:|@import|url\(|fetch\(|XMLHttpRequest", own)
+
+
+def test_plotly_is_inlined_once(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, metrics(), settings(name)) for name in ("a", "b")]
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    assert [len(script) > 1_000_000 for script in page.scripts] == [False, True, False]
+
+
+def test_the_page_shows_what_the_summary_says(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [*metrics(), *SEEDS, {"kind": "event", "what": "resumed", "global_step": 120}])
+    found, page = summarise(folder), Page(write_report([folder], tmp_path / "report.html"))
+    for row in found["phases"]:
+        assert row["name"] in page.text
+        assert share(row["mlm_accuracy"]) in page.text and share(row["nsp_accuracy"]) in page.text and duration(row["seconds"]) in page.text
+    task = found["tasks"][0]
+    for init in ("pretrained", "scratch"):
+        assert all(share(value) in page.text for value in task[init]["values"].values())
+    assert task["verdict"] in page.text and "word overlap" in page.text
+    assert found["device"] in page.text
+    assert "phases.short.optim.lr" in page.text and "cpu.flags" in page.text
+    assert "step 120: resumed" in page.text
+    assert "Incomplete" not in page.text
+
+
+def test_the_curves_are_the_measured_ones_by_step_and_by_time(tmp_path: Path) -> None:
+    lines = metrics()
+    run = Page(write_report([write_run(tmp_path / "run", lines)], tmp_path / "report.html")).curves["runs"][0]
+    for kind, keys in (
+        ("train", ("loss", "mlm_loss", "nsp_loss", "lr", "grad_norm", "tokens_per_s")),
+        ("eval", ("mlm_loss", "mlm_accuracy", "nsp_accuracy")),
+    ):
+        mine = [line for line in lines if line["kind"] == kind]
+        assert run[kind]["step"] == [line["global_step"] for line in mine]
+        assert run[kind]["seconds"] == [line["seconds"] for line in mine]
+        for key in keys:
+            assert run[kind][key] == [line[key] for line in mine]
+    assert [(phase["name"], phase["step"]) for phase in run["phases"]] == [("short", 0), ("long", 200)]
+
+
+def test_a_diverged_run_leaves_gaps_in_its_curves(tmp_path: Path) -> None:
+    lines = [{**line, "loss": float("nan"), "grad_norm": float("inf")} if line["kind"] == "train" else line for line in metrics()]
+    curves = Page(write_report([write_run(tmp_path / "run", lines)], tmp_path / "report.html")).curves["runs"][0]
+    assert set(curves["train"]["loss"]) == {None} == set(curves["train"]["grad_norm"])
+
+
+def test_several_runs_lie_over_each_other_by_name_and_show_what_differs(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a", metrics() + SEEDS), write_run(tmp_path / "b", metrics(0.3), settings("wide", seed=7))]
+    page = Page(write_report(runs, tmp_path / "report.html"))
+    assert [run["name"] for run in page.curves["runs"]] == ["demo", "wide"]
+    assert "What differs" in page.text and "seed" in page.text
+    assert "wide: docnames pretrained: seed 0, 1, 2 not run yet" in page.text
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, metrics()) for name in ("a", "b")]
+    names = [run["name"] for run in Page(write_report(runs, tmp_path / "report.html")).curves["runs"]]
+    assert names == [f"demo ({tmp_path / 'a'})", f"demo ({tmp_path / 'b'})"]
+
+
+@pytest.mark.parametrize("lines", [[], metrics()[:1], metrics()[:2], metrics()[:-5], metrics(nsp=False), SEEDS, finetunings([0.5], [])])
+def test_a_run_in_any_state_has_a_page(tmp_path: Path, lines: list[dict[str, Any]]) -> None:
+    page = Page(write_report([write_run(tmp_path / "run", lines)], tmp_path / "report.html"))
+    assert "Incomplete" in page.text
+    assert page.open == []
+
+
+def test_names_and_messages_cannot_break_out_of_the_page(tmp_path: Path) -> None:
+    evil = '</script><script>alert("x")</script>'
+    lines = [{**line, "phase": evil} if "phase" in line else line for line in metrics()]
+    lines += [{**line, "name": evil} for line in SEEDS] + [{"kind": "event", "what": evil, "message": evil}]
+    page = Page(write_report([write_run(tmp_path / "run", lines, settings(evil))], tmp_path / "report.html"))
+    assert len(page.scripts) == 3
+    assert page.curves["runs"][0]["name"] == evil
+
+
+def test_a_long_run_is_thinned_and_the_page_says_so(tmp_path: Path) -> None:
+    lines = [{"kind": "train", "phase": "short", "step": i, "global_step": i, "seconds": i / 2, "loss": 1.0} for i in range(1, 7001)]
+    page = Page(write_report([write_run(tmp_path / "run", lines)], tmp_path / "report.html"))
+    assert len(page.curves["runs"][0]["train"]["step"]) <= 3000
+    assert "every 3rd logged line" in page.text
+
+
+def test_no_run_the_same_run_twice_and_a_folder_as_target_are_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", metrics())
+    with pytest.raises(ConfigError, match="at least one run folder"):
+        write_report([], tmp_path / "report.html")
+    with pytest.raises(ConfigError, match="named twice"):
+        write_report([folder, tmp_path / "x" / ".." / "run"], tmp_path / "report.html")
+    with pytest.raises(ConfigError, match="is a folder"):
+        write_report([folder], tmp_path)
+    with pytest.raises(DataError, match="no such run folder"):
+        write_report([tmp_path / "absent"], tmp_path / "report.html")
+
+
+def test_a_full_disk_leaves_the_older_page_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, out = write_run(tmp_path / "run", metrics()), tmp_path / "out" / "report.html"
+    write_report([folder], out)
+    before = out.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(UserError, match=r"report\.html could not be written: .*No space left"):
+        write_report([folder], out)
+    assert out.read_bytes() == before
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
+
+
+def test_without_plotly_the_user_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_run(tmp_path / "run", metrics())
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(UserError, match=r"pip install 'overnight\[report\]'"):
+        write_report([folder], tmp_path / "report.html")

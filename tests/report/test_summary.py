@@ -1,0 +1,148 @@
+"""The numbers a run is judged by."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overnight.report.summary import compare, duration, spread, summarise, summary_text
+from tests.report.sample import finetunings, metrics, settings, write_run
+
+
+def line(value: float, **more: object) -> dict[str, object]:
+    return {"metric": "accuracy", "value": value, **more}
+
+
+def test_phase_scores_are_the_last_held_out_ones_of_each_phase(tmp_path: Path) -> None:
+    lines = metrics()
+    found = summarise(write_run(tmp_path / "run", lines))
+    for row in found["phases"]:
+        last = [x for x in lines if x["kind"] == "eval" and x["phase"] == row["name"]][-1]
+        assert {key: row[key] for key in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")} == {
+            key: last[key] for key in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
+        }
+    assert found["finished"] is False, "the three seeds are not there yet"
+    assert [row["finished"] for row in found["phases"]] == [True, True]
+
+
+def test_phases_share_out_the_tokens_and_the_time_of_the_run(tmp_path: Path) -> None:
+    found = summarise(write_run(tmp_path / "run", metrics()))
+    assert [row["tokens"] for row in found["phases"]] == [200 * 64 * 110, 50 * 32 * 220]
+    assert sum(row["tokens"] for row in found["phases"]) == found["tokens"]
+    assert sum(row["seconds"] for row in found["phases"]) == pytest.approx(found["seconds"])
+    assert found["sequences"] == 200 * 64 + 50 * 32
+
+
+def test_a_run_without_nsp_has_no_nsp_scores(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", metrics(nsp=False))
+    assert [row["nsp_accuracy"] for row in summarise(folder)["phases"]] == [None, None]
+    assert " - " in summary_text(folder)
+
+
+def test_an_unfinished_phase_is_named_with_the_steps_done(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", metrics()[:-3])
+    found = summarise(folder)
+    assert found["phases"][1]["finished"] is False
+    assert "45 of 50" in summary_text(folder)
+    assert "phase long is to do" in summary_text(folder)
+
+
+def test_a_finished_run_has_nothing_to_note(tmp_path: Path) -> None:
+    found = summarise(write_run(tmp_path / "run", metrics() + finetunings([0.67, 0.66, 0.68], [0.50, 0.49, 0.51])))
+    assert found["finished"] and found["notes"] == []
+    task = found["tasks"][0]
+    assert (task["pretrained"]["median"], task["scratch"]["median"]) == (0.67, 0.50)
+    assert task["pretrained"]["values"] == {0: 0.67, 1: 0.66, 2: 0.68}
+    assert task["wins"] is True
+    assert task["baselines"] == [{"what": "word overlap", "value": 0.88}]
+
+
+def test_missing_seeds_are_named_and_the_verdict_is_provisional(tmp_path: Path) -> None:
+    found = summarise(write_run(tmp_path / "run", metrics() + finetunings([0.67, 0.66, 0.68], [0.50, 0.49])))
+    assert "docnames scratch: seed 2 not run yet" in found["notes"]
+    assert found["tasks"][0]["verdict"].endswith(", so far")
+    assert not found["finished"]
+
+
+def test_a_repeated_seed_counts_once_with_its_last_value(tmp_path: Path) -> None:
+    lines = finetunings([0.60, 0.66, 0.68], [0.50, 0.49, 0.51]) + finetunings([0.70], [])
+    task = summarise(write_run(tmp_path / "run", metrics() + lines))["tasks"][0]
+    assert task["pretrained"]["values"] == {0: 0.70, 1: 0.66, 2: 0.68}
+
+
+@pytest.mark.parametrize(
+    ("pretrained", "scratch", "wins", "words"),
+    [
+        ([0.67, 0.66, 0.68], [0.50, 0.49, 0.51], True, "wins by more than the spread"),
+        ([0.52, 0.50, 0.54], [0.50, 0.49, 0.51], False, "ahead, but not by more"),
+        ([0.52, 0.52, 0.52], [0.50, 0.40, 0.60], False, "ahead, but not by more"),
+        ([0.50, 0.49, 0.51], [0.50, 0.49, 0.51], False, "does not win"),
+        ([0.40, 0.39, 0.41], [0.50, 0.49, 0.51], False, "does not win"),
+        ([0.67], [0.50], None, "ahead, on a single seed"),
+        ([0.67, 0.66], [], None, "not compared"),
+        ([], [0.5], None, "not run yet"),
+    ],
+)
+def test_pretraining_wins_only_by_more_than_the_spread_of_the_seeds(
+    pretrained: list[float], scratch: list[float], wins: bool | None, words: str
+) -> None:
+    sides = [spread({i: line(value) for i, value in enumerate(values)}) for values in (pretrained, scratch)]
+    found, text = compare(*sides)
+    assert found is wins and words in text
+
+
+@given(st.dictionaries(st.integers(0, 9), st.floats(0, 1), min_size=1))
+def test_the_spread_holds_every_value_and_the_median(values: dict[int, float]) -> None:
+    found = spread({seed: line(value) for seed, value in values.items()})
+    assert found is not None
+    assert found["values"] == values
+    assert found["low"] <= found["median"] <= found["high"]
+    assert found["median"] == statistics.median(values.values())
+    assert (found["spread"] is None) == (len(values) == 1)
+
+
+def test_squad_scores_are_per_cent_already_and_correlations_have_no_per_cent_sign(tmp_path: Path) -> None:
+    squad = {"kind": "finetune", "name": "squad", "task": "squad", "seed": 0, "init": "pretrained", "metric": "f1", "value": 61.25}
+    squad["metrics"] = {"exact_match": 50.5, "f1": 61.25}
+    stsb = {"kind": "finetune", "name": "stsb", "task": "stsb", "seed": 0, "init": "pretrained", "metric": "spearman", "value": 0.875}
+    folder = write_run(tmp_path / "run", [*metrics(), squad, stsb], settings(finetune={}))
+    text = summary_text(folder)
+    assert "61.2 %" in text and "87.5\n" in text.replace("  ", "\n") and "87.5 %" not in text
+    assert summarise(folder)["tasks"][0]["pretrained"]["others"] == {"exact_match": 50.5}
+
+
+def test_the_text_holds_every_seed_the_median_the_spread_and_the_verdict(tmp_path: Path) -> None:
+    text = summary_text(write_run(tmp_path / "run", metrics() + finetunings([0.671, 0.665, 0.679], [0.502, 0.497, 0.508])))
+    for part in (
+        "67.1 %",
+        "66.5 %",
+        "67.9 %",
+        "50.2 %",
+        "49.7 %",
+        "50.8 %",
+        "1.4",
+        "1.1",
+        "word overlap",
+        "88.0 %",
+        "pretraining wins by more than the spread",
+    ):
+        assert part in text
+    table = [row for row in text.splitlines() if row.startswith(("short", "long"))]
+    assert len(table) == 2 and len({len(row) for row in table}) == 1, "columns are aligned"
+
+
+def test_the_device_is_the_gpu_unless_the_run_asked_for_the_cpu(tmp_path: Path) -> None:
+    machine = {"cpu": {"model": "P", "cores": 8}, "gpus": [{"name": "Card"}, {"name": "Card"}]}
+    assert summarise(write_run(tmp_path / "a", [], environment=machine))["device"] == "2 x Card"
+    assert summarise(write_run(tmp_path / "b", [], settings(train={"device": "cpu"}), machine))["device"] == "P, 8 cores"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (432, "7 min 12 s"), (11100, "3 h 05 min")]
+)
+def test_times_are_said_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

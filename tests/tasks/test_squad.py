@@ -1,0 +1,122 @@
+"""SQuAD's JSON: the real files, the split made of them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overnight.errors import DataError
+from overnight.tasks.squad import load_squad, read_squad
+
+
+def _squad(*questions: tuple[str, list[tuple[str, int]]], context: str = "The cat sat on the mat.", title: str = "Cats") -> dict[str, Any]:
+    qas = [{"id": q, "question": "who?", "answers": [{"text": t, "answer_start": s} for t, s in answers]} for q, answers in questions]
+    return {"version": "1.1", "data": [{"title": title, "paragraphs": [{"context": context, "qas": qas}]}]}
+
+
+def _write(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value))
+    return path
+
+
+def test_the_real_files_have_the_published_counts_and_every_answer_stands_at_its_place(data: Path) -> None:
+    questions, notes = read_squad(data / "squad" / "dev-v1.1.json")
+    assert (len(questions), len({q.title for q in questions}), sum(len(q.answers) for q in questions), notes) == (10_570, 48, 34_726, ())
+    assert all(q.context[a.start : a.start + len(a.text)] == a.text for q in questions for a in q.answers)
+    questions, notes = read_squad(data / "squad" / "train-v2.0-10articles.json")
+    assert (len(questions), sum(not q.answers for q in questions), notes) == (4719, 348, ())
+
+
+def test_the_small_split_keeps_whole_articles_apart_and_says_so(data: Path) -> None:
+    read = load_squad(data / "squad")
+    assert not {q.title for q in read.train} & {q.title for q in read.dev}
+    assert not {q.context for q in read.train} & {q.context for q in read.dev}
+    assert {q.title for q in read.dev} == {
+        "Prime_number", "Rhine", "Scottish_Parliament", "Islamism", "Imperialism", "United_Methodist_Church", "French_and_Indian_War", "Force",
+    }  # fmt: skip
+    assert len(read.train) == 4371 + 10_570 - len(read.dev)
+    assert all(q.answers for q in read.train + read.dev)
+    assert read.notes[0].startswith(
+        "not the published split: trained on 4371 answerable questions of train-v2.0-10articles.json and the first 40"
+    )
+
+
+def test_the_published_files_are_the_published_split_also_beside_others(tmp_path: Path) -> None:
+    _write(tmp_path / "train-v1.1.json", _squad(("a", [("cat", 4)])))
+    _write(tmp_path / "train-v2.0-10articles.json", _squad(("c", [("cat", 4)])))
+    _write(tmp_path / "dev-v1.1.json", _squad(("b", [("mat", 19), ("the mat", 15)])))
+    read = load_squad(tmp_path)
+    assert [q.id for q in read.train] == ["a"] and [q.id for q in read.dev] == ["b"]
+    assert [(a.text, a.start) for a in read.dev[0].answers] == [("mat", 19), ("the mat", 15)]
+    assert read.notes == ("SQuAD 1.1: trained on train-v1.1.json, scored on dev-v1.1.json",)
+
+
+def test_missing_files_and_questions_without_answer_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is no folder"):
+        load_squad(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"train-v1\.1\.json and dev-v1\.1\.json missing"):
+        load_squad(tmp_path)
+    _write(tmp_path / "dev-v1.1.json", _squad(("b", [("mat", 19)])))
+    with pytest.raises(DataError, match=r": train-v1\.1\.json missing"):
+        load_squad(tmp_path)
+    _write(tmp_path / "train-v1.1.json", _squad(("a", [])))
+    with pytest.raises(DataError, match="question a has no answer"):
+        load_squad(tmp_path)
+
+
+def test_answers_at_the_wrong_place_are_refused_over_the_limit_and_never_moved_below_it(tmp_path: Path) -> None:
+    path = _write(tmp_path / "x.json", _squad(("good", [("cat", 4)]), ("moved", [("cat", 5)]), ("before", [("cat", -3)])))
+    with pytest.raises(DataError, match="2 of 3 answers do not stand at their answer_start, first those of questions moved, before"):
+        read_squad(path)
+    questions, notes = read_squad(path, misaligned=0.7)
+    assert [q.answers[0].start for q in questions] == [4, -1, -1] and [q.answers[0].text for q in questions] == ["cat"] * 3
+    assert notes == ("x.json: 2 of 3 answers do not stand at their answer_start and are not trained on: moved, before",)
+
+
+def _without(key: str) -> dict[str, Any]:
+    root = _squad(("a", [("cat", 4)]))
+    article = root["data"][0]
+    paragraph = article["paragraphs"][0]
+    qa = paragraph["qas"][0]
+    for node in (root, article, paragraph, qa, qa["answers"][0]):
+        node.pop(key, None)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([1], "the file is a JSON list, not an object; SQuAD is"),
+        (_without("data"), "the file has no key 'data'"),
+        (_without("paragraphs"), r"data\[0\] has no key 'paragraphs'"),
+        (_without("context"), r"data\[0\]\.paragraphs\[0\] has no key 'context'"),
+        (_without("id"), r"data\[0\]\.paragraphs\[0\]\.qas\[0\] has no key 'id'"),
+        (_without("answer_start"), r"qas\[0\] \(question a\) has no key 'answer_start'"),
+        ({"data": {}}, r"the file\.data is a JSON dict where a list belongs"),
+        ({"data": []}, "holds no question"),
+        ({"data": ["x"]}, r"data\[0\] is a JSON str, not an object"),
+        (_squad(("a", []), ("a", [])), "question id 'a' is used twice"),
+        (_squad(("a", [(" ", 3)])), "an answer has no text"),
+    ],
+)
+def test_json_that_is_not_squad_is_refused_with_its_place(value: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        read_squad(_write(tmp_path / "x.json", value))
+
+
+def test_a_file_cut_short_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(_squad(("a", [("cat", 4)])))[:-20])
+    with pytest.raises(DataError, match=r"x\.json: is not JSON: .*cut short"):
+        read_squad(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_squad(tmp_path / "y.json")
+
+
+def test_questions_to_predict_on_need_no_answers(tmp_path: Path) -> None:
+    root = _squad(("a", []))
+    del root["data"][0]["paragraphs"][0]["qas"][0]["answers"]
+    assert read_squad(_write(tmp_path / "x.json", root))[0][0].answers == ()

@@ -1,0 +1,132 @@
+"""One's own table: formats, columns, splits, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overnight.errors import DataError
+from overnight.tasks.classification import load_task
+from overnight.tasks.rows import held_out
+
+ROWS = [(f"text number {i}, with a comma", "good" if i % 3 else "bad") for i in range(200)]
+
+
+def _write(path: Path, rows: list[tuple[str, str]], target: str = "label") -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        if path.suffix == ".jsonl":
+            file.writelines(json.dumps({"text": text, target: label, "other": [1]}) + "\n" for text, label in rows)
+        elif path.suffix == ".tsv":
+            file.write(f"text\t{target}\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
+        else:
+            csv.writer(file).writerows([("text", target), *rows])
+    return path
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl"])
+def test_a_table_is_the_same_task_in_every_format(ending: str, tmp_path: Path) -> None:
+    read = load_task("csv", _write(tmp_path / f"mine{ending}", ROWS))
+    assert read.kind == "classification" and read.labels == ("bad", "good") and read.main_metric == "accuracy"
+    assert sorted((r.text_a, r.label) for r in read.train + read.dev) == sorted(ROWS)
+    assert 5 <= len(read.dev) <= 40 and read.notes[0].startswith(f"scored on {len(read.dev)} rows held out")
+
+
+def test_files_named_by_split_are_the_splits_and_test_labels_are_optional(tmp_path: Path) -> None:
+    _write(tmp_path / "train.csv", ROWS)
+    _write(tmp_path / "valid.tsv", ROWS[:3])
+    (tmp_path / "test.jsonl").write_text('{"text": "unlabelled", "id": 7}\n')
+    read = load_task("csv", tmp_path)
+    assert (len(read.train), len(read.dev), read.notes) == (200, 3, ())
+    assert [(r.id, r.text_a, r.label) for r in read.test] == [("7", "unlabelled", None)]
+
+
+def test_pairs_and_scores_make_a_regression_on_pairs(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text_a,text_b,score\n" + "".join(f"a{i},b{i},{i / 10}\n" for i in range(50)))
+    read = load_task("csv", tmp_path / "t.csv")
+    assert read.kind == "regression" and read.labels == () and read.main_metric == "spearman"
+    assert {(r.text_a, r.text_b, r.label) for r in read.train + read.dev} == {(f"a{i}", f"b{i}", i / 10) for i in range(50)}
+
+
+def test_equal_texts_are_never_on_both_sides_of_the_split_and_the_seed_chooses(tmp_path: Path) -> None:
+    path = _write(tmp_path / "t.csv", ROWS + ROWS)
+    first, second = load_task("csv", path, seed=0), load_task("csv", path, seed=1)
+    assert not {r.text_a for r in first.train} & {r.text_a for r in first.dev}
+    assert {r.text_a for r in first.dev} != {r.text_a for r in second.dev}
+    assert [r.id for r in load_task("csv", path, seed=0).dev] == [r.id for r in first.dev]
+
+
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=10), st.text(max_size=20))
+def test_adding_rows_never_moves_a_row_to_the_other_side(texts: list[str], more: str) -> None:
+    before = [held_out(t, 3) for t in texts]
+    assert [held_out(t, 3) for t in [more, *texts]][1:] == before
+    assert not any(held_out(t, 3, share=0.0) for t in texts) and all(held_out(t, 3, share=1.0) for t in texts)
+
+
+def test_the_held_out_share_is_a_tenth() -> None:
+    count = sum(held_out(str(i), 0) for i in range(20_000))
+    assert abs(count - 2000) < 4 * (20_000 * 0.1 * 0.9) ** 0.5
+
+
+BAD = {
+    "no text column": ("t.csv", "words,label\na,1\n", r"columns words, label; name the text `text`"),
+    "no target": ("t.csv", "text,class\na,1\n", r"columns text, class; name the classes `label`, or the numbers `score`"),
+    "both targets": ("t.csv", "text,label,score\na,1,2\n", r"one of the two"),
+    "empty text": ("t.csv", "text,label\na,1\n ,2\n", r"t\.csv:3: column 'text' is empty"),
+    "empty label": ("t.tsv", "text\tlabel\na\t1\nb\t\n", r"t\.tsv:3: column 'label' is empty"),
+    "comma without quotes": ("t.csv", "text,label\na,1\nb,c,2\n", r"t\.csv:3: 3 fields where 2 belong: text, label; quote"),
+    "line after a quoted line break": ("t.csv", 'text,label\n"a\nb",1\nc\n', r"t\.csv:4: 1 fields"),
+    "not json": ("t.jsonl", '{"text": "a", "label": "x"}\n{"text": \n', r"t\.jsonl:2: is not JSON"),
+    "json but no object": ("t.jsonl", "[1]\n", r"t\.jsonl:1: is a JSON list"),
+    "json field absent": ("t.jsonl", '{"text": "a", "label": "x"}\n{"label": "y"}\n', r"t\.jsonl:2: column 'text' is empty or missing"),
+    "score is no number": ("t.csv", "text,score\na,1\nb,many\n", r"t\.csv:3: score 'many' is not a number"),
+    "score is infinite": ("t.csv", "text,score\na,1\nb,inf\n", r"t\.csv:3: score 'inf' is not finite"),
+    "id twice": ("t.csv", "id,text,label\n1,a,x\n1,b,y\n", r"t\.csv:3: id '1' was used before"),
+    "another ending": ("t.xls", "text,label\n", r"t\.xls: a table ends in \.csv, \.tsv, \.jsonl"),
+    "no rows": ("t.csv", "text,label\n", r"t\.csv: holds no rows"),
+    "nothing": ("t.csv", "", r"t\.csv: holds no rows"),
+    "too few to split": ("t.csv", "text,label\na,x\n", r"1 rows are too few to hold out a tenth"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_table_is_refused_with_its_place(case: str, tmp_path: Path) -> None:
+    name, text, message = BAD[case]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        load_task("csv", tmp_path / name)
+
+
+def test_one_class_and_too_many_classes_are_refused(tmp_path: Path) -> None:
+    path = _write(tmp_path / "t.csv", [(text, "same") for text, _ in ROWS])
+    with pytest.raises(DataError, match="every training row has label 'same'"):
+        load_task("csv", path)
+    path = _write(tmp_path / "t.csv", [(f"t{i}", str(i)) for i in range(2000)])
+    with pytest.raises(DataError, match="different labels; call the column `score`"):
+        load_task("csv", path)
+
+
+def test_a_label_that_training_lacks_two_files_of_a_split_and_no_train_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no train\.csv"):
+        load_task("csv", tmp_path)
+    with pytest.raises(DataError, match="does not exist"):
+        load_task("csv", tmp_path / "nowhere")
+    _write(tmp_path / "train.csv", ROWS)
+    _write(tmp_path / "dev.csv", [("new", "unseen")])
+    with pytest.raises(DataError, match=r"dev\.csv: row 0 has label 'unseen', which no training row has \(bad, good\)"):
+        load_task("csv", tmp_path)
+    _write(tmp_path / "dev.tsv", ROWS[:3])
+    with pytest.raises(DataError, match=r"holds dev\.csv and dev\.tsv"):
+        load_task("csv", tmp_path)
+
+
+def test_a_text_longer_than_the_csv_modules_limit_is_read_and_the_limit_is_put_back(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    long = "word " * 60_000
+    read = load_task("csv", _write(tmp_path / "t.csv", [*ROWS, (long, "good")]))
+    assert long.strip() in {r.text_a for r in read.train + read.dev}
+    assert csv.field_size_limit() == limit

@@ -1,0 +1,372 @@
+"""The shape of the package: imports go downward, no-torch folders stay so, nothing is unpickled, the README tells the truth."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from overnight import config, doctor
+from overnight.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# From the top down: a part may import its own row and the rows below.
+LAYERS = [
+    ["cli", "__main__"],
+    ["bench", "everything"],
+    ["tasks", "interop", "report", "doctor"],
+    ["train"],
+    ["models", "optim", "batches"],
+    ["corpus"],
+    ["config"],
+    ["schema"],
+    ["errors", "environment", ""],
+]
+# These, and everything of ours that they import, run without torch.
+NO_TORCH = [
+    "config",
+    "errors",
+    "corpus",
+    "report",
+    *(f"tasks.{name}" for name in ("rows", "encode", "classification", "docnames", "squad", "metrics")),
+]
+# Files of more than 400 lines, and why they are not cut.
+LONG_FILES: dict[str, str] = {}
+MAX_LINES = 400
+
+
+def sources() -> dict[str, str]:
+    """Every module of the package by its name without `overnight.`, with its text."""
+    found = {}
+    for path in sorted((ROOT / "overnight").rglob("*.py")):
+        parts = path.relative_to(ROOT / "overnight").with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__")] = path.read_text(encoding="utf-8")
+    return found
+
+
+def imports(text: str) -> Iterator[str]:
+    """Dotted names that a module imports anywhere in it, but not for type checking alone."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def graph(modules: Mapping[str, str]) -> dict[str, set[str]]:
+    """Which of the package's modules each module imports."""
+
+    def owner(name: str) -> str:
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        return name
+
+    return {
+        module: {owner(name.removeprefix("overnight").removeprefix(".")) for name in imports(text) if name.split(".")[0] == "overnight"}
+        - {module}
+        for module, text in modules.items()
+    }
+
+
+def part(module: str) -> str:
+    """The part of LAYERS that a module belongs to."""
+    named = [name for row in LAYERS for name in row]
+    return module if module in named else module.split(".")[0]
+
+
+def upward(modules: Mapping[str, str]) -> list[str]:
+    """Imports that go up, or whose part has no place in LAYERS."""
+    level = {name: i for i, row in enumerate(LAYERS) for name in row}
+    unplaced = [f"{module} has no place in LAYERS" for module in modules if part(module) not in level]
+    return unplaced or [
+        f"{module} imports {other}"
+        for module, others in graph(modules).items()
+        for other in others
+        if level[part(other)] < level[part(module)]
+    ]
+
+
+def circle(edges: Mapping[str, set[str]]) -> list[str]:
+    """One circle of the graph, or nothing."""
+    done: set[str] = set()
+
+    def walk(node: str, path: list[str]) -> list[str]:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return []
+        for other in sorted(edges.get(node, ())):
+            if found := walk(other, [*path, node]):
+                return found
+        done.add(node)
+        return []
+
+    return next((found for node in sorted(edges) if (found := walk(node, []))), [])
+
+
+def by_part(edges: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """The graph of the parts."""
+    found: dict[str, set[str]] = {}
+    for module, others in edges.items():
+        found.setdefault(part(module), set()).update(part(other) for other in others if part(other) != part(module))
+    return found
+
+
+def no_torch_modules(modules: Mapping[str, str]) -> list[str]:
+    """The modules that must run without torch."""
+    return [module for module in modules if module in NO_TORCH or part(module) in NO_TORCH]
+
+
+def torch_reached(modules: Mapping[str, str]) -> list[str]:
+    """No-torch modules from which an import of torch can be reached, with the module that has it."""
+    edges = graph(modules)
+    heavy = {module for module, text in modules.items() if any(name.split(".")[0] == "torch" for name in imports(text))}
+    found = []
+    for start in no_torch_modules(modules):
+        seen, todo = {start}, [start]
+        while todo:
+            new = edges[todo.pop()] - seen
+            seen |= new
+            todo += new
+        found += [f"{start} reaches torch in {module}" for module in sorted(seen & heavy)]
+    return found
+
+
+def unsafe(text: str) -> list[str]:
+    """Ways to run code out of a file, or to write outside a folder, that a module uses."""
+    found = [
+        f"imports {name}"
+        for name in imports(text)
+        if name.split(".")[0] in ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")
+    ]
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call):
+            continue
+        name, keys = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
+        if name == "torch.load" and keys.get("weights_only") != "True":
+            found.append(f"line {node.lineno}: torch.load without weights_only=True")
+        if name.endswith((".extractall", ".extract", "unpack_archive")) or name in ("yaml.load", "yaml.unsafe_load", "eval", "exec"):
+            found.append(f"line {node.lineno}: {name}")
+        if keys.get("allow_pickle", "False") != "False":
+            found.append(f"line {node.lineno}: allow_pickle")
+    return found
+
+
+def python_files() -> list[Path]:
+    """Every Python file of the repository."""
+    return [path for folder in ("overnight", "tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def test_imports_go_only_downward() -> None:
+    assert upward(sources()) == []
+
+
+def test_there_is_no_import_circle_between_modules_or_parts() -> None:
+    edges = graph(sources())
+    assert circle(edges) == []
+    assert circle(by_part(edges)) == []
+
+
+def test_no_torch_modules_reach_no_torch() -> None:
+    modules = sources()
+    assert no_torch_modules(modules)
+    assert torch_reached(modules) == []
+
+
+def test_no_torch_modules_and_the_command_line_import_without_loading_torch() -> None:
+    names = [f"overnight.{module}" for module in [*no_torch_modules(sources()), "cli", "doctor", "bench.environment", "bench.measure"]]
+    code = f"import importlib, sys\nfor name in {names}:\n    importlib.import_module(name)\n    assert 'torch' not in sys.modules, name"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_benchmarks_start_on_a_machine_with_only_torch_and_numpy() -> None:
+    code = """
+import sys
+sys.modules.update({name: None for name in ("rich", "pydantic", "pyarrow", "yaml", "psutil", "tokenizers", "transformers", "plotly", "jinja2")})
+from overnight.bench.measure import Row, print_result
+print_result("nothing", [Row("n", 1.0, "s")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_is_unpickled_extracted_or_evaluated() -> None:
+    assert {name: found for name, text in sources().items() if (found := unsafe(text))} == {}
+
+
+def test_every_module_has_a_docstring() -> None:
+    assert [
+        str(path.relative_to(ROOT)) for path in python_files() if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ] == []
+
+
+def test_files_are_at_most_400_lines_or_say_why() -> None:
+    lines = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in python_files()}
+    long = {name: count for name, count in lines.items() if count > MAX_LINES}
+    assert {name: count for name, count in long.items() if name not in LONG_FILES} == {}
+    assert [name for name in LONG_FILES if name not in long] == [], "an exception that is no longer needed"
+
+
+def test_the_checks_find_what_they_look_for() -> None:
+    planted = {
+        "": "",
+        "train": "from overnight.cli import main",
+        "cli": "def main():\n    import overnight.train",
+        "corpus": "import overnight.optim",
+        "optim": "import torch",
+    }
+    assert sorted(upward(planted)) == ["corpus imports optim", "train imports cli"]
+    assert circle(graph(planted)) == ["cli", "train", "cli"]
+    assert torch_reached(planted) == ["corpus reaches torch in optim"]
+    assert upward({"new": ""}) == ["new has no place in LAYERS"]
+    assert len(unsafe("import pickle\ntorch.load(f)\nnp.load(f, allow_pickle=True)\ntar.extractall()\nyaml.load(f)")) == 5
+    assert unsafe("torch.load(f, weights_only=True)\nyaml.safe_load(f)") == []
+
+
+@pytest.fixture
+def vocabularies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OVERNIGHT_DATA with stand-ins of the published vocabularies, so that recipes load wherever the tests run."""
+    folder = tmp_path / "vocab"
+    folder.mkdir()
+    for name, size in (("uncased", 30522), ("cased", 28996)):
+        (folder / f"bert-base-{name}-vocab.txt").write_text("".join(f"piece{i}\n" for i in range(size)), encoding="utf-8")
+    monkeypatch.setenv("OVERNIGHT_DATA", str(tmp_path))
+
+
+@pytest.mark.usefixtures("vocabularies")
+@pytest.mark.parametrize("name", sorted(config.recipes()))
+def test_every_shipped_recipe_loads_and_survives_saving(name: str) -> None:
+    import yaml
+
+    run = config.load(name)
+    assert config.build(yaml.safe_load(config.save(run))) == run
+
+
+def test_the_demo_is_a_shipped_recipe() -> None:
+    assert "demo" in config.recipes()
+
+
+def test_an_unknown_recipe_is_refused() -> None:
+    with pytest.raises(UserError, match="no recipe 'dmeo'"):
+        config.load("dmeo")
+
+
+def requirements() -> dict[str, list[Requirement]]:
+    """What pyproject.toml asks for, by extra; the package's own extras spelt out nowhere else are left out."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = {"": project["dependencies"], **project["optional-dependencies"]}
+    return {extra: [r for text in texts if (r := Requirement(text)).name != "overnight"] for extra, texts in groups.items()}
+
+
+def test_constraints_pin_every_requirement_inside_its_range() -> None:
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pins = {name.lower(): Version(version) for name, version in re.findall(r"^([\w.-]+)==(\S+)$", text, re.M)}
+    wanted = [requirement for group in requirements().values() for requirement in group]
+    assert [str(r) for r in wanted if r.name.lower() not in pins or pins[r.name.lower()] not in r.specifier] == []
+    assert [line for line in text.splitlines() if not re.fullmatch(r"#.*|[\w.-]+==[\w.]+", line)] == []
+
+
+def test_the_doctor_knows_every_requirement() -> None:
+    wanted = {extra: tuple(r.name for r in group) for extra, group in requirements().items() if extra not in ("all", "test", "dev")}
+    assert tuple(wanted.pop("")) == doctor.REQUIRED
+    assert wanted == doctor.EXTRAS
+
+
+def fenced(text: str) -> list[tuple[int, list[str]]]:
+    """Fenced blocks of Markdown: the line their content begins in, and their lines."""
+    blocks: list[tuple[int, list[str]]] = []
+    inside = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("```"):
+            inside = not inside
+            if inside:
+                blocks.append((number + 1, []))
+        elif inside:
+            blocks[-1][1].append(line)
+    return blocks
+
+
+_COMMAND = re.compile(r"^\s*(?:\$ )?(?:\w+=\S+ )*(?:\S*/)?(?:.* -m )?(overnight|make) +([\w-]+)")
+
+
+def wrong_commands(readme: str, known: Mapping[str, set[str]]) -> list[str]:
+    """Commands in the fenced blocks whose verb or make target does not exist."""
+    found = [match.groups() for _, lines in fenced(readme) for line in lines if (match := _COMMAND.match(line))]
+    return [f"{program} {verb}" for program, verb in found if not verb.startswith("-") and verb not in known[program]]
+
+
+def tree_paths(readme: str) -> list[str]:
+    """Paths that the folder tree names; it is the fenced block with a line that begins with `overnight/`."""
+    found: list[str] = []
+    trees = [lines for _, lines in fenced(readme) if any(re.match(r"overnight/(\s|$)", line) for line in lines)]
+    for line in (line for lines in trees for line in lines):
+        plain = re.sub("[│├└─]", " ", line)
+        if not plain.strip():
+            continue
+        first, *rest = plain.split()
+        depth = len(plain) - len(plain.lstrip())
+        if not depth:
+            parents: list[tuple[int, str]] = []
+        while parents and parents[-1][0] >= depth:
+            parents.pop()
+        here = parents[-1][1] if parents else ""
+        found.append(here + first)
+        if first.endswith("/"):
+            parents.append((depth, here + first))
+        beside = here + first if first.endswith("/") else here
+        found += [beside + word for word in rest if re.fullmatch(r"[\w.-]+\.(md|py|toml|txt|yaml)|LICENSE|Makefile", word)]
+    return found
+
+
+def verbs() -> set[str]:
+    """The verbs of `overnight --help`."""
+    text = subprocess.run([sys.executable, "-m", "overnight", "--help"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    return set(re.findall(r"^ {4}([a-z]+)(?: {2}|$)", text, re.M))
+
+
+def test_every_command_in_the_readme_exists() -> None:
+    known = {"overnight": verbs(), "make": set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))}
+    assert {"run", "doctor"} <= known["overnight"]
+    assert wrong_commands((ROOT / "README.md").read_text(encoding="utf-8"), known) == []
+
+
+def test_every_path_in_the_readme_tree_exists() -> None:
+    paths = tree_paths((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert paths, "the README has no folder tree"
+    assert [path for path in paths if not list(ROOT.glob(path.rstrip("/")))] == []
+
+
+def test_the_readme_shows_its_first_command_within_25_lines() -> None:
+    blocks = fenced((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert blocks and blocks[0][0] <= 25
+
+
+def test_the_readme_checks_find_what_they_look_for() -> None:
+    readme = "# x\n```\n$ overnight fly demo\nmake demo\nA=1 torchrun -m overnight sink x\n```\n```\nREADME.md  gone.md\novernight/\n  corpus/  raw text\n    files.py\ndocs/   a.md · b.md\n```\n"
+    assert wrong_commands(readme, {"overnight": {"run"}, "make": {"demo"}}) == ["overnight fly", "overnight sink"]
+    assert tree_paths(readme) == [
+        "README.md",
+        "gone.md",
+        "overnight/",
+        "overnight/corpus/",
+        "overnight/corpus/files.py",
+        "docs/",
+        "docs/a.md",
+        "docs/b.md",
+    ]
+    assert fenced(readme)[0][0] == 3
