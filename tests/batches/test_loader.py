@@ -128,6 +128,11 @@ def test_each_epoch_has_other_pairs_order_and_masks() -> None:
     numbers, rows = stream.rows(np.zeros(4, int), np.arange(4))
     a, b = (stream.batch(np.full(4, epoch), np.arange(4), numbers, rows) for epoch in (0, 1))
     assert not torch.equal(a.ids_N, b.ids_N)
+    # Epochs of one size, so that only the key of the order differs.
+    even = samples(nsp=False, short_fraction=0.0)
+    size = even.epoch_size()
+    orders = even.locate(np.arange(2 * size))[1].reshape(2, size)
+    assert (orders[0] == orders[1]).mean() < 0.2
 
 
 def test_a_step_does_not_depend_on_the_steps_before() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -81,7 +83,7 @@ def test_a_sequence_is_masked_alike_whatever_stands_beside_it(lengths: list[int]
     ids, starts = flat(lengths, seed)
     keys, counts = keys_of(len(lengths), seed), predictions(np.array(lengths), 0.15, 20)
     new, chosen, labels = mask(ids, starts, keys, counts, VOCABULARY, whole_word)
-    for i, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for i, (start, end) in enumerate(pairwise(starts)):
         alone = mask(ids[start:end], np.array([0, end - start]), keys[i : i + 1], counts[i : i + 1], VOCABULARY, whole_word)
         mine = (chosen >= start) & (chosen < end)
         assert np.array_equal(alone[0], new[start:end])
@@ -141,7 +143,7 @@ def test_whole_words_are_predicted_with_all_their_pieces(lengths: list[int], see
     ids, starts = flat(lengths, seed)
     counts = predictions(np.array(lengths), 0.3, most)
     _, chosen, _ = mask(ids, starts, keys_of(len(lengths), seed), counts, VOCABULARY, True)
-    for i, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for i, (start, end) in enumerate(pairwise(starts)):
         words_here = word_of(ids[start:end])
         picked = chosen[(chosen >= start) & (chosen < end)] - start
         names, sizes = np.unique(words_here[words_here >= 0], return_counts=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,12 @@ def test_bins_get_equal_counts_and_differ_by_at_most_the_longest_sequence(bins: 
     assert sorted(i for b in dealt for i in b) == list(range(len(lengths)))
     totals = [sum(lengths[i] for i in b) for b in dealt]
     assert max(totals) - min(totals) <= max(lengths) - min(lengths)
-    assert all(lengths[a] >= lengths[b] for one in dealt for a, b in zip(one, one[1:], strict=False))
+    assert all(lengths[a] >= lengths[b] for one in dealt for a, b in pairwise(one))
+
+
+def test_evenly_spread_lengths_are_dealt_to_equal_sums() -> None:
+    dealt = deal(list(range(1, 41)), 5)
+    assert [sum(i + 1 for i in b) for b in dealt] == [164] * 5
 
 
 def test_divisors_count_targets_over_the_micro_batches_but_not_the_ignored() -> None:

@@ -184,6 +184,9 @@ def test_short_targets_are_a_tenth_of_the_examples_and_uniform() -> None:
     assert np.abs(counts[:-1] - short).max() < 5 * np.sqrt(short)
     assert abs(1 - counts[-1] / len(totals) - 0.1 * 30 / 31) < 0.01
     a = whole[:, pairs.A_END] - whole[:, pairs.A_START]
+    always = plan_pairs(corpus, 35, 1.0, 1)
+    always = always[always[:, pairs.IS_RANDOM] == 0]
+    assert np.unique(always[:, pairs.B_END] - always[:, pairs.A_START]).tolist() == list(range(2, 33))
     full = np.bincount(a[totals == 32], minlength=32)[1:32]
     assert np.abs(full - full.mean()).max() < 5 * np.sqrt(full.mean())
 
