@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from overnight import __version__
@@ -17,22 +21,47 @@ if TYPE_CHECKING:
 BENCHMARKS = ("train", "gpu")
 
 
+class Terminated(BaseException):
+    """SIGTERM, as an exception, so that what is half done is cleared away as after Ctrl-C."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 done, 1 failed, 2 usage, 130 interrupted, 143 terminated."""
     try:
-        options, overrides = _parse(list(sys.argv[1:] if argv is None else argv))
-        verb: Callable[[argparse.Namespace, list[str]], int | None] = options.function
-        return verb(options, overrides) or 0
+        with _sigterm_raises():
+            options, overrides = _parse(list(sys.argv[1:] if argv is None else argv))
+            verb: Callable[[argparse.Namespace, list[str]], int | None] = options.function
+            return verb(options, overrides) or 0
+    except SystemExit as stop:  # argparse's way to end after --help or a usage error
+        return stop.code if isinstance(stop.code, int) else 0
     except UserError as error:
         print(f"overnight: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("overnight: interrupted; the same command continues", file=sys.stderr)
+        print("\novernight: interrupted; the same command continues", file=sys.stderr)
         return 130
+    except Terminated:
+        print("\novernight: terminated; the same command continues", file=sys.stderr)
+        return 143
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`); nothing is wrong.
-        sys.stderr.close()
+        # The reader of our output has gone (`| head`); nothing is wrong, and the interpreter must not complain when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk, a folder that may not be written: the message names the file
+        print(f"overnight: {error}", file=sys.stderr)
+        return 1
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    def terminated(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -42,9 +71,14 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
     def add(name: str, function: Callable[..., int | None], summary: str, recipe: bool = False) -> argparse.ArgumentParser:
         verb = verbs.add_parser(
-            name, help=summary, description=summary, add_help=not recipe, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=summary,
+            description=summary,
+            add_help=not recipe,
+            allow_abbrev=False,  # else `--p=1` would be taken for an option instead of a wrong key
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        verb.set_defaults(function=function, recipe_verb=recipe)
+        verb.set_defaults(function=function, recipe_verb=recipe, verb=name)
         if recipe:
             verb.add_argument("recipe", nargs="?", metavar="RECIPE", help="a shipped recipe's name or a YAML file")
             verb.add_argument("--print_config", action="store_true", help="print the resolved recipe and stop")
@@ -80,8 +114,14 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     add("recipes", _recipes, "the shipped recipes")
 
     options, rest = parser.parse_known_args(argv)
-    if options.recipe_verb and (options.help or not options.recipe):
-        _recipe_help(parser.prog, options)
+    if options.recipe_verb and options.help:
+        _recipe_help(options.verb)
+        parser.exit()
+    if options.recipe_verb and not options.recipe:
+        from overnight.config import recipes
+
+        known = ", ".join(recipes())
+        raise ConfigError(f"name a recipe: a YAML file or one of {known}; `overnight {options.verb} --help` lists what it may say")
     takes_overrides = options.recipe_verb or options.function is _finetune
     if rest and not takes_overrides:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -103,17 +143,14 @@ def _overrides(rest: list[str]) -> list[str]:
     return result
 
 
-def _recipe_help(program: str, options: argparse.Namespace) -> None:
+def _recipe_help(verb: str) -> None:
     from overnight.config import describe, recipes
 
-    lines = [f"usage: {program} VERB RECIPE [--print_config] [--key=value ...]", ""]
+    lines = [f"usage: overnight {verb} RECIPE [--print_config] [--key=value ...]", ""]
     lines += [f"RECIPE is a YAML file or one of: {', '.join(recipes())}", "", "keys of a recipe:"]
     for name, kind, default, text in describe():
         lines += [f"  --{name}={kind}", f"      {text} (default: {default})"]
     print("\n".join(lines))
-    if not options.help:
-        raise ConfigError("name a recipe")
-    raise SystemExit(0)
 
 
 def _load(options: argparse.Namespace, overrides: list[str]) -> Run:
@@ -126,18 +163,17 @@ def _load(options: argparse.Namespace, overrides: list[str]) -> Run:
     return run
 
 
-def _stored(folder: str) -> Run:
+def _stored(folder: str, overrides: Sequence[str] = ()) -> Run:
     """The run that a run folder holds, found at the place it is now."""
     import dataclasses
-
-    import yaml
 
     from overnight import config
 
     path = Path(folder) / "run.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder} is not a run folder: it has no run.yaml")
-    run = config.build(yaml.safe_load(path.read_text(encoding="utf-8")))
+    # The vocabulary lies with the prepared data; the file that it was taken from may be gone, or be named by a variable.
+    run = config.load(str(path), ["data.vocab_file=", *overrides])
     return dataclasses.replace(run, out=folder)
 
 
@@ -163,22 +199,14 @@ def _run(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
-    import dataclasses
-
-    from overnight import config
+    name = options.task
+    if name not in _stored(options.source).finetune:
+        overrides = [f"task={name}", *overrides]
+    run = _stored(options.source, [f"finetune.{name}.{override}" for override in overrides])
     from overnight.report.summary import summary_text
     from overnight.tasks.finetune import finetune
 
-    run = _stored(options.source)
-    tree = config.to_tree(run)
-    spec = tree["finetune"].setdefault(options.task, {"task": options.task})
-    for override in overrides:
-        name, _, value = override.partition("=")
-        import yaml
-
-        spec[name] = yaml.safe_load(value)
-    run = dataclasses.replace(config.build(tree), out=options.source)
-    finetune(run, options.task)
+    finetune(run, name)
     print(summary_text(run.run_dir))
 
 

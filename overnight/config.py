@@ -121,18 +121,18 @@ def differences(a: Any, b: Any, prefix: str = "") -> Iterator[str]:
         yield f"{prefix}: {a} there, {b} here"
 
 
-# What only says how this machine carries the run out: a run may continue with other values.
-HARDWARE_KEYS = ("train", "out", "data.dir", "data.workers", "phases.*.micro_batch", "finetune.*.micro_batch")
+# What only says how this machine carries the run out, and the tasks, whose results say themselves with what they were made.
+NOT_IDENTITY = ("train", "out", "data.dir", "data.workers", "phases.*.micro_batch", "finetune")
 
 
 def identity(run: Run) -> dict[str, Any]:
-    """The part of a run that decides what is learned; a run folder belongs to one identity.
+    """The part of a run that decides what pretraining learns; a run folder belongs to one identity.
 
     Precision is part of it: it changes the curve beyond rounding of the order of summation.
     """
     tree = to_tree(run)
     precision = tree["train"]["precision"]
-    for key in HARDWARE_KEYS:
+    for key in NOT_IDENTITY:
         _drop(tree, key.split("."))
     return {**tree, "train": {"precision": precision}}
 

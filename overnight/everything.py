@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from importlib.util import find_spec
 
-from overnight.config import Run
+from overnight.config import Run, environment_path
 from overnight.corpus.pipeline import prepare
+from overnight.errors import ConfigError
 from overnight.train.monitor import Line, duration
 
 
@@ -14,8 +15,12 @@ def run_everything(run: Run) -> None:
     """Prepare, pretrain, fine-tune, export and report a run; again after an interruption, it goes on where it was.
 
     Raises:
+        ConfigError: before anything is done, when the data of a task is not there.
         UserError: from the stage that could not go on.
     """
+    for name, spec in run.finetune.items():
+        if spec.path and not environment_path(spec.path, f"finetune.{name}.path").exists():
+            raise ConfigError(f"finetune.{name}.path = {spec.path!r}: does not exist; name the folder or file with the task's data")
     line, start = Line(), time.perf_counter()
     stages = 4 + len(run.finetune)
     line.say(f"run {run.name}: {stages} stages: prepare, pretrain{''.join(f', fine-tune {name}' for name in run.finetune)}, export, report")

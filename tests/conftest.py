@@ -62,6 +62,21 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run.data_dir
 
 
+@pytest.fixture(scope="session")
+def pretrained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A small run whose pretraining is done; copy its folder before changing anything in it."""
+    import io
+
+    from overnight.train.monitor import Line
+    from overnight.train.pretrain import pretrain
+
+    tree = tiny_tree(tmp_path_factory.mktemp("pretrained"), tiny_data.parent / "topics.jsonl")
+    tree["data"]["dir"] = str(tiny_data)
+    run = config.build(tree)
+    pretrain(run, Line(io.StringIO()))
+    return run
+
+
 @pytest.fixture
 def tiny(tmp_path: Path, tiny_data: Path) -> Callable[..., Run]:
     """Makes the smallest run on the prepared corpus, with dotted overrides: tiny(**{"seed": 1})."""

@@ -55,7 +55,8 @@ class _Linear(torch.autograd.Function):
         grad_x = _product(grad, w.t()) if ctx.needs_input_grad[0] else None
         # oneDNN would first copy both transposed operands: torch's product reads them in place.
         grad_w = (grad.t() @ x).to(ctx.weight_dtype)
-        grad_b = grad.sum(0, dtype=ctx.weight_dtype) if ctx.needs_input_grad[2] else None
+        # The sum accumulates in fp32 either way; asked for an fp32 result of 16 bits, torch would first copy all of it.
+        grad_b = grad.sum(0).to(ctx.weight_dtype) if ctx.needs_input_grad[2] else None
         return grad_x, grad_w, grad_b
 
 
@@ -74,7 +75,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-12) -> Tensor:
     """LayerNorm with fp32 statistics; the result has the type of x."""
-    if x.dtype == torch.float32:
+    # The CPU kernel takes 16-bit input with fp32 parameters as it is.
+    if x.dtype == torch.float32 or _eager_cpu(x):
         return F.layer_norm(x, weight.shape, weight, bias, eps)
     return F.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)
 

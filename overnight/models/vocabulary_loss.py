@@ -66,4 +66,4 @@ class _VocabularyLoss(torch.autograd.Function):
         kind = ctx.weight_dtype
         # The scale is applied to the small results, in fp32, where it cannot underflow.
         grad_w = (grad.t() @ x).to(kind).mul_(upstream)
-        return _product(grad, w.t()).mul_(upstream), grad_w, grad.sum(0, dtype=kind).mul_(upstream), None
+        return _product(grad, w.t()).mul_(upstream), grad_w, grad.sum(0).to(kind).mul_(upstream), None

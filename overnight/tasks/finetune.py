@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from overnight.batches.order import key, order
@@ -121,6 +123,9 @@ def read_problem(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Proble
 
         task, baselines = load_task(spec.task, environment_path(spec.path, "finetune.path")), {}
 
+    # A metric that lacks its package says so here, before any training.
+    metrics.score(task.name, task.kind, *[[0.0, 1.0] if task.kind == "regression" else ["0", "1"]] * 2)
+
     def encoded(rows: list[Row]) -> Examples:
         sequences = encode_rows(tokenizer, vocabulary, rows, spec.length)
         targets = {}
@@ -161,8 +166,10 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Probl
     from overnight.tasks.squad import load_squad
 
     data = load_squad(environment_path(spec.path, "finetune.path"))
+    # A question whose answers do not stand where its file says has nothing to learn from.
+    placed = [q for q in data.train if any(answer.start >= 0 for answer in q.answers)]
     cut = {
-        "train": spans.windows(tokenizer, vocabulary, data.train[: spec.max_rows or None], spec.length, spec.stride),
+        "train": spans.windows(tokenizer, vocabulary, placed[: spec.max_rows or None], spec.length, spec.stride),
         "dev": spans.windows(tokenizer, vocabulary, data.dev, spec.length, spec.stride),
     }
 
@@ -227,11 +234,11 @@ def finetune(run: Run, name: str, line: Line | None = None) -> list[dict[str, An
     pretrained = {k: v for k, v in checkpoint.read(source)[1].items() if k.startswith(("encoder.", "pooler."))}
     vocabulary = load_vocabulary(run.data_dir)
     log = run.run_dir / "tasks.jsonl"
-    done = _lines(log)
     facts = json.dumps([asdict(spec) | {"seeds": [], "baseline": False, "micro_batch": 0}, source.name, run.train.precision])
     tag = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
     jobs = [(init, seed) for init in (["pretrained", "scratch"] if spec.baseline else ["pretrained"]) for seed in spec.seeds]
-    mine = [entry for entry in done if entry.get("tag") == tag and entry["name"] == name]
+    # The folder holds one model: what was done with other settings since is not what it holds, so all is done again.
+    mine = _lines(log, name, tag) if _kept_tag(run.run_dir / "finetune" / name) == tag else []
     missing = [job for job in jobs if job not in {(e.get("init"), e.get("seed")) for e in mine}]
     if not missing:
         line.say(f"{name}: done already")
@@ -247,11 +254,12 @@ def finetune(run: Run, name: str, line: Line | None = None) -> list[dict[str, An
             line.say(f"{name}: {problem.metric} of {what} {value:.4f}")
     for init, seed in missing:
         entry = _one(run, spec, name, problem, pretrained if init == "pretrained" else None, seed, vocabulary, device, line)
+        entry["tag"] = tag
         best = max((e["value"] for e in mine if e.get("init") == "pretrained"), default=None)
         model, files = entry.pop("model"), entry.pop("files")
         if init == "pretrained" and (best is None or entry["value"] > best):
             _keep(run, name, spec, problem, model, files, entry, vocabulary, device)
-        mine.append(_append(log, entry | {"tag": tag}))
+        mine.append(_append(log, entry))
         line.say(f"{name}: seed {seed} {init}  " + "  ".join(f"{k} {v:.4f}" for k, v in entry["metrics"].items()))
     return mine
 
@@ -321,30 +329,45 @@ def _keep(
     vocabulary: Vocabulary,
     device: torch.device,
 ) -> None:
-    """Write the model, what it predicts, and what is needed to load it."""
-    folder = run.run_dir / "finetune" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / ".model.tmp"
-    save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, beside)
-    beside.rename(folder / "model.safetensors")
+    """Write the model, what it predicts, and what is needed to load it, as one folder that is there whole or not at all."""
+    place, beside = run.run_dir / "finetune" / name, run.run_dir / "finetune" / f".{name}.tmp"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    write_whole(beside / "model.safetensors", [serialize(weights)])
     facts = {"kind": problem.kind, "labels": problem.labels, "vocab_size": vocabulary.size, "spec": asdict(spec), "result": entry}
     for file, content in {**files, "task.json": facts}.items():
-        write_json(folder / file, content)
+        write_json(beside / file, content)
     for split, (examples, rows) in problem.test.items():
         given = outputs(model, examples, spec.micro_batch, DTYPES[run.train.precision], device)
         answers = [f"{o[0]:.4f}" if problem.kind == "regression" else problem.labels[int(o.argmax())] for o in given]
         table = "index\tprediction\n" + "".join(f"{row.id}\t{answer}\n" for row, answer in zip(rows, answers, strict=True))
-        write_whole(folder / f"{split}.tsv", [table.encode()])
+        write_whole(beside / f"{split}.tsv", [table.encode()])
+    shutil.rmtree(place, ignore_errors=True)
+    beside.rename(place)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    return [json.loads(text) for text in whole.splitlines()]
+def _kept_tag(folder: Path) -> str | None:
+    """The settings with which the model in a task's folder was made."""
+    try:
+        return str(json.loads((folder / "task.json").read_text(encoding="utf-8"))["result"]["tag"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _lines(path: Path, name: str, tag: str) -> list[dict[str, Any]]:
+    """The lines of a task with the same settings; a last line that was cut short is none."""
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0] if path.exists() else ""
+    entries = [json.loads(text) for text in whole.splitlines()]
+    return [entry for entry in entries if entry["name"] == name and entry["tag"] == tag]
 
 
 def _append(path: Path, entry: dict[str, Any]) -> dict[str, Any]:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(entry) + "\n")
+    """Add a line, in the place of a last one that was cut short."""
+    with path.open("ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write((json.dumps(entry) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
     return entry

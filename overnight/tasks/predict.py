@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -98,6 +99,8 @@ def _fill(run: Run, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     assert padded_vocabulary(vocabulary.size) == len(model.encoder.word.weight)
     for number, fields in (item for part in _parts(lines) for item in part):
         row = _row(number, fields)
+        if row.text_b is not None:
+            raise DataError(f"line {number}: is a pair; to fill in [MASK], give one text a line")
         # The text around each [MASK] is tokenized by itself: a tokenizer may not know the mark.
         pieces = tokenizer.encode_batch_fast(row.text_a.split("[MASK]"), add_special_tokens=False)
         ids = [token for i, piece in enumerate(pieces) for token in ([vocabulary.mask] if i else []) + piece.ids]
@@ -161,13 +164,12 @@ def read_lines(path: str) -> Iterator[str]:
     """
     import sys
 
-    if path == "-":
-        yield from sys.stdin
-        return
     try:
-        with Path(path).open(encoding="utf-8") as file:
-            yield from file
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; give a file or `-` for standard input") from None
+        with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; give a file or `-` for standard input") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8 ({error})") from None
+        where = "standard input" if path == "-" else path
+        raise DataError(f"{where}: line {number}: is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None

@@ -29,6 +29,8 @@ VERSION = 1
 class Progress:
     """The counters of a run: with the weights and the moments, all that it takes to go on."""
 
+    corpus: str = ""
+    """Hash of the shards that it was trained on."""
     phase: str = ""
     step: int = 0
     """Optimizer steps done in the phase."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from overnight.errors import UserError
 from overnight.train.checkpoint import Progress
 
 # Seconds between plain progress lines where the output is no terminal.
@@ -31,8 +33,12 @@ class Metrics:
         self._file: TextIO = path.open("a", encoding="utf-8")
         self._board: Any = None
         if tensorboard is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise UserError(
+                    "train.tensorboard = True: needs the extra `tensorboard`: pip install 'overnight[tensorboard]', or leave it out"
+                ) from None
             self._board = SummaryWriter(str(tensorboard))  # type: ignore[no-untyped-call]
 
     def write(self, kind: str, **values: Any) -> None:
@@ -78,6 +84,8 @@ class Line:
         """Show the newest state; `final` leaves it standing."""
         now = time.monotonic()
         if self._live:
+            # A line that wraps could not be rewritten in place.
+            text = text[: shutil.get_terminal_size().columns - 1]
             self._out.write("\r" + text.ljust(self._width) + ("\n" if final else ""))
             self._width = 0 if final else len(text)
         elif final or now - self._last >= _LINE_EVERY:
@@ -89,6 +97,7 @@ class Line:
         """Print a line that stays."""
         if self._live and self._width:
             self._out.write("\r" + " " * self._width + "\r")
+            self._width = 0
         self._out.write(text + "\n")
         self._out.flush()
 

@@ -1,0 +1,186 @@
+"""Every benchmark runs at its smallest size on a CPU, prints what it promises, and its gates can fail."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from overnight.bench import gpu, train
+from overnight.cli import main
+from overnight.errors import UserError
+from tests.conftest import ROOT
+
+# What `overnight bench gpu` must do without: everything that neither torch nor the standard library brings.
+ABSENT = (
+    "pyarrow",
+    "tokenizers",
+    "pydantic",
+    "yaml",
+    "rich",
+    "xxhash",
+    "safetensors",
+    "transformers",
+    "psutil",
+    "zstandard",
+    "sklearn",
+    "scipy",
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def assert_result(text: str, what: str) -> list[dict[str, Any]]:
+    found = json.loads(text.splitlines()[-1])
+    assert list(found) == ["what", "environment", "rows"] and found["what"] == what
+    assert found["environment"]["python"] and found["rows"]
+    for row in found["rows"]:
+        assert {"name", "value", "unit", "spread"} <= set(row)
+        assert math.isfinite(row["value"]) and row["value"] >= 0
+        if row["spread"] is not None:
+            low, high = row["spread"]
+            assert low <= row["value"] <= high
+        if "peer" in row:
+            assert row["peer_value"] > 0 and row["ratio"] > 0
+    names = [row["name"] for row in found["rows"]]
+    assert len(set(names)) == len(names)
+    return list(found["rows"])
+
+
+def test_training_is_measured_beside_its_peer(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    assert main(["bench", "train", "--tiny"]) == 0
+    rows = assert_result(capsys.readouterr().out, "train")
+    assert [row["name"] for row in rows] == ["bert-tiny 32 fp32", "bert-tiny 32 bf16"]
+    for row in rows:
+        assert row["unit"] == "sequences/s" and row["peer"] == "transformers"
+        assert row["ratio"] == pytest.approx(row["value"] / row["peer_value"], rel=1e-3)
+
+
+def test_training_is_measured_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "train", "--tiny", "--peer", "none"]) == 0
+    assert all("peer" not in row for row in assert_result(capsys.readouterr().out, "train"))
+
+
+def test_without_its_peer_the_benchmark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r"pip install 'overnight\[transformers\]', or --peer none"):
+        train.run(tiny=True)
+
+
+def test_the_cases_named_in_the_goals_are_measured() -> None:
+    assert {"bert-mini 128 fp32", "bert-mini 128 bf16"} <= {case.name for case in train.CASES}
+    sizes = {(case.model, case.length) for case in gpu.CASES}
+    assert {("bert-base", 128), ("bert-base", 512), ("bert-large", 128), ("bert-large", 512)} <= sizes
+
+
+def test_a_step_of_the_benchmark_and_of_its_peer_do_the_same_work() -> None:
+    """Both lower the loss of the one batch they are given, from about the same place to about the same place."""
+    transformers = pytest.importorskip("transformers")
+    batch = train.full_batch(4, 32, 5)
+    model = train.MODELS["bert-tiny"]
+    losses: dict[str, list[float]] = {"ours": [], "theirs": []}
+    real, forward = train.BertForPretraining.losses, transformers.BertForPreTraining.forward
+
+    def noted(self: Any, *args: Any) -> Any:
+        summed, hits = real(self, *args)
+        losses["ours"].append(float(summed["mlm"]) / 20 + float(summed["nsp"]) / 4)
+        return summed, hits
+
+    def heard(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = forward(self, *args, **kwargs)
+        losses["theirs"].append(float(out.loss))
+        return out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train.BertForPretraining, "losses", noted)
+        patch.setattr(transformers.BertForPreTraining, "forward", heard)
+        for step in (train.our_step(model, batch, torch.float32), train.transformers_step(model, batch, "fp32")):
+            for _ in range(20):
+                step()
+    assert losses["ours"][0] == pytest.approx(losses["theirs"][0], abs=0.3)
+    assert losses["ours"][-1] == pytest.approx(losses["theirs"][-1], abs=0.3)
+    assert losses["ours"][-1] < losses["ours"][0] - 0.1
+
+
+def test_the_gpu_benchmark_needs_the_repository_and_torch_only() -> None:
+    script = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {ABSENT!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+import runpy
+sys.argv = ["overnight", "bench", "gpu", "--tiny"]
+runpy.run_module("overnight", run_name="__main__")
+"""
+    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert result.returncode == 0, result.stderr
+    rows = assert_result(result.stdout, "gpu")
+    names = [row["name"] for row in rows]
+    assert sum(name.startswith("gate:") for name in names) == 3
+    for part in ("ceiling: bf16 product", "ceiling: copy", "bert-tiny LAMB step", "bert-tiny 32 bf16", "vocabulary head"):
+        assert any(part in name for name in names), part
+    bound = next(row for row in rows if row["name"] == "bert-tiny LAMB step, bytes")
+    assert bound["peer"].startswith("bound of 44 bytes")
+
+
+CPU = torch.device("cpu")
+
+
+def test_the_gates_pass_on_a_sound_computation() -> None:
+    assert gpu.packed_gate(CPU).value < 1e-5
+    assert gpu.precision_gate(CPU).value < 1e-5
+    assert gpu.lamb_gate(CPU).value < 1e-5
+
+
+@pytest.mark.parametrize("gate", [gpu.packed_gate, gpu.precision_gate])
+def test_a_gate_stops_losses_that_are_wrong(gate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = gpu.BertForPretraining.losses, 0
+
+    def broken(self: Any, batch: Any, dtype: torch.dtype) -> Any:
+        nonlocal calls
+        calls += 1
+        summed, hits = real(self, batch, dtype)
+        return ({**summed, "nsp": summed["nsp"] * 1.03} if calls == 2 else summed), hits
+
+    monkeypatch.setattr(gpu.BertForPretraining, "losses", broken)
+    with pytest.raises(AssertionError, match="losses differ by"):
+        gate(CPU)
+
+
+def test_the_packed_gate_notices_attention_across_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, batch = gpu._gate_model()
+    joined = gpu.replace(batch, starts=torch.tensor([0, int(batch.starts[-1])], dtype=torch.int32), lengths=(int(batch.starts[-1]),))
+    right = gpu._losses(net, batch, torch.float32, CPU)[0]
+    wrong = net.encoder(joined, torch.float32)
+    logits = net.mlm_logits(wrong[batch.predicted_M]).float()
+    loss = torch.nn.functional.cross_entropy(logits, batch.targets["mlm"], reduction="sum").detach()
+    assert abs(float(loss) - float(right)) / float(right) > 0.02
+
+
+def test_the_lamb_gate_stops_an_optimizer_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(gpu.Lamb):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.dtype == torch.float32:
+                        p.grad.mul_(torch.linspace(0.999, 1.001, p.numel()).view_as(p))
+            return super().step()
+
+    monkeypatch.setattr(gpu, "Lamb", Wrong)
+    with pytest.raises(AssertionError, match="LAMB differs by"):
+        gpu.lamb_gate(CPU)
