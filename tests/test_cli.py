@@ -36,7 +36,7 @@ def recipe(tmp_path: Path, tiny_data: Path) -> Path:
     tree = tiny_tree(tmp_path, tiny_data.parent / "topics.jsonl")
     tree["data"]["dir"] = str(tiny_data)
     path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(tree))
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
     return path
 
 

@@ -43,7 +43,7 @@ def write_recipe(folder: Path, source: Path) -> Path:
         "baseline": True,
     }
     recipe = folder / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump({**tiny_tree(folder, source), "finetune": {"opinion": spec}}))
+    recipe.write_text(yaml.safe_dump({**tiny_tree(folder, source), "finetune": {"opinion": spec}}, sort_keys=False))
     return recipe
 
 
@@ -114,12 +114,11 @@ def test_the_export_is_read_by_transformers_with_equal_logits(finished: tuple[Ru
 def test_run_again_changes_nothing_that_was_learned(finished: tuple[Run, str], capsys: pytest.CaptureFixture[str]) -> None:
     run, _ = finished
     learned = ("metrics.jsonl", "tasks.jsonl", "run.yaml", "env.json")
-    before = results(run), [(run.run_dir / name).read_bytes() for name in learned], (run.run_dir / "report.html").read_text()
+    before = results(run), [(run.run_dir / name).read_bytes() for name in learned]
     assert main(["run", str(run.run_dir.parent / "recipe.yaml")]) == 0
     out = capsys.readouterr().out
     assert "opinion: done already" in out and "held out:" not in out
-    after = results(run), [(run.run_dir / name).read_bytes() for name in learned], (run.run_dir / "report.html").read_text()
-    assert before[:2] == after[:2]
+    assert before == (results(run), [(run.run_dir / name).read_bytes() for name in learned])
 
 
 @pytest.mark.slow
@@ -158,7 +157,7 @@ def test_real_text_and_a_real_task_go_through(real_data: Path, tmp_path: Path, c
     spec = {"task": "sst", "path": str(real_data / "sst"), "epochs": 1, "batch": 16, "micro_batch": 16, "length": 32, "max_rows": 64}
     tree["finetune"] = {"sst": spec}
     recipe = tmp_path / "real.yaml"
-    recipe.write_text(yaml.safe_dump(tree))
+    recipe.write_text(yaml.safe_dump(tree, sort_keys=False))
     assert main(["run", str(recipe)]) == 0
     out = capsys.readouterr().out
     assert "sst, accuracy" in out

@@ -156,14 +156,14 @@ class Samples:
         ids, predicted, labels = masking.mask(ids, starts, keys, counts, vocabulary, phase.whole_word)
         positions = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
         if grain:
-            tail = -len(ids) % grain
-            ids, segments = np.pad(ids, (0, tail), constant_values=vocabulary.pad), np.pad(segments, (0, tail))
-            # The tail is sequences of their own, so that attention never sees it beside text.
-            tails = [min(phase.length, tail - at) for at in range(0, grain, phase.length) if at < tail]
-            tails += [0] * (-(-grain // phase.length) - len(tails))
-            positions = np.concatenate([positions, *[np.arange(t) for t in tails]]).astype(np.int64)
-            starts = np.concatenate([starts, starts[-1] + np.cumsum(tails)])
-            lengths = np.concatenate([lengths, tails]).astype(np.int64)
+            # The fill is sequences of its own, so that attention never sees it beside text; always equally many, none empty.
+            slots = -(-grain // phase.length) + 1
+            fill = slots + -(len(ids) + slots) % grain
+            fills = np.full(slots, fill // slots) + (np.arange(slots) < fill % slots)
+            ids, segments = np.pad(ids, (0, fill), constant_values=vocabulary.pad), np.pad(segments, (0, fill))
+            positions = np.concatenate([positions, *[np.arange(n) for n in fills]]).astype(np.int64)
+            starts = np.concatenate([starts, starts[-1] + np.cumsum(fills)])
+            lengths = np.concatenate([lengths, fills]).astype(np.int64)
             room = int(len(ids) * phase.mask_rate) + len(counts)
             predicted = np.pad(predicted, (0, room - len(predicted)))
             labels = np.pad(labels, (0, room - len(labels)), constant_values=IGNORED)
@@ -176,6 +176,7 @@ class Samples:
             segments_N=torch.from_numpy(segments),
             starts=torch.from_numpy(starts.astype(np.int32)),
             lengths=tuple(lengths.tolist()),
+            longest=phase.length if grain else 0,
             predicted_M=torch.from_numpy(predicted),
             targets=targets,
         )

@@ -29,6 +29,8 @@ class Batch:
     """Offset of each sequence in the stream, and the end of the last (int32, S + 1)."""
     lengths: tuple[int, ...]
     """Tokens of each sequence (S), on the host."""
+    longest: int = 0
+    """Length that attention may count on for every batch, so that a compiled model sees one shape; 0: the longest of this batch."""
     predicted_M: Tensor | None = None
     """Offsets of the predicted tokens (int64); only masked-LM batches have them."""
     targets: dict[str, Tensor] = field(default_factory=dict)

@@ -104,6 +104,11 @@ def _losses(net: BertForPretraining, batch: Batch, dtype: torch.dtype, device: t
     return torch.stack(list(net.to(device).losses(batch.to(device), dtype)[0].values())).double().cpu()
 
 
+@torch.no_grad()
+def _encoded(net: BertForPretraining, batch: Batch, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return net.to(device).encoder(batch.to(device), dtype).double().cpu()
+
+
 def _gate_model() -> tuple[BertForPretraining, Batch]:
     torch.manual_seed(0)
     model = Model(layers=2, width=128, heads=2, max_length=64, dropout=0.0, attention_dropout=0.0)
@@ -116,14 +121,18 @@ def _gate_model() -> tuple[BertForPretraining, Batch]:
 
 
 def packed_gate(device: torch.device) -> Row:
-    """Relative difference of the losses with variable-length attention, and with padded attention in fp32 on the CPU."""
+    """Relative difference of the encoder's output with variable-length attention, and with padded attention in fp32 on the CPU.
+
+    Not of the losses: of these untrained weights, attention that leaks between sequences moves them by 0.9 %, less than bf16 may, and
+    the output by 17 %, where bf16 moves it by 0.7 %.
+    """
     net, batch = _gate_model()
-    reference = _losses(net, batch, torch.float32, torch.device("cpu"))
+    reference = _encoded(net, batch, torch.float32, torch.device("cpu"))
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    error = float(((_losses(net, batch, dtype, device) - reference).abs() / reference).max())
+    error = float((_encoded(net, batch, dtype, device) - reference).norm() / reference.norm())
     varlen = layers.layout(batch.to(device), 0.0, dtype).varlen
-    _require(error < (0.02 if dtype == torch.bfloat16 else 1e-5), f"packed losses differ by {error:.2g} from the reference")
-    return Row(f"gate: packed losses ({'varlen' if varlen else 'padded'} {str(dtype)[6:]})", error, "error")
+    _require(error < (0.03 if dtype == torch.bfloat16 else 1e-5), f"the packed encoder differs by {error:.2g} from the reference")
+    return Row(f"gate: packed encoder ({'varlen' if varlen else 'padded'} {str(dtype)[6:]})", error, "error")
 
 
 def precision_gate(device: torch.device) -> Row:
@@ -193,10 +202,11 @@ def train_rows(case: Case, peak: float, device: torch.device, tiny: bool) -> lis
     batch = full_batch(case.sequences, case.length, round(0.15 * case.length)).to(device)
     parameters = list(net.parameters())
     optimizer = build_optimizer(net, Optim())
-    losses = net.losses if tiny else torch.compile(net.losses)
+    if not tiny:
+        net.encoder.compile_layers()
 
     def step() -> None:
-        found, _ = losses(batch, torch.bfloat16)
+        found, _ = net.losses(batch, torch.bfloat16)
         (found["mlm"] / len(batch.targets["mlm"]) + found["nsp"] / case.sequences).backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()

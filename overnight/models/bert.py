@@ -103,11 +103,15 @@ class Encoder(nn.Module):
             x_ND = layer(x_ND, where)
         return x_ND
 
+    def compile_layers(self) -> None:
+        """Compile the layers with torch.compile: nearly all of the work, at shapes that `Samples.batch(grain=...)` keeps few."""
+        for layer in self.layers:
+            layer.compile(dynamic=False)
+
 
 def first_tokens(hidden_ND: Tensor, batch: Batch) -> Tensor:
     """Hidden states of the [CLS] of each sequence (S, D)."""
-    # The empty sequences that may fill up a batch begin behind its last token.
-    return hidden_ND.index_select(0, batch.starts[:-1].clamp(max=len(hidden_ND) - 1))
+    return hidden_ND.index_select(0, batch.starts[:-1])
 
 
 class MaskedLMHead(nn.Module):

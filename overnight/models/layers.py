@@ -157,17 +157,17 @@ def layout(batch: Batch, attention_dropout: float, dtype: torch.dtype) -> Layout
     Variable-length attention where there is a kernel for it (a GPU, 16 bits, no dropout of probabilities, which the kernel
     lacks); else sequences padded to the longest.
     """
-    device, longest = batch.ids_N.device, max(batch.lengths)
+    device, longest = batch.ids_N.device, batch.longest or max(batch.lengths)
     if varlen_attn is not None and device.type == "cuda" and attention_dropout == 0.0 and dtype != torch.float32:
         return Layout(batch.starts, longest, varlen=True)
-    lengths = torch.tensor([length for length in batch.lengths if length], device=device)
-    if int(lengths.min()) == longest:
+    if min(batch.lengths) == longest:
         return Layout(batch.starts, longest, varlen=False)
-    place = torch.arange(longest, device=device)
-    mask = place < lengths[:, None]
-    starts = batch.starts[: len(lengths), None]
-    pad = (starts + torch.minimum(place, lengths[:, None] - 1)).flatten()
-    return Layout(batch.starts, longest, False, pad, mask.flatten().nonzero().squeeze(1), mask[:, None, None, :])
+    # Made on the host, where the lengths are: the device need not be waited for.
+    lengths, place = torch.tensor(batch.lengths)[:, None], torch.arange(longest)
+    starts = torch.cumsum(lengths, 0) - lengths
+    mask = place < lengths
+    pad, unpad = (starts + torch.minimum(place, lengths - 1)).flatten(), mask.flatten().nonzero().squeeze(1)
+    return Layout(batch.starts, longest, False, pad.to(device), unpad.to(device), mask[:, None, None, :].to(device))
 
 
 def attention(qkv: Tensor, heads: int, where: Layout, probability: float) -> Tensor:

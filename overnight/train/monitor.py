@@ -27,19 +27,11 @@ class Metrics:
     """
 
     def __init__(self, path: Path, keep_bytes: int = 0, tensorboard: Path | None = None) -> None:
+        self._board = _summary_writer(tensorboard) if tensorboard is not None else None
         path.touch()
         with path.open("rb+") as file:
             file.truncate(file.read(keep_bytes).rfind(b"\n") + 1)
         self._file: TextIO = path.open("a", encoding="utf-8")
-        self._board: Any = None
-        if tensorboard is not None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise UserError(
-                    "train.tensorboard = True: needs the extra `tensorboard`: pip install 'overnight[tensorboard]', or leave it out"
-                ) from None
-            self._board = SummaryWriter(str(tensorboard))  # type: ignore[no-untyped-call]
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one line."""
@@ -65,6 +57,16 @@ class Metrics:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _summary_writer(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError(
+            "train.tensorboard = True: needs the extra `tensorboard`: pip install 'overnight[tensorboard]', or leave it out"
+        ) from None
+    return SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
 
 
 class Line:

@@ -138,7 +138,9 @@ class Pretraining:
         self.vocabulary = load_vocabulary(run.data_dir)
         self.shards = {split: open_shards(run.data_dir, split) for split in ("train", "valid")}
         self.model = new_model(run, self.vocabulary, self.device)
-        self.objective = torch.compile(self.model.losses) if run.train.compile else self.model.losses
+        self.objective = self.model.losses
+        if run.train.compile:
+            self.model.encoder.compile_layers()
         # A compiled model wants few shapes: fill the stream up to a multiple of 1/64 of its full size.
         self.compiled = run.train.compile
         self.checkpoints = run.run_dir / "checkpoints"

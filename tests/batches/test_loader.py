@@ -174,7 +174,9 @@ def test_a_filled_batch_has_constant_shapes_and_the_same_targets(nsp: bool, grai
         for plain, filled in zip(stream.step(step).micro, stream.step(step, grain=grain).micro, strict=True):
             assert filled.predicted_M is not None and plain.predicted_M is not None
             count, size = len(plain.ids_N), len(filled.ids_N)
-            assert size % grain == 0 and size - count < grain
+            slots = -(-grain // 64) + 1
+            assert size % grain == 0 and slots <= size - count < grain + slots
+            assert min(filled.lengths) > 0 and filled.longest == 64 and len(filled.lengths) == len(plain.lengths) + slots
             assert torch.equal(filled.ids_N[:count], plain.ids_N)
             assert (filled.ids_N[count:] == VOCABULARY.pad).all()
             assert filled.starts[-1] == size == sum(filled.lengths) == len(filled.positions_N) == len(filled.segments_N)

@@ -30,7 +30,7 @@ def test_evenly_spread_lengths_are_dealt_to_equal_sums() -> None:
 def test_divisors_count_targets_over_the_micro_batches_but_not_the_ignored() -> None:
     def batch(mlm: list[int], nsp: list[int]) -> Batch:
         empty = torch.zeros(0, dtype=torch.long)
-        return Batch(empty, empty, empty, empty, (), empty, {"mlm": torch.tensor(mlm), "nsp": torch.tensor(nsp)})
+        return Batch(empty, empty, empty, empty, (), predicted_M=empty, targets={"mlm": torch.tensor(mlm), "nsp": torch.tensor(nsp)})
 
     step = StepBatches((batch([5, IGNORED, 0], [0, 1]), batch([IGNORED], [1])), tokens=9, sequences=3)
     assert step.divisors() == {"mlm": 2, "nsp": 3}

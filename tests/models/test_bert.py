@@ -237,7 +237,7 @@ def test_filling_a_batch_changes_neither_losses_nor_hidden_states_nor_gradients(
     vocabulary = words(VOCAB)
     phase = Phase(steps=9, global_batch=8, length=64, micro_batch=4, max_predictions=10, nsp=nsp)
     stream = Samples([shard(book_like(1, 12), size=VOCAB)], vocabulary, phase, (0,))
-    exact = {phase.length * phase.micro_batch}
+    fills = set()
     for step in range(4):
         for plain, filled in zip(stream.step(step).micro, stream.step(step, grain=grain).micro, strict=True):
             results = []
@@ -248,7 +248,7 @@ def test_filling_a_batch_changes_neither_losses_nor_hidden_states_nor_gradients(
                     sum(losses.values()).backward()  # type: ignore[union-attr]
                 results.append((losses, hits, model.encoder(batch), [p.grad for p in model.parameters()]))
             (losses_a, hits_a, hidden_a, grads_a), (losses_b, hits_b, hidden_b, grads_b) = results
-            exact.add(len(filled.ids_N) - len(plain.ids_N))
+            fills.add(len(filled.ids_N) - len(plain.ids_N))
             torch.testing.assert_close(hidden_a, hidden_b[: len(hidden_a)], rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(losses_a, losses_b, rtol=1e-5, atol=1e-4)
             assert hits_a == hits_b
@@ -256,16 +256,7 @@ def test_filling_a_batch_changes_neither_losses_nor_hidden_states_nor_gradients(
                 assert (a is None) == (b is None)
                 if a is not None:
                     torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
-    assert len(exact) > 2
-
-
-def test_a_batch_that_is_full_already_may_be_filled_with_nothing() -> None:
-    batch = random_batch([64, 64])
-    empty_behind = dataclasses.replace(batch, starts=torch.cat([batch.starts, batch.starts[-1:]]), lengths=(*batch.lengths, 0))
-    model = pretraining().eval()
-    with torch.no_grad():
-        expected, filled = model.losses(batch, torch.float32), model.losses(empty_behind, torch.float32)
-    torch.testing.assert_close(filled, expected)
+    assert len(fills) > 1
 
 
 def test_dropout_is_reproducible_from_the_seed_and_averages_to_none() -> None:
