@@ -60,7 +60,13 @@ def main() -> None:
         shutil.copyfile(run.run_dir / name, out / name)
     summary = summarise(run.run_dir) if kept else {}
     command = ["overnight", *options.verbs, options.recipe, *overrides]
-    result = {"command": command, "environment": environment(), "costs": costs, "phases": summary.get("phases"), "tasks": summary.get("tasks")}
+    result = {
+        "command": command,
+        "environment": environment(),
+        "costs": costs,
+        "phases": summary.get("phases"),
+        "tasks": summary.get("tasks"),
+    }
     (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(costs))
 

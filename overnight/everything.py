@@ -21,6 +21,9 @@ def run_everything(run: Run) -> None:
     for name, spec in run.finetune.items():
         if spec.path and not environment_path(spec.path, f"finetune.{name}.path").exists():
             raise ConfigError(f"finetune.{name}.path = {spec.path!r}: does not exist; name the folder or file with the task's data")
+    from overnight.train.pretrain import check_folder, claim_folder, pretrain
+
+    check_folder(run)
     line, start = Line(), time.perf_counter()
     stages = 4 + len(run.finetune)
     line.say(f"run {run.name}: {stages} stages: prepare, pretrain{''.join(f', fine-tune {name}' for name in run.finetune)}, export, report")
@@ -30,8 +33,6 @@ def run_everything(run: Run) -> None:
 
     stage(1, f"prepare {', '.join(run.data.paths)}")
     prepare(run.data, run.data_dir, log=line.say)
-    from overnight.train.pretrain import claim_folder, pretrain
-
     stage(2, f"pretrain {', '.join(run.phases)}")
     pretrain(run, line)
     from overnight.interop.export import export_run

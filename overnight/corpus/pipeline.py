@@ -156,7 +156,7 @@ def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
             sources.append([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in streams.expand(path)])
     given = read_pieces(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
     everything = [FORMAT_VERSION, CHUNK_BYTES, shard_tokens, settings, sources, given]
-    return xxhash.xxh3_128_hexdigest(json.dumps(everything))
+    return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
 
 
 def _begin(folder: Path, state: str, log: Callable[[str], None]) -> None:

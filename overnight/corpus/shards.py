@@ -61,6 +61,10 @@ class Manifest:
         """A sum over the shards of a split: `documents`, `sentences`, `tokens` or `bytes`."""
         return sum(getattr(shard, what) for shard in self.shards if shard.split == split)
 
+    def fingerprint(self) -> str:
+        """A hash of what the shards and the vocabulary hold, 32 hex digits: another one is another corpus."""
+        return xxhash.xxh3_128_hexdigest(" ".join([self.tokenizer, *(shard.checksum for shard in self.shards)]).encode())
+
 
 @dataclass(frozen=True)
 class Shard:

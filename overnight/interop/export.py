@@ -9,9 +9,11 @@ from typing import Any, Literal
 from safetensors.torch import load_file
 
 from overnight.config import Run
+from overnight.corpus.shards import load_manifest
 from overnight.errors import DataError
 from overnight.interop.huggingface import export
 from overnight.train import checkpoint
+from overnight.train.pretrain import same_corpus
 
 
 def export_run(run: Run, out: Path, task: str | None = None) -> None:
@@ -31,7 +33,8 @@ def export_run(run: Run, out: Path, task: str | None = None) -> None:
         source = checkpoint.newest(run.run_dir / "checkpoints")
         if source is None:
             raise DataError(f"{run.run_dir} has no checkpoint to export; run `overnight pretrain` first")
-        state = checkpoint.read(source)[1]
+        progress, state, _ = checkpoint.read(source)
+        same_corpus(progress, load_manifest(run.data_dir), run)
     else:
         folder = run.run_dir / "finetune" / task
         if not (folder / "task.json").exists():

@@ -21,6 +21,7 @@ from overnight.batches.order import key, order
 from overnight.batches.packing import Batch, StepBatches, deal
 from overnight.config import Finetune, Optim, Run, Schedule, environment_path
 from overnight.corpus.files import write_json, write_whole
+from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer, load_vocabulary
 from overnight.errors import DataError
 from overnight.models.heads import Classifier, SpanReader
@@ -32,7 +33,7 @@ from overnight.tasks.rows import Row
 from overnight.train import checkpoint
 from overnight.train.loop import Settings, optimise
 from overnight.train.monitor import Line, duration
-from overnight.train.pretrain import DTYPES, set_up_machine
+from overnight.train.pretrain import DTYPES, same_corpus, set_up_machine
 
 # Sub-streams of a task's seed.
 _INIT, _ORDER, _DROPOUT = 1, 2, 3
@@ -231,7 +232,9 @@ def finetune(run: Run, name: str, line: Line | None = None) -> list[dict[str, An
     source = checkpoint.newest(run.run_dir / "checkpoints")
     if source is None:
         raise DataError(f"{run.run_dir} has no checkpoint to fine-tune; run `overnight pretrain` first")
-    pretrained = {k: v for k, v in checkpoint.read(source)[1].items() if k.startswith(("encoder.", "pooler."))}
+    progress, state, _ = checkpoint.read(source)
+    same_corpus(progress, load_manifest(run.data_dir), run)
+    pretrained = {k: v for k, v in state.items() if k.startswith(("encoder.", "pooler."))}
     vocabulary = load_vocabulary(run.data_dir)
     log = run.run_dir / "tasks.jsonl"
     facts = json.dumps([asdict(spec) | {"seeds": [], "baseline": False, "micro_batch": 0}, source.name, run.train.precision])
@@ -282,7 +285,7 @@ def _one(
         own = model.state_dict()
         model.load_state_dict({**own, **{k: v for k, v in pretrained.items() if k in own}})
     batch = min(spec.batch, len(problem.train))
-    micro = spec.micro_batch if batch % spec.micro_batch == 0 else batch
+    micro = next(size for size in range(min(spec.micro_batch, batch), 0, -1) if batch % size == 0)
     steps = max(1, round(spec.epochs * len(problem.train) / batch))
     schedule = Schedule(warmup=spec.warmup)
     settings = Settings(

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from overnight.config import Run
+from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import load_tokenizer, load_vocabulary
 from overnight.errors import DataError
 from overnight.models.bert import padded_vocabulary
@@ -23,7 +24,7 @@ from overnight.tasks.finetune import Examples, new_head, outputs
 from overnight.tasks.rows import Row
 from overnight.tasks.squad import Question
 from overnight.train import checkpoint
-from overnight.train.pretrain import DTYPES, new_model, set_up_machine
+from overnight.train.pretrain import DTYPES, new_model, same_corpus, set_up_machine
 
 # Lines answered at once: sorted by length among themselves, answered in the order they came.
 _AT_ONCE = 512
@@ -95,6 +96,7 @@ def _fill(run: Run, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     found = checkpoint.load(run.run_dir / "checkpoints", model)
     if found is None:
         raise DataError(f"{run.run_dir} has no checkpoint; run `overnight pretrain` first")
+    same_corpus(found[0], load_manifest(run.data_dir), run)
     model.eval()
     assert padded_vocabulary(vocabulary.size) == len(model.encoder.word.weight)
     for number, fields in (item for part in _parts(lines) for item in part):

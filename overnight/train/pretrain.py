@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import signal
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from overnight.batches.loader import Samples
 from overnight.batches.order import key
 from overnight.config import Phase, Run
 from overnight.corpus.files import write_json, write_whole
-from overnight.corpus.shards import Shard, load_manifest, open_shards
+from overnight.corpus.shards import Manifest, Shard, load_manifest, open_shards
 from overnight.corpus.tokenizer import Vocabulary, load_vocabulary
 from overnight.environment import environment
 from overnight.errors import ConfigError, DataError, UserError
@@ -104,8 +103,21 @@ def new_model(run: Run, vocabulary: Vocabulary, device: torch.device) -> BertFor
     return BertForPretraining(run.model, vocabulary.size).to(device)
 
 
-def claim_folder(run: Run) -> None:
-    """Make the run folder, or see that it holds this run, and write `run.yaml` with the settings as they are now.
+def same_corpus(progress: Progress, manifest: Manifest, run: Run) -> None:
+    """See that a checkpoint was trained on the data that lies in the run's data folder now.
+
+    Raises:
+        DataError: when the data was prepared anew since.
+    """
+    if progress.corpus not in ("", manifest.fingerprint()):
+        raise DataError(
+            f"{run.data_dir} was prepared anew since the checkpoints in {run.run_dir} were written: this run cannot go on with other data; "
+            "give it a new folder (--out=...)"
+        )
+
+
+def check_folder(run: Run) -> None:
+    """See that the run folder is new or holds this run.
 
     Raises:
         ConfigError: when it belongs to another recipe, naming the fields that differ.
@@ -113,14 +125,18 @@ def claim_folder(run: Run) -> None:
     import yaml
 
     path = run.run_dir / "run.yaml"
-    run.run_dir.mkdir(parents=True, exist_ok=True)
     if path.exists():
         theirs = config.build(yaml.safe_load(path.read_text(encoding="utf-8")))
         different = list(config.differences(config.identity(theirs), config.identity(run)))
         if different:
             listed = "\n  ".join(different)
             raise ConfigError(f"{run.run_dir} holds another run:\n  {listed}\nGive this one its own folder (--out=...) or delete that one")
-    write_whole(path, [config.save(run).encode()])
+
+
+def claim_folder(run: Run) -> None:
+    """Make the run folder, unless it holds another run, and write `run.yaml` with the settings as they are now."""
+    check_folder(run)
+    write_whole(run.run_dir / "run.yaml", [config.save(run).encode()])
 
 
 class Pretraining:
@@ -141,8 +157,6 @@ class Pretraining:
         self.objective = self.model.losses
         if run.train.compile:
             self.model.encoder.compile_layers()
-        # A compiled model wants few shapes: fill the stream up to a multiple of 1/64 of its full size.
-        self.compiled = run.train.compile
         self.checkpoints = run.run_dir / "checkpoints"
 
     def samples(self, phase: Phase, number: int, split: str) -> Samples:
@@ -176,12 +190,8 @@ class Pretraining:
         names = list(self.run.phases)
         if progress.phase and (progress.phase not in names):
             raise DataError(f"{self.checkpoints} are of a phase {progress.phase!r} that the recipe does not have")
-        corpus = hashlib.blake2b("".join(shard.checksum for shard in self.manifest.shards).encode(), digest_size=8).hexdigest()
-        if progress.corpus not in ("", corpus):
-            raise DataError(
-                f"{self.run.data_dir} was prepared anew since {self.checkpoints} were written: the run cannot go on with other data; give it a new --out"
-            )
-        progress.corpus = corpus
+        same_corpus(progress, self.manifest, self.run)
+        progress.corpus = self.manifest.fingerprint()
         if not self.finished(progress):  # else it would name the machine that only looked
             write_json(self.run.run_dir / "env.json", environment())
         with Metrics(self.run.run_dir / "metrics.jsonl", progress.metrics_bytes, board) as metrics, catch_signals() as signals:
@@ -218,7 +228,8 @@ class Pretraining:
         samples = self.samples(phase, number, "train")
         held_out = self.samples(phase, number, "valid").held_out(train.eval_sequences)
         settings = self.settings(phase, number)
-        grain = max(64, phase.micro_batch * phase.length // 64) if self.compiled else 0
+        # A compiled model wants few shapes: fill the stream up to a multiple of 1/64 of its full size.
+        grain = max(64, phase.micro_batch * phase.length // 64) if self.run.train.compile else 0
         self.line.say(self._announce(name, phase, samples))
         speed = Speed(self.run, number, progress)
         for done in optimise(self.model, self.objective, optimizer, lambda step: samples.step(step, grain=grain), settings, progress.step):
@@ -270,8 +281,9 @@ class Pretraining:
 
     def _announce(self, name: str, phase: Phase, samples: Samples) -> str:
         size = samples.epoch_size()
-        accumulation = phase.global_batch // phase.micro_batch
-        cut = f"{phase.micro_batch} x {accumulation}" if accumulation > 1 else f"{phase.global_batch}"
+        micro = min(phase.micro_batch, phase.global_batch)
+        accumulation = phase.global_batch // micro
+        cut = f"{micro} x {accumulation}" if accumulation > 1 else f"{phase.global_batch}"
         return (
             f"phase {name}: {phase.steps} steps of {phase.global_batch} sequences ({cut}) up to {phase.length} tokens, "
             f"{phase.steps * phase.global_batch / size:.2f} epochs of {size:,} examples, {phase.optim.name} at {phase.optim.lr:g}, "
