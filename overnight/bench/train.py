@@ -20,7 +20,6 @@ from overnight.errors import UserError
 from overnight.models.bert import BertForPretraining
 from overnight.optim.groups import build_optimizer
 from overnight.train.loop import clip
-from overnight.train.pretrain import keep_memory
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -57,7 +56,6 @@ def run(peer: str = "transformers", tiny: bool = False) -> None:
         peer: `transformers` or `none`.
         tiny: the smallest sizes.
     """
-    keep_memory()  # As training does; the peer gains by it too.
     rows = []
     for case in TINY if tiny else CASES:
         rows.append(measure_case(case, peer))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import signal
 import time
 from collections.abc import Iterator
@@ -31,8 +30,6 @@ from overnight.train.monitor import Line, Metrics, progress_text
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _TRAIN, _HELD_OUT = 0, 1
-# Names of malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 class Interrupted(UserError):
@@ -79,22 +76,10 @@ def device_of(run: Run) -> torch.device:
 
 
 def set_up_machine(run: Run) -> torch.device:
-    """Threads, memory and device of a run."""
+    """Threads and device of a run."""
     if run.train.threads:
         torch.set_num_threads(run.train.threads)
-    keep_memory()
     return device_of(run)
-
-
-def keep_memory() -> None:
-    """Let glibc keep freed memory for the next step instead of giving it back to the system.
-
-    By default every tensor above 32 MB is mapped anew and cleared page by page at each step, a tenth of the time of a small model's step.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def new_model(run: Run, vocabulary: Vocabulary, device: torch.device) -> BertForPretraining:
