@@ -213,8 +213,9 @@ class Pretraining:
         samples = self.samples(phase, number, "train")
         held_out = self.samples(phase, number, "valid").held_out(train.eval_sequences)
         settings = self.settings(phase, number)
-        # A compiled model wants few shapes: fill the stream up to a multiple of 1/64 of its full size.
-        grain = max(64, phase.micro_batch * phase.length // 64) if self.run.train.compile else 0
+        # Fill the stream up to a multiple of 1/64 of its full size: a compiled model wants few shapes, and so does oneDNN, which
+        # keeps a kernel for each (a GB after 250 steps of ever new sizes).
+        grain = max(64, phase.micro_batch * phase.length // 64)
         self.line.say(self._announce(name, phase, samples))
         speed = Speed(self.run, number, progress)
         for done in optimise(self.model, self.objective, optimizer, lambda step: samples.step(step, grain=grain), settings, progress.step):
