@@ -232,7 +232,7 @@ def _phase_problems(key: str, phase: Phase, model: Model) -> Iterator[str]:
         yield f"{key}.length = {phase.length}: must be 8 to model.max_length = {model.max_length}"
     if phase.mask_rate == 0:
         yield f"{key}.mask_rate = 0: must be above 0, else there is nothing to predict"
-    if phase.micro_batch > 0 and phase.global_batch % min(phase.micro_batch, phase.global_batch):
+    if min(phase.micro_batch, phase.global_batch) > 0 and phase.global_batch % min(phase.micro_batch, phase.global_batch):
         yield f"{key}.global_batch = {phase.global_batch}: cannot be cut into micro-batches of {key}.micro_batch = {phase.micro_batch}; it must divide"
     yield from _optim_problems(f"{key}.optim", phase.optim)
     schedule, total = phase.optim.schedule, phase.optim.schedule.total or phase.steps
@@ -256,7 +256,7 @@ def _finetune_problems(key: str, task: Finetune, model: Model) -> Iterator[str]:
     yield from _share(key, task, "warmup")
     if not 8 <= task.length <= model.max_length:
         yield f"{key}.length = {task.length}: must be 8 to model.max_length = {model.max_length}"
-    if task.micro_batch > 0 and task.batch % min(task.micro_batch, task.batch):
+    if min(task.micro_batch, task.batch) > 0 and task.batch % min(task.micro_batch, task.batch):
         yield f"{key}.batch = {task.batch}: cannot be cut into micro-batches of {key}.micro_batch = {task.micro_batch}; it must divide"
     if not task.seeds:
         yield f"{key}.seeds = []: name at least one seed"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import overnight
-from overnight.bench import environment as env
+from overnight import environment as env
 
 
 def test_the_environment_is_plain_json_and_names_what_runs_here() -> None:
