@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -76,7 +77,13 @@ def device_of(run: Run) -> torch.device:
 
 
 def set_up_machine(run: Run) -> torch.device:
-    """Threads and device of a run."""
+    """Threads and device of a run.
+
+    Raises:
+        ConfigError: under a launcher of several processes, each of which would train the same.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(f"WORLD_SIZE = {os.environ['WORLD_SIZE']}: this version trains in one process; start it without torchrun")
     if run.train.threads:
         torch.set_num_threads(run.train.threads)
     return device_of(run)

@@ -250,3 +250,9 @@ def test_bf16_follows_fp32(tiny: Make, tmp_path: Path) -> None:
     fp32, bf16 = ([line["mlm_loss"] for line in metrics(run) if line["kind"] == "eval"] for run in runs)
     assert fp32 == pytest.approx(bf16, rel=0.01)
     assert fp32 != bf16
+
+
+def test_several_processes_are_refused_instead_of_training_the_same_twice(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="WORLD_SIZE = 2: this version trains in one process"):
+        finish(tiny())
