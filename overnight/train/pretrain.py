@@ -222,7 +222,7 @@ class Pretraining:
         settings = self.settings(phase, number)
         # Fill the stream up to a multiple of 1/64 of its full size: a compiled model wants few shapes, and so does oneDNN, which
         # keeps a kernel for each (a GB after 250 steps of ever new sizes).
-        grain = max(64, phase.micro_batch * phase.length // 64)
+        grain = max(64, min(phase.micro_batch, phase.global_batch) * phase.length // 64)
         self.line.say(self._announce(name, phase, samples))
         speed = Speed(self.run, number, progress)
         for done in optimise(self.model, self.objective, optimizer, lambda step: samples.step(step, grain=grain), settings, progress.step):
