@@ -18,7 +18,7 @@ from overnight.errors import ConfigError, UserError
 if TYPE_CHECKING:
     from overnight.config import Run
 
-BENCHMARKS = ("train", "gpu")
+BENCHMARKS = ("train", "optim", "gpu")
 
 
 class Terminated(BaseException):
@@ -88,6 +88,9 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     add("run", _run, "everything in order: prepare, pretrain, fine-tune, export, report; run again to continue", recipe=True)
     add("prepare", _prepare, "raw text to token shards", recipe=True)
     add("pretrain", _pretrain, "pretrain the phases of a recipe; run again to continue", recipe=True)
+    verb = add("plan", _plan, "what a recipe will do: parameters and their groups, learning rate and batch over all phases", recipe=True)
+    verb.add_argument("--tensors", action="store_true")
+    verb.add_argument("--json", action="store_true")
     verb = add("finetune", _finetune, "fine-tune a pretrained run on a task of its recipe, or on a new one given by --task and --path")
     verb.add_argument(
         "task", metavar="TASK", help="a task of the recipe, or squad, cola, mrpc, rte, stsb, sst2, qnli, wnli, mnli, qqp, sst, imdb, csv"
@@ -146,8 +149,12 @@ def _overrides(rest: list[str]) -> list[str]:
 def _recipe_help(verb: str) -> None:
     from overnight.config import describe, recipes
 
-    lines = [f"usage: overnight {verb} RECIPE [--print_config] [--key=value ...]", ""]
-    lines += [f"RECIPE is a YAML file or one of: {', '.join(recipes())}", "", "keys of a recipe:"]
+    own = " [--tensors] [--json]" if verb == "plan" else ""
+    lines = [f"usage: overnight {verb} RECIPE [--print_config]{own} [--key=value ...]", ""]
+    lines += [f"RECIPE is a YAML file or one of: {', '.join(recipes())}", ""]
+    if verb == "plan":
+        lines += ["  --tensors   also list every tensor with its shape and group", "  --json      one JSON object instead of text", ""]
+    lines += ["keys of a recipe:"]
     for name, kind, default, text in describe():
         lines += [f"  --{name}={kind}", f"      {text} (default: {default})"]
     print("\n".join(lines))
@@ -189,6 +196,17 @@ def _pretrain(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.train.pretrain import pretrain
 
     pretrain(run)
+
+
+def _plan(options: argparse.Namespace, overrides: list[str]) -> None:
+    import dataclasses
+    import json
+
+    run = _load(options, overrides)
+    from overnight.plan import make_plan, plan_text
+
+    plan = make_plan(run)
+    print(json.dumps(dataclasses.asdict(plan)) if options.json else plan_text(plan, options.tensors))
 
 
 def _run(options: argparse.Namespace, overrides: list[str]) -> None:

@@ -1,31 +1,31 @@
 """A run is one frozen value: load a recipe, override it, check it, save it.
 
 The value's dataclasses are those of :mod:`overnight.schema`; pydantic reads and types the recipe (:func:`load`),
-:func:`check` refuses values that cannot work together. Both name the key, the value and what is allowed.
+:func:`overnight.check.check` refuses values that cannot work. Both name the key, the value and what is allowed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
-import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from overnight.check import check, environment_path
 from overnight.errors import ConfigError
-from overnight.schema import Data, Finetune, Model, Optim, Phase, Run, Schedule, Train
+from overnight.schema import BatchWarmup, Data, Finetune, Model, Optim, Phase, Run, Scaling, Schedule, Train
 
 __all__ = [
+    "BatchWarmup",
     "Data",
     "Finetune",
     "Model",
     "Optim",
     "Phase",
     "Run",
+    "Scaling",
     "Schedule",
     "Train",
     "build",
@@ -144,124 +144,6 @@ def _drop(tree: dict[str, Any], parts: Sequence[str]) -> None:
             tree.pop(key, None)
         elif isinstance(tree.get(key), dict):
             _drop(tree[key], rest)
-
-
-def environment_path(text: str, key: str) -> Path:
-    """A path with `$NAME` and `~` filled in.
-
-    Raises:
-        ConfigError: when a variable is not set.
-    """
-    filled = os.path.expanduser(os.path.expandvars(text))
-    if unset := re.search(r"\$\{?(\w+)", filled):
-        raise ConfigError(f"{key} = {text!r}: the environment variable {unset[1]} is not set; set it or give the path")
-    return Path(filled)
-
-
-def _between(value: float, low: float, high: float) -> bool:
-    return low <= value <= high
-
-
-def check(run: Run) -> Iterator[str]:
-    """Everything in a typed run that cannot work, one line each: key, value, what is allowed."""
-    d, m, t = run.data, run.model, run.train
-    yield from _positive("data", d, "vocab_size")
-    yield from _positive("model", m, "layers", "width", "heads", "max_length")
-    yield from _positive("train", t, "log_every", "checkpoint_every", "keep", "eval_sequences")
-    yield from _natural("data", d, "min_chars", "max_bad_lines", "workers")
-    yield from _natural("train", t, "threads", "eval_every")
-    for name in ("dropout", "attention_dropout"):
-        if not 0 <= getattr(m, name) < 1:
-            yield f"model.{name} = {getattr(m, name)}: must be 0 or more and below 1"
-    if not run.name or "/" in run.name or run.name in (".", ".."):
-        yield f"name = {run.name!r}: must be a word without '/'; it names the run folder"
-    for kind, names in (("phases", run.phases), ("finetune", run.finetune)):
-        for name in names:
-            if not re.fullmatch(r"[\w-]+", name):
-                yield f"{kind}.{name}: a name must be of letters, digits, '_' and '-', so that overrides and files can have it"
-    if not _between(run.seed, 0, 2**32 - 1):
-        yield f"seed = {run.seed}: must be 0 to 2^32-1"
-    if not d.paths:
-        yield "data.paths = []: name at least one file or folder"
-    if not _between(d.valid_fraction, 0.0, 0.5):
-        yield f"data.valid_fraction = {d.valid_fraction}: must be 0 to 0.5"
-    if d.vocab_file:
-        yield from _vocab_problems(d)
-    if m.heads > 0 and m.width % m.heads:
-        yield f"model.heads = {m.heads}: must divide model.width = {m.width}"
-    if m.ffn < 0:
-        yield f"model.ffn = {m.ffn}: must be positive, or 0 for four times the width"
-    if not run.phases:
-        yield "phases = {}: name at least one phase"
-    for name, phase in run.phases.items():
-        yield from _phase_problems(f"phases.{name}", phase, m)
-    for name, task in run.finetune.items():
-        yield from _finetune_problems(f"finetune.{name}", task, m)
-
-
-def _positive(prefix: str, part: Any, *names: str) -> Iterator[str]:
-    return (f"{prefix}.{n} = {getattr(part, n)}: must be above 0 and finite" for n in names if not 0 < getattr(part, n) < math.inf)
-
-
-def _natural(prefix: str, part: Any, *names: str) -> Iterator[str]:
-    return (f"{prefix}.{n} = {getattr(part, n)}: must be 0 or more, and finite" for n in names if not 0 <= getattr(part, n) < math.inf)
-
-
-def _share(prefix: str, part: Any, *names: str) -> Iterator[str]:
-    return (f"{prefix}.{n} = {getattr(part, n)}: must be 0 to 1" for n in names if not _between(getattr(part, n), 0.0, 1.0))
-
-
-def _vocab_problems(data: Data) -> Iterator[str]:
-    try:
-        path = environment_path(data.vocab_file, "data.vocab_file")
-        # Not splitlines(): a piece may be one of Unicode's own line ends.
-        lines = path.read_bytes().decode().removesuffix("\n").count("\n") + 1
-    except ConfigError as error:
-        yield str(error)
-    except (OSError, UnicodeDecodeError) as error:
-        yield f"data.vocab_file = {data.vocab_file!r}: cannot be read ({error})"
-    else:
-        if lines != data.vocab_size:
-            yield f"data.vocab_size = {data.vocab_size}: {data.vocab_file} has {lines} pieces; set data.vocab_size={lines} or give another file"
-
-
-def _phase_problems(key: str, phase: Phase, model: Model) -> Iterator[str]:
-    yield from _positive(key, phase, "steps", "global_batch", "micro_batch", "max_predictions")
-    yield from _share(key, phase, "short_fraction", "mask_rate")
-    if not 8 <= phase.length <= model.max_length:
-        yield f"{key}.length = {phase.length}: must be 8 to model.max_length = {model.max_length}"
-    if phase.mask_rate == 0:
-        yield f"{key}.mask_rate = 0: must be above 0, else there is nothing to predict"
-    if min(phase.micro_batch, phase.global_batch) > 0 and phase.global_batch % min(phase.micro_batch, phase.global_batch):
-        yield f"{key}.global_batch = {phase.global_batch}: cannot be cut into micro-batches of {key}.micro_batch = {phase.micro_batch}; it must divide"
-    yield from _optim_problems(f"{key}.optim", phase.optim)
-    schedule, total = phase.optim.schedule, phase.optim.schedule.total or phase.steps
-    if schedule.offset < 0 or schedule.offset + phase.steps > total:
-        yield f"{key}.optim.schedule.total = {total}: must cover offset {schedule.offset} + {phase.steps} steps"
-
-
-def _optim_problems(key: str, optim: Optim) -> Iterator[str]:
-    yield from _positive(key, optim, "lr", "eps")
-    yield from _natural(key, optim, "weight_decay", "max_grad_norm")
-    if not all(0 <= beta < 1 for beta in optim.betas):
-        yield f"{key}.betas = {list(optim.betas)}: each must be 0 or more and below 1"
-    if not _between(optim.schedule.warmup, 0, 1):
-        yield f"{key}.schedule.warmup = {optim.schedule.warmup}: longer than the phase; it is a share of the steps, 0 to 1"
-    yield from _positive(f"{key}.schedule", optim.schedule, "power")
-
-
-def _finetune_problems(key: str, task: Finetune, model: Model) -> Iterator[str]:
-    yield from _positive(key, task, "batch", "micro_batch", "epochs", "lr", "stride", "max_answer")
-    yield from _natural(key, task, "max_rows", "weight_decay")
-    yield from _share(key, task, "warmup")
-    if not 8 <= task.length <= model.max_length:
-        yield f"{key}.length = {task.length}: must be 8 to model.max_length = {model.max_length}"
-    if min(task.micro_batch, task.batch) > 0 and task.batch % min(task.micro_batch, task.batch):
-        yield f"{key}.batch = {task.batch}: cannot be cut into micro-batches of {key}.micro_batch = {task.micro_batch}; it must divide"
-    if not task.seeds:
-        yield f"{key}.seeds = []: name at least one seed"
-    if not task.path and task.task != "docnames":
-        yield f"{key}.path = '': name the folder that holds the data of {task.task!r}"
 
 
 def _override(tree: dict[str, Any], override: str) -> None:

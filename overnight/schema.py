@@ -7,10 +7,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 # Plain dicts, not pydantic.ConfigDict, so that importing this module costs nothing.
 _STRICT = {"extra": "forbid", "use_attribute_docstrings": True}
+
+
+class Reference(NamedTuple):
+    """A peak learning rate and a warm-up (share of the steps), and the batch for which they hold (sequences)."""
+
+    lr: float
+    warmup: float
+    batch: int
+
+
+UNTUNED = Reference(6.25e-4, 1 / 320, 512)
+"""You et al. 2019 (arXiv 1904.00962, table 4): where the rule for untuned LAMB begins."""
+PURI_STEPS = 100_000
+"""Puri et al. 2018 (arXiv 1812.01466): steps after which the rate would be 0."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +88,29 @@ class Schedule:
     """Learning-rate factor as a function of the step: linear warm-up, then decay to zero."""
 
     __pydantic_config__ = _STRICT
-    name: Literal["poly", "poly_nvidia", "cosine", "constant"] = "poly"
-    """`poly` is continuous; `poly_nvidia` is (1-t/T)^power after the warm-up, which jumps down at its end, with factor 0 at the last step."""
+    name: Literal["linear", "poly", "poly_nvidia", "hold", "cosine", "constant", "puri"] = "poly"
+    """Shape of the decay. `poly_nvidia` is (1-t/T)^power, which jumps down where the warm-up ends, with factor 0 at the last step; `hold` stays at the peak for a while (LANS, WSD); `puri` is linear over 100,000 steps without a warm-up."""
     warmup: float = 0.1
-    """Share of the schedule's steps spent warming up linearly from 0 (0 to 1)."""
+    """Share of the schedule's steps spent warming up linearly from 0 (0 to 1); `puri` has none."""
     power: float = 1.0
-    """Exponent of the polynomial decay; 1 is linear."""
+    """`poly`, `poly_nvidia`, `hold`: exponent of the decay; 1 is linear."""
+    hold: float = 0.0
+    """`hold`: share of the schedule's steps spent at the peak (0 to 1)."""
     total: int = 0
-    """Steps of the whole schedule where it spans several phases; 0 is the phase's own steps."""
+    """Steps of the whole schedule where it is longer than the phase; 0 is the phase's own steps (`puri`: 100,000)."""
     offset: int = 0
     """Step of the schedule at which this phase begins."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How the peak learning rate follows the phase's global batch B (with a batch warm-up: the full one)."""
+
+    __pydantic_config__ = _STRICT
+    rule: Literal["none", "linear", "sqrt", "lamb_untuned"] = "none"
+    """The peak is `lr`, `lr`·B/batch or `lr`·√(B/batch); `lamb_untuned` (You et al.) is the last with a warm-up whose share grows as B/batch."""
+    batch: int = 0
+    """Batch for which `lr` (and for `lamb_untuned` `schedule.warmup`) was tuned (sequences); `lamb_untuned`: 0 is the paper's rate 6.25e-4 and warm-up 1/320 at 512."""
 
 
 @dataclass(frozen=True)
@@ -91,22 +118,51 @@ class Optim:
     """The optimizer of a phase."""
 
     __pydantic_config__ = _STRICT
-    name: Literal["lamb", "adamw"] = "lamb"
-    """Which optimizer."""
+    name: Literal["lamb", "lans", "lars", "adamw", "muon"] = "lamb"
+    """Which optimizer; `muon` takes the matrices, with AdamW for the rest."""
     lr: float = 1e-3
-    """Peak learning rate, for the global batch; never scaled by the number of GPUs."""
+    """Peak learning rate, for the global batch unless `scaling` says for which; never scaled by the number of GPUs."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of the first and second moment (each 0 to 1)."""
+    """LAMB, LANS, AdamW: decay of the first and second moment (each 0 to 1)."""
     eps: float = 1e-6
-    """Added to the root of the second moment."""
+    """LAMB, LANS, AdamW: added to the root of the second moment."""
     weight_decay: float = 0.01
-    """Decoupled decay; biases and norm parameters have none."""
+    """Decay, decoupled but for LARS, where it is part of the gradient; biases and norm parameters have none."""
     max_grad_norm: float = 1.0
-    """Global gradient norm above which gradients are scaled down; 0 is no clipping."""
+    """Global gradient norm above which gradients are scaled down; 0 is no clipping. LANS normalises every gradient and never clips."""
+    momentum: float = 0.9
+    """LARS, Muon: share of the momentum that is kept (0 to 1)."""
+    nesterov: bool = False
+    """LARS: Nesterov's momentum; Muon always has it."""
+    trust_coefficient: float = 1e-3
+    """LARS: factor of the ratio |x| / |g|."""
+    lr_in_momentum: bool = True
+    """LARS: the learning rate is inside the momentum, as in the paper; false is outside, as in most PyTorch code."""
+    bias_correction: bool = True
+    """LAMB: divide the moments by 1-β^t; LANS, AdamW and Muon's AdamW always do."""
+    trust_clip: float = 0.0
+    """LAMB: upper bound of the trust ratio; 0 is none."""
+    adapt: Literal["matrices", "all", "none"] = "matrices"
+    """LAMB, LANS, LARS: which tensors take the trust ratio; `matrices` leaves out biases and norm parameters."""
+    skip_zero_grad: bool = True
+    """LAMB, LANS, LARS: leave a tensor whose gradient is exactly 0 alone, as if it had none."""
+    scaling: Scaling = field(default_factory=Scaling)
+    """Rule for the learning rate at another batch."""
     schedule: Schedule = field(default_factory=Schedule)
     """Learning-rate schedule."""
     start: Literal["reset", "keep"] = "reset"
     """Moments at the start of the phase: fresh, or those of the phase before (whose step count restarts with the schedule, as NVLAMB does)."""
+
+
+@dataclass(frozen=True)
+class BatchWarmup:
+    """A batch that grows to the global one: by `start` sequences at a time, on a line over the steps."""
+
+    __pydantic_config__ = _STRICT
+    start: int = 0
+    """Sequences of the first step; must divide the global batch. 0 is the global batch from the first step on."""
+    steps: int = 0
+    """Steps before the first one with the global batch."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +174,8 @@ class Phase:
     """Optimizer steps."""
     global_batch: int
     """Sequences in one optimizer step, over all devices and micro-batches."""
+    batch_warmup: BatchWarmup = field(default_factory=BatchWarmup)
+    """Smaller batches at the beginning."""
     length: int = 128
     """Longest sequence (tokens, with [CLS] and [SEP])."""
     micro_batch: int = 32
@@ -196,6 +254,10 @@ class Train:
     """Steps between checkpoints."""
     keep: int = 3
     """Checkpoints kept."""
+    telemetry_every: int = 0
+    """Steps between measurements of every tensor's norms and trust ratio (0: never)."""
+    noise_every: int = 0
+    """Steps between estimates of the gradient noise scale (0: never; needs at least two micro-batches)."""
     tensorboard: bool = False
     """Also write TensorBoard events."""
 

@@ -21,8 +21,8 @@ from overnight.cli import main
 from overnight.config import Run
 from tests.conftest import ROOT, tiny_tree
 
-VERBS = ("run", "prepare", "pretrain", "finetune", "predict", "export", "report", "bench", "doctor", "recipes")
-RECIPE_VERBS = ("run", "prepare", "pretrain")
+VERBS = ("run", "prepare", "pretrain", "finetune", "predict", "export", "report", "plan", "bench", "doctor", "recipes")
+RECIPE_VERBS = ("run", "prepare", "pretrain", "plan")
 Captured = pytest.CaptureFixture[str]
 
 

@@ -22,12 +22,14 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the top down: a part may import its own row and the rows below.
 LAYERS = [
     ["cli", "__main__"],
-    ["bench", "everything"],
+    ["bench", "everything", "plan"],
+    ["curve"],
     ["tasks", "interop", "report", "doctor"],
     ["train"],
     ["models", "optim", "batches"],
     ["corpus"],
     ["config"],
+    ["check"],
     ["schema"],
     ["errors", "environment", ""],
 ]

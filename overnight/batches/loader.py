@@ -22,11 +22,12 @@ import xxhash
 from overnight.batches import masking, pairs
 from overnight.batches.order import key, mix, order
 from overnight.batches.packing import IGNORED, Batch, StepBatches, deal
+from overnight.batches.size import batch_size, micro_batch, sequences_before
 from overnight.config import Phase
 from overnight.corpus.files import write_whole
 from overnight.corpus.shards import Shard
 from overnight.corpus.tokenizer import Vocabulary
-from overnight.errors import ConfigError, DataError
+from overnight.errors import DataError
 
 # What the counters of a key stand for, so that no two uses share one.
 _PLAN, _ORDER, _MASK = 1, 2, 3
@@ -190,16 +191,11 @@ class Samples:
             grain: as in :meth:`batch`.
 
         Raises:
-            ConfigError: when the global batch cannot be cut into equal shares for the processes.
+            ConfigError: when the batch cannot be cut into equal shares for the processes.
         """
-        batch = self.phase.global_batch
-        micro = min(self.phase.micro_batch, batch // world)
-        if micro == 0 or batch % (micro * world):
-            raise ConfigError(
-                f"global_batch = {batch}: cannot be cut for {world} processes into micro-batches of {micro or 1}; it must divide"
-            )
-        bins = batch // micro
-        positions = np.arange(step * batch, (step + 1) * batch, dtype=np.int64)
+        batch = batch_size(self.phase, step)
+        bins = batch // micro_batch(self.phase, step, world)
+        positions = sequences_before(self.phase, step) + np.arange(batch, dtype=np.int64)
         epochs, samples = self.locate(positions)
         numbers, rows = self.rows(epochs, samples)
         lengths = self.lengths(rows)

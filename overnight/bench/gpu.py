@@ -15,18 +15,17 @@ import torch
 import torch.nn.functional as F
 
 from overnight.batches.packing import Batch
-from overnight.bench.measure import Row, Timing, measure, print_result, rate_row, time_row
+from overnight.bench import optim
+from overnight.bench.measure import Row, measure, print_result, rate_row, time_row
 from overnight.bench.sizes import MODELS, VOCABULARY, flops_per_token, full_batch
 from overnight.config import Model, Optim
 from overnight.models import layers
 from overnight.models.bert import BertForPretraining
-from overnight.optim.groups import build_optimizer, parameter_groups
-from overnight.optim.lamb import Lamb
+from overnight.optim import Lamb
+from overnight.optim.groups import build_optimizer
 
 # No case is begun after this many seconds: each takes a minute with its compilation.
 BUDGET_S = 450
-# Bytes LAMB with a global clip moves for a parameter, fp32: two reads of g, two passes over p, m, v.
-LAMB_BYTES = 44
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def run(peer: str = "none", tiny: bool = False) -> None:
     peak, bandwidth = ceilings(device, tiny)
     add(peak, bandwidth)
     for name in ["bert-tiny"] if tiny else ["bert-base", "bert-large"]:
-        add(*optimizer_rows(MODELS[name], name, bandwidth.value, device, tiny))
+        add(*optim.measure_case(name, device, repeats=2 if tiny else 15))
     for case in TINY if tiny else CASES:
         if time.monotonic() - start > BUDGET_S:
             print(f"left out, for time: {case.name}", flush=True)
@@ -176,22 +175,6 @@ def ceilings(device: torch.device, tiny: bool) -> tuple[Row, Row]:
         rate_row("ceiling: bf16 product", "TFLOP/s", 2 * n**3 / 1e12, times["product"]),
         rate_row("ceiling: copy", "GB/s", 2 * x.nbytes / 1e9, times["copy"]),
     )
-
-
-def optimizer_rows(model: Model, name: str, bandwidth: float, device: torch.device, tiny: bool) -> list[Row]:
-    """The time of a LAMB step beside torch's fused AdamW, and beside the bound of the bytes it must move."""
-    net = BertForPretraining(model, VOCABULARY).to(device)
-    for p in net.parameters():
-        p.grad = torch.randn_like(p)
-    count = sum(p.numel() for p in net.parameters())
-    lamb = Lamb(parameter_groups(net, 0.01), max_grad_norm=1.0)
-    adamw = build_optimizer(net, Optim(name="adamw"))
-    times = measure({"lamb": lamb.step, "adamw": adamw.step}, warmup=2, repeats=3 if tiny else 15, sync=_sync(device))
-    bound = Timing((LAMB_BYTES * count / (bandwidth * 1e9),))
-    return [
-        time_row(f"{name} LAMB step", "ms", times["lamb"], "fused AdamW", times["adamw"]),
-        time_row(f"{name} LAMB step, bytes", "ms", times["lamb"], f"bound of {LAMB_BYTES} bytes a parameter", bound),
-    ]
 
 
 def train_rows(case: Case, peak: float, device: torch.device, tiny: bool) -> list[Row]:

@@ -49,15 +49,11 @@ class Norm(nn.Module):
         return layer_norm(x, self.weight, self.bias)
 
 
-class Embedding(nn.Module):
+class Embedding(nn.Embedding):
     """A table of vectors from N(0, 0.02)."""
 
     def __init__(self, rows: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, width).normal_(0.0, INIT_STD))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight)
+        super().__init__(rows, width, _weight=torch.empty(rows, width).normal_(0.0, INIT_STD))
 
 
 class Layer(nn.Module):

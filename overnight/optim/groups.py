@@ -2,52 +2,116 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from overnight.config import Optim
+from overnight.optim import native
 from overnight.optim.lamb import Lamb
+from overnight.optim.lans import Lans
+from overnight.optim.lars import Lars
+from overnight.optim.muon import Muon
 
 
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices and tables, decayed and adapted; and biases and norm parameters, neither.
+def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
+    """The parameters of a network by kind: matrices, tables (embeddings), kernels (of convolutions) and vectors (biases, norms).
 
-    A vector is a bias or a norm parameter: nothing else in these networks has fewer than two dimensions. A tied tensor
-    appears once, as `named_parameters` yields it once.
+    Vectors are not decayed and, unless `adapt` is `all`, not adapted. A tied tensor appears once, under its first name, as
+    `named_parameters` yields it; frozen ones do not appear.
 
     Args:
         module: the network.
-        weight_decay: of the first group.
+        optim: decay, and what is adapted.
 
     Returns:
-        two groups with `params`, `names`, `weight_decay` and `adapt`.
+        a group for each kind that there is, with `name` (of the kind), `params` (name, tensor), `weight_decay`, `adapt` (whether the trust
+        ratio applies) and `muon` (whether Muon can step it).
     """
+    tables = {id(p) for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters(recurse=False)}
+
+    def kind(p: Tensor) -> str:
+        if p.ndim < 2:
+            return "vectors"
+        return "kernels" if p.ndim > 2 else "tables" if id(p) in tables else "matrices"
+
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     groups = []
-    for decayed in (True, False):
-        chosen: list[tuple[str, Tensor]] = [(name, p) for name, p in named if (p.ndim > 1) == decayed]
-        groups.append(
-            {
-                "params": [p for _, p in chosen],
-                "names": [name for name, _ in chosen],
-                "weight_decay": weight_decay if decayed else 0.0,
-                "adapt": decayed,
-            }
-        )
+    for name in ("matrices", "tables", "kernels", "vectors"):
+        if chosen := [(label, p) for label, p in named if kind(p) == name]:
+            vectors = name == "vectors"
+            groups.append(
+                {
+                    "name": name,
+                    "params": chosen,
+                    "weight_decay": 0.0 if vectors else optim.weight_decay,
+                    "adapt": optim.adapt == "all" or (optim.adapt == "matrices" and not vectors),
+                    "muon": name == "matrices",
+                }
+            )
     return groups
 
 
 def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
-    """The optimizer of a phase over the parameters of a network; the loop clips and sets the learning rate.
+    """The optimizer of a phase over the parameters of a network; the loop sets the learning rate.
+
+    On a CPU with a C compiler the steps of LAMB, LANS and LARS are native.c's.
+    LAMB and LARS clip by `max_grad_norm` themselves, which saves passes over the gradients; LANS has no use for it; for the others the
+    loop clips.
 
     Args:
         module: the network.
         optim: settings.
     """
-    groups = parameter_groups(module, optim.weight_decay)
+    groups = parameter_groups(module, optim)
+    bound = optim.max_grad_norm or None
+    fused = all(p.device.type == "cpu" for p in module.parameters()) and native.available()
+
+    def only(*keys: str) -> list[dict[str, Any]]:
+        return [{key: group[key] for key in ("name", "params", "weight_decay", *keys)} for group in groups]
+
     if optim.name == "lamb":
-        return Lamb(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps)
-    plain = [{key: value for key, value in group.items() if key != "adapt"} for group in groups]
-    return torch.optim.AdamW(plain, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+        return Lamb(
+            only("adapt"),
+            lr=optim.lr,
+            betas=optim.betas,
+            eps=optim.eps,
+            bias_correction=optim.bias_correction,
+            trust_clip=optim.trust_clip or None,
+            max_grad_norm=bound,
+            skip_zero_grad=optim.skip_zero_grad,
+            fused=fused,
+        )
+    if optim.name == "lans":
+        return Lans(only("adapt"), lr=optim.lr, betas=optim.betas, eps=optim.eps, skip_zero_grad=optim.skip_zero_grad, fused=fused)
+    if optim.name == "lars":
+        return Lars(
+            only("adapt"),
+            lr=optim.lr,
+            momentum=optim.momentum,
+            trust_coefficient=optim.trust_coefficient,
+            nesterov=optim.nesterov,
+            lr_in_momentum=optim.lr_in_momentum,
+            max_grad_norm=bound,
+            skip_zero_grad=optim.skip_zero_grad,
+            fused=fused,
+        )
+    if optim.name == "muon":
+        return Muon(only("muon"), lr=optim.lr, momentum=optim.momentum, betas=optim.betas, eps=optim.eps)
+    return torch.optim.AdamW(only(), lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+
+
+def group_lines(groups: Sequence[dict[str, Any]]) -> list[str]:
+    """A line on each group, of :func:`parameter_groups` or of an optimizer: kind, tensors, parameters, what is done to them."""
+    lines = []
+    for group in groups:
+        tensors = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
+        done = [f"decay {group['weight_decay']:g}" if group["weight_decay"] else "no decay"]
+        if "adapt" in group:
+            done.append("trust ratio" if group["adapt"] else "no trust ratio")
+        if "muon" in group:
+            done.append("Muon" if group["muon"] else "AdamW")
+        lines.append(f"{group['name']}: {len(tensors)} tensors, {sum(p.numel() for p in tensors):,} parameters; {', '.join(done)}")
+    return lines

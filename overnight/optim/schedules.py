@@ -1,40 +1,93 @@
-"""Learning-rate schedules as functions of the step: factor(t) of the peak, for t = 0, 1, ..., total - 1.
+"""The learning rate of a step: a peak, which a rule may derive from the batch, times a factor, which is a function of the step.
 
-Two ways of counting are in use. transformers' `get_linear_schedule_with_warmup` and Google's BERT give step t (from 0) t/w while it
-warms up, so that the first update does nothing, and (1 - t/T)/(1 - w/T) from t = w on: here the warm-up is one update ahead, (t + 1)/w,
-and the decay is theirs. NVIDIA's PolyWarmUpScheduler counts updates n = t + 1 from 1 throughout, so that its last update does nothing:
-`poly_nvidia` is that, update by update.
+Step t = 0, 1, ..., T - 1 is the update number n = t + 1. With a warm-up of w·T updates, p the power and h the share of a hold:
+
+    warm-up      n / (w·T)                                    while n <= w·T
+    constant     1                                            from there on
+    linear       (1 - t/T) / (1 - w)
+    poly         ((1 - t/T) / (1 - w))^p
+    hold         ((1 - t/T) / (1 - w - h))^p, 1 before        LANS (Zheng et al. 2020, arXiv 2006.13484); today's name is WSD
+    cosine       (1 - cos(pi·(1 - t/T) / (1 - w))) / 2
+    puri         1 - t/T, w = 0, T = 100,000                  Puri et al. 2018 (arXiv 1812.01466): training ends before the schedule
+    poly_nvidia  n / (w·T) while n < w·T, then (1 - n/T)^p
+
+Two ways of counting are in use. transformers' `get_linear_schedule_with_warmup` and Google's BERT give step t the factor t/(w·T) while it
+warms up, so that the first update does nothing: here the warm-up is one update ahead, and the decay is theirs. NVIDIA's
+PolyWarmUpScheduler counts n throughout, so that its last update does nothing, and decays as if there had been no warm-up: it jumps down
+where the warm-up ends (6e-3 to 5.08e-3 in NVLAMB). `poly_nvidia` is that, update by update; all others are continuous.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
-from overnight.config import Schedule
+from overnight.config import Optim, Phase, Schedule
+from overnight.schema import PURI_STEPS, UNTUNED, Reference
+
+
+def learning_rate(phase: Phase, step: int) -> float:
+    """The learning rate of a step of a phase, from 0."""
+    return peak_lr(phase) * factor(resolved(phase), step, phase.steps)
+
+
+def peak_lr(phase: Phase) -> float:
+    """The peak learning rate of a phase, after the rule of its scaling.
+
+    B is the global batch, also while a batch warm-up has not reached it. `linear` is lr·B/batch (Goyal et al. 2017, arXiv 1706.02677);
+    `sqrt` and `lamb_untuned` are lr·sqrt(B/batch) (You et al. 2019, arXiv 1904.00962).
+    """
+    tuned, rule = reference(phase.optim), phase.optim.scaling.rule
+    if rule == "none":
+        return tuned.lr
+    ratio = phase.global_batch / tuned.batch
+    return tuned.lr * (ratio if rule == "linear" else math.sqrt(ratio))
+
+
+def resolved(phase: Phase) -> Schedule:
+    """The schedule of a phase with its `warmup` and `total` as they come out.
+
+    `lamb_untuned` multiplies the warm-up's share by B/batch, so that it has as many steps at every batch while the epochs stay the same.
+    """
+    schedule, tuned = phase.optim.schedule, reference(phase.optim)
+    if phase.optim.scaling.rule == "lamb_untuned":
+        schedule = dataclasses.replace(schedule, warmup=tuned.warmup * phase.global_batch / tuned.batch)
+    total, warmup = _total_and_warmup(schedule, phase.steps)
+    return dataclasses.replace(schedule, total=total, warmup=warmup)
+
+
+def _total_and_warmup(schedule: Schedule, steps: int) -> tuple[int, float]:
+    if schedule.name == "puri":
+        return schedule.total or PURI_STEPS, 0.0
+    return schedule.total or steps, schedule.warmup
+
+
+def reference(optim: Optim) -> Reference:
+    """The rate and the warm-up that the rule begins with, and the batch for which they hold."""
+    if optim.scaling.rule == "lamb_untuned" and not optim.scaling.batch:
+        return UNTUNED
+    return Reference(optim.lr, optim.schedule.warmup, optim.scaling.batch)
 
 
 def factor(schedule: Schedule, step: int, steps: int) -> float:
-    """What to multiply the peak learning rate by.
-
-    Step t (from 0) is the update number t + 1. It warms up over w = warmup·total updates, linearly, and reaches the peak with
-    update w; then it decays so that the update after the last would have factor 0 (`poly_nvidia`: so that the last has).
+    """What to multiply the peak learning rate by, 0 to 1.
 
     Args:
         schedule: its settings; `total` and `offset` place this phase in a longer schedule.
         step: optimizer step within the phase, from 0.
         steps: steps of the phase.
     """
-    total, w = schedule.total or steps, schedule.warmup
-    update = schedule.offset + step + 1
-    # NVIDIA's decay is that of a schedule without warm-up: it jumps down where the warm-up ends (6e-3 to 5.08e-3 in NVLAMB).
+    total, w = _total_and_warmup(schedule, steps)
+    t = schedule.offset + step
+    n = t + 1
     if schedule.name == "poly_nvidia":
-        s = update / total
-        return s / w if s < w else float(max(0.0, 1.0 - s) ** schedule.power)
-    if update <= w * total:
-        return update / (w * total)
+        return n / (w * total) if n < w * total else float(max(0.0, 1.0 - n / total) ** schedule.power)
+    if n <= w * total:
+        return n / (w * total)
+    rest = 1.0 - w - schedule.hold
+    share = min(1.0, max(0.0, 1.0 - t / total) / rest) if rest > 0 else 1.0
     if schedule.name == "constant":
         return 1.0
-    share = min(1.0, max(0.0, 1.0 - (update - 1) / total) / (1.0 - w)) if w < 1.0 else 0.0
-    if schedule.name == "poly":
-        return float(share**schedule.power)
-    return 0.5 * (1.0 - math.cos(math.pi * share))
+    if schedule.name == "cosine":
+        return 0.5 * (1.0 - math.cos(math.pi * share))
+    return float(share**schedule.power)

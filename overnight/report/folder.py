@@ -15,6 +15,8 @@ Record = dict[str, Any]
 _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "train": {"phase": str, "global_step": int, "seconds": (int, float), "loss": (int, float)},
     "eval": {"phase": str, "global_step": int, "seconds": (int, float)},
+    "tensors": {"phase": str, "global_step": int, "seconds": (int, float), "tensors": dict},
+    "noise": {"phase": str, "global_step": int, "seconds": (int, float), "batch": int, "groups": dict},
     "phase": {"phase": str, "global_step": int, "event": str},
     "finetune": {"name": str, "seed": int, "init": str, "metric": str, "value": (int, float)},
     "baseline": {"name": str, "what": str, "metric": str, "value": (int, float)},
@@ -102,7 +104,7 @@ def _metrics(path: Path, tasks: Path) -> tuple[dict[str, list[Record]], list[str
         _read(tasks, _text(tasks, ""), records, notes)
     if not any(records.values()):
         notes.append("metrics.jsonl is empty: nothing was measured yet")
-    for kind in ("train", "eval"):
+    for kind in ("train", "eval", "tensors", "noise"):
         records[kind] = _newest(records[kind])
     for kind in ("finetune", "baseline"):
         records[kind] = _same_settings(records[kind])

@@ -13,6 +13,7 @@ from overnight.corpus.files import write_whole
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.folder import Record, RunFolder, read_folder
 from overnight.report.summary import duration, number, points, share, summarise_folder
+from overnight.report.tensors import heat_maps, noise_curves
 
 # Points of a curve in the page; of longer runs every k-th line is shown.
 _POINTS = 3000
@@ -75,6 +76,7 @@ def _render(folders: Sequence[RunFolder]) -> str:
         script=(own / "page.js").read_text(encoding="utf-8"),
         plotly=get_plotlyjs(),
         curves=_as_script_data({"runs": [_curves(folder, name) for folder, name in zip(folders, names, strict=True)]}),
+        measured=any(folder.records["tensors"] for folder in folders),
         skipped=max((math.ceil(len(folder.records["train"]) / _POINTS) for folder in folders), default=1),
     )
 
@@ -95,6 +97,8 @@ def _curves(folder: RunFolder, name: str) -> dict[str, Any]:
         records = records[:: max(1, math.ceil(len(records) / _POINTS))]
         found[kind] = {"step": [r["global_step"] for r in records], "seconds": [r["seconds"] for r in records]}
         found[kind] |= {key: [_finite(r.get(key)) for r in records] for key in keys if any(key in r for r in records)}
+    found["tensors"] = heat_maps(folder.records["tensors"])
+    found["noise"] = noise_curves(folder.records["noise"], _POINTS)
     # A run without NSP has one loss only.
     if "mlm_loss" not in found["train"] and "loss" in found["train"]:
         found["train"]["mlm_loss"] = found["train"]["loss"]

@@ -44,6 +44,8 @@ class Progress:
     """Length of metrics.jsonl at this moment; what follows is written again."""
     running: dict[str, list[float]] = field(default_factory=dict)
     """Sum and count of each loss since the last line of metrics."""
+    noise: dict[str, list[float]] = field(default_factory=dict)
+    """Averages of the gradient noise scale of the phase, by parameter group: the state of :class:`overnight.optim.noise.NoiseScale`."""
 
 
 def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, keep: int) -> Path:
@@ -148,10 +150,10 @@ def newest(folder: Path) -> Path | None:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as `parameter name/entry` → tensor; groups must carry their `names`."""
+    """The optimizer's state as `parameter name/entry` → tensor; its parameters must have been given with their names."""
     named = {}
     for group in optimizer.param_groups:
-        for name, p in zip(group["names"], group["params"], strict=True):
+        for name, p in zip(group["param_names"], group["params"], strict=True):
             for entry, value in optimizer.state[p].items():
                 named[f"{name}/{entry}"] = torch.as_tensor(value).detach().cpu().contiguous()
     return named
@@ -167,17 +169,15 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
         restart_count: set the step counts back to 0, keeping the moments, as NVLAMB does between phases.
     """
     for group in optimizer.param_groups:
-        for name, p in zip(group["names"], group["params"], strict=True):
+        for name, p in zip(group["param_names"], group["params"], strict=True):
             state: dict[str, Any] = {}
             for key, value in tensors.items():
                 owner, _, entry = key.rpartition("/")
                 if owner != name:
                     continue
-                if entry == "step":
-                    value = value * 0 if restart_count else value
-                    state[entry] = int(value) if value.dtype == torch.int64 else value.clone()
-                else:
-                    state[entry] = value.to(p.device, copy=True)
+                if entry == "step" and restart_count:
+                    value = torch.zeros_like(value)
+                state[entry] = value.to(p.device, copy=True)
             optimizer.state[p] = state
 
 

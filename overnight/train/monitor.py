@@ -1,4 +1,4 @@
-"""What a run says while it works: metrics.jsonl always, one progress line, TensorBoard if asked."""
+"""What a run says while it works: metrics.jsonl always, one progress line, its speed, TensorBoard if asked."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from torch import Tensor
+
+from overnight.batches.size import sequences_before
+from overnight.config import Phase, Run
 from overnight.errors import UserError
 from overnight.train.checkpoint import Progress
+from overnight.train.loop import Step
 
 # Seconds between plain progress lines where the output is no terminal.
 _LINE_EVERY = 10.0
@@ -126,3 +131,61 @@ def progress_text(progress: Progress, steps: int, values: dict[str, float], rate
     shown = "  ".join(f"{name} {value:.3g}" if name in ("lr", "grad") else f"{name} {value:.3f}" for name, value in values.items())
     left_text = duration(left) + (f" (all phases {duration(left_all)})" if left_all > left + 1 else "")
     return f"{progress.phase} {progress.step}/{steps}  {shown}  {rate:,.0f} tok/s  left {left_text}"
+
+
+class Speed:
+    """Counters, losses and clock of a phase: throughput since the last line, and the time that is left."""
+
+    def __init__(self, run: Run, number: int, progress: Progress) -> None:
+        self._phases = list(run.phases.values())
+        self._number = number
+        self._clock = time.perf_counter()
+        self._unread: list[dict[str, Tensor]] = []
+        self._since = [0.0, 0.0, 0.0]  # seconds, tokens, sequences since the last line
+        self._all = [0.0, 0.0, 0.0]
+
+    def note(self, done: Step, progress: Progress, wait: bool) -> None:
+        """Count a step; its losses stay on the device until they are read, with all before them.
+
+        Args:
+            wait: read them now. The device has then done the step, so that the clock counts it.
+        """
+        self._unread.append(done.losses)
+        if wait:
+            self.read(progress)
+        now = time.perf_counter()
+        spent, self._clock = now - self._clock, now
+        progress.step, progress.global_step = done.step, progress.global_step + 1
+        progress.tokens += done.tokens
+        progress.sequences += done.sequences
+        progress.seconds += spent
+        for totals in (self._since, self._all):
+            for at, value in enumerate((spent, done.tokens, done.sequences)):
+                totals[at] += value
+
+    def read(self, progress: Progress) -> None:
+        """Add up the losses that were not read yet."""
+        for losses in self._unread:
+            for name, loss in losses.items():
+                total, count = progress.running.get(name, [0.0, 0])
+                progress.running[name] = [total + float(loss), count + 1]
+        self._unread = []
+
+    def pause(self) -> None:
+        """Do not count the time since the last step."""
+        self._clock = time.perf_counter()
+
+    def rate(self, phase: Phase) -> dict[str, float]:
+        """Tokens and sequences a second since the last call."""
+        seconds, tokens, sequences = self._since
+        self._since = [0.0, 0.0, 0.0]
+        return {"tokens_per_s": tokens / seconds, "sequences_per_s": sequences / seconds}
+
+    def left(self, progress: Progress) -> tuple[float, float, float]:
+        """Tokens a second, and the seconds left in this phase and in all; later phases at the same rate of tokens."""
+        seconds, tokens, sequences = self._all
+        phase = self._phases[self._number]
+        whole = [sequences_before(p, p.steps) * p.length / phase.length for p in self._phases[self._number :]]
+        here = (whole[0] - sequences_before(phase, progress.step)) / sequences * seconds
+        later = sum(whole[1:]) / sequences * seconds
+        return tokens / seconds, here, here + later

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from overnight import config
 from overnight.batches.loader import Samples
 from overnight.batches.order import key
+from overnight.batches.size import batch_size, sequences_before
 from overnight.config import Phase, Run
 from overnight.corpus.files import write_json, write_whole
 from overnight.corpus.shards import Manifest, Shard, load_manifest, open_shards
@@ -22,12 +22,13 @@ from overnight.corpus.tokenizer import Vocabulary, load_vocabulary
 from overnight.environment import environment
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.models.bert import BertForPretraining
-from overnight.optim.groups import build_optimizer
-from overnight.optim.schedules import factor
+from overnight.optim.groups import build_optimizer, group_lines
+from overnight.optim.noise import NoiseScale, follow, noise_text
+from overnight.optim.schedules import learning_rate, peak_lr
 from overnight.train import checkpoint
 from overnight.train.checkpoint import Progress
-from overnight.train.loop import Settings, Step, evaluate, optimise
-from overnight.train.monitor import Line, Metrics, progress_text
+from overnight.train.loop import Settings, Step, due, evaluate, optimise
+from overnight.train.monitor import Line, Metrics, Speed, progress_text
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _TRAIN, _HELD_OUT = 0, 1
@@ -108,6 +109,20 @@ def same_corpus(progress: Progress, manifest: Manifest, run: Run) -> None:
         )
 
 
+def check_noise(run: Run) -> None:
+    """See that every step has the two micro-batches between which noise is seen.
+
+    Raises:
+        ConfigError: naming the phase that takes its batch at once.
+    """
+    for name, phase in run.phases.items():
+        if run.train.noise_every and phase.micro_batch >= phase.global_batch:
+            raise ConfigError(
+                f"train.noise_every = {run.train.noise_every}: noise is seen between micro-batches, and phase {name} takes its batch of "
+                f"{phase.global_batch} sequences as one; set phases.{name}.micro_batch below {phase.global_batch}"
+            )
+
+
 def check_folder(run: Run) -> None:
     """See that the run folder is new or holds this run.
 
@@ -141,6 +156,7 @@ class Pretraining:
 
     def __init__(self, run: Run, line: Line) -> None:
         self.run, self.line = run, line
+        check_noise(run)
         self.device = set_up_machine(run)
         self.manifest = load_manifest(run.data_dir)
         self.vocabulary = load_vocabulary(run.data_dir)
@@ -161,14 +177,15 @@ class Pretraining:
 
     def settings(self, phase: Phase, number: int) -> Settings:
         """What the loop needs to know of a phase."""
-        optim = phase.optim
         return Settings(
             steps=phase.steps,
-            lr=lambda step: optim.lr * factor(optim.schedule, step, phase.steps),
-            max_grad_norm=optim.max_grad_norm,
+            lr=lambda step: learning_rate(phase, step),
+            max_grad_norm=phase.optim.max_grad_norm,
             dtype=DTYPES[self.run.train.precision],
             device=self.device,
             seed=(self.run.seed, number),
+            measure_every=self.run.train.telemetry_every,
+            noise_every=self.run.train.noise_every,
         )
 
     def go(self) -> None:
@@ -202,7 +219,7 @@ class Pretraining:
                 else:
                     if phase.optim.start == "keep" and moments:
                         checkpoint.restore_optimizer(optimizer, moments, restart_count=phase.optim.schedule.offset == 0)
-                    progress.phase, progress.step, progress.running = name, 0, {}
+                    progress.phase, progress.step, progress.running, progress.noise = name, 0, {}, {}
                     metrics.write("phase", phase=name, event="start", global_step=progress.global_step, seconds=progress.seconds)
                 if progress.step < phase.steps:
                     self._phase(number, name, optimizer, progress, metrics, signals)
@@ -224,14 +241,18 @@ class Pretraining:
         # keeps a kernel for each (a GB after 250 steps of ever new sizes).
         grain = max(64, min(phase.micro_batch, phase.global_batch) * phase.length // 64)
         self.line.say(self._announce(name, phase, samples))
+        for text in group_lines(optimizer.param_groups):
+            self.line.say(f"  {text}")
         speed = Speed(self.run, number, progress)
         for done in optimise(self.model, self.objective, optimizer, lambda step: samples.step(step, grain=grain), settings, progress.step):
-            speed.note(done, progress)
             last = done.step == phase.steps
-            if done.step % train.log_every == 0 or last:
+            logs, evaluates, saves = (last or due(done.step - 1, n) for n in (train.log_every, train.eval_every, train.checkpoint_every))
+            speed.note(done, progress, wait=logs or evaluates or saves)
+            self._measures(done, progress, metrics)
+            if logs:
                 values = self._log(done, progress, metrics, speed, phase)
                 self.line.show(progress_text(progress, phase.steps, values, *speed.left(progress)), final=last)
-            if (train.eval_every and done.step % train.eval_every == 0) or last:
+            if evaluates:
                 held = evaluate(self.model, self.model.losses, held_out, settings)
                 metrics.write(
                     "eval", phase=name, step=done.step, global_step=progress.global_step, seconds=round(progress.seconds, 3), **held
@@ -239,10 +260,13 @@ class Pretraining:
                 self.line.say(
                     f"{name} {done.step}/{phase.steps}  held out: " + "  ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in held.items())
                 )
+                if "run" in progress.noise:
+                    self.line.say(noise_text(NoiseScale(*progress.noise["run"]).value, done.sequences))
                 speed.pause()
             if last:
                 metrics.write("phase", phase=name, event="end", global_step=progress.global_step, seconds=round(progress.seconds, 3))
-            if last or done.step % train.checkpoint_every == 0 or signals.received:
+            if saves or signals.received:
+                speed.read(progress)
                 progress.metrics_bytes = metrics.size()
                 checkpoint.save(self.checkpoints, self.model, optimizer, progress, train.keep)
                 speed.pause()
@@ -265,6 +289,7 @@ class Pretraining:
             loss=sum(means.values()),
             **{f"{name}_loss": value for name, value in means.items()},
             lr=done.lr,
+            **({"batch": done.sequences} if phase.batch_warmup.start else {}),
             grad_norm=norm,
             tokens=progress.tokens,
             sequences=progress.sequences,
@@ -272,60 +297,27 @@ class Pretraining:
         )
         return {"loss": sum(means.values()), "lr": done.lr, "grad": norm}
 
+    def _measures(self, done: Step, progress: Progress, metrics: Metrics) -> None:
+        """Write what the loop measured at this step, if it did."""
+        seconds = round(progress.seconds, 3)
+        where = {"phase": progress.phase, "step": done.step, "global_step": progress.global_step, "seconds": seconds}
+        if done.tensors:
+            rows = done.tensors.rows()
+            metrics.write("tensors", **where, tensors={name: rows[name] for name, _ in self.model.named_parameters() if name in rows})
+        if done.noise:
+            metrics.write("noise", **where, batch=done.sequences, groups=follow(progress.noise, done.noise))
+
     def _announce(self, name: str, phase: Phase, samples: Samples) -> str:
         size = samples.epoch_size()
         micro = min(phase.micro_batch, phase.global_batch)
         accumulation = phase.global_batch // micro
         cut = f"{micro} x {accumulation}" if accumulation > 1 else f"{phase.global_batch}"
+        growing = f"{batch_size(phase, 0)} to " if phase.batch_warmup.start else ""
         return (
-            f"phase {name}: {phase.steps} steps of {phase.global_batch} sequences ({cut}) up to {phase.length} tokens, "
-            f"{phase.steps * phase.global_batch / size:.2f} epochs of {size:,} examples, {phase.optim.name} at {phase.optim.lr:g}, "
+            f"phase {name}: {phase.steps} steps of {growing}{phase.global_batch} sequences ({cut}) up to {phase.length} tokens, "
+            f"{sequences_before(phase, phase.steps) / size:.2f} epochs of {size:,} examples, {phase.optim.name} at {peak_lr(phase):g}, "
             f"{self.run.train.precision} on {self.device}"
         )
-
-
-class Speed:
-    """Counters and clock of a phase: throughput since the last line, and the time that is left."""
-
-    def __init__(self, run: Run, number: int, progress: Progress) -> None:
-        self._phases = list(run.phases.values())
-        self._number = number
-        self._clock = time.perf_counter()
-        self._since = [0.0, 0.0, 0.0]  # seconds, tokens, sequences since the last line
-        self._all = [0.0, 0.0, 0.0]
-
-    def note(self, done: Step, progress: Progress) -> None:
-        """Count a step."""
-        now = time.perf_counter()
-        spent, self._clock = now - self._clock, now
-        progress.step, progress.global_step = done.step, progress.global_step + 1
-        progress.tokens += done.tokens
-        progress.sequences += done.sequences
-        progress.seconds += spent
-        for name, loss in done.losses.items():
-            total, count = progress.running.get(name, [0.0, 0])
-            progress.running[name] = [total + float(loss), count + 1]
-        for totals in (self._since, self._all):
-            for at, value in enumerate((spent, done.tokens, done.sequences)):
-                totals[at] += value
-
-    def pause(self) -> None:
-        """Do not count the time since the last step."""
-        self._clock = time.perf_counter()
-
-    def rate(self, phase: Phase) -> dict[str, float]:
-        """Tokens and sequences a second since the last call."""
-        seconds, tokens, sequences = self._since
-        self._since = [0.0, 0.0, 0.0]
-        return {"tokens_per_s": tokens / seconds, "sequences_per_s": sequences / seconds}
-
-    def left(self, progress: Progress) -> tuple[float, float, float]:
-        """Tokens a second, and the seconds left in this phase and in all; later phases at the same rate of tokens."""
-        seconds, tokens, sequences = self._all
-        phase = self._phases[self._number]
-        here = (phase.steps - progress.step) * phase.global_batch / sequences * seconds
-        later = sum(p.steps * p.global_batch * p.length / phase.length for p in self._phases[self._number + 1 :]) / sequences * seconds
-        return tokens / seconds, here, here + later
 
 
 def pretrain(run: Run, line: Line | None = None) -> Path:

@@ -14,7 +14,8 @@ import torch
 from overnight.batches import loader, pairs
 from overnight.batches.loader import Samples, prefetch
 from overnight.batches.packing import IGNORED, Batch, StepBatches
-from overnight.config import Phase
+from overnight.batches.size import batch_size
+from overnight.config import BatchWarmup, Phase
 from overnight.corpus.shards import Shard
 from overnight.errors import ConfigError, DataError
 from tests.batches.corpus import book_like, shard, words
@@ -118,6 +119,39 @@ def test_every_sample_comes_once_an_epoch_across_step_boundaries() -> None:
     content = of_steps(*steps)
     # Masks differ, so equal content would be the same sample twice.
     assert max(content.values()) == 1
+
+
+GROWING = BatchWarmup(start=4, steps=30)
+
+
+def test_every_sample_comes_once_and_in_order_while_the_batch_warms_up() -> None:
+    growing, plain = samples(batch_warmup=GROWING), samples()
+    steps = [growing.step(step) for step in range(40)]
+    sizes = [step.sequences for step in steps]
+    assert sizes == [batch_size(growing.phase, step) for step in range(40)] and (sizes[0], sizes[-1]) == (4, 16)
+    total = sum(sizes)
+    # The stream is the one without a warm-up, cut elsewhere: any number of whole steps is a beginning of it.
+    assert total % 16 == 0 and of_steps(*steps) == of_steps(*(plain.step(step) for step in range(total // 16)))
+    assert total > growing.epoch_size() and max(of_steps(*steps).values()) == 1
+
+
+@pytest.mark.parametrize("step", [0, 7, 29, 30])
+def test_a_warming_step_is_the_same_samples_however_it_is_cut(step: int, tmp_path: Path) -> None:
+    whole = samples(tmp_path, micro_batch=16, batch_warmup=GROWING).step(step)
+    assert len(whole.micro) == 1
+    for world in (1, 2, 4):
+        for micro_batch in (1, 2, 4, 16):
+            shares = [samples(tmp_path, micro_batch=micro_batch, batch_warmup=GROWING).step(step, rank, world) for rank in range(world)]
+            assert of_steps(*shares) == of_steps(whole)
+            assert len({len(batch.targets["nsp"]) for share in shares for batch in share.micro}) == 1
+            assert {(share.tokens, share.sequences) for share in shares} == {(whole.tokens, whole.sequences)}
+
+
+def test_a_warming_step_does_not_depend_on_the_steps_before() -> None:
+    stream = samples(batch_warmup=GROWING)
+    for step in (31, 3, 29, 0, 200, 12):
+        fresh, used = samples(batch_warmup=GROWING).step(step), stream.step(step)
+        assert all(equal(a, b) for a, b in zip(fresh.micro, used.micro, strict=True))
 
 
 def test_each_epoch_has_other_pairs_order_and_masks() -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from overnight.bench import gpu, train
+from overnight.bench import gpu, optim, train
 from overnight.cli import main
 from overnight.errors import UserError
+from overnight.optim import Lamb
 from tests.conftest import ROOT
 
 # What `overnight bench gpu` must do without: everything that neither torch nor the standard library brings.
@@ -79,6 +80,24 @@ def test_without_its_peer_the_benchmark_says_what_to_install(monkeypatch: pytest
         train.run(tiny=True)
 
 
+def test_the_optimizers_are_measured_beside_adamw_a_hand_written_lamb_and_their_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "optim", "--tiny"]) == 0
+    rows = {row["name"]: row for row in assert_result(capsys.readouterr().out, "optim")}
+    assert {rows[f"bert-tiny: {name} {how}"]["peer"] for name in ("LAMB", "LANS", "LARS") for how in ("fused", "foreach")} == {"fused AdamW"}
+    assert [rows[f"bert-tiny: {name} fused, bytes"]["peer"][:2] for name in ("LAMB", "LANS", "LARS")] == ["44", "48", "28"]
+    assert rows["bert-tiny: LAMB fused, by hand"]["peer"] == "eager, tensor by tensor"
+
+
+def test_the_hand_written_lamb_of_the_benchmark_is_lamb() -> None:
+    ours, by_hand = ([torch.randn(5, 4, generator=torch.Generator().manual_seed(i)) for i in range(2)] for _ in range(2))
+    for params, step in ((ours, Lamb(ours, lr=1e-3).step), (by_hand, optim.eager_lamb(by_hand))):
+        for at in range(3):
+            for i, p in enumerate(params):
+                p.grad = torch.randn(5, 4, generator=torch.Generator().manual_seed(10 * at + i))
+            step()
+    torch.testing.assert_close(ours, by_hand, rtol=1e-5, atol=1e-7)
+
+
 def test_the_cases_named_in_the_goals_are_measured() -> None:
     assert {"bert-mini 128 fp32", "bert-mini 128 bf16"} <= {case.name for case in train.CASES}
     sizes = {(case.model, case.length) for case in gpu.CASES}
@@ -133,10 +152,10 @@ runpy.run_module("overnight", run_name="__main__")
     rows = assert_result(result.stdout, "gpu")
     names = [row["name"] for row in rows]
     assert sum(name.startswith("gate:") for name in names) == 3
-    for part in ("ceiling: bf16 product", "ceiling: copy", "bert-tiny LAMB step", "bert-tiny 32 bf16", "vocabulary head"):
+    for part in ("ceiling: bf16 product", "ceiling: copy", "bert-tiny: LAMB fused", "bert-tiny 32 bf16", "vocabulary head"):
         assert any(part in name for name in names), part
-    bound = next(row for row in rows if row["name"] == "bert-tiny LAMB step, bytes")
-    assert bound["peer"].startswith("bound of 44 bytes")
+    bound = next(row for row in rows if row["name"] == "bert-tiny: LAMB fused, bytes")
+    assert bound["peer"] == "44 bytes a parameter"
 
 
 CPU = torch.device("cpu")

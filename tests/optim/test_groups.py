@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from overnight.config import Model, Optim
 from overnight.models.bert import BertForPretraining
 from overnight.models.heads import Classifier, SpanReader
-from overnight.optim.groups import build_optimizer, parameter_groups
-from overnight.optim.lamb import Lamb
+from overnight.optim import Lamb, Lans, Lars, Muon
+from overnight.optim.groups import build_optimizer, group_lines, parameter_groups
 
 MODEL = Model(layers=2, width=16, heads=2, max_length=16)
 
@@ -19,66 +21,137 @@ MODEL = Model(layers=2, width=16, heads=2, max_length=16)
 @pytest.mark.parametrize(
     "module", [BertForPretraining(MODEL, 50), Classifier(MODEL, 50, 3), SpanReader(MODEL, 50)], ids=lambda m: type(m).__name__
 )
-def test_biases_and_norms_are_neither_decayed_nor_adapted_and_every_parameter_is_once_in_a_group(module: torch.nn.Module) -> None:
-    decayed, plain = parameter_groups(module, 0.01)
-    assert decayed["weight_decay"] == 0.01 and decayed["adapt"] is True
-    assert plain["weight_decay"] == 0.0 and plain["adapt"] is False
-    assert all("norm" not in name and name.endswith("weight") for name in decayed["names"])
-    assert all("norm" in name or name.endswith("bias") for name in plain["names"])
+def test_every_parameter_is_once_in_the_group_of_its_kind(module: nn.Module) -> None:
+    groups = {group["name"]: group for group in parameter_groups(module, Optim(weight_decay=0.02))}
+    assert list(groups) == ["matrices", "tables", "vectors"]
     named = dict(module.named_parameters())
-    assert sorted(decayed["names"] + plain["names"]) == sorted(named)
-    for group in (decayed, plain):
-        assert all(named[name] is p for name, p in zip(group["names"], group["params"], strict=True))
-    assert len({id(p) for group in (decayed, plain) for p in group["params"]}) == len(list(module.parameters()))
+    assert sorted(label for group in groups.values() for label, _ in group["params"]) == sorted(named)
+    assert all(named[label] is p for group in groups.values() for label, p in group["params"])
+    assert {label.split(".")[-2] for label, _ in groups["tables"]["params"]} == {"word", "position", "segment"}
+    assert all(label.endswith("bias") or "norm" in label for label, _ in groups["vectors"]["params"])
+    assert [(group["weight_decay"], group["adapt"], group["muon"]) for group in groups.values()] == [
+        (0.02, True, True),
+        (0.02, True, False),
+        (0.0, False, False),
+    ]
+
+
+@pytest.mark.parametrize(("adapt", "expected"), [("matrices", [True, True, False]), ("all", [True] * 3), ("none", [False] * 3)])
+def test_what_is_adapted_is_said_by_the_recipe(adapt: Any, expected: list[bool]) -> None:
+    assert [group["adapt"] for group in parameter_groups(Classifier(MODEL, 50, 3), Optim(adapt=adapt))] == expected
+
+
+def test_kernels_of_convolutions_are_decayed_and_adapted_but_not_for_muon() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+    groups = {group["name"]: group for group in parameter_groups(net, Optim())}
+    assert [label for label, _ in groups["kernels"]["params"]] == ["0.weight"] and list(groups) == ["matrices", "kernels", "vectors"]
+    assert groups["kernels"]["adapt"] and groups["kernels"]["weight_decay"] == 0.01 and not groups["kernels"]["muon"]
+    assert group_lines(list(groups.values()))[1] == "kernels: 1 tensors, 36 parameters; decay 0.01, trust ratio, AdamW"
 
 
 def test_frozen_parameters_are_left_out() -> None:
     module = Classifier(MODEL, 50, 3)
     module.encoder.word.weight.requires_grad_(False)
-    assert "encoder.word.weight" not in [name for group in parameter_groups(module, 0.1) for name in group["names"]]
+    labels = [label for group in parameter_groups(module, Optim()) for label, _ in group["params"]]
+    assert "encoder.word.weight" not in labels and "encoder.position.weight" in labels
 
 
-def small() -> torch.nn.Module:
+def small() -> nn.Module:
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1))
+    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 1))
 
 
-def test_lamb_has_the_settings_of_the_recipe() -> None:
-    optimizer = build_optimizer(small(), Optim(name="lamb", lr=2e-3, betas=(0.8, 0.95), eps=1e-5, weight_decay=0.1))
-    assert isinstance(optimizer, Lamb) and optimizer.max_grad_norm is None, "the loop clips"
-    for group, decay, adapt in zip(optimizer.param_groups, (0.1, 0.0), (True, False), strict=True):
-        assert (group["lr"], group["betas"], group["eps"]) == (2e-3, (0.8, 0.95), 1e-5)
-        assert (group["weight_decay"], group["adapt"]) == (decay, adapt)
+def test_every_setting_of_the_recipe_reaches_the_optimizer() -> None:
+    common = {"lr": 2e-3, "weight_decay": 0.1}
+    lamb = build_optimizer(
+        small(), Optim(name="lamb", betas=(0.8, 0.95), eps=1e-5, trust_clip=3.0, bias_correction=False, max_grad_norm=2.0, **common)
+    )
+    assert isinstance(lamb, Lamb) and lamb.max_grad_norm == 2.0
+    lans = build_optimizer(small(), Optim(name="lans", betas=(0.8, 0.95), eps=1e-5, max_grad_norm=0.0, skip_zero_grad=False, **common))
+    assert isinstance(lans, Lans) and lans.max_grad_norm is None
+    lars = build_optimizer(
+        small(), Optim(name="lars", momentum=0.7, trust_coefficient=0.01, nesterov=True, lr_in_momentum=False, max_grad_norm=0.0, **common)
+    )
+    assert isinstance(lars, Lars) and lars.max_grad_norm is None
+    muon = build_optimizer(small(), Optim(name="muon", momentum=0.7, betas=(0.8, 0.95), eps=1e-5, **common))
+    assert isinstance(muon, Muon)
+    expected: list[tuple[torch.optim.Optimizer, dict[str, Any]]] = [
+        (lamb, {"betas": (0.8, 0.95), "eps": 1e-5, "trust_clip": 3.0, "bias_correction": False, "skip_zero_grad": True}),
+        (lans, {"betas": (0.8, 0.95), "eps": 1e-5, "skip_zero_grad": False}),
+        (lars, {"momentum": 0.7, "trust_coefficient": 0.01, "nesterov": True, "lr_in_momentum": False}),
+        (muon, {"momentum": 0.7, "betas": (0.8, 0.95)}),
+    ]
+    for optimizer, settings in expected:
+        assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+        for group in optimizer.param_groups:
+            assert {name: group[name] for name in settings} == settings and group["lr"] == 2e-3 and len(group["param_names"]) > 0
+    assert [group["muon"] for group in muon.param_groups] == [True, False] and muon.param_groups[1]["eps"] == 1e-5
+
+
+def test_no_clipping_is_zero_in_a_recipe() -> None:
+    lamb = build_optimizer(small(), Optim(max_grad_norm=0.0))
+    assert isinstance(lamb, Lamb) and lamb.max_grad_norm is None and lamb.param_groups[0]["trust_clip"] is None
+
+
+def train(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 10) -> list[float]:
+    generator, losses = torch.Generator().manual_seed(1), []
+    x = torch.randn(64, 4, generator=generator)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(module(x), x[:, :1])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
 
 
 def test_adamw_equals_torchs() -> None:
     optim = Optim(name="adamw", lr=3e-3, betas=(0.8, 0.95), eps=1e-5, weight_decay=0.1)
     ours, theirs = small(), small()
-    first = build_optimizer(ours, optim)
-    matrices = [p for p in theirs.parameters() if p.ndim > 1]
-    vectors = [p for p in theirs.parameters() if p.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    second = torch.optim.AdamW(groups, lr=3e-3, betas=(0.8, 0.95), eps=1e-5, foreach=False, fused=False)
-    x, y = torch.randn(16, 4), torch.randn(16, 1)
-    for _ in range(10):
-        for module, optimizer in ((ours, first), (theirs, second)):
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(module(x), y).backward()
-            optimizer.step()
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    groups = [
+        {"params": [p for p in theirs.parameters() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in theirs.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    train(ours, build_optimizer(ours, optim))
+    train(theirs, torch.optim.AdamW(groups, lr=3e-3, betas=(0.8, 0.95), eps=1e-5, foreach=False, fused=False))
+    torch.testing.assert_close(list(ours.parameters()), list(theirs.parameters()), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["lamb", "adamw"])
-def test_a_step_lowers_the_loss(name: str) -> None:
+def test_muon_equals_torchs_two_optimizers_also_after_loading_its_state() -> None:
+    ours, theirs = small(), small()
+    optim = Optim(name="muon", lr=3e-3, momentum=0.9, betas=(0.8, 0.95), eps=1e-5, weight_decay=0.1)
+    optimizer = build_optimizer(ours, optim)
+    matrices, vectors = [[p for p in theirs.parameters() if (p.ndim == 2) == matrix] for matrix in (True, False)]
+    muon = torch.optim.Muon(matrices, lr=3e-3, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(vectors, lr=3e-3, betas=(0.8, 0.95), eps=1e-5, weight_decay=0.0, fused=True)
+
+    class Both:
+        def zero_grad(self) -> None:
+            theirs.zero_grad()
+
+        def step(self) -> None:
+            muon.step()
+            adamw.step()
+
+    for _ in range(2):
+        train(ours, optimizer, 5)
+        train(theirs, Both(), 5)  # type: ignore[arg-type]
+        fresh = build_optimizer(ours, optim)
+        fresh.load_state_dict(optimizer.state_dict())
+        optimizer = fresh
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_muon_refuses_what_is_no_matrix_and_settings_out_of_range() -> None:
+    with pytest.raises(ValueError, match=r"shape \(3,\) is no matrix"):
+        Muon([torch.zeros(3, requires_grad=True)])
+    for name, value in (("lr", -1.0), ("momentum", float("nan")), ("weight_decay", -0.1), ("eps", float("inf")), ("betas", (1.0, 0.9))):
+        with pytest.raises(ValueError, match=f"^{name} = "):
+            Muon([torch.zeros(3, 3, requires_grad=True)], **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "lr"), [("lamb", 0.02), ("lans", 0.02), ("lars", 0.1), ("adamw", 0.01), ("muon", 0.01)])
+def test_training_lowers_the_loss(name: Any, lr: float) -> None:
     module = small()
-    optimizer = build_optimizer(module, dataclasses.replace(Optim(), name=name, lr=0.01))  # type: ignore[arg-type]
-    x = torch.randn(64, 4)
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(module(x), x[:, :1])
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
+    losses = train(module, build_optimizer(module, dataclasses.replace(Optim(), name=name, lr=lr, trust_coefficient=0.1)), 40)
     assert losses[-1] < 0.8 * losses[0]

@@ -1,4 +1,4 @@
-"""Schedules: shape, continuity, and the counting of the references."""
+"""Schedules: shape, continuity, and the counting of the references; the rules that derive the peak from the batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overnight.config import Schedule
-from overnight.optim.schedules import factor
+from overnight import config
+from overnight.config import BatchWarmup, Optim, Phase, Scaling, Schedule
+from overnight.optim.schedules import factor, learning_rate, peak_lr, resolved
 
-NAMES = ["poly", "poly_nvidia", "cosine", "constant"]
+DECAYS = ["linear", "poly", "hold", "cosine"]
+NAMES = [*DECAYS, "poly_nvidia", "constant", "puri"]
+
+
+def schedules(name: str, warmup: float, hold: float, power: float) -> Schedule:
+    """A schedule with those of the settings that it has; the hold is a share of what the warm-up leaves."""
+    has = {"poly": ("power",), "poly_nvidia": ("power",), "hold": ("power", "hold")}.get(name, ())
+    settings = {"power": power, "hold": hold * (1 - warmup)}
+    return Schedule(name=name, warmup=0.0 if name == "puri" else warmup, **{key: settings[key] for key in has})  # type: ignore[arg-type]
 
 
 def curve(steps: int, **settings: Any) -> list[float]:
@@ -22,33 +31,39 @@ def curve(steps: int, **settings: Any) -> list[float]:
     return [factor(schedule, step, steps) for step in range(steps)]
 
 
-@given(st.sampled_from(NAMES), st.integers(1, 3000), st.floats(0, 1), st.floats(0.1, 4), st.data())
-def test_a_factor_is_between_0_and_1_and_the_first_above_0(name: Any, steps: int, warmup: float, power: float, data: st.DataObject) -> None:
-    schedule = Schedule(name=name, warmup=warmup, power=power)
-    step = data.draw(st.integers(0, steps - 1))
-    assert 0 <= factor(schedule, step, steps) <= 1
+@given(st.sampled_from(NAMES), st.integers(1, 3000), st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 4), st.data())
+def test_a_factor_is_between_0_and_1_and_the_first_above_0(
+    name: str, steps: int, warmup: float, hold: float, power: float, data: st.DataObject
+) -> None:
+    schedule = schedules(name, warmup, hold, power)
+    assert 0 <= factor(schedule, data.draw(st.integers(0, steps - 1)), steps) <= 1
     # NVIDIA's last update does nothing, also where it is the only one.
     if steps > 1 or name != "poly_nvidia" or warmup > 1e-9:
         assert factor(schedule, 0, max(steps, 2)) > 0
 
 
-@given(st.sampled_from(["poly", "cosine"]), st.integers(2, 500), st.floats(0, 0.9), st.floats(1, 3))
-def test_it_rises_to_one_peak_and_falls_without_a_jump(name: Any, steps: int, warmup: float, power: float) -> None:
-    values = curve(steps, name=name, warmup=warmup, power=power)
+@given(st.sampled_from([*DECAYS, "constant", "puri"]), st.integers(2, 500), st.floats(0, 0.9), st.floats(0, 0.9), st.floats(1, 3))
+def test_it_rises_to_one_peak_and_falls_without_a_jump(name: str, steps: int, warmup: float, hold: float, power: float) -> None:
+    schedule = schedules(name, warmup, hold, power)
+    values = [factor(schedule, step, steps) for step in range(steps)]
     top = values.index(max(values))
     assert all(a <= b for a, b in pairwise(values[: top + 1]))
     assert all(a >= b for a, b in pairwise(values[top:]))
-    up = 1 / max(1.0, warmup * steps)
-    down = 1 - (1 - 1 / max(1.0, (1 - warmup) * steps)) ** power if name == "poly" else math.pi / 2 / max(1.0, (1 - warmup) * steps)
+    up = 1 / max(1.0, schedule.warmup * steps)
+    rest = max(1.0, (1 - schedule.warmup - schedule.hold) * steps)
+    down = math.pi / 2 / rest if name == "cosine" else 1 - (1 - 1 / rest) ** schedule.power
     assert max(abs(a - b) for a, b in pairwise(values)) <= max(up, down) + 1e-9
     assert max(values) >= 1 - up
+    # The update after the last would have factor 0.
+    assert name in ("constant", "puri") or values[-1] <= down + 1e-9
 
 
+@pytest.mark.parametrize("name", ["linear", "poly"])
 @pytest.mark.parametrize(("warmup", "steps"), [(0.1, 100), (0.0, 10), (0.25, 8), (1.0, 10)])
-def test_poly_of_power_1_is_a_line_up_and_a_line_down(warmup: float, steps: int) -> None:
+def test_linear_and_poly_of_power_1_are_a_line_up_and_a_line_down(name: str, warmup: float, steps: int) -> None:
     w = round(warmup * steps)
     expected = [(t + 1) / w for t in range(w)] + [(steps - t) / (steps - w) for t in range(w, steps)]
-    assert curve(steps, warmup=warmup) == pytest.approx(expected)
+    assert curve(steps, name=name, warmup=warmup) == pytest.approx(expected)
 
 
 def test_constant_stays_at_the_peak_after_its_warm_up() -> None:
@@ -76,25 +91,110 @@ def test_poly_nvidia_is_polywarmupscheduler_update_by_update(steps: int, warmup:
     assert curve(steps, name="poly_nvidia", warmup=warmup, power=0.5) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("steps", "w"), [(100, 10), (1000, 10), (20, 5)])
-def test_poly_is_transformers_linear_schedule_with_the_warm_up_one_update_ahead(steps: int, w: int) -> None:
+@pytest.mark.parametrize(("steps", "w", "h"), [(3519, 0.4265, 0.2735), (782, 0.192, 0.108)])
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_hold_is_the_published_schedule_of_lans(steps: int, w: float, h: float, power: float) -> None:
+    values = curve(steps, name="hold", warmup=w, hold=h, power=power)
+    for t, value in enumerate(values):
+        # Counted as everywhere here: the warm-up by updates t + 1, the decay by steps t.
+        up, s = (t + 1) / steps / w, t / steps
+        assert value == pytest.approx(up if up <= 1 else 1.0 if s <= w + h else ((1 - s) / (1 - w - h)) ** power, rel=1e-12)
+    assert values.count(1.0) == math.floor((w + h) * steps) + 1 - math.floor(w * steps)
+    assert values[-1] == pytest.approx((1 / steps / (1 - w - h)) ** power)
+
+
+def test_hold_without_a_hold_is_poly() -> None:
+    assert curve(97, name="hold", warmup=0.2, power=0.7) == curve(97, name="poly", warmup=0.2, power=0.7)
+    assert curve(10, name="hold", warmup=0.5, hold=0.5) == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1, 1, 1, 1, 1])
+
+
+def theirs(name: str, steps: int, w: int, power: float) -> list[float]:
+    """Rates of transformers' schedule at steps 0, 1, ..."""
     transformers = pytest.importorskip("transformers")
-    p = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([p], lr=1.0)
-    scheduler = transformers.get_linear_schedule_with_warmup(optimizer, w, steps)
-    theirs = []
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = {
+        "linear": lambda: transformers.get_linear_schedule_with_warmup(optimizer, w, steps),
+        "poly": lambda: transformers.get_polynomial_decay_schedule_with_warmup(optimizer, w, steps, lr_end=0.0, power=power),
+        "cosine": lambda: transformers.get_cosine_schedule_with_warmup(optimizer, w, steps),
+        "constant": lambda: transformers.get_constant_schedule_with_warmup(optimizer, w),
+        "hold": lambda: transformers.get_wsd_schedule(
+            optimizer, num_warmup_steps=w, num_stable_steps=w, num_decay_steps=steps - 2 * w, decay_type="linear"
+        ),
+    }[name]()
+    rates = []
     for _ in range(steps):
-        theirs.append(optimizer.param_groups[0]["lr"])
+        rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
-    ours = curve(steps, warmup=w / steps)
-    assert ours[:w] == pytest.approx(theirs[1 : w + 1]) and ours[w:] == pytest.approx(theirs[w:])
+    return rates
 
 
-@given(st.sampled_from(NAMES), st.integers(1, 200), st.integers(1, 200), st.floats(0, 1), st.floats(0.5, 2))
-def test_one_schedule_over_two_phases_is_that_of_one_phase(name: Any, first: int, second: int, warmup: float, power: float) -> None:
-    total = first + second
-    whole = curve(total, name=name, warmup=warmup, power=power)
-    a = curve(first, name=name, warmup=warmup, power=power, total=total)
-    b = curve(second, name=name, warmup=warmup, power=power, total=total, offset=first)
-    assert a + b == whole
+@pytest.mark.parametrize("name", ["linear", "poly", "cosine", "constant", "hold"])
+@pytest.mark.parametrize(("steps", "w"), [(100, 10), (1000, 10), (20, 5)])
+def test_it_is_transformers_schedule_with_the_warm_up_one_update_ahead(name: str, steps: int, w: int) -> None:
+    extra = {"poly": {"power": 1.7}, "hold": {"hold": w / steps}}.get(name, {})
+    ours, reference = curve(steps, name=name, warmup=w / steps, **extra), theirs(name, steps, w, 1.7)
+    assert ours[:w] == pytest.approx(reference[1 : w + 1]) and ours[w:] == pytest.approx(reference[w:])
+
+
+@given(st.sampled_from(NAMES), st.integers(1, 200), st.integers(1, 200), st.floats(0, 1), st.floats(0, 1), st.floats(0.5, 2))
+def test_one_schedule_over_two_phases_is_that_of_one_phase(
+    name: str, first: int, second: int, warmup: float, hold: float, power: float
+) -> None:
+    settings = {**vars(schedules(name, warmup, hold, power)), "total": first + second}
+    whole = curve(first + second, **settings)
+    assert curve(first, **settings) + curve(second, **{**settings, "offset": first}) == whole
+
+
+def test_puri_falls_on_a_line_over_100_000_steps_and_the_phase_ends_before() -> None:
+    phase = Phase(steps=2_500, global_batch=32_768, optim=Optim(lr=3e-3, schedule=Schedule(name="puri")))
+    assert (resolved(phase).warmup, resolved(phase).total) == (0.0, 100_000)
+    assert [learning_rate(phase, step) for step in (0, 1_000, 2_499)] == pytest.approx([3e-3, 2.97e-3, 3e-3 * (1 - 0.02499)], rel=1e-12)
+    assert curve(100, name="puri") == pytest.approx([1 - t / 100_000 for t in range(100)], rel=1e-12)
+    shorter = Phase(steps=10, global_batch=8, optim=Optim(schedule=Schedule(name="puri", total=20)))
+    assert learning_rate(shorter, 9) == pytest.approx(1e-3 * 11 / 20)
+
+
+RULES = {"linear": lambda x: x, "sqrt": math.sqrt, "lamb_untuned": math.sqrt}
+
+
+@given(st.sampled_from(sorted(RULES)), st.integers(1, 10**6), st.integers(1, 10**6), st.floats(1e-6, 10))
+def test_a_rule_gives_lr_at_its_batch_and_scales_from_there(rule: Any, batch: int, reference: int, lr: float) -> None:
+    optim = Optim(lr=lr, scaling=Scaling(rule, reference))
+    assert peak_lr(Phase(1, reference, optim=optim)) == lr
+    assert peak_lr(Phase(1, batch, optim=optim)) == pytest.approx(lr * RULES[rule](batch / reference), rel=1e-12)
+
+
+def test_without_a_rule_the_rate_is_that_of_the_recipe_at_every_batch() -> None:
+    assert {peak_lr(Phase(1, batch, optim=Optim(lr=0.3))) for batch in (1, 7, 65_536)} == {0.3}
+
+
+@pytest.mark.parametrize("doublings", range(7))
+def test_untuned_lamb_has_the_published_rates_and_3125_steps_of_warm_up_at_every_batch(doublings: int) -> None:
+    # Table 4 of the paper: 5/(2^3.0·10^3) and 1/320 at 512, to 5/(2^0.0·10^3) and 1/5 at 32K, for equally many epochs.
+    batch = 512 * 2**doublings
+    phase = Phase(1_000_000 * 512 // batch, batch, optim=Optim(scaling=Scaling("lamb_untuned")))
+    assert peak_lr(phase) == pytest.approx(5 / (2 ** (3 - doublings / 2) * 1e3), rel=1e-12)
+    assert resolved(phase).warmup == pytest.approx(2**doublings / 320)
+    top = [step for step in range(3_000, 3_200) if learning_rate(phase, step) == peak_lr(phase)]
+    assert top[0] == 3_124
+
+
+def test_untuned_lamb_begins_with_the_settings_of_the_recipe_where_it_names_their_batch() -> None:
+    optim = Optim(lr=2e-3, scaling=Scaling("lamb_untuned", 64), schedule=Schedule(warmup=0.05))
+    phase = Phase(100, 256, optim=optim)
+    assert (peak_lr(phase), resolved(phase).warmup) == (4e-3, 0.2)
+
+
+def test_rule_and_warm_up_are_those_of_the_full_batch_while_the_batch_warms_up() -> None:
+    optim = Optim(scaling=Scaling("lamb_untuned"))
+    plain, growing = (Phase(500, 4_096, batch_warmup=warmup, optim=optim) for warmup in (BatchWarmup(), BatchWarmup(256, 400)))
+    assert [learning_rate(plain, step) for step in range(500)] == [learning_rate(growing, step) for step in range(500)]
+
+
+@pytest.mark.parametrize("name", sorted(config.recipes()))
+def test_a_phase_of_a_shipped_recipe_reaches_its_peak_and_stays_below(name: str) -> None:
+    for phase in config.load(name).phases.values():
+        rates = [learning_rate(phase, step) for step in range(0, phase.steps, max(1, phase.steps // 20_000))]
+        assert min(rates) >= 0 and max(rates) <= peak_lr(phase)
+        assert phase.optim.schedule.offset or max(rates) > 0.98 * peak_lr(phase)

@@ -57,6 +57,22 @@ def metrics(shift: float = 0.0, nsp: bool = True) -> list[dict[str, Any]]:
     return lines
 
 
+def measured(steps: int = 40, every: int = 2) -> list[dict[str, Any]]:
+    """Lines of the tensors and of the noise scale, the first of which is unknown; made up."""
+    lines: list[dict[str, Any]] = []
+    for step in range(every, steps + 1, every):
+        here = {"phase": "short", "step": step, "global_step": step, "seconds": round(0.9 * step, 3)}
+        tensors = {
+            "encoder.word.weight": [18.0, 0.8, 0.09 + step / 1000, 0.11],
+            "encoder.layers.0.up.weight": [6.4, 0.04, 0.03, 0.0123456 * step],
+            "encoder.layers.0.up.bias": [0.0 if step == every else 0.5, 0.005, 0.02, None],
+        }
+        lines.append({"kind": "tensors", **here, "tensors": tensors})
+        scales = {"run": None if step == every else 10.0 * step, "matrices": 11.0 * step, "vectors": None}
+        lines.append({"kind": "noise", **here, "batch": 64, "groups": scales})
+    return lines
+
+
 def finetunings(pretrained: list[float], scratch: list[float]) -> list[dict[str, Any]]:
     """Lines of the fine-tuned seeds and the baseline."""
     lines: list[dict[str, Any]] = []

@@ -15,7 +15,7 @@ from overnight.corpus import files
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.page import write_report
 from overnight.report.summary import duration, share, summarise
-from tests.report.sample import finetunings, metrics, settings, write_run
+from tests.report.sample import finetunings, measured, metrics, settings, write_run
 
 SEEDS = finetunings([0.671, 0.665, 0.679], [0.502, 0.497, 0.508])
 
@@ -99,6 +99,16 @@ def test_the_curves_are_the_measured_ones_by_step_and_by_time(tmp_path: Path) ->
     assert [(phase["name"], phase["step"]) for phase in run["phases"]] == [("short", 0), ("long", 200)]
 
 
+def test_measured_tensors_have_a_section_of_their_own(tmp_path: Path) -> None:
+    plain = Page(write_report([write_run(tmp_path / "plain", metrics())], tmp_path / "plain.html"))
+    assert "Trust ratio" not in plain.text and plain.curves["runs"][0]["tensors"] is None and plain.curves["runs"][0]["noise"] is None
+    runs = [write_run(tmp_path / name, [*metrics(), *measured()], settings(name)) for name in ("a", "b")]
+    page = Page(write_report([*runs, tmp_path / "plain"], tmp_path / "report.html"))
+    assert "The trust ratio is" in page.text and ("div", {"class": "maps", "id": "maps"}) in page.tags
+    assert [bool(run["tensors"]) for run in page.curves["runs"]] == [True, True, False]
+    assert page.curves["runs"][0]["noise"]["batch"] == [64] * 20
+
+
 def test_a_diverged_run_leaves_gaps_in_its_curves(tmp_path: Path) -> None:
     lines = [{**line, "loss": float("nan"), "grad_norm": float("inf")} if line["kind"] == "train" else line for line in metrics()]
     curves = Page(write_report([write_run(tmp_path / "run", lines)], tmp_path / "report.html")).curves["runs"][0]
@@ -119,7 +129,9 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> Non
     assert names == [f"demo ({tmp_path / 'a'})", f"demo ({tmp_path / 'b'})"]
 
 
-@pytest.mark.parametrize("lines", [[], metrics()[:1], metrics()[:2], metrics()[:-5], metrics(nsp=False), SEEDS, finetunings([0.5], [])])
+@pytest.mark.parametrize(
+    "lines", [[], metrics()[:1], metrics()[:2], metrics()[:-5], metrics(nsp=False), SEEDS, finetunings([0.5], []), measured()]
+)
 def test_a_run_in_any_state_has_a_page(tmp_path: Path, lines: list[dict[str, Any]]) -> None:
     page = Page(write_report([write_run(tmp_path / "run", lines)], tmp_path / "report.html"))
     assert "Incomplete" in page.text

@@ -1,0 +1,93 @@
+"""Muon for matrices, AdamW for everything else, as one optimizer (torch has both; Jordan et al. 2024, kellerjordan.github.io/posts/muon)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overnight.optim.layerwise import Params
+
+
+class Muon(torch.optim.Optimizer):
+    """torch.optim.Muon on the groups with `muon` set and torch.optim.AdamW, fused, on the others.
+
+    The update of a matrix is scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982), so that one learning rate and one decay
+    serve both.
+
+    Args:
+        params: tensors, (name, tensor) pairs, or groups that may set any of the settings below.
+        lr: learning rate of both.
+        momentum: of Muon, with Nesterov's form.
+        weight_decay: decoupled, of both.
+        betas, eps: of AdamW.
+        muon: whether Muon steps the group; its tensors must have two dimensions.
+
+    State: `momentum_buffer` for Muon; `step`, `exp_avg`, `exp_avg_sq` for AdamW.
+
+    Raises:
+        ValueError: naming the setting or the tensor.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.95,
+        weight_decay: float = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        muon: bool = True,
+    ) -> None:
+        self._parts: tuple[torch.optim.Optimizer, torch.optim.Optimizer] | None = None
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "betas": betas, "eps": eps, "muon": muon}
+        super().__init__(params, defaults)  # type: ignore[arg-type]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's, with the settings and the tensors checked, and the groups made complete for the optimizer that steps them."""
+        group = {**self.defaults, **param_group}
+        for name in ("lr", "momentum", "weight_decay", "eps"):
+            if not 0 <= float(group[name]) < math.inf:
+                raise ValueError(f"{name} = {group[name]}: must be finite and 0 or more")
+        if not all(0 <= beta < 1 for beta in group["betas"]):
+            raise ValueError(f"betas = {group['betas']}: each must be 0 or more and below 1")
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        bad = [p for p in group["params"] if p.ndim != 2]
+        if group["muon"] and bad:
+            self.param_groups.pop()
+            raise ValueError(f"muon = True: a tensor of shape {tuple(bad[0].shape)} is no matrix; put it in a group with muon = False")
+        # Their own defaults, such as the coefficients of Newton and Schulz. eps is AdamW's: Muon's own only guards a division.
+        zero = torch.zeros(1, 1)
+        part: torch.optim.Optimizer = (
+            torch.optim.Muon([zero], adjust_lr_fn="match_rms_adamw") if group["muon"] else torch.optim.AdamW([zero], fused=True)
+        )
+        for name, value in part.defaults.items():
+            group.setdefault(name, value)
+        if group["muon"]:
+            group["eps"] = part.defaults["eps"]
+        self._parts = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every tensor that has a gradient.
+
+        Args:
+            closure: computes the loss and the gradients again, and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._parts is None:
+            zero = torch.zeros(1, 1)
+            self._parts = torch.optim.Muon([zero]), torch.optim.AdamW([zero], fused=True)
+        for part, muon in zip(self._parts, (True, False), strict=True):
+            # The groups and the state are ours; loading a state replaces both.
+            part.param_groups = [group for group in self.param_groups if group["muon"] == muon]
+            part.state = self.state
+            part.step()
+        return loss

@@ -1,0 +1,33 @@
+"""The examples of the documentation run, in the order of the page, as one program."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+
+def test_the_examples_of_the_optimizers_page_run_and_print_what_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    blocks, shown = ([text for kind, text in fences if kind == wanted] for wanted in ("python", ""))
+    assert len(blocks) >= 9 and shown
+    program = tmp_path / "examples.py"
+    program.write_text("\n".join(blocks), encoding="utf-8")
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(
+        [sys.executable, "-W", "error::FutureWarning", str(program)],
+        cwd=tmp_path,
+        env={**os.environ, **alone},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert all(text in found.stdout for text in shown)
+    assert "the gradient of 0.weight" in found.stdout and "is not finite: the step was refused" in found.stdout
