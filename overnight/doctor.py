@@ -72,7 +72,7 @@ def findings(folder: Path) -> Iterator[Finding]:
     yield from _memory(machine["memory_gb"])
     yield from _gpus(machine)
     yield from _torch_features(machine)
-    yield _compiler()
+    yield from _compilers()
     yield _disk(folder)
     yield _data()
 
@@ -148,12 +148,16 @@ def _has(module: str, name: str) -> bool:
         return False
 
 
-def _compiler() -> Finding:
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
-    found = next((path for name in names if (path := shutil.which(name))), None)
-    if found:
-        return Finding("ok", "C++ compiler", f"{found}, for torch.compile")
-    return Finding("note", "C++ compiler", f"none of {', '.join(names)}: train.compile=true will not work on a CPU")
+def _compilers() -> Iterator[Finding]:
+    kinds = (
+        ("C", "CC", ["cc", "gcc"], "for LAMB, LANS and LARS on a CPU", "on a CPU, LAMB, LANS and LARS take four times as long"),
+        ("C++", "CXX", ["g++", "clang++", "c++"], "for torch.compile", "train.compile=true will not work on a CPU"),
+    )
+    for kind, variable, usual, use, without in kinds:
+        names = [os.environ[variable]] if os.environ.get(variable) else usual
+        found = next((path for name in names if (path := shutil.which(name))), None)
+        text = f"{found}, {use}" if found else f"none of {', '.join(names)}: {without}"
+        yield Finding("ok" if found else "note", f"{kind} compiler", text)
 
 
 def _disk(folder: Path) -> Finding:
