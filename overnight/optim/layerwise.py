@@ -32,18 +32,22 @@ class Batch:
     group: dict[str, Any]
     shards: Sequence[Any]
     """Process groups over which each tensor is cut."""
-    native: bool
-    """Whether the equations compiled for the CPU take them."""
+    way: str
+    """What steps them: `lists`, `native` or `kernels`."""
     names: list[str] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
     grads: list[Tensor] = field(default_factory=list)
-    """This process's parts, in the type of the state."""
+    """This process's parts, in the type of the state; the kernels read any type."""
     norms: Tensor = field(default_factory=lambda: torch.empty(0))
     """|g| of the whole tensors (n)."""
 
     def norms_of(self, parts: list[Tensor]) -> Tensor:
         """L2 norms (n) of whole tensors, from this process's parts of them."""
-        return native.norms(parts) if self.native else Tensors(parts, self.shards).norm()
+        if self.way == "kernels":
+            from overnight.optim import kernels
+
+            return kernels.norms(parts, self.shards)
+        return native.norms(parts) if self.way == "native" else Tensors(parts, self.shards).norm()
 
 
 class Layerwise(torch.optim.Optimizer):
@@ -92,10 +96,18 @@ class Layerwise(torch.optim.Optimizer):
         self.check_finite = check_finite
         self.grad_norm: Tensor | None = None
         self.ratios: list[tuple[list[Tensor], Tensor]] = []
-        self._scratch: Tensor | None = None
+        self._scratch: Tensor | None = None  # as a copy has them: __getstate__
         defaults = {**defaults, "maximize": maximize, "foreach": foreach, "fused": fused, "skip_zero_grad": skip_zero_grad}
         defaults |= {"capturable": capturable, "optimizer": type(self).__name__}
         super().__init__(params, defaults)  # type: ignore[arg-type]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy takes with it; torch's leaves out what it does not know."""
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in ("max_grad_norm", "check_finite")}} | {
+            "grad_norm": None,
+            "ratios": [],
+            "_scratch": None,
+        }
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, with the settings and the tensors checked.
@@ -135,6 +147,7 @@ class Layerwise(torch.optim.Optimizer):
 
         Raises:
             FloatingPointError: with `check_finite`, naming the tensor; nothing is changed.
+            ImportError: with `fused` on a GPU, without Triton.
             RuntimeError: for a sparse gradient.
         """
         loss = None
@@ -170,15 +183,14 @@ class Layerwise(torch.optim.Optimizer):
                 grad: Any = p.grad
                 if placements != getattr(grad, "placements", ()):
                     grad = grad.redistribute(mesh, placements)
-                on_cpu = mesh is None and p.device.type == "cpu" and not torch.compiler.is_compiling()
-                built = bool(group["fused"]) and on_cpu and p.is_contiguous() and grad.is_contiguous()
-                key = (number, p.device, p.dtype, mesh, placements, built)
+                way = way_of(p, grad) if group["fused"] else "lists"
+                key = (number, p.device, p.dtype, grad.dtype, mesh, placements, way)
                 if key not in batches:
-                    batches[key] = Batch(group, groups_of(p), built)
+                    batches[key] = Batch(group, groups_of(p), way)
                 batch = batches[key]
                 batch.names.append(name)
                 batch.params.append(p)
-                batch.grads.append(local(grad).to(wide(p)))
+                batch.grads.append(local(grad).contiguous() if way == "kernels" else local(grad).to(wide(p)))
         return list(batches.values())
 
     def _refuse_non_finite(self, batches: list[Batch]) -> None:
@@ -204,9 +216,9 @@ class Layerwise(torch.optim.Optimizer):
         if clip is not None:
             scale = scale * clip.to(norms.device)
         scalars = self.scalars(group, torch.stack(steps).double(), live, norms, scale, lambda: batch.norms_of(xs))
-        apply = self._apply_native if batch.native else self._apply
+        apply = {"native": self._apply_native, "kernels": self._apply_kernels}.get(batch.way, self._apply)
         self.ratios.append((batch.params, apply(batch, xs, moments, scalars)))
-        if "master" in states[0]:
+        if "master" in states[0] and batch.way != "kernels":
             torch._foreach_copy_([local(p) for p in batch.params], xs)
 
     def _apply(self, batch: Batch, xs: list[Tensor], moments: list[list[Tensor]], scalars: Any) -> Tensor:
@@ -230,7 +242,14 @@ class Layerwise(torch.optim.Optimizer):
         table = torch.stack([torch.as_tensor(v).expand_as(batch.norms) for v in scalars], 1).to(batch.norms.dtype)
         return self.native(xs, batch.grads, moments, table, batch.group)
 
-    # The equations. Each optimizer has its own, for tensors and for lists of them; native.c has them again.
+    def _apply_kernels(self, batch: Batch, xs: list[Tensor], moments: list[list[Tensor]], scalars: Any) -> Tensor:
+        """The same, by kernels.py, which writes 16-bit parameters too."""
+        from overnight.optim import kernels
+
+        copies = [local(p) for p in batch.params if p.dtype != xs[0].dtype]
+        return kernels.step(type(self).directions.__name__, batch, xs, copies, moments, scalars, type(self).rates)
+
+    # The equations. Each optimizer has its own, for tensors and for lists of them; native.c and kernels.py have them again.
 
     def scalars(self, group: dict[str, Any], t: Tensor, live: Tensor, norms: Tensor, scale: Any, x_norms: Callable[[], Tensor]) -> Any:
         """The numbers of a step: a named tuple of (n) or of one for all, with `scale`."""
@@ -279,8 +298,10 @@ class Layerwise(torch.optim.Optimizer):
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         for number, p in zip(numbers, (p for group in self.param_groups for p in group["params"]), strict=True):
             for name, value in state_dict["state"].get(number, {}).items():
-                kind = torch.float32 if name == "step" else wide(p)
-                self.state[p][name] = torch.as_tensor(value).to(p.device, kind, copy=True)
+                if name == "step":
+                    self.state[p][name] = torch.as_tensor(value).to(p.device, torch.float32, copy=True)
+                else:  # in the parameter's memory layout, whatever that of the saved one was
+                    self.state[p][name] = torch.empty_like(p, dtype=wide(p)).copy_(value)
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
         ours, kind = self.param_groups, type(self).__name__
@@ -311,6 +332,15 @@ def buckets(xs: list[Tensor], batch: Batch) -> Iterator[slice]:
             start, size = i, 0
         size += x.numel()
     yield slice(start, len(xs))
+
+
+def way_of(p: Tensor, grad: Tensor) -> str:
+    """What steps a tensor where `fused` is set: `native` on a CPU, `kernels` on a GPU, `lists` where they do not take it."""
+    if torch.compiler.is_compiling() or not local(p).is_contiguous():
+        return "lists"
+    if p.device.type == "cpu":
+        return "native" if not hasattr(p, "device_mesh") and grad.is_contiguous() else "lists"
+    return "kernels" if p.device.type == "cuda" and wide(p) == torch.float32 else "lists"
 
 
 def wide(p: Tensor) -> torch.dtype:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 # Numbers that are squared and added in their own precision.
-_STRETCH = 1 << 18
+_STRETCH = 1 << 14
 
 
 class Tensors:

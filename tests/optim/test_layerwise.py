@@ -140,6 +140,35 @@ def test_16_bit_parameters_follow_the_fp32_trajectory_through_saving_and_loading
 
 
 @each
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_state_of_another_memory_layout_is_loaded_as_the_same_numbers(name: str, fused: bool) -> None:
+    ends = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        params = [draw(4, 3, 5, 5).to(memory_format=layout).requires_grad_()]
+        saved = stepped(CLASSES[name], params).state_dict()
+        params = [params[0].detach().contiguous().requires_grad_()]
+        optimizer = CLASSES[name](params, fused=fused)
+        optimizer.load_state_dict(saved)
+        fill(params, 1)
+        optimizer.step()
+        ends.append(params[0].detach())
+    torch.testing.assert_close(*ends, rtol=1e-12, atol=1e-12)
+
+
+@each
+def test_a_deep_copy_goes_on_like_the_original(name: str) -> None:
+    optimizer = stepped(lambda p: CLASSES[name](p, check_finite=True), parameters())  # type: ignore[arg-type]
+    other = copy.deepcopy(optimizer)
+    ends = []
+    for one in (optimizer, other):
+        params = one.param_groups[0]["params"]
+        fill(params, 1)
+        one.step()
+        ends.append([p.detach() for p in params])
+    assert other.check_finite and all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+@each
 def test_hooks_are_called_around_a_step_and_a_closure_gives_its_loss(name: str) -> None:
     params, calls = parameters(), []
     optimizer = CLASSES[name](params)

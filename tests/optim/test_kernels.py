@@ -1,0 +1,211 @@
+"""The kernels for a GPU: interpreted on the CPU, compiled without a GPU, and, where there is one, run on it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from packaging.version import Version
+from torch import Tensor
+
+from tests.conftest import ROOT
+from tests.optim.kernels_worker import CASES, SIZES, trajectory
+from tests.optim.problem import CLASSES, draw
+
+MISSING = importlib.util.find_spec("triton") is None
+OLD = MISSING or Version(importlib.metadata.version("triton")) < Version("3.7")
+needs_triton = pytest.mark.skipif(MISSING, reason="needs Triton")
+needs_interpreter = pytest.mark.skipif(OLD, reason="needs Triton 3.7: NumPy 2.4 breaks the interpreters before")
+needs_gpu = pytest.mark.skipif(MISSING or not torch.cuda.is_available(), reason="needs a CUDA device and Triton")
+each = pytest.mark.parametrize("name", list(CLASSES))
+
+
+def worker(what: str, folder: Path, **environment: str) -> Any:
+    """What tests/optim/kernels_worker.py finds."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("TRITON_")} | environment
+    command = [sys.executable, "-W", "error", "-m", "tests.optim.kernels_worker", what, str(folder / "found.pt")]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(folder / "found.pt", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return worker("interpret", tmp_path_factory.mktemp("interpreted"), TRITON_INTERPRET="1")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("compiled")
+    return worker("compile", folder, TRITON_CACHE_DIR=str(folder))
+
+
+def follows(ours: dict[str, list[Tensor]], case: str) -> None:
+    """The end of a case is that of float64 but for the rounding of fp32, and for that of parameters of 16 bits."""
+    loose = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+    name, settings, dtype = CASES[case]
+    for what, values in trajectory(name, settings, dtype, held=torch.float64).items():
+        for found, value in zip(ours[what], values, strict=True):
+            assert found.dtype == (dtype if what == "params" else torch.float32), what
+            assert float((found.cpu() - value).norm()) <= loose[found.dtype] * float(value.norm()), what
+
+
+@needs_interpreter
+@pytest.mark.parametrize("case", list(CASES))
+def test_interpreted_kernels_follow_the_equations_in_float64(case: str, interpreted: Any) -> None:
+    follows(interpreted[case], case)
+
+
+@needs_interpreter
+def test_norms_are_those_of_whole_tensors(interpreted: Any) -> None:
+    reference = torch.stack([draw(size, seed=size).norm() for size in SIZES])
+    torch.testing.assert_close(interpreted["norms"].double(), reference, rtol=1e-6, atol=0)
+    torch.testing.assert_close(interpreted["norms of parts"].double(), 6 * reference, rtol=1e-6, atol=0)
+    some, none = interpreted["norms without a part"]
+    assert some.tolist() == [0.0, 4.0] and none.tolist() == [0.0]
+
+
+@needs_interpreter
+def test_tables_of_addresses_are_right_and_do_not_pile_up(interpreted: Any) -> None:
+    errors, kept = interpreted["tables"]
+    assert set(errors) == {0} and kept == 256
+
+
+@needs_interpreter
+def test_a_capture_before_a_first_step_is_refused(interpreted: Any) -> None:
+    assert "take one step, then capture" in interpreted["captured"]
+
+
+@needs_triton
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton brings its assembler for Linux")
+def test_compiled_kernels_read_and_write_four_numbers_at_once(compiled: Any) -> None:
+    """x, g, m, v and back m, v; x, m, v (and g) and back x; x, g, v and back x, v."""
+    found = {name: (counts["ld"], counts["st"]) for name, counts in compiled.items()}
+    assert {name: found[name] for name in ("lamb moments", "lans moments")} == {"lamb moments": (4, 2), "lans moments": (4, 2)}
+    assert (found["lamb"], found["lans"], found["lars"], found["norms"]) == ((3, 1), (4, 1), (3, 2), (1, 0))
+    # Four numbers of 16 bits are a pair of words: the gradient and the parameter.
+    assert found["lans bf16"] == (3, 1) and compiled["lans bf16"]["pairs"] == 2
+
+
+def test_without_triton_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "overnight.optim.kernels", raising=False)
+    with pytest.raises(ImportError, match=r"fused = True on a GPU needs Triton: `pip install triton`"):
+        importlib.import_module("overnight.optim.kernels")
+
+
+# On a GPU.
+
+SHAPES = [(3000, 1000), (1000,), (1,), (70001,)]
+
+
+def on_gpu(name: str, **settings: Any) -> tuple[list[Tensor], list[Tensor], torch.optim.Optimizer]:
+    """Parameters, what their gradients are made of, and an optimizer."""
+    params = [draw(*shape, seed=i, dtype=torch.float32).cuda().requires_grad_() for i, shape in enumerate(SHAPES)]
+    return params, [torch.zeros_like(p) for p in params], CLASSES[name](params, fused=True, **settings)
+
+
+def backward(params: list[Tensor], sources: list[Tensor]) -> None:
+    """Gradients in new memory."""
+    for p, source in zip(params, sources, strict=True):
+        p.grad = source * 0.01
+
+
+def fill(sources: list[Tensor], step: int) -> None:
+    """Seeded numbers of a step."""
+    for i, source in enumerate(sources):
+        source.copy_(draw(*source.shape, seed=1000 + 50 * step + i))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("case", list(CASES))
+def test_on_a_gpu_fused_steps_follow_the_equations_in_float64(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from overnight.optim import kernels
+
+    name, settings, dtype = CASES[case]
+    calls, step = [], kernels.step
+    monkeypatch.setattr(kernels, "step", lambda *args: calls.append(args) or step(*args))
+    fused = trajectory(name, {**settings, "fused": True}, dtype, device="cuda")
+    assert len(calls) == 10, "two groups in five steps"
+    follows(fused, case)
+    assert all(torch.equal(p, x.to(dtype)) for p, x in zip(fused["params"], fused["xs"], strict=True))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@each
+def test_on_a_gpu_a_step_gives_the_same_bits_again(name: str) -> None:
+    ends = []
+    for _ in range(2):
+        params, sources, optimizer = on_gpu(name)
+        for step in range(3):
+            fill(sources, step)
+            backward(params, sources)
+            optimizer.step()
+        ends.append([p.detach() for p in params])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@each
+def test_on_a_gpu_a_step_waits_for_nothing_also_where_gradients_have_moved(name: str) -> None:
+    params, sources, optimizer = on_gpu(name)
+    fill(sources, 0)
+    backward(params, sources)
+    optimizer.step()
+    held = [p.grad for p in params]  # so that the next ones lie elsewhere
+    before = [p.detach().clone() for p in params]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        backward(params, sources)
+        optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert held and not any(torch.equal(p, old) for p, old in zip(params, before, strict=True))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@each
+@pytest.mark.parametrize("moving", [False, True])
+def test_on_a_gpu_a_captured_step_replayed_is_the_eager_step(name: str, moving: bool) -> None:
+    """The gradients lie in memory of the graph, or in that of the first step."""
+    ends = []
+    for captured in (False, True):
+        params, sources, optimizer = on_gpu(name, lr=torch.tensor(0.02, device="cuda"))
+        fill(sources, 0)
+        backward(params, sources)
+
+        def step(params: list[Tensor] = params, sources: list[Tensor] = sources, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            if moving:
+                backward(params, sources)
+            else:
+                for p, source in zip(params, sources, strict=True):
+                    torch.mul(source, 0.01, out=p.grad)
+            optimizer.step()
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        if captured:
+            with torch.cuda.graph(graph):
+                step()
+        for at in range(1, 5):
+            fill(sources, at)
+            optimizer.param_groups[0]["lr"].fill_(0.02 / at)
+            graph.replay() if captured else step()
+        ends.append([p.detach().clone() for p in params])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
