@@ -73,10 +73,13 @@ def measure_case(case: str, device: torch.device, repeats: int = 15) -> list[Row
     for name, make in CLASSES.items():
         for how, fused in (("fused", True), ("foreach", False)):
             steps[f"{name} {how}"] = make(groups(tensors(case, device)), fused=fused).step
-    times = measure(steps, warmup=3, repeats=repeats, sync=wait)
     count = sum(shape.numel() for shape in shapes(case))
-    memory = memory_rate(count, device, wait)
-    rows = [Row(f"{case}: memory", memory.value, memory.unit, memory.spread)]
+    # y + x into y, as large as the optimizer's tensors. Not a copy: a CPU reads what it is about to overwrite, which a copy's count leaves
+    # out. Not zeros: pages that were never written are all one page.
+    x, y = (torch.ones(2 * count, device=device) for _ in range(2))
+    times = measure({"memory": lambda: y.add_(x), **steps}, warmup=3, repeats=repeats, sync=wait)
+    memory = rate_row(f"{case}: memory", "GB/s", 3 * x.nbytes / 1e9, times["memory"])
+    rows = [memory]
     bounds = {name: Timing((size * count / (memory.value * 1e9),)) for name, size in BYTES.items()}
     adamw = times["fused AdamW"]
     rows.append(time_row(f"{case}: fused AdamW, bytes", "ms", adamw, "28 bytes a parameter", bounds["AdamW"]))
@@ -90,13 +93,6 @@ def measure_case(case: str, device: torch.device, repeats: int = 15) -> list[Row
     if device.type == "cuda":
         rows += [Row(f"{case}: {name} syncs in a step", syncs(make, case, device), "steps") for name, make in CLASSES.items()]
     return rows
-
-
-def memory_rate(count: int, device: torch.device, wait: Callable[[], object] | None) -> Row:
-    """Bytes a second of y ← y + x on as many bytes as the optimizer's tensors have (GB/s, read and written)."""
-    x, y = (torch.zeros(2 * count, device=device) for _ in range(2))
-    # Not of a copy: a CPU reads what it is about to overwrite, which a copy's count would leave out.
-    return rate_row("add", "GB/s", 3 * x.nbytes / 1e9, measure({"add": lambda: y.add_(x)}, warmup=2, repeats=7, sync=wait)["add"])
 
 
 def syncs(make: Callable[..., Layerwise], case: str, device: torch.device) -> float:
