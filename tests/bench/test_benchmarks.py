@@ -83,7 +83,9 @@ def test_without_its_peer_the_benchmark_says_what_to_install(monkeypatch: pytest
 def test_the_optimizers_are_measured_beside_adamw_a_hand_written_lamb_and_their_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "optim", "--tiny"]) == 0
     rows = {row["name"]: row for row in assert_result(capsys.readouterr().out, "optim")}
-    assert {rows[f"bert-tiny: {name} {how}"]["peer"] for name in ("LAMB", "LANS", "LARS") for how in ("fused", "foreach")} == {"fused AdamW"}
+    assert {rows[f"bert-tiny: {name} {how}"]["peer"] for name in ("LAMB", "LANS", "LARS") for how in ("fused", "foreach")} == {
+        "fused AdamW"
+    }
     assert [rows[f"bert-tiny: {name} fused, bytes"]["peer"][:2] for name in ("LAMB", "LANS", "LARS")] == ["44", "48", "28"]
     assert rows["bert-tiny: LAMB fused, by hand"]["peer"] == "eager, tensor by tensor"
 
