@@ -64,6 +64,8 @@ def check(run: Run) -> Iterator[str]:
         yield "phases = {}: name at least one phase"
     for name, phase in run.phases.items():
         yield from _phase_problems(f"phases.{name}", phase, m)
+        if t.parallel == "fsdp" and phase.optim.name == "muon":
+            yield f"train.parallel = fsdp: Muon needs whole matrices (phases.{name}.optim.name = muon); set it to ddp"
     for (before, a), (name, b) in pairwise(run.phases.items()):
         # The moments of AdamW and LAMB are the same; LANS' are of normalised gradients.
         if b.optim.start == "keep" and a.optim.name != b.optim.name and {a.optim.name, b.optim.name} != {"adamw", "lamb"}:

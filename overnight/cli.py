@@ -22,27 +22,34 @@ BENCHMARKS = ("train", "optim", "gpu")
 
 
 class Terminated(BaseException):
-    """SIGTERM, as an exception, so that what is half done is cleared away as after Ctrl-C."""
+    """SIGTERM or SIGUSR1, as an exception, so that what is half done is cleared away as after Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code: 0 done, 1 failed, 2 usage, 130 interrupted, 143 terminated."""
+    """Run one command; returns its exit code: 0 done, 1 failed, 2 usage, 130 interrupted, 143 terminated, 138 SIGUSR1."""
     try:
-        with _sigterm_raises():
-            options, overrides = _parse(list(sys.argv[1:] if argv is None else argv))
+        with _signals_raise():
+            with _said_once():
+                options, overrides = _parse(list(sys.argv[1:] if argv is None else argv))
+                _refuse_processes(options.verb)
             verb: Callable[[argparse.Namespace, list[str]], int | None] = options.function
             return verb(options, overrides) or 0
     except SystemExit as stop:  # argparse's way to end after --help or a usage error
         return stop.code if isinstance(stop.code, int) else 0
     except UserError as error:
-        print(f"overnight: {error}", file=sys.stderr)
+        if str(error):  # else another process says it
+            print(f"overnight: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("\novernight: interrupted; the same command continues", file=sys.stderr)
         return 130
-    except Terminated:
+    except Terminated as signal_received:
         print("\novernight: terminated; the same command continues", file=sys.stderr)
-        return 143
+        return signal_received.exit_code
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); nothing is wrong, and the interpreter must not complain when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -53,15 +60,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    def terminated(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+def _said_once() -> Iterator[None]:
+    """Within it, an error of the command line or the recipe, which every process of a launcher has, is said by the first of a machine."""
+    try:
+        yield
+    except ConfigError as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            raise
+        raise SystemExit(error.exit_code) from None
 
-    before = signal.signal(signal.SIGTERM, terminated)
+
+def _refuse_processes(verb: str) -> None:
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1 and verb != "pretrain":
+        raise ConfigError(
+            f"WORLD_SIZE = {processes}: `overnight {verb}` works in one process, only `pretrain` in many; start it without torchrun"
+        )
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    def terminated(number: int, frame: FrameType | None) -> None:
+        raise Terminated(number)
+
+    before = {number: signal.signal(number, terminated) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -163,7 +190,8 @@ def _recipe_help(verb: str) -> None:
 def _load(options: argparse.Namespace, overrides: list[str]) -> Run:
     from overnight import config
 
-    run = config.load(options.recipe, overrides)
+    with _said_once():
+        run = config.load(options.recipe, overrides)
     if options.print_config:
         print(config.save(run), end="")
         raise SystemExit(0)

@@ -236,8 +236,8 @@ class Train:
     """How this machine carries the run out; none of it changes what is learned beyond rounding."""
 
     __pydantic_config__ = _STRICT
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Type of matrix products and activations; weights, optimizer, norms and loss are fp32 always."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """Type of matrix products and activations; weights, optimizer, norms and loss are fp32 always. tf32 is for GPUs, a CPU computes fp32; fp16 has an automatic loss scale."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
     threads: int = 0
@@ -258,6 +258,10 @@ class Train:
     """Steps between measurements of every tensor's norms and trust ratio (0: never)."""
     noise_every: int = 0
     """Steps between estimates of the gradient noise scale (0: never; needs at least two micro-batches)."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """At a gradient that is not finite: stop with the weights as they were, or skip the step. fp16 always skips, and lowers its loss scale. A GPU is waited for at every step only with skip or fp16; with stop the gradient is looked at when a line is logged and before each checkpoint."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """On many processes: each has the whole model, or a part of parameters, gradients and optimizer state (FSDP2), which saves memory."""
     tensorboard: bool = False
     """Also write TensorBoard events."""
 

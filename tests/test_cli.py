@@ -130,7 +130,7 @@ def test_print_config_gives_a_recipe_that_gives_itself(verb: str, recipe: Path, 
         (["--phases.long.steps=many"], ["phases.long.steps = 'many'", "integer"]),
         (["--phases.long.steps", "0"], ["phases.long.steps = 0", "above 0"]),
         (["--seed", "-1"], ["seed = -1", "0 to 2^32-1"]),
-        (["--train.precision=fp8"], ["train.precision = 'fp8'", "'fp32' or 'bf16'"]),
+        (["--train.precision=fp8"], ["train.precision = 'fp8'", "'fp32', 'tf32', 'bf16' or 'fp16'"]),
         (["--phases.short.global_batch=7"], ["phases.short.global_batch = 7", "cannot be cut"]),
         (["--phases.short.optim.schedule.warmup=2"], ["warmup = 2", "longer than the phase"]),
         (["--model.heads=5"], ["model.heads = 5", "must divide model.width = 32"]),
@@ -315,7 +315,10 @@ def stop_at(argv: list[str], sign: str, number: signal.Signals, folder: Path) ->
     return process.returncode, seen + rest
 
 
-@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated"), (signal.SIGUSR1, 138, "terminated")],
+)
 def test_prepare_can_be_stopped_and_the_same_command_continues(
     number: signal.Signals, code: int, word: str, recipe: Path, tmp_path: Path, tiny_data: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         OSError: as the system says it (a full disk); nothing is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    # A process number is unique on one machine only, and processes of many may write the same file.
+    beside = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with open(beside, "wb") as file:
             for part in parts:

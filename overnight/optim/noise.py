@@ -175,7 +175,7 @@ class MicroGradients:
                 if total is not None:
                     p.grad = total if p.grad is None else total.add_(p.grad)
 
-    def pair(self, sequences: int) -> Pair:
+    def pair(self, sequences: int, scale: float = 1.0) -> Pair:
         """Both sides of the estimate, after the last micro-batch and before clipping.
 
         The gradient of a micro-batch is that of its share of the step's loss, a sum over its targets divided by the targets of the step.
@@ -187,11 +187,12 @@ class MicroGradients:
 
         Args:
             sequences: of the step, B.
+            scale: by which the loss, and so all gradients, were multiplied.
         """
         count = len(self._squares)
-        small = torch.stack(self._squares).mean(0) * count**2
+        small = torch.stack(self._squares).mean(0) * count**2 / scale**2
         groups = [str(group.get("name", number)) for number, group in enumerate(self._groups)]
-        return Pair(groups, small, self._by_group(), sequences / count, sequences)
+        return Pair(groups, small, self._by_group() / scale**2, sequences / count, sequences)
 
     def _by_group(self) -> Tensor:
         grads = [[p.grad for p in group["params"] if p.grad is not None] for group in self._groups]

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ from overnight.tasks import metrics, spans
 from overnight.tasks.encode import encode_rows
 from overnight.tasks.rows import Row
 from overnight.train import checkpoint
+from overnight.train.lock import hold
 from overnight.train.loop import Settings, optimise
 from overnight.train.monitor import Line, duration
-from overnight.train.pretrain import DTYPES, same_corpus, set_up_machine
+from overnight.train.precision import DTYPES, LossScale
+from overnight.train.pretrain import same_corpus, set_up_machine
 
 # Sub-streams of a task's seed.
 _INIT, _ORDER, _DROPOUT = 1, 2, 3
@@ -226,12 +229,19 @@ def finetune(run: Run, name: str, line: Line | None = None) -> list[dict[str, An
 
     Returns:
         the lines of `tasks.jsonl` of this task.
+
+    Raises:
+        UserError: when another process is writing the run folder.
     """
-    spec, line = run.finetune[name], line or Line()
-    device = set_up_machine(run)
     source = checkpoint.newest(run.run_dir / "checkpoints")
     if source is None:
         raise DataError(f"{run.run_dir} has no checkpoint to fine-tune; run `overnight pretrain` first")
+    with hold(run.run_dir):
+        return _finetune(run, name, source, line or Line())
+
+
+def _finetune(run: Run, name: str, source: Path, line: Line) -> list[dict[str, Any]]:
+    spec, device = run.finetune[name], set_up_machine(run)
     progress, state, _ = checkpoint.read(source)
     same_corpus(progress, load_manifest(run.data_dir), run)
     pretrained = {k: v for k, v in state.items() if k.startswith(("encoder.", "pooler."))}
@@ -295,11 +305,15 @@ def _one(
         dtype=DTYPES[run.train.precision],
         device=device,
         seed=(seed, _DROPOUT),
+        on_nonfinite=run.train.on_nonfinite,
     )
+    # Small batches, few steps: the start that is usual for them overflows less often at first.
+    scale = LossScale(2.0**16) if run.train.precision == "fp16" else None
     optimizer = build_optimizer(model, Optim(name="adamw", lr=spec.lr, weight_decay=spec.weight_decay))
     loss = 0.0
     init = "scratch" if pretrained is None else "pretrained"
-    for step in optimise(model, model.losses, optimizer, lambda s: problem.train.step(s, batch, micro, (seed, _ORDER)), settings):
+    work = partial(problem.train.step, batch=batch, micro_batch=micro, seed=(seed, _ORDER))
+    for step in optimise(model, model.losses, optimizer, work, settings, scale=scale):
         now = sum(float(x) for x in step.losses.values())
         loss = now if step.step == 1 else 0.98 * loss + 0.02 * now
         left = (time.perf_counter() - start) / step.step * (steps - step.step)

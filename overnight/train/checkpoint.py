@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from overnight.errors import DataError
+from overnight.train.parallel import World, cut_like, gathered, together
 
 VERSION = 1
 
@@ -44,29 +45,48 @@ class Progress:
     """Length of metrics.jsonl at this moment; what follows is written again."""
     running: dict[str, list[float]] = field(default_factory=dict)
     """Sum and count of each loss since the last line of metrics."""
+    loss_scale: float = 0.0
+    """Of fp16; 0 before the first step and in other precisions."""
+    clean_steps: int = 0
+    """Steps since the loss scale last changed: with it the state of :class:`overnight.train.precision.LossScale`."""
+    skipped: int = 0
+    """Steps in all phases at which the optimizer was not stepped, because the gradient was not finite."""
     noise: dict[str, list[float]] = field(default_factory=dict)
     """Averages of the gradient noise scale of the phase, by parameter group: the state of :class:`overnight.optim.noise.NoiseScale`."""
 
 
-def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, keep: int) -> Path:
-    """Write a checkpoint and forget the oldest.
+def save(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, keep: int, world: World | None = None
+) -> Path:
+    """Write a checkpoint and forget the oldest. It holds whole tensors, whatever the number of processes: the first one writes, all call.
 
     Args:
         folder: the run's `checkpoints`.
         progress: counters.
         keep: how many to leave.
+        world: the processes that hold the model; None for this one.
 
     Raises:
-        DataError: when it cannot be written; those before it are untouched.
+        DataError: when it cannot be written, in every process; those before it are untouched.
     """
+    world = world or World()
     name = f"step-{progress.global_step:07d}"
+    tensors = {"model": _named(model), "optimizer": optimizer_tensors(optimizer)}
+    with together(world):
+        if world.main:
+            _save(folder, name, tensors, progress)
+            for old in _newest_first(folder)[keep:]:
+                shutil.rmtree(old, ignore_errors=True)
+    return folder / name
+
+
+def _save(folder: Path, name: str, tensors: dict[str, dict[str, Tensor]], progress: Progress) -> None:
     beside, place = folder / f".{name}.tmp", folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob(".step-*.tmp"):
             shutil.rmtree(leftover)
         beside.mkdir()
-        tensors = {"model": _named(model), "optimizer": optimizer_tensors(optimizer)}
         checksums = {}
         for part, named in tensors.items():
             save_file(named, beside / f"{part}.safetensors")
@@ -87,9 +107,6 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progr
         raise DataError(
             f"checkpoint {place} could not be written: {error}. The checkpoints before it are whole; {hint} and run again"
         ) from error
-    for old in _newest_first(folder)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
-    return place
 
 
 def load(folder: Path, model: nn.Module) -> tuple[Progress, dict[str, Tensor], list[str]] | None:
@@ -150,12 +167,12 @@ def newest(folder: Path) -> Path | None:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as `parameter name/entry` → tensor; its parameters must have been given with their names."""
+    """The optimizer's state as `parameter name/entry` → whole tensor; its parameters must have been given with their names."""
     named = {}
     for group in optimizer.param_groups:
         for name, p in zip(group["param_names"], group["params"], strict=True):
             for entry, value in optimizer.state[p].items():
-                named[f"{name}/{entry}"] = torch.as_tensor(value).detach().cpu().contiguous()
+                named[f"{name}/{entry}"] = gathered(torch.as_tensor(value))
     return named
 
 
@@ -177,12 +194,12 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
                     continue
                 if entry == "step" and restart_count:
                     value = torch.zeros_like(value)
-                state[entry] = value.to(p.device, copy=True)
+                state[entry] = cut_like(p, value)
             optimizer.state[p] = state
 
 
 def _named(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    return {name: gathered(tensor) for name, tensor in model.state_dict().items()}
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -8,10 +8,11 @@ The loss of a step is a sum over its global batch divided by the number of its t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,11 @@ from overnight.batches.packing import Batch, StepBatches
 from overnight.optim.layerwise import Layerwise, whole_norms
 from overnight.optim.noise import MicroGradients, Pair
 from overnight.optim.telemetry import Norms, Snapshot
+from overnight.train.parallel import World, summing, totals
+from overnight.train.precision import LossScale, NotFinite, listed, losses_text, not_finite
+
+# Steps in a row that may be skipped before the run stops: what was wrong with one batch is over by then.
+_SKIPS = 20
 
 
 class Objective(Protocol):
@@ -37,7 +43,7 @@ class Step:
     step: int
     """Steps done, this one included."""
     losses: dict[str, Tensor]
-    """Mean over the targets of the step, by name (fp32 scalars); their sum is what was minimised."""
+    """Mean over the targets of the step, by name (fp32 scalars); their sum is what was minimised. On many processes, this one's part."""
     grad_norm: Tensor
     """Norm of the whole gradient before clipping."""
     lr: float
@@ -47,6 +53,8 @@ class Step:
     """Norms of every tensor, at measured steps."""
     noise: Pair | None = None
     """Squared gradient norms of the micro-batches and of the whole, at measured steps."""
+    skipped: str = ""
+    """Why the optimizer was not stepped: which losses and gradients are not finite; empty where it was."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +71,15 @@ class Settings:
     """Of products and activations."""
     device: torch.device
     seed: tuple[int, ...]
-    """Dropout of step t is drawn from (seed, t)."""
+    """Dropout of step t is drawn from (seed, t), and on one of many processes from (seed, t, rank)."""
     measure_every: int = 0
     """Steps between measurements of every tensor; 0: never."""
     noise_every: int = 0
     """Steps between measurements of the gradients of micro-batches; 0: never. A step of one micro-batch is passed over."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What to do at a gradient that is not finite, without a loss scale."""
+    world: World = field(default_factory=World)
+    """The processes that share the step; the gradients of `objective` are those of all (:func:`overnight.train.parallel.spread`)."""
 
 
 def optimise(
@@ -77,28 +89,70 @@ def optimise(
     batches: Callable[[int], StepBatches],
     settings: Settings,
     start: int = 0,
+    scale: LossScale | None = None,
 ) -> Iterator[Step]:
     """Take the optimizer steps from `start` to `settings.steps`, yielding after each.
+
+    A step whose gradient is not finite changes nothing: it is skipped, or the run stops. To know it takes a wait for the device, so
+    on a GPU it is looked for only where steps may be skipped; elsewhere whoever runs the loop sees it in `grad_norm`.
 
     Args:
         model: set to training mode at every step.
         objective: its losses, usually `model.losses`.
         batches: micro-batches of a step, from 0; called ahead in a background thread.
+        scale: of the loss, for fp16; changed as the steps go.
+
+    Raises:
+        NotFinite: naming the step, the losses and the tensors; the parameters and the optimizer's state are as before the step.
     """
+    check = settings.device.type == "cpu" or scale is not None or settings.on_nonfinite == "skip"
+    row, world = 0, settings.world
     for step, work in zip(range(start, settings.steps), prefetch(batches, start, settings.steps), strict=True):
         model.train()
-        torch.manual_seed(key(*settings.seed, step) >> 1)
+        torch.manual_seed(key(*settings.seed, step, *([world.rank] if world.size > 1 else [])) >> 1)
         micro = MicroGradients(optimizer) if due(step, settings.noise_every) and len(work.micro) > 1 else None
-        losses = backward(objective, work, settings, micro)
-        noise = micro.pair(work.sequences) if micro else None
+        factor = scale.scale if scale else 1.0
+        losses = backward(objective, work, settings, micro, factor)
+        noise = micro.pair(work.sequences, factor) if micro else None
+        if scale:
+            scale.unscale(optimizer)
         before = Snapshot(optimizer) if due(step, settings.measure_every) else None
         lr = settings.lr(step)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        grad_norm = clip_and_step(optimizer, settings.max_grad_norm)
-        tensors = before.after() if before else None
+        skipped = ""
+        try:
+            grad_norm = clip_and_step(optimizer, settings.max_grad_norm, check)
+        except FloatingPointError as error:
+            grad_norm, skipped = torch.tensor(math.nan), f"{losses_text(losses, world)}; {error}"
+        row = row + 1 if skipped else 0
+        judge(step, skipped, row, settings, scale)
+        tensors = before.after() if before and not skipped else None
         optimizer.zero_grad(set_to_none=True)
-        yield Step(step + 1, losses, grad_norm, lr, work.tokens, work.sequences, tensors, noise)
+        yield Step(step + 1, losses, grad_norm, lr, work.tokens, work.sequences, tensors, noise, skipped)
+
+
+def judge(step: int, problem: str, row: int, settings: Settings, scale: LossScale | None) -> None:
+    """Let the training go on after a step, or not; the loss scale takes it in.
+
+    Args:
+        step: from 0.
+        problem: why it was not taken; empty where it was.
+        row: steps in a row that were not.
+
+    Raises:
+        NotFinite: when it may not go on.
+    """
+    where = f"step {step + 1}: {problem}. "
+    if scale:
+        try:
+            scale.update(finite=not problem)
+        except NotFinite as error:
+            raise NotFinite(where + str(error)) from None
+    elif problem and settings.on_nonfinite == "stop":
+        raise NotFinite(where + "If it comes again, lower the learning rate, or let such steps be skipped: train.on_nonfinite=skip")
+    elif row >= _SKIPS:
+        raise NotFinite(where + f"{row} steps in a row were skipped: lower the learning rate, or look at the data")
 
 
 def due(step: int, every: int) -> bool:
@@ -106,54 +160,73 @@ def due(step: int, every: int) -> bool:
     return every > 0 and (step + 1) % every == 0
 
 
-def backward(objective: Objective, work: StepBatches, settings: Settings, micro: MicroGradients | None) -> dict[str, Tensor]:
+def backward(
+    objective: Objective, work: StepBatches, settings: Settings, micro: MicroGradients | None, scale: float = 1.0
+) -> dict[str, Tensor]:
     """Add up the gradient of a step over its micro-batches.
 
     Args:
         micro: measures the gradient of each, or None.
+        scale: what the gradient is multiplied by, so that little of it is lost in 16 bits.
 
     Returns:
-        the losses of the step, by name.
+        the losses of the step, by name, without the scale.
     """
-    divisors = work.divisors()
+    divisors = totals(work.divisors(), settings.world)
     losses: dict[str, Tensor] = {}
     for batch in work.micro:
-        summed, _ = objective(batch.to(settings.device), settings.dtype)
-        parts = {name: loss / divisors[name] for name, loss in summed.items()}
-        total = torch.stack(list(parts.values())).sum()
-        with micro.apart() if micro else nullcontext():
-            total.backward()
+        with summing(objective, last=batch is work.micro[-1]):
+            summed, _ = objective(batch.to(settings.device), settings.dtype)
+            parts = {name: loss / divisors[name] for name, loss in summed.items()}
+            total = torch.stack(list(parts.values())).sum() * scale
+            with micro.apart() if micro else nullcontext():
+                total.backward()
         for name, loss in parts.items():
             losses[name] = losses[name] + loss.detach() if name in losses else loss.detach()
     return losses
 
 
-def clip_and_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+def clip_and_step(optimizer: torch.optim.Optimizer, max_norm: float, check: bool = False) -> Tensor:
     """Step the optimizer on clipped gradients; the layer-wise ones clip by themselves, in passes they make anyway.
 
     Args:
         max_norm: as in :func:`clip`; layer-wise optimizers are built with theirs.
+        check: wait for the norm, and refuse a gradient that is not finite.
 
     Returns:
         the norm of the whole gradient before clipping.
+
+    Raises:
+        FloatingPointError: with `check`, naming the tensors; parameters and state are as before.
     """
     if isinstance(optimizer, Layerwise):
+        optimizer.check_finite = check
         optimizer.step()
         assert optimizer.grad_norm is not None, "no parameter has a gradient"
         return optimizer.grad_norm
-    norm = clip([p for group in optimizer.param_groups for p in group["params"]], max_norm)
+    names = [name for group in optimizer.param_groups for name in group["param_names"]] if check else None
+    norm = clip([p for group in optimizer.param_groups for p in group["params"]], max_norm, names)
     optimizer.step()
     return norm
 
 
-def clip(parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+def clip(parameters: Sequence[Tensor], max_norm: float, names: Sequence[str] | None = None) -> Tensor:
     """Scale all gradients down so that their common norm is at most `max_norm`; no scaling at 0.
+
+    Args:
+        names: of the parameters. Given, the norm is waited for, and one that is not finite refused.
 
     Returns:
         the norm before.
+
+    Raises:
+        FloatingPointError: with `names`, naming the tensors; nothing is scaled.
     """
     # Not torch's own norm: of millions of numbers on a CPU it is 1e-3 off.
     norm = torch.linalg.vector_norm(whole_norms([p.grad for p in parameters if p.grad is not None]))
+    if names is not None and not torch.isfinite(norm):
+        bad = not_finite((name, p.grad) for name, p in zip(names, parameters, strict=True) if p.grad is not None)
+        raise FloatingPointError(f"the gradient of {listed(bad) or 'all tensors together'} is not finite")
     if max_norm > 0:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
@@ -169,17 +242,21 @@ def evaluate(model: nn.Module, objective: Objective, work: list[StepBatches], se
     was_training = model.training
     model.eval()
     losses: dict[str, float] = {}
-    hits: dict[str, int] = {}
-    targets: dict[str, int] = {}
-    for step in work:
+    hits: dict[str, float] = {}
+    targets: dict[str, float] = {}
+    world = settings.world
+    # Each process takes equally many, the last ones for nothing: where parameters are cut, every forward pass needs all processes.
+    for at in range(world.rank, -(-len(work) // world.size) * world.size, world.size):
+        step, counts = work[at % len(work)], at < len(work)
         for name, count in step.divisors().items():
-            targets[name] = targets.get(name, 0) + count
+            targets[name] = targets.get(name, 0) + count * counts
         for batch in step.micro:
             summed, correct = objective(batch.to(settings.device), settings.dtype)
             for name, loss in summed.items():
-                losses[name] = losses.get(name, 0.0) + float(loss)
+                losses[name] = losses.get(name, 0.0) + float(loss) * counts
             for name, hit in correct.items():
-                hits[name] = hits.get(name, 0) + int(hit)
+                hits[name] = hits.get(name, 0) + int(hit) * counts
     model.train(was_training)
+    losses, hits, targets = (totals(numbers, world) for numbers in (losses, hits, targets))
     result = {f"{name}_loss": loss / targets[name] for name, loss in losses.items()}
     return result | {f"{name}_accuracy": count / targets[name] for name, count in hits.items()}

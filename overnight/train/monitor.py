@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
 import sys
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+import torch
 from torch import Tensor
 
 from overnight.batches.size import sequences_before
@@ -17,6 +20,7 @@ from overnight.config import Phase, Run
 from overnight.errors import UserError
 from overnight.train.checkpoint import Progress
 from overnight.train.loop import Step
+from overnight.train.parallel import World, total
 
 # Seconds between plain progress lines where the output is no terminal.
 _LINE_EVERY = 10.0
@@ -26,17 +30,18 @@ class Metrics:
     """The run's metrics.jsonl: one JSON object a line, in the order of the steps.
 
     Args:
-        path: the file; made if absent.
+        path: the file; made if absent. None writes nothing, where another process does.
         keep_bytes: forget what was written after this many bytes, because the run goes on from there.
         tensorboard: folder for TensorBoard events, or None.
     """
 
-    def __init__(self, path: Path, keep_bytes: int = 0, tensorboard: Path | None = None) -> None:
+    def __init__(self, path: Path | None, keep_bytes: int = 0, tensorboard: Path | None = None) -> None:
         self._board = _summary_writer(tensorboard) if tensorboard is not None else None
-        path.touch()
-        with path.open("rb+") as file:
-            file.truncate(file.read(keep_bytes).rfind(b"\n") + 1)
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        if path is not None:
+            path.touch()
+            with path.open("rb+") as file:
+                file.truncate(file.read(keep_bytes).rfind(b"\n") + 1)
+        self._file: TextIO = (path or Path(os.devnull)).open("a", encoding="utf-8")
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one line."""
@@ -136,7 +141,8 @@ def progress_text(progress: Progress, steps: int, values: dict[str, float], rate
 class Speed:
     """Counters, losses and clock of a phase: throughput since the last line, and the time that is left."""
 
-    def __init__(self, run: Run, number: int, progress: Progress) -> None:
+    def __init__(self, run: Run, number: int, progress: Progress, world: World | None = None) -> None:
+        self._world = world or World()
         self._phases = list(run.phases.values())
         self._number = number
         self._clock = time.perf_counter()
@@ -156,6 +162,7 @@ class Speed:
         now = time.perf_counter()
         spent, self._clock = now - self._clock, now
         progress.step, progress.global_step = done.step, progress.global_step + 1
+        progress.skipped += bool(done.skipped)
         progress.tokens += done.tokens
         progress.sequences += done.sequences
         progress.seconds += spent
@@ -164,11 +171,16 @@ class Speed:
                 totals[at] += value
 
     def read(self, progress: Progress) -> None:
-        """Add up the losses that were not read yet."""
-        for losses in self._unread:
-            for name, loss in losses.items():
-                total, count = progress.running.get(name, [0.0, 0])
-                progress.running[name] = [total + float(loss), count + 1]
+        """Add up the losses that were not read yet, of all processes; what is not finite, of a step that was skipped, is left out."""
+        if not self._unread:
+            return
+        names = list(self._unread[0])
+        read = total(torch.stack([losses[name] for losses in self._unread for name in names]), self._world).view(-1, len(names))
+        for row in read.tolist():
+            for name, loss in zip(names, row, strict=True):
+                before, count = progress.running.get(name, [0.0, 0])
+                if math.isfinite(loss):
+                    progress.running[name] = [before + loss, count + 1]
         self._unread = []
 
     def pause(self) -> None:

@@ -178,7 +178,7 @@ def test_initial_weights_are_as_published() -> None:
     assert (model.mlm.bias[:5000] == 0).all() and len(model.mlm.bias) == 5056
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_padding_rows_of_the_vocabulary_get_no_probability_and_no_gradient(dtype: torch.dtype) -> None:
     model, batch = pretraining(), random_batch(RAGGED)
     assert padded_vocabulary(VOCAB) == 1024 and padded_vocabulary(1024) == 1024 and padded_vocabulary(1025) == 1088
@@ -196,11 +196,12 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 
 @BATCHES
-def test_bf16_is_close_to_fp32(lengths: list[int]) -> None:
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_16_bits_are_close_to_fp32(low: torch.dtype, lengths: list[int]) -> None:
     batch, found = random_batch(lengths), {}
     # One class only, else the gradients of the sequences cancel in the biases of the head and leave rounding.
     batch.targets["nsp"].zero_()
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, low):
         torch.manual_seed(0)
         model = BertForPretraining(Model(**SIZES), VOCAB).train()
         losses, _ = model.losses(batch, dtype)

@@ -24,7 +24,7 @@ def test_linear_passes_gradcheck(bias: bool) -> None:
     assert torch.autograd.gradcheck(linear, inputs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rows", "inner", "outer"), [(1, 1, 1), (7, 5, 3), (130, 64, 192), (33, 192, 64)])
 def test_linear_equals_torch_and_its_gradients_have_the_type_of_the_weight(dtype: torch.dtype, rows: int, inner: int, outer: int) -> None:
     x, weight, bias = (doubles(*shape, seed=seed).detach().float() for seed, shape in enumerate([(rows, inner), (outer, inner), (outer,)]))
@@ -49,7 +49,7 @@ def test_linear_needs_no_gradient_of_its_input() -> None:
     assert x.grad is None and bias.grad is None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_layer_norm_keeps_its_statistics_in_fp32(dtype: torch.dtype) -> None:
     # Far from zero, 16-bit statistics would lose everything.
     x, weight, bias = (torch.randn(6, 64) + 50).to(dtype), torch.rand(64), torch.randn(64)

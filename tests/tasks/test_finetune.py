@@ -141,11 +141,11 @@ def test_the_folder_holds_the_best_pretrained_model_and_what_it_answers(with_tas
 def test_a_repeated_call_does_nothing(with_task: Task, classes: Path) -> None:
     run = with_task("csv", classes, seeds=[0, 1])
     tune(run)
-    before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.run_dir.rglob("*") if p.is_file()}
+    before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.run_dir.rglob("*") if p.is_file() and p.name != "lock"}
     assert tune(run) == "mine: done already\n"
     # Where to cut the batch does not change the result, so it is no reason to begin again.
     tune(with_task("csv", classes, seeds=[0, 1], micro_batch=4))
-    assert before == {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.run_dir.rglob("*") if p.is_file()}
+    assert before == {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.run_dir.rglob("*") if p.is_file() and p.name != "lock"}
 
 
 def test_more_seeds_and_the_baseline_are_added_to_what_is_there(with_task: Task, classes: Path) -> None:
@@ -364,3 +364,19 @@ def test_the_rule_of_word_overlap_is_written_beside_the_docnames_task(with_task:
     assert "mine: made here" in out
     tune(run)
     assert len(lines(run)) == 2
+
+
+def test_fp16_scales_its_loss_and_ends_where_fp32_does(with_task: Task, classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, real = [], module.optimise
+
+    def optimise(*args: Any, **kwargs: Any) -> Any:
+        given.append(kwargs["scale"])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, "optimise", optimise)
+    for kind in ("fp32", "fp16"):
+        run = with_task("csv", classes, **{"train.precision": kind})
+        tune(run)
+    fp32, fp16 = lines(run)
+    assert given[0] is None and given[1].scale >= 1 and given[1].clean > 0
+    assert fp16["tag"] != fp32["tag"] and fp16["value"] == pytest.approx(fp32["value"], abs=0.1)

@@ -92,9 +92,9 @@ def test_a_layer_wise_optimizer_clips_once_and_the_others_are_clipped_by_the_loo
     bounds: list[float] = []
     real = loop.clip
 
-    def clip(parameters: list[Tensor], bound: float) -> Tensor:
+    def clip(parameters: list[Tensor], bound: float, names: list[str] | None) -> Tensor:
         bounds.append(bound)
-        return real(parameters, bound)
+        return real(parameters, bound, names)
 
     monkeypatch.setattr(loop, "clip", clip)
     for name in OPTIMIZERS:

@@ -88,7 +88,7 @@ def test_a_crash_in_any_phase_does_not_change_the_result(at: int, tiny: Make, un
     assert_same_run(run, undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_writes_a_checkpoint_and_exits_with_its_code(number: signal.Signals, tiny: Make, undisturbed: Run) -> None:
     run = tiny(**{"train.checkpoint_every": 1000})
     work = pretrain.Pretraining(run, Line(io.StringIO()))
@@ -252,7 +252,9 @@ def test_bf16_follows_fp32(tiny: Make, tmp_path: Path) -> None:
     assert fp32 != bf16
 
 
-def test_several_processes_are_refused_instead_of_training_the_same_twice(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_that_do_not_know_each_other_are_refused(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="WORLD_SIZE = 2: this version trains in one process"):
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="WORLD_SIZE = 2: without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; start the processes with torchrun"):
         finish(tiny())

@@ -1,0 +1,281 @@
+"""The same training on many processes: who is there, what is added up between them, and how errors end all of them.
+
+Every process takes its share of a step's micro-batches and the gradients are added, so a step is what one process would do, to rounding.
+A process learns of the others from torchrun's environment; one that is alone opens no connection and adds up nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from overnight import __version__
+from overnight.config import Run, differences, to_tree
+from overnight.errors import ConfigError, UserError
+from overnight.models.bert import BertForPretraining
+
+# How long a process waits for the others: the longest that one may plan an epoch or write a checkpoint while the others do nothing.
+TIMEOUT = timedelta(minutes=30)
+# What a machine may have of its own: where things lie on it, and what none of the others waits for.
+_OWN = (("out",), ("data", "dir"), ("data", "workers"), ("finetune",), ("train", "threads"), ("train", "tensorboard"))
+
+
+@dataclass(frozen=True)
+class World:
+    """Which of how many processes this is, and where it computes."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    """Its number on its machine."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+
+class Elsewhere(UserError):
+    """The same error in the processes that do not print it: without text, with its exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self.exit_code = code
+
+
+def world_size() -> int:
+    """How many processes the launcher started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def device_of(run: Run) -> torch.device:
+    """The device a run trains on in this process.
+
+    Raises:
+        ConfigError: when it asks for a GPU that is not there, or there are more processes than GPUs.
+    """
+    wanted, count = run.train.device, torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cuda" and not count:
+        raise ConfigError("train.device = 'cuda': no GPU is visible to torch; use 'auto' or 'cpu'")
+    if wanted == "cpu" or not count:
+        return torch.device("cpu")
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if world_size() == 1:
+        return torch.device("cuda")
+    if local_rank >= count:
+        raise ConfigError(
+            f"LOCAL_RANK = {local_rank}: only {count} GPUs are visible to torch; start at most {count} processes on a machine"
+        )
+    return torch.device("cuda", local_rank)
+
+
+@contextmanager
+def joined(run: Run) -> Iterator[World]:
+    """Within it, this process is one of those that torchrun started, or alone. A process group that is there already is used.
+
+    Raises:
+        ConfigError: when the launcher did not say which process this is.
+        UserError: when another process was lost on the way.
+    """
+    if world_size() == 1:
+        yield World(device=device_of(run))
+        return
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise ConfigError(f"WORLD_SIZE = {world_size()}: without {', '.join(missing)}; start the processes with torchrun")
+    rank = int(os.environ["RANK"])
+    world = World(rank, world_size(), int(os.environ["LOCAL_RANK"]), device_of(run))
+    ours = not dist.is_initialized()
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+        # Small facts go between the hosts, over gloo, so that exchanging them does not wait for the devices.
+        if ours:
+            dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT, device_id=world.device)
+    elif ours:
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+    try:
+        yield world
+    except RuntimeError as error:
+        if not _lost(error):
+            raise
+        raise UserError(
+            f"process {rank} lost another one, whose own message or torchrun's summary says why; the same command continues"
+        ) from None
+    # Not after an error: leaving may wait for processes that have gone.
+    if ours:
+        dist.destroy_process_group()
+
+
+def _lost(error: RuntimeError) -> bool:
+    # gloo has no error of its own.
+    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
+    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in signs)
+
+
+@contextmanager
+def together(world: World) -> Iterator[None]:
+    """What all processes do, or none has done: an error in one is raised in all, and printed by the first that has it.
+
+    Raises:
+        UserError, OSError: the error of this process.
+        Elsewhere: in its stead, where another process prints it.
+    """
+    error: UserError | OSError | None = None
+    try:
+        yield
+    except (UserError, OSError) as caught:
+        if world.size == 1:
+            raise
+        error = caught
+    if world.size == 1:
+        return
+    codes = torch.zeros(world.size, dtype=torch.int64)
+    codes[world.rank] = 0 if error is None else getattr(error, "exit_code", 1)
+    failed = total(codes, world).nonzero().flatten().tolist()
+    if error is not None and failed[0] == world.rank:
+        raise error
+    if failed:
+        raise Elsewhere(int(codes[failed[0]])) from error
+
+
+def agree(facts: Mapping[str, Any], world: World) -> None:
+    """See that all processes have the same facts, else each would wait for another step of the others, or train something else.
+
+    Args:
+        facts: nested plain values.
+
+    Raises:
+        ConfigError: naming what differs from the first process.
+        Elsewhere: in its stead, where another process prints it.
+    """
+    if world.size == 1:
+        return
+    import json
+
+    mine = torch.tensor(list(json.dumps(facts, sort_keys=True).encode()), dtype=torch.uint8)
+    length = torch.tensor(len(mine))
+    dist.broadcast(length, 0)
+    theirs = mine if world.main else torch.empty(int(length), dtype=torch.uint8)
+    dist.broadcast(theirs, 0)
+    with together(world):
+        if different := list(differences(json.loads(bytes(theirs.tolist())), json.loads(bytes(mine.tolist())))):
+            listed = "\n  ".join(different)
+            raise ConfigError(
+                f"process {world.rank} does not have what process 0 has:\n  {listed}\nStart all with the same recipe, data and version"
+            )
+
+
+def facts_of(run: Run, corpus: str, world: World) -> dict[str, Any]:
+    """What the processes of a run must agree on before they begin.
+
+    Args:
+        corpus: fingerprint of the data.
+    """
+    tree = to_tree(run)
+    for *parents, last in _OWN:
+        node = tree
+        for parent in parents:
+            node = node[parent]
+        del node[last]
+    versions = {"overnight": __version__, "torch": torch.__version__}
+    return {"recipe": tree, "data": corpus, "versions": versions, "device": world.device.type, "processes": world.size}
+
+
+def total(tensor: Tensor, world: World) -> Tensor:
+    """Add up a tensor over the processes, in place."""
+    if world.size > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def totals(numbers: Mapping[str, float], world: World) -> dict[str, float]:
+    """Add up named numbers over the processes, all of which have the same names; waits for no device."""
+    if world.size == 1:
+        return dict(numbers)
+    return dict(zip(numbers, total(torch.tensor(list(numbers.values()), dtype=torch.float64), world).tolist(), strict=True))
+
+
+def greatest(number: int, world: World) -> int:
+    """The greatest of the processes' numbers; waits for no device."""
+    if world.size == 1:
+        return number
+    found = torch.tensor(number)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return int(found)
+
+
+class Losses(nn.Module):
+    """A network whose forward is its losses: what DDP and FSDP2 wrap."""
+
+    def __init__(self, model: BertForPretraining) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return self.model.losses(*args)
+
+
+def spread(model: BertForPretraining, world: World, run: Run) -> Callable[..., tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """The objective of a network on all processes; its backward pass adds the gradients up.
+
+    Args:
+        model: whole and alike on every process; with `train.parallel = fsdp` its parameters become DTensors, cut along their first dimension.
+    """
+    if world.size == 1:
+        return model.losses
+    whole = Losses(model)
+    if run.train.parallel == "ddp":
+        # Without next-sentence prediction its head has no gradient, and DDP would wait for it.
+        unused = not all(phase.nsp for phase in run.phases.values())
+        ddp = nn.parallel.DistributedDataParallel(whole, find_unused_parameters=unused)
+        # A sum, not DDP's mean: each process has divided by the targets of all.
+        ddp.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer()))
+        return ddp
+    # Half a second, which no other verb should pay.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    for part in (*model.encoder.layers, whole):
+        cut = fully_shard(part, mesh=mesh)
+        cut.set_force_sum_reduction_for_comms(True)
+        cut.set_gradient_divide_factor(1.0)
+    return whole
+
+
+def _sum(flat: Tensor) -> torch.futures.Future[Tensor]:
+    work = dist.all_reduce(flat, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+@contextmanager
+def summing(objective: Callable[..., Any], last: bool) -> Iterator[None]:
+    """Within it, forward and backward of a micro-batch; the gradients are added over the processes only in the last of a step."""
+    if hasattr(objective, "set_requires_gradient_sync"):  # FSDP2's
+        objective.set_requires_gradient_sync(last)
+    with objective.no_sync() if hasattr(objective, "no_sync") and not last else nullcontext():  # DDP's
+        yield
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """A whole tensor on the host, also where each process holds a part; then every process must ask."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole.detach().cpu().contiguous()
+
+
+def cut_like(p: Any, tensor: Tensor) -> Tensor:
+    """A copy of a whole tensor on a parameter's device, cut as the parameter is where it has its shape."""
+    if hasattr(p, "placements") and tensor.shape == p.shape:
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(tensor.to(p.device, copy=True), p.device_mesh, p.placements, src_data_rank=None)
+    return tensor.to(p.device, copy=True)

@@ -1,0 +1,62 @@
+"""One process of tests/train/test_parallel.py: `python -m tests.train.parallel_worker RANK WORLD JOBS.json`.
+
+A job is a recipe to pretrain (one for all processes, or a list), and perhaps the process that gets a SIGTERM and in which step.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overnight import config
+from overnight.errors import UserError
+from overnight.train import loop
+from overnight.train.monitor import Line
+from overnight.train.pretrain import pretrain
+
+
+def signal_after(steps: int) -> None:
+    """Send this process a SIGTERM in its optimizer step number `steps`."""
+    real, count = loop.clip_and_step, 0
+
+    def step(*args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        if count == steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args, **kwargs)
+
+    loop.clip_and_step = step
+
+
+def main(rank: int, world: int, jobs: Path) -> None:
+    """Do all jobs; print the exit code and the message of each."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "", "MASTER_PORT": ""}
+    dist.init_process_group("gloo", init_method=f"file://{jobs}.rendezvous", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    step, said = loop.clip_and_step, []
+    for job in json.loads(jobs.read_text()):
+        recipe = job["recipe"] if isinstance(job["recipe"], str) else job["recipe"][rank]
+        if job.get("signal", [None])[0] == rank:
+            signal_after(job["signal"][1])
+        try:
+            pretrain(config.load(recipe), Line(io.StringIO()))
+            said.append([0, ""])
+        except UserError as error:
+            said.append([error.exit_code, str(error)])
+        loop.clip_and_step = step
+    print(json.dumps(said))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,240 @@
+"""The loss scale follows its rule and rounds nothing; fp16 follows fp32; a step that overflows is skipped and nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from overnight.config import Optim, Run
+from overnight.optim.groups import build_optimizer
+from overnight.train import checkpoint, loop, precision, pretrain
+from overnight.train.loop import Step, optimise
+from overnight.train.precision import CEILING, FLOOR, START, LossScale, NotFinite, not_finite, set_products
+from tests.models.sample import pretraining
+from tests.train.test_loop_measures import OPTIMIZERS, settings, work
+from tests.train.test_pretrain import Stop, assert_same_run, finish, metrics
+
+Make = Callable[..., Run]
+CPU = torch.device("cpu")
+
+
+def scales(events: str, **start: Any) -> list[float]:
+    """The scale after each step; `x` is an overflow, `.` none."""
+    scale, found = LossScale(**start), []
+    for event in events:
+        scale.update(finite=event == ".")
+        found.append(scale.scale)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ("....", [8, 8, 16, 16]),  # doubled after three clean steps
+        ("..x.", [8, 8, 4, 4]),  # an overflow halves and the count begins anew
+        ("..x...", [8, 8, 4, 4, 4, 8]),
+        ("...x...", [8, 8, 16, 8, 8, 8, 16]),
+        ("......", [8, 8, 16, 16, 16, 32]),
+        ("xxx", [4, 2, 1]),
+    ],
+)
+def test_it_halves_on_overflow_and_doubles_after_a_window_of_clean_steps(
+    events: str, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "WINDOW", 3)
+    assert scales(events, scale=8.0) == expected
+
+
+def test_the_published_numbers() -> None:
+    assert (LossScale().scale, FLOOR, precision.WINDOW) == (2**32, 1, 1000)
+    assert scales("." * 1000)[-2:] == [START, 2 * START]
+    assert scales("." * 1000, scale=CEILING)[-1] == CEILING
+
+
+def test_an_overflow_at_the_floor_stops() -> None:
+    with pytest.raises(NotFinite, match=r"at its floor of 1, .* train\.precision=bf16"):
+        scales("xx", scale=2.0)
+
+
+@given(st.lists(st.booleans(), max_size=300), st.integers(0, 40))
+def test_it_is_always_a_power_of_two_between_floor_and_ceiling(events: list[bool], power: int) -> None:
+    scale = LossScale(2.0**power)
+    with mock.patch.object(precision, "WINDOW", 2):
+        for finite in events:
+            try:
+                scale.update(finite)
+            except NotFinite:
+                assert scale.scale == FLOOR and not finite
+                break
+            assert math.frexp(scale.scale)[0] == 0.5 and FLOOR <= scale.scale <= CEILING
+
+
+def train(name: str, objective: Callable[..., Any] | None = None, scale: LossScale | None = None, **changes: Any) -> tuple[Any, ...]:
+    model = pretraining(dropout=0.1, attention_dropout=0.1)
+    optimizer = build_optimizer(model, Optim(name=name, lr=0.01))  # type: ignore[arg-type]
+    losses = (lambda *args: objective(model, *args)) if objective else model.losses
+    return model, optimizer, optimise(model, losses, optimizer, work, settings(**changes), scale=scale)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_scaling_rounds_nothing(name: str) -> None:
+    found = []
+    for scale in (None, LossScale(2.0**12)):
+        model, _, steps = train(name, scale=scale, steps=3, measure_every=1, noise_every=1)
+        measured = [(s.tensors.rows(17), s.noise.squares(), float(s.grad_norm), {k: float(v) for k, v in s.losses.items()}) for s in steps]
+        found.append((measured, {name: p.detach().clone() for name, p in model.named_parameters()}))
+    (plain, a), (scaled, b) = found
+    assert plain == scaled
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+class Infinite:
+    """A BERT whose masked-LM loss is infinite at some steps (each of four micro-batches)."""
+
+    def __init__(self, *at: int) -> None:
+        self.at, self.calls = at, 0
+
+    def __call__(self, model: Any, batch: Any, dtype: torch.dtype) -> Any:
+        losses, hits = model.losses(batch, dtype)
+        step, self.calls = self.calls // 4, self.calls + 1
+        return ({**losses, "mlm": losses["mlm"] * math.inf} if step in self.at else losses), hits
+
+
+def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    moments = {name: tensor.clone() for name, tensor in checkpoint.optimizer_tensors(optimizer).items()}
+    return {**{name: p.detach().clone() for name, p in model.named_parameters()}, **moments}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("kind", ["fp16", "fp32"])
+def test_an_overflow_skips_exactly_that_step(name: str, kind: str) -> None:
+    half = kind == "fp16"
+    scale = LossScale(2.0**8) if half else None
+    rest = {"dtype": torch.float16} if half else {"on_nonfinite": "skip"}
+    model, optimizer, steps = train(name, Infinite(2), scale, steps=5, measure_every=1, lr=lambda step: 0.01 / (1 + step), **rest)
+    done: list[Step] = []
+    states = [state(model, optimizer)]
+    for step in steps:
+        done.append(step)
+        states.append(state(model, optimizer))
+    assert [bool(step.skipped) for step in done] == [False, False, True, False, False]
+    assert [same(a, b) for a, b in pairwise(states)] == [False, False, True, False, False]
+    # The optimizer has its own count, and the rate goes by the number of the step.
+    counts = {float(value) for key, value in states[-1].items() if key.endswith("/step")}
+    assert counts in ({4.0}, set())
+    assert [step.lr for step in done] == [0.01 / (1 + t) for t in range(5)]
+    assert "the mlm loss is inf" in done[2].skipped and "the gradient of encoder.layers.0.qkv.weight, " in done[2].skipped
+    assert done[2].tensors is None and done[3].tensors is not None
+    assert scale is None or (scale.scale, scale.clean) == (2.0**7, 2)
+
+
+def test_it_stops_after_twenty_skipped_steps_in_a_row() -> None:
+    bad = [3, *range(5, 40)]
+    _, _, steps = train("lamb", Infinite(*bad), steps=40, on_nonfinite="skip")
+    with pytest.raises(NotFinite, match=r"step 25: the mlm loss is inf.*20 steps in a row"):
+        list(steps)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_stop_names_step_loss_and_tensors_and_leaves_all_as_it_was(name: str) -> None:
+    model, optimizer, steps = train(name, Infinite(1), steps=3)
+    next(steps)
+    before = state(model, optimizer)
+    with pytest.raises(
+        NotFinite, match=r"step 2: the mlm loss is inf; the gradient of encoder\.layers\.0\.qkv\.weight, .* and 41 more is not finite"
+    ):
+        next(steps)
+    assert same(before, state(model, optimizer))
+
+
+def test_only_the_tensors_that_are_not_finite_are_named() -> None:
+    def one(model: Any, batch: Any, dtype: torch.dtype) -> Any:
+        losses, hits = model.losses(batch, dtype)
+        return {**losses, "nsp": losses["nsp"] + (model.pooler.bias * 1e38).sum() * 1e38 - (model.pooler.bias * 1e38).sum() * 1e38}, hits
+
+    for name in ("lamb", "adamw"):
+        _, _, steps = train(name, one, steps=1)
+        with pytest.raises(NotFinite, match=r"the gradient of pooler\.bias is not finite"):
+            list(steps)
+    assert not_finite([("a", torch.ones(2)), ("b", torch.tensor([1.0, math.nan])), ("c", torch.tensor([-math.inf]))]) == ["b", "c"]
+
+
+def test_tf32_is_asked_of_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    set_products("tf32", CPU)
+    assert asked == []
+    for kind in ("tf32", "fp32", "bf16"):
+        set_products(kind, torch.device("cuda"))
+    assert asked == ["high", "highest", "highest"]
+
+
+@pytest.fixture
+def low_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A start at which the tiny run overflows once or twice, not fifteen times."""
+    monkeypatch.setattr(pretrain, "START", 2.0**20)
+    yield
+
+
+@pytest.mark.usefixtures("low_start")
+def test_fp16_follows_fp32_over_60_steps(tiny: Make, tmp_path: Any) -> None:
+    kinds = ("fp32", "fp16", "tf32")
+    runs = {kind: tiny(**{"train.precision": kind, "phases.short.steps": 60}, out=str(tmp_path / kind)) for kind in kinds}
+    for run in runs.values():
+        finish(run)
+    held = {kind: [line["mlm_loss"] for line in metrics(run) if line["kind"] == "eval"] for kind, run in runs.items()}
+    assert held["fp32"][0] > held["fp32"][19] + 0.2
+    assert held["fp16"] != held["fp32"] and held["fp16"] == pytest.approx(held["fp32"], rel=0.01)
+    assert held["tf32"] == held["fp32"]  # on a CPU
+    lines = [line for line in metrics(runs["fp16"]) if line["kind"] == "train"]
+    assert 0 < lines[-1]["skipped"] < 6 and lines[-1]["loss_scale"] == 2.0 ** (20 - lines[-1]["skipped"])
+    assert not any("loss_scale" in line or "skipped" in line for line in metrics(runs["fp32"]))
+
+
+@pytest.mark.usefixtures("low_start")
+@pytest.mark.parametrize("at", [1, 3, 8])
+def test_fp16_resumes_bit_by_bit_with_its_scale(at: int, tiny: Make, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "WINDOW", 3)
+    whole, cut = (tiny(**{"train.precision": "fp16"}, out=str(tmp_path / name)) for name in ("whole", "cut"))
+    finish(whole)
+    used = {line["loss_scale"] for line in metrics(whole) if line["kind"] == "train"}
+    assert len(used) > 1, "the scale never changed"
+    real, count = loop.clip_and_step, 0
+
+    def crash(*args: Any) -> Tensor:
+        nonlocal count
+        count += 1
+        if count == at + 1:
+            raise Stop
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "clip_and_step", crash)
+        with pytest.raises(Stop):
+            finish(cut)
+    finish(cut)
+    assert_same_run(whole, cut)
+    ends = [checkpoint.read(run.run_dir / "checkpoints" / "step-0000010")[0] for run in (whole, cut)]
+    (a, b) = ((end.loss_scale, end.clean_steps, end.skipped) for end in ends)
+    assert a == b
+
+
+def test_fp16_starts_high_and_finds_its_scale(tiny: Make) -> None:
+    # The first steps are all skipped, so the first checkpoints are of an optimizer without state.
+    run = tiny(**{"train.precision": "fp16", "phases.short.steps": 30})
+    finish(run)
+    last = [line for line in metrics(run) if line["kind"] == "train"][-1]
+    assert 8 <= last["skipped"] <= 25 and last["loss_scale"] == START / 2 ** last["skipped"]
