@@ -256,5 +256,7 @@ def test_several_processes_that_do_not_know_each_other_are_refused(tiny: Make, m
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match="WORLD_SIZE = 2: without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; start the processes with torchrun"):
+    with pytest.raises(
+        ConfigError, match="WORLD_SIZE = 2: without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; start the processes with torchrun"
+    ):
         finish(tiny())
