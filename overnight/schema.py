@@ -123,9 +123,9 @@ class Optim:
     lr: float = 1e-3
     """Peak learning rate, for the global batch unless `scaling` says for which; never scaled by the number of GPUs."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """LAMB, LANS, AdamW: decay of the first and second moment (each 0 to 1)."""
+    """LAMB, LANS, AdamW (also beside Muon): decay of the first and second moment (each 0 to 1)."""
     eps: float = 1e-6
-    """LAMB, LANS, AdamW: added to the root of the second moment."""
+    """LAMB, LANS, AdamW (also beside Muon): added to the root of the second moment."""
     weight_decay: float = 0.01
     """Decay, decoupled but for LARS, where it is part of the gradient; biases and norm parameters have none."""
     max_grad_norm: float = 1.0

@@ -11,7 +11,7 @@ VOCABULARY = 30522
 
 MODELS = {
     "bert-mini": Model(layers=4, width=256, heads=4),
-    "bert-24m": Model(layers=12, width=312, heads=12),
+    "bert-24m": Model(layers=16, width=282, heads=6),
     "bert-base": Model(),
     "bert-large": Model(layers=24, width=1024, heads=16),
     "bert-tiny": Model(layers=2, width=64, heads=2),

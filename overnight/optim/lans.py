@@ -13,31 +13,15 @@ For each tensor x with gradient g, at its t-th step (g̃ = g where |g| = 0):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from overnight.optim import native
-from overnight.optim.lamb import Lamb, decay
+from overnight.optim.lamb import Lamb, Scalars, decay
 from overnight.optim.layerwise import Layerwise, Params
 from overnight.optim.lists import Tensors, ratio
-
-
-class Scalars(NamedTuple):
-    """The numbers of a step: for each tensor (n), or one for all."""
-
-    new1: Any
-    """1−β1, and 0 for a tensor that is left alone."""
-    new2: Any
-    """1−β2, and 0 for a tensor that is left alone."""
-    correct1: Any
-    """1 / (1−β1^t)."""
-    correct2: Any
-    """1 / (1−β2^t)."""
-    lr: Any
-    scale: Any
-    """Of the gradient: 1/|g|, and the sign."""
 
 
 def lans(x: Tensors, g: Tensors, m: Tensors, v: Tensors, s: Scalars, group: Mapping[str, Any]) -> tuple[Tensors, Tensors]:
@@ -126,7 +110,7 @@ class Lans(Layerwise):
         )
 
     def scalars(self, group: dict[str, Any], t: Tensor, live: Tensor, norms: Tensor, scale: Any, x_norms: Callable[[], Tensor]) -> Scalars:
-        """The numbers of a step; arguments as in :meth:`Lamb.scalars`."""
+        """The numbers of a step, as LAMB's, but `scale` also divides by |g|; arguments as in :meth:`Lamb.scalars`."""
         beta1, beta2 = group["betas"]
         new1, correct1 = decay(beta1, t, live)
         new2, correct2 = decay(beta2, t, live)

@@ -249,7 +249,7 @@ class Layerwise(torch.optim.Optimizer):
         copies = [local(p) for p in batch.params if p.dtype != xs[0].dtype]
         return kernels.step(type(self).directions.__name__, batch, xs, copies, moments, scalars, type(self).rates)
 
-    # The equations. Each optimizer has its own, for tensors and for lists of them; native.c and kernels.py have them again.
+    # The equations, which each optimizer has to give; native.c and kernels.py have them again.
 
     def scalars(self, group: dict[str, Any], t: Tensor, live: Tensor, norms: Tensor, scale: Any, x_norms: Callable[[], Tensor]) -> Any:
         """The numbers of a step: a named tuple of (n) or of one for all, with `scale`."""

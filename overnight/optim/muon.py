@@ -32,6 +32,9 @@ class Muon(torch.optim.Optimizer):
         ValueError: naming the setting or the tensor.
     """
 
+    # Of the class, so that a copy of the optimizer, which torch makes without it, makes its own.
+    _parts: tuple[torch.optim.Optimizer, torch.optim.Optimizer] | None = None
+
     def __init__(
         self,
         params: Params,
@@ -42,7 +45,6 @@ class Muon(torch.optim.Optimizer):
         eps: float = 1e-8,
         muon: bool = True,
     ) -> None:
-        self._parts: tuple[torch.optim.Optimizer, torch.optim.Optimizer] | None = None
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "betas": betas, "eps": eps, "muon": muon}
         super().__init__(params, defaults)  # type: ignore[arg-type]
 

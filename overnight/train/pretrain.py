@@ -175,7 +175,9 @@ class Pretraining:
             for problem in problems:
                 self.line.say(f"falling back to an older checkpoint: {problem}")
                 metrics.write("event", what="checkpoint fell back", message=problem, global_step=progress.global_step)
-            if progress.phase and not self.finished(progress):
+            if self.finished(progress):
+                self.line.say(f"all phases are done; the newest checkpoint is {checkpoint.newest(self.checkpoints)}")
+            elif progress.phase:
                 self.line.say(f"continuing at step {progress.step} of phase {progress.phase}")
                 metrics.write("event", what="resumed", global_step=progress.global_step, seconds=progress.seconds)
             first = names.index(progress.phase) if progress.phase else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -140,6 +141,16 @@ def test_muon_equals_torchs_two_optimizers_also_after_loading_its_state() -> Non
         fresh.load_state_dict(optimizer.state_dict())
         optimizer = fresh
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_a_deep_copy_of_muon_goes_on_like_the_original() -> None:
+    module = small()
+    optimizer = build_optimizer(module, Optim(name="muon", lr=3e-3))
+    train(module, optimizer, 2)
+    other, twin = copy.deepcopy((optimizer, module))
+    train(module, optimizer, 2)
+    train(twin, other, 2)
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), twin.parameters(), strict=True))
 
 
 def test_muon_refuses_what_is_no_matrix_and_settings_out_of_range() -> None:
