@@ -21,7 +21,8 @@ def run_everything(run: Run) -> None:
     for name, spec in run.finetune.items():
         if spec.path and not environment_path(spec.path, f"finetune.{name}.path").exists():
             raise ConfigError(f"finetune.{name}.path = {spec.path!r}: does not exist; name the folder or file with the task's data")
-    from overnight.train.pretrain import check_folder, claim_folder, pretrain
+    from overnight.train.folder import check_folder, claim_folder
+    from overnight.train.pretrain import pretrain
 
     check_folder(run)
     line, start = Line(), time.perf_counter()

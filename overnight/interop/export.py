@@ -13,7 +13,7 @@ from overnight.corpus.shards import load_manifest
 from overnight.errors import DataError
 from overnight.interop.huggingface import export
 from overnight.train import checkpoint
-from overnight.train.pretrain import same_corpus
+from overnight.train.folder import same_corpus
 
 
 def export_run(run: Run, out: Path, task: str | None = None) -> None:

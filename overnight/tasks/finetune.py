@@ -32,11 +32,12 @@ from overnight.tasks import metrics, spans
 from overnight.tasks.encode import encode_rows
 from overnight.tasks.rows import Row
 from overnight.train import checkpoint
+from overnight.train.folder import same_corpus
 from overnight.train.lock import hold
 from overnight.train.loop import Settings, optimise
 from overnight.train.monitor import Line, duration
 from overnight.train.precision import DTYPES, LossScale
-from overnight.train.pretrain import same_corpus, set_up_machine
+from overnight.train.pretrain import set_up_machine
 
 # Sub-streams of a task's seed.
 _INIT, _ORDER, _DROPOUT = 1, 2, 3

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import os
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from overnight import config
 from overnight.batches.loader import Samples
 from overnight.batches.order import key
-from overnight.batches.size import batch_size, micro_batch, sequences_before
+from overnight.batches.size import micro_batch
 from overnight.config import Phase, Run
-from overnight.corpus.files import write_json, write_whole
-from overnight.corpus.shards import Manifest, Shard, load_manifest, open_shards
+from overnight.corpus.files import write_json
+from overnight.corpus.shards import Shard, load_manifest, open_shards
 from overnight.corpus.tokenizer import Vocabulary, load_vocabulary
 from overnight.environment import environment
 from overnight.errors import ConfigError, DataError
 from overnight.models.bert import BertForPretraining
-from overnight.optim.groups import build_optimizer, group_lines
-from overnight.optim.noise import NoiseScale, follow, noise_text
-from overnight.optim.schedules import learning_rate, peak_lr
+from overnight.optim.groups import build_optimizer
 from overnight.train import checkpoint
 from overnight.train.checkpoint import Progress
-from overnight.train.lock import Heartbeat, hold
-from overnight.train.loop import Settings, Step, due, evaluate, optimise
-from overnight.train.monitor import Line, Metrics, Speed, progress_text
-from overnight.train.parallel import Elsewhere, World, agree, device_of, facts_of, greatest, joined, spread, together
-from overnight.train.precision import DTYPES, START, LossScale, NotFinite, listed, losses_text, not_finite, set_products
-from overnight.train.signals import Interrupted, Signals, catch_signals
+from overnight.train.folder import check_folder, claim_folder, same_corpus
+from overnight.train.lock import hold
+from overnight.train.monitor import Line, Metrics
+from overnight.train.parallel import Elsewhere, World, agree, device_of, facts_of, joined, spread, together
+from overnight.train.phase import PhaseTraining, Work
+from overnight.train.precision import NotFinite, set_products
+from overnight.train.signals import Interrupted, catch_signals
 
 _TRAIN, _HELD_OUT = 0, 1
 
@@ -51,19 +47,6 @@ def new_model(run: Run, vocabulary: Vocabulary, device: torch.device) -> BertFor
     return BertForPretraining(run.model, vocabulary.size).to(device)
 
 
-def same_corpus(progress: Progress, manifest: Manifest, run: Run) -> None:
-    """See that a checkpoint was trained on the data that lies in the run's data folder now.
-
-    Raises:
-        DataError: when the data was prepared anew since.
-    """
-    if progress.corpus not in ("", manifest.fingerprint()):
-        raise DataError(
-            f"{run.data_dir} was prepared anew since the checkpoints in {run.run_dir} were written: this run cannot go on with other data; "
-            "give it a new folder (--out=...)"
-        )
-
-
 def check_batches(run: Run, processes: int = 1) -> None:
     """See that every batch can be cut for the processes, and that noise, if it is asked for, can be seen between micro-batches.
 
@@ -79,29 +62,6 @@ def check_batches(run: Run, processes: int = 1) -> None:
                 f"train.noise_every = {run.train.noise_every}: noise is seen between micro-batches, and phase {name} takes its batch of "
                 f"{phase.global_batch} sequences as one; set phases.{name}.micro_batch below {phase.global_batch}"
             )
-
-
-def check_folder(run: Run) -> None:
-    """See that the run folder is new or holds this run.
-
-    Raises:
-        ConfigError: when it belongs to another recipe, naming the fields that differ.
-    """
-    import yaml
-
-    path = run.run_dir / "run.yaml"
-    if path.exists():
-        theirs = config.build(yaml.safe_load(path.read_text(encoding="utf-8")))
-        different = list(config.differences(config.identity(theirs), config.identity(run)))
-        if different:
-            listed = "\n  ".join(different)
-            raise ConfigError(f"{run.run_dir} holds another run:\n  {listed}\nGive this one its own folder (--out=...) or delete that one")
-
-
-def claim_folder(run: Run) -> None:
-    """Make the run folder, unless it holds another run, and write `run.yaml` with the settings as they are now."""
-    check_folder(run)
-    write_whole(run.run_dir / "run.yaml", [config.save(run).encode()])
 
 
 class Pretraining:
@@ -135,21 +95,6 @@ class Pretraining:
         stream = (self.run.seed, number, _HELD_OUT if split == "valid" else _TRAIN)
         return Samples(shards, self.vocabulary, phase, stream, self.run.run_dir / "plans")
 
-    def settings(self, phase: Phase, number: int) -> Settings:
-        """What the loop needs to know of a phase."""
-        return Settings(
-            steps=phase.steps,
-            lr=lambda step: learning_rate(phase, step),
-            max_grad_norm=phase.optim.max_grad_norm,
-            dtype=DTYPES[self.run.train.precision],
-            device=self.device,
-            seed=(self.run.seed, number),
-            measure_every=self.run.train.telemetry_every,
-            noise_every=self.run.train.noise_every,
-            on_nonfinite=self.run.train.on_nonfinite,
-            world=self.world,
-        )
-
     def go(self) -> None:
         """Train every phase to its end, from the newest checkpoint.
 
@@ -180,6 +125,9 @@ class Pretraining:
             elif progress.phase:
                 self.line.say(f"continuing at step {progress.step} of phase {progress.phase}")
                 metrics.write("event", what="resumed", global_step=progress.global_step, seconds=progress.seconds)
+            work = Work(
+                self.run, self.model, self.objective, self.world, self.samples, progress, self.checkpoints, metrics, self.line, signals
+            )
             first = names.index(progress.phase) if progress.phase else 0
             for number, name in enumerate(names[first:], first):
                 phase = self.run.phases[name]
@@ -193,7 +141,7 @@ class Pretraining:
                     metrics.write("phase", phase=name, event="start", global_step=progress.global_step, seconds=progress.seconds)
                 if progress.step < phase.steps:
                     try:
-                        self._phase(number, name, optimizer, progress, metrics, signals)
+                        PhaseTraining(work, number, optimizer).train()
                     except NotFinite as error:
                         metrics.write("event", what="not finite", message=str(error), phase=name, global_step=progress.global_step)
                         raise NotFinite(f"phase {name}, {error}.\n{self._way_back()}") from None
@@ -204,135 +152,10 @@ class Pretraining:
         name = list(self.run.phases)[-1]
         return progress.phase == name and progress.step >= self.run.phases[name].steps
 
-    def _phase(
-        self, number: int, name: str, optimizer: torch.optim.Optimizer, progress: Progress, metrics: Metrics, signals: Signals
-    ) -> None:
-        phase, train, world = self.run.phases[name], self.run.train, self.world
-        samples, valid = (self.samples(phase, number, split) for split in ("train", "valid"))
-        with together(world):
-            if world.main:  # The others find its plans of the first epoch in the folder.
-                samples.epoch_size(), valid.epoch_size()
-        held_out = valid.held_out(train.eval_sequences)
-        settings = self.settings(phase, number)
-        # Fill the stream up to a multiple of 1/64 of its full size: a compiled model wants few shapes, and so does oneDNN, which
-        # keeps a kernel for each (a GB after 250 steps of ever new sizes).
-        grain = max(64, micro_batch(phase, phase.steps, world.size) * phase.length // 64)
-        self.line.say(self._announce(name, phase, samples))
-        for text in group_lines(optimizer.param_groups):
-            self.line.say(f"  {text}")
-        speed, heartbeat = Speed(self.run, number, progress, world), Heartbeat(self.run.run_dir)
-        scale = LossScale(progress.loss_scale or START, progress.clean_steps) if train.precision == "fp16" else None
-        work = partial(samples.step, rank=world.rank, world=world.size, grain=grain)
-        for done in optimise(self.model, self.objective, optimizer, work, settings, progress.step, scale):
-            last = done.step == phase.steps
-            logs, evaluates, saves = (last or due(done.step - 1, n) for n in (train.log_every, train.eval_every, train.checkpoint_every))
-            speed.note(done, progress, wait=logs or evaluates or saves)
-            received = greatest(signals.received or 0, world)
-            if world.main:
-                heartbeat.beat(name, done.step)
-            self._note_scale(done, scale, progress, metrics)
-            if logs or evaluates or saves or received:
-                self._see_finite(done, bool(saves or received))
-            self._measures(done, progress, metrics)
-            if logs:
-                values = self._log(done, progress, metrics, speed, phase)
-                self.line.show(progress_text(progress, phase.steps, values, *speed.left(progress)), final=last)
-            if evaluates:
-                held = evaluate(self.model, self.objective, held_out, settings)
-                metrics.write(
-                    "eval", phase=name, step=done.step, global_step=progress.global_step, seconds=round(progress.seconds, 3), **held
-                )
-                self.line.say(
-                    f"{name} {done.step}/{phase.steps}  held out: " + "  ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in held.items())
-                )
-                if "run" in progress.noise:
-                    self.line.say(noise_text(NoiseScale(*progress.noise["run"]).value, done.sequences))
-                speed.pause()
-            if last:
-                metrics.write("phase", phase=name, event="end", global_step=progress.global_step, seconds=round(progress.seconds, 3))
-            if saves or received:
-                speed.read(progress)
-                progress.metrics_bytes = metrics.size()
-                checkpoint.save(self.checkpoints, self.model, optimizer, progress, train.keep, world)
-                speed.pause()
-            if received:
-                raise Interrupted(received, f"step {done.step} of phase {name}")
-
-    def _log(self, done: Step, progress: Progress, metrics: Metrics, speed: Speed, phase: Phase) -> dict[str, float]:
-        means = {name: total / count for name, (total, count) in progress.running.items()}
-        progress.running = {}
-        rate = speed.rate(phase)
-        norm = float(done.grad_norm)
-        if not means:  # Every step since the last line was skipped, with a loss that is no number.
-            return {"lr": done.lr, "grad": norm}
-        metrics.write(
-            "train",
-            phase=progress.phase,
-            step=done.step,
-            global_step=progress.global_step,
-            seconds=round(progress.seconds, 3),
-            loss=sum(means.values()),
-            **{f"{name}_loss": value for name, value in means.items()},
-            lr=done.lr,
-            **({"batch": done.sequences} if phase.batch_warmup.start else {}),
-            grad_norm=norm if math.isfinite(norm) else None,
-            **({"loss_scale": progress.loss_scale} if progress.loss_scale else {}),
-            **({"skipped": progress.skipped} if progress.loss_scale or progress.skipped else {}),
-            tokens=progress.tokens,
-            sequences=progress.sequences,
-            **{name: round(value, 1) for name, value in rate.items()},
-        )
-        return {"loss": sum(means.values()), "lr": done.lr, "grad": norm}
-
-    def _note_scale(self, done: Step, scale: LossScale | None, progress: Progress, metrics: Metrics) -> None:
-        """Keep the loss scale for the next checkpoint, and tell of a step that was skipped."""
-        if scale:
-            progress.loss_scale, progress.clean_steps = scale.scale, scale.clean
-        if done.skipped:
-            then = f"; the loss scale is now {scale.scale:g}" if scale else ""
-            message = f"step {done.step} skipped: {done.skipped}{then}"
-            self.line.say(message)
-            metrics.write("event", what="skipped", message=message, phase=progress.phase, global_step=progress.global_step)
-
-    def _see_finite(self, done: Step, saves: bool) -> None:
-        """See that what goes into metrics, and above all into a checkpoint, is finite: the loop does not look at every step of a GPU.
-
-        Raises:
-            NotFinite: naming the weights that are not.
-        """
-        broken = not done.skipped and not math.isfinite(float(done.grad_norm))
-        bad = not_finite(self.model.named_parameters()) if saves or broken else []
-        if bad or broken:
-            weights = f"the weights of {listed(bad)} are not finite" if bad else "the weights are still finite, their gradient is not"
-            raise NotFinite(f"step {done.step}, or one since the last line of metrics: {losses_text(done.losses, self.world)}; {weights}")
-
     def _way_back(self) -> str:
         newest = checkpoint.newest(self.checkpoints)
         good = f"The last good checkpoint is {newest}, and" if newest else "There is no checkpoint yet, and"
         return f"{good} the same command goes on from there"
-
-    def _measures(self, done: Step, progress: Progress, metrics: Metrics) -> None:
-        """Write what the loop measured at this step, if it did."""
-        seconds = round(progress.seconds, 3)
-        where = {"phase": progress.phase, "step": done.step, "global_step": progress.global_step, "seconds": seconds}
-        if done.tensors:
-            rows = done.tensors.rows()
-            metrics.write("tensors", **where, tensors={name: rows[name] for name, _ in self.model.named_parameters() if name in rows})
-        if done.noise:
-            metrics.write("noise", **where, batch=done.sequences, groups=follow(progress.noise, done.noise))
-
-    def _announce(self, name: str, phase: Phase, samples: Samples) -> str:
-        size = samples.epoch_size()
-        micro, processes = micro_batch(phase, phase.steps, self.world.size), self.world.size
-        accumulation = phase.global_batch // micro // processes
-        cut = f"{micro} x {accumulation}" if accumulation > 1 else f"{micro}"
-        cut += f" in each of {processes} processes" if processes > 1 else ""
-        growing = f"{batch_size(phase, 0)} to " if phase.batch_warmup.start else ""
-        return (
-            f"phase {name}: {phase.steps} steps of {growing}{phase.global_batch} sequences ({cut}) up to {phase.length} tokens, "
-            f"{sequences_before(phase, phase.steps) / size:.2f} epochs of {size:,} examples, {phase.optim.name} at {peak_lr(phase):g}, "
-            f"{self.run.train.precision} on {self.device}"
-        )
 
 
 def pretrain(run: Run, line: Line | None = None) -> Path:

@@ -15,8 +15,9 @@ from overnight.batches.size import batch_size, sequences_before
 from overnight.config import Run
 from overnight.train import checkpoint
 from overnight.train.checkpoint import Progress
+from overnight.train.folder import claim_folder
 from overnight.train.monitor import Line, Speed
-from overnight.train.pretrain import Pretraining, claim_folder, pretrain
+from overnight.train.pretrain import Pretraining, pretrain
 
 Make = Callable[..., Run]
 GROWING = {

@@ -24,6 +24,7 @@ from overnight.errors import UserError
 from overnight.report.summary import summary_text
 from overnight.tasks.finetune import finetune
 from overnight.train import checkpoint, lock, loop, pretrain
+from overnight.train.folder import claim_folder
 from overnight.train.lock import Heartbeat, hold
 from overnight.train.monitor import Line
 from overnight.train.precision import NotFinite
@@ -123,7 +124,7 @@ def test_weights_that_a_step_itself_made_infinite_are_not_saved(tiny: Make, monk
 def test_a_skipped_step_is_told_and_counted_and_the_metrics_stay_json(tiny: Make) -> None:
     run, told = tiny(**{"train.on_nonfinite": "skip"}), io.StringIO()
     work = pretrain.Pretraining(run, Line(told))
-    pretrain.claim_folder(run)
+    claim_folder(run)
     calls = 0
 
     def losses(batch: Any, dtype: torch.dtype) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from overnight.config import Optim, Run
 from overnight.optim.groups import build_optimizer
-from overnight.train import checkpoint, loop, precision, pretrain
+from overnight.train import checkpoint, loop, phase, precision
 from overnight.train.loop import Step, optimise
 from overnight.train.precision import CEILING, FLOOR, START, LossScale, NotFinite, not_finite, set_products
 from tests.models.sample import pretraining
@@ -185,7 +185,7 @@ def test_tf32_is_asked_of_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def low_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A start at which the tiny run overflows once or twice, not fifteen times."""
-    monkeypatch.setattr(pretrain, "START", 2.0**20)
+    monkeypatch.setattr(phase, "START", 2.0**20)
     yield
 
 

@@ -23,7 +23,7 @@ from overnight.config import Run
 from overnight.errors import ConfigError, DataError
 from overnight.train import checkpoint, loop, pretrain
 from overnight.train.monitor import Line
-from overnight.train.pretrain import Interrupted
+from overnight.train.signals import Interrupted
 
 Make = Callable[..., Run]
 
