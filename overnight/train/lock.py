@@ -10,37 +10,55 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from overnight.corpus.files import write_json
 from overnight.errors import UserError
 
 # Seconds between heartbeats at least.
 _BEAT_EVERY = 10.0
+# Seconds that a job which was started again waits for the lock, because a process of its last start may still be ending on another machine.
+_PATIENCE = 60.0
 
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
     """Within it, this process alone writes a run folder, which is made if absent.
 
-    The lock is `flock` on `folder/lock`: it ends with the process, also after `kill -9`, and leaves nothing to clear away.
+    The lock is `flock` on `folder/lock`: it ends with the process, also after `kill -9`, and leaves nothing to clear away. A job that its
+    launcher or scheduler has started again waits up to a minute for it.
 
     Raises:
         UserError: when another process holds it, naming its number and host.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + (_PATIENCE if _started_again() else 0.0)
     with (folder / "lock").open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise UserError(
-                f"{folder} is being written by another job, {_holder(file.read())}; wait until it ends, stop it, "
-                "or give this run its own folder (--out=...)"
-            ) from None
+        while not _locked(file):
+            if time.monotonic() >= deadline:
+                file.seek(0)
+                raise UserError(
+                    f"{folder} is being written by another job, {_holder(file.read())}; wait until it ends, stop it, "
+                    "or give this run its own folder (--out=...)"
+                )
+            time.sleep(0.1)
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
         file.flush()
         yield
+
+
+def _locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _started_again() -> bool:
+    # torch's elastic agent and Slurm count the starts.
+    return any(os.environ.get(name, "0") not in ("", "0") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
 
 
 def _holder(text: str) -> str:
