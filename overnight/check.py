@@ -36,9 +36,9 @@ def check(run: Run) -> Iterator[str]:
     d, m, t = run.data, run.model, run.train
     yield from _positive("data", d, "vocab_size")
     yield from _positive("model", m, "layers", "width", "heads", "max_length")
-    yield from _positive("train", t, "log_every", "checkpoint_every", "keep", "eval_sequences")
+    yield from _positive("train", t, "log_every", "checkpoint_every", "keep", "eval_sequences", "spike")
     yield from _natural("data", d, "min_chars", "max_bad_lines", "workers")
-    yield from _natural("train", t, "threads", "eval_every", "telemetry_every", "noise_every")
+    yield from _natural("train", t, "threads", "eval_every", "keep_every", "telemetry_every", "noise_every", "checksum_every")
     for name in ("dropout", "attention_dropout"):
         if not 0 <= getattr(m, name) < 1:
             yield f"model.{name} = {getattr(m, name)}: must be 0 or more and below 1"
@@ -66,6 +66,8 @@ def check(run: Run) -> Iterator[str]:
         yield from _phase_problems(f"phases.{name}", phase, m)
         if t.parallel == "fsdp" and phase.optim.name == "muon":
             yield f"train.parallel = fsdp: Muon needs whole matrices (phases.{name}.optim.name = muon); set it to ddp"
+    if t.parallel == "fsdp" and t.offload:
+        yield "train.offload = true: works with train.parallel = ddp only; fsdp already cuts the optimizer's state among the processes"
     for (before, a), (name, b) in pairwise(run.phases.items()):
         # The moments of AdamW and LAMB are the same; LANS' are of normalised gradients.
         if b.optim.start == "keep" and a.optim.name != b.optim.name and {a.optim.name, b.optim.name} != {"adamw", "lamb"}:
@@ -101,7 +103,8 @@ def _vocab_problems(data: Data) -> Iterator[str]:
 
 
 def _phase_problems(key: str, phase: Phase, model: Model) -> Iterator[str]:
-    yield from _positive(key, phase, "steps", "global_batch", "micro_batch", "max_predictions")
+    yield from _positive(key, phase, "steps", "global_batch", "max_predictions")
+    yield from _natural(key, phase, "micro_batch")
     yield from _share(key, phase, "short_fraction", "mask_rate")
     if not 8 <= phase.length <= model.max_length:
         yield f"{key}.length = {phase.length}: must be 8 to model.max_length = {model.max_length}"

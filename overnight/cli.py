@@ -18,7 +18,22 @@ from overnight.errors import ConfigError, UserError
 if TYPE_CHECKING:
     from overnight.config import Run
 
-BENCHMARKS = ("train", "optim", "gpu")
+BENCHMARKS = ("train", "loop", "optim", "scaling", "gpu")
+
+# Options of `overnight launch`: metavar (None: a switch), type, and what they say.
+LAUNCH: dict[str, tuple[str | None, type, str]] = {
+    "nodes": ("N", str, "machines, or MIN:MAX when they come and go (default: 1)"),
+    "processes": ("P", int, "processes on each machine (default: one for each GPU, or 1)"),
+    "rendezvous": ("HOST:PORT", str, "where several machines meet: a free port of one of them"),
+    "restarts": ("R", int, "how often to start again after a process was lost (default: 0)"),
+    "signal-before": ("SECONDS", int, "time from a signal to the end, for a step and a checkpoint (default: 300)"),
+    "slurm": (None, bool, "print a script for sbatch instead of starting"),
+    "submit": (None, bool, "give the script to sbatch"),
+    "time": ("LIMIT", str, "of the job, as Slurm writes it (default: 12:00:00)"),
+    "partition": ("NAME", str, "Slurm's"),
+    "account": ("NAME", str, "Slurm's"),
+    "cpus": ("C", int, "cores of each machine that Slurm is to give"),
+}
 
 
 class Terminated(BaseException):
@@ -71,7 +86,10 @@ def _said_once() -> Iterator[None]:
 
 
 def _refuse_processes(verb: str) -> None:
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"WORLD_SIZE = {text!r}: must be the number of processes, as torchrun sets it; unset it to start one")
+    processes = int(text)
     if processes > 1 and verb != "pretrain":
         raise ConfigError(
             f"WORLD_SIZE = {processes}: `overnight {verb}` works in one process, only `pretrain` in many; start it without torchrun"
@@ -115,6 +133,12 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     add("run", _run, "everything in order: prepare, pretrain, fine-tune, export, report; run again to continue", recipe=True)
     add("prepare", _prepare, "raw text to token shards", recipe=True)
     add("pretrain", _pretrain, "pretrain the phases of a recipe; run again to continue", recipe=True)
+    verb = add("launch", _launch, "pretrain with a process for each GPU, on one machine or many, or as a job of Slurm", recipe=True)
+    for name, (metavar, kind, text) in LAUNCH.items():
+        if metavar is None:
+            verb.add_argument(f"--{name}", action="store_true", help=text)
+        else:
+            verb.add_argument(f"--{name}", metavar=metavar, type=kind, help=text)
     verb = add("plan", _plan, "what a recipe will do: parameters and their groups, learning rate and batch over all phases", recipe=True)
     verb.add_argument("--tensors", action="store_true")
     verb.add_argument("--json", action="store_true")
@@ -176,11 +200,14 @@ def _overrides(rest: list[str]) -> list[str]:
 def _recipe_help(verb: str) -> None:
     from overnight.config import describe, recipes
 
-    own = " [--tensors] [--json]" if verb == "plan" else ""
+    own = {"plan": " [--tensors] [--json]", "launch": " [options]"}.get(verb, "")
     lines = [f"usage: overnight {verb} RECIPE [--print_config]{own} [--key=value ...]", ""]
     lines += [f"RECIPE is a YAML file or one of: {', '.join(recipes())}", ""]
     if verb == "plan":
         lines += ["  --tensors   also list every tensor with its shape and group", "  --json      one JSON object instead of text", ""]
+    if verb == "launch":
+        shown = {name if metavar is None else f"{name}={metavar}": text for name, (metavar, _, text) in LAUNCH.items()}
+        lines += [*(f"  --{name:22} {text}" for name, text in shown.items()), ""]
     lines += ["keys of a recipe:"]
     for name, kind, default, text in describe():
         lines += [f"  --{name}={kind}", f"      {text} (default: {default})"]
@@ -224,6 +251,14 @@ def _pretrain(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.train.pretrain import pretrain
 
     pretrain(run)
+
+
+def _launch(options: argparse.Namespace, overrides: list[str]) -> int:
+    run = _load(options, overrides)
+    from overnight.launch import Job, launch
+
+    said = {name.replace("-", "_"): getattr(options, name.replace("-", "_")) for name in LAUNCH}
+    return launch(run, Job(options.recipe, overrides, **{name: value for name, value in said.items() if value is not None}))
 
 
 def _plan(options: argparse.Namespace, overrides: list[str]) -> None:

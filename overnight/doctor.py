@@ -17,10 +17,12 @@ from overnight.environment import environment, package_version
 
 # As in pyproject.toml; a test compares them.
 EXTRAS = {
+    "fp8": ("torchao",),
     "report": ("jinja2", "plotly"),
     "tasks": ("scikit-learn", "scipy"),
     "tensorboard": ("tensorboard",),
     "transformers": ("transformers",),
+    "wandb": ("wandb",),
 }
 REQUIRED = ("numpy", "psutil", "pyarrow", "pydantic", "PyYAML", "rich", "safetensors", "tokenizers", "torch", "xxhash", "zstandard")
 _MARKS = {"ok": "+", "note": "-", "missing": "!"}

@@ -84,6 +84,7 @@ class PhasePlan:
     global_batch: int
     batch_warmup: dict[str, int]
     micro_batch: int
+    """0: found by trial."""
     sequences: int
     tokens: int
     """At most: `sequences` of `length`."""
@@ -258,8 +259,8 @@ def _parts_text(plan: Plan) -> str:
 
 
 def _phase_text(phase: PhasePlan, before: str) -> str:
-    cut = phase.global_batch // phase.micro_batch
-    micro = f" ({cut:,} micro-batches of {phase.micro_batch})" if cut > 1 else ""
+    cut = phase.global_batch // phase.micro_batch if phase.micro_batch else 0
+    micro = f" ({cut:,} micro-batches of {phase.micro_batch})" if cut > 1 else "" if cut else " (micro-batch found by trial)"
     epochs = f", about {phase.epochs:.2f} epochs" if phase.epochs is not None else ""
     schedule, total = phase.schedule, phase.schedule["total"]
     w = schedule["warmup"] * total

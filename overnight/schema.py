@@ -179,7 +179,7 @@ class Phase:
     length: int = 128
     """Longest sequence (tokens, with [CLS] and [SEP])."""
     micro_batch: int = 32
-    """Sequences a device holds at once; decides memory and speed, never the training."""
+    """Sequences a device holds at once; decides memory and speed, never the training. 0: found by trial at the start of the phase, and remembered in the run folder."""
     nsp: bool = True
     """Pairs of segments with next-sentence prediction, else single segments."""
     short_fraction: float = 0.1
@@ -236,12 +236,16 @@ class Train:
     """How this machine carries the run out; none of it changes what is learned beyond rounding."""
 
     __pydantic_config__ = _STRICT
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """Type of matrix products and activations; weights, optimizer, norms and loss are fp32 always. tf32 is for GPUs, a CPU computes fp32; fp16 has an automatic loss scale."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] = "fp32"
+    """Type of matrix products and activations; weights, optimizer, norms and loss are fp32 always. tf32 is for GPUs, a CPU computes fp32; fp16 has an automatic loss scale; fp8 is bf16 with the products of the layers in 8 bits (the extra `fp8`, compute capability 8.9)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
     threads: int = 0
     """CPU threads; 0 takes every core."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What the backward pass computes again instead of keeping it: nothing, all but the products with weights, or whole layers. The same numbers in less memory, for more time."""
+    offload: bool = False
+    """Keep the optimizer's state in the memory of the host, and bring it to the GPU piece by piece for each step: the same numbers in less of the GPU's memory. On a CPU it is there already, and nothing changes."""
     compile: bool = False
     """Compile the model with torch.compile (pays on a GPU, needs a C++ compiler on a CPU)."""
     log_every: int = 10
@@ -253,17 +257,31 @@ class Train:
     checkpoint_every: int = 100
     """Steps between checkpoints."""
     keep: int = 3
-    """Checkpoints kept."""
+    """Newest checkpoints that are kept."""
+    keep_every: int = 0
+    """Steps, counted over all phases, of which one more checkpoint is kept for ever: the first (0: none)."""
+    asynchronous: bool = True
+    """Write checkpoints while the training goes on; it stands still only while the tensors are copied, for which the host needs memory for one more model and optimizer. Off, it waits until each is written."""
     telemetry_every: int = 0
     """Steps between measurements of every tensor's norms and trust ratio (0: never)."""
     noise_every: int = 0
     """Steps between estimates of the gradient noise scale (0: never; needs at least two micro-batches)."""
-    on_nonfinite: Literal["stop", "skip"] = "stop"
-    """At a gradient that is not finite: stop with the weights as they were, or skip the step. fp16 always skips, and lowers its loss scale. A GPU is waited for at every step only with skip or fp16; with stop the gradient is looked at when a line is logged and before each checkpoint."""
+    on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    """At a gradient that is not finite: stop with the weights as they were, skip the step, or go back to the newest checkpoint and pass over the data since. fp16 skips and lowers its loss scale, and does this at the lowest. A GPU is waited for at every step only with skip, rollback or fp16; with stop the gradient is looked at when a line is logged and before each checkpoint."""
+    on_spike: Literal["ignore", "stop", "skip", "rollback"] = "ignore"
+    """At a loss or a gradient norm far above those before it: say so, or do as in on_nonfinite. With ignore the lines of metrics are watched, else every step, before it is taken, and a GPU is waited for."""
+    spike: float = 10.0
+    """Robust deviations above the median of the last 64 steps (with on_spike=ignore: lines) that make a spike."""
+    checksum_every: int = 1000
+    """On many processes, steps between comparisons of the bits that all should hold alike; also before each checkpoint (0: never)."""
+    on_divergence: Literal["stop", "rollback"] = "stop"
+    """When a process holds other numbers than the others: stop, or go back to the newest checkpoint."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """On many processes: each has the whole model, or a part of parameters, gradients and optimizer state (FSDP2), which saves memory."""
     tensorboard: bool = False
     """Also write TensorBoard events."""
+    wandb: str = ""
+    """Project of Weights & Biases that is also shown the metrics; empty is none. Without a key or the network it records offline."""
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,18 @@ IMPOSSIBLE = [
     *[(f"data__{key}", -1, f"data.{key} = -1: must be 0 or more") for key in ("min_chars", "max_bad_lines", "workers")],
     *[(f"model__{key}", 0, f"model.{key} = 0: must be above 0") for key in ("layers", "width", "heads", "max_length")],
     ("model__heads", 5, "model.heads = 5: must divide model.width = 768"),
+    ("train__spike", 0.0, "train.spike = 0.0: must be above 0"),
     ("model__ffn", -1, "model.ffn = -1: must be positive, or 0"),
     ("model__dropout", 1.0, "model.dropout = 1.0: must be 0 or more and below 1"),
     ("model__attention_dropout", -0.1, "model.attention_dropout = -0.1: must be 0 or more and below 1"),
     ("model__dropout", NAN, "model.dropout = nan: must be 0 or more and below 1"),
     *[(f"train__{key}", 0, f"train.{key} = 0: must be above 0") for key in ("log_every", "checkpoint_every", "keep", "eval_sequences")],
-    *[(f"train__{key}", -1, f"train.{key} = -1: must be 0 or more") for key in ("threads", "eval_every", "telemetry_every", "noise_every")],
+    *[
+        (f"train__{key}", -1, f"train.{key} = -1: must be 0 or more")
+        for key in ("threads", "eval_every", "keep_every", "telemetry_every", "noise_every", "checksum_every")
+    ],
     *[(f"phases__short__{key}", 0, f"phases.short.{key} = 0: must be above 0") for key in ("steps", "global_batch", "max_predictions")],
-    ("phases__short__micro_batch", 0, "phases.short.micro_batch = 0: must be above 0"),
+    ("phases__short__micro_batch", -1, "phases.short.micro_batch = -1: must be 0 or more"),
     (
         "phases__short__global_batch",
         65,

@@ -21,7 +21,7 @@ from overnight.cli import main
 from overnight.config import Run
 from tests.conftest import ROOT, tiny_tree
 
-VERBS = ("run", "prepare", "pretrain", "finetune", "predict", "export", "report", "plan", "bench", "doctor", "recipes")
+VERBS = ("run", "prepare", "pretrain", "launch", "finetune", "predict", "export", "report", "plan", "bench", "doctor", "recipes")
 RECIPE_VERBS = ("run", "prepare", "pretrain", "plan")
 Captured = pytest.CaptureFixture[str]
 
@@ -130,7 +130,7 @@ def test_print_config_gives_a_recipe_that_gives_itself(verb: str, recipe: Path, 
         (["--phases.long.steps=many"], ["phases.long.steps = 'many'", "integer"]),
         (["--phases.long.steps", "0"], ["phases.long.steps = 0", "above 0"]),
         (["--seed", "-1"], ["seed = -1", "0 to 2^32-1"]),
-        (["--train.precision=fp8"], ["train.precision = 'fp8'", "'fp32', 'tf32', 'bf16' or 'fp16'"]),
+        (["--train.precision=fp4"], ["train.precision = 'fp4'", "'fp32', 'tf32', 'bf16', 'fp16' or 'fp8'"]),
         (["--phases.short.global_batch=7"], ["phases.short.global_batch = 7", "cannot be cut"]),
         (["--phases.short.optim.schedule.warmup=2"], ["warmup = 2", "longer than the phase"]),
         (["--model.heads=5"], ["model.heads = 5", "must divide model.width = 32"]),

@@ -95,6 +95,7 @@ def test_a_batch_that_grows_is_planned_drawn_and_counted(tiny: Make) -> None:
     assert phase.sequences == [*accumulate(phase.batch)][-1]
     text = " ".join(plan_text(make_plan(run)).split())
     assert "2 to 8 sequences (2 micro-batches of 4) of up to 32 tokens; the batch grows over 5 steps" in text
+    assert "8 sequences (micro-batch found by trial) of" in plan_text(make_plan(tiny(**{"phases.short.micro_batch": 0})))
     assert "batch (sequences)" in text
     assert "batch (sequences)" not in plan_text(make_plan(tiny()))
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the top down: a part may import its own row and the rows below.
 LAYERS = [
     ["cli", "__main__"],
-    ["bench", "everything", "plan"],
+    ["bench", "everything", "launch", "plan"],
     ["curve"],
     ["tasks", "interop", "report", "doctor"],
     ["train"],

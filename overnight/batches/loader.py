@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ import xxhash
 
 from overnight.batches import masking, pairs
 from overnight.batches.order import key, mix, order
-from overnight.batches.packing import IGNORED, Batch, StepBatches, deal
+from overnight.batches.packing import IGNORED, Batch, Sizes, StepBatches, deal
 from overnight.batches.size import batch_size, micro_batch, sequences_before
 from overnight.config import Phase
 from overnight.corpus.files import write_whole
@@ -31,6 +31,19 @@ from overnight.errors import DataError
 
 # What the counters of a key stand for, so that no two uses share one.
 _PLAN, _ORDER, _MASK = 1, 2, 3
+
+
+class Dealt(NamedTuple):
+    """The samples of a step (S sequences), and the micro-batches that they are dealt to."""
+
+    epochs: np.ndarray
+    samples: np.ndarray
+    """Numbers in their epoch."""
+    shards: np.ndarray
+    rows: np.ndarray
+    """Of the plan of their shard (S, 5)."""
+    bins: list[list[int]]
+    """The sequences of each micro-batch. Process r of n has the micro-batches r, r + n, r + 2n, ..."""
 
 
 @dataclass
@@ -193,18 +206,28 @@ class Samples:
         Raises:
             ConfigError: when the batch cannot be cut into equal shares for the processes.
         """
-        batch = batch_size(self.phase, step)
-        bins = batch // micro_batch(self.phase, step, world)
-        positions = sequences_before(self.phase, step) + np.arange(batch, dtype=np.int64)
-        epochs, samples = self.locate(positions)
-        numbers, rows = self.rows(epochs, samples)
+        epochs, samples, numbers, rows, bins = self.dealt(step, world)
         lengths = self.lengths(rows)
-        mine = deal(lengths.tolist(), bins)[rank::world]
+        predicted = int(masking.predictions(lengths, self.phase.mask_rate, self.phase.max_predictions).sum())
+        batch = len(epochs)
         return StepBatches(
-            micro=tuple(self.batch(epochs[m], samples[m], numbers[m], rows[m], grain) for m in map(np.array, mine)),
+            micro=tuple(self.batch(epochs[m], samples[m], numbers[m], rows[m], grain) for m in map(np.array, bins[rank::world])),
             tokens=int(lengths.sum()),
             sequences=batch,
+            sizes=Sizes(int(lengths.sum()), int((lengths**2).sum()), predicted, batch if self.phase.nsp else 0),
         )
+
+    def dealt(self, step: int, world: int = 1) -> Dealt:
+        """The samples of optimizer step `step` (from 0) of the phase, and how they are dealt to the micro-batches of all processes.
+
+        Raises:
+            ConfigError: when the batch cannot be cut into equal shares for the processes.
+        """
+        batch = batch_size(self.phase, step)
+        bins = batch // micro_batch(self.phase, step, world)
+        epochs, samples = self.locate(sequences_before(self.phase, step) + np.arange(batch, dtype=np.int64))
+        numbers, rows = self.rows(epochs, samples)
+        return Dealt(epochs, samples, numbers, rows, deal(self.lengths(rows).tolist(), bins))
 
     def held_out(self, count: int) -> list[StepBatches]:
         """The first `count` samples of the stream (or all of one epoch), as steps of one micro-batch: the same every time."""

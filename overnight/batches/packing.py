@@ -6,13 +6,20 @@ Shapes: N tokens, S sequences, M predicted positions, K micro-batches.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 IGNORED = -100
 """Label of a row that only fills up a shape."""
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A host's tensor on a device, without a wait for what the device is still doing."""
+    if device.type == "cpu":
+        return tensor
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -40,11 +47,20 @@ class Batch:
         """The same batch on a device."""
         if device.type == "cpu":
             return self
-        move: dict[str, Any] = {
-            name: value.pin_memory().to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        targets = {name: value.pin_memory().to(device, non_blocking=True) for name, value in self.targets.items()}
-        return replace(self, **move, targets=targets)
+        move: dict[str, Any] = {name: moved(value, device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **move, targets={name: moved(value, device) for name, value in self.targets.items()})
+
+
+class Sizes(NamedTuple):
+    """What the arithmetic of some sequences follows from (:func:`overnight.models.flops.training_flops`), whatever fills their stream up."""
+
+    tokens: float
+    """Of all sequences."""
+    squares: float
+    """Sum of the squares of their lengths, as attention goes."""
+    predicted: float
+    """Tokens at which the vocabulary head is computed."""
+    sequences: float
 
 
 @dataclass(frozen=True)
@@ -56,6 +72,8 @@ class StepBatches:
     """Tokens of the whole global batch."""
     sequences: int
     """Sequences of the whole global batch."""
+    sizes: Sizes | None = None
+    """Of the whole global batch."""
 
     def divisors(self) -> dict[str, int]:
         """Number of targets of this process's micro-batches, by loss.

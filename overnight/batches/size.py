@@ -31,8 +31,24 @@ def sequences_before(phase: Phase, step: int) -> int:
     return start * int(np.maximum(step - begins, 0).sum())
 
 
+def cuts(phase: Phase, world: int = 1) -> list[int]:
+    """All micro-batches that cut a process's share of the global batch equally, the smallest first."""
+    share = phase.global_batch // world
+    return [count for count in range(1, share + 1) if share % count == 0]
+
+
+def grain(phase: Phase, count: int) -> int:
+    """Tokens to whose multiple the stream of a micro-batch of `count` sequences is filled up: 1/64 of its full size.
+
+    A compiled model wants few shapes, and so does oneDNN, which keeps a kernel for each (a GB after 250 steps of ever new sizes).
+    """
+    return max(64, count * phase.length // 64)
+
+
 def micro_batch(phase: Phase, step: int, world: int = 1) -> int:
     """Sequences of a micro-batch: the setting, or while the batch warms up the most below it that cut a process's share equally.
+
+    A setting that is still to be found (0) counts as 1, the least.
 
     Args:
         step: of the phase, from 0.
@@ -42,7 +58,7 @@ def micro_batch(phase: Phase, step: int, world: int = 1) -> int:
         ConfigError: when a batch cannot be cut into equal shares for the processes, or the global one not into micro-batches.
     """
     full, batch = phase.global_batch, batch_size(phase, step)
-    most = min(phase.micro_batch, full // world)
+    most = min(phase.micro_batch or 1, full // world)
     if most == 0 or full % (most * world):
         raise ConfigError(f"global_batch = {full}: cannot be cut for {world} processes into micro-batches of {most or 1}; it must divide")
     if batch % world:

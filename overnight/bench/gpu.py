@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from overnight.batches.packing import Batch
 from overnight.bench import optim
 from overnight.bench.measure import Row, measure, print_result, rate_row, time_row
-from overnight.bench.sizes import MODELS, VOCABULARY, flops_per_token, full_batch
+from overnight.bench.sizes import MODELS, VOCABULARY, full_batch, sequence_flops
 from overnight.config import Model, Optim
 from overnight.models import layers
 from overnight.models.bert import BertForPretraining
@@ -199,7 +199,7 @@ def train_rows(case: Case, peak: float, device: torch.device, tiny: bool) -> lis
         torch.cuda.reset_peak_memory_stats()
     timing = measure({"step": step}, warmup=3, repeats=3 if tiny else 15, sync=_sync(device))["step"]
     row = rate_row(case.name, "sequences/s", case.sequences, timing)
-    tflops = row.value * case.length * flops_per_token(model, case.length, 0.15) / 1e12
+    tflops = row.value * sequence_flops(model, case.length) / 1e12
     rows = [row, Row(f"{case.name}, of the product ceiling", 100 * tflops / peak, "%")]
     if device.type == "cuda":
         rows.append(Row(f"{case.name}, peak memory", torch.cuda.max_memory_allocated() / 1e9, "GB"))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from overnight.batches.packing import Batch
+from overnight.batches.packing import Batch, Sizes
 from overnight.config import Model
+from overnight.models.flops import training_flops
 
 VOCABULARY = 30522
 
@@ -42,14 +43,6 @@ def full_batch(sequences: int, length: int, predictions: int, vocabulary: int = 
     )
 
 
-def flops_per_token(model: Model, length: int, predicted: float, vocabulary: int = VOCABULARY) -> float:
-    """Multiply-adds, counted as two, of a token's forward and backward pass, without recomputation.
-
-    3 · (2·L·(4h² + 2·h·ff) + 4·h·s·L + 2·(h² + h·V)·share predicted).
-
-    Args:
-        length: s, tokens of a sequence.
-        predicted: share of tokens at which the vocabulary head is computed.
-    """
-    h, ff, layers = model.width, model.ffn or 4 * model.width, model.layers
-    return 3 * (2 * layers * (4 * h * h + 2 * h * ff) + 4 * h * length * layers + 2 * (h * h + h * vocabulary) * predicted)
+def sequence_flops(model: Model, length: int) -> float:
+    """Floating-point operations of training on one full sequence, with 15 % of its tokens predicted."""
+    return training_flops(model, VOCABULARY, Sizes(length, length**2, round(0.15 * length), 1))

@@ -14,7 +14,7 @@ import torch
 
 from overnight.batches.packing import Batch
 from overnight.bench.measure import Row, measure, print_result, rate_row
-from overnight.bench.sizes import MODELS, VOCABULARY, flops_per_token, full_batch
+from overnight.bench.sizes import MODELS, VOCABULARY, full_batch, sequence_flops
 from overnight.config import Model, Optim
 from overnight.errors import UserError
 from overnight.models.bert import BertForPretraining
@@ -78,7 +78,7 @@ def measure_case(case: Case, peer: str) -> Row:
 
 def describe(row: Row, model: Model, length: int) -> str:
     """A row as a line to read."""
-    gflops = row.value * length * flops_per_token(model, length, 0.15) / 1e9
+    gflops = row.value * sequence_flops(model, length) / 1e9
     text = f"{row.name:24} {row.value:8.2f} sequences/s  ({gflops:,.0f} GFLOP/s)"
     return text if row.ratio is None else f"{text}  {row.peer} {row.peer_value:.2f}  ratio {row.ratio:.2f}"
 

@@ -6,13 +6,17 @@ Post-LayerNorm, GELU (erf), learned positions, decoder tied to the word embeddin
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any, Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from overnight.batches.packing import Batch
 from overnight.config import Model
-from overnight.models.layers import Layout, attention, dropout, layer_norm, layout, linear
+from overnight.models.layers import Layout, _onednn_linear, attention, dropout, layer_norm, layout, linear
 from overnight.models.vocabulary_loss import vocabulary_loss
 
 # A padding row of the vocabulary must never get probability: exp(-1e4) is exactly 0 in fp32, and so is its gradient.
@@ -25,13 +29,13 @@ def padded_vocabulary(size: int) -> int:
     return -(-size // 64) * 64
 
 
-class Linear(nn.Module):
+class Linear(nn.Linear):
     """y = x W^T + b with W from N(0, 0.02) and b = 0."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs).normal_(0.0, INIT_STD))
-        self.bias = nn.Parameter(torch.zeros(outputs))
+    def reset_parameters(self) -> None:
+        """Fill weight and bias."""
+        nn.init.normal_(self.weight, 0.0, INIT_STD)
+        nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
@@ -56,6 +60,19 @@ class Embedding(nn.Embedding):
         super().__init__(rows, width, _weight=torch.empty(rows, width).normal_(0.0, INIT_STD))
 
 
+Recompute = Literal["none", "selective", "full"]
+
+# Products with a weight: nearly all the time of a layer. Those of attention are left out, because their results grow with the length.
+_PRODUCTS = {getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "linear", "_scaled_mm") if hasattr(torch.ops.aten, name)} | (
+    {_onednn_linear.default} if _onednn_linear is not None else set()
+)
+
+
+def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """What `selective` keeps: the results of products; all between them is cheap."""
+    return CheckpointPolicy.MUST_SAVE if op in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
 class Layer(nn.Module):
     """One Transformer layer: x = norm(x + attention(x)); x = norm(x + ffn(x))."""
 
@@ -65,8 +82,16 @@ class Layer(nn.Module):
         self.heads, self.dropout, self.attention_dropout = model.heads, model.dropout, model.attention_dropout
         self.qkv, self.out, self.norm1 = Linear(width, 3 * width), Linear(width, width), Norm(width)
         self.up, self.down, self.norm2 = Linear(width, inner), Linear(inner, width), Norm(width)
+        self.recompute: Recompute = "none"
 
     def forward(self, x_ND: Tensor, where: Layout) -> Tensor:
+        if self.recompute == "none" or not (self.training and torch.is_grad_enabled()):
+            return self._forward(x_ND, where)
+        # Dropout comes out the same the second time: `checkpoint` puts the generators back.
+        contexts = partial(create_selective_checkpoint_contexts, _policy) if self.recompute == "selective" else noop_context_fn
+        return checkpoint(self._forward, x_ND, where, use_reentrant=False, context_fn=contexts)
+
+    def _forward(self, x_ND: Tensor, where: Layout) -> Tensor:
         mixed_ND = attention(self.qkv(x_ND), self.heads, where, self.attention_dropout if self.training else 0.0)
         x_ND = self.norm1(x_ND + dropout(self.out(mixed_ND), self.dropout, self.training))
         inner = F.gelu(self.up(x_ND))
@@ -100,9 +125,19 @@ class Encoder(nn.Module):
         return x_ND
 
     def compile_layers(self) -> None:
-        """Compile the layers with torch.compile: nearly all of the work, at shapes that `Samples.batch(grain=...)` keeps few."""
+        """Compile the layers with torch.compile: nearly all of the work, once for all numbers of tokens, sequences and lengths."""
         for layer in self.layers:
-            layer.compile(dynamic=False)
+            layer.compile(dynamic=True)
+
+    def recompute_layers(self, recompute: Recompute) -> None:
+        """Keep less of the forward pass for the backward pass, which computes it again (Chen et al. 2016, arXiv 1604.06174); the same gradients.
+
+        Args:
+            recompute: `full` keeps the input of each layer, `selective` also the results of its products with weights.
+        """
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            layer.recompute = recompute
 
 
 def first_tokens(hidden_ND: Tensor, batch: Batch) -> Tensor:

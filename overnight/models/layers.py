@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from overnight.batches.packing import Batch
+from overnight.batches.packing import Batch, moved
 
 try:  # The kernel that torch.compile's CPU backend calls; absent from builds without oneDNN.
     _onednn_linear = torch.ops.mkldnn._linear_pointwise if torch.backends.mkldnn.is_available() else None
@@ -167,7 +167,7 @@ def layout(batch: Batch, attention_dropout: float, dtype: torch.dtype) -> Layout
     starts = torch.cumsum(lengths, 0) - lengths
     mask = place < lengths
     pad, unpad = (starts + torch.minimum(place, lengths - 1)).flatten(), mask.flatten().nonzero().squeeze(1)
-    return Layout(batch.starts, longest, False, pad.to(device), unpad.to(device), mask[:, None, None, :].to(device))
+    return Layout(batch.starts, longest, False, moved(pad, device), moved(unpad, device), moved(mask[:, None, None, :], device))
 
 
 def attention(qkv: Tensor, heads: int, where: Layout, probability: float) -> Tensor:

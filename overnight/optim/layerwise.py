@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from overnight.optim import native
 from overnight.optim.lists import Tensors
+from overnight.optim.offload import brought, offloaded, pieces
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
@@ -166,7 +168,8 @@ class Layerwise(torch.optim.Optimizer):
             self._refuse_non_finite(batches)
         clip = None if self.max_grad_norm is None else 1 / torch.clamp(self.grad_norm / self.max_grad_norm, min=1.0)
         for batch in batches:
-            self._step(batch, clip)
+            with brought(self.state, batch.params) if offloaded(batch.group) else nullcontext():
+                self._step(batch, clip)
         return loss
 
     def _gather(self) -> list[Batch]:
@@ -191,7 +194,7 @@ class Layerwise(torch.optim.Optimizer):
                 batch.names.append(name)
                 batch.params.append(p)
                 batch.grads.append(local(grad).contiguous() if way == "kernels" else local(grad).to(wide(p)))
-        return list(batches.values())
+        return [piece for batch in batches.values() for piece in (_pieces(batch) if offloaded(batch.group) else [batch])]
 
     def _refuse_non_finite(self, batches: list[Batch]) -> None:
         assert self.grad_norm is not None
@@ -320,6 +323,11 @@ class Layerwise(torch.optim.Optimizer):
                 for entry, value in state.items():
                     if entry != "step" and value.shape != p.shape:
                         raise ValueError(f"{name}: the state's {entry} has shape {tuple(value.shape)}, the parameter {tuple(p.shape)}")
+
+
+def _pieces(batch: Batch) -> list[Batch]:
+    """A batch cut so that the state of each part can be brought to the device."""
+    return [replace(batch, names=batch.names[here], params=batch.params[here], grads=batch.grads[here]) for here in pieces(batch.params)]
 
 
 def buckets(xs: list[Tensor], batch: Batch) -> Iterator[slice]:

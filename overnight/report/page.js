@@ -13,7 +13,14 @@
     { title: "Gradient noise scale", unit: "sequences; dotted: the batch; a gap: unknown", noise: true },
     { title: "Throughput", unit: "tokens/s", train: "tokens_per_s", zero: true },
     { title: "Throughput", unit: "sequences/s", train: "sequences_per_s", zero: true },
-  ].filter((c) => runs.some((r) => (c.train && r.train[c.train]) || (c.held && r.eval[c.held]) || (c.noise && r.noise)));
+    { title: "Model FLOP utilisation", unit: "% of the peak", train: "mfu", scale: percent, zero: true },
+    { title: "Memory", unit: "GB", train: "memory_gb", zero: true },
+    { title: "Loss scale", unit: "fp16, powers of 2", train: "loss_scale", scale: (values) => values.map((v) => v && Math.log2(v)) },
+    { title: "Skipped steps", unit: "so far", train: "skipped", zero: true, above: 0 },
+    { title: "Waiting for data", unit: "% of the time", train: "loader_wait", scale: percent, zero: true, above: 0.005 },
+    { title: "Events", unit: "also the short marks in the other charts", events: true },
+  ].filter((c) => runs.some((r) => (c.train && r.train[c.train] && r.train[c.train].some((v) => v > (c.above ?? -Infinity)))
+    || (c.held && r.eval[c.held]) || (c.noise && r.noise) || (c.events && r.events.length)));
 
   const several = runs.length > 1;
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -44,6 +51,15 @@
         add(run.noise, batch, { mode: "lines", line: { color: several ? colour(i) : css("--soft"), width: 1.4, dash: "dot", shape: "hv" }, name: several ? `${run.name}, batch` : "batch" });
         add(run.noise, groups.run, { mode: "lines", line: { color: colour(i), width: 2.2 }, name: several ? `${run.name}, noise scale` : "all tensors" });
       }
+      for (const what of chart.events ? kinds : []) {
+        const mine = run.events.filter((event) => event.what === what);
+        const text = mine.map((event) => plain(event.message.length > 160 ? `${event.message.slice(0, 160)} ...` : event.message));
+        found.push({
+          type: "scatter", mode: "markers", x: mine.map((event) => (axis === "step" ? event.step : event.seconds / divisor)), y: mine.map(() => plain(what)), text,
+          marker: { size: 9, symbol: "line-ns-open", line: { width: 2 }, color: several ? colour(i) : eventColour(what) },
+          hovertemplate: `${axis === "step" ? "step " : ""}%{x}<br>%{text}<extra>${plain(several ? run.name : what)}</extra>`,
+        });
+      }
       if (chart.held && run.eval[chart.held]) {
         const marks = run.eval.step.length > 60 ? "lines" : "lines+markers";
         add(run.eval, run.eval[chart.held], { mode: marks, line: { color: colour(i), width: 2.2 }, marker: { size: 6 }, name: several ? `${run.name}, held out` : "held out" });
@@ -52,8 +68,21 @@
     });
   }
 
-  // A line where a phase begins; its name where there is only one run.
-  function phaseMarks(shown) {
+  // Checkpoints are many and harmless, a resume is common; the rest is worth a look.
+  const kinds = [...new Set(runs.flatMap((run) => run.events.map((event) => event.what)))].sort((a, b) => rank(b) - rank(a));
+  function rank(what) { return what === "saved" ? 2 : what === "resumed" ? 1 : 0; }
+  const eventColour = (what) => css(["--lose", "--c0", "--pale"][rank(what)]);
+
+  // Short marks on the axis of steps where something happened.
+  function eventMarks(shown) {
+    return shown.flatMap((run) => run.events.filter((event) => event.what !== "saved").map((event) => {
+      const x = axis === "step" ? event.step : event.seconds / divisor, tint = several ? colour(runs.indexOf(run)) : eventColour(event.what);
+      return { type: "line", x0: x, x1: x, y0: 0, y1: 0.05, xref: "x", yref: "paper", line: { color: tint, width: 1.5 } };
+    }));
+  }
+
+  // A line where a phase begins, with its name where there is only one run, and what happened.
+  function marks(shown, events) {
     const shapes = [], annotations = [], seen = new Set();
     for (const run of shown) {
       for (const [k, phase] of run.phases.entries()) {
@@ -64,20 +93,20 @@
         shapes.push({ type: "line", x0: x, x1: x, y0: 0, y1: 1, xref: "x", yref: "paper", line: { color: css("--soft"), width: 1, dash: "dot" } });
       }
     }
-    return { shapes, annotations };
+    return { shapes: events ? [...shapes, ...eventMarks(shown)] : shapes, annotations };
   }
 
   function layout(chart, shown = runs) {
     const named = Boolean(chart.noise) && !several;
     const lines = { gridcolor: css("--grid"), linecolor: css("--line"), zeroline: false, automargin: true };
     return {
-      margin: { l: 52, r: 14, t: 20, b: named ? 64 : 40 }, showlegend: named, legend: { orientation: "h", x: 0, y: -0.3, yanchor: "top", font: { size: 11 } }, hovermode: several ? "closest" : "x unified",
+      margin: { l: 52, r: 14, t: 20, b: named ? 64 : 40 }, showlegend: named, legend: { orientation: "h", x: 0, y: -0.3, yanchor: "top", font: { size: 11 } }, hovermode: several || chart.events ? "closest" : "x unified",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, -apple-system, Segoe UI, Helvetica Neue, Arial, sans-serif", size: 12, color: css("--soft") },
       hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink") }, namelength: -1 },
       xaxis: { ...lines, showgrid: false, ticks: "outside", tickcolor: css("--line"), title: { text: axis === "step" ? "step" : `training time, ${unit}`, standoff: 8 }, rangemode: "tozero" },
-      yaxis: { ...lines, ...(chart.noise ? logAxis() : {}), rangemode: chart.zero ? "tozero" : "normal", nticks: 6, exponentformat: chart.train === "lr" ? "e" : "SI" },
-      ...phaseMarks(shown),
+      yaxis: { ...lines, ...(chart.noise ? logAxis() : chart.events ? { type: "category", categoryarray: kinds.map(plain) } : {}), rangemode: chart.zero ? "tozero" : "normal", nticks: 6, exponentformat: chart.train === "lr" ? "e" : "SI" },
+      ...marks(shown, !chart.events),
     };
   }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,10 @@ from overnight.report.tensors import heat_maps, noise_curves
 # Points of a curve in the page; of longer runs every k-th line is shown.
 _POINTS = 3000
 _CURVES = {
-    "train": ("loss", "mlm_loss", "nsp_loss", "lr", "grad_norm", "tokens_per_s", "sequences_per_s"),
+    "train": (
+        *("loss", "mlm_loss", "nsp_loss", "lr", "grad_norm", "loss_scale", "skipped"),
+        *("tokens_per_s", "sequences_per_s", "mfu", "memory_gb", "loader_wait"),
+    ),
     "eval": ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"),
 }
 
@@ -97,12 +101,29 @@ def _curves(folder: RunFolder, name: str) -> dict[str, Any]:
         records = records[:: max(1, math.ceil(len(records) / _POINTS))]
         found[kind] = {"step": [r["global_step"] for r in records], "seconds": [r["seconds"] for r in records]}
         found[kind] |= {key: [_finite(r.get(key)) for r in records] for key in keys if any(key in r for r in records)}
+    found["events"] = _events(folder)
     found["tensors"] = heat_maps(folder.records["tensors"])
     found["noise"] = noise_curves(folder.records["noise"], _POINTS)
     # A run without NSP has one loss only.
     if "mlm_loss" not in found["train"] and "loss" in found["train"]:
         found["train"]["mlm_loss"] = found["train"]["loss"]
     return found
+
+
+def _events(folder: RunFolder) -> list[dict[str, Any]]:
+    """What happened at which step and time (that of the last line of metrics before it, where it has none of its own)."""
+    lines = [*folder.records["train"], *folder.records["eval"]]
+    times = sorted((record["global_step"], record["seconds"]) for record in lines)
+
+    def seconds(event: Record) -> float:
+        before = bisect.bisect_right(times, (event["global_step"], math.inf))
+        return float(event.get("seconds", times[before - 1][1] if before else 0.0))
+
+    events = [event for event in folder.records["event"] if isinstance(event.get("global_step"), int)]
+    return [
+        {"what": event["what"], "step": event["global_step"], "seconds": seconds(event), "message": str(event.get("message", ""))}
+        for event in events
+    ]
 
 
 def _phase_starts(folder: RunFolder) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ def summarise(run_dir: Path) -> dict[str, Any]:
 
     Returns:
         `name`, `device`, `seconds`, `tokens`, `sequences`, `finished`, `phases` (see :func:`phases`), `tasks` (see :func:`tasks`), `events`
-        and `notes` (what is incomplete).
+        but for checkpoints, `saved` (see :func:`saved`) and `notes` (what is incomplete).
 
     Raises:
         DataError: when the folder cannot be read.
@@ -46,7 +46,8 @@ def summarise_folder(folder: RunFolder) -> dict[str, Any]:
         "finished": not todo and not any(task["notes"] for task in results),
         "phases": rows,
         "tasks": results,
-        "events": folder.records["event"],
+        "events": [record for record in folder.records["event"] if record["what"] != "saved"],
+        "saved": saved(folder),
         "notes": notes,
     }
 
@@ -67,7 +68,7 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
 
     Returns:
         `name`, `steps` done of `planned`, `finished`, the last held-out `mlm_loss`, `mlm_accuracy`, `nsp_loss` and `nsp_accuracy` (None where
-        not measured), `seconds` and `tokens` of the phase, and the median `tokens_per_s` and `sequences_per_s`.
+        not measured), `seconds` and `tokens` of the phase, and the median `tokens_per_s`, `sequences_per_s` and `mfu`.
     """
     planned = folder.settings.get("phases")
     planned = planned if isinstance(planned, dict) else {}
@@ -89,11 +90,18 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
                 **{key: last.get(key) for key in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")},
                 "seconds": until - seconds,
                 "tokens": total - tokens,
-                **{key: _median(train, key) for key in ("tokens_per_s", "sequences_per_s")},
+                **{key: _median(train, key) for key in ("tokens_per_s", "sequences_per_s", "mfu")},
             }
         )
         seconds, tokens = until, total
     return rows
+
+
+def saved(folder: RunFolder) -> dict[str, Any] | None:
+    """The checkpoints that were written: `count`, and the `seconds` for which training stood still; None without any."""
+    events = [record for record in folder.records["event"] if record["what"] == "saved"]
+    stood = (record.get("save_seconds") for record in events)
+    return {"count": len(events), "seconds": sum(value for value in stood if isinstance(value, int | float))} if events else None
 
 
 def _of_phase(folder: RunFolder, kind: str, name: str) -> list[Record]:

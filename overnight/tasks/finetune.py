@@ -306,7 +306,8 @@ def _one(
         dtype=DTYPES[run.train.precision],
         device=device,
         seed=(seed, _DROPOUT),
-        on_nonfinite=run.train.on_nonfinite,
+        # It has no checkpoints to go back to.
+        on_nonfinite="skip" if run.train.on_nonfinite == "skip" else "stop",
     )
     # Small batches, few steps: the start that is usual for them overflows less often at first.
     scale = LossScale(2.0**16) if run.train.precision == "fp16" else None

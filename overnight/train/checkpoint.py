@@ -1,38 +1,42 @@
 """Checkpoints: a folder of safetensors and one JSON file, complete or absent, never unpickled.
 
-`checkpoints/step-0000100/` holds `model.safetensors`, `optimizer.safetensors` and `state.json`, which carries the counters and
-the checksums of the other two. It is written beside its place, synced and renamed; `latest` names the newest.
+`checkpoints/step-0000100/` holds `model.safetensors`, `optimizer.safetensors`, for some models `carry.safetensors`, and `state.json`, which
+has the counters and the checksums of all. Here they are read; :mod:`overnight.train.saving` writes them. The step in the name decides
+which is newest, never a clock.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import shutil
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from overnight.errors import DataError
-from overnight.train.parallel import World, cut_like, gathered, together
+from overnight.train.parallel import cut_like, gathered
 
 VERSION = 1
+_STRICT = {"extra": "forbid"}
 
 
 @dataclass
 class Progress:
     """The counters of a run: with the weights and the moments, all that it takes to go on."""
 
+    __pydantic_config__ = _STRICT
     corpus: str = ""
     """Hash of the shards that it was trained on."""
     phase: str = ""
+    optimizer: str = ""
+    """Name of the phase's optimizer; checkpoints of older programs do not say."""
     step: int = 0
     """Optimizer steps done in the phase."""
     global_step: int = 0
@@ -50,89 +54,71 @@ class Progress:
     clean_steps: int = 0
     """Steps since the loss scale last changed: with it the state of :class:`overnight.train.precision.LossScale`."""
     skipped: int = 0
-    """Steps in all phases at which the optimizer was not stepped, because the gradient was not finite."""
+    """Steps in all phases at which the optimizer was not stepped, because the gradient was not finite, or a spike."""
+    passed: int = 0
+    """Steps of data that the phase passed over when it was rolled back: step t reads the batch of step t + passed."""
+    watched: dict[str, list[float]] = field(default_factory=dict)
+    """What spikes of the phase are told by: the state of :class:`overnight.train.guards.Watch`."""
     noise: dict[str, list[float]] = field(default_factory=dict)
     """Averages of the gradient noise scale of the phase, by parameter group: the state of :class:`overnight.optim.noise.NoiseScale`."""
 
 
-def save(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, keep: int, world: World | None = None
-) -> Path:
-    """Write a checkpoint and forget the oldest. It holds whole tensors, whatever the number of processes: the first one writes, all call.
+@dataclass(frozen=True)
+class _State:
+    """`state.json`."""
+
+    __pydantic_config__ = _STRICT
+    version: int
+    progress: Progress
+    checksums: dict[str, str]
+    """XXH3-64 of each part's file and, as `progress`, of the counters; checkpoints of older programs lack the last."""
+
+
+class Damaged(DataError):
+    """A checkpoint that is not whole."""
+
+
+def state_text(progress: Mapping[str, Any], checksums: Mapping[str, str]) -> str:
+    """What `state.json` holds.
 
     Args:
-        folder: the run's `checkpoints`.
-        progress: counters.
-        keep: how many to leave.
-        world: the processes that hold the model; None for this one.
-
-    Raises:
-        DataError: when it cannot be written, in every process; those before it are untouched.
+        progress: the fields of :class:`Progress`.
+        checksums: of the parts' files.
     """
-    world = world or World()
-    name = f"step-{progress.global_step:07d}"
-    tensors = {"model": _named(model), "optimizer": optimizer_tensors(optimizer)}
-    with together(world):
-        if world.main:
-            _save(folder, name, tensors, progress)
-            for old in _newest_first(folder)[keep:]:
-                shutil.rmtree(old, ignore_errors=True)
-    return folder / name
+    checksums = {**checksums, "progress": _digest_of(progress)}
+    return json.dumps({"version": VERSION, "progress": progress, "checksums": checksums}, indent=1)
 
 
-def _save(folder: Path, name: str, tensors: dict[str, dict[str, Tensor]], progress: Progress) -> None:
-    beside, place = folder / f".{name}.tmp", folder / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob(".step-*.tmp"):
-            shutil.rmtree(leftover)
-        beside.mkdir()
-        checksums = {}
-        for part, named in tensors.items():
-            save_file(named, beside / f"{part}.safetensors")
-            checksums[part] = _sync_and_hash(beside / f"{part}.safetensors")
-        _write(beside / "state.json", json.dumps({"version": VERSION, "progress": asdict(progress), "checksums": checksums}, indent=1))
-        _sync(beside)
-        if place.exists():  # Made before a fall-back to an older one, or found damaged.
-            shutil.rmtree(place)
-        beside.rename(place)
-        _sync(folder)
-        _write(folder / ".latest.tmp", name)
-        (folder / ".latest.tmp").rename(folder / "latest")
-        _sync(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        full = isinstance(error, SafetensorError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        hint = f"{shutil.disk_usage(folder.parent).free / 1e6:,.0f} MB are free there; make room" if full else "mend the folder"
-        raise DataError(
-            f"checkpoint {place} could not be written: {error}. The checkpoints before it are whole; {hint} and run again"
-        ) from error
+def _digest_of(progress: Any) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(progress, sort_keys=True).encode())
 
 
-def load(folder: Path, model: nn.Module) -> tuple[Progress, dict[str, Tensor], list[str]] | None:
+def load(folder: Path, model: nn.Module, carry: dict[str, Tensor] | None = None) -> tuple[Progress, dict[str, Tensor], list[str]] | None:
     """Fill the model from the newest whole checkpoint.
 
     Args:
         folder: the run's `checkpoints`.
-        model: of the same recipe; its parameters are overwritten.
+        model: of the same recipe; its parameters are overwritten. They may be cut already.
+        carry: filled with the carried state; left empty where the checkpoint has none.
 
     Returns:
         None where there is no checkpoint; else the counters, the optimizer's tensors (for :func:`restore_optimizer`) and a
         sentence for every newer checkpoint that had to be passed over.
 
     Raises:
-        DataError: when there are checkpoints and none is whole.
+        DataError: when there are checkpoints and none is whole, or the newest whole one is of another model or of a newer program.
     """
     problems: list[str] = []
-    for place in _newest_first(folder):
+    for place in places(folder):
         try:
-            progress, model_tensors, optimizer_state = read(place)
-            model.load_state_dict(model_tensors, strict=True)
-            return progress, optimizer_state, problems
-        except DataError as error:
+            progress, parts = _contents(place)
+        except Damaged as error:
             problems.append(str(error))
-        except RuntimeError as error:
-            raise DataError(f"{place} belongs to another model: {str(error).splitlines()[-1].strip()}") from None
+            continue
+        _fill(model, parts["model"], place)
+        if carry is not None:
+            carry.update(parts.get("carry", {}))
+        return progress, parts["optimizer"], problems
     if problems:
         raise DataError("no checkpoint is whole:\n" + "\n".join(problems) + f"\nDelete {folder} to begin again")
     return None
@@ -142,71 +128,107 @@ def read(place: Path) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]]:
     """One checkpoint: counters, the model's tensors, the optimizer's tensors.
 
     Raises:
-        DataError: when a file is missing, cut short or changed, or of another format version.
+        Damaged: when a file is missing, cut short or changed.
+        DataError: when it is of another format version.
     """
+    progress, parts = _contents(place)
+    return progress, parts["model"], parts["optimizer"]
+
+
+def _contents(place: Path) -> tuple[Progress, dict[str, dict[str, Tensor]]]:
+    """Counters, and the tensors of every part."""
     try:
-        state = json.loads((place / "state.json").read_text(encoding="utf-8"))
-        if state["version"] != VERSION:
-            raise DataError(f"{place} has format version {state['version']}, this program reads {VERSION}")
-        parts = []
-        for part in ("model", "optimizer"):
-            path = place / f"{part}.safetensors"
-            if _hash(path) != state["checksums"][part]:
-                raise DataError(f"{path} was cut short or changed: its checksum differs")
-            parts.append(load_file(path))
-        return Progress(**state["progress"]), parts[0], parts[1]
+        state = _read_state(place / "state.json")
+        if missing := {"model", "optimizer"} - state.checksums.keys():
+            raise Damaged(f"{place / 'state.json'} has no checksum of {' and '.join(sorted(missing))}")
+        return state.progress, {
+            part: _read_part(place / f"{part}.safetensors", digest) for part, digest in state.checksums.items() if part != "progress"
+        }
     except FileNotFoundError as error:
-        raise DataError(f"{place} is incomplete: {error.filename} is missing") from None
-    except (ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise DataError(f"{place} cannot be read: {error}") from None
+        raise Damaged(f"{place} is incomplete: {error.filename} is missing") from None
+    except NotADirectoryError:
+        raise Damaged(f"{place} is not a folder; move it away") from None
+    except (OSError, SafetensorError) as error:
+        raise Damaged(f"{place} cannot be read: {error}") from None
+
+
+def _read_part(path: Path, digest: str) -> dict[str, Tensor]:
+    if file_digest(path) != digest:
+        raise Damaged(f"{path} was cut short or changed: its checksum differs")
+    return load_file(path)
+
+
+def _read_state(path: Path) -> _State:
+    from pydantic import TypeAdapter, ValidationError
+
+    content = path.read_bytes()
+    try:
+        tree = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{path} is not JSON: {error}") from None
+    version = tree.get("version") if isinstance(tree, dict) else None
+    if not isinstance(version, int):
+        raise Damaged(f"{path} was changed: it has no version")
+    if version != VERSION:
+        raise DataError(f"{path.parent} has format version {version}, this program reads {VERSION}; continue with the one that wrote it")
+    digests = tree.get("checksums")
+    if isinstance(digests, dict) and digests.get("progress", "") not in ("", _digest_of(tree.get("progress"))):
+        raise Damaged(f"{path} was changed: the checksum of its counters differs")
+    try:
+        return TypeAdapter(_State).validate_json(content, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "unexpected_keyword_argument":
+            raise DataError(f"{path} has {where}, which this program does not know; continue with the one that wrote it") from None
+        raise Damaged(f"{path}: {where}: {first['msg']}") from None
+
+
+def _fill(model: nn.Module, tensors: Mapping[str, Tensor], place: Path) -> None:
+    """Overwrite the model's tensors; nothing is when one does not fit."""
+    own = model.state_dict()
+    wrong = [
+        f"{name}: {_kind(tensors.get(name))} there, {_kind(own.get(name))} here"
+        for name in {**own, **tensors}
+        if _kind(tensors.get(name)) != _kind(own.get(name))
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise DataError(f"{place} belongs to another model: {'; '.join(wrong[:3])}{more}")
+    model.load_state_dict({name: cut_like(own[name], t) if hasattr(own[name], "placements") else t for name, t in tensors.items()})
+
+
+def _kind(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def newest(folder: Path) -> Path | None:
     """The newest checkpoint's folder, by name, or None."""
-    return next(iter(_newest_first(folder)), None)
+    return next((place for place in places(folder) if place.is_dir()), None)
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as `parameter name/entry` → whole tensor; its parameters must have been given with their names."""
-    named = {}
-    for group in optimizer.param_groups:
-        for name, p in zip(group["param_names"], group["params"], strict=True):
-            for entry, value in optimizer.state[p].items():
-                named[f"{name}/{entry}"] = gathered(torch.as_tensor(value))
-    return named
+def name_of(step: int) -> str:
+    """The folder of the checkpoint of a step, counted over all phases."""
+    return f"step-{step:07d}"
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], restart_count: bool = False) -> None:
-    """Put saved state into a fresh optimizer over the same parameters, in the types it was saved in.
+def step_of(place: Path) -> int | None:
+    """The step that a name is of; None where it is no checkpoint's."""
+    found = re.fullmatch(r"step-(\d{7,})(\.old)?", place.name)
+    return int(found[1]) if found else None
 
-    `Optimizer.load_state_dict` is not used because it casts moments to the parameter's type.
 
-    Args:
-        tensors: from :func:`optimizer_tensors`.
-        restart_count: set the step counts back to 0, keeping the moments, as NVLAMB does between phases.
+def places(folder: Path) -> list[Path]:
+    """What lies in the folder under the names of checkpoints, newest first.
+
+    A name with `.old` is of one that was being replaced by another of its step.
     """
-    for group in optimizer.param_groups:
-        for name, p in zip(group["param_names"], group["params"], strict=True):
-            state: dict[str, Any] = {}
-            for key, value in tensors.items():
-                owner, _, entry = key.rpartition("/")
-                if owner != name:
-                    continue
-                if entry == "step" and restart_count:
-                    value = torch.zeros_like(value)
-                state[entry] = cut_like(p, value)
-            optimizer.state[p] = state
+    found = [(step, place.suffix == "", place) for place in folder.glob("step-*") if (step := step_of(place)) is not None]
+    return [place for _, _, place in sorted(found, reverse=True)]
 
 
-def _named(model: nn.Module) -> dict[str, Tensor]:
-    return {name: gathered(tensor) for name, tensor in model.state_dict().items()}
-
-
-def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*"), reverse=True) if folder.is_dir() else []
-
-
-def _hash(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """XXH3-64 of a file's bytes."""
     digest = xxhash.xxh3_64()
     with path.open("rb") as file:
         while chunk := file.read(1 << 22):
@@ -214,19 +236,42 @@ def _hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _sync_and_hash(path: Path) -> str:
-    _sync(path)
-    return _hash(path)
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state as `parameter name/entry` → whole tensor; its parameters must have been given with their names."""
+    return {name: gathered(tensor) for name, tensor in optimizer_entries(optimizer).items()}
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def optimizer_entries(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """As :func:`optimizer_tensors`, with the tensors as they lie: on the device, and cut where the parameters are."""
+    return {
+        f"{name}/{entry}": torch.as_tensor(value)
+        for group in optimizer.param_groups
+        for name, p in zip(group["param_names"], group["params"], strict=True)
+        for entry, value in optimizer.state[p].items()
+    }
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-    _sync(path)
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], restart_count: bool = False) -> None:
+    """Put saved state into a fresh optimizer over the same parameters, in the types it was saved in.
+
+    `Optimizer.load_state_dict` is not used because it casts moments to the parameter's type.
+
+    Args:
+        tensors: from :func:`optimizer_tensors`; a parameter that never had a gradient has none.
+        restart_count: set the step counts back to 0, keeping the moments, as NVLAMB does between phases.
+
+    Raises:
+        DataError: when it is of parameters that the optimizer does not have, or of other shapes; the optimizer is as it was.
+    """
+    owned = {name: p for group in optimizer.param_groups for name, p in zip(group["param_names"], group["params"], strict=True)}
+    states: dict[str, dict[str, Any]] = {name: {} for name in owned}
+    for key, value in tensors.items():
+        name, _, entry = key.rpartition("/")
+        if name not in owned:
+            raise DataError(f"the optimizer's state {key} is of a parameter that this network does not have")
+        # A count is one number; whatever else is kept is kept for each element.
+        if value.ndim and value.shape != owned[name].shape:
+            raise DataError(f"the optimizer's state {key} is of shape {tuple(value.shape)}, the parameter of {tuple(owned[name].shape)}")
+        states[name][entry] = torch.zeros_like(value) if entry == "step" and restart_count else value
+    for name, p in owned.items():
+        optimizer.state[p] = {entry: cut_like(p, value) for entry, value in states[name].items()}

@@ -9,6 +9,7 @@ The loss of a step is a sum over its global batch divided by the number of its t
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -19,12 +20,16 @@ from torch import Tensor, nn
 
 from overnight.batches.loader import prefetch
 from overnight.batches.order import key
-from overnight.batches.packing import Batch, StepBatches
+from overnight.batches.packing import Batch, Sizes, StepBatches
 from overnight.optim.layerwise import Layerwise, whole_norms
 from overnight.optim.noise import MicroGradients, Pair
+from overnight.optim.offload import offloaded, step_in_pieces
 from overnight.optim.telemetry import Norms, Snapshot
+from overnight.train.guards import Rollback, Spike, Watch, largest, measured, worst
+from overnight.train.memory import OutOfMemory, first_line, ran_out
 from overnight.train.parallel import World, summing, totals
-from overnight.train.precision import LossScale, NotFinite, listed, losses_text, not_finite
+from overnight.train.precision import Halt, LossScale, NotFinite, listed, losses_text, not_finite
+from overnight.train.ranks import Mark, mark
 
 # Steps in a row that may be skipped before the run stops: what was wrong with one batch is over by then.
 _SKIPS = 20
@@ -54,7 +59,15 @@ class Step:
     noise: Pair | None = None
     """Squared gradient norms of the micro-batches and of the whole, at measured steps."""
     skipped: str = ""
-    """Why the optimizer was not stepped: which losses and gradients are not finite; empty where it was."""
+    """Why the optimizer was not stepped: which losses and gradients are not finite, or far above the usual; empty where it was."""
+    worst: int | None = None
+    """Number of the micro-batch with the largest loss among those of all processes, where the optimizer was not stepped."""
+    sizes: Sizes | None = None
+    """What the arithmetic of the global batch follows from, where it is known."""
+    waited: float = 0.0
+    """Time that the loop stood still for want of a batch (s)."""
+    worked: tuple[Mark, Mark] = (0.0, 0.0)
+    """Begin and end of what this process did of the step before it had to exchange gradients: all but the last backward pass."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +89,10 @@ class Settings:
     """Steps between measurements of every tensor; 0: never."""
     noise_every: int = 0
     """Steps between measurements of the gradients of micro-batches; 0: never. A step of one micro-batch is passed over."""
-    on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What to do at a gradient that is not finite, without a loss scale."""
+    on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    """What to do at a gradient that is not finite; with a loss scale, at one that is not so at the lowest scale."""
+    on_spike: Literal["stop", "skip", "rollback"] = "stop"
+    """What to do at a spike, where one is watched for."""
     world: World = field(default_factory=World)
     """The processes that share the step; the gradients of `objective` are those of all (:func:`overnight.train.parallel.spread`)."""
 
@@ -90,29 +105,46 @@ def optimise(
     settings: Settings,
     start: int = 0,
     scale: LossScale | None = None,
+    watch: Watch | None = None,
 ) -> Iterator[Step]:
     """Take the optimizer steps from `start` to `settings.steps`, yielding after each.
 
-    A step whose gradient is not finite changes nothing: it is skipped, or the run stops. To know it takes a wait for the device, so
-    on a GPU it is looked for only where steps may be skipped; elsewhere whoever runs the loop sees it in `grad_norm`.
+    A step whose gradient is not finite, or which is a spike, changes nothing: it is skipped, or the run stops or goes back. To know it takes
+    a wait for the device, so on a GPU it is looked for only where that is asked for; elsewhere whoever runs the loop sees it in `grad_norm`.
 
     Args:
         model: set to training mode at every step.
         objective: its losses, usually `model.losses`.
         batches: micro-batches of a step, from 0; called ahead in a background thread.
         scale: of the loss, for fp16; changed as the steps go.
+        watch: tells spikes; None looks for none. Takes in the steps as they go.
 
     Raises:
-        NotFinite: naming the step, the losses and the tensors; the parameters and the optimizer's state are as before the step.
+        NotFinite, Spike: naming the step, the losses and the tensors; the parameters and the optimizer's state are as before the step.
+        Rollback: in their stead, where that is asked for.
+        OutOfMemory: when a forward or backward pass has none; nothing but the gradients is lost, and the step can be taken again.
     """
-    check = settings.device.type == "cpu" or scale is not None or settings.on_nonfinite == "skip"
+    check = settings.device.type == "cpu" or scale is not None or watch is not None or settings.on_nonfinite != "stop"
     row, world = 0, settings.world
-    for step, work in zip(range(start, settings.steps), prefetch(batches, start, settings.steps), strict=True):
+    ahead = prefetch(batches, start, settings.steps)
+    for step in range(start, settings.steps):
+        began = time.perf_counter()
+        work = next(ahead)
+        waited = time.perf_counter() - began
         model.train()
         torch.manual_seed(key(*settings.seed, step, *([world.rank] if world.size > 1 else [])) >> 1)
         micro = MicroGradients(optimizer) if due(step, settings.noise_every) and len(work.micro) > 1 else None
         factor = scale.scale if scale else 1.0
-        losses = backward(objective, work, settings, micro, factor)
+        failed = ""
+        try:
+            losses, parts, worked = backward(objective, work, settings, micro, factor)
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out(error):
+                raise
+            failed = first_line(error)
+        if failed:  # No sooner: the error holds on to all that its frames do.
+            optimizer.zero_grad(set_to_none=True)
+            raise OutOfMemory(f"step {step + 1} ran out of memory ({failed})")
         noise = micro.pair(work.sequences, factor) if micro else None
         if scale:
             scale.unscale(optimizer)
@@ -120,39 +152,60 @@ def optimise(
         lr = settings.lr(step)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        skipped = ""
-        try:
-            grad_norm = clip_and_step(optimizer, settings.max_grad_norm, check)
-        except FloatingPointError as error:
-            grad_norm, skipped = torch.tensor(math.nan), f"{losses_text(losses, world)}; {error}"
-        row = row + 1 if skipped else 0
-        judge(step, skipped, row, settings, scale)
-        tensors = before.after() if before and not skipped else None
+        seen = measured(losses, optimizer, world) if watch else {}
+        spike, problem = watch.spike(seen) if watch else "", ""
+        if spike:
+            grad_norm, problem = torch.tensor(seen["grad_norm"]), f"{spike}; {largest(optimizer)}"
+        else:
+            try:
+                grad_norm = clip_and_step(optimizer, settings.max_grad_norm, check)
+            except FloatingPointError as error:
+                grad_norm, problem = torch.tensor(math.nan), f"{losses_text(losses, world)}; {error}"
+        if watch and not problem:
+            watch.note(seen)
+        tensors = before.after() if before and not problem else None
         optimizer.zero_grad(set_to_none=True)
-        yield Step(step + 1, losses, grad_norm, lr, work.tokens, work.sequences, tensors, noise, skipped)
+        row = row + 1 if problem else 0
+        number = worst(parts, world) if problem else None
+        judge(step, Spike if spike else NotFinite, problem, number, row, settings, scale)
+        yield Step(
+            step + 1, losses, grad_norm, lr, work.tokens, work.sequences, tensors, noise, problem, number, work.sizes, waited, worked
+        )
 
 
-def judge(step: int, problem: str, row: int, settings: Settings, scale: LossScale | None) -> None:
+def judge(
+    step: int, kind: type[Halt], problem: str, number: int | None, row: int, settings: Settings, scale: LossScale | None = None
+) -> None:
     """Let the training go on after a step, or not; the loss scale takes it in.
 
     Args:
         step: from 0.
+        kind: Spike or NotFinite.
         problem: why it was not taken; empty where it was.
+        number: of the micro-batch with the largest loss.
         row: steps in a row that were not.
 
     Raises:
-        NotFinite: when it may not go on.
+        NotFinite, Spike: when it may not go on.
+        Rollback: in their stead, where that is asked for.
     """
-    where = f"step {step + 1}: {problem}. "
+    policy, key = (settings.on_spike, "on_spike") if kind is Spike else (settings.on_nonfinite, "on_nonfinite")
+    why: str | None = None
     if scale:
         try:
-            scale.update(finite=not problem)
+            scale.update(finite=not problem or kind is Spike)
         except NotFinite as error:
-            raise NotFinite(where + str(error)) from None
-    elif problem and settings.on_nonfinite == "stop":
-        raise NotFinite(where + "If it comes again, lower the learning rate, or let such steps be skipped: train.on_nonfinite=skip")
-    elif row >= _SKIPS:
-        raise NotFinite(where + f"{row} steps in a row were skipped: lower the learning rate, or look at the data")
+            why = f". {error}"
+    if problem and why is None and (scale is None or kind is Spike):
+        if policy == "stop":
+            why = f". If it comes again, lower the learning rate, or let such steps be skipped: train.{key}=skip"
+        elif policy == "rollback":
+            why = ""
+        elif row >= _SKIPS:
+            why = f". {row} steps in a row were skipped: lower the learning rate, or look at the data"
+    if why is not None:
+        halt = kind(f"step {step + 1}: {problem}{why}", step, number)
+        raise Rollback(halt) if policy == "rollback" else halt
 
 
 def due(step: int, every: int) -> bool:
@@ -162,7 +215,7 @@ def due(step: int, every: int) -> bool:
 
 def backward(
     objective: Objective, work: StepBatches, settings: Settings, micro: MicroGradients | None, scale: float = 1.0
-) -> dict[str, Tensor]:
+) -> tuple[dict[str, Tensor], list[Tensor], tuple[Mark, Mark]]:
     """Add up the gradient of a step over its micro-batches.
 
     Args:
@@ -170,20 +223,26 @@ def backward(
         scale: what the gradient is multiplied by, so that little of it is lost in 16 bits.
 
     Returns:
-        the losses of the step, by name, without the scale.
+        the losses of the step, by name, without the scale; the loss of each micro-batch, with it; begin and end of what this process did
+        on its own.
     """
+    begun = ended = mark(settings.device)
     divisors = totals(work.divisors(), settings.world)
     losses: dict[str, Tensor] = {}
+    micro_losses: list[Tensor] = []
     for batch in work.micro:
         with summing(objective, last=batch is work.micro[-1]):
             summed, _ = objective(batch.to(settings.device), settings.dtype)
             parts = {name: loss / divisors[name] for name, loss in summed.items()}
             total = torch.stack(list(parts.values())).sum() * scale
+            micro_losses.append(total.detach())
+            if batch is work.micro[-1]:
+                ended = mark(settings.device)
             with micro.apart() if micro else nullcontext():
                 total.backward()
         for name, loss in parts.items():
             losses[name] = losses[name] + loss.detach() if name in losses else loss.detach()
-    return losses
+    return losses, micro_losses, (begun, ended)
 
 
 def clip_and_step(optimizer: torch.optim.Optimizer, max_norm: float, check: bool = False) -> Tensor:
@@ -206,7 +265,10 @@ def clip_and_step(optimizer: torch.optim.Optimizer, max_norm: float, check: bool
         return optimizer.grad_norm
     names = [name for group in optimizer.param_groups for name in group["param_names"]] if check else None
     norm = clip([p for group in optimizer.param_groups for p in group["params"]], max_norm, names)
-    optimizer.step()
+    if offloaded(optimizer.param_groups[0]):
+        step_in_pieces(optimizer)
+    else:
+        optimizer.step()
     return norm
 
 

@@ -1,117 +1,26 @@
-"""What a run says while it works: metrics.jsonl always, one progress line, its speed, TensorBoard if asked."""
+"""What a run says while it works: a live view on a terminal, elsewhere a line every ten seconds, with the same numbers."""
 
 from __future__ import annotations
 
-import json
+import io
 import math
 import os
 import shutil
 import sys
 import time
-from pathlib import Path
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-import torch
-from torch import Tensor
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
 
-from overnight.batches.size import sequences_before
-from overnight.config import Phase, Run
-from overnight.errors import UserError
-from overnight.train.checkpoint import Progress
-from overnight.train.loop import Step
-from overnight.train.parallel import World, total
-
-# Seconds between plain progress lines where the output is no terminal.
-_LINE_EVERY = 10.0
-
-
-class Metrics:
-    """The run's metrics.jsonl: one JSON object a line, in the order of the steps.
-
-    Args:
-        path: the file; made if absent. None writes nothing, where another process does.
-        keep_bytes: forget what was written after this many bytes, because the run goes on from there.
-        tensorboard: folder for TensorBoard events, or None.
-    """
-
-    def __init__(self, path: Path | None, keep_bytes: int = 0, tensorboard: Path | None = None) -> None:
-        self._board = _summary_writer(tensorboard) if tensorboard is not None else None
-        if path is not None:
-            path.touch()
-            with path.open("rb+") as file:
-                file.truncate(file.read(keep_bytes).rfind(b"\n") + 1)
-        self._file: TextIO = (path or Path(os.devnull)).open("a", encoding="utf-8")
-
-    def write(self, kind: str, **values: Any) -> None:
-        """Append one line."""
-        self._file.write(json.dumps({"kind": kind, **values}) + "\n")
-        self._file.flush()
-        if self._board is not None and kind in ("train", "eval"):
-            for name, value in values.items():
-                if isinstance(value, float):
-                    self._board.add_scalar(f"{kind}/{name}", value, values["global_step"])
-
-    def size(self) -> int:
-        """Bytes written so far."""
-        return self._file.tell()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
-
-    def __enter__(self) -> Metrics:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-
-def _summary_writer(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError(
-            "train.tensorboard = True: needs the extra `tensorboard`: pip install 'overnight[tensorboard]', or leave it out"
-        ) from None
-    return SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
-
-
-class Line:
-    """The progress line: rewritten in place on a terminal, a plain line every ten seconds elsewhere.
-
-    Args:
-        out: where to; standard output by default.
-    """
-
-    def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out or sys.stdout
-        self._live = self._out.isatty()
-        self._last = 0.0
-        self._width = 0
-
-    def show(self, text: str, final: bool = False) -> None:
-        """Show the newest state; `final` leaves it standing."""
-        now = time.monotonic()
-        if self._live:
-            # A line that wraps could not be rewritten in place.
-            text = text[: shutil.get_terminal_size().columns - 1]
-            self._out.write("\r" + text.ljust(self._width) + ("\n" if final else ""))
-            self._width = 0 if final else len(text)
-        elif final or now - self._last >= _LINE_EVERY:
-            self._out.write(text + "\n")
-            self._last = now
-        self._out.flush()
-
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-        if self._live and self._width:
-            self._out.write("\r" + " " * self._width + "\r")
-            self._width = 0
-        self._out.write(text + "\n")
-        self._out.flush()
+# Seconds between plain progress lines where the output is no terminal, and between pictures where it is one.
+_LINE_EVERY, _PICTURE_EVERY = 10.0, 0.25
+_WIDEST_BAR = 50
+# Share of the time that a loop may wait for its batches without a word.
+_LONG_WAIT = 0.005
 
 
 def duration(seconds: float) -> str:
@@ -124,80 +33,195 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def progress_text(progress: Progress, steps: int, values: dict[str, float], rate: float, left: float, left_all: float) -> str:
-    """One line: phase, step, losses, learning rate, tokens a second, time left in the phase and in all.
+@dataclass(frozen=True)
+class Status:
+    """Where a run stands at a step."""
+
+    phase: str
+    steps: dict[str, tuple[int, int]]
+    """Of every phase in order: steps done, and all."""
+    left: dict[str, float] = field(default_factory=dict)
+    """Seconds that are left of this phase and of those after it."""
+    facts: dict[str, str] = field(default_factory=dict)
+    """What else is known, in words: loss, learning rate, speed."""
+
+    def text(self) -> str:
+        """All of it in one line."""
+        done, steps = self.steps[self.phase]
+        words = [f"{self.phase} {done}/{steps}", *(f"{name} {value}" for name, value in self.facts.items())]
+        if self.left:
+            words.append(f"left {duration(self.left[self.phase])}")
+        if len(self.left) > 1:
+            words[-1] += f" (all phases {duration(sum(self.left.values()))})"
+        return "  ".join(words)
+
+    def picture(self, width: int, ascii_only: bool = False) -> Iterator[Text]:
+        """A bar for each phase, and below them the facts, as lines of at most `width` columns."""
+        counts = {name: f"{done:>{len(f'{steps:,}')},}/{steps:,}" for name, (done, steps) in self.steps.items()}
+        times = {name: duration(self.left[name]) + " left" if name in self.left else "" for name in self.steps}
+        columns = [max(map(len, texts)) for texts in (self.steps, counts.values(), times.values())]
+        bar = min(width - sum(columns) - 6, _WIDEST_BAR)
+        for name, (done, steps) in self.steps.items():
+            style = "green" if done == steps else "cyan" if name == self.phase else "dim"
+            line = Text().append(f"{name:{columns[0]}}  ", "bold" if name == self.phase else "dim")
+            if bar > 4:
+                line.append_text(_bar(done / steps, bar, style, ascii_only)).append("  ")
+            yield line.append(f"{counts[name]:>{columns[1]}}  {times[name]:>{columns[2]}}".rstrip(), "" if name == self.phase else "dim")
+        if len(self.left) > 1:
+            whole = duration(sum(self.left.values())) + " left in all"
+            yield Text(f"{whole:>{sum(columns) + (bar + 2 if bar > 4 else 0) + 4}}", "dim")
+        line = Text()
+        for name, value in self.facts.items():
+            if line and len(line) + 3 + len(name) + 1 + len(value) > width:
+                yield line
+                line = Text()
+            line.append("   " if line else "").append(f"{name} ", "dim").append(value)
+        if line:
+            yield line
+
+
+def facts(values: Mapping[str, Any], peak: str = "", known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a `train` line of metrics says, in words.
 
     Args:
-        steps: of the phase.
-        values: to show, such as loss and lr.
-        rate: tokens a second.
-        left, left_all: seconds.
+        values: of the line; those that are absent are left out.
+        peak: what `mfu` is a share of.
+        known: what else is, in words; what only comes at times is after it, so that nothing moves when it does.
     """
-    shown = "  ".join(f"{name} {value:.3g}" if name in ("lr", "grad") else f"{name} {value:.3f}" for name, value in values.items())
-    left_text = duration(left) + (f" (all phases {duration(left_all)})" if left_all > left + 1 else "")
-    return f"{progress.phase} {progress.step}/{steps}  {shown}  {rate:,.0f} tok/s  left {left_text}"
+    parts = {name.removesuffix("_loss"): value for name, value in values.items() if name.endswith("_loss")}
+    shown: dict[str, str] = {"loss": f"{values['loss']:.3f}"} if "loss" in values else {}
+    if len(parts) > 1:
+        shown |= {name: f"{value:.3f}" for name, value in parts.items()}
+    forms: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "lr": ("lr", lambda lr: f"{lr:.3g}"),
+        "grad_norm": ("grad", lambda norm: "not finite" if norm is None else f"{norm:.3g}"),
+        "loss_scale": ("loss scale", lambda scale: f"{scale:,.0f}"),
+        "tokens_per_s": ("tokens/s", lambda rate: f"{rate:,.0f}"),
+        "mfu": ("MFU", lambda share: f"{100 * share:.1f} %{peak}"),
+        "memory_gb": ("memory", lambda size: f"{size:.1f} GB"),
+        "loader_wait": ("waits for data", lambda share: f"{100 * share:.1f} %" if share > _LONG_WAIT else ""),
+        "skipped": ("skipped", lambda count: f"{count:,}" if count else ""),
+    }
+    said = {name: form(values[key]) for key, (name, form) in forms.items() if key in values}
+    at_times = {name: said.pop(name) for name in ("waits for data", "skipped") if name in said}
+    return {name: text for name, text in (shown | said | dict(known or {}) | at_times).items() if text}
 
 
-class Speed:
-    """Counters, losses and clock of a phase: throughput since the last line, and the time that is left."""
+def _bar(share: float, width: int, style: str, ascii_only: bool) -> Text:
+    full, half, empty = ("#", "", "-") if ascii_only else ("━", "╸", "━")
+    halves = round(2 * width * min(share, 1.0))
+    done = full * (halves // 2) + half * (halves % 2)
+    return Text(done, style).append(empty * (width - len(done)), "bright_black")
 
-    def __init__(self, run: Run, number: int, progress: Progress, world: World | None = None) -> None:
-        self._world = world or World()
-        self._phases = list(run.phases.values())
-        self._number = number
-        self._clock = time.perf_counter()
-        self._unread: list[dict[str, Tensor]] = []
-        self._since = [0.0, 0.0, 0.0]  # seconds, tokens, sequences since the last line
-        self._all = [0.0, 0.0, 0.0]
 
-    def note(self, done: Step, progress: Progress, wait: bool) -> None:
-        """Count a step; its losses stay on the device until they are read, with all before them.
+class Line:
+    """The lines that a run says, and its progress below them.
 
-        Args:
-            wait: read them now. The device has then done the step, so that the clock counts it.
-        """
-        self._unread.append(done.losses)
-        if wait:
-            self.read(progress)
-        now = time.perf_counter()
-        spent, self._clock = now - self._clock, now
-        progress.step, progress.global_step = done.step, progress.global_step + 1
-        progress.skipped += bool(done.skipped)
-        progress.tokens += done.tokens
-        progress.sequences += done.sequences
-        progress.seconds += spent
-        for totals in (self._since, self._all):
-            for at, value in enumerate((spent, done.tokens, done.sequences)):
-                totals[at] += value
+    On a terminal the progress stays at the bottom and is painted over in place, a few times a second; elsewhere, and with TERM=dumb,
+    it is a plain line every ten seconds. NO_COLOR is obeyed.
 
-    def read(self, progress: Progress) -> None:
-        """Add up the losses that were not read yet, of all processes; what is not finite, of a step that was skipped, is left out."""
-        if not self._unread:
-            return
-        names = list(self._unread[0])
-        read = total(torch.stack([losses[name] for losses in self._unread for name in names]), self._world).view(-1, len(names))
-        for row in read.tolist():
-            for name, loss in zip(names, row, strict=True):
-                before, count = progress.running.get(name, [0.0, 0])
-                if math.isfinite(loss):
-                    progress.running[name] = [before + loss, count + 1]
-        self._unread = []
+    Args:
+        out: where to; standard output by default.
+    """
 
-    def pause(self) -> None:
-        """Do not count the time since the last step."""
-        self._clock = time.perf_counter()
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+        self._live = self._out.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        self._console = Console(file=self._out, highlight=False)
+        self._last = -math.inf
+        self._shown: str | Status = ""
+        self._painted: list[int] = []  # columns of each line of the picture that stands on the terminal
+        self._stderr: TextIO | None = None
 
-    def rate(self, phase: Phase) -> dict[str, float]:
-        """Tokens and sequences a second since the last call."""
-        seconds, tokens, sequences = self._since
-        self._since = [0.0, 0.0, 0.0]
-        return {"tokens_per_s": tokens / seconds, "sequences_per_s": sequences / seconds}
+    def due(self) -> bool:
+        """Whether a terminal waits for a new picture; elsewhere every line is worth showing to :meth:`show`."""
+        return self._live and time.monotonic() - self._last >= _PICTURE_EVERY
 
-    def left(self, progress: Progress) -> tuple[float, float, float]:
-        """Tokens a second, and the seconds left in this phase and in all; later phases at the same rate of tokens."""
-        seconds, tokens, sequences = self._all
-        phase = self._phases[self._number]
-        whole = [sequences_before(p, p.steps) * p.length / phase.length for p in self._phases[self._number :]]
-        here = (whole[0] - sequences_before(phase, progress.step)) / sequences * seconds
-        later = sum(whole[1:]) / sequences * seconds
-        return tokens / seconds, here, here + later
+    def show(self, state: str | Status, final: bool = False) -> None:
+        """Show the newest state, if that before is old enough; `final` leaves it standing as a line."""
+        now = time.monotonic()
+        if final:
+            self.clear()
+            self.say(_text(state))
+        elif self._live:
+            self._shown = state
+            if self.due():
+                self._last = now
+                self._catch_stderr()
+                self._write(self._up() + self._picture())
+        elif now - self._last >= _LINE_EVERY:
+            self._last = now
+            self.say(_text(state))
+
+    def say(self, text: str) -> None:
+        """Print a line that stays, above the progress."""
+        above = self._up() + ("\x1b[J" if self._painted else "") + text + "\n"
+        self._painted = []
+        if isinstance(self._shown, Status):
+            above += self._picture()
+        self._write(above)
+
+    def clear(self) -> None:
+        """Take the progress off the terminal, until something is shown again."""
+        if self._painted:
+            self._write(self._up() + "\x1b[J")
+        self._shown, self._painted = "", []
+        if self._stderr is not None:
+            sys.stderr, self._stderr = self._stderr, None
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+    def _up(self) -> str:
+        """To the beginning of the picture; lines that are wider than the terminal has become have been wrapped by it."""
+        if not self._painted:
+            return ""
+        columns = shutil.get_terminal_size().columns
+        rows = sum(max(1, -(-width // columns)) for width in self._painted)
+        return "\r" + (f"\x1b[{rows - 1}A" if rows > 1 else "")
+
+    def _picture(self) -> str:
+        """The shown state in the terminal's own language, painted over what stands there, with nothing erased first that comes again."""
+        # A line as wide as the terminal would be wrapped by some.
+        size = shutil.get_terminal_size()
+        width = max(size.columns - 1, 1)
+        ascii_only = not self._console.encoding.startswith("utf")
+        lines = [Text(self._shown)] if isinstance(self._shown, str) else list(self._shown.picture(width, ascii_only))
+        lines = lines[: max(size.lines - 1, 1)]
+        with self._console.capture() as captured:
+            for line in lines:
+                line.truncate(width, overflow="ellipsis" if not ascii_only else "crop")
+                self._console.print(line, soft_wrap=True)
+        self._painted = [cell_len(line.plain) for line in lines]
+        painted = captured.get().removesuffix("\n").split("\n")
+        # The cursor hides while it moves, and no longer: a killed run leaves it there.
+        return "\x1b[?25l" + "\n".join(line + "\x1b[K" for line in painted) + "\x1b[J\x1b[?25h"
+
+    def _catch_stderr(self) -> None:
+        """Let what others print, such as warnings, come above the picture instead of into it."""
+        if isinstance(self._shown, Status) and self._stderr is None and sys.stderr.isatty():
+            self._stderr, sys.stderr = sys.stderr, _Above(self, sys.stderr)
+
+
+class _Above(io.TextIOBase):
+    """Standard error while a picture stands at the bottom of the terminal: whole lines go above it."""
+
+    def __init__(self, line: Line, below: TextIO) -> None:
+        self._line, self._below, self._rest = line, below, ""
+
+    def fileno(self) -> int:
+        return self._below.fileno()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._line.say(line)
+        return len(text)
+
+
+def _text(state: str | Status) -> str:
+    return state if isinstance(state, str) else state.text()

@@ -25,7 +25,7 @@ from overnight.models.bert import BertForPretraining
 # How long a process waits for the others: the longest that one may plan an epoch or write a checkpoint while the others do nothing.
 TIMEOUT = timedelta(minutes=30)
 # What a machine may have of its own: where things lie on it, and what none of the others waits for.
-_OWN = (("out",), ("data", "dir"), ("data", "workers"), ("finetune",), ("train", "threads"), ("train", "tensorboard"))
+_OWN = (("out",), ("data", "dir"), ("data", "workers"), ("finetune",), ("train", "threads"), ("train", "tensorboard"), ("train", "wandb"))
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def joined(run: Run) -> Iterator[World]:
         if not _lost(error):
             raise
         raise UserError(
-            f"process {rank} lost another one, whose own message or torchrun's summary says why; the same command continues"
+            f"process {rank} lost another one, whose own message or the launcher's summary says why; the same command continues"
         ) from None
     # Not after an error: leaving may wait for processes that have gone.
     if ours:

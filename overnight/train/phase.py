@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from overnight.batches.loader import Samples
-from overnight.batches.size import batch_size, micro_batch, sequences_before
+from overnight.batches.size import batch_size, cuts, grain, micro_batch, sequences_before
 from overnight.config import Phase, Run
+from overnight.corpus.shards import load_manifest
+from overnight.models.flops import Peak
 from overnight.optim.groups import group_lines
 from overnight.optim.noise import NoiseScale, follow, noise_text
+from overnight.optim.offload import offload
 from overnight.optim.schedules import learning_rate, peak_lr
-from overnight.train import checkpoint
 from overnight.train.checkpoint import Progress
+from overnight.train.cuts import Cuts, Trials, conditions, owed
+from overnight.train.folder import same_corpus
+from overnight.train.guards import Rollback, Source, Watch, origin, origin_text
 from overnight.train.lock import Heartbeat
 from overnight.train.loop import Objective, Settings, Step, due, evaluate, optimise
-from overnight.train.monitor import Line, Metrics, Speed, progress_text
+from overnight.train.memory import LESS, OutOfMemory, first_line, peak_gb, ran_out, release, restart_peak
+from overnight.train.metrics import Metrics
+from overnight.train.monitor import Line, Status, facts
 from overnight.train.parallel import World, greatest, together
 from overnight.train.precision import DTYPES, START, LossScale, NotFinite, listed, losses_text, not_finite
+from overnight.train.ranks import Diverged, Pace, compare
+from overnight.train.saving import Saver
 from overnight.train.signals import Interrupted, Signals
+from overnight.train.speed import Speed
+
+# In the place of a signal's number: a checkpoint could not be written, which the processes must know at the same step.
+_UNSAVED = 1 << 16
 
 
 @dataclass
@@ -39,10 +52,12 @@ class Work:
     samples: Callable[[Phase, int, str], Samples]
     """The stream of a split for a phase and its number."""
     progress: Progress
-    checkpoints: Path
+    saver: Saver
     metrics: Metrics
     line: Line
     signals: Signals
+    peak: Peak | None = None
+    """What the device computes at most; None leaves out the share of it that is used."""
 
 
 class PhaseTraining:
@@ -57,11 +72,15 @@ class PhaseTraining:
     def __init__(self, work: Work, number: int, optimizer: torch.optim.Optimizer) -> None:
         self.run, self.model, self.objective, self.world = work.run, work.model, work.objective, work.world
         self.progress, self.metrics, self.line, self.signals = work.progress, work.metrics, work.line, work.signals
-        self.checkpoints, self.optimizer, self.number = work.checkpoints, optimizer, number
+        self.saver, self.optimizer, self.number = work.saver, optimizer, number
         self.name, self.phase = list(work.run.phases.items())[number]
         self.samples, self.valid = (work.samples(self.phase, number, split) for split in ("train", "valid"))
         self.settings = self._settings()
-        self.speed = Speed(work.run, number, work.progress, work.world)
+        self.peak, self.values, self.held, self.saved = work.peak, dict[str, Any](), "", ""
+        self.speed = Speed(work.run, number, work.world, self.samples.vocabulary.size, work.peak)
+        train = work.run.train
+        self.watch = Watch(train.spike, work.progress.watched, train.log_every if train.on_spike == "ignore" else 1)
+        self.pace = Pace(work.world)
 
     def _settings(self) -> Settings:
         """What the loop needs to know of the phase."""
@@ -76,6 +95,7 @@ class PhaseTraining:
             measure_every=train.telemetry_every,
             noise_every=train.noise_every,
             on_nonfinite=train.on_nonfinite,
+            on_spike="stop" if train.on_spike == "ignore" else train.on_spike,
             world=self.world,
         )
 
@@ -83,43 +103,126 @@ class PhaseTraining:
         """Take the steps that are left.
 
         Raises:
+            DataError: when the checkpoint before could not be written, or the data is another by now.
             Interrupted: after a checkpoint.
-            NotFinite: when training cannot go on.
+            Halt: when training cannot go on.
+            OutOfMemory: when not even one sequence fits, or on many processes.
+            Rollback: when it must go back to the newest checkpoint.
         """
-        phase, train, world, progress = self.phase, self.run.train, self.world, self.progress
-        with together(world):
-            if world.main:  # The others find its plans of the first epoch in the folder.
+        train, progress = self.run.train, self.progress
+        with together(self.world):
+            if self.world.main:  # The others find its plans of the first epoch in the folder.
                 self.samples.epoch_size(), self.valid.epoch_size()
-        self.held_out = self.valid.held_out(train.eval_sequences)
+        if train.offload and self.world.device.type == "cuda":  # a CPU is its own host
+            offload(self.optimizer)
+        self.cuts = self._cuts()
+        restart_peak(self.world.device)
+        self._cut()
         self._announce()
-        # Fill the stream up to a multiple of 1/64 of its full size: a compiled model wants few shapes, and so does oneDNN, which
-        # keeps a kernel for each (a GB after 250 steps of ever new sizes).
-        grain = max(64, micro_batch(phase, phase.steps, world.size) * phase.length // 64)
         heartbeat = Heartbeat(self.run.run_dir)
         scale = LossScale(progress.loss_scale or START, progress.clean_steps) if train.precision == "fp16" else None
-        batches = partial(self.samples.step, rank=world.rank, world=world.size, grain=grain)
-        for done in optimise(self.model, self.objective, self.optimizer, batches, self.settings, progress.step, scale):
+        while progress.step < self.phase.steps:
+            self._cut()
+            try:
+                self._steps(heartbeat, scale)
+            except OutOfMemory as error:
+                self._halve(error)
+            except (MemoryError, RuntimeError) as error:
+                if not ran_out(error):
+                    raise
+                # In the optimizer or the evaluation, where a smaller micro-batch is of no use.
+                raise OutOfMemory(f"after step {progress.step} of phase {self.name}: {first_line(error)}. {LESS}") from None
+
+    def _steps(self, heartbeat: Heartbeat, scale: LossScale | None) -> None:
+        """Take steps as long as the batches are cut as they are now."""
+        phase, train, world, progress = self.phase, self.run.train, self.world, self.progress
+        settings, passed = replace(self.settings, steps=self.cuts.until(progress.step, phase.steps)), progress.passed
+        fill = grain(phase, micro_batch(phase, phase.steps, world.size))
+        step = partial(self.samples.step, rank=world.rank, world=world.size, grain=fill)
+        watch = None if train.on_spike == "ignore" else self.watch
+        for done in optimise(self.model, self.objective, self.optimizer, lambda t: step(t + passed), settings, progress.step, scale, watch):
             last = done.step == phase.steps
             logs, evaluates, saves = (last or due(done.step - 1, n) for n in (train.log_every, train.eval_every, train.checkpoint_every))
             self.speed.note(done, progress, wait=logs or evaluates or saves)
-            received = greatest(self.signals.received or 0, world)
+            received = greatest(_UNSAVED if self.saver.error else self.signals.received or 0, world)
+            if received == _UNSAVED:
+                self.saver.wait()
             if world.main:
                 heartbeat.beat(self.name, done.step)
+            self.pace.note(done.waited, done.worked)
             self._note_scale(done, scale)
             if logs or evaluates or saves or received:
                 self._see_finite(done, bool(saves or received))
+            if saves or received or due(done.step - 1, train.checksum_every):
+                self._see_alike(done)
             self._measures(done)
             if logs:
-                values = self._log(done)
-                self.line.show(progress_text(progress, phase.steps, values, *self.speed.left(progress)), final=last)
+                self._log(done)
+            if logs or self.line.due():
+                self.line.show(self._status(), final=last)
             if evaluates:
                 self._evaluate(done)
             if last:
+                self._note_memory()
                 self.metrics.write("phase", phase=self.name, event="end", global_step=progress.global_step, seconds=self._seconds())
             if saves or received:
                 self._save()
             if received:
+                self.saver.wait()
                 raise Interrupted(received, f"step {done.step} of phase {self.name}")
+
+    def _cuts(self) -> Cuts:
+        """The micro-batches of the phase: as remembered, as the recipe says, or found by trial."""
+        run, phase, world, step = self.run, self.phase, self.world, self.progress.step
+        found = Cuts(run.run_dir / "memory.json", self.name, conditions(run, phase, world), world)
+        if found.since:
+            if found.at(step) != phase.micro_batch:
+                self.line.say(f"micro-batch {found.at(step)}, as {found.path} says")
+        elif phase.micro_batch:
+            found.use(0, phase.micro_batch)
+        else:
+            trials = Trials(run, self.model, self.objective, self.samples, self.settings.dtype, world)
+            count, text = trials.micro_batch(owed(self.optimizer))
+            found.use(step, count)
+            with together(world):
+                if world.main:
+                    found.keep()
+            self._tell("micro-batch", text, micro_batch=count)
+        return found
+
+    def _cut(self) -> None:
+        """Cut the batches as it is due from the present step on."""
+        self.phase = replace(self.phase, micro_batch=self.cuts.at(self.progress.step))
+        self.samples.phase = self.valid.phase = self.phase
+        self.held_out = self.valid.held_out(self.run.train.eval_sequences)
+
+    def _halve(self, error: OutOfMemory) -> None:
+        """Let the step at which memory ran out be taken again in smaller micro-batches.
+
+        Raises:
+            OutOfMemory: where there is none smaller, or other processes wait for this one in a step that it cannot end.
+        """
+        phase, world, step = self.phase, self.world, self.progress.step
+        held = micro_batch(phase, step + self.progress.passed, world.size)
+        what = f"{error} with micro-batches of {held}"
+        smaller = [count for count in cuts(phase, world.size) if count <= held // 2]
+        if not smaller:
+            raise OutOfMemory(f"phase {self.name}, {what} up to {phase.length} tokens. {LESS}") from None
+        self.cuts.use(step, smaller[-1])
+        self.cuts.keep()
+        if world.size > 1:
+            raise OutOfMemory(
+                f"process {world.rank}, phase {self.name}, {what}. The others cannot go on without it. {self.cuts.path} now says "
+                f"{smaller[-1]}, with which the same command, or a restart by the launcher, goes on from the newest checkpoint"
+            ) from None
+        release(self.model, world.device)
+        self._tell("out of memory", f"{what}: taken again with {smaller[-1]}", micro_batch=smaller[-1])
+
+    def _note_memory(self) -> None:
+        """Write what the phase took at most, by what it follows from."""
+        phase, recompute, most = self.phase, self.run.train.recompute, round(peak_gb(self.world.device), 3)
+        facts = {"micro_batch": phase.micro_batch, "length": phase.length, "recompute": recompute, "peak_gb": most}
+        self.metrics.write("event", what="memory", phase=self.name, global_step=self.progress.global_step, **facts)
 
     def _seconds(self) -> float:
         return round(self.progress.seconds, 3)
@@ -127,18 +230,16 @@ class PhaseTraining:
     def _where(self, step: int) -> dict[str, str | int | float]:
         return {"phase": self.name, "step": step, "global_step": self.progress.global_step, "seconds": self._seconds()}
 
-    def _log(self, done: Step) -> dict[str, float]:
-        """Write a line of metrics; returns what is shown of it."""
+    def _log(self, done: Step) -> None:
+        """Write a line of metrics, and keep it for the live view."""
         progress = self.progress
         means = {name: total / count for name, (total, count) in progress.running.items()}
         progress.running = {}
-        rate = self.speed.rate(self.phase)
+        rate = self.speed.rate()
         norm = float(done.grad_norm)
         if not means:  # Every step since the last line was skipped, with a loss that is no number.
-            return {"lr": done.lr, "grad": norm}
-        self.metrics.write(
-            "train",
-            **self._where(done.step),
+            return
+        values = dict(
             loss=sum(means.values()),
             **{f"{name}_loss": value for name, value in means.items()},
             lr=done.lr,
@@ -148,13 +249,36 @@ class PhaseTraining:
             **({"skipped": progress.skipped} if progress.loss_scale or progress.skipped else {}),
             tokens=progress.tokens,
             sequences=progress.sequences,
-            **{name: round(value, 1) for name, value in rate.items()},
+            **rate,
+            **({"memory_gb": memory} if (memory := round(peak_gb(self.world.device), 3)) else {}),
+            **self._pace(),
         )
-        return {"loss": sum(means.values()), "lr": done.lr, "grad": norm}
+        self.metrics.write("train", **self._where(done.step), **values)
+        if self.run.train.on_spike == "ignore" and (spike := self.watch.first({"loss": sum(means.values()), "grad_norm": norm})):
+            self._tell("spike", f"step {done.step}: {spike}")
+        self.values = values
+
+    def _pace(self) -> dict[str, float]:
+        share, slow = self.pace.line()
+        if slow:
+            self._tell("slow process", slow)
+        return share
+
+    def _tell(self, what: str, message: str, **more: Any) -> None:
+        self.line.say(message)
+        self.metrics.write("event", what=what, message=message, phase=self.name, global_step=self.progress.global_step, **more)
+
+    def _status(self) -> Status:
+        phases = list(self.run.phases.items())
+        done = {name: p.steps if at < self.number else 0 for at, (name, p) in enumerate(phases)} | {self.name: self.progress.step}
+        peak = " of the measured peak" if self.peak and self.peak.measured else ""
+        words = facts(self.values, peak, {"held-out accuracy": self.held, "checkpoint": self.saved})
+        return Status(self.name, {name: (done[name], p.steps) for name, p in phases}, self.speed.left(self.progress), words)
 
     def _evaluate(self, done: Step) -> None:
         held = evaluate(self.model, self.objective, self.held_out, self.settings)
         self.metrics.write("eval", **self._where(done.step), **held)
+        self.held = f"{100 * held['mlm_accuracy']:.1f} %" if "mlm_accuracy" in held else ""
         text = "  ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in held.items())
         self.line.say(f"{self.name} {done.step}/{self.phase.steps}  held out: {text}")
         if "run" in self.progress.noise:
@@ -162,9 +286,13 @@ class PhaseTraining:
         self.speed.pause()
 
     def _save(self) -> None:
+        with together(self.world):
+            same_corpus(self.progress, load_manifest(self.run.data_dir), self.run)
         self.speed.read(self.progress)
         self.progress.metrics_bytes = self.metrics.size()
-        checkpoint.save(self.checkpoints, self.model, self.optimizer, self.progress, self.run.train.keep, self.world)
+        stood = self.saver.save(self.model, self.optimizer, self.progress)
+        self.metrics.write("event", what="saved", **self._where(self.progress.step), save_seconds=round(stood, 3))
+        self.saved = f"step {self.progress.global_step:,}"
         self.speed.pause()
 
     def _note_scale(self, done: Step, scale: LossScale | None) -> None:
@@ -172,10 +300,10 @@ class PhaseTraining:
         if scale:
             self.progress.loss_scale, self.progress.clean_steps = scale.scale, scale.clean
         if done.skipped:
-            then = f"; the loss scale is now {scale.scale:g}" if scale else ""
-            message = f"step {done.step} skipped: {done.skipped}{then}"
-            self.line.say(message)
-            self.metrics.write("event", what="skipped", message=message, phase=self.name, global_step=self.progress.global_step)
+            # Of an overflow of fp16 the scale is the cause, not the data.
+            samples = [] if scale else self.origin(done.step - 1, done.worst)
+            then = f"; the loss scale is now {scale.scale:g}" if scale else f". {origin_text(samples)}"
+            self._tell("skipped", f"step {done.step} skipped: {done.skipped}{then}", **({"samples": samples} if samples else {}))
 
     def _see_finite(self, done: Step, saves: bool) -> None:
         """See that what goes into metrics, and above all into a checkpoint, is finite: the loop does not look at every step of a GPU.
@@ -187,7 +315,27 @@ class PhaseTraining:
         bad = not_finite(self.model.named_parameters()) if saves or broken else []
         if bad or broken:
             weights = f"the weights of {listed(bad)} are not finite" if bad else "the weights are still finite, their gradient is not"
-            raise NotFinite(f"step {done.step}, or one since the last line of metrics: {losses_text(done.losses, self.world)}; {weights}")
+            text = f"step {done.step}, or one since the last line of metrics: {losses_text(done.losses, self.world)}; {weights}"
+            halt = NotFinite(text, done.step - 1)
+            raise Rollback(halt) if self.run.train.on_nonfinite == "rollback" else halt
+
+    def _see_alike(self, done: Step) -> None:
+        """See that all processes hold the same numbers, above all before a checkpoint takes those of the first.
+
+        Raises:
+            Diverged: naming the processes and the tensors that differ.
+        """
+        if self.world.size == 1 or not self.run.train.checksum_every:
+            return
+        try:
+            compare(self.model, self.optimizer, self.world)
+        except Diverged as halt:
+            halt = Diverged(f"step {done.step}: {halt}", done.step - 1)
+            raise (Rollback(halt, passes=False) if self.run.train.on_divergence == "rollback" else halt) from None
+
+    def origin(self, step: int | None, worst: int | None) -> list[Source]:
+        """Where the sequences of micro-batch number `worst` of step `step` (from 0) come from; nothing where that is not known."""
+        return [] if step is None or worst is None else origin(self.samples, step + self.progress.passed, self.world.size, worst)
 
     def _measures(self, done: Step) -> None:
         """Write what the loop measured at this step, if it did."""
@@ -209,7 +357,7 @@ class PhaseTraining:
         self.line.say(
             f"phase {self.name}: {phase.steps} steps of {growing}{phase.global_batch} sequences ({cut}) up to {phase.length} tokens, "
             f"{sequences_before(phase, phase.steps) / size:.2f} epochs of {size:,} examples, {phase.optim.name} at {peak_lr(phase):g}, "
-            f"{self.run.train.precision} on {self.world.device}"
+            f"{self.run.train.precision} on {self.world.device}" + (f" ({self.peak.text()})" if self.peak else "")
         )
         for text in group_lines(self.optimizer.param_groups):
             self.line.say(f"  {text}")

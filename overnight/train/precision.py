@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from overnight.errors import UserError
+from overnight.errors import ConfigError, UserError
 from overnight.optim.layerwise import whole_norms
 from overnight.train.parallel import World, totals
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Type of products and activations; tf32 differs from fp32 only in how a GPU multiplies."""
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""Type of activations and products; tf32 differs from fp32 only in how a GPU multiplies, and fp8 from bf16 in the products of the layers."""
 
 START, FLOOR, CEILING = 2.0**32, 1.0, 2.0**40
 WINDOW = 1000
 """Clean steps after which the scale doubles."""
 
 
-class NotFinite(UserError):
-    """A loss, a gradient or a weight is NaN or infinite, and the run stops."""
+class Halt(UserError):
+    """Training cannot go on as it is, and the run stops with its newest checkpoint whole.
+
+    Args:
+        step: of the phase, from 0, where it is known.
+        worst: number of the micro-batch with the largest loss among those of all processes, where the data may have to do with it.
+    """
+
+    what: ClassVar[str]
+
+    def __init__(self, text: str, step: int | None = None, worst: int | None = None) -> None:
+        super().__init__(text)
+        self.step, self.worst = step, worst
+
+
+class NotFinite(Halt):
+    """A loss, a gradient or a weight is NaN or infinite."""
+
+    what = "not finite"
 
 
 @dataclass
@@ -60,6 +79,31 @@ class LossScale:
             )
         else:
             self.scale, self.clean = self.scale / 2, 0
+
+
+def to_fp8(model: nn.Module, device: torch.device) -> None:
+    """Let the products of the layers of a network be of 8 bits, in place, forward and backward; names and parameters stay.
+
+    torchao's training with a scale for each tensor (E4M3, gradients E5M2). Where there is no hardware for it, it is emulated:
+    as exact, and slower than bf16.
+
+    Raises:
+        ConfigError: where torchao is not installed.
+    """
+    # On import it warns of its kernels for GPUs that are not there.
+    logging.getLogger("torchao").setLevel(logging.ERROR)
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError:
+        raise ConfigError("train.precision = fp8: needs the extra `fp8`: pip install 'overnight[fp8]', or use bf16") from None
+    hardware = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    # Rows of a batch need not be a multiple of 16, which the hardware wants.
+    config = Float8LinearConfig(emulate=not hardware, pad_inner_dim=True)
+    convert_to_float8_training(model, config=config, module_filter_fn=_in_a_layer)
+
+
+def _in_a_layer(module: nn.Module, name: str) -> bool:
+    return isinstance(module, nn.Linear) and ".layers." in name and module.in_features % 16 == module.out_features % 16 == 0
 
 
 def set_products(precision: str, device: torch.device) -> None:

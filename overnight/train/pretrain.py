@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from overnight.batches.loader import Samples
 from overnight.batches.order import key
@@ -18,18 +21,24 @@ from overnight.corpus.tokenizer import Vocabulary, load_vocabulary
 from overnight.environment import environment
 from overnight.errors import ConfigError, DataError
 from overnight.models.bert import BertForPretraining
+from overnight.models.flops import device_peak
 from overnight.optim.groups import build_optimizer
 from overnight.train import checkpoint
 from overnight.train.checkpoint import Progress
 from overnight.train.folder import check_folder, claim_folder, same_corpus
+from overnight.train.guards import Rollback, Source, origin_text
 from overnight.train.lock import hold
-from overnight.train.monitor import Line, Metrics
-from overnight.train.parallel import Elsewhere, World, agree, device_of, facts_of, joined, spread, together
+from overnight.train.metrics import Metrics, open_boards
+from overnight.train.monitor import Line
+from overnight.train.parallel import Elsewhere, World, agree, cut_like, device_of, facts_of, joined, spread, together
 from overnight.train.phase import PhaseTraining, Work
-from overnight.train.precision import NotFinite, set_products
+from overnight.train.precision import DTYPES, Halt, set_products, to_fp8
+from overnight.train.saving import Saver
 from overnight.train.signals import Interrupted, catch_signals
 
 _TRAIN, _HELD_OUT = 0, 1
+# Rollbacks to one checkpoint before the run stops.
+_ROLLBACKS = 20
 
 
 def set_up_machine(run: Run) -> torch.device:
@@ -57,7 +66,7 @@ def check_batches(run: Run, processes: int = 1) -> None:
         raise ConfigError(f"train.noise_every = {run.train.noise_every}: noise is measured in one process only; set it to 0 under torchrun")
     for name, phase in run.phases.items():
         micro_batch(phase, 0, processes)
-        if run.train.noise_every and phase.micro_batch >= phase.global_batch:
+        if run.train.noise_every and (phase.micro_batch or 1) >= phase.global_batch:
             raise ConfigError(
                 f"train.noise_every = {run.train.noise_every}: noise is seen between micro-batches, and phase {name} takes its batch of "
                 f"{phase.global_batch} sequences as one; set phases.{name}.micro_batch below {phase.global_batch}"
@@ -82,7 +91,10 @@ class Pretraining:
         self.vocabulary = load_vocabulary(run.data_dir)
         self.shards = {split: open_shards(run.data_dir, split) for split in ("train", "valid")}
         self.model = new_model(run, self.vocabulary, self.device)
+        if run.train.precision == "fp8":
+            to_fp8(self.model, self.device)
         self.objective = self.model.losses
+        self.model.encoder.recompute_layers(run.train.recompute)
         if run.train.compile:
             self.model.encoder.compile_layers()
         self.checkpoints = run.run_dir / "checkpoints"
@@ -100,13 +112,14 @@ class Pretraining:
 
         Raises:
             Interrupted: on SIGINT, SIGTERM or SIGUSR1, after a checkpoint.
-            NotFinite: when training cannot go on; the newest checkpoint is from before.
+            Halt: when training cannot go on; the newest checkpoint is from before.
         """
         names, main = list(self.run.phases), self.world.main
         with together(self.world):
             progress, moments, problems = checkpoint.load(self.checkpoints, self.model) or (Progress(), {}, [])
             if progress.phase and (progress.phase not in names):
                 raise DataError(f"{self.checkpoints} are of a phase {progress.phase!r} that the recipe does not have")
+            self._same_optimizer(progress)
             same_corpus(progress, self.manifest, self.run)
             progress.corpus = self.manifest.fingerprint()
             if main and not self.finished(progress):  # else it would name the machine that only looked
@@ -114,9 +127,16 @@ class Pretraining:
         agree({"newest checkpoint": {"step": progress.global_step}}, self.world)
         if self.world.size > 1:
             self.objective = spread(self.model, self.world, self.run)
-        board = self.run.run_dir / "tensorboard" if self.run.train.tensorboard and main else None
+        with together(self.world):
+            boards = open_boards(self.run, progress.global_step, self.line.say) if main and not self.finished(progress) else []
+        peak = device_peak(self.device, self.run.train.precision, DTYPES[self.run.train.precision]) if main else None
         path = self.run.run_dir / "metrics.jsonl" if main else None
-        with Metrics(path, progress.metrics_bytes, board) as metrics, catch_signals() as signals:
+        train = self.run.train
+        with (
+            Metrics(path, progress.metrics_bytes, boards) as metrics,
+            catch_signals() as signals,
+            Saver(self.checkpoints, train.keep, train.keep_every, train.asynchronous, self.world) as saver,
+        ):
             for problem in problems:
                 self.line.say(f"falling back to an older checkpoint: {problem}")
                 metrics.write("event", what="checkpoint fell back", message=problem, global_step=progress.global_step)
@@ -125,44 +145,122 @@ class Pretraining:
             elif progress.phase:
                 self.line.say(f"continuing at step {progress.step} of phase {progress.phase}")
                 metrics.write("event", what="resumed", global_step=progress.global_step, seconds=progress.seconds)
-            work = Work(
-                self.run, self.model, self.objective, self.world, self.samples, progress, self.checkpoints, metrics, self.line, signals
-            )
+            work = Work(self.run, self.model, self.objective, self.world, self.samples, progress, saver, metrics, self.line, signals, peak)
             first = names.index(progress.phase) if progress.phase else 0
-            for number, name in enumerate(names[first:], first):
-                phase = self.run.phases[name]
-                optimizer = build_optimizer(self.model, phase.optim)
-                if progress.phase == name:
-                    checkpoint.restore_optimizer(optimizer, moments)
-                else:
-                    if phase.optim.start == "keep" and moments:
-                        checkpoint.restore_optimizer(optimizer, moments, restart_count=phase.optim.schedule.offset == 0)
-                    progress.phase, progress.step, progress.running, progress.noise = name, 0, {}, {}
-                    metrics.write("phase", phase=name, event="start", global_step=progress.global_step, seconds=progress.seconds)
-                if progress.step < phase.steps:
-                    try:
-                        PhaseTraining(work, number, optimizer).train()
-                    except NotFinite as error:
-                        metrics.write("event", what="not finite", message=str(error), phase=name, global_step=progress.global_step)
-                        raise NotFinite(f"phase {name}, {error}.\n{self._way_back()}") from None
-                moments = checkpoint.optimizer_tensors(optimizer)
+            for number in range(first, len(names)):
+                moments = self._train(work, number, moments)
+
+    def _train(self, work: Work, number: int, moments: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A phase to its end, from where the progress stands; returns the optimizer's tensors.
+
+        Args:
+            moments: the optimizer's tensors of the checkpoint that the run goes on from, or of the phase before.
+        """
+        name, phase = list(self.run.phases.items())[number]
+        events: list[dict[str, Any]] = []  # rollbacks to the newest checkpoint, which knows nothing of them
+        if work.progress.phase != name:
+            work.progress.passed = 0
+        while True:
+            progress, metrics = work.progress, work.metrics
+            optimizer = build_optimizer(self.model, phase.optim)
+            if progress.phase == name:
+                checkpoint.restore_optimizer(optimizer, moments)
+            else:
+                if phase.optim.start == "keep" and moments:
+                    checkpoint.restore_optimizer(optimizer, moments, restart_count=phase.optim.schedule.offset == 0)
+                progress.phase, progress.step, progress.running, progress.noise, progress.watched = name, 0, {}, {}, {}
+                metrics.write("phase", phase=name, event="start", global_step=progress.global_step, seconds=progress.seconds)
+            for event in events:
+                metrics.write("event", **event)
+            progress.optimizer = phase.optim.name
+            if progress.step >= phase.steps:
+                return checkpoint.optimizer_tensors(optimizer)
+            training = PhaseTraining(work, number, optimizer)
+            try:
+                training.train()
+                return checkpoint.optimizer_tensors(optimizer)
+            except Rollback as bad:
+                samples = training.origin(bad.halt.step, bad.halt.worst)
+                del training, optimizer  # before there are others
+                moments = self._go_back(bad, work, number, samples, events)
+            except Halt as halt:
+                raise self._halted(halt, work, training.origin(halt.step, halt.worst)) from None
+
+    def _go_back(self, bad: Rollback, work: Work, number: int, samples: list[Source], events: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """Put the newest checkpoint, or the untrained network, in the place of what was trained since; returns the optimizer's tensors.
+
+        A kill after it changes nothing: the next start comes to the same step by itself, and goes back again.
+
+        Args:
+            samples: that may have to do with it.
+            events: rollbacks so far to the newest checkpoint; one is added.
+
+        Raises:
+            Halt: the cause, when going back does not help.
+        """
+        progress, halt, names = work.progress, bad.halt, list(self.run.phases)
+        assert halt.step is not None
+        work.saver.wait()
+        whole = new_model(self.run, self.vocabulary, torch.device("cpu"))
+        with together(self.world):
+            back, moments, _ = checkpoint.load(self.checkpoints, whole) or (Progress(corpus=progress.corpus), {}, [])
+        agree({"newest checkpoint": {"step": back.global_step}}, self.world)
+        if events and events[-1]["to"] != back.global_step:
+            events.clear()
+        if len(events) == _ROLLBACKS:
+            again = f"{halt}. The run went back to step {back.global_step} {_ROLLBACKS} times: lower the learning rate, or look at the data"
+            raise self._halted(type(halt)(again), work, samples)
+        inside = back.phase == names[number]
+        if not inside and (names.index(back.phase) + 1 if back.phase else 0) != number:
+            raise self._halted(halt, work, samples)  # Checkpoints were damaged; the next start goes on in an earlier phase.
+        steps = halt.step + 1 - (back.step if inside else 0)
+        back.passed, back.seconds = progress.passed + steps * bad.passes, progress.seconds
+        with torch.no_grad():
+            tensors = self.model.state_dict()
+            for name, tensor in whole.state_dict().items():
+                tensors[name].copy_(cut_like(tensors[name], tensor))
+        work.metrics.back_to(back.metrics_bytes, back.global_step)
+        work.progress = back
+        place = {"phase": names[number], "global_step": back.global_step, "from": back.global_step + steps, "to": back.global_step}
+        data = f", passing over {steps} steps of data" if bad.passes else ""
+        text = ". ".join(part for part in (str(halt), origin_text(samples)) if part)
+        message = f"phase {names[number]}: gone back from step {place['from']} to step {place['to']} of the run{data}: {text}"
+        self.line.say(message)
+        events.append({"what": "rolled back", "message": message, **place, "cause": halt.what, "passed": back.passed, "samples": samples})
+        return moments
+
+    def _halted(self, halt: Halt, work: Work, samples: list[Source]) -> Halt:
+        """The error that ends the run, with its place, its data and the way back."""
+        text = ". ".join(part for part in (f"phase {work.progress.phase}, {halt}", origin_text(samples)) if part)
+        place = {"phase": work.progress.phase, "global_step": work.progress.global_step}
+        work.metrics.write("event", what=halt.what, message=text, **place, **({"samples": samples} if samples else {}))
+        return type(halt)(f"{text}.\n{self._way_back(work.saver)}")
 
     def finished(self, progress: Progress) -> bool:
         """Whether the last phase is done."""
         name = list(self.run.phases)[-1]
         return progress.phase == name and progress.step >= self.run.phases[name].steps
 
-    def _way_back(self) -> str:
+    def _same_optimizer(self, progress: Progress) -> None:
+        theirs, ours = progress.optimizer, self.run.phases[progress.phase].optim.name if progress.phase else ""
+        if theirs and theirs != ours:
+            raise DataError(
+                f"the checkpoints in {self.checkpoints} are of {theirs}, and phase {progress.phase} trains with {ours}, which cannot go on "
+                "with its moments; give this run a new folder (--out=...)"
+            )
+
+    def _way_back(self, saver: Saver) -> str:
+        saver.settle()
         newest = checkpoint.newest(self.checkpoints)
         good = f"The last good checkpoint is {newest}, and" if newest else "There is no checkpoint yet, and"
-        return f"{good} the same command goes on from there"
+        return f"{good} the same command goes on from there" + (f"; the {saver.error}" if saver.error else "")
 
 
 def pretrain(run: Run, line: Line | None = None) -> Path:
     """Pretrain the phases of a run whose data is prepared, in this process or with all that torchrun started; returns the newest checkpoint.
 
     Raises:
-        ConfigError, DataError, Interrupted, NotFinite.
+        ConfigError, DataError, Interrupted, Halt.
         UserError: when another process is writing the run folder.
     """
     with joined(run) as world, ExitStack() as held:
@@ -178,8 +276,13 @@ def pretrain(run: Run, line: Line | None = None) -> Path:
                 claim_folder(run)
         try:
             work.go()
-        except (Interrupted, NotFinite) as error:  # in all processes; one says it
+        except (Interrupted, Halt) as error:  # in all processes; one says it
             raise error if world.main else Elsewhere(error.exit_code) from None
+        finally:
+            work.line.clear()
+        # DDP must be gone before its process group is, or the last thread of gloo waits for the interpreter, and the interpreter for it.
+        work.objective = work.model.losses
+        gc.collect()
     newest = checkpoint.newest(work.checkpoints)
     assert newest is not None or not world.main, "every phase ends with a checkpoint"
     return newest or work.checkpoints

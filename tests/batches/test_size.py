@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overnight.batches.size import batch_size, micro_batch, sequences_before
+from overnight.batches.size import batch_size, cuts, micro_batch, sequences_before
 from overnight.config import BatchWarmup, Phase
 from overnight.errors import ConfigError
 
@@ -67,3 +67,11 @@ def test_batches_that_processes_cannot_share_equally_are_refused() -> None:
     assert [micro_batch(phase, step, world=2) for step in (0, 5)] == [3, 4]
     with pytest.raises(ConfigError, match=r"batch_warmup\.start = 2: cannot be cut for 3 processes"):
         micro_batch(Phase(10, 24, BatchWarmup(2, 5), micro_batch=4), 0, world=3)
+
+
+def test_one_that_is_still_to_be_found_counts_as_the_least_and_what_it_can_be_cuts_the_share() -> None:
+    phase = Phase(10, 24, BatchWarmup(6, 5), micro_batch=0)
+    assert [micro_batch(phase, step, world=2) for step in (0, 5)] == [1, 1]
+    assert cuts(phase) == [1, 2, 3, 4, 6, 8, 12, 24] and cuts(phase, world=2) == [1, 2, 3, 4, 6, 12]
+    with pytest.raises(ConfigError, match="cannot be cut for 5 processes"):
+        micro_batch(phase, 0, world=5)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from overnight.batches.loader import Samples
 from overnight.batches.packing import IGNORED, Batch
@@ -279,3 +280,27 @@ def test_positions_beyond_the_learned_ones_are_an_error() -> None:
     with pytest.raises(IndexError):
         pretraining().eval().encoder(batch)
     assert np.isfinite(float(pretraining().encoder(random_batch([64])).detach().sum()))
+
+
+class Copies(TorchDispatchMode):
+    """Copies from the host to another device, and whether the host waits for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and args[0].device.type != torch.device(kwargs.get("device", "cpu")).type:
+            self.waited.append(not kwargs.get("non_blocking"))
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_host_waits_for_no_copy_to_the_device(training: bool) -> None:
+    # The meta device stands for a GPU: the same path, without its numbers. Attention is padded, with what that needs beside the batch.
+    model = pretraining(dropout=0.1, attention_dropout=0.1).to("meta").train(training)
+    with Copies() as copies:
+        losses, _ = model.losses(random_batch([20, 13, 9]).to(torch.device("meta")), torch.float32)
+        torch.stack(list(losses.values())).sum().backward()
+    assert len(copies.waited) == 7 + 3 and not any(copies.waited)

@@ -99,6 +99,36 @@ def test_the_curves_are_the_measured_ones_by_step_and_by_time(tmp_path: Path) ->
     assert [(phase["name"], phase["step"]) for phase in run["phases"]] == [("short", 0), ("long", 200)]
 
 
+def test_what_a_run_measured_of_itself_is_drawn(tmp_path: Path) -> None:
+    own = {"mfu": 0.31, "memory_gb": 1.2, "loader_wait": 0.002, "loss_scale": 65536.0, "skipped": 1}
+    lines = [{**line, **own} if line["kind"] == "train" else line for line in metrics()]
+    page = Page(write_report([write_run(tmp_path / "run", lines)], tmp_path / "report.html"))
+    for key, value in own.items():
+        assert page.curves["runs"][0]["train"][key] == [value] * 50
+    assert "31.0 %" in page.text
+    assert "mfu" not in Page(write_report([write_run(tmp_path / "old", metrics())], tmp_path / "old.html")).curves["runs"][0]["train"]
+
+
+def test_events_are_marked_where_they_happened_and_checkpoints_are_counted(tmp_path: Path) -> None:
+    lines = metrics()
+    at = {line["global_step"]: line["seconds"] for line in lines if line["kind"] == "train"}
+    lines += [
+        {"kind": "event", "what": "resumed", "global_step": 120, "seconds": 95.5},
+        {"kind": "event", "what": "skipped", "global_step": 123, "message": "a loss that is no number"},
+        {"kind": "event", "what": "checkpoint fell back", "global_step": 0, "message": "cut"},
+        {"kind": "event", "what": "without a step"},
+        *({"kind": "event", "what": "saved", "global_step": step, "seconds": 1.0, "save_seconds": 0.25} for step in (50, 100, 150)),
+    ]
+    page = Page(write_report([write_run(tmp_path / "run", lines)], tmp_path / "report.html"))
+    events = {event["what"]: event for event in page.curves["runs"][0]["events"]}
+    assert events["resumed"] == {"what": "resumed", "step": 120, "seconds": 95.5, "message": ""}
+    assert events["skipped"] == {"what": "skipped", "step": 123, "seconds": at[120], "message": "a loss that is no number"}
+    assert events["checkpoint fell back"]["seconds"] == 0.0 and "without a step" not in events
+    assert len(page.curves["runs"][0]["events"]) == 6
+    assert "3 checkpoints saved; training stood still for 0.8 s" in page.text and "step 50: saved" not in page.text
+    assert "without a step" in page.text
+
+
 def test_measured_tensors_have_a_section_of_their_own(tmp_path: Path) -> None:
     plain = Page(write_report([write_run(tmp_path / "plain", metrics())], tmp_path / "plain.html"))
     assert "Trust ratio" not in plain.text and plain.curves["runs"][0]["tensors"] is None and plain.curves["runs"][0]["noise"] is None

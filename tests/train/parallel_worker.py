@@ -1,6 +1,7 @@
 """One process of tests/train/test_parallel.py: `python -m tests.train.parallel_worker RANK WORLD JOBS.json`.
 
-A job is a recipe to pretrain (one for all processes, or a list), and perhaps the process that gets a SIGTERM and in which step.
+A job is a recipe to pretrain (one for all processes, or a list), perhaps the process that gets a SIGTERM and in which step, and perhaps a
+plant (:mod:`tests.train.plants`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from overnight.errors import UserError
 from overnight.train import loop
 from overnight.train.monitor import Line
 from overnight.train.pretrain import pretrain
+from tests.train.plants import planted
 
 
 def signal_after(steps: int) -> None:
@@ -48,7 +51,8 @@ def main(rank: int, world: int, jobs: Path) -> None:
         if job.get("signal", [None])[0] == rank:
             signal_after(job["signal"][1])
         try:
-            pretrain(config.load(recipe), Line(io.StringIO()))
+            with planted(job["plant"], rank) if "plant" in job else nullcontext():
+                pretrain(config.load(recipe), Line(io.StringIO()))
             said.append([0, ""])
         except UserError as error:
             said.append([error.exit_code, str(error)])

@@ -16,8 +16,9 @@ from overnight.config import Run
 from overnight.train import checkpoint
 from overnight.train.checkpoint import Progress
 from overnight.train.folder import claim_folder
-from overnight.train.monitor import Line, Speed
+from overnight.train.monitor import Line
 from overnight.train.pretrain import Pretraining, pretrain
+from overnight.train.speed import Speed, Spent
 
 Make = Callable[..., Run]
 GROWING = {
@@ -99,8 +100,7 @@ def test_accumulation_does_not_change_the_training_while_the_batch_warms_up(
 
 def test_the_time_left_counts_the_true_batches(tiny: Make) -> None:
     run = tiny(**GROWING)
-    speed = Speed(run, 0, Progress())
+    speed = Speed(run, 0)
     # Of 26 sequences 4 are done, at one a second; 4 steps of 8 longer sequences follow.
-    speed._all = [4.0, 64.0, 4.0]
-    rate, here, everything = speed.left(Progress(step=2))
-    assert (rate, here) == (16.0, 22.0) and everything == pytest.approx(22 + 4 * 8 * 48 / 32)
+    speed._all = Spent(seconds=4.0, tokens=64, sequences=4)
+    assert speed.left(Progress(step=2)) == {"short": 22.0, "long": pytest.approx(4 * 8 * 48 / 32)}

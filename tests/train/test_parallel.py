@@ -22,7 +22,7 @@ from overnight.errors import ConfigError
 from overnight.train import checkpoint
 from overnight.train.monitor import Line
 from overnight.train.pretrain import pretrain
-from tests.conftest import ROOT, tiny_tree
+from tests.conftest import CLOCK, ROOT, tiny_tree
 
 KINDS = ("ddp", "fsdp")
 Said = list[list[tuple[int, str]]]
@@ -35,12 +35,12 @@ class Runs:
         self.folder, self._data = folder, data
 
     def make(self, name: str, **changes: Any) -> Run:
-        """20 steps of 8 sequences in two phases, one sequence a micro-batch, without dropout."""
+        """50 steps of 8 sequences in two phases, one sequence a micro-batch, without dropout."""
         tree = tiny_tree(self.folder, self._data.parent / "topics.jsonl")
         tree["out"], tree["data"]["dir"] = str(self.folder / name), str(self._data)
         tree["model"] |= {"dropout": 0.0, "attention_dropout": 0.0}
         tree["train"] |= {"checkpoint_every": 5, "eval_every": 10, "eval_sequences": 10}
-        for phase, steps in (("short", 12), ("long", 8)):
+        for phase, steps in (("short", 30), ("long", 20)):
             tree["phases"][phase] = {**tree["phases"][phase], "steps": steps, "micro_batch": 1, **changes.get("phase", {})}
         tree["train"] |= changes.get("train", {})
         run = config.build(tree)
@@ -79,18 +79,18 @@ def newest(run: Path) -> dict[str, torch.Tensor]:
 
 
 def distance(run: Path, reference: Path) -> float:
-    """Of the newest parameters, as one vector, relative to the reference."""
+    """Of the newest parameters, as one vector, relative to the reference; without the vocabulary's padding, whose -10,000 would drown the rest."""
     ours, theirs = newest(run), newest(reference)
     assert ours.keys() == theirs.keys()
     names = [name for name in theirs if not name.startswith("optimizer ")]
     a, b = (torch.cat([tensors[name].double().flatten() for name in names]) for tensors in (ours, theirs))
+    a, b = a[b > -9999], b[b > -9999]
     return float((a - b).norm() / b.norm())
 
 
 def lines(run: Path, *kinds: str) -> list[dict[str, Any]]:
-    clock = ("seconds", "tokens_per_s", "sequences_per_s")
     found = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in clock} for line in found if line["kind"] in kinds]
+    return [{k: v for k, v in line.items() if k not in CLOCK} for line in found if line["kind"] in kinds]
 
 
 def assert_same_curve(run: Path, reference: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(kind: str, runs: 
 def test_a_run_begun_by_2_processes_goes_on_with_1_and_with_4(name: str, runs: Runs) -> None:
     assert distance(runs.folder / name, runs.folder / "one") <= 1e-6
     assert_same_curve(runs.folder / name, runs.folder / "one")
-    assert [line["what"] for line in lines(runs.folder / name, "event")] == ["resumed"]
+    assert [line["what"] for line in lines(runs.folder / name, "event") if line["what"] not in ("saved", "memory")] == ["resumed"]
 
 
 def test_errors_stop_all_processes_and_one_says_them(tiny_data: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from overnight.errors import ConfigError, DataError
 from overnight.train import checkpoint, loop, pretrain
 from overnight.train.monitor import Line
 from overnight.train.signals import Interrupted
+from tests.conftest import CLOCK
 
 Make = Callable[..., Run]
 
@@ -41,9 +42,8 @@ def parameters(run: Run) -> dict[str, torch.Tensor]:
 
 def metrics(run: Run) -> list[dict[str, Any]]:
     """The lines without events and without what the clock decides."""
-    clock = ("seconds", "tokens_per_s", "sequences_per_s")
     lines = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in clock} for line in lines if line["kind"] != "event"]
+    return [{k: v for k, v in line.items() if k not in CLOCK} for line in lines if line["kind"] != "event"]
 
 
 def assert_same_run(a: Run, b: Run) -> None:
@@ -181,22 +181,24 @@ def test_without_any_whole_checkpoint_nothing_is_overwritten(tiny: Make) -> None
         finish(run)
 
 
-def test_a_full_disk_during_a_checkpoint_keeps_the_one_before(tiny: Make) -> None:
-    run = tiny(**{"train.checkpoint_every": 4})
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_full_disk_during_a_checkpoint_keeps_the_one_before(asynchronous: bool, tiny: Make) -> None:
+    run = tiny(**{"train.checkpoint_every": 4, "train.asynchronous": asynchronous})
     recipe = run.run_dir.parent / "recipe.yaml"
     recipe.write_text(config.save(run))
-    # A limit on the size of files makes the write itself fail, as a full disk does, once the first checkpoint exists.
+    # A limit on the size of files (the weights are larger, the plans are not) makes the write itself fail, as a full disk does,
+    # once the first checkpoint exists.
     script = f"""
 import resource, signal, sys
-from overnight.train import checkpoint
+from overnight.train import checkpoint, saving
 from overnight.cli import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-real = checkpoint.save
-def save(folder, *args):
+real = saving.write
+def write(folder, *args):
     if checkpoint.newest(folder):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
     return real(folder, *args)
-checkpoint.save = save
+saving.write = write
 sys.exit(main(["pretrain", {str(recipe)!r}]))
 """
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

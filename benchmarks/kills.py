@@ -1,0 +1,264 @@
+"""Kill a training run a hundred times at random moments, and see that it ends with the bits of the undisturbed run.
+
+    python -m benchmarks.kills                 100 kills, about 20 minutes on two cores
+    python -m benchmarks.kills --kills 7       one of each kind
+
+Kinds: `kill -9` and SIGTERM of a single process, and of one or of all of two; at a moment drawn evenly over the life of the process, or
+as soon as a checkpoint is being written. After each kill the same command goes on. Lost are the optimizer steps that were logged after the
+newest whole checkpoint. Two processes talk over gloo; after the death of one the other must end by itself.
+Into benchmarks/results/<date>-<machine>-kills/ goes result.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+
+import psutil
+import torch
+import yaml
+
+from overnight import config
+from overnight.corpus.pipeline import prepare
+from overnight.environment import environment
+from overnight.errors import DataError
+from overnight.train import checkpoint
+
+_EVERY = 40
+"""Steps between checkpoints."""
+_WITHIN = 60.0
+"""Seconds in which the other process must have ended after the death of one."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to be killed."""
+
+    name: str
+    signal: signal.Signals
+    processes: int = 1
+    all: bool = False
+    saving: bool = False
+    """As soon as a checkpoint is being written."""
+
+
+KINDS = [
+    Kind("kill -9", signal.SIGKILL),
+    Kind("SIGTERM", signal.SIGTERM),
+    Kind("kill -9 during a save", signal.SIGKILL, saving=True),
+    Kind("kill -9 of one of 2", signal.SIGKILL, 2),
+    Kind("SIGTERM of one of 2", signal.SIGTERM, 2),
+    Kind("kill -9 of both of 2", signal.SIGKILL, 2, all=True),
+    Kind("kill -9 of one of 2 during a save", signal.SIGKILL, 2, saving=True),
+]
+
+
+@dataclass
+class Outcome:
+    """What the kills of a kind did."""
+
+    kind: str
+    kills: int = 0
+    runs: int = 0
+    """Trainings that were killed and went on until they ended."""
+    equal: int = 0
+    """Of them, those with the bits of the undisturbed run, optimizer included."""
+    lost: list[int] = field(default_factory=list)
+    """Steps that had to be done again, by kill."""
+    others: list[float] = field(default_factory=list)
+    """Seconds until the process that was not killed had ended."""
+    codes: list[list[int]] = field(default_factory=list)
+    """Exit codes of the processes, by kill."""
+
+
+class Campaign:
+    """Runs of one recipe in folders of their own."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.draw = folder, random.Random(seed)
+        data = {"dir": str(folder / "data"), "vocab_size": 1000, "min_chars": 400, "valid_fraction": 0.05}
+        optim = {"name": "lamb", "lr": 0.01, "schedule": {"name": "poly", "warmup": 0.1}}
+        phase = {"steps": 300, "global_batch": 16, "length": 48, "micro_batch": 4, "max_predictions": 8, "optim": optim}
+        self.tree = {
+            "name": "kills",
+            "data": data,
+            "model": {"layers": 2, "width": 64, "heads": 2, "max_length": 64},
+            "phases": {"short": phase, "long": {**phase, "steps": 200, "length": 64, "optim": {**optim, "start": "keep"}}},
+            "train": {"log_every": 1, "eval_every": 100, "eval_sequences": 32, "checkpoint_every": _EVERY, "threads": 1, "device": "cpu"},
+        }
+        run = config.build(self.tree)
+        prepare(run.data, run.data_dir, log=lambda text: None)
+        self.references = {processes: self._undisturbed(processes) for processes in (1, 2)}
+        self.life = {processes: seconds for processes, (_, seconds) in self.references.items()}
+
+    def start(self, name: str, processes: int) -> list[subprocess.Popen[bytes]]:
+        """Begin a run, or go on with it."""
+        recipe = self.folder / f"{name}.yaml"
+        recipe.write_text(yaml.safe_dump({**self.tree, "out": str(self.folder / name)}), encoding="utf-8")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        started = []
+        for rank in range(processes):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            variables = {**os.environ, "OMP_NUM_THREADS": "1"} | ({k: str(v) for k, v in place.items()} if processes > 1 else {})
+            with (self.folder / f"{name}.log").open("ab") as log:
+                command = [sys.executable, "-m", "overnight", "pretrain", str(recipe)]
+                started.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log))
+        return started
+
+    def _undisturbed(self, processes: int) -> tuple[Path, float]:
+        name, start = f"undisturbed-{processes}", time.monotonic()
+        codes = [process.wait() for process in self.start(name, processes)]
+        assert codes == [0] * processes, (self.folder / f"{name}.log").read_text()
+        return self.folder / name, time.monotonic() - start
+
+    def kill(self, kind: Kind, name: str, outcome: Outcome) -> bool:
+        """Go on with a run and kill it; False where it had ended before."""
+        running = self.start(name, kind.processes)
+        at = time.monotonic() + self.draw.uniform(0, self.life[kind.processes])
+        # A save of this process: what an earlier one left behind does not count.
+        before = set((self.folder / name / "checkpoints").glob(".step-*.tmp"))
+        skipped = self.draw.randrange(4)
+        while all(process.poll() is None for process in running):
+            if kind.saving:
+                now = set((self.folder / name / "checkpoints").glob(".step-*.tmp"))
+                if now - before:
+                    skipped, before = skipped - 1, now
+                    if skipped < 0:
+                        break
+                before &= now
+            elif time.monotonic() >= at:
+                break
+            time.sleep(0.0005 if kind.saving else 0.01)
+        victims = running if kind.all else [self.draw.choice(running)]
+        if any(victim.poll() is not None for victim in victims):
+            self._end(name, running, 0)
+            return False
+        killed = time.monotonic()
+        for victim in victims:
+            victim.send_signal(kind.signal)
+        codes = [process.wait(_WITHIN) for process in running]
+        if len(victims) < len(running):
+            outcome.others.append(round(time.monotonic() - killed, 1))
+        outcome.kills += 1
+        outcome.codes.append(codes)
+        outcome.lost.append(self._lost(name))
+        return True
+
+    def _end(self, name: str, running: list[subprocess.Popen[bytes]], code: int) -> None:
+        codes = [process.wait() for process in running]
+        assert codes == [code] * len(codes), (codes, (self.folder / f"{name}.log").read_text()[-3000:])
+
+    def finish(self, name: str, processes: int) -> None:
+        """Go on with a run until it ends."""
+        self._end(name, self.start(name, processes), 0)
+
+    def _lost(self, name: str) -> int:
+        metrics, checkpoints = self.folder / name / "metrics.jsonl", self.folder / name / "checkpoints"
+        steps = [0]
+        for line in metrics.read_text().splitlines() if metrics.exists() else ():
+            with contextlib.suppress(ValueError):  # the last line may be cut by the kill
+                steps.append(json.loads(line).get("global_step", 0))
+        for place in sorted(checkpoints.glob("step-*"), reverse=True):
+            try:
+                return max(steps) - checkpoint.read(place)[0].global_step
+            except DataError:
+                continue
+        return max(steps)
+
+    def equal(self, name: str, processes: int) -> bool:
+        """Whether the newest checkpoint has the bits of the undisturbed run's, and its last held-out losses are its."""
+        ours, theirs = (self._state(folder) for folder in (self.folder / name, self.references[processes][0]))
+        same = ours[0].keys() == theirs[0].keys() and all(torch.equal(ours[0][key], theirs[0][key]) for key in theirs[0])
+        return same and ours[1] == theirs[1]
+
+    def _state(self, folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+        place = checkpoint.newest(folder / "checkpoints")
+        assert place is not None
+        _, model, optimizer = checkpoint.read(place)[:3]
+        lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        held = [{k: v for k, v in line.items() if k != "seconds"} for line in lines if line["kind"] == "eval"]
+        return {**model, **{f"optimizer {name}": tensor for name, tensor in optimizer.items()}}, held
+
+
+def run_kind(campaign: Campaign, kind: Kind, kills: int) -> Outcome:
+    """Kill runs one after another until there are so many kills; each goes on until it ends and is compared."""
+    outcome = Outcome(kind.name)
+    while outcome.kills < kills:
+        name = f"{kind.name.replace(' ', '-')}-{outcome.runs}"
+        # At most eight kills of a run: a life is drawn anew for each, so that late moments are reached too.
+        for _ in range(8):
+            if outcome.kills == kills or not campaign.kill(kind, name, outcome):
+                break
+        campaign.finish(name, kind.processes)
+        outcome.runs += 1
+        outcome.equal += campaign.equal(name, kind.processes)
+        shutil.rmtree(campaign.folder / name)
+        print(row(outcome), flush=True)
+    return outcome
+
+
+def row(outcome: Outcome) -> str:
+    """A line of the table."""
+    others = f"{max(outcome.others):5.1f} s" if outcome.others else ""
+    return f"{outcome.kind:36}{outcome.kills:6}{outcome.runs:6}{outcome.equal:7}{max(outcome.lost, default=0):6}{others:>10}  " + " ".join(
+        f"{codes} x {count}" for codes, count in counted(outcome.codes)
+    )
+
+
+def counted(codes: list[list[int]]) -> list[tuple[str, int]]:
+    """How often each combination of exit codes came, commonest first."""
+    texts = [",".join(map(str, sorted(one))) for one in codes]
+    return sorted(((text, texts.count(text)) for text in set(texts)), key=lambda pair: -pair[1])
+
+
+def main() -> None:
+    """Run the campaign, print its table and keep it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--machine", default=f"cpu{psutil.cpu_count()}", help="word for the machine in the name of the results folder")
+    options = parser.parse_args()
+    print(f"{'kind':36}{'kills':>6}{'runs':>6}{'equal':>7}{'lost':>6}{'other ends':>10}  exit codes")
+    with tempfile.TemporaryDirectory() as folder:
+        campaign = Campaign(Path(folder), options.seed)
+        # Kills of one process are cheaper, and so is their share greater.
+        shares = [2 if kind.processes == 1 else 1 for kind in KINDS]
+        counts = [max(1, options.kills * share // sum(shares)) for share in shares]
+        counts[0] += max(0, options.kills - sum(counts))
+        outcomes = [run_kind(campaign, kind, count) for kind, count in zip(KINDS, counts, strict=True)]
+    worst, equal, runs = max(max(o.lost) for o in outcomes), sum(o.equal for o in outcomes), sum(o.runs for o in outcomes)
+    kills = sum(o.kills for o in outcomes)
+    print(f"{kills} kills of {runs} runs: {equal} runs equal bit for bit, at most {worst} steps lost of {_EVERY} between checkpoints")
+    out = Path(__file__).parent / "results" / f"{date.today()}-{options.machine}-kills"
+    out.mkdir(parents=True, exist_ok=True)
+    result = {
+        "command": ["python", "-m", "benchmarks.kills", *sys.argv[1:]],
+        "environment": environment(),
+        "checkpoint_every": _EVERY,
+        "kills": kills,
+        "runs": runs,
+        "equal": equal,
+        "most_steps_lost": worst,
+        "kinds": [asdict(outcome) for outcome in outcomes],
+    }
+    (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    sys.exit(equal != runs or worst > _EVERY)
+
+
+if __name__ == "__main__":
+    main()

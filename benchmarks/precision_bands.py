@@ -1,0 +1,169 @@
+"""Train 300 steps in every precision from the same start on the same batches, and see how far each curve goes from that of fp32.
+
+    python -m benchmarks.precision_bands
+
+Two layers of width 128 on the documentation inside the Python environment, with LAMB at a rate of the order of the demo's and without dropout. Held-out
+losses are compared every ten steps: a precision passes while it stays within BAND of fp32. `fp32, cut otherwise` is fp32 with another
+micro-batch: what rounding alone does. fp8 is emulated on a machine without the hardware, and left out without torchao.
+Into benchmarks/results/<date>-<machine>-precision/ go result.json and bands.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from datetime import date
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import torch
+
+from benchmarks.large_batch_plots import GREY, LIGHT, Axis, line, path, spaced, text
+from overnight import config
+from overnight.corpus.pipeline import prepare
+from overnight.environment import environment
+from overnight.train.monitor import Line
+from overnight.train.pretrain import pretrain
+
+BAND = 0.01
+"""Relative difference of the held-out loss from that of fp32 in which a precision must stay."""
+STEPS, EVERY = 300, 10
+OTHERWISE = "fp32, cut otherwise"
+COLOURS = {"fp32": "#000000", OTHERWISE: "#999999", "tf32": "#56B4E9", "bf16": "#0072B2", "fp16": "#D55E00", "fp8": "#CC79A7"}
+_WIDTH, _HEIGHT, _LEFT, _TOP, _PITCH = 360, 270, 64, 62, 560
+
+Curve = dict[int, float]
+"""Held-out masked-LM loss by step."""
+
+
+def train(folder: Path, name: str, device: str, steps: int) -> tuple[Curve, float, int]:
+    """Train in a precision: the held-out losses, the seconds, and how many steps were skipped."""
+    optim = {"name": "lamb", "lr": 0.02, "schedule": {"name": "poly", "warmup": 0.1}}
+    tree = {
+        "name": "bands",
+        "out": str(folder / name.replace(" ", "-")),
+        "data": {"dir": str(folder / "data"), "vocab_size": 4000, "valid_fraction": 0.02},
+        "model": {"layers": 2, "width": 128, "heads": 2, "max_length": 64, "dropout": 0.0, "attention_dropout": 0.0},
+        "phases": {
+            "short": {
+                "steps": steps,
+                "global_batch": 64,
+                "length": 64,
+                "micro_batch": 16 if name == OTHERWISE else 64,
+                "max_predictions": 10,
+                "optim": optim,
+            }
+        },
+        "train": {
+            "precision": name.partition(",")[0],
+            "device": device,
+            "eval_every": EVERY,
+            "eval_sequences": 1024,
+            "checkpoint_every": steps,
+        },
+    }
+    run = config.build(tree)
+    prepare(run.data, run.data_dir, log=lambda words: None)
+    start = time.perf_counter()
+    with (folder / "log.txt").open("a", encoding="utf-8") as log:
+        pretrain(run, Line(log))
+    lines = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    losses = {int(entry["step"]): float(entry["mlm_loss"]) for entry in lines if entry["kind"] == "eval"}
+    skipped = sum(entry["kind"] == "event" and entry["what"] == "skipped" for entry in lines)
+    return losses, time.perf_counter() - start, skipped
+
+
+def distances(curve: Curve, reference: Curve) -> Curve:
+    """Relative difference from the reference, by step."""
+    return {step: loss / reference[step] - 1 for step, loss in curve.items()}
+
+
+def picture(curves: Mapping[str, Curve]) -> str:
+    """Two panels: the losses, and their differences from fp32 with the band."""
+    far = {name: {s: 100 * d for s, d in distances(curve, curves["fp32"]).items()} for name, curve in curves.items() if name != "fp32"}
+    width, height = _LEFT + 2 * _PITCH - 60, _TOP + _HEIGHT + 56
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+    parts = [
+        head + 'font-family="Helvetica, Arial, sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        text(_LEFT, 22, "the same training in every precision", size=15),
+        panel(0, "held-out masked-LM loss", curves, None),
+        panel(1, "difference from fp32, %", far, 100 * BAND),
+    ]
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def panel(place: int, title: str, curves: Mapping[str, Curve], band: float | None) -> str:
+    """A frame with its curves, labelled at their ends, and a band around 0."""
+    values = [value for curve in curves.values() for value in curve.values()] + ([] if band is None else [-band, band])
+    room = (max(values) - min(values)) * 0.06
+    left, steps = _LEFT + place * _PITCH, [step for curve in curves.values() for step in curve]
+    x = Axis(0, max(steps), left, left + _WIDTH, False)
+    y = Axis(min(values) - room, max(values) + room, _TOP + _HEIGHT, _TOP, False)
+    found = [text(left, _TOP - 12, title, size=13)]
+    if band is not None:
+        corners = [(left, y.at(band)), (left + _WIDTH, y.at(band)), (left + _WIDTH, y.at(-band)), (left, y.at(-band))]
+        found.append(f'<polygon points="{path(corners)}" fill="{GREY}" fill-opacity="0.1"/>')
+    for value in y.ticks():
+        found += [line([(left, y.at(value)), (left + _WIDTH, y.at(value))], LIGHT), text(left - 8, y.at(value) + 4, f"{value:.3g}", "end")]
+    for step in x.ticks():
+        found += [
+            line([(x.at(step), _TOP), (x.at(step), _TOP + _HEIGHT)], LIGHT),
+            text(x.at(step), _TOP + _HEIGHT + 18, f"{step:g}", "middle"),
+        ]
+    found.append(text(left + _WIDTH / 2, _TOP + _HEIGHT + 40, "optimizer steps", "middle"))
+    for name, curve in curves.items():
+        found.append(line([(x.at(step), y.at(loss)) for step, loss in curve.items()], COLOURS[name], 2.0))
+    for name, (end, label) in spaced({name: y.at(curve[max(curve)]) for name, curve in curves.items()}).items():
+        found += [
+            line([(left + _WIDTH + 2, end), (left + _WIDTH + 14, label)], COLOURS[name]),
+            text(left + _WIDTH + 18, label + 4, name, colour=COLOURS[name]),
+        ]
+    return "\n".join(found)
+
+
+def precisions(device: str) -> Sequence[str]:
+    """Those that this machine can train in; a CPU has no tf32."""
+    return ["fp32", OTHERWISE, *(["tf32"] if device == "cuda" else []), "bf16", "fp16", *(["fp8"] if find_spec("torchao") else [])]
+
+
+def main() -> None:
+    """Train, compare, draw, and keep it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--machine", default=f"cpu{psutil.cpu_count()}", help="word for the machine in the name of the results folder")
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in precisions(device):
+            found[name] = train(Path(folder), name, device, options.steps)
+            curve, seconds, skipped = found[name]
+            away = max(abs(d) for d in distances(curve, found["fp32"][0]).values())
+            print(
+                f"{name:20} held-out loss {curve[max(curve)]:.4f}  at most {100 * away:.3f} % from fp32  {skipped} steps skipped  {seconds:.0f} s",
+                flush=True,
+            )
+    out = Path(__file__).parent / "results" / f"{date.today()}-{options.machine}-precision"
+    out.mkdir(parents=True, exist_ok=True)
+    curves = {name: curve for name, (curve, _, _) in found.items()}
+    (out / "bands.svg").write_text(picture(curves), encoding="utf-8")
+    farthest = {name: max(abs(d) for d in distances(curve, curves["fp32"]).values()) for name, curve in curves.items()}
+    result = {
+        "command": ["python", "-m", "benchmarks.precision_bands", *sys.argv[1:]],
+        "environment": environment(),
+        "band": BAND,
+        "farthest": farthest,
+        "precisions": {name: {"losses": c, "seconds": round(s, 1), "skipped": k} for name, (c, s, k) in found.items()},
+    }
+    (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    sys.exit(any(away > BAND for away in farthest.values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Counters, losses and clock of a phase: how fast it is, what of the device it uses, and how long it still takes."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from overnight.batches.size import sequences_before
+from overnight.config import Run
+from overnight.models.flops import Peak, training_flops
+from overnight.train.checkpoint import Progress
+from overnight.train.loop import Step
+from overnight.train.parallel import World, total
+
+
+@dataclass
+class Spent:
+    """What was done in a stretch of time."""
+
+    seconds: float = 0.0
+    waited: float = 0.0
+    tokens: int = 0
+    sequences: int = 0
+    flops: float = 0.0
+
+    def add(self, seconds: float, done: Step, flops: float) -> None:
+        """Count a step."""
+        self.seconds += seconds
+        self.waited += done.waited
+        self.tokens += done.tokens
+        self.sequences += done.sequences
+        self.flops += flops
+
+
+class Speed:
+    """Counters, losses and clock of a phase: throughput since the last line, and the time that is left.
+
+    Args:
+        number: of the phase, from 0.
+        vocabulary: pieces of the tokenizer.
+        peak: of one process's device; None leaves out the share of it that is used.
+    """
+
+    def __init__(self, run: Run, number: int, world: World | None = None, vocabulary: int = 0, peak: Peak | None = None) -> None:
+        self._world = world or World()
+        self._run, self._vocabulary = run, vocabulary
+        self._peak = peak.flops * self._world.size if peak else None
+        self._phases = list(run.phases.values())
+        self._number = number
+        self._clock = time.perf_counter()
+        self._unread: list[dict[str, Tensor]] = []
+        self._since, self._all = Spent(), Spent()
+
+    def note(self, done: Step, progress: Progress, wait: bool) -> None:
+        """Count a step; its losses stay on the device until they are read, with all before them.
+
+        Args:
+            wait: read them now. The device has then done the step, so that the clock counts it.
+        """
+        self._unread.append(done.losses)
+        if wait:
+            self.read(progress)
+        now = time.perf_counter()
+        spent, self._clock = max(now - self._clock, 1e-9), now  # a coarse clock may stand still
+        progress.step, progress.global_step = done.step, progress.global_step + 1
+        progress.skipped += bool(done.skipped)
+        progress.tokens += done.tokens
+        progress.sequences += done.sequences
+        progress.seconds += spent
+        flops = training_flops(self._run.model, self._vocabulary, done.sizes) if done.sizes else 0.0
+        for totals in (self._since, self._all):
+            totals.add(spent, done, flops)
+
+    def read(self, progress: Progress) -> None:
+        """Add up the losses that were not read yet, of all processes; what is not finite, of a step that was skipped, is left out."""
+        if not self._unread:
+            return
+        names = list(self._unread[0])
+        read = total(torch.stack([losses[name] for losses in self._unread for name in names]), self._world).view(-1, len(names))
+        for row in read.tolist():
+            for name, loss in zip(names, row, strict=True):
+                before, count = progress.running.get(name, [0.0, 0])
+                if math.isfinite(loss):
+                    progress.running[name] = [before + loss, count + 1]
+        self._unread = []
+
+    def pause(self) -> None:
+        """Do not count the time since the last step."""
+        self._clock = time.perf_counter()
+
+    def rate(self) -> dict[str, float]:
+        """Since the last call: tokens and sequences a second, the share of the peak that the products took, and of the time waiting for a batch."""
+        spent, self._since = self._since, Spent()
+        return {
+            "tokens_per_s": round(spent.tokens / spent.seconds, 1),
+            "sequences_per_s": round(spent.sequences / spent.seconds, 1),
+            **({"mfu": round(spent.flops / spent.seconds / self._peak, 4)} if self._peak else {}),
+            "loader_wait": round(spent.waited / spent.seconds, 4),
+        }
+
+    def left(self, progress: Progress) -> dict[str, float]:
+        """Seconds left in this phase and in each later one, at the same rate of tokens."""
+        phase = self._phases[self._number]
+        per_token = self._all.seconds / self._all.sequences / phase.length
+        whole = {name: sequences_before(p, p.steps) * p.length for name, p in list(self._run.phases.items())[self._number :]}
+        done = sequences_before(phase, progress.step) * phase.length
+        return {name: (tokens - done * (at == 0)) * per_token for at, (name, tokens) in enumerate(whole.items())}

@@ -1,0 +1,73 @@
+"""`bench loop` and `bench scaling` measure what they say, at the smallest size."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+
+from overnight.bench import loop, scaling
+from overnight.bench.scaling import Times
+from overnight.config import Run
+from overnight.train import checkpoint
+from overnight.train.monitor import Line
+
+
+def test_the_hidden_share_of_communication_is_what_the_step_does_not_show() -> None:
+    assert Times(work=1.0, reduce=0.5, both=1.5).hidden == pytest.approx(0)
+    assert Times(work=1.0, reduce=0.5, both=1.1).hidden == pytest.approx(0.8)
+    assert Times(work=1.0, reduce=0.5, both=0.9).hidden == 1 and Times(1.0, 0.5, 9.0).hidden == 0
+    assert Times(work=1.0, reduce=0.0, both=1.0).hidden == 1
+
+
+@pytest.mark.slow
+def test_the_bare_loop_trains_on_the_engine_s_batches_to_the_engine_s_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same work on both sides of the comparison, dropout apart."""
+    nets, real = [], loop.Pretraining
+
+    class Kept(real):  # type: ignore[misc, valid-type]
+        def __init__(self, run: Run, *args: object) -> None:
+            super().__init__(run, *args)
+            nets.append(self.model)
+
+    monkeypatch.setattr(loop, "Pretraining", Kept)
+    quiet = loop.recipe
+
+    def recipe(folder: Path, model: str, steps: int) -> Run:
+        from dataclasses import replace
+
+        run = quiet(folder, model, steps)
+        return replace(run, model=replace(run.model, dropout=0.0, attention_dropout=0.0))
+
+    monkeypatch.setattr(loop, "recipe", recipe)
+    row = loop.measure_loop(tmp_path, "bert-tiny", turns=3)
+    assert row.name == "against bare loop" and row.peer == "bare loop" and row.value > 0
+    place = checkpoint.newest(tmp_path / "run" / "checkpoints")
+    assert place is not None
+    engine, (bare,) = checkpoint.read(place)[1], nets
+    untrained = real(loop.recipe(tmp_path, "bert-tiny", 30), Line(StringIO())).model
+    for (name, p), start in zip(bare.named_parameters(), untrained.parameters(), strict=True):
+        moved = (p - start).detach()
+        torch.testing.assert_close(engine[name] - start.detach(), moved, rtol=0, atol=0.02 * moved.abs().max().item(), msg=name)
+
+
+@pytest.mark.slow
+def test_scaling_says_rate_efficiency_and_overlap_of_every_number_of_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = {1: Times(1.0, 0.0, 1.0), 2: Times(1.0, 0.5, 1.25), 4: Times(2.0, 0.5, 2.5)}
+    monkeypatch.setattr(scaling, "measured", lambda world, model, repeats: times[world])
+    scaling.run(tiny=True)
+    rows = {row["name"]: row["value"] for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]}
+    assert rows["1 processes"] == 8 and rows["2 processes"] == pytest.approx(12.8) and rows["4 processes"] == pytest.approx(12.8)
+    assert rows["2 processes, efficiency"] == pytest.approx(80) and rows["4 processes, efficiency"] == pytest.approx(40)
+    assert rows["2 processes, communication hidden"] == pytest.approx(50) and rows["4 processes, communication hidden"] == 0
+
+
+@pytest.mark.slow
+def test_two_processes_measure_each_other() -> None:
+    found = scaling.measured(2, "bert-tiny", 1)
+    assert found.work > 0 and found.reduce > 0 and found.both > 0
