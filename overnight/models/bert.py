@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from overnight.batches.packing import Batch
 from overnight.config import Model
@@ -88,7 +88,9 @@ class Layer(nn.Module):
         if self.recompute == "none" or not (self.training and torch.is_grad_enabled()):
             return self._forward(x_ND, where)
         # Dropout comes out the same the second time: `checkpoint` puts the generators back.
-        contexts = partial(create_selective_checkpoint_contexts, _policy) if self.recompute == "selective" else noop_context_fn
+        if self.recompute == "full":  # torch.compile does not take the default given as a variable
+            return checkpoint(self._forward, x_ND, where, use_reentrant=False)
+        contexts = partial(create_selective_checkpoint_contexts, _policy)
         return checkpoint(self._forward, x_ND, where, use_reentrant=False, context_fn=contexts)
 
     def _forward(self, x_ND: Tensor, where: Layout) -> Tensor:
