@@ -1,5 +1,5 @@
 # make demo   text in, a pretrained, fine-tuned, measured and exported model out, in minutes
-# make test   linters, type checker and tests
+# make test   linters, type checker and tests; make test-all: also those that take half a minute each
 # Both make .venv first, with the exact versions of constraints.txt; nothing else to type.
 #
 # On a machine without a GPU, the small build of torch saves gigabytes:
@@ -10,7 +10,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: demo test lint format install clean
+.PHONY: demo test test-all lint format install clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/installed
@@ -18,6 +18,9 @@ demo: .venv/installed
 
 # One thread for each of the two test processes, so that they do not fight for the cores.
 test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not heavy" $(PYTEST_ARGS)
+
+test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
 
 lint: .venv/installed

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight.errors import ConfigError
-from overnight.schema import PURI_STEPS, UNTUNED, Data, Finetune, Model, Optim, Phase, Run, Schedule
+from overnight.schema import PURI_STEPS, UNTUNED, BatchWarmup, Data, Finetune, Model, Optim, Phase, Run, Schedule, Transfer
 
 
 def environment_path(text: str, key: str) -> Path:
@@ -35,7 +35,7 @@ def check(run: Run) -> Iterator[str]:
     """Everything in a typed run that cannot work, one line each: key, value, what is allowed."""
     d, m, t = run.data, run.model, run.train
     yield from _positive("data", d, "vocab_size")
-    yield from _positive("model", m, "layers", "width", "heads", "max_length")
+    yield from _positive("model", m, "layers", "width", "heads", "max_length", "embedding")
     yield from _positive("train", t, "log_every", "checkpoint_every", "keep", "eval_sequences", "spike")
     yield from _natural("data", d, "min_chars", "max_bad_lines", "workers")
     yield from _natural("train", t, "threads", "eval_every", "keep_every", "telemetry_every", "noise_every", "checksum_every")
@@ -44,7 +44,7 @@ def check(run: Run) -> Iterator[str]:
             yield f"model.{name} = {getattr(m, name)}: must be 0 or more and below 1"
     if not run.name or "/" in run.name or run.name in (".", ".."):
         yield f"name = {run.name!r}: must be a word without '/'; it names the run folder"
-    for kind, names in (("phases", run.phases), ("finetune", run.finetune)):
+    for kind, names in (("phases", run.phases), ("finetune", run.finetune), ("transfer", run.transfer)):
         for name in names:
             if not re.fullmatch(r"[\w-]+", name):
                 yield f"{kind}.{name}: a name must be of letters, digits, '_' and '-', so that overrides and files can have it"
@@ -52,11 +52,13 @@ def check(run: Run) -> Iterator[str]:
         yield f"seed = {run.seed}: must be 0 to 2^32-1"
     if not d.paths:
         yield "data.paths = []: name at least one file or folder"
-    if not _between(d.valid_fraction, 0.0, 0.5):
-        yield f"data.valid_fraction = {d.valid_fraction}: must be 0 to 0.5"
+    for name in ("valid_fraction", "test_fraction"):
+        if not _between(getattr(d, name), 0.0, 0.5):
+            yield f"data.{name} = {getattr(d, name)}: must be 0 to 0.5"
+    yield from _family_problems(run)
     if d.vocab_file:
         yield from _vocab_problems(d)
-    if m.heads > 0 and m.width % m.heads:
+    if m.heads > 0 and m.width % m.heads and m.kind in ("bert", "transformer"):
         yield f"model.heads = {m.heads}: must divide model.width = {m.width}"
     if m.ffn < 0:
         yield f"model.ffn = {m.ffn}: must be positive, or 0 for four times the width"
@@ -64,6 +66,8 @@ def check(run: Run) -> Iterator[str]:
         yield "phases = {}: name at least one phase"
     for name, phase in run.phases.items():
         yield from _phase_problems(f"phases.{name}", phase, m)
+        if phase.label_weight > 0 and not d.label:
+            yield f"phases.{name}.label_weight = {phase.label_weight}: needs data.label, the key of the number to predict"
         if t.parallel == "fsdp" and phase.optim.name == "muon":
             yield f"train.parallel = fsdp: Muon needs whole matrices (phases.{name}.optim.name = muon); set it to ddp"
     if t.parallel == "fsdp" and t.offload:
@@ -74,6 +78,8 @@ def check(run: Run) -> Iterator[str]:
             yield f"phases.{name}.optim.start = keep: {b.optim.name} cannot use what {a.optim.name} leaves in phase {before}; set it to reset"
     for name, task in run.finetune.items():
         yield from _finetune_problems(f"finetune.{name}", task, m)
+    for name, feature_task in run.transfer.items():
+        yield from _transfer_problems(f"transfer.{name}", feature_task)
 
 
 def _positive(prefix: str, part: Any, *names: str) -> Iterator[str]:
@@ -102,17 +108,69 @@ def _vocab_problems(data: Data) -> Iterator[str]:
             yield f"data.vocab_size = {data.vocab_size}: {data.vocab_file} has {lines} pieces; set data.vocab_size={lines} or give another file"
 
 
+# What only some networks, and the data for them, have. As of optimizers, it may not be set elsewhere.
+_MODEL_SETTINGS: dict[str, tuple[str, ...]] = {
+    "bert": ("heads", "ffn", "max_length", "dropout", "attention_dropout"),
+    "mlstm": ("embedding", "weight_norm"),
+    "lstm": ("embedding", "weight_norm"),
+    "transformer": ("heads", "ffn", "max_length", "dropout"),
+}
+_BYTE_PHASE = ("shards", "reshuffle", "label_weight")
+_PHASE_SETTINGS: dict[str, tuple[str, ...]] = {
+    "bert": ("batch_warmup", "nsp", "short_fraction", "mask_rate", "max_predictions", "whole_word"),
+    "mlstm": _BYTE_PHASE,
+    "lstm": _BYTE_PHASE,
+    "transformer": _BYTE_PHASE,
+}
+_DATA_SETTINGS: dict[str, tuple[str, ...]] = {
+    "wordpiece": ("vocab_file", "vocab_size", "lowercase"),
+    "bytes": ("test_fraction", "label"),
+}
+# Those without these may say so.
+_MAY_BE_NONE = ("max_grad_norm", "warmup", "dropout", "attention_dropout", "nsp")
+_LONGEST_WINDOW = 8192
+
+
+def _family_problems(run: Run) -> Iterator[str]:
+    """What does not belong to the kind of network."""
+    d, kind = run.data, run.model.kind
+    units = "wordpiece" if kind == "bert" else "bytes"
+    if d.units != units:
+        yield f"data.units = {d.units}: model.kind = {kind} reads {units}"
+    else:
+        yield from _foreign("data", d, d.units, _DATA_SETTINGS)
+    yield from _foreign("model", run.model, kind, _MODEL_SETTINGS)
+    for name, phase in run.phases.items():
+        if kind != "bert" and phase.batch_warmup != BatchWarmup():
+            yield (
+                f"phases.{name}.batch_warmup.start = {phase.batch_warmup.start}: each sequence of a {kind}'s batch is a lane that is read "
+                "on from step to step, so their number cannot grow; leave it out"
+            )
+        yield from _foreign(f"phases.{name}", phase, kind, _PHASE_SETTINGS)
+    if kind != "bert":
+        yield from _only_bert(run)
+    if run.finetune and kind != "bert":
+        yield f"finetune.{next(iter(run.finetune))}: {kind} cannot be fine-tuned; put it under transfer, which judges its features"
+    if run.transfer and kind not in ("mlstm", "lstm"):
+        yield f"transfer.{next(iter(run.transfer))}: {kind} has no state that could be its features; only mlstm and lstm have"
+
+
 def _phase_problems(key: str, phase: Phase, model: Model) -> Iterator[str]:
     yield from _positive(key, phase, "steps", "global_batch", "max_predictions")
-    yield from _natural(key, phase, "micro_batch")
+    yield from _natural(key, phase, "micro_batch", "shards", "label_weight")
     yield from _share(key, phase, "short_fraction", "mask_rate")
-    if not 8 <= phase.length <= model.max_length:
+    if model.kind in ("bert", "transformer") and not 8 <= phase.length <= model.max_length:
         yield f"{key}.length = {phase.length}: must be 8 to model.max_length = {model.max_length}"
-    if phase.mask_rate == 0:
+    if not 8 <= phase.length <= _LONGEST_WINDOW and model.kind in ("mlstm", "lstm"):
+        yield f"{key}.length = {phase.length}: must be 8 to {_LONGEST_WINDOW}"
+    if 0 < phase.shards < phase.global_batch:
+        yield f"{key}.shards = {phase.shards}: must be {key}.global_batch = {phase.global_batch} or more, one for each lane, or 0"
+    if phase.mask_rate == 0 and model.kind == "bert":
         yield f"{key}.mask_rate = 0: must be above 0, else there is nothing to predict"
     if min(phase.micro_batch, phase.global_batch) > 0 and phase.global_batch % min(phase.micro_batch, phase.global_batch):
         yield f"{key}.global_batch = {phase.global_batch}: cannot be cut into micro-batches of {key}.micro_batch = {phase.micro_batch}; it must divide"
-    yield from _batch_warmup_problems(key, phase)
+    if model.kind == "bert":
+        yield from _batch_warmup_problems(key, phase)
     yield from _optim_problems(f"{key}.optim", phase.optim)
     yield from _schedule_problems(f"{key}.optim", phase)
 
@@ -152,19 +210,34 @@ def settings(part: Optim | Schedule) -> dict[str, Any]:
     return {name: getattr(part, name) for name in table[part.name]}
 
 
-def _foreign(key: str, part: Optim | Schedule) -> Iterator[str]:
-    table = _OPTIM_SETTINGS if isinstance(part, Optim) else _SCHEDULE_SETTINGS
+def _only_bert(run: Run) -> Iterator[str]:
+    """What carries a BERT out and does nothing for a model of bytes."""
+    t, kind = run.train, run.model.kind
+    if t.compile:
+        yield f"train.compile = True: {kind} is not compiled; its recurrence is written by hand"
+    if t.precision == "fp8":
+        yield f"train.precision = fp8: the products of {kind} are not made in 8 bits; use bf16"
+    if t.recompute == "selective":
+        yield f"train.recompute = selective: {kind} has none or full, which recomputes its window in segments"
+    for name, phase in run.phases.items():
+        if phase.micro_batch == 0:
+            yield f"phases.{name}.micro_batch = 0: is found by trial for BERT only; give the lanes that a device holds at once"
+
+
+def _foreign(key: str, part: Any, kind: str, table: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    """What is set and does nothing: what the table has for other kinds and not for this one."""
     for f in dataclasses.fields(part):
         value = getattr(part, f.name)
-        if value == f.default or not any(f.name in names for names in table.values()) or f.name in table[part.name]:
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if value == default or not any(f.name in names for names in table.values()) or f.name in table[kind]:
             continue
-        # Those without clipping or warm-up may say so.
-        if value != 0 or f.name not in ("max_grad_norm", "warmup"):
-            yield f"{key}.{f.name} = {list(value) if isinstance(value, tuple) else value}: {part.name} has no {f.name}"
+        if isinstance(value, BatchWarmup) or (value == 0 and f.name in _MAY_BE_NONE):
+            continue  # said elsewhere, with its reason
+        yield f"{key}.{f.name} = {list(value) if isinstance(value, tuple) else value}: {kind} has no {f.name}"
 
 
 def _optim_problems(key: str, optim: Optim) -> Iterator[str]:
-    yield from _foreign(key, optim)
+    yield from _foreign(key, optim, optim.name, _OPTIM_SETTINGS)
     yield from _positive(key, optim, "lr", "eps", "trust_coefficient")
     yield from _natural(key, optim, "weight_decay", "max_grad_norm", "trust_clip")
     if not all(0 <= beta < 1 for beta in optim.betas):
@@ -192,7 +265,7 @@ def _scaling_problems(key: str, optim: Optim) -> Iterator[str]:
 
 def _schedule_problems(key: str, phase: Phase) -> Iterator[str]:
     schedule, scaling = phase.optim.schedule, phase.optim.scaling
-    yield from _foreign(f"{key}.schedule", schedule)
+    yield from _foreign(f"{key}.schedule", schedule, schedule.name, _SCHEDULE_SETTINGS)
     yield from _positive(f"{key}.schedule", schedule, "power")
     warmup, how = schedule.warmup, ""
     if scaling.rule == "lamb_untuned" and scaling.batch >= 0:
@@ -218,4 +291,12 @@ def _finetune_problems(key: str, task: Finetune, model: Model) -> Iterator[str]:
     if not task.seeds:
         yield f"{key}.seeds = []: name at least one seed"
     if not task.path and task.task != "docnames":
+        yield f"{key}.path = '': name the folder that holds the data of {task.task!r}"
+
+
+def _transfer_problems(key: str, task: Transfer) -> Iterator[str]:
+    yield from _natural(key, task, "max_rows")
+    if not task.seeds:
+        yield f"{key}.seeds = []: name at least one seed"
+    if not task.path:
         yield f"{key}.path = '': name the folder that holds the data of {task.task!r}"

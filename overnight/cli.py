@@ -13,12 +13,13 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from overnight import __version__
+from overnight.byte_verbs import TAKE_OVERRIDES, add_byte_verbs
 from overnight.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from overnight.config import Run
 
-BENCHMARKS = ("train", "loop", "optim", "scaling", "gpu")
+BENCHMARKS = ("train", "loop", "optim", "mlstm", "scaling", "gpu")
 
 # Options of `overnight launch`: metavar (None: a switch), type, and what they say.
 LAUNCH: dict[str, tuple[str | None, type, str]] = {
@@ -153,10 +154,11 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     verb.add_argument(
         "--input", default="-", metavar="FILE", help="lines of text (a pair separated by a tab) or JSON; default standard input"
     )
-    verb = add("export", _export, "write a model in the Hugging Face layout")
+    verb = add("export", _export, "write a model in the Hugging Face layout; a byte model as safetensors with its settings")
     verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder")
     verb.add_argument("--to", required=True, metavar="DIR", help="folder to write")
     verb.add_argument("--task", metavar="TASK", help="a fine-tuned task instead of the pretrained model")
+    add_byte_verbs(add)
     verb = add("report", _report, "one HTML page from the metrics of one or more runs")
     verb.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     verb.add_argument("--to", metavar="FILE", help="page to write; default report.html in the first run folder")
@@ -176,7 +178,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
         known = ", ".join(recipes())
         raise ConfigError(f"name a recipe: a YAML file or one of {known}; `overnight {options.verb} --help` lists what it may say")
-    takes_overrides = options.recipe_verb or options.function is _finetune
+    takes_overrides = options.recipe_verb or options.verb in ("finetune", *TAKE_OVERRIDES)
     if rest and not takes_overrides:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return options, _overrides(rest)
@@ -301,9 +303,17 @@ def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _export(options: argparse.Namespace, overrides: list[str]) -> None:
-    from overnight.interop.export import export_run
+    run = _stored(options.source)
+    if run.model.kind == "bert":
+        from overnight.interop.export import export_run
 
-    export_run(_stored(options.source), Path(options.to), options.task)
+        export_run(run, Path(options.to), options.task)
+    elif options.task:
+        raise ConfigError(f"--task = {options.task!r}: a byte model has no fine-tuned tasks")
+    else:
+        from overnight.interop.byte_models import export_byte_model
+
+        export_byte_model(run, Path(options.to))
     print(f"written: {options.to}")
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from overnight.check import check, environment_path
 from overnight.errors import ConfigError
-from overnight.schema import BatchWarmup, Data, Finetune, Model, Optim, Phase, Run, Scaling, Schedule, Train
+from overnight.schema import BatchWarmup, Data, Finetune, Model, Optim, Phase, Run, Scaling, Schedule, Train, Transfer
 
 __all__ = [
     "BatchWarmup",
@@ -28,6 +28,7 @@ __all__ = [
     "Scaling",
     "Schedule",
     "Train",
+    "Transfer",
     "build",
     "check",
     "describe",
@@ -122,7 +123,7 @@ def differences(a: Any, b: Any, prefix: str = "") -> Iterator[str]:
 
 
 # What only says how this machine carries the run out, and the tasks, whose results say themselves with what they were made.
-NOT_IDENTITY = ("train", "out", "data.dir", "data.workers", "phases.*.micro_batch", "finetune")
+NOT_IDENTITY = ("train", "out", "data.dir", "data.workers", "phases.*.micro_batch", "finetune", "transfer")
 
 
 def identity(run: Run) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from importlib.util import find_spec
 
 from overnight.config import Run, environment_path
@@ -12,22 +13,24 @@ from overnight.train.monitor import Line, duration
 
 
 def run_everything(run: Run) -> None:
-    """Prepare, pretrain, fine-tune, export and report a run; again after an interruption, it goes on where it was.
+    """Prepare, pretrain, fine-tune or transfer, export and report a run; again after an interruption, it goes on where it was.
 
     Raises:
         ConfigError: before anything is done, when the data of a task is not there.
         UserError: from the stage that could not go on.
     """
-    for name, spec in run.finetune.items():
-        if spec.path and not environment_path(spec.path, f"finetune.{name}.path").exists():
-            raise ConfigError(f"finetune.{name}.path = {spec.path!r}: does not exist; name the folder or file with the task's data")
+    for kind, specs in (("finetune", run.finetune), ("transfer", run.transfer)):
+        for name, spec in specs.items():
+            if spec.path and not environment_path(spec.path, f"{kind}.{name}.path").exists():
+                raise ConfigError(f"{kind}.{name}.path = {spec.path!r}: does not exist; name the folder or file with the task's data")
     from overnight.train.folder import check_folder, claim_folder
     from overnight.train.pretrain import pretrain
 
     check_folder(run)
     line, start = Line(), time.perf_counter()
-    stages = 4 + len(run.finetune)
-    line.say(f"run {run.name}: {stages} stages: prepare, pretrain{''.join(f', fine-tune {name}' for name in run.finetune)}, export, report")
+    tasks = [*(f"fine-tune {name}" for name in run.finetune), *(f"transfer to {name}" for name in run.transfer)]
+    stages = 4 + len(tasks)
+    line.say(f"run {run.name}: {stages} stages: {', '.join(['prepare', 'pretrain', *tasks, 'export', 'report'])}")
 
     def stage(number: int, text: str) -> None:
         line.say(f"[{number}/{stages}] {text}  (after {duration(time.perf_counter() - start)})")
@@ -36,15 +39,19 @@ def run_everything(run: Run) -> None:
     prepare(run.data, run.data_dir, log=line.say)
     stage(2, f"pretrain {', '.join(run.phases)}")
     pretrain(run, line)
+    from overnight.interop.byte_models import export_byte_model
     from overnight.interop.export import export_run
     from overnight.tasks.finetune import finetune
+    from overnight.tasks.transfer import transfer
 
     claim_folder(run)
-    for number, name in enumerate(run.finetune, 3):
-        stage(number, f"fine-tune {name}")
-        finetune(run, name, line)
+    works = [*(partial(finetune, run, name, line) for name in run.finetune), *(partial(transfer, run, name, line) for name in run.transfer)]
+    for number, (text, work) in enumerate(zip(tasks, works, strict=True), 3):
+        stage(number, text)
+        work()
     stage(stages - 1, f"export to {run.run_dir / 'export'}")
-    export_run(run, run.run_dir / "export")
+    export = export_run if run.model.kind == "bert" else export_byte_model
+    export(run, run.run_dir / "export")
     stage(stages, "report")
     from overnight.report.summary import summary_text
 

@@ -25,6 +25,7 @@ from overnight.corpus.tokenizer import load_vocabulary
 from overnight.curve import Panel, Stretch, draw
 from overnight.errors import DataError
 from overnight.models.bert import BertForPretraining, padded_vocabulary
+from overnight.models.bytes import BYTES, byte_model
 from overnight.optim.groups import parameter_groups
 from overnight.optim.schedules import learning_rate, peak_lr, reference, resolved
 
@@ -43,6 +44,12 @@ _PARTS = (
     (r"pooler\.", "pooler"),
     (r"mlm\.", "masked-LM head"),
     (r"nsp\.", "next-sentence head"),
+    (r"embedding\.", "byte embedding"),
+    (r"position\.", "positions"),
+    (r"layers\.\d+\.", "layer"),
+    (r"norm\.", "norm"),
+    (r"decoder\.", "decoder"),
+    (r"label\.", "label head"),
 )
 
 
@@ -131,9 +138,11 @@ def make_plan(run: Run) -> Plan:
         DataError: when the prepared data cannot be read.
     """
     prepared = (run.data_dir / "manifest.json").is_file()
-    vocabulary = load_vocabulary(run.data_dir).size if prepared else run.data.vocab_size
+    bert = run.model.kind == "bert"
+    vocabulary = BYTES if not bert else load_vocabulary(run.data_dir).size if prepared else run.data.vocab_size
+    label = any(phase.label_weight > 0 for phase in run.phases.values())
     with torch.device("meta"):
-        network = BertForPretraining(run.model, vocabulary)
+        network = BertForPretraining(run.model, vocabulary) if bert else byte_model(run.model, label)
     return Plan(
         name=run.name,
         model=vars(run.model),
@@ -148,13 +157,14 @@ def make_plan(run: Run) -> Plan:
     )
 
 
-def parts(network: BertForPretraining) -> list[Part]:
+def parts(network: torch.nn.Module) -> list[Part]:
     """The parts of a network, with their parameters; a tied tensor counts once."""
     found: dict[str, int] = {}
     for name, p in network.named_parameters():
         part = next(part for pattern, part in _PARTS if re.match(pattern, name))
         found[part] = found.get(part, 0) + p.numel()
-    return [Part(name, len(network.encoder.layers) if "layers" in pattern else 1, found[name]) for pattern, name in _PARTS]
+    layers = len({match[0] for name, _ in network.named_parameters() if (match := re.search(r"layers\.\d+", name))})
+    return [Part(name, layers if "layers" in pattern else 1, found[name]) for pattern, name in _PARTS if name in found]
 
 
 def epoch_size(run: Run, phase: Phase, number: int) -> float:
@@ -166,6 +176,8 @@ def epoch_size(run: Run, phase: Phase, number: int) -> float:
     ends = shard.sentence_starts[shard.document_sentences]
     documents = max(1, int(np.searchsorted(ends, _JUDGED_TOKENS, side="right")) - 1)
     first = dataclasses.replace(shard, document_sentences=shard.document_sentences[: documents + 1])
+    if run.model.kind != "bert":
+        return load_manifest(run.data_dir).count("train", "tokens") / phase.length
     samples = Samples([first], load_vocabulary(run.data_dir), phase, (run.seed, number, 0))
     return samples.epoch_size() * load_manifest(run.data_dir).count("train", "tokens") / int(ends[documents])
 
@@ -226,8 +238,7 @@ def plan_text(plan: Plan, tensors: bool = False) -> str:
     model = plan.model
     source = "as prepared" if plan.prepared else "as the recipe says; the data is not prepared"
     blocks = [
-        f"{plan.name}: BERT, layers {model['layers']}, width {model['width']:,}, heads {model['heads']}\n"
-        f"vocabulary {plan.vocabulary:,} {source}",
+        f"{plan.name}: {_network(model)}\nvocabulary {plan.vocabulary:,} {source if model['kind'] == 'bert' else 'bytes'}",
         _parts_text(plan),
     ]
     number = 0
@@ -247,12 +258,20 @@ def plan_text(plan: Plan, tensors: bool = False) -> str:
     return "\n\n".join(blocks)
 
 
+def _network(model: dict[str, Any]) -> str:
+    kind = {"bert": "BERT", "mlstm": "multiplicative LSTM", "lstm": "LSTM", "transformer": "causal Transformer"}[model["kind"]]
+    heads = f", heads {model['heads']}" if model["kind"] in ("bert", "transformer") else ""
+    return f"{kind}, layers {model['layers']}, width {model['width']:,}{heads}"
+
+
 def _parts_text(plan: Plan) -> str:
     rows = [("parameters", "each", "all", "share")]
     for part in plan.parts:
         name, each = (f"{part.times} x {part.name}", f"{part.parameters // part.times:,}") if part.times > 1 else (part.name, "")
         rows.append((name, each, f"{part.parameters:,}", _share(part.parameters, plan.parameters)))
     rows.append(("total", "", f"{plan.parameters:,}", ""))
+    if plan.model["kind"] != "bert":
+        return _table(rows)
     padded = padded_vocabulary(plan.vocabulary)
     note = f"The word embedding ({padded:,} rows) is also the decoder of the masked-LM head, and counted once."
     return f"{_table(rows)}\n{note}"

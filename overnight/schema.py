@@ -33,7 +33,9 @@ class Data:
 
     __pydantic_config__ = _STRICT
     paths: list[str] = field(default_factory=lambda: ["builtin:python-docs"])
-    """Files, folders, globs or tar archives, in order; `builtin:python-docs` is the documentation inside this Python environment. `$NAME` is read from the environment."""
+    """Files, folders, globs or tar archives, in order; `builtin:python-docs` is the documentation inside this Python environment. `$NAME` is read from the environment; `ARCHIVE::PATTERN` takes only the members of a tar archive whose names match (`reviews.tar.xz::*/train/*`; `*` matches `/` too)."""
+    units: Literal["wordpiece", "bytes"] = "wordpiece"
+    """What a token is: a WordPiece, for BERT, or a byte of UTF-8, for the byte models."""
     dir: str = "data/{name}"
     """Folder for the prepared shards; `{name}` is the name of the run."""
     format: Literal["auto", "text", "markdown", "jsonl", "wiki"] = "auto"
@@ -46,6 +48,10 @@ class Data:
     """Shorter documents are dropped (characters, after cleaning)."""
     valid_fraction: float = 0.01
     """Share of documents held out, chosen by a hash of the document (0 to 0.5)."""
+    test_fraction: float = 0.0
+    """`bytes`: share of documents kept apart for `overnight evaluate`, chosen like those held out (0 to 0.5)."""
+    label: str = ""
+    """`bytes`: key of a number in JSON lines, kept with each document for the auxiliary objective (`phases.*.label_weight`)."""
     vocab_file: str = ""
     """A given WordPiece vocabulary (`vocab.txt`, one piece a line); empty trains one."""
     vocab_size: int = 30522
@@ -64,19 +70,25 @@ class Data:
 
 @dataclass(frozen=True)
 class Model:
-    """A BERT encoder as published: post-LayerNorm, GELU, learned positions."""
+    """A BERT encoder as published (post-LayerNorm, GELU, learned positions), or a language model of bytes."""
 
     __pydantic_config__ = _STRICT
+    kind: Literal["bert", "mlstm", "lstm", "transformer"] = "bert"
+    """Which network: BERT; of bytes a multiplicative LSTM, an LSTM or a causal Transformer."""
     layers: int = 12
-    """Transformer layers."""
+    """Layers."""
     width: int = 768
     """Hidden width."""
+    embedding: int = 64
+    """`mlstm`, `lstm`: width of the embedding of a byte."""
+    weight_norm: bool = True
+    """`mlstm`, `lstm`: weight normalisation of the input and hidden matrices."""
     heads: int = 12
     """Attention heads; must divide the width."""
     ffn: int = 0
     """Inner width of the feed-forward part; 0 is four times the width."""
     max_length: int = 512
-    """Learned positions (tokens); no phase may be longer."""
+    """Learned positions (tokens), of BERT and of the Transformer; no phase may be longer."""
     dropout: float = 0.1
     """Dropout of embeddings, attention output and feed-forward output (probability)."""
     attention_dropout: float = 0.1
@@ -190,6 +202,12 @@ class Phase:
     """Most predicted tokens of a sequence."""
     whole_word: bool = False
     """Mask all the pieces of a word together."""
+    shards: int = 0
+    """Byte models: strings into which the documents of an epoch are joined; 0 is the greater of 1,000 and the batch."""
+    reshuffle: bool = True
+    """Byte models: draw the shards anew for every epoch; false repeats those of the first."""
+    label_weight: float = 0.0
+    """Byte models: weight of the auxiliary objective, the squared error of `data.label` predicted from the state at the end of a document; 0 is none."""
     optim: Optim = field(default_factory=Optim)
     """Optimizer and schedule."""
 
@@ -229,6 +247,23 @@ class Finetune:
     """One fine-tuning a seed; the median and the spread are reported."""
     baseline: bool = False
     """Also train the same network from scratch, with the same seeds."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A task on which the frozen features of a pretrained byte model are judged by a logistic regression."""
+
+    __pydantic_config__ = _STRICT
+    task: Literal["sst", "imdb", "csv"] = "sst"
+    """Which task; `csv` is your own table."""
+    path: str = ""
+    """Folder (or file) with the task's data, in its original layout. `$NAME` is read from the environment."""
+    features: Literal["cell", "hidden", "mean", "cell+hidden", "cell+mean", "cell+hidden+mean"] = "cell"
+    """What describes a text: the last cell state, the last hidden state, the mean of the hidden states, or several side by side."""
+    max_rows: int = 0
+    """Training rows used at most; 0 is all."""
+    seeds: list[int] = field(default_factory=lambda: [0])
+    """Seeds of the solver and of what is split off for validation; the median and the spread are reported."""
 
 
 @dataclass(frozen=True)
@@ -303,6 +338,8 @@ class Run:
     """The network."""
     finetune: dict[str, Finetune] = field(default_factory=dict)
     """Fine-tuning after pretraining, by name."""
+    transfer: dict[str, Transfer] = field(default_factory=dict)
+    """Byte models: transfer after pretraining, by name."""
     train: Train = field(default_factory=Train)
     """This machine's part."""
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from overnight import config
+from overnight import check, config
 from overnight.check import settings
-from overnight.config import BatchWarmup, Optim, Schedule
+from overnight.config import BatchWarmup, Data, Model, Optim, Phase, Schedule
 from tests.recipe import message, tree
 
 NAN, INF = math.nan, math.inf
@@ -25,6 +25,8 @@ IMPOSSIBLE = [
     ("finetune__a.b", {}, "finetune.a.b: a name must be of letters"),
     ("data__paths", [], "data.paths = []: name at least one file"),
     ("data__valid_fraction", 0.51, "data.valid_fraction = 0.51: must be 0 to 0.5"),
+    ("data__test_fraction", 0.51, "data.test_fraction = 0.51: must be 0 to 0.5"),
+    ("model__embedding", 0, "model.embedding = 0: must be above 0"),
     ("data__valid_fraction", NAN, "data.valid_fraction = nan: must be 0 to 0.5"),
     ("data__vocab_size", 0, "data.vocab_size = 0: must be above 0"),
     *[(f"data__{key}", -1, f"data.{key} = -1: must be 0 or more") for key in ("min_chars", "max_bad_lines", "workers")],
@@ -196,3 +198,89 @@ def test_moments_are_not_kept_for_an_optimizer_that_cannot_use_them(before: str,
 def test_a_batch_warm_up_that_cannot_work_is_refused(warmup: dict[str, int], expected: str) -> None:
     assert message(lambda: config.build(tree(phases__short__batch_warmup=warmup))).startswith(f"phases.short.batch_warmup.{expected}")
     assert config.build(tree(phases__short__batch_warmup={"start": 8, "steps": 99})).phases["short"].batch_warmup == BatchWarmup(8, 99)
+
+
+def byte_tree(kind: str = "mlstm", **changes: Any) -> dict[str, Any]:
+    """A small valid recipe of a byte model with dotted changes, written with __ for a dot."""
+    found = {"name": "x", "data": {"units": "bytes"}, "model": {"kind": kind}, "phases": {"main": {"steps": 100, "global_batch": 64}}}
+    return tree(**{**found, "finetune": {}, **changes})
+
+
+FOREIGN_TO_BYTES = [
+    ("data__vocab_file", "v.txt", "data.vocab_file = v.txt: bytes has no vocab_file"),
+    ("data__vocab_size", 256, "data.vocab_size = 256: bytes has no vocab_size"),
+    ("data__lowercase", False, "data.lowercase = False: bytes has no lowercase"),
+    ("model__attention_dropout", 0.2, "model.attention_dropout = 0.2: mlstm has no attention_dropout"),
+    *[
+        (f"model__{key}", value, f"model.{key} = {value}: mlstm has no {key}")
+        for key, value in (("heads", 8), ("ffn", 64), ("dropout", 0.3))
+    ],
+    ("model__max_length", 256, "model.max_length = 256: mlstm has no max_length"),
+    *[
+        (f"phases__main__{key}", value, f"phases.main.{key} = {value}: mlstm has no {key}")
+        for key, value in (("short_fraction", 0.2), ("mask_rate", 0.2), ("max_predictions", 80), ("whole_word", True))
+    ],
+    (
+        "phases__main__batch_warmup",
+        {"start": 8, "steps": 9},
+        "phases.main.batch_warmup.start = 8: each sequence of a mlstm's batch is a lane",
+    ),
+    ("phases__main__shards", 63, "phases.main.shards = 63: must be phases.main.global_batch = 64 or more"),
+    ("phases__main__shards", -1, "phases.main.shards = -1: must be 0 or more"),
+    ("phases__main__label_weight", NAN, "phases.main.label_weight = nan: must be 0 or more"),
+    ("phases__main__label_weight", 0.1, "phases.main.label_weight = 0.1: needs data.label"),
+    ("phases__main__length", 7, "phases.main.length = 7: must be 8 to 8192"),
+    ("phases__main__length", 8193, "phases.main.length = 8193: must be 8 to 8192"),
+    ("data__units", "wordpiece", "data.units = wordpiece: model.kind = mlstm reads bytes"),
+    ("finetune__names", {}, "finetune.names: mlstm cannot be fine-tuned; put it under transfer"),
+    ("transfer__sst", {}, "transfer.sst.path = '': name the folder that holds the data of 'sst'"),
+    ("transfer__a.b", {"path": "x"}, "transfer.a.b: a name must be of letters"),
+    ("transfer__sst", {"path": "x", "seeds": []}, "transfer.sst.seeds = []: name at least one seed"),
+    ("transfer__sst", {"path": "x", "max_rows": -1}, "transfer.sst.max_rows = -1: must be 0 or more"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), FOREIGN_TO_BYTES, ids=[expected[:40] for *_, expected in FOREIGN_TO_BYTES])
+def test_what_a_byte_model_does_not_have_is_refused(key: str, value: Any, expected: str) -> None:
+    text = message(lambda: config.build(byte_tree(**{key: value})))
+    assert any(line.startswith(expected) for line in text.splitlines()), text
+
+
+FOREIGN_TO_BERT = [
+    ("data__units", "bytes", "data.units = bytes: model.kind = bert reads wordpiece"),
+    ("data__test_fraction", 0.1, "data.test_fraction = 0.1: wordpiece has no test_fraction"),
+    ("data__label", "stars", "data.label = stars: wordpiece has no label"),
+    ("model__embedding", 32, "model.embedding = 32: bert has no embedding"),
+    ("model__weight_norm", False, "model.weight_norm = False: bert has no weight_norm"),
+    ("phases__short__shards", 64, "phases.short.shards = 64: bert has no shards"),
+    ("phases__short__reshuffle", False, "phases.short.reshuffle = False: bert has no reshuffle"),
+    ("phases__short__label_weight", 0.1, "phases.short.label_weight = 0.1: bert has no label_weight"),
+    ("transfer__sst", {"path": "x"}, "transfer.sst: bert has no state that could be its features"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), FOREIGN_TO_BERT, ids=[expected[:40] for *_, expected in FOREIGN_TO_BERT])
+def test_what_bert_does_not_have_is_refused(key: str, value: Any, expected: str) -> None:
+    text = message(lambda: config.build(tree(**{key: value})))
+    assert any(line.startswith(expected) for line in text.splitlines()), text
+
+
+@pytest.mark.parametrize("kind", ["mlstm", "lstm", "transformer"])
+def test_a_byte_model_may_say_that_what_it_lacks_is_none_and_is_not_bound_by_what_it_lacks(kind: str) -> None:
+    said = {"model__attention_dropout": 0.0, "phases__main__nsp": False, "phases__main__label_weight": 0.5, "data__label": "stars"}
+    run = config.build(byte_tree(kind, **said))
+    assert config.build(config.to_tree(run)) == run
+    recurrent = kind != "transformer"
+    odd = {"model__width": 500, "model__heads": 12, "phases__main__length": 4096}
+    # The Transformer has heads and learned positions, the others have not.
+    if recurrent:
+        config.build(byte_tree(kind, model__dropout=0, transfer__sst={"path": "x"}, **odd))
+        return
+    text = message(lambda: config.build(byte_tree(kind, transfer__sst={"path": "x"}, **odd)))
+    assert [line.split(":")[0] for line in text.splitlines()] == ["transfer.sst", "model.heads = 12", "phases.main.length = 4096"]
+    config.build(byte_tree(kind, model__heads=8, model__max_length=4096, model__dropout=0.3, phases__main__length=4096))
+
+
+@pytest.mark.parametrize(("part", "table"), [(Model, check._MODEL_SETTINGS), (Phase, check._PHASE_SETTINGS), (Data, check._DATA_SETTINGS)])
+def test_every_setting_that_only_some_networks_have_exists(part: Any, table: dict[str, tuple[str, ...]]) -> None:
+    assert {key for names in table.values() for key in names} < {f.name for f in dataclasses.fields(part)}

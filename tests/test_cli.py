@@ -22,6 +22,7 @@ from overnight.config import Run
 from tests.conftest import ROOT, tiny_tree
 
 VERBS = ("run", "prepare", "pretrain", "launch", "finetune", "predict", "export", "report", "plan", "bench", "doctor", "recipes")
+VERBS += ("evaluate", "transfer", "featurise", "heatmap", "generate", "import")  # tests/test_byte_verbs.py
 RECIPE_VERBS = ("run", "prepare", "pretrain", "plan")
 Captured = pytest.CaptureFixture[str]
 
@@ -71,7 +72,7 @@ sys.exit(f"imported {heavy}" if heavy else code)
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     for verb in VERBS:
-        assert f"\n    {verb} " in result.stdout
+        assert f"\n    {verb} " in result.stdout or f"\n    {verb}\n" in result.stdout
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -57,7 +57,7 @@ WRONG_TYPE = [
     ("section", "data", None, "data = None: input should be a dictionary"),
     ("missing", "phases__other", {"steps": 5}, "phases.other.global_batch: is missing and has no default"),
     ("unknown", "phases__short__stesp", 5, "phases.short.stesp = 5: unknown key, did you mean 'steps'? Allowed: steps, global_batch"),
-    ("far off", "data__zzz", 5, "data.zzz = 5: unknown key; Allowed: paths, dir"),
+    ("far off", "data__zzz", 5, "data.zzz = 5: unknown key; Allowed: paths, units, dir"),
     ("top", "phase", {}, "phase = {}: unknown key, did you mean 'phases'? Allowed: name, phases"),
     ("deep", "phases__short__optim__schedule__warmpu", 0, "phases.short.optim.schedule.warmpu = 0: unknown key, did you mean 'warmup'?"),
 ]
@@ -193,6 +193,19 @@ def test_the_published_recipes_have_the_published_numbers() -> None:
     ]
     for phase in original.phases.values():
         assert (phase.optim.name, phase.optim.lr, phase.optim.schedule.warmup * phase.optim.schedule.total) == ("adamw", 1e-4, 10_000)
+
+
+def test_the_published_byte_recipes_have_the_published_numbers() -> None:
+    for width, batch, steps, per_device in ((4096, 32_768, 14_000, 256), (8192, 12_288, 12_400, 96)):
+        run = config.load(f"mlstm-{width}-amazon")
+        assert run.model == Model(kind="mlstm", layers=1, width=width) and run.train.precision == "fp16"
+        (phase,) = run.phases.values()
+        assert (phase.global_batch, phase.steps, phase.length, phase.micro_batch) == (batch, steps, 256, per_device)
+        assert phase.optim == Optim("adamw", 3e-3, eps=1e-8, weight_decay=0.0, max_grad_norm=0.0, schedule=Schedule("puri"))
+        # 1000 : 1 : 1
+        assert run.data.valid_fraction == run.data.test_fraction == pytest.approx(1 / 1002, rel=1e-3)
+    small = config.load("mlstm-small")
+    assert small.phases["main"].optim.weight_decay == 0 and {task.task for task in small.transfer.values()} == {"sst", "imdb"}
 
 
 PHASES = st.builds(

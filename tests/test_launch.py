@@ -171,7 +171,7 @@ def test_a_signal_to_the_launcher_or_a_process_gives_a_checkpoint_and_its_exit_c
     assert output.count("a checkpoint is written, the same command continues") == 1 and "Traceback" not in output
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_killed_process_is_named_and_with_restarts_the_job_goes_on_to_the_same_bits(recipe: Path, undisturbed: Path) -> None:
     for restarts in (0, 1):
         job = launched(recipe, "--processes=2", f"--restarts={restarts}")
@@ -192,7 +192,7 @@ def test_a_wrong_recipe_is_said_once_and_not_tried_again(recipe: Path) -> None:
     assert (code, output.count("noise is measured in one process only")) == (2, 1), output
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_job_of_slurm_that_runs_out_of_time_puts_itself_back_and_ends_like_the_undisturbed_one(
     recipe: Path, undisturbed: Path, fake: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

@@ -34,7 +34,7 @@ GROWING = {"phases.short.batch_warmup": {"start": 2, "steps": 5}}
 def test_the_plan_of_every_shipped_recipe_is_what_training_does(name: str) -> None:
     run = config.load(name, ["data.dir=nowhere"])
     plan = make_plan(run)
-    assert not plan.prepared and plan.vocabulary == run.data.vocab_size
+    assert not plan.prepared and plan.vocabulary == (run.data.vocab_size if run.model.kind == "bert" else 256)
     assert sum(part.parameters for part in plan.parts) == plan.parameters
     for told, (name, phase) in zip(plan.phases, run.phases.items(), strict=True):
         assert (told.name, told.steps, told.peak_lr, told.epochs) == (name, phase.steps, peak_lr(phase), None)
@@ -84,7 +84,7 @@ def test_a_prepared_corpus_gives_the_vocabulary_and_the_epochs(tiny: Make, pretr
     work = Pretraining(tiny(), Line())
     for number, phase in enumerate(plan.phases):
         size = work.samples(work.run.phases[phase.name], number, "train").epoch_size()
-        assert len(work.shards["train"]) == 1 and phase.epochs == pytest.approx(phase.sequences / size)
+        assert len(work.family.shards["train"]) == 1 and phase.epochs == pytest.approx(phase.sequences / size)
     assert f"about {plan.phases[0].epochs:.2f} epochs" in plan_text(plan)
 
 
@@ -173,3 +173,14 @@ def test_the_stretches_share_the_width_by_their_steps_and_hold_their_labels(size
     for share, steps in free:
         for other, more in free:
             assert abs(share * more - other * steps) <= 2 * max(steps, more)
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("mlstm-4096-amazon", 86_300_000), ("mlstm-8192-amazon", 340_350_000)])
+def test_the_byte_models_have_the_published_number_of_parameters(name: str, parameters: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puri et al. 2018: 86.3 M and 340.35 M, without the lengths of weight normalisation."""
+    monkeypatch.setenv("OVERNIGHT_DATA", "/absent")
+    plan = make_plan(config.load(name))
+    lengths = 10 * plan.model["width"]
+    assert plan.parameters - lengths == pytest.approx(parameters, rel=1e-3)
+    text = plan_text(plan)
+    assert "multiplicative LSTM, layers 1" in text and "256 bytes" in text and "masked-LM" not in text

@@ -67,9 +67,10 @@ class Sizes(NamedTuple):
 class StepBatches:
     """The micro-batches of one process for one optimizer step."""
 
-    micro: tuple[Batch, ...]
+    micro: tuple[Any, ...]
+    """:class:`Batch`, or :class:`overnight.batches.lanes.ByteBatch`."""
     tokens: int
-    """Tokens of the whole global batch."""
+    """Tokens of the whole global batch; of bytes, those that are predicted."""
     sequences: int
     """Sequences of the whole global batch."""
     sizes: Sizes | None = None

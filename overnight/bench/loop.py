@@ -105,7 +105,7 @@ def bare_loop(run: Run) -> Callable[[int], float]:
         start = time.perf_counter()
         for step in ready:
             (batch,) = step.micro
-            losses, _ = net.losses(batch.to(work.device), torch.float32)
+            losses = net.losses(batch.to(work.device), torch.float32)[0]
             (losses["mlm"] / step.divisors()["mlm"] + losses["nsp"] / len(batch.targets["nsp"])).backward()
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()

@@ -26,6 +26,11 @@ def valid_mask(hashes: np.ndarray, fraction: float) -> np.ndarray:
     return hash_position(hashes) < fraction
 
 
+def test_mask(hashes: np.ndarray, fraction: float) -> np.ndarray:
+    """Which documents are kept apart for the test: at the other end, so that no other fraction moves one: uint8 [D, 16] -> bool [D]."""
+    return hash_position(hashes) >= 1 - fraction
+
+
 def hash_position(hashes: np.ndarray) -> np.ndarray:
     """Where in 0..1 each hash lies, from its first 53 bits (exact in a double): uint8 [D, 16] -> float64 [D]."""
     first = np.ascontiguousarray(hashes[:, :8]).view(">u8")[:, 0]

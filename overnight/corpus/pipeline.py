@@ -1,5 +1,7 @@
 """Prepare: documents -> clean chunks -> decisions -> vocabulary -> token chunks -> shards, as pure tasks from files to files.
 
+With `data.units = bytes` there is no vocabulary, and tokens are the bytes of the clean text.
+
 The output of a task appears by rename, so a run that was killed goes on where it was. What is between lies in `work/`
 below the data folder and is removed at the end. Nothing that is written depends on the number of workers.
 """
@@ -21,12 +23,24 @@ import numpy as np
 import xxhash
 
 from overnight.config import Data, environment_path
+from overnight.corpus import bytes as byte_text
 from overnight.corpus import dedup, pydocs, streams
 from overnight.corpus.files import write_json
 from overnight.corpus.progress import Progress
-from overnight.corpus.readers import BUILTIN, Reading, Source, documents, start_reading
+from overnight.corpus.readers import BUILTIN, Document, Reading, Source, documents, start_reading
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, load_manifest, read_table, save_manifest
-from overnight.corpus.tasks import CleanTask, CountTask, ShardTask, TokenTask, clean_chunk, count_chunk, make_shard, token_chunk, token_path
+from overnight.corpus.tasks import (
+    CleanTask,
+    CountTask,
+    ShardTask,
+    TokenTask,
+    clean_chunk,
+    clean_task,
+    count_chunk,
+    make_shard,
+    token_chunk,
+    token_path,
+)
 from overnight.corpus.tokenizer import read_pieces, save_tokenizer, train_pieces, vocabulary
 from overnight.corpus.workers import core_count, run_tasks
 from overnight.errors import ConfigError, DataError
@@ -40,11 +54,14 @@ MAX_WORDS = 4_000_000
 # Values of `Data` that decide the bytes of the shards.
 SETTINGS = (
     "paths",
+    "units",
     "format",
     "field",
     "documents",
     "min_chars",
     "valid_fraction",
+    "test_fraction",
+    "label",
     "vocab_file",
     "vocab_size",
     "lowercase",
@@ -88,11 +105,9 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
     if not (folder / "manifest.json").exists():
         return None
     manifest = load_manifest(folder)
-    differ = [
-        f"data.{name} = {settings[name]!r} (prepared with {manifest.settings.get(name)!r})"
-        for name in settings
-        if manifest.settings.get(name) != settings[name]
-    ]
+    # A setting that did not exist yet had its default.
+    before = {field.name: field.default for field in dataclasses.fields(Data)} | manifest.settings
+    differ = [f"data.{name} = {settings[name]!r} (prepared with {before[name]!r})" for name in settings if before[name] != settings[name]]
     if differ:
         raise ConfigError(
             f"{folder}: was prepared with other settings; set data.dir to another folder, delete this one, or put back: "
@@ -135,12 +150,15 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
     _begin(folder, _state(data, settings, shard_tokens), log)
     work, workers = folder / "work", core_count(data.workers)
     chunks, sources = _read_and_clean(data, work, workers, log, reading)
-    splits, duplicates, short = _decide(chunks, data.valid_fraction, log)
-    pieces = _vocabulary(data, folder, chunks, splits, workers, log)
-    _tokenise(folder, chunks, splits, workers, log)
+    splits, duplicates, short = _decide(chunks, data, log)
+    tokenizer, vocab_size = byte_text.VOCABULARY_HASH, byte_text.VOCABULARY_SIZE
+    if data.units == "wordpiece":
+        pieces = _vocabulary(data, folder, chunks, splits, workers, log)
+        tokenizer, vocab_size = vocabulary(pieces, data.lowercase).hash, len(pieces)
+    _tokenise(data, folder, chunks, splits, workers, log)
     entries = _shard(folder, chunks, shard_tokens, workers, log)
     short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries)
-    manifest = Manifest(FORMAT_VERSION, vocabulary(pieces, data.lowercase).hash, len(pieces), settings, sources, duplicates, short, entries)
+    manifest = Manifest(FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries)
     save_manifest(folder, manifest)
     shutil.rmtree(work)
     return manifest
@@ -169,8 +187,7 @@ def _begin(folder: Path, state: str, log: Callable[[str], None]) -> None:
         folder / "manifest.json",
         folder / "vocab.txt",
         folder / "tokenizer.json",
-        *folder.glob("train-*.arrow"),
-        *folder.glob("valid-*.arrow"),
+        *(path for split in SPLITS for path in folder.glob(f"{split}-*.arrow")),
     ]
     left = [path for path in left if path.exists()]
     if left and not marker.exists() and not (folder / "manifest.json").exists():
@@ -194,10 +211,9 @@ def _read_and_clean(data: Data, work: Path, workers: int, log: Callable[[str], N
         progress = Progress("read and clean", log)
 
         def tasks() -> Iterator[CleanTask]:
-            for number, texts in enumerate(_chunks(documents(data, reading))):
-                path = work / f"clean-{number:05d}.arrow"
+            for number, group in enumerate(_chunks(documents(data, reading))):
                 progress.update(sum(source.bytes for source in reading.sources), reading.done_bytes / max(reading.total_bytes, 1))
-                yield CleanTask(None if path.exists() else texts, path, data.min_chars)
+                yield clean_task(group, work / f"clean-{number:05d}.arrow", data)
 
         count = sum(1 for _ in run_tasks(clean_chunk, tasks(), workers))
         sources = reading.sources
@@ -217,13 +233,13 @@ def _check_skipped(sources: list[Source], allowed: int) -> None:
         raise DataError(f"{skipped} lines were skipped, data.max_bad_lines = {allowed}; mend them or allow more")
 
 
-def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
+def _chunks(found: Iterator[Document]) -> Iterator[list[Document]]:
     """Documents in groups of about CHUNK_BYTES characters."""
-    group: list[str] = []
+    group: list[Document] = []
     size = 0
-    for text in texts:
-        group.append(text)
-        size += len(text)
+    for document in found:
+        group.append(document)
+        size += len(document.text)
         if size >= CHUNK_BYTES:
             yield group
             group, size = [], 0
@@ -231,8 +247,8 @@ def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
         yield group
 
 
-def _decide(chunks: list[Path], valid_fraction: float, log: Callable[[str], None]) -> tuple[list[np.ndarray], int, int]:
-    """For each document of each chunk: 0 dropped as a duplicate, 1 train, 2 valid. And how many were duplicates, and how many too short."""
+def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple[list[np.ndarray], int, int]:
+    """For each document of each chunk: 0 dropped as a duplicate, 1 train, 2 valid, 3 test. And how many were duplicates, and how many too short."""
     tables = [read_table(path) for path in chunks]
     short = sum(int(table.schema.metadata[b"short"]) for table in tables)
     sizes = [table.num_rows for table in tables]
@@ -240,21 +256,30 @@ def _decide(chunks: list[Path], valid_fraction: float, log: Callable[[str], None
     hashes = np.frombuffer(flat, np.uint8).reshape(-1, 16)
     if not len(hashes):
         raise DataError(f"all {short} documents are shorter than data.min_chars; lower it or name other sources")
+    if data.label and not any(len(table) - table.column("label").null_count for table in tables):
+        raise DataError(f"no document has a number under data.label = {data.label!r}; correct it, or leave it out")
     first = dedup.first_occurrences(hashes)
-    valid = dedup.valid_mask(hashes, valid_fraction)
-    split = np.where(first, np.where(valid, 2, 1), 0).astype(np.uint8)
-    trained, held = int((split == 1).sum()), int((split == 2).sum())
-    log(
-        f"deduplicate: {trained:,} documents to train on, {held:,} held out; dropped {len(split) - trained - held:,} duplicates, {short:,} short"
+    split = np.where(first, 1, 0).astype(np.uint8)
+    split[first & dedup.valid_mask(hashes, data.valid_fraction)] = 2
+    split[first & dedup.test_mask(hashes, data.test_fraction)] = 3
+    dropped, trained, held, tested = np.bincount(split, minlength=4).tolist()
+    apart = f"{held:,} held out, {tested:,} for the test" if data.test_fraction else f"{held:,} held out"
+    log(f"deduplicate: {trained:,} documents to train on, {apart}; dropped {dropped:,} duplicates, {short:,} short")
+    positions = dedup.hash_position(hashes)
+    _check_share("data.valid_fraction", data.valid_fraction, held, trained, float(positions.min()))
+    _check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - float(positions.max()))
+    return np.split(split, np.cumsum(sizes)[:-1]), dropped, short
+
+
+def _check_share(key: str, fraction: float, held: int, trained: int, nearest: float) -> None:
+    """Refuse a share of documents that holds out none, saying which would hold out the nearest to it, or that leaves none to train on."""
+    if trained and (held or not fraction):
+        return
+    raise DataError(
+        f"of {trained + held} documents {held} are held out with {key} = {fraction}: "
+        + (f"{min(nearest * 1.01 + 1e-4, 0.5):.4f} would hold out the first; " if trained else "none is left to train on; ")
+        + "change it (0 holds out none), or make more documents of the text with data.documents = paragraph or line"
     )
-    if not trained or (valid_fraction > 0 and not held):
-        nearest = float(dedup.hash_position(hashes).min())
-        raise DataError(
-            f"of {trained + held} documents {held} are held out with data.valid_fraction = {valid_fraction}: "
-            + (f"{min(nearest * 1.01 + 1e-4, 0.5):.4f} would hold out the first; " if trained else "none is left to train on; ")
-            + "change it (0 holds out none), or make more documents of the text with data.documents = paragraph or line"
-        )
-    return np.split(split, np.cumsum(sizes)[:-1]), len(split) - trained - held, short
 
 
 def _vocabulary(
@@ -288,9 +313,9 @@ def _vocabulary(
     return pieces
 
 
-def _tokenise(folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]) -> None:
+def _tokenise(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]) -> None:
     progress = Progress("tokenise", log, "M tokens")
-    tasks = (TokenTask(path, split, folder) for path, split in zip(chunks, splits, strict=True))
+    tasks = (TokenTask(path, split, folder, data.units) for path, split in zip(chunks, splits, strict=True))
     done = 0
     for number, tokens in enumerate(run_tasks(token_chunk, tasks, workers)):
         done += tokens

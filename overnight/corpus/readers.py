@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import codecs
+import dataclasses
+import fnmatch
 import io
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from overnight.config import Data
 from overnight.corpus import pydocs, streams
@@ -19,6 +22,17 @@ BUILTIN = "builtin:python-docs"
 # A document is held in memory several times over while it is cleaned; this keeps that to some hundred MB.
 MAX_DOCUMENT_BYTES = 32 << 20
 _BLOCK = 1 << 20
+
+
+# Numbers beyond have no place in 32 bits.
+_GREATEST_LABEL = 3.4e38
+
+
+class Document(NamedTuple):
+    """A text, and the number that belongs to it."""
+
+    text: str
+    label: float | None = None
 
 
 @dataclass
@@ -45,7 +59,7 @@ class Reading:
     done_bytes: int = 0
 
 
-def documents(data: Data, reading: Reading) -> Iterator[str]:
+def documents(data: Data, reading: Reading) -> Iterator[Document]:
     """Stream the documents of `data.paths`, in order.
 
     Args:
@@ -53,15 +67,15 @@ def documents(data: Data, reading: Reading) -> Iterator[str]:
         reading: counters, filled on the way; one source for each path.
 
     Raises:
-        DataError: a source is missing, empty, cut, damaged, not UTF-8, or has more bad lines than allowed.
+        DataError: a source is missing, empty, cut, damaged, not UTF-8, has no such member, or has more bad lines than allowed.
     """
     for source in reading.sources:
         builtin = source.path == BUILTIN
-        texts = (text for _, text in pydocs.python_docs(data.workers)) if builtin else _from_files(data, source, reading)
-        for text in texts:
+        found = (Document(text) for _, text in pydocs.python_docs(data.workers)) if builtin else _from_files(data, source, reading)
+        for document in found:
             source.documents += 1
-            source.bytes += len(text.encode())
-            yield text
+            source.bytes += len(document.text.encode())
+            yield document
         if not source.documents:
             raise DataError(f"{source.path}: holds no text; correct data.paths or data.format")
 
@@ -79,7 +93,8 @@ def start_reading(data: Data) -> Reading:
     return reading
 
 
-def _from_files(data: Data, source: Source, reading: Reading) -> Iterator[str]:
+def _from_files(data: Data, source: Source, reading: Reading) -> Iterator[Document]:
+    others: list[str] = []
     for path in streams.expand(source.path):
         try:
             raw = open(path, "rb")  # noqa: SIM115 - closed below
@@ -87,11 +102,13 @@ def _from_files(data: Data, source: Source, reading: Reading) -> Iterator[str]:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from None
         before = reading.done_bytes
         with raw:
-            reader = _Reader(data, source, reading)
-            for text in reader.file(raw, str(path)):
+            reader = _Reader(data, source, reading, streams.pattern(source.path), others)
+            for document in reader.file(raw, str(path)):
                 reading.done_bytes = before + raw.tell()
-                yield text
+                yield document
         reading.done_bytes = before + path.stat().st_size
+    if others and not source.files:
+        raise DataError(f"{source.path}: no member of the archive matches; it holds {', '.join(others)}, ...; correct what follows ::")
 
 
 @dataclass
@@ -101,14 +118,19 @@ class _Reader:
     data: Data
     source: Source
     reading: Reading
+    pattern: str
+    """Of the members to read, of an archive; empty reads all."""
+    others: list[str]
+    """Some members that do not match the pattern."""
 
-    def file(self, raw: io.BufferedReader, name: str) -> Iterator[str]:
-        """Documents of a file that may be packed."""
+    def file(self, raw: io.BufferedReader, name: str) -> Iterator[Document]:
+        """Documents of a file that may be packed, and must be an archive where a pattern selects its members."""
         try:
             stream, inner = streams.unpacked(raw, name)
             if streams.is_tar(stream, inner):
-                for member, content in streams.members(stream, name):
-                    yield from self.file(content, f"{name}:{member}")
+                yield from self.archive(stream, name)
+            elif self.pattern:
+                raise DataError(f"{name}: is not a tar archive, so ::{self.pattern} selects nothing in it; leave that out")
             else:
                 self.source.files += 1
                 yield from self.plain(stream, inner)
@@ -119,12 +141,26 @@ class _Reader:
                 self.source.truncated.append(name)
             # Inside an archive everything behind the cut is lost as well: the archive's own stream says so next.
 
-    def plain(self, stream: io.BufferedReader, name: str) -> Iterator[str]:
+    def archive(self, stream: io.BufferedReader, name: str) -> Iterator[Document]:
+        """Documents of the members of a tar archive that match; of an archive in it, all."""
+        inside = dataclasses.replace(self, pattern="")
+        for member, content in streams.members(stream, name):
+            if not self.pattern or fnmatch.fnmatchcase(member, self.pattern):
+                yield from inside.file(content, f"{name}:{member}")
+            elif len(self.others) < 3:
+                self.others.append(member)
+
+    def plain(self, stream: io.BufferedReader, name: str) -> Iterator[Document]:
         """Documents of an unpacked file."""
         kind = self.data.format if self.data.format != "auto" else _guess(stream, name)
         if kind == "jsonl":
             yield from self.json_lines(stream, name)
-        elif kind == "wiki":
+        else:
+            yield from map(Document, self.texts(stream, name, kind))
+
+    def texts(self, stream: io.BufferedReader, name: str, kind: str) -> Iterator[str]:
+        """Texts of a file of a format that has nothing beside."""
+        if kind == "wiki":
             yield from self.wiki(stream, name)
         elif self.data.documents == "file":
             for text in self.whole(stream, name):
@@ -199,34 +235,41 @@ class _Reader:
             if not number:
                 return
 
-    def json_lines(self, stream: io.BufferedReader, name: str) -> Iterator[str]:
-        """The text field of each JSON object."""
+    def json_lines(self, stream: io.BufferedReader, name: str) -> Iterator[Document]:
+        """The text of each JSON object, with its label where one is asked for."""
         for number, line in self.lines(stream, name):
             if not line.strip():
                 continue
-            problem = ""
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                problem = f"is not JSON ({error})"
-            else:
-                text = row.get(self.data.field) if isinstance(row, dict) else None
-                if isinstance(text, str):
-                    if "\\u" not in line or _encodable(text) or self.data.encoding_errors == "replace":
-                        yield text.encode("utf-8", "replace").decode() if "\\u" in line else text
-                        continue
-                    problem = f"has half a surrogate pair in {self.data.field!r}"
-                elif isinstance(row, dict):
-                    keys = ", ".join(list(row)[:12])
-                    problem = f"has no text in {self.data.field!r}; its keys are: {keys} (data.field names the one to read)"
-                else:
-                    problem = "is not a JSON object"
+            found = self.json_line(line)
+            if isinstance(found, Document):
+                yield found
+                continue
             self.source.skipped_lines += 1
             skipped = sum(source.skipped_lines for source in self.reading.sources)
             if skipped > self.data.max_bad_lines:
                 raise DataError(
-                    f"{name}:{number}: {problem}; mend it, or allow more bad lines than data.max_bad_lines={self.data.max_bad_lines}"
+                    f"{name}:{number}: {found}; mend it, or allow more bad lines than data.max_bad_lines={self.data.max_bad_lines}"
                 )
+
+    def json_line(self, line: str) -> Document | str:
+        """The document of a line, or what is wrong with it."""
+        key = self.data.field
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            return f"is not JSON ({error})"
+        if not isinstance(row, dict):
+            return "is not a JSON object"
+        text, label = row.get(key), row.get(self.data.label) if self.data.label else None
+        if not isinstance(text, str):
+            return f"has no text in {key!r}; its keys are: {', '.join(list(row)[:12])} (data.field names the one to read)"
+        if label is not None and (not isinstance(label, int | float) or isinstance(label, bool) or not abs(label) <= _GREATEST_LABEL):
+            return f"has no finite number in {self.data.label!r} but {label!r:.40} (data.label names it; null or no such key is no label)"
+        if "\\u" in line and not _encodable(text):
+            if self.data.encoding_errors == "strict":
+                return f"has half a surrogate pair in {key!r}"
+            text = text.encode("utf-8", "replace").decode()
+        return Document(text, None if label is None else float(label))
 
     def wiki(self, stream: io.BufferedReader, name: str) -> Iterator[str]:
         """The text between each `<doc ...>` and `</doc>`."""

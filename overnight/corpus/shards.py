@@ -1,14 +1,16 @@
 """Token shards on disk, format version 1: written whole, opened as zero-copy numpy views.
 
-A prepared folder holds `manifest.json`, `vocab.txt`, `tokenizer.json`, `train-00000.arrow`, ... and `valid-00000.arrow`, ...
-A shard is an uncompressed Arrow IPC file of one record batch, one row a document: `tokens: list<uint16>` (uint32 for a
-vocabulary above 65,536) and `sentences: list<int32>`, the number of tokens of each sentence, which sum to the tokens.
+A prepared folder holds `manifest.json`, `train-00000.arrow`, ..., the same of `valid` and `test`, and for word pieces `vocab.txt`
+and `tokenizer.json`. A shard is an uncompressed Arrow IPC file of one record batch, one row a document: `tokens: list<uint16>`
+(uint32 for a vocabulary above 65,536, uint8 for bytes) and `sentences: list<int32>`, the number of tokens of each sentence, which
+sum to the tokens (bytes: one sentence). Where labels are kept there is `label: float32`, null where a document has none.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,14 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from overnight.corpus.bytes import VOCABULARY_HASH
 from overnight.corpus.files import write_json, write_whole
 from overnight.corpus.readers import Source
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.errors import DataError
 
 FORMAT_VERSION = 1
-SPLITS = ("train", "valid")
+SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Manifest:
 
     version: int
     tokenizer: str
-    """Hash of the vocabulary (see `tokenizer.Vocabulary.hash`)."""
+    """Hash of the vocabulary (see `tokenizer.Vocabulary.hash`), or `bytes.VOCABULARY_HASH`."""
     vocab_size: int
     settings: dict[str, Any]
     """The values of `config.Data` that decide the bytes of the shards."""
@@ -72,24 +75,26 @@ class Shard:
 
     name: str
     tokens: np.ndarray
-    """uint16 or uint32 [N]: all documents on end."""
+    """uint8, uint16 or uint32 [N]: all documents on end."""
     sentence_starts: np.ndarray
     """int64 [S+1]: sentence s is tokens[sentence_starts[s]:sentence_starts[s+1]]."""
     document_sentences: np.ndarray
     """int64 [D+1]: document d owns sentences document_sentences[d] to document_sentences[d+1]."""
+    labels: np.ndarray | None = None
+    """float32 [D]: the number that belongs to each document, NaN where there is none; None where none were kept."""
 
 
 def write_shard(
-    path: Path, tokens: np.ndarray, sentence_lengths: np.ndarray, document_sentences: np.ndarray, metadata: dict[str, str] | None = None
+    path: Path, tokens: np.ndarray, sentence_lengths: np.ndarray, document_sentences: np.ndarray, labels: pa.Array | None = None
 ) -> int:
     """Write documents as one Arrow file.
 
     Args:
         path: where it goes.
-        tokens: uint16 or uint32 [N].
+        tokens: uint8, uint16 or uint32 [N].
         sentence_lengths: int32 [S], tokens of each sentence.
         document_sentences: int32 [D], sentences of each document.
-        metadata: kept in the schema.
+        labels: float32 [D], null where a document has none; None keeps no labels.
 
     Returns:
         The number of bytes written.
@@ -101,7 +106,7 @@ def write_shard(
         pa.ListArray.from_arrays(pa.array(token_offsets.astype(np.int32)), pa.array(tokens)),
         pa.ListArray.from_arrays(pa.array(sentence_offsets.astype(np.int32)), pa.array(sentence_lengths.astype(np.int32))),
     ]
-    return write_table(path, {"tokens": lists[0], "sentences": lists[1]}, metadata)
+    return write_table(path, {"tokens": lists[0], "sentences": lists[1]} | ({} if labels is None else {"label": labels}))
 
 
 def write_table(path: Path, columns: dict[str, pa.Array], metadata: dict[str, str] | None = None) -> int:
@@ -135,12 +140,18 @@ def read_lists(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return tokens.values.to_numpy(), sentences.values.to_numpy(), offsets
 
 
+def read_labels(path: Path) -> pa.Array | None:
+    """The labels that :func:`write_shard` was given."""
+    batch = read_table(path)
+    return batch.column("label") if "label" in batch.schema.names else None
+
+
 def open_shards(folder: Path, split: str, verify: bool = True) -> list[Shard]:
     """Open the shards of a split, in order.
 
     Args:
         folder: a prepared data folder.
-        split: `train` or `valid`.
+        split: `train`, `valid` or `test`.
         verify: compare each file with its checksum (reads it once, some GB/s).
 
     Raises:
@@ -148,8 +159,7 @@ def open_shards(folder: Path, split: str, verify: bool = True) -> list[Shard]:
     """
     assert split in SPLITS, split
     manifest = load_manifest(folder)
-    found = load_vocabulary(folder).hash
-    if found != manifest.tokenizer:
+    if manifest.tokenizer != VOCABULARY_HASH and (found := load_vocabulary(folder).hash) != manifest.tokenizer:
         raise DataError(
             f"{folder / 'manifest.json'}: was made with the tokenizer {manifest.tokenizer}, but vocab.txt and tokenizer.json beside it are {found}; "
             "put the right ones back, or delete the folder and prepare again"
@@ -167,7 +177,9 @@ def _open(folder: Path, entry: ShardEntry, verify: bool) -> Shard:
     if verify and (found := checksum(path)) != entry.checksum:
         raise DataError(f"{path}: the shard is damaged, its checksum is {found}, the manifest says {entry.checksum}; {again}")
     tokens, lengths, document_sentences = read_lists(path)
-    return Shard(entry.name, tokens, _offsets(lengths), document_sentences)
+    column = read_labels(path)
+    labels = None if column is None else column.fill_null(math.nan).to_numpy()
+    return Shard(entry.name, tokens, _offsets(lengths), document_sentences, labels)
 
 
 def checksum(path: Path) -> str:

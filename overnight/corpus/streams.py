@@ -27,13 +27,13 @@ class TruncatedError(Exception):
 def expand(path: str) -> list[Path]:
     """The files a path of `data.paths` stands for: itself, all in the folder below it, or all that its glob matches, sorted.
 
-    Hidden files and folders, whose names begin with a dot, are left out.
+    Hidden files and folders, whose names begin with a dot, are left out. `::` and what follows it is about the members of archives.
 
     Raises:
         ConfigError: when it names an environment variable that is not set.
         DataError: when there is no such file, or none in the folder.
     """
-    filled = config.environment_path(path, "data.paths")
+    filled = config.environment_path(path.partition("::")[0], "data.paths")
     if filled.is_file():
         return [filled]
     if filled.is_dir():
@@ -48,6 +48,11 @@ def expand(path: str) -> list[Path]:
     if not found:
         raise DataError(f"{filled}: no file matches; correct data.paths")
     return sorted(set(found))
+
+
+def pattern(path: str) -> str:
+    """Which members of an archive a path of `data.paths` stands for, as :mod:`fnmatch` has it; empty for all."""
+    return path.partition("::")[2]
 
 
 def _files_below(folder: Path) -> list[Path]:
@@ -186,7 +191,8 @@ class _Member(io.RawIOBase):
         self._file, self._left, self._name = file, size, name
 
     def buffered(self) -> io.BufferedReader:
-        return io.BufferedReader(self, _BLOCK)
+        # As large as the file at most: an archive may hold a hundred thousand small ones.
+        return io.BufferedReader(self, max(512, min(_BLOCK, self._left)))
 
     def readable(self) -> bool:
         return True

@@ -11,32 +11,61 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from overnight.config import Data
 from overnight.corpus import dedup
+from overnight.corpus.bytes import document_bytes
 from overnight.corpus.clean import clean, sentences
 from overnight.corpus.files import write_json
-from overnight.corpus.shards import SPLITS, ShardEntry, checksum, read_lists, read_table, write_shard, write_table
+from overnight.corpus.readers import Document
+from overnight.corpus.shards import SPLITS, ShardEntry, checksum, read_labels, read_lists, read_table, write_shard, write_table
 from overnight.corpus.tokenizer import count_words, encode, load_tokenizer
 
 
 @dataclass(frozen=True)
 class CleanTask:
     texts: list[str] | None  # None: the output is there already
+    labels: list[float | None] | None  # of each text, where labels are kept
     path: Path
     min_chars: int
+    units: str
+
+
+def clean_task(documents: list[Document], path: Path, data: Data) -> CleanTask:
+    """What is to be done for a chunk of documents."""
+    done = path.exists()
+    labels = [document.label for document in documents] if data.label and not done else None
+    return CleanTask(None if done else [document.text for document in documents], labels, path, data.min_chars, data.units)
 
 
 def clean_chunk(task: CleanTask) -> None:
-    """Documents -> clean ones, a sentence a line, with their hashes."""
+    """Documents -> clean ones with their hashes and labels: a sentence a line, or the bytes that are read."""
     if task.texts is None:
         return
-    texts, hashes = [], []
-    for text in task.texts:
-        found = sentences(text) if len(text := clean(text)) >= task.min_chars else []
+    make = _framed if task.units == "bytes" else _split
+    texts: list[str | bytes] = []
+    hashes, rows = [], []
+    for row, text in enumerate(task.texts):
+        found, digest = make(text, task.min_chars)
         if found:
-            texts.append("\n".join(found))
-            hashes.append(dedup.document_hash(found))
-    columns = {"hash": pa.array(hashes, pa.binary(16)), "text": pa.array(texts, pa.large_string())}
+            texts.append(found)
+            hashes.append(digest)
+            rows.append(row)
+    kind = pa.large_binary() if task.units == "bytes" else pa.large_string()
+    columns = {"hash": pa.array(hashes, pa.binary(16)), "text": pa.array(texts, kind)}
+    if task.labels is not None:
+        columns["label"] = pa.array([task.labels[row] for row in rows], pa.float32())
     write_table(task.path, columns, {"short": str(len(task.texts) - len(texts))})
+
+
+def _split(text: str, min_chars: int) -> tuple[str, bytes]:
+    found = sentences(text) if len(text := clean(text)) >= min_chars else []
+    return "\n".join(found), dedup.document_hash(found)
+
+
+def _framed(text: str, min_chars: int) -> tuple[bytes, bytes]:
+    found = document_bytes(text)
+    inner = found[2:-1].decode()
+    return (found if inner and len(inner) >= min_chars else b""), dedup.document_hash([inner])
 
 
 @dataclass(frozen=True)
@@ -58,8 +87,9 @@ def count_chunk(task: CountTask) -> Counter[str]:
 @dataclass(frozen=True)
 class TokenTask:
     clean: Path
-    split: np.ndarray  # of each document: 0 dropped, 1 train, 2 valid
+    split: np.ndarray  # of each document: 0 dropped, else its place in SPLITS, from 1
     folder: Path
+    units: str
 
 
 def token_path(clean: Path, split: str) -> Path:
@@ -69,14 +99,27 @@ def token_path(clean: Path, split: str) -> Path:
 def token_chunk(task: TokenTask) -> int:
     """Clean text -> tokens, one file a split; returns how many tokens."""
     total = 0
-    tokenizer = load_tokenizer(task.folder)
+    tokenizer = load_tokenizer(task.folder) if task.units == "wordpiece" else None
     for kind, name in enumerate(SPLITS, 1):
         path = token_path(task.clean, name)
         if not path.exists():
-            tokens, lengths, counts = encode(_texts(task.clean, task.split == kind), tokenizer)
-            write_shard(path, tokens, lengths, counts[counts > 0])
+            if tokenizer:
+                tokens, lengths, counts = encode(_texts(task.clean, task.split == kind), tokenizer)
+                write_shard(path, tokens, lengths, counts[counts > 0])
+            else:
+                write_shard(path, *_bytes(task.clean, task.split == kind))
         total += len(read_table(path).column("tokens").values)
     return total
+
+
+def _bytes(path: Path, take: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, pa.Array | None]:
+    """Bytes, their number in each document, one sentence for each, and the labels."""
+    table = read_table(path).filter(pa.array(take))
+    column = table.column("text")
+    offsets, flat = (np.frombuffer(part, kind) for part, kind in zip(column.buffers()[1:], (np.int64, np.uint8), strict=True))
+    offsets = offsets[column.offset : column.offset + len(column) + 1]
+    labels = table.column("label") if "label" in table.schema.names else None
+    return flat[offsets[0] : offsets[-1]], np.diff(offsets), np.ones(len(table), np.int64), labels
 
 
 @dataclass(frozen=True)
@@ -93,7 +136,7 @@ def make_shard(task: ShardTask) -> ShardEntry:
     path = task.folder / task.name
     if task.entry.exists() and path.exists():
         return ShardEntry(**json.loads(task.entry.read_text()))
-    tokens, lengths, counts = [], [], []
+    tokens, lengths, counts, labels = [], [], [], []
     for chunk, first, last in task.parts:
         flat, sentence_lengths, offsets = read_lists(chunk)
         starts = np.concatenate([[0], np.cumsum(sentence_lengths, dtype=np.int64)])
@@ -101,8 +144,10 @@ def make_shard(task: ShardTask) -> ShardEntry:
         tokens.append(flat[starts[a] : starts[b]])
         lengths.append(sentence_lengths[a:b])
         counts.append(np.diff(offsets[first : last + 1]))
+        if (column := read_labels(chunk)) is not None:
+            labels.append(column[first:last])
     flat, sentence_lengths, documents_ = np.concatenate(tokens), np.concatenate(lengths), np.concatenate(counts)
-    size = write_shard(path, flat, sentence_lengths, documents_)
+    size = write_shard(path, flat, sentence_lengths, documents_, pa.concat_arrays(labels) if labels else None)
     entry = ShardEntry(task.name, task.split, len(documents_), len(sentence_lengths), len(flat), size, checksum(path))
     write_json(task.entry, dataclasses.asdict(entry))
     return entry

@@ -19,6 +19,7 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "noise": {"phase": str, "global_step": int, "seconds": (int, float), "batch": int, "groups": dict},
     "phase": {"phase": str, "global_step": int, "event": str},
     "finetune": {"name": str, "seed": int, "init": str, "metric": str, "value": (int, float)},
+    "transfer": {"name": str, "seed": int, "init": str, "metric": str, "value": (int, float)},
     "baseline": {"name": str, "what": str, "metric": str, "value": (int, float)},
     "event": {"what": str},
 }
@@ -106,7 +107,7 @@ def _metrics(path: Path, tasks: Path) -> tuple[dict[str, list[Record]], list[str
         notes.append("metrics.jsonl is empty: nothing was measured yet")
     for kind in ("train", "eval", "tensors", "noise"):
         records[kind] = _newest(records[kind])
-    for kind in ("finetune", "baseline"):
+    for kind in ("finetune", "transfer", "baseline"):
         records[kind] = _same_settings(records[kind])
     return records, notes
 

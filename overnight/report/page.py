@@ -13,7 +13,7 @@ from typing import Any
 from overnight.corpus.files import write_whole
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.folder import Record, RunFolder, read_folder
-from overnight.report.summary import duration, number, points, share, summarise_folder
+from overnight.report.summary import duration, number, points, share, summarise_folder, unit_text
 from overnight.report.tensors import heat_maps, noise_curves
 
 # Points of a curve in the page; of longer runs every k-th line is shown.
@@ -74,6 +74,7 @@ def _render(folders: Sequence[RunFolder]) -> str:
         runs=runs,
         seeds={task["name"]: _seeds(task) for run in runs for task in run["tasks"]},
         dots=_dots,
+        unit_text=unit_text,
         settings=_side_by_side([folder.settings for folder in folders]),
         machines=_side_by_side([folder.environment or {} for folder in folders]),
         style=(own / "page.css").read_text(encoding="utf-8"),

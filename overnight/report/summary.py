@@ -114,20 +114,27 @@ def _median(records: Sequence[Record], key: str) -> float | None:
 
 
 def tasks(folder: RunFolder) -> list[dict[str, Any]]:
-    """One row a fine-tuning task, in the order of the recipe.
+    """One row a task of fine-tuning or transfer, in the order of the recipe.
 
     Returns:
         `name`, `task`, `metric`, `scale` (100 where the values are shares, 1 where they are per cent already), `unit`, `rows` trained on, `pretrained` and
-        `scratch` (see :func:`spread`; None where there is none), `baselines`, `verdict`, `wins` (None where it cannot be said) and `notes`.
+        `scratch` (see :func:`spread`; None where there is none), `scratch_label`, `baselines`, `verdict`, `wins` (None where it cannot be said),
+        `best_unit` (of transfer: the unit that says most, of the last seed; else None) and `notes`.
     """
-    planned = folder.settings.get("finetune")
+    return [row for kind in ("finetune", "transfer") for row in _tasks(folder, kind)]
+
+
+def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
+    planned = folder.settings.get(kind)
     planned = planned if isinstance(planned, dict) else {}
-    lines = folder.records["finetune"]
+    lines = folder.records[kind]
     baselines = {(record["name"], record["what"]): record for record in folder.records["baseline"]}
     rows = []
     for name in dict.fromkeys([*planned, *(record["name"] for record in lines)]):
         mine = [record for record in lines if record["name"] == name]
         settings = planned.get(name) or {}
+        if kind == "transfer":  # random weights stand beside it always
+            settings = {**settings, "baseline": True}
         # Running again repeats a line; the last one holds.
         pretrained, scratch = (
             spread({record["seed"]: record for record in mine if record["init"] == init}) for init in ("pretrained", "scratch")
@@ -146,6 +153,10 @@ def tasks(folder: RunFolder) -> list[dict[str, Any]]:
                 "rows": mine[-1].get("rows") if mine else None,
                 "pretrained": pretrained,
                 "scratch": scratch,
+                "scratch_label": "random weights" if kind == "transfer" else "from scratch",
+                "best_unit": next(
+                    (record["unit"] for record in reversed(mine) if record["init"] == "pretrained" and record.get("unit")), None
+                ),
                 "baselines": [{"what": record["what"], "value": record["value"]} for (of, _), record in baselines.items() if of == name],
                 "wins": wins,
                 "verdict": f"{verdict}, so far" if missing and wins is not None else verdict,
@@ -242,14 +253,21 @@ def _task_lines(task: dict[str, Any]) -> list[str]:
     seeds = sorted({seed for init in ("pretrained", "scratch") for seed in (task[init] or {"values": {}})["values"]})
     head = [f"{task['name']}, {task['metric'] or 'not run yet'}", *(f"seed {seed}" for seed in seeds), "median", "spread"]
     cells = []
-    for init, label in (("pretrained", "pretrained"), ("scratch", "from scratch")):
+    for init, label in (("pretrained", "pretrained"), ("scratch", task["scratch_label"])):
         found = task[init]
         if found:
             values = [share(found["values"].get(seed), scale, unit) for seed in seeds]
             cells.append([label, *values, share(found["median"], scale, unit), points(found["spread"], scale)])
     for baseline in task["baselines"]:
         cells.append([baseline["what"], *("" for _ in seeds), share(baseline["value"], scale, unit), ""])
-    return [*_table(head, cells), task["verdict"]]
+    return [*_table(head, cells), *([unit_text(task)] if task["best_unit"] else []), task["verdict"]]
+
+
+def unit_text(task: dict[str, Any]) -> str:
+    """What the unit that says most knows alone, in words (medians of the seeds)."""
+    unit, others = task["best_unit"], task["pretrained"]["others"]
+    alone, without = (share(others.get(key)) for key in ("accuracy of the unit alone", "accuracy without it"))
+    return f"{unit['of']} {unit['number']} says most: {alone} alone ({unit['above']} above {unit['threshold']:.3g}), {without} without it"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

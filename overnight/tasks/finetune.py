@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from overnight.optim.groups import build_optimizer
 from overnight.optim.schedules import factor
 from overnight.tasks import metrics, spans
 from overnight.tasks.encode import encode_rows
+from overnight.tasks.log import append, lines_of
 from overnight.tasks.rows import Row
 from overnight.train import checkpoint
 from overnight.train.folder import same_corpus
@@ -252,7 +252,7 @@ def _finetune(run: Run, name: str, source: Path, line: Line) -> list[dict[str, A
     tag = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
     jobs = [(init, seed) for init in (["pretrained", "scratch"] if spec.baseline else ["pretrained"]) for seed in spec.seeds]
     # The folder holds one model: what was done with other settings since is not what it holds, so all is done again.
-    mine = _lines(log, name, tag) if _kept_tag(run.run_dir / "finetune" / name) == tag else []
+    mine = lines_of(log, name, tag) if _kept_tag(run.run_dir / "finetune" / name) == tag else []
     missing = [job for job in jobs if job not in {(e.get("init"), e.get("seed")) for e in mine}]
     if not missing:
         line.say(f"{name}: done already")
@@ -262,9 +262,7 @@ def _finetune(run: Run, name: str, source: Path, line: Line) -> list[dict[str, A
         line.say(f"{name}: {note}")
     for what, value in problem.baselines.items():
         if not any(e["kind"] == "baseline" for e in mine):
-            mine.append(
-                _append(log, {"kind": "baseline", "name": name, "tag": tag, "what": what, "metric": problem.metric, "value": value})
-            )
+            mine.append(append(log, {"kind": "baseline", "name": name, "tag": tag, "what": what, "metric": problem.metric, "value": value}))
             line.say(f"{name}: {problem.metric} of {what} {value:.4f}")
     for init, seed in missing:
         entry = _one(run, spec, name, problem, pretrained if init == "pretrained" else None, seed, vocabulary, device, line)
@@ -273,7 +271,7 @@ def _finetune(run: Run, name: str, source: Path, line: Line) -> list[dict[str, A
         model, files = entry.pop("model"), entry.pop("files")
         if init == "pretrained" and (best is None or entry["value"] > best):
             _keep(run, name, spec, problem, model, files, entry, vocabulary, device)
-        mine.append(_append(log, entry))
+        mine.append(append(log, entry))
         line.say(f"{name}: seed {seed} {init}  " + "  ".join(f"{k} {v:.4f}" for k, v in entry["metrics"].items()))
     return mine
 
@@ -372,21 +370,3 @@ def _kept_tag(folder: Path) -> str | None:
         return str(json.loads((folder / "task.json").read_text(encoding="utf-8"))["result"]["tag"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _lines(path: Path, name: str, tag: str) -> list[dict[str, Any]]:
-    """The lines of a task with the same settings; a last line that was cut short is none."""
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0] if path.exists() else ""
-    entries = [json.loads(text) for text in whole.splitlines()]
-    return [entry for entry in entries if entry["name"] == name and entry["tag"] == tag]
-
-
-def _append(path: Path, entry: dict[str, Any]) -> dict[str, Any]:
-    """Add a line, in the place of a last one that was cut short."""
-    with path.open("ab+") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-        file.write((json.dumps(entry) + "\n").encode())
-        file.flush()
-        os.fsync(file.fileno())
-    return entry

@@ -24,9 +24,10 @@ from overnight.tasks.finetune import Examples, new_head, outputs
 from overnight.tasks.rows import Row
 from overnight.tasks.squad import Question
 from overnight.train import checkpoint
+from overnight.train.family import new_model
 from overnight.train.folder import same_corpus
 from overnight.train.precision import DTYPES
-from overnight.train.pretrain import new_model, set_up_machine
+from overnight.train.pretrain import set_up_machine
 
 # Lines answered at once: sorted by length among themselves, answered in the order they came.
 _AT_ONCE = 512

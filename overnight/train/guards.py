@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from overnight.batches.lanes import Lanes
 from overnight.batches.loader import Samples
 from overnight.batches.pairs import A_START
 from overnight.optim.layerwise import whole_norms
@@ -146,13 +147,15 @@ def worst(parts: Sequence[Tensor], world: World) -> int:
     return int(torch.nan_to_num(total(losses, world), nan=math.inf).argmax())
 
 
-def origin(samples: Samples, step: int, processes: int, number: int) -> list[Source]:
+def origin(samples: Samples | Lanes, step: int, processes: int, number: int) -> list[Source]:
     """Where the sequences of a micro-batch come from.
 
     Args:
         step: the place of the data in the phase, from 0: that of the step and what was passed over.
         number: of the micro-batch, from :func:`worst`.
     """
+    if isinstance(samples, Lanes):  # A row of lanes is a stretch of a shard of many documents.
+        return []
     dealt = samples.dealt(step, processes)
     found: list[Source] = []
     for i in dealt.bins[number]:

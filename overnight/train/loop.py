@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from overnight.batches.loader import prefetch
 from overnight.batches.order import key
-from overnight.batches.packing import Batch, Sizes, StepBatches
+from overnight.batches.packing import Sizes, StepBatches
 from overnight.optim.layerwise import Layerwise, whole_norms
 from overnight.optim.noise import MicroGradients, Pair
 from overnight.optim.offload import offloaded, step_in_pieces
 from overnight.optim.telemetry import Norms, Snapshot
+from overnight.train.carry import Carry
 from overnight.train.guards import Rollback, Spike, Watch, largest, measured, worst
 from overnight.train.memory import OutOfMemory, first_line, ran_out
 from overnight.train.parallel import World, summing, totals
@@ -36,9 +37,12 @@ _SKIPS = 20
 
 
 class Objective(Protocol):
-    """What the loop knows of a model: summed losses of a micro-batch by name and, outside training, summed hits."""
+    """What the loop knows of a model: summed losses of a micro-batch by name and, outside training, summed hits.
 
-    def __call__(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]: ...
+    Of a model that carries a state, the third is the state after the window.
+    """
+
+    def __call__(self, batch: Any, dtype: torch.dtype) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Step:
     step: int
     """Steps done, this one included."""
     losses: dict[str, Tensor]
-    """Mean over the targets of the step, by name (fp32 scalars); their sum is what was minimised. On many processes, this one's part."""
+    """Mean over the targets of the step, by name (fp32 scalars); their weighted sum is what was minimised. On many processes, this one's part."""
     grad_norm: Tensor
     """Norm of the whole gradient before clipping."""
     lr: float
@@ -89,6 +93,8 @@ class Settings:
     """Steps between measurements of every tensor; 0: never."""
     noise_every: int = 0
     """Steps between measurements of the gradients of micro-batches; 0: never. A step of one micro-batch is passed over."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of the losses, by name; 1 where there is none."""
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     """What to do at a gradient that is not finite; with a loss scale, at one that is not so at the lowest scale."""
     on_spike: Literal["stop", "skip", "rollback"] = "stop"
@@ -106,6 +112,7 @@ def optimise(
     start: int = 0,
     scale: LossScale | None = None,
     watch: Watch | None = None,
+    carry: Carry | None = None,
 ) -> Iterator[Step]:
     """Take the optimizer steps from `start` to `settings.steps`, yielding after each.
 
@@ -118,6 +125,7 @@ def optimise(
         batches: micro-batches of a step, from 0; called ahead in a background thread.
         scale: of the loss, for fp16; changed as the steps go.
         watch: tells spikes; None looks for none. Takes in the steps as they go.
+        carry: the state that the model carries from step to step; changed as the steps go.
 
     Raises:
         NotFinite, Spike: naming the step, the losses and the tensors; the parameters and the optimizer's state are as before the step.
@@ -137,13 +145,15 @@ def optimise(
         factor = scale.scale if scale else 1.0
         failed = ""
         try:
-            losses, parts, worked = backward(objective, work, settings, micro, factor)
+            losses, parts, worked = backward(objective, work, settings, micro, factor, carry)
         except (MemoryError, RuntimeError) as error:
             if not ran_out(error):
                 raise
             failed = first_line(error)
         if failed:  # No sooner: the error holds on to all that its frames do.
             optimizer.zero_grad(set_to_none=True)
+            if carry:
+                carry.drop()
             raise OutOfMemory(f"step {step + 1} ran out of memory ({failed})")
         noise = micro.pair(work.sequences, factor) if micro else None
         if scale:
@@ -163,6 +173,8 @@ def optimise(
                 grad_norm, problem = torch.tensor(math.nan), f"{losses_text(losses, world)}; {error}"
         if watch and not problem:
             watch.note(seen)
+        if carry:
+            carry.commit()
         tensors = before.after() if before and not problem else None
         optimizer.zero_grad(set_to_none=True)
         row = row + 1 if problem else 0
@@ -214,7 +226,12 @@ def due(step: int, every: int) -> bool:
 
 
 def backward(
-    objective: Objective, work: StepBatches, settings: Settings, micro: MicroGradients | None, scale: float = 1.0
+    objective: Objective,
+    work: StepBatches,
+    settings: Settings,
+    micro: MicroGradients | None,
+    scale: float = 1.0,
+    carry: Carry | None = None,
 ) -> tuple[dict[str, Tensor], list[Tensor], tuple[Mark, Mark]]:
     """Add up the gradient of a step over its micro-batches.
 
@@ -232,9 +249,10 @@ def backward(
     micro_losses: list[Tensor] = []
     for batch in work.micro:
         with summing(objective, last=batch is work.micro[-1]):
-            summed, _ = objective(batch.to(settings.device), settings.dtype)
-            parts = {name: loss / divisors[name] for name, loss in summed.items()}
-            total = torch.stack(list(parts.values())).sum() * scale
+            summed, _ = forward(objective, batch, settings, carry)
+            # A step without a label has a loss of 0.
+            parts = {name: loss / max(1, divisors[name]) for name, loss in summed.items()}
+            total = torch.stack([part * settings.weights.get(name, 1.0) for name, part in parts.items()]).sum() * scale
             micro_losses.append(total.detach())
             if batch is work.micro[-1]:
                 ended = mark(settings.device)
@@ -243,6 +261,16 @@ def backward(
         for name, loss in parts.items():
             losses[name] = losses[name] + loss.detach() if name in losses else loss.detach()
     return losses, micro_losses, (begun, ended)
+
+
+def forward(objective: Objective, batch: Any, settings: Settings, carry: Carry | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Losses and hits of a micro-batch, which takes the state of its lanes and leaves the new one."""
+    batch = batch.to(settings.device)
+    if carry is None:
+        return objective(batch, settings.dtype)
+    losses, hits, state_B = objective(carry.enter(batch), settings.dtype)
+    carry.leave(batch, state_B)
+    return losses, hits
 
 
 def clip_and_step(optimizer: torch.optim.Optimizer, max_norm: float, check: bool = False) -> Tensor:
@@ -295,11 +323,14 @@ def clip(parameters: Sequence[Tensor], max_norm: float, names: Sequence[str] | N
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, objective: Objective, work: list[StepBatches], settings: Settings) -> dict[str, float]:
+def evaluate(
+    model: nn.Module, objective: Objective, work: Sequence[StepBatches], settings: Settings, carry: Carry | None = None
+) -> dict[str, float]:
     """Mean loss and accuracy over held-out batches, by name: `mlm_loss`, `mlm_accuracy`, `nsp_loss`, ...
 
     Args:
         work: from `Samples.held_out`; the same every time.
+        carry: of all lanes, zero; then every process takes all the steps, in order, and the first one's count.
     """
     was_training = model.training
     model.eval()
@@ -307,18 +338,21 @@ def evaluate(model: nn.Module, objective: Objective, work: list[StepBatches], se
     hits: dict[str, float] = {}
     targets: dict[str, float] = {}
     world = settings.world
+    first, stride = (0, 1) if carry else (world.rank, world.size)
     # Each process takes equally many, the last ones for nothing: where parameters are cut, every forward pass needs all processes.
-    for at in range(world.rank, -(-len(work) // world.size) * world.size, world.size):
-        step, counts = work[at % len(work)], at < len(work)
+    for at in range(first, -(-len(work) // stride) * stride, stride):
+        step, counts = work[at % len(work)], at < len(work) and (world.main or not carry)
         for name, count in step.divisors().items():
             targets[name] = targets.get(name, 0) + count * counts
         for batch in step.micro:
-            summed, correct = objective(batch.to(settings.device), settings.dtype)
+            summed, correct = forward(objective, batch, settings, carry)
             for name, loss in summed.items():
                 losses[name] = losses.get(name, 0.0) + float(loss) * counts
             for name, hit in correct.items():
                 hits[name] = hits.get(name, 0) + int(hit) * counts
+        if carry:
+            carry.commit()
     model.train(was_training)
     losses, hits, targets = (totals(numbers, world) for numbers in (losses, hits, targets))
-    result = {f"{name}_loss": loss / targets[name] for name, loss in losses.items()}
+    result = {f"{name}_loss": loss / targets[name] for name, loss in losses.items() if targets[name]}
     return result | {f"{name}_accuracy": count / targets[name] for name, count in hits.items()}

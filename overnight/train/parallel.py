@@ -21,6 +21,7 @@ from overnight import __version__
 from overnight.config import Run, differences, to_tree
 from overnight.errors import ConfigError, UserError
 from overnight.models.bert import BertForPretraining
+from overnight.models.bytes import ByteModel
 
 # How long a process waits for the others: the longest that one may plan an epoch or write a checkpoint while the others do nothing.
 TIMEOUT = timedelta(minutes=30)
@@ -216,15 +217,15 @@ def greatest(number: int, world: World) -> int:
 class Losses(nn.Module):
     """A network whose forward is its losses: what DDP and FSDP2 wrap."""
 
-    def __init__(self, model: BertForPretraining) -> None:
+    def __init__(self, model: BertForPretraining | ByteModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, *args: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def forward(self, *args: Any) -> Any:
         return self.model.losses(*args)
 
 
-def spread(model: BertForPretraining, world: World, run: Run) -> Callable[..., tuple[dict[str, Tensor], dict[str, Tensor]]]:
+def spread(model: BertForPretraining | ByteModel, world: World, run: Run) -> Callable[..., Any]:
     """The objective of a network on all processes; its backward pass adds the gradients up.
 
     Args:
@@ -235,7 +236,7 @@ def spread(model: BertForPretraining, world: World, run: Run) -> Callable[..., t
     whole = Losses(model)
     if run.train.parallel == "ddp":
         # Without next-sentence prediction its head has no gradient, and DDP would wait for it.
-        unused = not all(phase.nsp for phase in run.phases.values())
+        unused = isinstance(model, BertForPretraining) and not all(phase.nsp for phase in run.phases.values())
         ddp = nn.parallel.DistributedDataParallel(whole, find_unused_parameters=unused)
         # A sum, not DDP's mean: each process has divided by the targets of all.
         ddp.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer()))
@@ -245,7 +246,8 @@ def spread(model: BertForPretraining, world: World, run: Run) -> Callable[..., t
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(world.device.type, (world.size,))
-    for part in (*model.encoder.layers, whole):
+    layers = model.encoder.layers if isinstance(model, BertForPretraining) else ()
+    for part in (*layers, whole):
         cut = fully_shard(part, mesh=mesh)
         cut.set_force_sum_reduction_for_comms(True)
         cut.set_gradient_divide_factor(1.0)
@@ -264,6 +266,15 @@ def summing(objective: Callable[..., Any], last: bool) -> Iterator[None]:
         objective.set_requires_gradient_sync(last)
     with objective.no_sync() if hasattr(objective, "no_sync") and not last else nullcontext():  # DDP's
         yield
+
+
+def gathered_rows(rows: Tensor, world: World) -> Tensor:
+    """The rows of all processes, one's after the other's, on the host; each must have equally many."""
+    if world.size == 1:
+        return rows
+    parts = [torch.empty_like(rows) for _ in range(world.size)]
+    dist.all_gather(parts, rows)
+    return torch.cat(parts)
 
 
 def gathered(tensor: Tensor) -> Tensor:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from overnight.batches.loader import Samples
 from overnight.batches.size import batch_size, cuts, grain, micro_batch, sequences_before
-from overnight.config import Phase, Run
+from overnight.config import Run
 from overnight.corpus.shards import load_manifest
 from overnight.models.flops import Peak
 from overnight.optim.groups import group_lines
@@ -22,6 +21,7 @@ from overnight.optim.offload import offload
 from overnight.optim.schedules import learning_rate, peak_lr
 from overnight.train.checkpoint import Progress
 from overnight.train.cuts import Cuts, Trials, conditions, owed
+from overnight.train.family import Family, bits
 from overnight.train.folder import same_corpus
 from overnight.train.guards import Rollback, Source, Watch, origin, origin_text
 from overnight.train.lock import Heartbeat
@@ -45,12 +45,11 @@ class Work:
     """What the phases of a run share in one process."""
 
     run: Run
-    model: nn.Module
+    family: Family
+    """Data and network."""
     objective: Objective
     """Losses of the network, of which the backward pass adds up the gradients of all processes."""
     world: World
-    samples: Callable[[Phase, int, str], Samples]
-    """The stream of a split for a phase and its number."""
     progress: Progress
     saver: Saver
     metrics: Metrics
@@ -58,6 +57,8 @@ class Work:
     signals: Signals
     peak: Peak | None = None
     """What the device computes at most; None leaves out the share of it that is used."""
+    carried: dict[str, Tensor] = field(default_factory=dict)
+    """State of the checkpoint that the run goes on from, of a model that carries one."""
 
 
 class PhaseTraining:
@@ -70,14 +71,17 @@ class PhaseTraining:
     """
 
     def __init__(self, work: Work, number: int, optimizer: torch.optim.Optimizer) -> None:
-        self.run, self.model, self.objective, self.world = work.run, work.model, work.objective, work.world
+        self.run, self.model, self.objective, self.world = work.run, work.family.model, work.objective, work.world
         self.progress, self.metrics, self.line, self.signals = work.progress, work.metrics, work.line, work.signals
         self.saver, self.optimizer, self.number = work.saver, optimizer, number
         self.name, self.phase = list(work.run.phases.items())[number]
-        self.samples, self.valid = (work.samples(self.phase, number, split) for split in ("train", "valid"))
+        self.samples, self.valid = (work.family.samples(self.phase, number, split) for split in ("train", "valid"))
+        self.family, self.carry = work.family, work.family.carry(self.samples)
+        if self.carry and work.carried:
+            self.carry.load(work.carried["lanes"])
         self.settings = self._settings()
         self.peak, self.values, self.held, self.saved = work.peak, dict[str, Any](), "", ""
-        self.speed = Speed(work.run, number, work.world, self.samples.vocabulary.size, work.peak)
+        self.speed = Speed(work.run, number, work.world, work.family.flops, work.peak)
         train = work.run.train
         self.watch = Watch(train.spike, work.progress.watched, train.log_every if train.on_spike == "ignore" else 1)
         self.pace = Pace(work.world)
@@ -94,6 +98,7 @@ class PhaseTraining:
             seed=(self.run.seed, self.number),
             measure_every=train.telemetry_every,
             noise_every=train.noise_every,
+            weights={"label": phase.label_weight},
             on_nonfinite=train.on_nonfinite,
             on_spike="stop" if train.on_spike == "ignore" else train.on_spike,
             world=self.world,
@@ -140,7 +145,10 @@ class PhaseTraining:
         fill = grain(phase, micro_batch(phase, phase.steps, world.size))
         step = partial(self.samples.step, rank=world.rank, world=world.size, grain=fill)
         watch = None if train.on_spike == "ignore" else self.watch
-        for done in optimise(self.model, self.objective, self.optimizer, lambda t: step(t + passed), settings, progress.step, scale, watch):
+        steps = optimise(
+            self.model, self.objective, self.optimizer, lambda t: step(t + passed), settings, progress.step, scale, watch, self.carry
+        )
+        for done in steps:
             last = done.step == phase.steps
             logs, evaluates, saves = (last or due(done.step - 1, n) for n in (train.log_every, train.eval_every, train.checkpoint_every))
             self.speed.note(done, progress, wait=logs or evaluates or saves)
@@ -158,6 +166,7 @@ class PhaseTraining:
             self._measures(done)
             if logs:
                 self._log(done)
+                self._see_carry(done)
             if logs or self.line.due():
                 self.line.show(self._status(), final=last)
             if evaluates:
@@ -181,6 +190,7 @@ class PhaseTraining:
         elif phase.micro_batch:
             found.use(0, phase.micro_batch)
         else:
+            assert isinstance(self.samples, Samples), "check() lets only BERT leave it open"
             trials = Trials(run, self.model, self.objective, self.samples, self.settings.dtype, world)
             count, text = trials.micro_batch(owed(self.optimizer))
             found.use(step, count)
@@ -240,7 +250,7 @@ class PhaseTraining:
         if not means:  # Every step since the last line was skipped, with a loss that is no number.
             return
         values = dict(
-            loss=sum(means.values()),
+            loss=(loss := sum(self.settings.weights.get(name, 1.0) * value for name, value in means.items())),
             **{f"{name}_loss": value for name, value in means.items()},
             lr=done.lr,
             **({"batch": done.sequences} if self.phase.batch_warmup.start else {}),
@@ -254,7 +264,7 @@ class PhaseTraining:
             **self._pace(),
         )
         self.metrics.write("train", **self._where(done.step), **values)
-        if self.run.train.on_spike == "ignore" and (spike := self.watch.first({"loss": sum(means.values()), "grad_norm": norm})):
+        if self.run.train.on_spike == "ignore" and (spike := self.watch.first({"loss": loss, "grad_norm": norm})):
             self._tell("spike", f"step {done.step}: {spike}")
         self.values = values
 
@@ -276,9 +286,10 @@ class PhaseTraining:
         return Status(self.name, {name: (done[name], p.steps) for name, p in phases}, self.speed.left(self.progress), words)
 
     def _evaluate(self, done: Step) -> None:
-        held = evaluate(self.model, self.objective, self.held_out, self.settings)
+        held = evaluate(self.model, self.objective, self.held_out, self.settings, self.family.held_out_carry())
+        held |= bits(held)
         self.metrics.write("eval", **self._where(done.step), **held)
-        self.held = f"{100 * held['mlm_accuracy']:.1f} %" if "mlm_accuracy" in held else ""
+        self.held = next((f"{100 * held[name]:.1f} %" for name in ("mlm_accuracy", "byte_accuracy") if name in held), "")
         text = "  ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in held.items())
         self.line.say(f"{self.name} {done.step}/{self.phase.steps}  held out: {text}")
         if "run" in self.progress.noise:
@@ -290,7 +301,7 @@ class PhaseTraining:
             same_corpus(self.progress, load_manifest(self.run.data_dir), self.run)
         self.speed.read(self.progress)
         self.progress.metrics_bytes = self.metrics.size()
-        stood = self.saver.save(self.model, self.optimizer, self.progress)
+        stood = self.saver.save(self.model, self.optimizer, self.progress, {"lanes": self.carry.whole()} if self.carry else None)
         self.metrics.write("event", what="saved", **self._where(self.progress.step), save_seconds=round(stood, 3))
         self.saved = f"step {self.progress.global_step:,}"
         self.speed.pause()
@@ -318,6 +329,11 @@ class PhaseTraining:
             text = f"step {done.step}, or one since the last line of metrics: {losses_text(done.losses, self.world)}; {weights}"
             halt = NotFinite(text, done.step - 1)
             raise Rollback(halt) if self.run.train.on_nonfinite == "rollback" else halt
+
+    def _see_carry(self, done: Step) -> None:
+        if self.carry and (lanes := self.carry.broken()):
+            named = listed([str(lane) for lane in lanes])
+            self._tell("carry", f"step {done.step}: the carried state of lanes {named} was not finite and begins anew at zero", lanes=lanes)
 
     def _see_alike(self, done: Step) -> None:
         """See that all processes hold the same numbers, above all before a checkpoint takes those of the first.

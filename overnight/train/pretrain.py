@@ -11,28 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overnight.batches.loader import Samples
-from overnight.batches.order import key
 from overnight.batches.size import micro_batch
-from overnight.config import Phase, Run
+from overnight.config import Run
 from overnight.corpus.files import write_json
-from overnight.corpus.shards import Shard, load_manifest, open_shards
-from overnight.corpus.tokenizer import Vocabulary, load_vocabulary
 from overnight.environment import environment
 from overnight.errors import ConfigError, DataError
-from overnight.models.bert import BertForPretraining
 from overnight.models.flops import device_peak
 from overnight.optim.groups import build_optimizer
 from overnight.train import checkpoint
 from overnight.train.checkpoint import Progress
+from overnight.train.family import family
 from overnight.train.folder import check_folder, claim_folder, same_corpus
 from overnight.train.guards import Rollback, Source, origin_text
 from overnight.train.lock import hold
+from overnight.train.loop import Objective
 from overnight.train.metrics import Metrics, open_boards
 from overnight.train.monitor import Line
 from overnight.train.parallel import Elsewhere, World, agree, cut_like, device_of, facts_of, joined, spread, together
 from overnight.train.phase import PhaseTraining, Work
-from overnight.train.precision import DTYPES, Halt, set_products, to_fp8
+from overnight.train.precision import DTYPES, Halt, set_products
 from overnight.train.saving import Saver
 from overnight.train.signals import Interrupted, catch_signals
 
@@ -48,12 +45,6 @@ def set_up_machine(run: Run) -> torch.device:
     device = device_of(run)
     set_products(run.train.precision, device)
     return device
-
-
-def new_model(run: Run, vocabulary: Vocabulary, device: torch.device) -> BertForPretraining:
-    """The untrained network of a run: the same numbers on any device."""
-    torch.manual_seed(key(run.seed, 0) >> 1)
-    return BertForPretraining(run.model, vocabulary.size).to(device)
 
 
 def check_batches(run: Run, processes: int = 1) -> None:
@@ -87,25 +78,10 @@ class Pretraining:
         self.world = world or World(device=self.device)
         self.run, self.line = run, line if self.world.main else Line(Path(os.devnull).open("w"))  # noqa: SIM115
         check_batches(run, self.world.size)
-        self.manifest = load_manifest(run.data_dir)
-        self.vocabulary = load_vocabulary(run.data_dir)
-        self.shards = {split: open_shards(run.data_dir, split) for split in ("train", "valid")}
-        self.model = new_model(run, self.vocabulary, self.device)
-        if run.train.precision == "fp8":
-            to_fp8(self.model, self.device)
-        self.objective = self.model.losses
-        self.model.encoder.recompute_layers(run.train.recompute)
-        if run.train.compile:
-            self.model.encoder.compile_layers()
+        self.family = family(run, self.world)
+        self.manifest, self.model, self.samples = self.family.manifest, self.family.model, self.family.samples
+        self.objective: Objective = self.model.losses
         self.checkpoints = run.run_dir / "checkpoints"
-
-    def samples(self, phase: Phase, number: int, split: str) -> Samples:
-        """The stream of a split's examples for a phase."""
-        shards: list[Shard] = self.shards[split]
-        if not shards:
-            raise DataError(f"{self.run.data_dir} holds no {split} text; raise data.valid_fraction or add documents")
-        stream = (self.run.seed, number, _HELD_OUT if split == "valid" else _TRAIN)
-        return Samples(shards, self.vocabulary, phase, stream, self.run.run_dir / "plans")
 
     def go(self) -> None:
         """Train every phase to its end, from the newest checkpoint.
@@ -115,8 +91,9 @@ class Pretraining:
             Halt: when training cannot go on; the newest checkpoint is from before.
         """
         names, main = list(self.run.phases), self.world.main
+        carried: dict[str, Tensor] = {}
         with together(self.world):
-            progress, moments, problems = checkpoint.load(self.checkpoints, self.model) or (Progress(), {}, [])
+            progress, moments, problems = checkpoint.load(self.checkpoints, self.model, carried) or (Progress(), {}, [])
             if progress.phase and (progress.phase not in names):
                 raise DataError(f"{self.checkpoints} are of a phase {progress.phase!r} that the recipe does not have")
             self._same_optimizer(progress)
@@ -145,7 +122,7 @@ class Pretraining:
             elif progress.phase:
                 self.line.say(f"continuing at step {progress.step} of phase {progress.phase}")
                 metrics.write("event", what="resumed", global_step=progress.global_step, seconds=progress.seconds)
-            work = Work(self.run, self.model, self.objective, self.world, self.samples, progress, saver, metrics, self.line, signals, peak)
+            work = Work(self.run, self.family, self.objective, self.world, progress, saver, metrics, self.line, signals, peak, carried)
             first = names.index(progress.phase) if progress.phase else 0
             for number in range(first, len(names)):
                 moments = self._train(work, number, moments)
@@ -169,6 +146,7 @@ class Pretraining:
                 if phase.optim.start == "keep" and moments:
                     checkpoint.restore_optimizer(optimizer, moments, restart_count=phase.optim.schedule.offset == 0)
                 progress.phase, progress.step, progress.running, progress.noise, progress.watched = name, 0, {}, {}, {}
+                work.carried.clear()
                 metrics.write("phase", phase=name, event="start", global_step=progress.global_step, seconds=progress.seconds)
             for event in events:
                 metrics.write("event", **event)
@@ -201,9 +179,10 @@ class Pretraining:
         progress, halt, names = work.progress, bad.halt, list(self.run.phases)
         assert halt.step is not None
         work.saver.wait()
-        whole = new_model(self.run, self.vocabulary, torch.device("cpu"))
+        whole = self.family.untrained(torch.device("cpu"))
+        work.carried.clear()
         with together(self.world):
-            back, moments, _ = checkpoint.load(self.checkpoints, whole) or (Progress(corpus=progress.corpus), {}, [])
+            back, moments, _ = checkpoint.load(self.checkpoints, whole, work.carried) or (Progress(corpus=progress.corpus), {}, [])
         agree({"newest checkpoint": {"step": back.global_step}}, self.world)
         if events and events[-1]["to"] != back.global_step:
             events.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from overnight.batches.size import sequences_before
 from overnight.config import Run
-from overnight.models.flops import Peak, training_flops
+from overnight.models.flops import Peak
 from overnight.train.checkpoint import Progress
 from overnight.train.loop import Step
 from overnight.train.parallel import World, total
@@ -41,13 +42,20 @@ class Speed:
 
     Args:
         number: of the phase, from 0.
-        vocabulary: pieces of the tokenizer.
+        flops: operations of a step, of all processes.
         peak: of one process's device; None leaves out the share of it that is used.
     """
 
-    def __init__(self, run: Run, number: int, world: World | None = None, vocabulary: int = 0, peak: Peak | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        number: int,
+        world: World | None = None,
+        flops: Callable[[Step], float] = lambda done: 0.0,
+        peak: Peak | None = None,
+    ) -> None:
         self._world = world or World()
-        self._run, self._vocabulary = run, vocabulary
+        self._run, self._flops = run, flops
         self._peak = peak.flops * self._world.size if peak else None
         self._phases = list(run.phases.values())
         self._number = number
@@ -71,7 +79,7 @@ class Speed:
         progress.tokens += done.tokens
         progress.sequences += done.sequences
         progress.seconds += spent
-        flops = training_flops(self._run.model, self._vocabulary, done.sizes) if done.sizes else 0.0
+        flops = self._flops(done)
         for totals in (self._since, self._all):
             totals.add(spent, done, flops)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from overnight.bench import gpu, optim, train
+from overnight.bench import gpu, mlstm, optim, train
 from overnight.cli import main
 from overnight.errors import UserError
 from overnight.optim import Lamb
@@ -72,6 +73,35 @@ def test_training_is_measured_beside_its_peer(capsys: pytest.CaptureFixture[str]
 def test_training_is_measured_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "train", "--tiny", "--peer", "none"]) == 0
     assert all("peer" not in row for row in assert_result(capsys.readouterr().out, "train"))
+
+
+def test_the_multiplicative_lstm_is_measured_beside_autograd(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "mlstm", "--tiny"]) == 0
+    rows = assert_result(capsys.readouterr().out, "mlstm")
+    peers = {row["name"]: row.get("peer") for row in rows}
+    assert peers == {
+        "H32 fp32": "autograd",
+        "H32 fp32 products' share": None,
+        "H32 fp32 LSTM": "torch.nn.LSTM",
+        "H32 bf16": "autograd",
+        "H32 bf16 products' share": None,
+    }
+
+
+def test_the_multiplicative_lstm_and_its_peer_do_the_same() -> None:
+    case = mlstm.TINY[0]
+    batch, grads = mlstm.window(case), []
+    for make in (lambda: mlstm.our_step("mlstm", case, batch), lambda: mlstm.autograd_step(case, batch)):
+        step = make()
+        step()
+        parameters = inspect.getclosurevars(step).nonlocals["parameters"]
+        grads.append([p.grad for p in parameters])
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_the_multiplicative_lstm_costs_what_was_published() -> None:
+    assert [round(mlstm.flops_per_character(width) / 1e6, 1) for width in (1024, 4096, 8192)] == [35.0, 517.5, 2041.6]
 
 
 def test_without_its_peer_the_benchmark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,12 +43,13 @@ def test_the_bare_loop_trains_on_the_engine_s_batches_to_the_engine_s_weights(tm
         return replace(run, model=replace(run.model, dropout=0.0, attention_dropout=0.0))
 
     monkeypatch.setattr(loop, "recipe", recipe)
+    monkeypatch.setattr(loop, "_TURN", 2)
     row = loop.measure_loop(tmp_path, "bert-tiny", turns=3)
     assert row.name == "against bare loop" and row.peer == "bare loop" and row.value > 0
     place = checkpoint.newest(tmp_path / "run" / "checkpoints")
     assert place is not None
     engine, (bare,) = checkpoint.read(place)[1], nets
-    untrained = real(loop.recipe(tmp_path, "bert-tiny", 30), Line(StringIO())).model
+    untrained = real(loop.recipe(tmp_path, "bert-tiny", 6), Line(StringIO())).model
     for (name, p), start in zip(bare.named_parameters(), untrained.parameters(), strict=True):
         moved = (p - start).detach()
         torch.testing.assert_close(engine[name] - start.detach(), moved, rtol=0, atol=0.02 * moved.abs().max().item(), msg=name)

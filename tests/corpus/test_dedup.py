@@ -29,3 +29,11 @@ def test_the_held_out_share_is_as_asked_and_nested() -> None:
     hashes = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
     assert dedup.valid_mask(hashes, 0.02).sum() == len(small)
     assert not dedup.valid_mask(hashes, 0.0).any()
+
+
+def test_the_test_share_is_nested_and_apart_from_what_is_held_out() -> None:
+    hashes = np.frombuffer(b"".join(dedup.document_hash([str(i)]) for i in range(20_000)), np.uint8).reshape(-1, 16)
+    small, large = dedup.test_mask(hashes, 0.02), dedup.test_mask(hashes, 0.3)
+    assert 0.016 < small.mean() < 0.024 and not (small & ~large).any()
+    assert not (dedup.test_mask(hashes, 0.5) & dedup.valid_mask(hashes, 0.5)).any()
+    assert not dedup.test_mask(hashes, 0.0).any()

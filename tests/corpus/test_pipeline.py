@@ -19,6 +19,7 @@ from overnight.config import Data
 from overnight.corpus import dedup, pipeline
 from overnight.corpus.clean import clean, sentences
 from overnight.corpus.pipeline import prepare
+from overnight.corpus.readers import Document
 from overnight.corpus.shards import Manifest, open_shards, save_manifest
 from overnight.corpus.tokenizer import load_tokenizer
 from overnight.errors import ConfigError, DataError
@@ -215,6 +216,15 @@ def test_a_missing_source_is_refused_before_anything_is_written(tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_of_before_there_were_bytes_is_still_taken(corpus: Path, tmp_path: Path) -> None:
+    manifest = prepare(settings(corpus), tmp_path / "out", silent)
+    old = {key: value for key, value in manifest.settings.items() if key not in ("units", "test_fraction", "label")}
+    save_manifest(tmp_path / "out", dataclasses.replace(manifest, settings=old))
+    assert prepare(settings(corpus), tmp_path / "out", silent).shards == manifest.shards
+    with pytest.raises(ConfigError, match=r"data\.units = 'bytes' \(prepared with 'wordpiece'\)"):
+        prepare(settings(corpus, units="bytes"), tmp_path / "out", silent)
+
+
 RUNNER = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
@@ -318,4 +328,4 @@ def test_two_at_once_in_one_folder_are_refused(corpus: Path, tmp_path: Path) -> 
 
 def test_a_chunk_closes_at_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "CHUNK_BYTES", 1000)
-    assert [len(group) for group in pipeline._chunks("x" * size for size in (300, 300, 300, 300, 5000, 10))] == [4, 1, 1]
+    assert [len(group) for group in pipeline._chunks(Document("x" * size) for size in (300, 300, 300, 300, 5000, 10))] == [4, 1, 1]

@@ -37,7 +37,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 def read(*paths: Path | str, **settings: Any) -> tuple[list[str], readers.Source]:
     data = Data(paths=[str(path) for path in paths], **settings)
     reading = start_reading(data)
-    return list(documents(data, reading)), reading.sources[0]
+    return [document.text for document in documents(data, reading)], reading.sources[0]
 
 
 def tar_of(files: dict[str, bytes]) -> bytes:
@@ -195,6 +195,56 @@ def test_bad_json_lines_are_named_and_at_most_the_allowed_number_skipped(tmp_pat
         read(tmp_path, max_bad_lines=1)
     texts, source = read(tmp_path, max_bad_lines=2)
     assert (len(texts), source.skipped_lines) == (3, 2)
+
+
+def labels(*paths: Path | str, **settings: Any) -> list[float | None]:
+    data = Data(paths=[str(path) for path in paths], units="bytes", **settings)
+    return [document.label for document in documents(data, start_reading(data))]
+
+
+def test_a_label_is_a_number_of_the_json_object_or_none(tmp_path: Path) -> None:
+    rows = [{"text": "a", "stars": 5}, {"text": "b", "stars": -1.5}, {"text": "c", "stars": None}, {"text": "d"}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "y.txt").write_text("no place for a label")
+    assert labels(tmp_path, label="stars") == [5.0, -1.5, None, None, None]
+    assert labels(tmp_path) == [None] * 5
+
+
+@pytest.mark.parametrize("value", ['"5"', "true", "[5]", "NaN", "-Infinity", "1e39", "1" + "0" * 400])
+def test_a_label_that_is_no_number_is_a_bad_line(tmp_path: Path, value: str) -> None:
+    (tmp_path / "x.jsonl").write_text(f'{{"text": "a", "stars": 1}}\n{{"text": "b", "stars": {value}}}\n')
+    with pytest.raises(DataError, match=r"x\.jsonl:2: has no finite number in 'stars' but .*\(data\.label names it"):
+        labels(tmp_path, label="stars")
+    assert labels(tmp_path, label="stars", max_bad_lines=1) == [1.0]
+
+
+@pytest.mark.parametrize("ending", PACKERS)
+def test_members_of_an_archive_are_selected_by_a_pattern(tmp_path: Path, ending: str) -> None:
+    inner = tar_of({"train/x.txt": b"inner x", "y.txt": b"inner y"})
+    files = {"d/train/a.txt": b"a", "d/test/b.txt": b"b", "d/train/deep/c.jsonl": b'{"text": "c"}\n', "e.txt": b"e", "train/i.tar": inner}
+    path = tmp_path / f"x.tar{ending}"
+    path.write_bytes(PACKERS[ending](tar_of(files)))
+    assert read(f"{path}::*/train/*")[0] == ["a", "c"]
+    assert read(f"{path}::d/train/?.txt", f"{path}::e.txt")[0] == ["a", "e"]
+    # Of an archive in it, all: the pattern is about the outer names.
+    assert read(f"{path}::train/*")[0] == ["inner x", "inner y"]
+    assert read(f"{path}::")[0] == read(path)[0]
+    with pytest.raises(DataError, match=r"x\.tar.*::\*\.md: no member of the archive matches; it holds d/train/a\.txt, d/test/b\.txt, "):
+        read(f"{path}::*.md")
+
+
+def test_a_pattern_is_for_archives_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(DataError, match=r"a\.txt: is not a tar archive, so ::\*\.txt selects nothing"):
+        read(f"{tmp_path}::*.txt")
+    with pytest.raises(DataError, match=r"absent: there is no such file"):
+        read(f"{tmp_path / 'absent'}::*")
+
+
+def test_a_glob_of_archives_may_have_a_pattern_that_one_of_them_does_not_match(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.tar").write_bytes(tar_of({f"{name}.txt": name.encode()}))
+    assert read(f"{tmp_path}/*.tar::b.*")[0] == ["b"]
 
 
 def test_a_json_file_that_is_no_json_lines_is_refused(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_nothing_is_kept_or_done_again_outside_training() -> None:
     assert counts[0] == counts[1]
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore")  # torch warns inside its own tracing, where an error would stop it
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_layers_give_the_same_bits(kind: Recompute) -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from overnight.optim import Lamb, Lans, Lars, native
+from overnight.native import NoCompiler, library
+from overnight.optim import Lamb, Lans, Lars
 from overnight.optim.layerwise import Layerwise
 from tests.optim.problem import CLASSES, SHAPES, draw, fill, parameters, run
 
@@ -355,14 +356,14 @@ def test_one_by_one_and_fused_contradict_each_other() -> None:
 
 
 def test_without_a_compiler_fused_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.delenv("CC", raising=False)
-    native._library.cache_clear()
+    library.cache_clear()
     try:
-        with pytest.raises(native.NoCompiler, match="needs a C compiler"):
+        with pytest.raises(NoCompiler, match="needs a C compiler"):
             stepped(lambda p: Lamb(p, fused=True), parameters())  # type: ignore[arg-type]
         monkeypatch.setenv("CC", "false")
-        with pytest.raises(native.NoCompiler, match="failed"):
+        with pytest.raises(NoCompiler, match="failed"):
             stepped(lambda p: Lamb(p, fused=True), parameters())  # type: ignore[arg-type]
     finally:
-        native._library.cache_clear()
+        library.cache_clear()

@@ -161,7 +161,7 @@ class Stop(BaseException):
 
 
 @pytest.mark.parametrize("half_a_line", [b"", b'{"kind": "finetune", "na'])
-@pytest.mark.parametrize("where", ["_one", "_keep", "_append"])
+@pytest.mark.parametrize("where", ["_one", "_keep", "append"])
 def test_after_a_cut_only_what_is_missing_is_done_and_the_result_is_the_same(
     where: str, half_a_line: bytes, with_task: Task, classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,12 +154,14 @@ def assert_same(runs: Runs, name: str, reference: str) -> None:
     assert ours.keys() == theirs.keys() and [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("how", ["selective", "full"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_computed_again_is_the_same_bits_on_two_processes(kind: str, how: str, two: tuple[Runs, dict[str, Said]]) -> None:
     assert_same(two[0], f"{kind}-{how}", f"{kind}-none")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_find_one_micro_batch_and_the_run_is_that_of_the_same_number_given(
     kind: str, two: tuple[Runs, dict[str, Said]]
@@ -168,6 +170,7 @@ def test_two_processes_find_one_micro_batch_and_the_run_is_that_of_the_same_numb
     assert_same(two[0], f"{kind}-automatic", f"{kind}-given")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_process_without_memory_ends_all_and_a_restart_goes_on_with_half(kind: str, two: tuple[Runs, dict[str, Said]]) -> None:
     runs, said = two
@@ -179,6 +182,7 @@ def test_a_process_without_memory_ends_all_and_a_restart_goes_on_with_half(kind:
     assert since(runs, f"{kind}-out") == [(0, 2), (1, 1)]
 
 
+@pytest.mark.heavy
 def test_the_restart_ends_as_a_run_of_those_micro_batches_does(two: tuple[Runs, dict[str, Said]]) -> None:
     assert_same(two[0], "ddp-out", "ddp-told")
     assert not torch.equal(*(newest(two[0].folder / name)["encoder.norm.weight"] for name in ("ddp-out", "ddp-none")))

@@ -225,8 +225,13 @@ def test_speed_counts_tokens_operations_and_waiting_since_the_last_line(tiny: Ma
     monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
     run, sizes = tiny(), Sizes(200, 6000, 30, 8)
     done = Step(1, {"mlm": torch.tensor(1.0)}, torch.tensor(1.0), 0.1, 200, 8, sizes=sizes, waited=0.25)
+
+    def operations(done: Step) -> float:
+        assert done.sizes is not None
+        return training_flops(run.model, 600, done.sizes)
+
     for processes in (1, 4):
-        meter, progress = Speed(run, 0, World(size=processes), 600, Peak(1e9, measured=True)), Progress(phase="short")
+        meter, progress = Speed(run, 0, World(size=processes), operations, Peak(1e9, measured=True)), Progress(phase="short")
         for _ in range(2):
             now[0] += 2.0
             meter.note(done, progress, wait=False)

@@ -96,8 +96,7 @@ def test_all_processes_roll_back_together_under_ddp_and_fsdp(runs: Done) -> None
         (event,) = events(folder, f"{kind}-rollback", "rolled back")
         assert (event["from"], event["to"], event["passed"], event["cause"]) == (6, 4, 2, "spike")
     ddp, fsdp, plain = (folder.folder / name for name in ("ddp-rollback", "fsdp-rollback", "plain"))
-    # Small numbers, since nearly all of the norm is the -10,000 of the bias where the vocabulary is filled up.
-    assert distance(fsdp, ddp) < 1e-10 < 1e-6 < distance(plain, ddp)
+    assert distance(fsdp, ddp) < 1e-6 < 1e-3 < distance(plain, ddp)
 
 
 def test_a_flipped_bit_is_found_and_the_way_back_is_exact(runs: Done) -> None:

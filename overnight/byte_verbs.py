@@ -1,0 +1,138 @@
+"""The verbs of byte models. Nothing heavy is imported until one runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+from overnight.errors import ConfigError
+from overnight.schema import Transfer
+
+TAKE_OVERRIDES = ("evaluate", "transfer", "featurise", "heatmap", "generate")
+"""Verbs that take keys of a recipe: `transfer` those of its task, the others such as `--train.precision=bf16`."""
+_FEATURES = get_args(get_type_hints(Transfer)["features"])
+
+
+def add_byte_verbs(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the verbs to the command line; `add` takes a name, a function of options and overrides, and a summary."""
+
+    def model(verb: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        verb.add_argument(
+            "--from",
+            dest="source",
+            required=True,
+            metavar="RUN",
+            help="run folder or exported folder; --train.precision=bf16 and the like follow",
+        )
+        return verb
+
+    verb = model(add("evaluate", _evaluate, "bits per character of a byte model"))
+    verb.add_argument("--split", choices=("test", "valid", "train"), default="test", help="which documents; default test")
+    how = verb.add_mutually_exclusive_group()
+    how.add_argument("--shards", type=int, default=16, metavar="N", help="read N random shards side by side; default 16")
+    how.add_argument("--whole", action="store_true", help="read every document")
+    verb = model(
+        add(
+            "transfer", _transfer, "judge a byte model's features on a task of its recipe, or on a new one (sst, imdb, csv) given by --path"
+        )
+    )
+    verb.add_argument("task", metavar="TASK", help="a task of the recipe, or sst, imdb, csv")
+    verb = model(add("featurise", _featurise, "texts to features of a byte model, as .npy"))
+    verb.add_argument("--input", required=True, metavar="FILE", help="csv, tsv, json, JSON lines, or plain lines; - is standard input")
+    verb.add_argument("--to", required=True, metavar="FILE", help="array to write, .npy")
+    verb.add_argument("--features", default="cell", choices=_FEATURES, metavar="WHAT", help=f"one of {', '.join(_FEATURES)}; default cell")
+    verb.add_argument("--field", default="text", help="column or key of the texts; default text")
+    verb = model(add("heatmap", _heatmap, "one HTML page with a unit's value at every character"))
+    verb.add_argument("--unit", required=True, metavar="N", help="which cell, from 0; `best` is what the newest transfer found")
+    verb.add_argument("--input", required=True, metavar="FILE", help="as of featurise")
+    verb.add_argument("--to", required=True, metavar="FILE", help="page to write")
+    verb.add_argument("--field", default="text", help="column or key of the texts; default text")
+    verb.add_argument("--tanh", action="store_true", help="show tanh of the cell, which is -1 to 1")
+    verb = model(add("generate", _generate, "text from a byte model"))
+    verb.add_argument("--prompt", default="", metavar="TEXT", help="what to go on from")
+    verb.add_argument("--length", type=int, default=500, metavar="N", help="bytes to write; default 500")
+    verb.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest byte; default 1")
+    verb.add_argument("--seed", type=int, default=0, metavar="S", help="the same writes the same; default 0")
+    verb.add_argument("--unit", metavar="N", help="a cell to hold at --value, from 0; `best` as of heatmap")
+    verb.add_argument("--value", type=float, metavar="V", help="at which the unit is held")
+    verb = add(
+        "import", _import, "a byte model of OpenAI (folder of .npy) or NVIDIA (checkpoint file) as a folder that the verbs take by --from"
+    )
+    verb.add_argument("--from", dest="source", required=True, metavar="PATH", help="folder or file")
+    verb.add_argument("--to", required=True, metavar="DIR", help="folder to write")
+
+
+def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.interop.byte_models import stored_run
+    from overnight.tasks.evaluate import evaluate
+
+    found = evaluate(stored_run(Path(options.source), overrides), options.split, None if options.whole else options.shards)
+    print(f"{found.bits:.4f} bits per character over {found.characters:,} bytes of {options.split} in {found.seconds:.0f} s")
+
+
+def _transfer(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.interop.byte_models import stored_run
+
+    name, folder = options.task, Path(options.source)
+    if name not in stored_run(folder).transfer:
+        overrides = [f"task={name}", *overrides]
+    run = stored_run(folder, [f"transfer.{name}.{override}" for override in overrides])
+    from overnight.report.summary import summary_text
+    from overnight.tasks.transfer import transfer
+
+    transfer(run, name)
+    if (folder / "run.yaml").exists():
+        print(summary_text(folder))
+
+
+def _featurise(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.corpus.bytes import document_bytes
+    from overnight.interop.byte_models import ready_model
+    from overnight.tasks.featurise import features_file, featurise, read_texts, write_features
+
+    to = features_file(options.to)
+    texts = read_texts(options.input, options.field)
+    model, dtype = ready_model(Path(options.source), overrides)
+    found = featurise(model, [document_bytes(text) for text in texts], options.features, dtype)
+    write_features(to, found)
+    print(f"written: {to} ({found.shape[0]:,} texts, {found.shape[1]:,} features, float32)")
+
+
+def _heatmap(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.interop.byte_models import ready_model
+    from overnight.report.heatmap import write_heatmap
+    from overnight.tasks.featurise import read_texts
+    from overnight.tasks.heatmap import chosen_unit, unit_values
+
+    folder, to = Path(options.source), Path(options.to)
+    texts, unit = read_texts(options.input, options.field), chosen_unit(folder, options.unit)
+    model, dtype = ready_model(folder, overrides)
+    what = f"{'tanh of ' if options.tanh else ''}cell {unit} of {folder.name}"
+    lead = "The unit's value after each character, read from the beginning of each text."
+    write_heatmap(to, [unit_values(model, text, unit, options.tanh, dtype) for text in texts], what, lead)
+    print(f"written: {to}")
+
+
+def _generate(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.interop.byte_models import ready_model
+    from overnight.tasks.generate import generate
+    from overnight.tasks.heatmap import chosen_unit
+
+    if (options.unit is None) != (options.value is None):
+        raise ConfigError("--unit and --value belong together: which cell, and at what it is held")
+    folder = Path(options.source)
+    held = None if options.unit is None else (chosen_unit(folder, options.unit), options.value)
+    model, dtype = ready_model(folder, overrides)
+    print(options.prompt, end="")
+    for piece in generate(model, options.prompt, options.length, options.temperature, options.seed, held, dtype):
+        print(piece, end="", flush=True)
+    print()
+
+
+def _import(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.interop.byte_models import import_byte_model
+
+    model = import_byte_model(Path(options.source), Path(options.to))
+    print(f"written: {options.to} ({model.kind}, {model.layers} layer{'s' * (model.layers > 1)} of {model.width})")

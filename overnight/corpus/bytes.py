@@ -1,0 +1,33 @@
+"""Text as the byte models read it: UTF-8, markup undone, one line a document."""
+
+from __future__ import annotations
+
+import html
+import re
+
+VOCABULARY_SIZE = 256
+VOCABULARY_HASH = "utf-8 bytes"
+"""Stands in a manifest where the hash of a WordPiece vocabulary would."""
+
+# Elements by name, since `<sighs>` and `a < b` are text; attributes have values, since `<b and c>` has none.
+_ELEMENTS = (
+    "a|abbr|b|big|blockquote|br|center|cite|code|dd|div|dl|dt|em|font|h[1-6]|hr|i|img|li|ol|p|pre|q|s|small|span|strike|strong|sub|sup"
+    "|table|tbody|td|th|thead|tr|tt|u|ul"
+)
+_TAG = re.compile(rf"<!--.*?-->|</?(?:{_ELEMENTS})(?:\s[^<>]{{0,300}}=[^<>]{{0,300}})?\s{{0,9}}/?>", re.S | re.I)
+
+
+def document_bytes(text: str) -> bytes:
+    """A document as the models read it: a line feed and a space before it, a space after it (Puri et al. 2018, arXiv 1812.01466).
+
+    HTML tags and comments become a space, then character references are unescaped, so that an escaped tag stays as text. All white
+    space becomes one space. Half a surrogate pair becomes `?`.
+
+    Args:
+        text: of one document; an empty one gives the three bytes around it.
+    """
+    if "<" in text:
+        text = _TAG.sub(" ", text)
+    if "&" in text:
+        text = html.unescape(text)
+    return f"\n {' '.join(text.split())} ".encode("utf-8", "replace")

@@ -1,0 +1,78 @@
+"""C sources compiled for this CPU: built once by the C compiler of the machine and kept in the user's cache."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from overnight.errors import UserError
+
+# -march=native: it runs where it was built. Contraction to fused multiply-adds is allowed; reordering of sums only where the source says so.
+_FLAGS = ["-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-std=c11", "-shared", "-fPIC"]
+
+
+class NoCompiler(UserError):
+    """A C source could not be built here."""
+
+
+@functools.cache
+def library(source: Path, *defines: str) -> ctypes.CDLL:
+    """The compiled form of a C source.
+
+    Args:
+        source: one file that needs nothing but the standard library.
+        defines: its macros, `NAME=value`.
+
+    Raises:
+        NoCompiler: saying what is missing.
+    """
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise NoCompiler("there is no C compiler: install gcc, or set CC")
+    command = [compiler, *_FLAGS, *(f"-D{define}" for define in defines)]
+    text = source.read_bytes()
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    key = hashlib.blake2b(repr((text, command, version, _cpu())).encode(), digest_size=10).hexdigest()
+    place = _cache() / f"{source.stem}-{key}.so"
+    if not place.exists():
+        with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+            built = Path(folder) / "native.so"
+            done = subprocess.run([*command, str(source), "-o", str(built), "-lm"], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise NoCompiler(f"{' '.join(command)} failed:\n{done.stderr.strip()[-2000:]}")
+            built.rename(place)
+    return ctypes.CDLL(str(place))
+
+
+def _cache() -> Path:
+    """A folder that only the user can write, since what lies there is run."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "overnight"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK) and not folder.stat().st_mode & 0o022:
+            return folder
+    except OSError:
+        pass
+    return _private()
+
+
+@functools.cache
+def _private() -> Path:
+    return Path(tempfile.mkdtemp(prefix="overnight-"))
+
+
+def _cpu() -> str:
+    """What -march=native depends on: homes are shared by unlike machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+    except OSError:
+        return platform.machine() + platform.processor()

@@ -1,0 +1,86 @@
+"""Text from a byte model, byte by byte, with one of its units held at a value if asked.
+
+Shapes: B = 1 text, H width.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Iterator
+
+import torch
+
+from overnight.errors import ConfigError
+from overnight.models.bytes import ByteModel
+
+# What stands before every document: the model has seen no other beginning.
+_OPENING = b"\n "
+
+
+@torch.no_grad()
+def generate(
+    model: ByteModel,
+    prompt: str,
+    length: int,
+    temperature: float = 1.0,
+    seed: int = 0,
+    held: tuple[int, float] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[str]:
+    """Sample a continuation of a prompt, bytes as they come, decoded as UTF-8; what is none becomes U+FFFD.
+
+    A unit is held by setting its cell state in the top layer to the value after every byte, those of the prompt included; the next byte is
+    read from there (Radford et al. 2017, arXiv:1704.01444, section 4.4).
+
+    Args:
+        model: on its device; its dropout is off.
+        length: bytes to sample.
+        temperature: by which the logits are divided; 0 takes the likeliest byte.
+        seed: the same gives the same text, on the same kind of device.
+        held: a cell of the top layer, from 0, and its value.
+
+    Yields:
+        pieces of the continuation, without the prompt.
+
+    Raises:
+        ConfigError: for a unit that the model does not have, or numbers that make no sense.
+    """
+    if held:
+        check_unit(model, held[0])
+    if temperature < 0 or not math.isfinite(temperature):
+        raise ConfigError(f"--temperature = {temperature}: must be 0 or more")
+    if length < 1:
+        raise ConfigError(f"--length = {length}: must be 1 or more")
+    model.eval()
+    device = next(model.parameters()).device
+    state = model.zero_state(1)
+    chance = torch.Generator().manual_seed(seed)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = list(_OPENING + prompt.encode("utf-8", "replace"))
+    # A Transformer carries nothing: it reads its text again, as much as it has positions for.
+    reach = None if model.recurrent else model.position.num_embeddings
+    chunks = [[byte] for byte in text] if held else [text if reach is None else text[-reach:]]
+    for done in range(length):
+        for chunk in chunks:
+            hidden_BTH, _, state = model.hidden(torch.tensor([chunk], device=device), state, dtype)
+            if held:
+                state[:, -1, 1, held[0]] = held[1]
+        logits = model.logits(hidden_BTH[:, -1]).flatten().double().cpu()
+        byte = int(logits.argmax()) if temperature == 0 else int((logits / temperature).softmax(0).multinomial(1, generator=chance))
+        text.append(byte)
+        chunks = [[byte] if reach is None else text[-reach:]]
+        if piece := decoder.decode(bytes([byte]), final=done == length - 1):
+            yield piece
+
+
+def check_unit(model: ByteModel, unit: int) -> None:
+    """See that a model has a unit.
+
+    Raises:
+        ConfigError: when it does not, or has no cells at all.
+    """
+    if not model.recurrent:
+        raise ConfigError("--unit: a Transformer has no cells; only mlstm and lstm do")
+    if not 0 <= unit < model.state_shape[-1]:
+        raise ConfigError(f"--unit = {unit}: the model has units 0 to {model.state_shape[-1] - 1}")
