@@ -154,10 +154,10 @@ def undisturbed(make: Callable[..., Path]) -> Path:
 @pytest.mark.parametrize(
     ("to", "number", "expected"),
     [
-        ("launcher", signal.SIGINT, 130),
         ("launcher", signal.SIGUSR1, 138),
-        ("launcher", signal.SIGHUP, 143),
-        ("process", signal.SIGTERM, 143),
+        pytest.param("launcher", signal.SIGINT, 130, marks=pytest.mark.heavy),
+        pytest.param("launcher", signal.SIGHUP, 143, marks=pytest.mark.heavy),
+        pytest.param("process", signal.SIGTERM, 143, marks=pytest.mark.heavy),
     ],
 )
 def test_a_signal_to_the_launcher_or_a_process_gives_a_checkpoint_and_its_exit_code(

@@ -68,7 +68,7 @@ def test_scaling_says_rate_efficiency_and_overlap_of_every_number_of_processes(
     assert rows["2 processes, communication hidden"] == pytest.approx(50) and rows["4 processes, communication hidden"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_two_processes_measure_each_other() -> None:
     found = scaling.measured(2, "bert-tiny", 1)
     assert found.work > 0 and found.reduce > 0 and found.both > 0

@@ -12,7 +12,7 @@ import torch
 from tests.conftest import ROOT
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.heavy)])
 def test_plain_ddp_fsdp_and_moves_between_them_agree_to_1e_6_after_50_steps(world: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.optim.sharded_worker"]
     ranks = [

@@ -77,7 +77,7 @@ def test_missing_classes_and_bad_reviews_are_named(folder: Path) -> None:
         load_task("imdb", folder)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_real_archive_has_12500_reviews_of_each_class_in_each_split(data: Path) -> None:
     read = load_task("imdb", data / "aclImdb.tar.xz")
     for rows in (read.train + read.dev, read.test):

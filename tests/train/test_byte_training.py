@@ -205,7 +205,7 @@ def test_a_state_that_is_not_finite_begins_anew_and_the_others_go_on(make: Make,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.heavy)])
 def test_2_processes_are_one_and_go_on_with_what_one_began(kind: str, folder: Path, tmp_path: Path) -> None:
     """In fp32: the parameters and the carried state of every lane agree to rounding, with labels that only some windows have."""
     runs = Runs(tmp_path, folder)
