@@ -16,12 +16,12 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/overnight run demo
 
-# One thread for each of the two test processes, so that they do not fight for the cores.
+# One thread for each of the two test processes, so that they do not fight for the cores; whole files, so that their fixtures are made once.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not heavy" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not heavy" $(PYTEST_ARGS)
 
 test-all: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -39,7 +39,7 @@ class Runs:
         tree = tiny_tree(self.folder, self._data.parent / "topics.jsonl")
         tree["out"], tree["data"]["dir"] = str(self.folder / name), str(self._data)
         tree["model"] |= {"dropout": 0.0, "attention_dropout": 0.0}
-        tree["train"] |= {"checkpoint_every": 5, "eval_every": 10, "eval_sequences": 10}
+        tree["train"] |= {"checkpoint_every": 25, "eval_every": 25, "eval_sequences": 10}
         for phase, steps in (("short", 30), ("long", 20)):
             tree["phases"][phase] = {**tree["phases"][phase], "steps": steps, "micro_batch": 1, **changes.get("phase", {})}
         tree["train"] |= changes.get("train", {})
