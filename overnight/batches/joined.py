@@ -32,6 +32,7 @@ class Documents:
             if shard.tokens.dtype != np.uint8:
                 raise DataError(f"{shard.name} holds word pieces, not bytes; prepare another folder with data.units = bytes")
             assert len(shard.document_sentences) == len(shard.sentence_starts), "a document of bytes is one sentence"
+        self.names = [shard.name for shard in shards]
         self.bytes = [shard.tokens for shard in shards]
         self.starts = [shard.sentence_starts for shard in shards]
         self.first: list[int] = np.cumsum([0, *(len(starts) - 1 for starts in self.starts)]).tolist()
@@ -94,6 +95,13 @@ class Joined:
         for r, number, a, b, at in zip(*(column.tolist() for column in columns), strict=True):
             out[r, at : at + b - a] = self.documents.text(number, a, b)
         return out
+
+    def document(self, position: int) -> tuple[str, int]:
+        """The document that has a byte: its file, and its row there."""
+        place = np.searchsorted(self._starts, [position], side="right") - 1
+        number = int(order(place, len(self.documents), self.key)[0])
+        file = bisect_right(self.documents.first, number) - 1
+        return self.documents.names[file], number - self.documents.first[file]
 
     def ends(self, starts_R: np.ndarray, ends_R: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The labelled documents whose last byte lies in [start, end): row, place of that byte behind its start, label."""

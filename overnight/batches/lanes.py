@@ -20,7 +20,7 @@ from torch import Tensor
 
 from overnight.batches.joined import Documents, Joined
 from overnight.batches.order import key
-from overnight.batches.packing import IGNORED, StepBatches
+from overnight.batches.packing import IGNORED, Origin, StepBatches
 from overnight.batches.size import micro_batch
 from overnight.config import Phase
 from overnight.corpus.shards import Shard
@@ -136,6 +136,24 @@ class Lanes:
                 pieces.append((here - first, self._joined[epoch], starts, starts + counts_B[here]))
             micro.append(self._batch(lanes, windows_B[lanes] == 0, pieces))
         return StepBatches(tuple(micro), int((counts_B - 1).sum()), batch)
+
+    def origin(self, step: int, world: int, number: int) -> list[Origin]:
+        """Where the windows of a micro-batch come from: its lanes, and the document in which each window begins.
+
+        Args:
+            step: counted within the phase.
+            number: of the micro-batch: process r of n has r, r + n, r + 2n, ...
+        """
+        rows = micro_batch(self.phase, step, world)
+        first = self.lanes(number % world, world).start + number // world * rows
+        numbers_B, windows_B = self._locate(step)
+        found: list[Origin] = []
+        for lane in range(first, first + rows):
+            epoch, shard = divmod(int(numbers_B[lane]), self.shards)
+            joined = self._join(epoch)
+            name, row = joined.document(int(joined.starts_S[shard] + windows_B[lane] * self.phase.length))
+            found.append({"epoch": epoch, "lane": lane, "shard": name, "row": row})
+        return found
 
     def held_out(self, count: int) -> Walk:
         """The first steps of :meth:`whole` that hold `count` windows, or all of them: the same every time."""

@@ -21,7 +21,7 @@ import xxhash
 
 from overnight.batches import masking, pairs
 from overnight.batches.order import key, mix, order
-from overnight.batches.packing import IGNORED, Batch, Sizes, StepBatches, deal
+from overnight.batches.packing import IGNORED, Batch, Origin, Sizes, StepBatches, deal
 from overnight.batches.size import batch_size, micro_batch, sequences_before
 from overnight.config import Phase
 from overnight.corpus.files import write_whole
@@ -228,6 +228,22 @@ class Samples:
         epochs, samples = self.locate(sequences_before(self.phase, step) + np.arange(batch, dtype=np.int64))
         numbers, rows = self.rows(epochs, samples)
         return Dealt(epochs, samples, numbers, rows, deal(self.lengths(rows).tolist(), bins))
+
+    def origin(self, step: int, world: int, number: int) -> list[Origin]:
+        """Where the sequences of a micro-batch come from.
+
+        Args:
+            step: counted within the phase.
+            number: of the micro-batch: process r of n has r, r + n, r + 2n, ...
+        """
+        dealt = self.dealt(step, world)
+        found: list[Origin] = []
+        for i in dealt.bins[number]:
+            shard = self.shards[dealt.shards[i]]
+            sentence = int(np.searchsorted(shard.sentence_starts, dealt.rows[i][pairs.A_START], side="right")) - 1
+            row = int(np.searchsorted(shard.document_sentences, sentence, side="right")) - 1
+            found.append({"epoch": int(dealt.epochs[i]), "sample": int(dealt.samples[i]), "shard": shard.name, "row": row})
+        return found
 
     def held_out(self, count: int) -> list[StepBatches]:
         """The first `count` samples of the stream (or all of one epoch), as steps of one micro-batch: the same every time."""

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+Origin = dict[str, int | str]
+"""Where a sequence comes from: `epoch` and `sample` of it (of bytes: `lane`), `shard`, and `row` of the shard (the document it begins in)."""
 IGNORED = -100
 """Label of a row that only fills up a shape."""
 

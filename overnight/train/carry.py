@@ -32,9 +32,8 @@ class Carry:
         self._broken: Tensor | None = None
 
     def enter(self, batch: ByteBatch) -> ByteBatch:
-        """The batch with the state of its lanes, which is zero where a shard begins."""
-        state_B = self.state[self._rows(batch.lanes)]
-        return replace(batch, state_B=state_B.masked_fill(self._wide(batch.fresh_B), 0.0))
+        """The batch with the state of its lanes, which the network takes for zero where a shard begins."""
+        return replace(batch, state_B=self.state[self._rows(batch.lanes)])
 
     def leave(self, batch: ByteBatch, state_B: Tensor) -> None:
         """Take the state after a window. That of a lane that is not finite is zeroed, and no other lane's."""

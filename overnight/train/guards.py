@@ -10,19 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from overnight.batches.lanes import Lanes
-from overnight.batches.loader import Samples
-from overnight.batches.pairs import A_START
+from overnight.batches.packing import Origin
 from overnight.optim.layerwise import whole_norms
 from overnight.train.parallel import World, total, totals
 from overnight.train.precision import Halt
 
-Source = dict[str, int | str]
-"""Where a sequence comes from: epoch, sample of the epoch, shard, and row of the shard (the document of segment A)."""
 WINDOW, LEAST = 64, 32
 """Values that are looked back on, and how many there must be before one is judged."""
 # One standard deviation in terms of the median absolute deviation, for normal numbers.
@@ -147,27 +142,11 @@ def worst(parts: Sequence[Tensor], world: World) -> int:
     return int(torch.nan_to_num(total(losses, world), nan=math.inf).argmax())
 
 
-def origin(samples: Samples | Lanes, step: int, processes: int, number: int) -> list[Source]:
-    """Where the sequences of a micro-batch come from.
-
-    Args:
-        step: the place of the data in the phase, from 0: that of the step and what was passed over.
-        number: of the micro-batch, from :func:`worst`.
-    """
-    if isinstance(samples, Lanes):  # A row of lanes is a stretch of a shard of many documents.
-        return []
-    dealt = samples.dealt(step, processes)
-    found: list[Source] = []
-    for i in dealt.bins[number]:
-        shard = samples.shards[dealt.shards[i]]
-        sentence = int(np.searchsorted(shard.sentence_starts, dealt.rows[i][A_START], side="right")) - 1
-        row = int(np.searchsorted(shard.document_sentences, sentence, side="right")) - 1
-        found.append({"epoch": int(dealt.epochs[i]), "sample": int(dealt.samples[i]), "shard": shard.name, "row": row})
-    return found
-
-
-def origin_text(found: Sequence[Source], count: int = 3) -> str:
-    """The same in words, of the first sequences; empty for none."""
-    first = ", ".join(f"{s['sample']} of epoch {s['epoch']} ({s['shard']} row {s['row']})" for s in found[:count])
+def origin_text(found: Sequence[Origin], count: int = 3) -> str:
+    """Where the sequences of the worst micro-batch come from, in words, of the first; empty for none."""
+    if not found:
+        return ""
+    kind = "lane" if "lane" in found[0] else "sample"
+    first = ", ".join(f"{s[kind]} of epoch {s['epoch']} ({s['shard']} row {s['row']})" for s in found[:count])
     more = f" and {len(found) - count} more" if len(found) > count else ""
-    return f"The micro-batch with the largest loss holds the samples {first}{more}" if found else ""
+    return f"The micro-batch with the largest loss holds the {kind}s {first}{more}"

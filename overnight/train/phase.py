@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from overnight.batches.loader import Samples
+from overnight.batches.packing import Origin
 from overnight.batches.size import batch_size, cuts, grain, micro_batch, sequences_before
 from overnight.config import Run
 from overnight.corpus.shards import load_manifest
@@ -23,7 +24,7 @@ from overnight.train.checkpoint import Progress
 from overnight.train.cuts import Cuts, Trials, conditions, owed
 from overnight.train.family import Family, bits
 from overnight.train.folder import same_corpus
-from overnight.train.guards import Rollback, Source, Watch, origin, origin_text
+from overnight.train.guards import Rollback, Watch, origin_text
 from overnight.train.lock import Heartbeat
 from overnight.train.loop import Objective, Settings, Step, due, evaluate, optimise
 from overnight.train.memory import LESS, OutOfMemory, first_line, peak_gb, ran_out, release, restart_peak
@@ -249,8 +250,9 @@ class PhaseTraining:
         norm = float(done.grad_norm)
         if not means:  # Every step since the last line was skipped, with a loss that is no number.
             return
+        loss = sum(self.settings.weights.get(name, 1.0) * value for name, value in means.items())
         values = dict(
-            loss=(loss := sum(self.settings.weights.get(name, 1.0) * value for name, value in means.items())),
+            loss=loss,
             **{f"{name}_loss": value for name, value in means.items()},
             lr=done.lr,
             **({"batch": done.sequences} if self.phase.batch_warmup.start else {}),
@@ -349,9 +351,9 @@ class PhaseTraining:
             halt = Diverged(f"step {done.step}: {halt}", done.step - 1)
             raise (Rollback(halt, passes=False) if self.run.train.on_divergence == "rollback" else halt) from None
 
-    def origin(self, step: int | None, worst: int | None) -> list[Source]:
+    def origin(self, step: int | None, worst: int | None) -> list[Origin]:
         """Where the sequences of micro-batch number `worst` of step `step` (from 0) come from; nothing where that is not known."""
-        return [] if step is None or worst is None else origin(self.samples, step + self.progress.passed, self.world.size, worst)
+        return [] if step is None or worst is None else self.samples.origin(step + self.progress.passed, self.world.size, worst)
 
     def _measures(self, done: Step) -> None:
         """Write what the loop measured at this step, if it did."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from overnight.batches.packing import Origin
 from overnight.batches.size import micro_batch
 from overnight.config import Run
 from overnight.corpus.files import write_json
@@ -22,7 +23,7 @@ from overnight.train import checkpoint
 from overnight.train.checkpoint import Progress
 from overnight.train.family import family
 from overnight.train.folder import check_folder, claim_folder, same_corpus
-from overnight.train.guards import Rollback, Source, origin_text
+from overnight.train.guards import Rollback, origin_text
 from overnight.train.lock import hold
 from overnight.train.loop import Objective
 from overnight.train.metrics import Metrics, open_boards
@@ -164,7 +165,7 @@ class Pretraining:
             except Halt as halt:
                 raise self._halted(halt, work, training.origin(halt.step, halt.worst)) from None
 
-    def _go_back(self, bad: Rollback, work: Work, number: int, samples: list[Source], events: list[dict[str, Any]]) -> dict[str, Tensor]:
+    def _go_back(self, bad: Rollback, work: Work, number: int, samples: list[Origin], events: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Put the newest checkpoint, or the untrained network, in the place of what was trained since; returns the optimizer's tensors.
 
         A kill after it changes nothing: the next start comes to the same step by itself, and goes back again.
@@ -208,7 +209,7 @@ class Pretraining:
         events.append({"what": "rolled back", "message": message, **place, "cause": halt.what, "passed": back.passed, "samples": samples})
         return moments
 
-    def _halted(self, halt: Halt, work: Work, samples: list[Source]) -> Halt:
+    def _halted(self, halt: Halt, work: Work, samples: list[Origin]) -> Halt:
         """The error that ends the run, with its place, its data and the way back."""
         text = ". ".join(part for part in (f"phase {work.progress.phase}, {halt}", origin_text(samples)) if part)
         place = {"phase": work.progress.phase, "global_step": work.progress.global_step}

@@ -286,3 +286,20 @@ def test_seeds_and_phases_have_orders_of_their_own() -> None:
     shards = corpus([9] * 40)
     firsts = {Lanes(shards, phase(shards=8), seed).step(0).micro[0].ids_BT.numpy().tobytes() for seed in ((0, 0, 0), (0, 1, 0), (0, 0, 1))}
     assert len(firsts) == 3
+
+
+@given(LENGTHS, st.sampled_from([(1, 2), (2, 1), (2, 2), (4, 1)]), st.integers(0, 9), st.integers(1, 3))
+def test_the_origin_of_a_micro_batch_is_its_lanes_and_the_documents_its_windows_begin_in(
+    lengths: list[int], cut: tuple[int, int], step: int, files: int
+) -> None:
+    (world, micro), shards = cut, corpus(lengths, files)
+    lanes = Lanes(shards, phase(4, 8, micro=micro), SEED)
+    documents = {(shard.name, row): text for shard in shards for row, text in enumerate(texts([shard]))}
+    for rank in range(world):
+        for at, batch in enumerate(lanes.step(step, rank, world).micro):
+            found = lanes.origin(step, world, at * world + rank)
+            assert [place["lane"] for place in found] == batch.lanes.tolist()
+            for place, ids in zip(found, batch.ids_BT.tolist(), strict=True):
+                text = documents[str(place["shard"]), int(place["row"])]
+                assert any(bytes(ids).startswith(text[start : start + 8]) for start in range(len(text)))
+                assert place["epoch"] in (0, 1, 2)

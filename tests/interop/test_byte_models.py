@@ -168,14 +168,17 @@ def test_a_checkpoint_that_is_no_byte_model_is_refused(change: Callable[[Any], N
 class Harm:
     """What a pickle can hold: reading it would make a folder."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return os.mkdir, ("/tmp/overnight-was-unpickled",)
+        return os.mkdir, (str(self.folder),)
 
 
 def test_nothing_is_run_out_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is no checkpoint of tensors alone"):
-        import_byte_model(save({"encoder": Harm()}, tmp_path / "model.pt"), tmp_path / "ours")
-    assert not Path("/tmp/overnight-was-unpickled").exists()
+        import_byte_model(save({"encoder": Harm(tmp_path / "made")}, tmp_path / "model.pt"), tmp_path / "ours")
+    assert not (tmp_path / "made").exists()
     (tmp_path / "text.pt").write_text("no checkpoint")
     with pytest.raises(DataError, match="is no checkpoint"):
         import_byte_model(tmp_path / "text.pt", tmp_path / "ours")

@@ -16,9 +16,9 @@ from overnight.train.parallel import World
 SHAPE = (2, 2, 3)
 
 
-def batch(*lanes: int, fresh: tuple[int, ...] = ()) -> ByteBatch:
+def batch(*lanes: int) -> ByteBatch:
     ids = torch.zeros(len(lanes), 4, dtype=torch.int64)
-    return ByteBatch(ids, torch.tensor(lanes), torch.tensor([lane in fresh for lane in lanes]))
+    return ByteBatch(ids, torch.tensor(lanes), torch.zeros(len(lanes), dtype=torch.bool))
 
 
 def states(*values: float) -> Tensor:
@@ -42,14 +42,6 @@ def test_each_lane_meets_its_own_state_again_in_any_micro_batch() -> None:
     carry.leave(batch(5, 6), states(8, 9))
     carry.commit()
     assert numbers(carry, 4, 5, 6, 7) == [1, 8, 9, 4]
-
-
-def test_a_fresh_lane_begins_at_zero_and_the_others_do_not() -> None:
-    carry = Carry(range(3), SHAPE)
-    carry.leave(batch(0, 1, 2), states(1, 2, 3))
-    carry.commit()
-    entered = carry.enter(batch(0, 1, 2, fresh=(1,))).state_B
-    assert entered is not None and entered[:, 0, 0, 0].tolist() == [1, 0, 3]
 
 
 def test_a_step_that_is_done_again_begins_from_the_same_state() -> None:

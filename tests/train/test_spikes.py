@@ -27,7 +27,7 @@ from overnight.config import Optim, Run
 from overnight.optim.groups import build_optimizer
 from overnight.schema import Train
 from overnight.train import checkpoint, loop, phase
-from overnight.train.guards import LEAST, WINDOW, Rollback, Spike, Watch, largest, origin
+from overnight.train.guards import LEAST, WINDOW, Rollback, Spike, Watch, largest
 from overnight.train.monitor import Line
 from overnight.train.precision import LossScale, NotFinite
 from overnight.train.pretrain import pretrain
@@ -120,7 +120,7 @@ def test_the_tensors_that_carry_a_gradient_are_named_with_their_usual_share() ->
 def test_the_samples_of_a_micro_batch_are_found_in_the_shards(tiny: Make) -> None:
     samples = samples_of(tiny())
     for step, number in ((0, 1), (30, 0), (500, 1)):
-        found, dealt = origin(samples, step, 2, number), samples.dealt(step, 2)
+        found, dealt = samples.origin(step, 2, number), samples.dealt(step, 2)
         micro = samples.step(step, rank=number % 2, world=2).micro[number // 2]
         assert len(found) == len(micro.lengths)
         for at, source in enumerate(found):
@@ -182,7 +182,7 @@ def test_a_rollback_is_the_run_without_the_data_it_passed_over(
     assert (event["from"], event["to"], event["passed"], event["cause"]) == (11, 8, 3, cause)
     assert event["message"].startswith("phase short: gone back from step 11 to step 8 of the run, passing over 3 steps of data: step 11: ")
     assert ("most of the gradient is in" in event["message"]) == (cause == "spike")
-    assert event["samples"] == origin(samples_of(run), 10, 1, 0)
+    assert event["samples"] == samples_of(run).origin(10, 1, 0)
 
 
 def test_without_a_checkpoint_and_at_a_second_phase_it_goes_back_to_the_beginning(tiny: Make, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_skip_takes_no_step_and_leaves_the_window_alone(tiny: Make) -> None:
     skipped = [line for line in lines(run, "event") if line["what"] == "skipped"]
     assert [line["global_step"] for line in skipped] == [7, 10]
     assert "step 7 skipped: the loss is " in told.getvalue() and "deviations above its usual" in skipped[0]["message"]
-    assert skipped[0]["samples"] == origin(samples_of(run), 6, 1, 0)
+    assert skipped[0]["samples"] == samples_of(run).origin(6, 1, 0)
     at = {p: checkpoint.read(run.run_dir / "checkpoints" / f"step-{p:07d}")[0] for p in (8, 12)}
     assert [len(at[p].watched["loss"]) for p in at] == [7, 10] and [at[p].skipped for p in at] == [1, 2]
 
