@@ -5,7 +5,8 @@
     python -m benchmarks.large_batch --tiny           # seconds: only shows that it works
 
 Two problems (`large_batch_problems.py`): a convolutional network on scikit-learn's digits, and a small BERT on the documentation inside
-this Python environment. A byte-level language model will be the third once the package has one. Each optimizer is tuned anew at each
+this Python environment. (`batch_rules.py` is the
+study of the byte model.) Each optimizer is tuned anew at each
 batch, with the same budget: its learning rate on a grid of 8 powers of 2, by the loss on held-out examples that are not the reported
 ones, with seeds that are not reported (two for the digits, one for the BERT). Where the best is at an edge of the grid, the grid grows
 there, 4 times at most; the report says how many were tried. All else is fixed and the same for all batches: linear warm-up over a fifth
@@ -40,8 +41,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.large_batch_plots import Spread, picture
 from benchmarks.large_batch_problems import Digits, MaskedLM, Problem
+from benchmarks.plots import Spread, picture
 from overnight.config import Optim, Schedule
 from overnight.environment import environment
 from overnight.optim.groups import build_optimizer, parameter_groups

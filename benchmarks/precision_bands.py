@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from benchmarks.large_batch_plots import GREY, LIGHT, Axis, line, path, spaced, text
+from benchmarks.plots import GREY, LIGHT, Axis, line, path, spaced, text
 from overnight import config
 from overnight.corpus.pipeline import prepare
 from overnight.environment import environment

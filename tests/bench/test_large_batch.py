@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from benchmarks import large_batch
 from benchmarks.large_batch import GRID, GROWTH, NAMES, Cell, Trial, at_edge, cells, keeps_to, lr_power, optimizer_of, report, train, tune
-from benchmarks.large_batch_plots import HEIGHT, TOP, Axis, Spread, picture, spaced
 from benchmarks.large_batch_problems import Digits, MaskedLM, Problem, frequencies
+from benchmarks.plots import HEIGHT, TOP, Axis, Spread, picture, spaced
 
 TINY = Digits(epochs=1, batches=(64, 512), tuning=(0,), seeds=(1, 2))
 

@@ -1,6 +1,7 @@
-"""The picture of a problem of the large-batch study, as SVG: accuracy, loss and best learning rate against the batch.
+"""Pictures of the studies as SVG: what came out against the batch, with a panel for each measure.
 
-A line is an optimizer (the median over the seeds) and the band around it their range; layer-wise optimizers are solid, the others dashed.
+A line is an optimizer or a rule (the median over the seeds) and the band around it their range; layer-wise optimizers are solid, the others
+dashed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 # Okabe and Ito's colours, which stay apart for the colour-blind; yellow is too light for a line.
 COLOURS = {"LARS": "#0072B2", "LAMB": "#D55E00", "LANS": "#009E73", "AdamW": "#000000", "SGD": "#CC79A7", "Muon": "#56B4E9"}
+COLOURS |= {"linear": "#D55E00", "square root": "#0072B2", "fixed low": "#009E73", "fixed high": "#000000"}
 DASHED = ("AdamW", "SGD", "Muon")
 GREY, LIGHT = "#666666", "#e4e4e4"
 WIDTH, HEIGHT, LEFT, TOP, PITCH = 300, 270, 64, 62, 430
@@ -37,7 +39,7 @@ class Spread:
 
 
 Lines = Mapping[str, Mapping[int, Spread]]
-"""By optimizer and batch."""
+"""By optimizer or rule, and batch; what diverged is infinite."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Axis:
 
 
 def picture(title: str, unit: str, batches: Sequence[int], accuracy: Lines, loss: Lines, lr: Lines) -> str:
-    """The three panels.
+    """The three panels of a problem of the large-batch study.
 
     Args:
         title: of the problem.
@@ -95,11 +97,16 @@ def picture(title: str, unit: str, batches: Sequence[int], accuracy: Lines, loss
         panel(1, "test loss", unit, batches, loss),
         panel(2, f"best learning rate, times that at {smallest}", unit, batches, relative, rules),
     ]
-    width, height = LEFT + 3 * PITCH - 40, TOP + HEIGHT + 56
+    return sheet(title, parts)
+
+
+def sheet(title: str, panels: Sequence[str]) -> str:
+    """Panels side by side on a white ground."""
+    width, height = LEFT + len(panels) * PITCH - 40, TOP + HEIGHT + 56
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
     style = 'font-family="Helvetica, Arial, sans-serif" font-size="12">'
     ground = f'<rect width="{width}" height="{height}" fill="white"/>' + text(LEFT, 22, title, size=15)
-    return "\n".join([head + style, ground, *parts, "</svg>\n"])
+    return "\n".join([head + style, ground, *panels, "</svg>\n"])
 
 
 def panel(place: int, title: str, unit: str, batches: Sequence[int], lines: Lines, rules: Mapping[str, float] | None = None) -> str:
