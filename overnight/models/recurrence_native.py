@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -32,12 +34,16 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
     return native.library(_SOURCE, *_DEFINES[dtype])
 
 
-def _address(x: Tensor | None) -> ctypes.c_void_p:
-    assert x is None or x.is_contiguous()
-    return ctypes.c_void_p(None if x is None else x.data_ptr())
+@functools.cache
+def _function(dtype: torch.dtype, name: str, tables: int, tensors: int) -> Callable[..., None]:
+    """A function of recurrence.c; with the types of its arguments ctypes takes plain numbers, which is fast."""
+    found = getattr(library(dtype), name)
+    found.argtypes = [ctypes.c_long, ctypes.c_long, *[ctypes.c_void_p] * tables, ctypes.c_long, *[ctypes.c_void_p] * tensors]
+    found.restype = None
+    return found  # type: ignore[no-any-return]
 
 
-def _call(name: str, like: Tensor, table: list[Tensor], *tensors: Tensor | None) -> None:
+def _call(name: str, like: Tensor, table: tuple[Tensor, ...], *tensors: Tensor | None) -> None:
     """Call a function of recurrence.c.
 
     Args:
@@ -45,18 +51,20 @@ def _call(name: str, like: Tensor, table: list[Tensor], *tensors: Tensor | None)
         table: matrices (R, G) with rows for the batch.
         tensors: the rest.
     """
-    size, width = map(ctypes.c_long, like.shape), ctypes.c_long(table[0].shape[1])
-    getattr(library(like.dtype), name)(*size, *map(_address, table), width, *map(_address, tensors))
+    assert all(x is None or x.is_contiguous() for x in (*table, *tensors))
+    function = _function(like.dtype, name, len(table), len(tensors))
+    addresses = [None if x is None else x.data_ptr() for x in tensors]
+    function(*like.shape, *[x.data_ptr() for x in table], table[0].shape[1], *addresses)
 
 
 def modulate(table: Tensor, rows_B: Tensor, product: Tensor, u: Tensor, m: Tensor) -> None:
     """m = mx ∘ u, and u kept."""
-    _call("modulate", u, [table], rows_B, product, u, m)
+    _call("modulate", u, (table,), rows_B, product, u, m)
 
 
 def cell(table: Tensor, rows_B: Tensor, product: Tensor, before: Tensor, gates: Tensor, c: Tensor, h: Tensor) -> None:
     """Gates, c and h from the product with m."""
-    _call("cell", h, [table], rows_B, product, before, gates, c, h)
+    _call("cell", h, (table,), rows_B, product, before, gates, c, h)
 
 
 def cell_backward(
@@ -72,9 +80,9 @@ def cell_backward(
     dz: Tensor,
 ) -> None:
     """dz from the gradients of h and c; dc becomes that of the step before."""
-    _call("cell_backward", dz[:, : c.shape[1]], [grad_table], rows_B, gates, before, c, grad_h, grad_c, back_h, dc, dz)
+    _call("cell_backward", dz[:, : c.shape[1]], (grad_table,), rows_B, gates, before, c, grad_h, grad_c, back_h, dc, dz)
 
 
 def modulate_backward(table: Tensor, grad_table: Tensor, rows_B: Tensor, u: Tensor, dm: Tensor, du: Tensor, m: Tensor) -> None:
     """du, and m again, from the gradient of m."""
-    _call("modulate_backward", u, [table, grad_table], rows_B, u, dm, du, m)
+    _call("modulate_backward", u, (table, grad_table), rows_B, u, dm, du, m)

@@ -2,6 +2,7 @@
 
 Shapes: B sequences, H width, G columns of a table row: W_x x + b (4H, in the order i, f, g, o), and for the multiplicative LSTM W_mx x (H).
 Products and gates are of the type that matrices multiply, cell states and tables of the type of arithmetic: fp32, or float64.
+On a GPU the additions to the gradient of the table have no fixed order; in recurrence_kernels.py they have.
 """
 
 from __future__ import annotations

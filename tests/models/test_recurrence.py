@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from types import ModuleType
 from typing import Any
@@ -58,8 +59,9 @@ def with_gradients(function: Any, arguments: dict[str, Any], which: str, *more: 
     weights = torch.randn(h.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     total = sum((x.double() * weights.roll(at)).sum() for at, (name, x) in enumerate({"h": h, "c": c}.items()) if name in which)
     wanted = {name: x for name, x in arguments.items() if isinstance(x, Tensor) and x.requires_grad}
+    states = {"h_T": h.detach().clone(), "c_T": c.detach().clone()}  # the backward pass ends their use
     grads = torch.autograd.grad(total, list(wanted.values()))  # type: ignore[arg-type]
-    return {"h_T": h.detach(), "c_T": c.detach(), **dict(zip(wanted, grads, strict=True))}
+    return {**states, **dict(zip(wanted, grads, strict=True))}
 
 
 def assert_near(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float) -> None:
@@ -140,7 +142,7 @@ def test_memory_that_is_used_again_changes_no_bit() -> None:
     again = [with_gradients(recur, a, "hc", torch.float32, workspace) for a in [*arguments, *arguments]]
     for found, wanted in zip(again, [*alone, *alone], strict=True):
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    assert sorted(len(free) for free in workspace.free.values()) == [2, 3], "gates and dz; u, du and m"
+    assert sorted(len(free) for free in workspace.free.values()) == [2, 2, 3], "gates and dz; h and c; u, du and m"
 
 
 def test_windows_under_way_do_not_share_memory() -> None:
@@ -184,13 +186,18 @@ def test_products_and_weight_gradients_are_products(dtype: torch.dtype, times: i
     torch.testing.assert_close(weight_gradient(grad, x).double(), grad.double().t() @ x.double(), rtol=tolerance, atol=10 * tolerance)
 
 
+def activate(x: Tensor, found: Tensor) -> None:
+    """Sigmoids and hyperbolic tangents into the rows of `found`."""
+    function = recurrence_native.library(torch.float32).activations
+    function.argtypes = [ctypes.c_long, *[ctypes.c_void_p] * 3]
+    function(len(x), *(y.data_ptr() for y in (x, *found)))
+
+
 @native
 def test_sigmoid_and_tanh_in_fp32_are_right_to_a_millionth() -> None:
     x = torch.cat([torch.linspace(-90, 90, 200_001), torch.logspace(-30, 1, 5001), -torch.logspace(-30, 1, 5001), torch.zeros(1)])
     found = torch.empty(2, len(x))
-    recurrence_native.library(torch.float32).activations(
-        recurrence_native.ctypes.c_long(len(x)), *(recurrence_native._address(y) for y in (x, *found))
-    )
+    activate(x, found)
     wide = x.double()
     # Below -87 a sigmoid is no normal number of fp32.
     normal = x > -87
@@ -199,9 +206,7 @@ def test_sigmoid_and_tanh_in_fp32_are_right_to_a_millionth() -> None:
     assert float(found[0].max()) <= 1 and float(found[1].abs().max()) <= 1
     odd = torch.tensor([math.nan, math.inf, -math.inf] * 8)
     found = torch.empty(2, len(odd))
-    recurrence_native.library(torch.float32).activations(
-        recurrence_native.ctypes.c_long(len(odd)), *(recurrence_native._address(y) for y in (odd, *found))
-    )
+    activate(odd, found)
     assert found[:, ::3].isnan().all(), "NaN is not hidden"
     assert found[0, 1] == 1 and float(found[0, 2]) < 1e-37 and found[1, 1] == 1 and found[1, 2] == -1
 
