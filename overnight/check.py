@@ -70,6 +70,8 @@ def check(run: Run) -> Iterator[str]:
             yield f"phases.{name}.label_weight = {phase.label_weight}: needs data.label, the key of the number to predict"
         if t.parallel == "fsdp" and phase.optim.name == "muon":
             yield f"train.parallel = fsdp: Muon needs whole matrices (phases.{name}.optim.name = muon); set it to ddp"
+    if t.reduce == "fp16" and t.precision != "fp16":
+        yield f"train.reduce = fp16: small gradients are lost in it without the loss scale of train.precision = fp16, not {t.precision}; use bf16"
     if t.parallel == "fsdp" and t.offload:
         yield "train.offload = true: works with train.parallel = ddp only; fsdp already cuts the optimizer's state among the processes"
     for (before, a), (name, b) in pairwise(run.phases.items()):
@@ -219,9 +221,6 @@ def _only_bert(run: Run) -> Iterator[str]:
         yield f"train.precision = fp8: the products of {kind} are not made in 8 bits; use bf16"
     if t.recompute == "selective":
         yield f"train.recompute = selective: {kind} has none or full, which recomputes its window in segments"
-    for name, phase in run.phases.items():
-        if phase.micro_batch == 0:
-            yield f"phases.{name}.micro_batch = 0: is found by trial for BERT only; give the lanes that a device holds at once"
 
 
 def _foreign(key: str, part: Any, kind: str, table: dict[str, tuple[str, ...]]) -> Iterator[str]:

@@ -129,13 +129,13 @@ NOT_IDENTITY = ("train", "out", "data.dir", "data.workers", "phases.*.micro_batc
 def identity(run: Run) -> dict[str, Any]:
     """The part of a run that decides what pretraining learns; a run folder belongs to one identity.
 
-    Precision is part of it: it changes the curve beyond rounding of the order of summation.
+    Precision, and the type of sums between processes, are part of it: they change the curve beyond rounding of the order of summation.
     """
     tree = to_tree(run)
-    precision = tree["train"]["precision"]
+    train = {key: tree["train"][key] for key in ("precision", "reduce")}
     for key in NOT_IDENTITY:
         _drop(tree, key.split("."))
-    return {**tree, "train": {"precision": precision}}
+    return {**tree, "train": train}
 
 
 def _drop(tree: dict[str, Any], parts: Sequence[str]) -> None:

@@ -283,6 +283,8 @@ class Train:
     """Keep the optimizer's state in the memory of the host, and bring it to the GPU piece by piece for each step: the same numbers in less of the GPU's memory. On a CPU it is there already, and nothing changes."""
     compile: bool = False
     """Compile the model with torch.compile (pays on a GPU, needs a C++ compiler on a CPU)."""
+    graphs: bool = False
+    """Byte models on a GPU: capture the steps of a window as CUDA graphs, so that the host need not launch each; takes memory. Not yet tried on a GPU."""
     log_every: int = 10
     """Steps between lines of metrics."""
     eval_every: int = 100
@@ -313,6 +315,8 @@ class Train:
     """When a process holds other numbers than the others: stop, or go back to the newest checkpoint."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """On many processes: each has the whole model, or a part of parameters, gradients and optimizer state (FSDP2), which saves memory."""
+    reduce: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """On many processes, the type in which gradients are added up between them: 16 bits halve what is sent, and leave 8 (bf16) or 11 (fp16) significant bits of each. fp16 needs the loss scale of train.precision=fp16. One process alone has nothing to add up."""
     tensorboard: bool = False
     """Also write TensorBoard events."""
     wandb: str = ""

@@ -267,6 +267,7 @@ def test_identity_ignores_how_the_machine_carries_it_out(key: str, value: Any) -
     ("key", "value"),
     [
         ("train__precision", "bf16"),
+        ("train__reduce", "bf16"),
         ("seed", 1),
         ("data__lowercase", False),
         ("phases__short__global_batch", 32),

@@ -108,6 +108,18 @@ class Lanes:
         """Windows that the bytes of an epoch fill; the last one of a shard may be short."""
         return -(-int(self.documents.lengths_D.sum(dtype=np.int64)) // self.phase.length)
 
+    def longest(self, count: int) -> ByteBatch:
+        """Windows of so many lanes without a byte that only fills up, laid out as those of the stream are: what memory is measured with.
+
+        The bytes are random, and a document with a label ends in each window.
+        """
+        length = self.phase.length
+        text_BT = torch.randint(256, (count, length + 1), generator=torch.Generator().manual_seed(0))
+        targets, ends_K = {"byte": text_BT[:, 1:].contiguous()}, None
+        if self.phase.label_weight > 0:
+            targets["label"], ends_K = torch.zeros(count), torch.arange(1, count + 1) * length - 1
+        return ByteBatch(text_BT[:, :-1].contiguous(), torch.arange(count), torch.ones(count, dtype=torch.bool), targets, ends_K)
+
     def step(self, step: int, rank: int = 0, world: int = 1, grain: int = 0) -> StepBatches:
         """What one process does in optimizer step `step` (from 0) of the phase.
 

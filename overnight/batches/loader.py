@@ -22,7 +22,7 @@ import xxhash
 from overnight.batches import masking, pairs
 from overnight.batches.order import key, mix, order
 from overnight.batches.packing import IGNORED, Batch, Origin, Sizes, StepBatches, deal
-from overnight.batches.size import batch_size, micro_batch, sequences_before
+from overnight.batches.size import batch_size, grain, micro_batch, sequences_before
 from overnight.config import Phase
 from overnight.corpus.files import write_whole
 from overnight.corpus.shards import Shard
@@ -194,6 +194,15 @@ class Samples:
             predicted_M=torch.from_numpy(predicted),
             targets=targets,
         )
+
+    def longest(self, count: int) -> Batch:
+        """A micro-batch of so many sequences that are all of full length, laid out as those of the stream are: what memory is measured with."""
+        number = max(range(len(self.shards)), key=lambda i: len(self.shards[i].tokens))
+        inner = min(self.phase.length - (3 if self.phase.nsp else 2), len(self.shards[number].tokens))
+        half = inner // 2 if self.phase.nsp else inner
+        rows = np.zeros((count, pairs.COLUMNS), np.int64)
+        rows[:, [pairs.A_END, pairs.B_START, pairs.B_END]] = half, half, inner
+        return self.batch(np.zeros(count, np.int64), np.arange(count), np.full(count, number), rows, grain(self.phase, count))
 
     def step(self, step: int, rank: int = 0, world: int = 1, grain: int = 0) -> StepBatches:
         """What one process does in optimizer step `step` (from 0) of the phase.

@@ -28,6 +28,7 @@ from overnight.config import Model
 from overnight.models.bert import Embedding, Linear, Norm
 from overnight.models.layers import dropout, linear
 from overnight.models.recurrence import Workspace, recur
+from overnight.models.recurrence_graph import Graphs
 from overnight.models.vocabulary_loss import vocabulary_loss
 
 BYTES = 256
@@ -53,7 +54,7 @@ class Matrices:
 Prepared = tuple[list[Matrices], Tensor]
 
 
-def byte_model(model: Model, label: bool = False, recompute: int = 0) -> ByteModel:
+def byte_model(model: Model, label: bool = False, recompute: int = 0, graphs: bool = False) -> ByteModel:
     """The network of a configuration, with random weights.
 
     Args:
@@ -61,8 +62,9 @@ def byte_model(model: Model, label: bool = False, recompute: int = 0) -> ByteMod
         label: also the head of the auxiliary objective, which predicts a number at the end of a document.
         recompute: bytes of a segment of the window; the backward pass recomputes all but the state between segments. 0 keeps everything.
             The Transformer recomputes layer by layer, whatever the number.
+        graphs: capture the passes of the recurrence as CUDA graphs (a GPU only).
     """
-    return ByteModel(model, label, recompute)
+    return ByteModel(model, label, recompute, Graphs() if graphs else None)
 
 
 class ByteModel(nn.Module):
@@ -72,17 +74,16 @@ class ByteModel(nn.Module):
     window alone.
     """
 
-    def __init__(self, model: Model, label: bool, recompute: int) -> None:
+    def __init__(self, model: Model, label: bool, recompute: int, graphs: Graphs | None) -> None:
         super().__init__()
         self.recurrent, self.recompute, self.dropout = model.kind != "transformer", recompute, model.dropout
         self.state_shape: tuple[int, ...] = (model.layers, 2, model.width) if self.recurrent else (0,)
-        self.layers = nn.ModuleList()
+        self.layers, self.workspace, self.graphs = nn.ModuleList(), Workspace(), graphs
         if self.recurrent:
             self.embedding = nn.Embedding(BYTES, model.embedding)
             for at in range(model.layers):
                 inputs = model.width if at else model.embedding
                 self.layers.append(Layer(inputs, model.width, model.kind == "mlstm", model.weight_norm))
-            self.workspace = Workspace()
         else:
             self.embedding, self.position = Embedding(BYTES, model.width), Embedding(model.max_length, model.width)
             self.layers.extend(Block(model) for _ in range(model.layers))
@@ -90,18 +91,22 @@ class ByteModel(nn.Module):
         self.decoder = nn.Linear(model.width, BYTES)  # U(±1/√H), also its bias
         self.label = Linear(model.width, 1) if label else None
 
-    def hidden(self, ids_BT: Tensor, state_B: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
+    def hidden(
+        self, ids_BT: Tensor, state_B: Tensor | None, dtype: torch.dtype, prepared: Prepared | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         """The top layer at every byte, differentiable.
 
         Args:
             ids_BT: bytes (int64).
             state_B: state before the window (B, *state_shape); None is zero.
             dtype: type of products and activations.
+            prepared: as :meth:`prepared` made it from the same weights; None makes it anew.
 
         Returns:
             h (B, T, H) in `dtype`; c (B, T, H) fp32, None for the Transformer; the state after the window.
         """
-        return self._hidden(ids_BT, self.zero_state(len(ids_BT)) if state_B is None else state_B, dtype, self._prepared(dtype))
+        state_B = self.zero_state(len(ids_BT)) if state_B is None else state_B
+        return self._hidden(ids_BT, state_B, dtype, prepared or self.prepared(dtype), None)
 
     def zero_state(self, rows: int) -> Tensor:
         """The state before a first window (B, *state_shape)."""
@@ -120,7 +125,7 @@ class ByteModel(nn.Module):
         state = self.zero_state(rows) if batch.state_B is None else batch.state_B
         state = state.masked_fill(batch.fresh_B.view(-1, *(1 for _ in self.state_shape)), 0.0)
         recompute = self.recurrent and 0 < self.recompute < steps and torch.is_grad_enabled()
-        length, prepared = self.recompute if recompute else steps, self._prepared(dtype)
+        length, prepared = self.recompute if recompute else steps, self.prepared(dtype)
         losses: dict[str, Tensor] = {}
         hits: dict[str, Tensor] = {}
         for start in range(0, steps, length):
@@ -137,7 +142,7 @@ class ByteModel(nn.Module):
         self, batch: ByteBatch, part: slice, state_B: Tensor, dtype: torch.dtype, prepared: Prepared | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
         """Losses and correct predictions of a part of the window, and the state after it."""
-        h_BTH, c_BTH, state_B = self._hidden(batch.ids_BT[:, part], state_B, dtype, prepared)
+        h_BTH, c_BTH, state_B = self._hidden(batch.ids_BT[:, part], state_B, dtype, prepared, self.workspace)
         losses: dict[str, Tensor] = {}
         hits: dict[str, Tensor] = {}
         if self.label is not None and batch.ends_K is not None:
@@ -166,21 +171,23 @@ class ByteModel(nn.Module):
             hits.append(hit)
         return torch.stack(losses).sum(), torch.stack(hits).sum() if count else None
 
-    def _prepared(self, dtype: torch.dtype) -> Prepared | None:
-        """What is made once for a window."""
+    def prepared(self, dtype: torch.dtype) -> Prepared | None:
+        """What is made once for a window, or for all that are read with the same weights: the matrices, and the products with each of the 256 bytes."""
         if not self.recurrent:
             return None
         matrices = [layer.matrices() for layer in self.layers if isinstance(layer, Layer)]
         return matrices, matrices[0].products(self.embedding.weight.to(dtype))
 
     def _hidden(
-        self, ids_BT: Tensor, state_B: Tensor, dtype: torch.dtype, prepared: Prepared | None
+        self, ids_BT: Tensor, state_B: Tensor, dtype: torch.dtype, prepared: Prepared | None, workspace: Workspace | None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         if prepared is None:
             return self._attend(ids_BT, dtype), None, state_B
         (matrices, table), rows_TB, ends = prepared, ids_BT.t(), []
+        # Held-out text and texts to describe come in many shapes, each of which would take a graph.
+        graphs = self.graphs if workspace is not None and torch.is_grad_enabled() else None
         for at, layer in enumerate(matrices):
-            h_TBH, c_TBH = recur(table, rows_TB, layer.w_mh, layer.w_h, state_B[:, at, 0], state_B[:, at, 1], dtype, self.workspace)
+            h_TBH, c_TBH = recur(table, rows_TB, layer.w_mh, layer.w_h, state_B[:, at, 0], state_B[:, at, 1], dtype, workspace, graphs)
             ends.append(torch.stack((h_TBH[-1].to(c_TBH.dtype), c_TBH[-1]), 1))
             if at + 1 < len(matrices):
                 # In the layers above each place has a row of its own.

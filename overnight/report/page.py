@@ -13,17 +13,17 @@ from typing import Any
 from overnight.corpus.files import write_whole
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.folder import Record, RunFolder, read_folder
-from overnight.report.summary import duration, number, points, share, summarise_folder, unit_text
+from overnight.report.summary import duration, number, of_bytes, points, share, summarise_folder, unit_text
 from overnight.report.tensors import heat_maps, noise_curves
 
 # Points of a curve in the page; of longer runs every k-th line is shown.
 _POINTS = 3000
 _CURVES = {
     "train": (
-        *("loss", "mlm_loss", "nsp_loss", "lr", "grad_norm", "loss_scale", "skipped"),
+        *("loss", "mlm_loss", "nsp_loss", "byte_loss", "label_loss", "lr", "grad_norm", "loss_scale", "skipped"),
         *("tokens_per_s", "sequences_per_s", "mfu", "memory_gb", "loader_wait"),
     ),
-    "eval": ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"),
+    "eval": ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "byte_loss", "byte_accuracy", "label_loss"),
 }
 
 
@@ -106,7 +106,7 @@ def _curves(folder: RunFolder, name: str) -> dict[str, Any]:
     found["tensors"] = heat_maps(folder.records["tensors"])
     found["noise"] = noise_curves(folder.records["noise"], _POINTS)
     # A run without NSP has one loss only.
-    if "mlm_loss" not in found["train"] and "loss" in found["train"]:
+    if "mlm_loss" not in found["train"] and "loss" in found["train"] and not of_bytes(folder):
         found["train"]["mlm_loss"] = found["train"]["loss"]
     return found
 

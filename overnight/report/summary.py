@@ -12,14 +12,15 @@ from overnight.report.folder import Record, RunFolder, read_folder
 
 # Correlations are shown times 100, as GLUE does, but are no per cent.
 _SHARES = ("accuracy", "f1", "exact_match")
+_HELD_OUT = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
 
 
 def summarise(run_dir: Path) -> dict[str, Any]:
     """The results of a run folder as plain values.
 
     Returns:
-        `name`, `device`, `seconds`, `tokens`, `sequences`, `finished`, `phases` (see :func:`phases`), `tasks` (see :func:`tasks`), `events`
-        but for checkpoints, `saved` (see :func:`saved`) and `notes` (what is incomplete).
+        `name`, `device`, `of_bytes` (see :func:`of_bytes`), `seconds`, `tokens`, `sequences`, `finished`, `phases` (see :func:`phases`), `tasks`
+        (see :func:`tasks`), `events` but for checkpoints, `saved` (see :func:`saved`) and `notes` (what is incomplete).
 
     Raises:
         DataError: when the folder cannot be read.
@@ -40,6 +41,7 @@ def summarise_folder(folder: RunFolder) -> dict[str, Any]:
         "name": folder.name,
         "dir": str(folder.path),
         "device": device(folder),
+        "of_bytes": of_bytes(folder),
         "seconds": max((record["seconds"] for record in [*train, *evals]), default=0.0),
         "tokens": train[-1].get("tokens") if train else None,
         "sequences": train[-1].get("sequences") if train else None,
@@ -63,12 +65,18 @@ def device(folder: RunFolder) -> str:
     return f"{cpu.get('model', 'CPU')}, {cpu['cores']} cores" if cpu.get("cores") else "unknown"
 
 
+def of_bytes(folder: RunFolder) -> bool:
+    """Whether the run trains a byte model, which has other scores than BERT."""
+    return (folder.settings.get("model") or {}).get("kind", "bert") != "bert"
+
+
 def phases(folder: RunFolder) -> list[dict[str, Any]]:
     """One row a phase, in the order of the recipe.
 
     Returns:
-        `name`, `steps` done of `planned`, `finished`, the last held-out `mlm_loss`, `mlm_accuracy`, `nsp_loss` and `nsp_accuracy` (None where
-        not measured), `seconds` and `tokens` of the phase, and the median `tokens_per_s`, `sequences_per_s` and `mfu`.
+        `name`, `steps` done of `planned`, `finished`, the last held-out `mlm_loss`, `mlm_accuracy`, `nsp_loss` and `nsp_accuracy`, of a byte
+        model `bits_per_character` and `byte_accuracy` (None where not measured), `seconds` and `tokens` of the phase, and the median
+        `tokens_per_s`, `sequences_per_s` and `mfu`.
     """
     planned = folder.settings.get("phases")
     planned = planned if isinstance(planned, dict) else {}
@@ -87,7 +95,7 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
                 "steps": max((record.get("step", 0) for record in [*train, *evals]), default=0),
                 "planned": (planned.get(name) or {}).get("steps"),
                 "finished": ended,
-                **{key: last.get(key) for key in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")},
+                **{key: last.get(key) for key in _HELD_OUT},
                 "seconds": until - seconds,
                 "tokens": total - tokens,
                 **{key: _median(train, key) for key in ("tokens_per_s", "sequences_per_s", "mfu")},
@@ -230,7 +238,7 @@ def summary_text(run_dir: Path) -> str:
     head = [found["name"], found["device"], duration(found["seconds"])]
     if found["tokens"]:
         head.append(f"{found['tokens']:,} tokens seen")
-    lines = ["  ".join(head), "", *_table(*_phase_cells(found["phases"]))]
+    lines = ["  ".join(head), "", *_table(*_phase_cells(found["phases"], found["of_bytes"]))]
     for task in found["tasks"]:
         lines += ["", *_task_lines(task)]
     if found["notes"]:
@@ -238,12 +246,16 @@ def summary_text(run_dir: Path) -> str:
     return "\n".join(lines)
 
 
-def _phase_cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    head = ["held out after", "steps", "masked-LM loss", "masked-LM accuracy", "NSP accuracy", "time", "tokens/s"]
+def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> tuple[list[str], list[list[str]]]:
+    scores = ["bits per character", "byte accuracy"] if of_bytes else ["masked-LM loss", "masked-LM accuracy", "NSP accuracy"]
+    head = ["held out after", "steps", *scores, "time", "tokens/s"]
     cells = []
     for row in rows:
         steps = f"{row['steps']:,}" if row["finished"] else f"{row['steps']:,} of {row['planned'] or '?'}"
-        scores = [number(row["mlm_loss"], 3), share(row["mlm_accuracy"]), share(row["nsp_accuracy"])]
+        if of_bytes:
+            scores = [number(row["bits_per_character"], 3), share(row["byte_accuracy"])]
+        else:
+            scores = [number(row["mlm_loss"], 3), share(row["mlm_accuracy"]), share(row["nsp_accuracy"])]
         cells.append([row["name"], steps, *scores, duration(row["seconds"]), number(row["tokens_per_s"], 0)])
     return head, cells
 

@@ -54,7 +54,7 @@ def generate(
         raise ConfigError(f"--length = {length}: must be 1 or more")
     model.eval()
     device = next(model.parameters()).device
-    state = model.zero_state(1)
+    state, prepared = model.zero_state(1), model.prepared(dtype)
     chance = torch.Generator().manual_seed(seed)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = list(_OPENING + prompt.encode("utf-8", "replace"))
@@ -63,7 +63,7 @@ def generate(
     chunks = [[byte] for byte in text] if held else [text if reach is None else text[-reach:]]
     for done in range(length):
         for chunk in chunks:
-            hidden_BTH, _, state = model.hidden(torch.tensor([chunk], device=device), state, dtype)
+            hidden_BTH, _, state = model.hidden(torch.tensor([chunk], device=device), state, dtype, prepared)
             if held:
                 state[:, -1, 1, held[0]] = held[1]
         logits = model.logits(hidden_BTH[:, -1]).flatten().double().cpu()

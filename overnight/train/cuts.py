@@ -13,20 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from overnight.batches import pairs
+from overnight.batches.lanes import Lanes
 from overnight.batches.loader import Samples
-from overnight.batches.packing import Batch
-from overnight.batches.size import cuts, grain
+from overnight.batches.size import cuts
 from overnight.config import Phase, Run
 from overnight.corpus.files import write_json
 from overnight.errors import ConfigError, DataError
 from overnight.optim.layerwise import local
 from overnight.optim.offload import offloaded
+from overnight.train.loop import Objective
 from overnight.train.memory import LESS, OutOfMemory, Room, first_line, peak, ran_out, release, restart_peak, room
 from overnight.train.parallel import Elsewhere, World, greatest, summing, together
 
@@ -34,8 +33,6 @@ _SLOWER = 0.97
 """Share of the best throughput at which, on a CPU, a smaller micro-batch is as good."""
 _FEW = 4
 """Sequences of which a second trial may be made in any case."""
-
-Objective = Callable[..., tuple[dict[str, Tensor], dict[str, Tensor]]]
 
 
 class Trial(NamedTuple):
@@ -128,16 +125,6 @@ def _levels_off(tried: Sequence[Trial]) -> bool:
     return bool(before) and max(trial.rate for trial in tried[-2:]) < max(before) / _SLOWER
 
 
-def longest(samples: Samples, count: int) -> Batch:
-    """A micro-batch of so many sequences that are all of full length, laid out as those of the stream are."""
-    number = max(range(len(samples.shards)), key=lambda i: len(samples.shards[i].tokens))
-    inner = min(samples.phase.length - (3 if samples.phase.nsp else 2), len(samples.shards[number].tokens))
-    half = inner // 2 if samples.phase.nsp else inner
-    rows = np.zeros((count, pairs.COLUMNS), np.int64)
-    rows[:, [pairs.A_END, pairs.B_START, pairs.B_END]] = half, half, inner
-    return samples.batch(np.zeros(count, np.int64), np.arange(count), np.full(count, number), rows, grain(samples.phase, count))
-
-
 @dataclass(frozen=True)
 class Trials:
     """What trials of a phase need."""
@@ -145,7 +132,7 @@ class Trials:
     run: Run
     model: nn.Module
     objective: Objective
-    samples: Samples
+    samples: Samples | Lanes
     dtype: torch.dtype
     world: World
 
@@ -191,14 +178,14 @@ class Trials:
         if self.run.train.compile:
             # Else the shapes that are tried would use up the number of those that are compiled at all.
             torch._dynamo.reset()
-        batch, took, failed = longest(self.samples, count), [], ""
+        batch, took, failed = self.samples.longest(count), [], ""
         restart_peak(device)
         try:
             # As many in all processes, which may wait for each other.
             for number in range(1 + max(2, 16 // count)):
                 begun = time.perf_counter()
                 with summing(self.objective, last=fsdp and number > 0):
-                    summed, _ = self.objective(batch.to(device), self.dtype)
+                    summed, *_ = self.objective(batch.to(device), self.dtype)
                     torch.stack(list(summed.values())).sum().backward()
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)

@@ -86,7 +86,9 @@ class ByteFamily:
         """The network before its first step: the same numbers every time."""
         torch.manual_seed(key(self.run.seed, 0) >> 1)
         segment = _SEGMENT if self.run.train.recompute == "full" else 0
-        return byte_model(self.run.model, label=has_label(self.run), recompute=segment).to(device)
+        return byte_model(
+            self.run.model, label=has_label(self.run), recompute=segment, graphs=self.run.train.graphs and device.type == "cuda"
+        ).to(device)
 
     def samples(self, phase: Phase, number: int, split: str) -> Lanes:
         """The lanes of a split for a phase and its number."""

@@ -7,11 +7,11 @@ A process learns of the others from torchrun's environment; one that is alone op
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,9 @@ from overnight.models.bytes import ByteModel
 TIMEOUT = timedelta(minutes=30)
 # What a machine may have of its own: where things lie on it, and what none of the others waits for.
 _OWN = (("out",), ("data", "dir"), ("data", "workers"), ("finetune",), ("train", "threads"), ("train", "tensorboard"), ("train", "wandb"))
+
+_REDUCE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Type in which gradients are added up between processes, by `train.reduce`."""
 
 
 @dataclass(frozen=True)
@@ -233,13 +236,13 @@ def spread(model: BertForPretraining | ByteModel, world: World, run: Run) -> Cal
     """
     if world.size == 1:
         return model.losses
-    whole = Losses(model)
+    whole, dtype = Losses(model), _REDUCE[run.train.reduce]
     if run.train.parallel == "ddp":
         # Without next-sentence prediction its head has no gradient, and DDP would wait for it.
         unused = isinstance(model, BertForPretraining) and not all(phase.nsp for phase in run.phases.values())
         ddp = nn.parallel.DistributedDataParallel(whole, find_unused_parameters=unused)
         # A sum, not DDP's mean: each process has divided by the targets of all.
-        ddp.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer()))
+        ddp.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer(), dtype))
         return ddp
     # Half a second, which no other verb should pay.
     from torch.distributed.device_mesh import init_device_mesh
@@ -251,12 +254,37 @@ def spread(model: BertForPretraining | ByteModel, world: World, run: Run) -> Cal
         cut = fully_shard(part, mesh=mesh)
         cut.set_force_sum_reduction_for_comms(True)
         cut.set_gradient_divide_factor(1.0)
+        if dtype != torch.float32:
+            cut.set_custom_reduce_scatter(cast(Any, _Scatter(dtype)))
     return whole
 
 
-def _sum(flat: Tensor) -> torch.futures.Future[Tensor]:
-    work = dist.all_reduce(flat, async_op=True)
-    return work.get_future().then(lambda done: done.value()[0])
+def _sum(flat: Tensor, dtype: torch.dtype) -> torch.futures.Future[Tensor]:
+    """Add up a bucket of gradients over the processes in some type; the sum is in its place and of its own type."""
+    sent = flat.to(dtype)  # in fp32 the bucket itself
+    work = dist.all_reduce(sent, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0] if sent is flat else flat.copy_(done.value()[0]))
+
+
+class _Scatter:
+    """FSDP2's adding up of gradients over the processes, each of which gets a part of the sum, in another type than theirs.
+
+    Its MixedPrecisionPolicy would add up the micro-batches of a process in that type too: of 128, the last would keep one bit each in bf16.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> None:
+        assert not async_op
+        # Renamed in torch 2.13.
+        scatter = dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
+        part = torch.empty_like(output_tensor, dtype=self.dtype)
+        scatter(part, input_tensor.to(self.dtype), op=op, group=group)
+        output_tensor.copy_(part)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overnight.batches.loader import Samples
 from overnight.batches.packing import Origin
 from overnight.batches.size import batch_size, cuts, grain, micro_batch, sequences_before
 from overnight.config import Run
@@ -191,7 +190,6 @@ class PhaseTraining:
         elif phase.micro_batch:
             found.use(0, phase.micro_batch)
         else:
-            assert isinstance(self.samples, Samples), "check() lets only BERT leave it open"
             trials = Trials(run, self.model, self.objective, self.samples, self.settings.dtype, world)
             count, text = trials.micro_batch(owed(self.optimizer))
             found.use(step, count)

@@ -303,3 +303,17 @@ def test_the_origin_of_a_micro_batch_is_its_lanes_and_the_documents_its_windows_
                 text = documents[str(place["shard"]), int(place["row"])]
                 assert any(bytes(ids).startswith(text[start : start + 8]) for start in range(len(text)))
                 assert place["epoch"] in (0, 1, 2)
+
+
+@pytest.mark.parametrize("label", [0.0, 0.5])
+def test_the_longest_micro_batch_is_laid_out_as_those_of_the_stream_and_full(label: float) -> None:
+    lanes = Lanes(corpus([400] * 8, labels=True), phase(length=40, micro=2, label=label), SEED)
+    (ours, theirs) = lanes.longest(2), lanes.step(0).micro[0]
+    for a, b in ((vars(ours), vars(theirs)), (ours.targets, theirs.targets)):
+        kinds = [{name: (t.dtype, t.is_contiguous()) for name, t in tensors.items() if isinstance(t, torch.Tensor)} for tensors in (a, b)]
+        assert kinds[0] == kinds[1] and a.keys() == b.keys()
+    assert ours.ids_BT.shape == theirs.ids_BT.shape == ours.targets["byte"].shape == (2, 40)
+    assert not (ours.targets["byte"] == IGNORED).any() and ours.ids_BT.max() < 256
+    assert ours.ends_K is None if label == 0 else ours.ends_K is not None and ours.ends_K.tolist() == [39, 79]
+    torch.manual_seed(1)
+    assert torch.equal(lanes.longest(2).ids_BT, ours.ids_BT)

@@ -14,7 +14,7 @@ import torch
 from overnight.batches import loader, pairs
 from overnight.batches.loader import Samples, prefetch
 from overnight.batches.packing import IGNORED, Batch, StepBatches
-from overnight.batches.size import batch_size
+from overnight.batches.size import batch_size, grain
 from overnight.config import BatchWarmup, Phase
 from overnight.corpus.shards import Shard
 from overnight.errors import ConfigError, DataError
@@ -333,3 +333,22 @@ def test_prefetch_works_ahead_by_no_more_than_its_depth() -> None:
 
 def test_the_counters_of_plans_order_and_masks_are_distinct() -> None:
     assert len({loader._PLAN, loader._ORDER, loader._MASK}) == 3
+
+
+@pytest.mark.parametrize("nsp", [True, False])
+def test_the_longest_micro_batch_is_as_long_as_any_of_the_stream(nsp: bool) -> None:
+    phase = Phase(steps=20, global_batch=16, length=64, micro_batch=4, max_predictions=20, nsp=nsp, short_fraction=0.0)
+    stream = Samples([shard(book_like(1, 40), size=500)], words(500), phase, (0,))
+    tried, fill = stream.longest(4), grain(phase, 4)
+    micro = [batch for step in range(5) for batch in stream.step(step, grain=fill).micro]
+    assert tried.lengths[:4] == (64,) * 4 and len(tried.ids_N) == max(len(batch.ids_N) for batch in micro)
+    assert tried.predicted_M is not None and micro[0].predicted_M is not None
+    assert len(tried.predicted_M) >= max(len(batch.predicted_M) for batch in micro if batch.predicted_M is not None)
+    assert tried.longest == micro[0].longest and len(tried.lengths) == len(micro[0].lengths)
+    assert ("nsp" in tried.targets) == nsp and np.all(tried.positions_N.numpy() < 64)
+
+
+def test_of_a_corpus_shorter_than_a_sequence_the_longest_is_all() -> None:
+    phase = Phase(steps=1, global_batch=4, length=512)
+    tokens = shard(book_like(1, 1), size=500)
+    assert Samples([tokens], words(500), phase, (0,)).longest(2).lengths[0] == min(512, len(tokens.tokens) + 3)

@@ -57,6 +57,25 @@ def metrics(shift: float = 0.0, nsp: bool = True) -> list[dict[str, Any]]:
     return lines
 
 
+def byte_settings(name: str = "bytes") -> dict[str, Any]:
+    """Resolved settings of a run of a byte model."""
+    phase = {"steps": 60, "global_batch": 128, "length": 256}
+    return settings(name, model={"kind": "mlstm", "layers": 1, "width": 512}, phases={"only": phase}, finetune={})
+
+
+def byte_metrics() -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl of a byte model; the curves are made up."""
+    lines: list[dict[str, Any]] = []
+    for step in range(5, 65, 5):
+        here = {"phase": "only", "step": step, "global_step": step, "seconds": 2.0 * step}
+        nats = 1.0 + 3 * math.exp(-step / 20)
+        lines.append({"kind": "train", **here, "loss": nats, "byte_loss": nats, "lr": 1e-3, "grad_norm": 0.5, "tokens": step * 128 * 256})
+        if step % 20 == 0:
+            held = {"byte_loss": nats + 0.1, "byte_accuracy": 1 - nats / 5, "bits_per_character": (nats + 0.1) / math.log(2)}
+            lines.append({"kind": "eval", **here, **held})
+    return [*lines, {"kind": "phase", "phase": "only", "global_step": 60, "event": "end", "seconds": 120.0}]
+
+
 def measured(steps: int = 40, every: int = 2) -> list[dict[str, Any]]:
     """Lines of the tensors and of the noise scale, the first of which is unknown; made up."""
     lines: list[dict[str, Any]] = []

@@ -15,7 +15,7 @@ from overnight.corpus import files
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.page import write_report
 from overnight.report.summary import duration, share, summarise
-from tests.report.sample import finetunings, measured, metrics, settings, write_run
+from tests.report.sample import byte_metrics, byte_settings, finetunings, measured, metrics, settings, write_run
 
 SEEDS = finetunings([0.671, 0.665, 0.679], [0.502, 0.497, 0.508])
 
@@ -97,6 +97,31 @@ def test_the_curves_are_the_measured_ones_by_step_and_by_time(tmp_path: Path) ->
         for key in keys:
             assert run[kind][key] == [line[key] for line in mine]
     assert [(phase["name"], phase["step"]) for phase in run["phases"]] == [("short", 0), ("long", 200)]
+
+
+def test_a_byte_model_shows_bits_per_character_and_nothing_of_bert(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", byte_metrics(), byte_settings())
+    (row,) = summarise(folder)["phases"]
+    page = Page(write_report([folder], tmp_path / "report.html"))
+    assert page.text.count(f"{row['bits_per_character']:.3f}") == 2 and page.text.count(share(row["byte_accuracy"])) == 2  # card and table
+    assert "Bits per character" in page.text and "Masked-LM" not in page.text and "NSP" not in page.text
+    (run,) = page.curves["runs"]
+    assert len(run["train"]["byte_loss"]) == 12 and len(run["eval"]["byte_loss"]) == 3 and "mlm_loss" not in run["train"]
+
+
+def test_beside_bert_a_byte_model_has_columns_of_its_own(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / "a", metrics()), write_run(tmp_path / "b", byte_metrics(), byte_settings())]
+    page = Page(write_report(folders, tmp_path / "report.html"))
+    assert "Masked-LM loss" in page.text and "Bits per character" in page.text
+    page_html = (tmp_path / "report.html").read_text(encoding="utf-8").split("<h2>Pretraining</h2>")[1].split("</table>")[0]
+    head, *rows = page_html.split("<tr")[1:]
+    assert [row.count("<td") + row.count("<th>") for row in rows] == [head.count("<th")] * 3
+
+
+def test_only_a_run_that_measured_tensors_has_a_section_for_them(tmp_path: Path) -> None:
+    for name, lines in (("with", measured()), ("without", [])):
+        page = Page(write_report([write_run(tmp_path / name, [*metrics(), *lines])], tmp_path / f"{name}.html"))
+        assert ("Every tensor of the network" in page.text) == (name == "with")
 
 
 def test_what_a_run_measured_of_itself_is_drawn(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight.report.summary import compare, duration, spread, summarise, summary_text
-from tests.report.sample import finetunings, metrics, settings, write_run
+from tests.report.sample import byte_metrics, byte_settings, finetunings, metrics, settings, write_run
 
 
 def line(value: float, **more: object) -> dict[str, object]:
@@ -41,6 +41,21 @@ def test_a_run_without_nsp_has_no_nsp_scores(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", metrics(nsp=False))
     assert [row["nsp_accuracy"] for row in summarise(folder)["phases"]] == [None, None]
     assert " - " in summary_text(folder)
+
+
+def test_a_byte_model_is_judged_by_its_last_held_out_bits_per_character(tmp_path: Path) -> None:
+    lines = byte_metrics()
+    folder = write_run(tmp_path / "run", lines, byte_settings())
+    last = [line for line in lines if line["kind"] == "eval"][-1]
+    (row,) = summarise(folder)["phases"]
+    assert (row["bits_per_character"], row["byte_accuracy"]) == (last["bits_per_character"], last["byte_accuracy"])
+    head, cells = (line for line in summary_text(folder).splitlines() if line.startswith(("held out", "only")))
+    assert "bits per character" in head and "masked-LM" not in head and f"  {last['bits_per_character']:.3f}  " in cells
+
+
+def test_a_byte_model_that_was_not_evaluated_yet_has_a_dash(tmp_path: Path) -> None:
+    text = summary_text(write_run(tmp_path / "run", byte_metrics()[:3], byte_settings()))
+    assert "bits per character" in text and " - " in text
 
 
 def test_an_unfinished_phase_is_named_with_the_steps_done(tmp_path: Path) -> None:

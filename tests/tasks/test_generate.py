@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,16 +83,23 @@ def test_a_held_unit_is_held_after_every_byte(model: ByteModel, monkeypatch: pyt
     seen: list[float] = []
     real = model.hidden
 
-    def watched(ids: torch.Tensor, state: torch.Tensor, dtype: torch.dtype) -> object:
+    def watched(ids: torch.Tensor, state: torch.Tensor, *rest: Any) -> object:
         assert ids.numel() == 1
         seen.append(float(state[0, -1, 1, 7]))
-        return real(ids, state, dtype)
+        return real(ids, state, *rest)
 
     free = text(model, "ab", 12, temperature=0.0)
     monkeypatch.setattr(model, "hidden", watched)
     held = text(model, "ab", 12, temperature=0.0, held=(7, 4.0))
     assert seen == [0.0] + [4.0] * (4 + 12 - 2)
     assert held != free
+
+
+def test_what_the_weights_alone_decide_is_made_once(model: ByteModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, made = model.prepared, list[torch.dtype]()
+    monkeypatch.setattr(model, "prepared", lambda dtype: made.append(dtype) or real(dtype))
+    text(model, "ab", 12)
+    assert made == [torch.float32]
 
 
 def test_a_transformer_reads_all_of_its_text_again() -> None:

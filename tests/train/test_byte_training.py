@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from overnight import config
+from overnight.batches.lanes import ByteBatch
 from overnight.config import Run
 from overnight.corpus.pipeline import prepare
 from overnight.errors import ConfigError
+from overnight.models.bytes import ByteModel
 from overnight.train import checkpoint, loop
 from overnight.train.monitor import Line
 from overnight.train.pretrain import pretrain
@@ -100,34 +102,41 @@ def losses(run: Run) -> list[float]:
     return [line["byte_loss"] for line in lines(run, "train") + lines(run, "eval")]
 
 
+MODELS: dict[str, dict[str, Any]] = {
+    "mlstm": {"kind": "mlstm"},
+    "lstm": {"kind": "lstm"},
+    "transformer": {"kind": "transformer", "heads": 2, "max_length": 16, "dropout": 0.1, "embedding": config.Model.embedding},
+}
+
+
 class Stop(Exception):
     """What stands for a crash."""
 
 
-@pytest.mark.parametrize("kind", ["mlstm", "lstm", "transformer"])
-@pytest.mark.parametrize("at", [6, 11])
-def test_a_run_that_was_stopped_in_the_middle_of_a_shard_ends_with_the_same_bits(
-    kind: str, at: int, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model: dict[str, Any] = {"kind": kind}
-    if kind == "transformer":
-        model |= {"heads": 2, "max_length": 16, "dropout": 0.1, "embedding": config.Model.embedding}
-    tree = {"model": model}
-    whole, cut = make("whole", **tree), make("cut", **tree)
-    finish(whole)
+def crash(run: Run, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin a run, which crashes in optimizer step number `at`."""
     real, count = loop.clip_and_step, 0
 
-    def crash(*args: Any, **kwargs: Any) -> Tensor:
+    def step(*args: Any, **kwargs: Any) -> Tensor:
         nonlocal count
         count += 1
         if count == at:
             raise Stop
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(loop, "clip_and_step", crash)
-    with pytest.raises(Stop):
-        finish(cut)
-    monkeypatch.setattr(loop, "clip_and_step", real)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(loop, "clip_and_step", step)
+        finish(run)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("at", [6, 11])
+def test_a_run_that_was_stopped_in_the_middle_of_a_shard_ends_with_the_same_bits(
+    kind: str, at: int, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, cut = make("whole", model=MODELS[kind]), make("cut", model=MODELS[kind])
+    finish(whole)
+    crash(cut, at, monkeypatch)
     assert "continuing at step" in finish(cut)
     assert_equal(cut, whole)
     assert losses(cut) == losses(whole)
@@ -204,6 +213,53 @@ def test_a_state_that_is_not_finite_begins_anew_and_the_others_go_on(make: Make,
     assert event["lanes"] == [1] and all(math.isfinite(loss) for loss in losses(run))
 
 
+def remembered(run: Run) -> list[list[int]]:
+    return list(json.loads((run.run_dir / "memory.json").read_text())["short"]["since"])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_micro_batches_of_lanes_are_found_by_trial_and_the_run_is_that_of_the_same_number_given(kind: str, make: Make) -> None:
+    def of(micro_batch: int) -> Run:
+        return make(f"of-{micro_batch}", model=MODELS[kind], phase={"micro_batch": micro_batch, "label_weight": 0.5})
+
+    assert "that were tried" in finish(of(0))
+    ((since, count),) = remembered(of(0))
+    assert since == 0 and count in (1, 2, 4, 8)
+    finish(of(count))
+    assert_equal(of(0), of(count))
+
+
+@pytest.mark.parametrize(("kind", "recompute"), [("mlstm", "none"), ("mlstm", "full"), ("transformer", "none")])
+def test_lanes_that_find_no_memory_are_read_again_in_halves_from_the_state_before(
+    kind: str, recompute: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"model": {**MODELS[kind], "max_length": 32} if kind == "transformer" else MODELS[kind], "train": {"recompute": recompute}}
+    run, reference = (make(name, **changes, phase={"length": 32}) for name in ("run", "reference"))
+    real, count = ByteModel.losses, 0
+
+    def losses(self: ByteModel, batch: ByteBatch, dtype: torch.dtype) -> Any:
+        nonlocal count
+        found, *rest = real(self, batch, dtype)
+        count += self.training
+        if self.training and count == 12:  # the second micro-batch of step 6, whose first has left its state
+            found["byte"].register_hook(none_left)
+        return found, *rest
+
+    def none_left(grad: Tensor) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ByteModel, "losses", losses)
+        told = finish(run)
+    assert "step 6 ran out of memory (CUDA out of memory.) with micro-batches of 4: taken again with 2" in told
+    assert remembered(run) == [[0, 4], [5, 2]]
+    # The checkpoint before it is that of step 5.
+    crash(reference, 6, monkeypatch)
+    reference = make("reference", **changes, phase={"length": 32, "micro_batch": 2})
+    finish(reference)
+    assert_equal(run, reference)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.heavy)])
 def test_2_processes_are_one_and_go_on_with_what_one_began(kind: str, folder: Path, tmp_path: Path) -> None:
@@ -211,9 +267,10 @@ def test_2_processes_are_one_and_go_on_with_what_one_began(kind: str, folder: Pa
     runs = Runs(tmp_path, folder)
     changes = {"phase": {"label_weight": 0.5, "micro_batch": 2}, "train": {"parallel": kind, "precision": "fp32"}}
 
-    def recipe(name: str) -> str:
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(config.save(config.build(byte_tree(folder, **changes) | {"out": str(tmp_path / name)})))
+    def recipe(name: str, **phase: int) -> str:
+        path, tree = tmp_path / f"{name}.yaml", byte_tree(folder, **changes) | {"out": str(tmp_path / name)}
+        tree["phases"]["short"] |= phase
+        path.write_text(config.save(config.build(tree)))
         return str(path)
 
     one, begun = config.load(recipe("one")), config.load(recipe("begun"))
@@ -223,10 +280,10 @@ def test_2_processes_are_one_and_go_on_with_what_one_began(kind: str, folder: Pa
         import shutil
 
         shutil.rmtree(begun.run_dir / "checkpoints" / late)
-    said = runs.on(2, {"recipe": recipe("two")}, {"recipe": recipe("begun")})
+    said = runs.on(2, *({"recipe": path} for path in (recipe("two"), recipe("begun"), recipe("automatic", micro_batch=0))))
     assert {code for job in said for code, _ in job} == {0}, said
     theirs = state(one)
-    for name in ("two", "begun"):
+    for name in ("two", "begun", "automatic"):
         ours = state(config.load(recipe(name)))
         assert ours.keys() == theirs.keys()
         for key, tensor in theirs.items():
@@ -239,7 +296,6 @@ def test_2_processes_are_one_and_go_on_with_what_one_began(kind: str, folder: Pa
         ({"train": {"compile": True}}, "train.compile = True: mlstm is not compiled"),
         ({"train": {"precision": "fp8"}}, "the products of mlstm are not made in 8 bits"),
         ({"train": {"recompute": "selective"}}, "mlstm has none or full"),
-        ({"phase": {"micro_batch": 0}}, "micro_batch = 0: is found by trial for BERT only"),
     ],
 )
 def test_what_only_bert_has_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:

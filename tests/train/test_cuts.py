@@ -7,21 +7,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overnight.batches.loader import Samples
-from overnight.batches.size import cuts, grain
+from overnight.batches.size import cuts
 from overnight.config import Phase
 from overnight.errors import UserError
-from overnight.train.cuts import Trial, expected, longest, search
+from overnight.train.cuts import Trial, expected, search
 from overnight.train.memory import OutOfMemory, Room
 from overnight.train.parallel import World
-from tests.batches.corpus import book_like, shard, words
 from tests.train.test_parallel import Runs, newest
 
 LINES = {"base": st.integers(0, 1000), "slope": st.integers(1, 50), "share": st.integers(1, 400), "limit": st.integers(1, 20_000)}
@@ -84,25 +81,6 @@ def test_a_line_is_drawn_through_the_smallest_and_the_largest_trial() -> None:
     trials = [Trial(1, 130, 1), Trial(2, 160, 1), Trial(4, 220, 1)]
     assert expected(trials, 8, used=50) == 340 and expected(trials[:1], 2, 50) == 130 and expected(trials[:1], 11, 50) == 930
     assert expected([], 8, 50) == 0
-
-
-@pytest.mark.parametrize("nsp", [True, False])
-def test_what_is_tried_is_as_long_as_any_micro_batch_of_the_stream(nsp: bool, tmp_path: Path) -> None:
-    phase = Phase(steps=20, global_batch=16, length=64, micro_batch=4, max_predictions=20, nsp=nsp, short_fraction=0.0)
-    stream = Samples([shard(book_like(1, 40), size=500)], words(500), phase, (0,))
-    tried, fill = longest(stream, 4), grain(phase, 4)
-    micro = [batch for step in range(5) for batch in stream.step(step, grain=fill).micro]
-    assert tried.lengths[:4] == (64,) * 4 and len(tried.ids_N) == max(len(batch.ids_N) for batch in micro)
-    assert tried.predicted_M is not None and micro[0].predicted_M is not None
-    assert len(tried.predicted_M) >= max(len(batch.predicted_M) for batch in micro if batch.predicted_M is not None)
-    assert tried.longest == micro[0].longest and len(tried.lengths) == len(micro[0].lengths)
-    assert ("nsp" in tried.targets) == nsp and np.all(tried.positions_N.numpy() < 64)
-
-
-def test_a_corpus_shorter_than_a_sequence_is_tried_as_it_is() -> None:
-    phase = Phase(steps=1, global_batch=4, length=512)
-    tokens = shard(book_like(1, 1), size=500)
-    assert longest(Samples([tokens], words(500), phase, (0,)), 2).lengths[0] == min(512, len(tokens.tokens) + 3)
 
 
 KINDS = ("ddp", "fsdp")
