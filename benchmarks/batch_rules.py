@@ -4,7 +4,7 @@
     OVERNIGHT_DATA=... python -m benchmarks.batch_rules --tiny
 
 A multiplicative LSTM of 256 units reads the same bytes of the reviews of the recipe `mlstm-small` at every batch and with every rule, in
-windows of 64, through the same trainer as any run; Adam, no clipping, the learning rate linear to 0, as published. A rule says the
+windows of 64, in bf16, through the same trainer as any run; Adam, no clipping, the learning rate linear to 0, as published. A rule says the
 learning rate at a batch, from 5e-4 at 4 sequences: in proportion, by the square root, the same, or 3e-3 whatever the batch. (Published:
 5e-4 at 128, and batches 16 to 256 times that; here too.) Reported are bits per character of held-out text, from the state carried
 through it. A training has diverged when its loss is no number, or when in the end it predicts worse than one that knows nothing: 8 bits.
@@ -60,7 +60,7 @@ class Study:
     times: tuple[int, ...] = (16, 32, 64, 128, 256)
     width: int = 256
     length: int = 64
-    characters: int = 6 << 20
+    characters: int = 4 << 20
     """Of every training."""
     held_out: int = 2048
     """Windows."""

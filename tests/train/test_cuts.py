@@ -118,13 +118,18 @@ def two(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Runs
     for kind in KINDS:
         short, long = (since(runs, f"{kind}-automatic", phase)[0][1] for phase in ("short", "long"))
         jobs.append({"recipe": recipe(runs, f"{kind}-given", kind, (short, long))})
-    jobs += [{"recipe": recipe(runs, name, "ddp")} for name in ("ddp-out", "ddp-told")]
-    (runs.folder / "ddp-told").mkdir()
-    shutil.copy(runs.folder / "ddp-out" / "memory.json", runs.folder / "ddp-told")
-    (runs.folder / "jobs-2.json.rendezvous").unlink(missing_ok=True)  # where a process that was lost has left its mark
-    *well, second = runs.on(2, *jobs, {"recipe": recipe(runs, "fsdp-out", "fsdp"), "plant": {"memory": [0, 3, 1]}})
+    *well, second = runs.on(2, *jobs, *restarted(runs, "ddp"), {"recipe": recipe(runs, "fsdp-out", "fsdp"), "plant": {"memory": [0, 3, 1]}})
+    well += runs.on(2, *restarted(runs, "fsdp"))
     assert {code for job in well for code, _ in job} == {0}, well
     return runs, {"ddp": first, "fsdp": second}
+
+
+def restarted(runs: Runs, kind: str) -> list[dict[str, Any]]:
+    """Jobs: the run that found no memory goes on, and one is told its micro-batches from the start."""
+    (runs.folder / f"{kind}-told").mkdir()
+    shutil.copy(runs.folder / f"{kind}-out" / "memory.json", runs.folder / f"{kind}-told")
+    (runs.folder / "jobs-2.json.rendezvous").unlink(missing_ok=True)  # where a process that was lost has left its mark
+    return [{"recipe": recipe(runs, f"{kind}-{name}", kind)} for name in ("out", "told")]
 
 
 def assert_same(runs: Runs, name: str, reference: str) -> None:
@@ -161,9 +166,10 @@ def test_a_process_without_memory_ends_all_and_a_restart_goes_on_with_half(kind:
 
 
 @pytest.mark.heavy
-def test_the_restart_ends_as_a_run_of_those_micro_batches_does(two: tuple[Runs, dict[str, Said]]) -> None:
-    assert_same(two[0], "ddp-out", "ddp-told")
-    assert not torch.equal(*(newest(two[0].folder / name)["encoder.norm.weight"] for name in ("ddp-out", "ddp-none")))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_restart_ends_as_a_run_of_those_micro_batches_does(kind: str, two: tuple[Runs, dict[str, Said]]) -> None:
+    assert_same(two[0], f"{kind}-out", f"{kind}-told")
+    assert not torch.equal(*(newest(two[0].folder / name)["encoder.norm.weight"] for name in (f"{kind}-out", f"{kind}-none")))
 
 
 def test_all_processes_hear_that_nothing_fits() -> None:

@@ -1,0 +1,166 @@
+"""Does it help to predict the stars of a review beside its bytes? The auxiliary objective of Puri et al. 2018, with it and without.
+
+    OVERNIGHT_DATA=... python -m benchmarks.auxiliary      # one thread
+
+A multiplicative LSTM of 256 units reads 6 MiB of Amazon's music reviews, windows of 64 bytes, 64 lanes, Adam; with `label_weight` it also
+predicts the stars from the cell state at the end of each review (squared error; stars of the held-out reviews beside those of always saying
+the mean of the training reviews). Then the frozen cell state is judged on binary SST as `overnight transfer` does. Same seeds, data and
+order for all weights. Into --out go trials.jsonl and summary.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from overnight import config
+from overnight.config import Run, Transfer
+from overnight.corpus.pipeline import prepare
+from overnight.corpus.shards import open_shards
+from overnight.environment import environment
+from overnight.interop.byte_models import load_byte_model
+from overnight.tasks.featurise import featurise
+from overnight.tasks.logistic import fit
+from overnight.tasks.transfer import Problem, read_problem
+from overnight.train.monitor import Line
+from overnight.train.pretrain import pretrain
+
+REVIEWS, SST = "$OVERNIGHT_DATA/amazon/reviews_Digital_Music_5.first6908.json", "$OVERNIGHT_DATA/sst"
+WEIGHTS, SEEDS = (0.0, 0.1, 1.0), (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training and what it reached."""
+
+    weight: float
+    seed: int
+    bits: float
+    """Per character, held out."""
+    error: float | None
+    """Root of the mean squared error of the stars, held out."""
+    accuracy: float
+    """Of a regression on the cell state, on SST's test rows."""
+    seconds: float
+
+
+def recipe(paths: Sequence[str], data: Path, out: Path, weight: float, seed: int, width: int, characters: int) -> Run:
+    """A training."""
+    optim = {"name": "adamw", "lr": 3e-3, "eps": 1e-8, "weight_decay": 0.0, "schedule": {"name": "linear", "warmup": 0.02}}
+    phase = {
+        "steps": max(1, characters // (64 * 64)),
+        "global_batch": 64,
+        "micro_batch": 64,
+        "length": 64,
+        "label_weight": weight,
+        "optim": optim,
+    }
+    tree = {
+        "name": "auxiliary",
+        "seed": seed,
+        "out": str(out),
+        "data": {
+            "units": "bytes",
+            "paths": list(paths),
+            "dir": str(data),
+            "field": "reviewText",
+            "label": "overall",
+            "min_chars": 1,
+            "valid_fraction": 0.05,
+        },
+        "model": {"kind": "mlstm", "layers": 1, "width": width},
+        "phases": {"main": phase},
+        "train": {"eval_every": 0, "eval_sequences": 2048, "checkpoint_every": 1 << 30, "log_every": 100, "threads": 1, "device": "cpu"},
+    }
+    return config.build(tree)
+
+
+def trial(run: Run, problem: Problem, weight: float) -> Trial:
+    """Train, and judge the features."""
+    start = time.perf_counter()
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        pretrain(run, Line(nowhere))
+    held = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if '"eval"' in line][-1]
+    features = featurise(load_byte_model(run.run_dir)[0], problem.documents, "cell", torch.float32)
+    part = {name: (features[rows], problem.classes[rows]) for name, rows in problem.parts(run.seed).items()}
+    accuracy = fit(part["train"], part["valid"], len(problem.labels), run.seed).accuracy(*part["test"])
+    error = math.sqrt(held["label_loss"]) if weight else None
+    return Trial(weight, run.seed, held["byte_loss"] / math.log(2), error, accuracy, round(time.perf_counter() - start, 1))
+
+
+def blind(data: Path) -> float:
+    """Root of the mean squared error of the held-out stars when all are said to be the mean of the training reviews."""
+    train, valid = (np.concatenate([shard.labels for shard in open_shards(data, split, verify=False)]) for split in ("train", "valid"))
+    return float(np.sqrt(np.nanmean((valid - np.nanmean(train)) ** 2)))
+
+
+def report(trials: Sequence[Trial], mean: float) -> list[str]:
+    """A table of what came out."""
+
+    def spread(values: Sequence[float], form: str) -> str:
+        return f"{statistics.mean(values):{form}} ({min(values):{form}}–{max(values):{form}})"
+
+    lines = [
+        f"mean of {len({t.seed for t in trials})} seeds (lowest–highest); stars off by {mean:.3f} when all are said to be the mean",
+        "",
+        "| weight of the stars | bits per character | stars off by | SST, % |",
+        "|---|---|---|---|",
+    ]
+    for weight in sorted({t.weight for t in trials}):
+        here = [t for t in trials if t.weight == weight]
+        errors = [t.error for t in here if t.error is not None]
+        told = spread(errors, ".3f") if errors else "-"
+        lines.append(
+            f"| {weight:g} | {spread([t.bits for t in here], '.3f')} | {told} | {spread([100 * t.accuracy for t in here], '.1f')} |"
+        )
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is not done, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--paths", nargs="+", default=[REVIEWS], help="reviews: JSON lines with reviewText and overall")
+    parser.add_argument("--sst", default=SST, help="folder of binary SST")
+    parser.add_argument("--data", type=Path, default=Path("data/auxiliary"), help="folder of the prepared text")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--characters", type=int, default=6 << 20)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / f"{date.today()}-cpu{os.cpu_count()}-auxiliary")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    log = options.out / "trials.jsonl"
+    trials = [Trial(**json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+    problem = read_problem(Transfer(task="sst", path=options.sst, seeds=list(options.seeds)))
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in options.seeds:
+            for weight in WEIGHTS:
+                if any((t.seed, t.weight) == (seed, weight) for t in trials):
+                    continue
+                out = Path(folder) / f"{seed}-{weight}"
+                run = recipe(options.paths, options.data, out, weight, seed, options.width, options.characters)
+                prepare(run.data, options.data, log=lambda words: None)
+                trials.append(found := trial(run, problem, weight))
+                with log.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(found)) + "\n")
+                print(found, flush=True)
+    mean = blind(options.data)
+    lines = report(trials, mean)
+    print("\n".join(["", *lines]))
+    summary = {"environment": environment(), "width": options.width, "characters": options.characters, "mean": mean, "report": lines}
+    (options.out / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
