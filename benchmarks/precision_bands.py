@@ -65,6 +65,7 @@ def train(folder: Path, name: str, device: str, steps: int) -> tuple[Curve, floa
             "eval_every": EVERY,
             "eval_sequences": 1024,
             "checkpoint_every": steps,
+            "threads": 1,
         },
     }
     run = config.build(tree)

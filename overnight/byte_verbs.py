@@ -78,7 +78,8 @@ def _transfer(options: argparse.Namespace, overrides: list[str]) -> None:
     name, folder = options.task, Path(options.source)
     if name not in stored_run(folder).transfer:
         overrides = [f"task={name}", *overrides]
-    run = stored_run(folder, [f"transfer.{name}.{override}" for override in overrides])
+    # What follows is of the task, but for how this machine computes.
+    run = stored_run(folder, [o if o.startswith("train.") else f"transfer.{name}.{o}" for o in (o.removeprefix("--") for o in overrides)])
     from overnight.report.summary import summary_text
     from overnight.tasks.transfer import transfer
 

@@ -133,6 +133,9 @@ def test_transfer_heatmap_and_a_held_unit_follow_each_other(run_folder: Path, tm
     assert call("generate", "--from", run_folder, "--length", 5, "--unit", "best", "--value", "-2.5", "--temperature", 0) == 0
     assert call("transfer", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}") == 0
     assert "done already" in capsys.readouterr().out
+    # The task's keys, and how this machine computes: features of another precision are judged anew.
+    assert call("transfer", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}", "--train.precision=bf16", "--seeds=[1]") == 0
+    assert "csv: seed 1 pretrained" in capsys.readouterr().out
 
 
 def test_a_task_of_the_recipe_is_known_by_its_name(run_folder: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -152,6 +155,8 @@ def test_a_task_of_the_recipe_is_known_by_its_name(run_folder: Path, tmp_path: P
         (("generate", "--from", "RUN", "--unit", "24", "--value", "1"), "the model has units 0 to 23"),
         (("generate", "--from", "RUN", "--train.precision=fp4"), "train.precision = 'fp4'"),
         (("generate", "--from", "NOTHING"), "is neither a run folder"),
+        (("transfer", "sst", "--from", "RUN", "--train.speed=9"), "train.speed = 9: unknown key"),
+        (("transfer", "sst", "--from", "RUN", "--speed=9"), "transfer.sst.speed = 9: unknown key"),
         (("featurise", "--from", "RUN", "--input", "x", "--to", "x.csv"), "features are written as .npy"),
         (("featurise", "--from", "RUN", "--input", "x", "--to", "x.npy", "--features", "gates"), "invalid choice: 'gates'"),
         (("heatmap", "--from", "RUN", "--input", "README", "--to", "x", "--unit", "first"), "must be a number or `best`"),

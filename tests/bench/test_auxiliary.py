@@ -24,7 +24,7 @@ def test_the_command_trains_with_every_weight_and_does_nothing_twice(tmp_path: P
     trials = [Trial(**json.loads(line)) for line in (tmp_path / "out" / "trials.jsonl").read_text().splitlines()]
     assert [t.weight for t in trials] == list(WEIGHTS)
     assert trials[0].error is None and all(t.error is not None and 0 < t.error < 6 for t in trials[1:])
-    assert all(1 < t.bits < 8 and 0 <= t.accuracy <= 1 for t in trials)
+    assert all(1 < t.bits < 9 and 0 <= t.accuracy <= 1 for t in trials)
     assert blind(tmp_path / "data") == pytest.approx(2.0, abs=0.1)
     shown = capsys.readouterr().out
     main(arguments)
