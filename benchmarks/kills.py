@@ -5,8 +5,9 @@
 
 Kinds: `kill -9` and SIGTERM of a single process, and of one or of all of two; at a moment drawn evenly over the life of the process, or
 as soon as a checkpoint is being written. After each kill the same command goes on. Lost are the optimizer steps that were logged after the
-newest whole checkpoint. Two processes talk over gloo; after the death of one the other must end by itself.
-Into benchmarks/results/<date>-<machine>-kills/ goes result.json.
+newest whole checkpoint. Two processes are started by `overnight launch` and talk over gloo; after the death of one the other must end, and the
+launch with it.
+Into benchmarks/results/<date>-<machine>-kills/ goes result.json, after each kind; the same command goes on with the kinds that are not in it.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ import os
 import random
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -40,7 +40,7 @@ from overnight.train import checkpoint
 _EVERY = 40
 """Steps between checkpoints."""
 _WITHIN = 60.0
-"""Seconds in which the other process must have ended after the death of one."""
+"""Seconds in which all must have ended after the death of one."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class Outcome:
     lost: list[int] = field(default_factory=list)
     """Steps that had to be done again, by kill."""
     others: list[float] = field(default_factory=list)
-    """Seconds until the process that was not killed had ended."""
-    codes: list[list[int]] = field(default_factory=list)
-    """Exit codes of the processes, by kill."""
+    """Seconds until the process that was not killed had ended, and the launch with it."""
+    codes: list[int] = field(default_factory=list)
+    """Exit codes of the process, or of the launch, by kill."""
 
 
 class Campaign:
@@ -104,26 +104,18 @@ class Campaign:
         self.references = {processes: self._undisturbed(processes) for processes in (1, 2)}
         self.life = {processes: seconds for processes, (_, seconds) in self.references.items()}
 
-    def start(self, name: str, processes: int) -> list[subprocess.Popen[bytes]]:
-        """Begin a run, or go on with it."""
+    def start(self, name: str, processes: int) -> psutil.Popen:
+        """Begin a run, or go on with it: the process itself, or the launch of several."""
         recipe = self.folder / f"{name}.yaml"
         recipe.write_text(yaml.safe_dump({**self.tree, "out": str(self.folder / name)}), encoding="utf-8")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        started = []
-        for rank in range(processes):
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            variables = {**os.environ, "OMP_NUM_THREADS": "1"} | ({k: str(v) for k, v in place.items()} if processes > 1 else {})
-            with (self.folder / f"{name}.log").open("ab") as log:
-                command = [sys.executable, "-m", "overnight", "pretrain", str(recipe)]
-                started.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log))
-        return started
+        verb = ["pretrain", str(recipe)] if processes == 1 else ["launch", str(recipe), f"--processes={processes}"]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+            return psutil.Popen([sys.executable, "-m", "overnight", *verb], env=variables, stdout=log, stderr=log)
 
     def _undisturbed(self, processes: int) -> tuple[Path, float]:
         name, start = f"undisturbed-{processes}", time.monotonic()
-        codes = [process.wait() for process in self.start(name, processes)]
-        assert codes == [0] * processes, (self.folder / f"{name}.log").read_text()
+        self._end(name, self.start(name, processes))
         return self.folder / name, time.monotonic() - start
 
     def kill(self, kind: Kind, name: str, outcome: Outcome) -> bool:
@@ -133,7 +125,7 @@ class Campaign:
         # A save of this process: what an earlier one left behind does not count.
         before = set((self.folder / name / "checkpoints").glob(".step-*.tmp"))
         skipped = self.draw.randrange(4)
-        while all(process.poll() is None for process in running):
+        while running.poll() is None:
             if kind.saving:
                 now = set((self.folder / name / "checkpoints").glob(".step-*.tmp"))
                 if now - before:
@@ -141,31 +133,41 @@ class Campaign:
                     if skipped < 0:
                         break
                 before &= now
-            elif time.monotonic() >= at:
+            elif time.monotonic() >= at and len(self._training(running, kind)) == kind.processes:
                 break
             time.sleep(0.0005 if kind.saving else 0.01)
-        victims = running if kind.all else [self.draw.choice(running)]
-        if any(victim.poll() is not None for victim in victims):
-            self._end(name, running, 0)
+        victims = self._training(running, kind)
+        if not kind.all and victims:
+            victims = [self.draw.choice(victims)]
+        if running.poll() is not None or not victims:
+            self._end(name, running)
             return False
         killed = time.monotonic()
         for victim in victims:
-            victim.send_signal(kind.signal)
-        codes = [process.wait(_WITHIN) for process in running]
-        if len(victims) < len(running):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.send_signal(kind.signal)
+        code = running.wait(_WITHIN)
+        if len(victims) < kind.processes:
             outcome.others.append(round(time.monotonic() - killed, 1))
         outcome.kills += 1
-        outcome.codes.append(codes)
+        outcome.codes.append(code)
         outcome.lost.append(self._lost(name))
         return True
 
-    def _end(self, name: str, running: list[subprocess.Popen[bytes]], code: int) -> None:
-        codes = [process.wait() for process in running]
-        assert codes == [code] * len(codes), (codes, (self.folder / f"{name}.log").read_text()[-3000:])
+    def _training(self, running: psutil.Popen, kind: Kind) -> list[psutil.Process]:
+        """The processes that train."""
+        try:
+            return [running] if kind.processes == 1 else running.children()
+        except psutil.NoSuchProcess:
+            return []
+
+    def _end(self, name: str, running: psutil.Popen) -> None:
+        code = running.wait()
+        assert code == 0, (code, (self.folder / f"{name}.log").read_text()[-3000:])
 
     def finish(self, name: str, processes: int) -> None:
         """Go on with a run until it ends."""
-        self._end(name, self.start(name, processes), 0)
+        self._end(name, self.start(name, processes))
 
     def _lost(self, name: str) -> int:
         metrics, checkpoints = self.folder / name / "metrics.jsonl", self.folder / name / "checkpoints"
@@ -216,14 +218,13 @@ def row(outcome: Outcome) -> str:
     """A line of the table."""
     others = f"{max(outcome.others):5.1f} s" if outcome.others else ""
     return f"{outcome.kind:36}{outcome.kills:6}{outcome.runs:6}{outcome.equal:7}{max(outcome.lost, default=0):6}{others:>10}  " + " ".join(
-        f"{codes} x {count}" for codes, count in counted(outcome.codes)
+        f"{code} x {count}" for code, count in counted(outcome.codes)
     )
 
 
-def counted(codes: list[list[int]]) -> list[tuple[str, int]]:
-    """How often each combination of exit codes came, commonest first."""
-    texts = [",".join(map(str, sorted(one))) for one in codes]
-    return sorted(((text, texts.count(text)) for text in set(texts)), key=lambda pair: -pair[1])
+def counted(codes: list[int]) -> list[tuple[int, int]]:
+    """How often each exit code came, commonest first."""
+    return sorted(((code, codes.count(code)) for code in set(codes)), key=lambda pair: -pair[1])
 
 
 def main() -> None:
@@ -233,31 +234,42 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--machine", default=f"cpu{psutil.cpu_count()}", help="word for the machine in the name of the results folder")
     options = parser.parse_args()
+    out = Path(__file__).parent / "results" / f"{date.today()}-{options.machine}-kills"
+    out.mkdir(parents=True, exist_ok=True)
+    # Kills of one process are cheaper, and so is their share greater.
+    shares = [2 if kind.processes == 1 else 1 for kind in KINDS]
+    counts = [max(1, options.kills * share // sum(shares)) for share in shares]
+    counts[0] += max(0, options.kills - sum(counts))
+    place = out / "result.json"
+    outcomes = [Outcome(**kind) for kind in json.loads(place.read_text(encoding="utf-8"))["kinds"]] if place.exists() else []
     print(f"{'kind':36}{'kills':>6}{'runs':>6}{'equal':>7}{'lost':>6}{'other ends':>10}  exit codes")
     with tempfile.TemporaryDirectory() as folder:
         campaign = Campaign(Path(folder), options.seed)
-        # Kills of one process are cheaper, and so is their share greater.
-        shares = [2 if kind.processes == 1 else 1 for kind in KINDS]
-        counts = [max(1, options.kills * share // sum(shares)) for share in shares]
-        counts[0] += max(0, options.kills - sum(counts))
-        outcomes = [run_kind(campaign, kind, count) for kind, count in zip(KINDS, counts, strict=True)]
-    worst, equal, runs = max(max(o.lost) for o in outcomes), sum(o.equal for o in outcomes), sum(o.runs for o in outcomes)
-    kills = sum(o.kills for o in outcomes)
-    print(f"{kills} kills of {runs} runs: {equal} runs equal bit for bit, at most {worst} steps lost of {_EVERY} between checkpoints")
-    out = Path(__file__).parent / "results" / f"{date.today()}-{options.machine}-kills"
-    out.mkdir(parents=True, exist_ok=True)
-    result = {
+        for kind, count in zip(KINDS, counts, strict=True):
+            if kind.name in {outcome.kind for outcome in outcomes}:
+                continue
+            outcomes.append(run_kind(campaign, kind, count))
+            place.write_text(json.dumps(result(outcomes), indent=1) + "\n", encoding="utf-8")
+    found = result(outcomes)
+    print(
+        f"{found['kills']} kills of {found['runs']} runs: {found['equal']} runs equal bit for bit, "
+        f"at most {found['most_steps_lost']} steps lost of {_EVERY} between checkpoints"
+    )
+    sys.exit(found["equal"] != found["runs"] or found["most_steps_lost"] > _EVERY)
+
+
+def result(outcomes: list[Outcome]) -> dict[str, Any]:
+    """What is kept."""
+    return {
         "command": ["python", "-m", "benchmarks.kills", *sys.argv[1:]],
         "environment": environment(),
         "checkpoint_every": _EVERY,
-        "kills": kills,
-        "runs": runs,
-        "equal": equal,
-        "most_steps_lost": worst,
+        "kills": sum(o.kills for o in outcomes),
+        "runs": sum(o.runs for o in outcomes),
+        "equal": sum(o.equal for o in outcomes),
+        "most_steps_lost": max(max(o.lost) for o in outcomes),
         "kinds": [asdict(outcome) for outcome in outcomes],
     }
-    (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    sys.exit(equal != runs or worst > _EVERY)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from overnight import __version__
 from overnight.config import Run, differences, to_tree
@@ -25,6 +26,8 @@ from overnight.models.bytes import ByteModel
 
 # How long a process waits for the others: the longest that one may plan an epoch or write a checkpoint while the others do nothing.
 TIMEOUT = timedelta(minutes=30)
+# How long for the others to come at all. A launcher ends those that wait for one that has died; without one, nobody would.
+JOIN = timedelta(minutes=5)
 # What a machine may have of its own: where things lie on it, and what none of the others waits for.
 _OWN = (("out",), ("data", "dir"), ("data", "workers"), ("finetune",), ("train", "threads"), ("train", "tensorboard"), ("train", "wandb"))
 
@@ -101,11 +104,8 @@ def joined(run: Run) -> Iterator[World]:
     ours = not dist.is_initialized()
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
-        # Small facts go between the hosts, over gloo, so that exchanging them does not wait for the devices.
-        if ours:
-            dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT, device_id=world.device)
-    elif ours:
-        dist.init_process_group("gloo", timeout=TIMEOUT)
+    if ours:
+        _join(world)
     try:
         yield world
     except RuntimeError as error:
@@ -117,6 +117,28 @@ def joined(run: Run) -> Iterator[World]:
     # Not after an error: leaving may wait for processes that have gone.
     if ours:
         dist.destroy_process_group()
+
+
+def _join(world: World) -> None:
+    """Meet the other processes.
+
+    Raises:
+        UserError: when one of them did not come, or was lost on the way.
+    """
+    # Small facts go between the hosts, over gloo, so that exchanging them does not wait for the devices.
+    cuda = world.device.type == "cuda"
+    backend, device = ("cpu:gloo,cuda:nccl", world.device) if cuda else ("gloo", None)
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=JOIN))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT, device_id=device)
+    except RuntimeError as error:
+        if not _lost(error):
+            raise
+        place, minutes = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", JOIN.total_seconds() / 60
+        raise UserError(
+            f"process {world.rank} of {world.size} did not find all others at {place} within {minutes:g} minutes, or lost one: see what they "
+            "say, and start all of them again"
+        ) from None
 
 
 def _lost(error: RuntimeError) -> bool:

@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ import torch
 
 from overnight import cli, config
 from overnight.config import Run
-from overnight.errors import ConfigError
-from overnight.train import checkpoint
+from overnight.errors import ConfigError, UserError
+from overnight.train import checkpoint, parallel
 from overnight.train.monitor import Line
 from overnight.train.pretrain import pretrain
 from tests.conftest import CLOCK, ROOT, tiny_tree
@@ -196,6 +198,21 @@ def test_errors_stop_all_processes_and_one_says_them(tiny_data: Path, tmp_path: 
     assert "global_batch = 3: cannot be cut for 2 processes" in told[2][0]
     assert "could not be written" in told[3][0] and "could not be written" in told[4][0]
     assert not (tmp_path / "rate-3").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_whose_others_do_not_come_waits_no_longer_than_it_says(
+    rank: int, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(parallel, "JOIN", timedelta(seconds=1))
+    said = f"process {rank} of 2 did not find all others at 127.0.0.1:{place['MASTER_PORT']} within "
+    with pytest.raises(UserError, match=said), parallel.joined(config.build(tiny_tree(tiny_data, tmp_path))):
+        pass
 
 
 def test_muon_cannot_be_cut() -> None:
