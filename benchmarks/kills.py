@@ -140,6 +140,8 @@ class Campaign:
         if not kind.all and victims:
             victims = [self.draw.choice(victims)]
         if running.poll() is not None or not victims:
+            # The machine has become faster: later draws must not lie beyond the end.
+            self.life[kind.processes] *= 0.8
             self._end(name, running)
             return False
         killed = time.monotonic()
