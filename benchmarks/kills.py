@@ -3,7 +3,7 @@
     python -m benchmarks.kills                 100 kills, about 20 minutes on two cores
     python -m benchmarks.kills --kills 7       one of each kind
 
-Kinds: `kill -9` and SIGTERM of a single process, and of one or of all of two; at a moment drawn evenly over the life of the process, or
+Kinds: `kill -9` and SIGTERM of a single process, and of one or of all of two; at a moment drawn evenly over what is left of the run, or
 as soon as a checkpoint is being written. After each kill the same command goes on. Lost are the optimizer steps that were logged after the
 newest whole checkpoint. Two processes are started by `overnight launch` and talk over gloo; after the death of one the other must end, and the
 launch with it.
@@ -37,8 +37,10 @@ from overnight.environment import environment
 from overnight.errors import DataError
 from overnight.train import checkpoint
 
-_EVERY = 40
+_EVERY = 20
 """Steps between checkpoints."""
+_STEPS = 200
+"""Of a run, in two phases."""
 _WITHIN = 60.0
 """Seconds in which all must have ended after the death of one."""
 
@@ -91,13 +93,13 @@ class Campaign:
         self.folder, self.draw = folder, random.Random(seed)
         data = {"dir": str(folder / "data"), "vocab_size": 1000, "min_chars": 400, "valid_fraction": 0.05}
         optim = {"name": "lamb", "lr": 0.01, "schedule": {"name": "poly", "warmup": 0.1}}
-        phase = {"steps": 300, "global_batch": 16, "length": 48, "micro_batch": 4, "max_predictions": 8, "optim": optim}
+        phase = {"steps": 120, "global_batch": 16, "length": 48, "micro_batch": 4, "max_predictions": 8, "optim": optim}
         self.tree = {
             "name": "kills",
             "data": data,
             "model": {"layers": 2, "width": 64, "heads": 2, "max_length": 64},
-            "phases": {"short": phase, "long": {**phase, "steps": 200, "length": 64, "optim": {**optim, "start": "keep"}}},
-            "train": {"log_every": 1, "eval_every": 100, "eval_sequences": 32, "checkpoint_every": _EVERY, "threads": 1, "device": "cpu"},
+            "phases": {"short": phase, "long": {**phase, "steps": 80, "length": 64, "optim": {**optim, "start": "keep"}}},
+            "train": {"log_every": 1, "eval_every": 40, "eval_sequences": 32, "checkpoint_every": _EVERY, "threads": 1, "device": "cpu"},
         }
         run = config.build(self.tree)
         prepare(run.data, run.data_dir, log=lambda text: None)
@@ -121,7 +123,9 @@ class Campaign:
     def kill(self, kind: Kind, name: str, outcome: Outcome) -> bool:
         """Go on with a run and kill it; False where it had ended before."""
         running = self.start(name, kind.processes)
-        at = time.monotonic() + self.draw.uniform(0, self.life[kind.processes])
+        # Over what is left to do, so that a run is killed several times; what it takes to start is always left.
+        left = max(0.3, 1 - self._done(name) / _STEPS)
+        at = time.monotonic() + self.draw.uniform(0, left * self.life[kind.processes])
         # A save of this process: what an earlier one left behind does not count.
         before = set((self.folder / name / "checkpoints").glob(".step-*.tmp"))
         skipped = self.draw.randrange(4)
@@ -172,17 +176,18 @@ class Campaign:
         self._end(name, self.start(name, processes))
 
     def _lost(self, name: str) -> int:
-        metrics, checkpoints = self.folder / name / "metrics.jsonl", self.folder / name / "checkpoints"
-        steps = [0]
+        metrics, steps = self.folder / name / "metrics.jsonl", [0]
         for line in metrics.read_text().splitlines() if metrics.exists() else ():
             with contextlib.suppress(ValueError):  # the last line may be cut by the kill
                 steps.append(json.loads(line).get("global_step", 0))
-        for place in sorted(checkpoints.glob("step-*"), reverse=True):
-            try:
-                return max(steps) - checkpoint.read(place)[0].global_step
-            except DataError:
-                continue
-        return max(steps)
+        return max(steps) - self._done(name)
+
+    def _done(self, name: str) -> int:
+        """The step of the newest whole checkpoint."""
+        for place in sorted((self.folder / name / "checkpoints").glob("step-*"), reverse=True):
+            with contextlib.suppress(DataError):
+                return checkpoint.read(place)[0].global_step
+        return 0
 
     def equal(self, name: str, processes: int) -> bool:
         """Whether the newest checkpoint has the bits of the undisturbed run's, and its last held-out losses are its."""
