@@ -99,12 +99,20 @@ def _refuse_processes(verb: str) -> None:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
+    received: list[Terminated] = []
+
     def terminated(number: int, frame: FrameType | None) -> None:
-        raise Terminated(number)
+        received.append(Terminated(number))
+        raise received[-1]
 
     before = {number: signal.signal(number, terminated) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield
+    except Exception:
+        # What is raised in the middle of a library's import may be caught there, and leave it half made.
+        if received:
+            raise received[-1] from None
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -282,6 +283,17 @@ def test_an_own_bug_is_not_hidden(copy: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cli, "_export", bug)
     with pytest.raises(ZeroDivisionError):
         call("export", "--from", copy, "--to", "x")
+
+
+def test_a_signal_that_a_library_swallows_and_breaks_at_is_still_a_signal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        with contextlib.suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise RecursionError("a module that was imported by half")
+
+    monkeypatch.setattr(cli, "_doctor", broken)
+    assert main(["doctor"]) == 143
+    assert "terminated" in capsys.readouterr().err
 
 
 def test_the_handler_of_sigterm_is_put_back() -> None:
