@@ -162,7 +162,7 @@ class Lanes:
         found: list[Origin] = []
         for lane in range(first, first + rows):
             epoch, shard = divmod(int(numbers_B[lane]), self.shards)
-            joined = self._join(epoch)
+            joined = self._join(self._order_of(int(numbers_B[lane])))
             name, row = joined.document(int(joined.starts_S[shard] + windows_B[lane] * self.phase.length))
             found.append({"epoch": epoch, "lane": lane, "shard": name, "row": row})
         return found

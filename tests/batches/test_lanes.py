@@ -288,12 +288,12 @@ def test_seeds_and_phases_have_orders_of_their_own() -> None:
     assert len(firsts) == 3
 
 
-@given(LENGTHS, st.sampled_from([(1, 2), (2, 1), (2, 2), (4, 1)]), st.integers(0, 9), st.integers(1, 3))
+@given(LENGTHS, st.sampled_from([(1, 2), (2, 1), (2, 2), (4, 1)]), st.integers(0, 9), st.integers(1, 3), st.booleans())
 def test_the_origin_of_a_micro_batch_is_its_lanes_and_the_documents_its_windows_begin_in(
-    lengths: list[int], cut: tuple[int, int], step: int, files: int
+    lengths: list[int], cut: tuple[int, int], step: int, files: int, reshuffle: bool
 ) -> None:
     (world, micro), shards = cut, corpus(lengths, files)
-    lanes = Lanes(shards, phase(4, 8, micro=micro), SEED)
+    lanes = Lanes(shards, phase(4, 8, micro=micro, reshuffle=reshuffle), SEED)
     documents = {(shard.name, row): text for shard in shards for row, text in enumerate(texts([shard]))}
     for rank in range(world):
         for at, batch in enumerate(lanes.step(step, rank, world).micro):
