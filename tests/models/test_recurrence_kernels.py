@@ -2,54 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from packaging.version import Version
 from torch import Tensor
 
 import overnight.models
 from overnight.models import recurrence, recurrence_plain
 from overnight.models.recurrence import Workspace, recur
 from overnight.models.recurrence_graph import Graphs
-from tests.conftest import ROOT
+from tests.kernels import compiled_by, interpreted_by, needs_gpu, needs_interpreter, needs_triton
 from tests.models.recurrence_kernels_worker import GPUS, PLACES, WINDOWS, arguments, places
 from tests.models.test_recurrence import ARGUMENTS, assert_near, by_autograd, with_gradients
-
-MISSING = importlib.util.find_spec("triton") is None
-OLD = MISSING or Version(importlib.metadata.version("triton")) < Version("3.7")
-needs_triton = pytest.mark.skipif(MISSING or sys.platform != "linux", reason="needs Triton, with its assembler for Linux")
-needs_interpreter = pytest.mark.skipif(OLD, reason="needs Triton 3.7: NumPy 2.4 breaks the interpreters before")
-needs_gpu = pytest.mark.skipif(MISSING or not torch.cuda.is_available(), reason="needs a CUDA device and Triton")
-
-
-def worker(what: str, folder: Path, **environment: str) -> Any:
-    """What recurrence_kernels_worker.py finds."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("TRITON_")} | environment
-    command = [sys.executable, "-W", "error", "-m", "tests.models.recurrence_kernels_worker", what, str(folder / "found.pt")]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return torch.load(folder / "found.pt", weights_only=True)
 
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return worker("interpret", tmp_path_factory.mktemp("interpreted"), TRITON_INTERPRET="1")
+    return interpreted_by("models.recurrence_kernels_worker", tmp_path_factory.mktemp("interpreted"))
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("compiled")
-    return worker("compile", folder, TRITON_CACHE_DIR=str(folder))
+    return compiled_by("models.recurrence_kernels_worker", tmp_path_factory.mktemp("compiled"))
 
 
 def follows(found: dict[str, Tensor], name: str) -> None:

@@ -1,0 +1,42 @@
+"""What the tests of Triton's kernels share: when they can run, and what a worker in a process of its own finds."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from packaging.version import Version
+
+from tests.conftest import ROOT
+
+MISSING = importlib.util.find_spec("triton") is None or sys.platform != "linux"
+OLD = MISSING or Version(importlib.metadata.version("triton")) < Version("3.7")
+needs_triton = pytest.mark.skipif(MISSING, reason="needs Triton, with its assembler for Linux")
+needs_interpreter = pytest.mark.skipif(OLD, reason="needs Triton 3.7: NumPy 2.4 breaks the interpreters before")
+needs_gpu = pytest.mark.skipif(MISSING or not torch.cuda.is_available(), reason="needs a CUDA device and Triton")
+
+
+def _found(worker: str, what: str, folder: Path, **environment: str) -> Any:
+    """What `python -m tests.WORKER` finds: whether Triton interprets is settled when it is imported."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("TRITON_")} | environment
+    command = [sys.executable, "-W", "error", "-m", f"tests.{worker}", what, str(folder / "found.pt")]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(folder / "found.pt", weights_only=True)
+
+
+def interpreted_by(worker: str, folder: Path) -> Any:
+    """What the worker's kernels compute when numpy interprets them."""
+    return _found(worker, "interpret", folder, TRITON_INTERPRET="1")
+
+
+def compiled_by(worker: str, folder: Path) -> Any:
+    """What its kernels are compiled to for GPUs that need not be there; nothing of an earlier run is taken."""
+    return _found(worker, "compile", folder, TRITON_CACHE_DIR=str(folder))
