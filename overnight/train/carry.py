@@ -37,10 +37,11 @@ class Carry:
 
     def leave(self, batch: ByteBatch, state_B: Tensor) -> None:
         """Take the state after a window. That of a lane that is not finite is zeroed, and no other lane's."""
+        rows = self._rows(batch.lanes)
         broken_B = ~torch.isfinite(state_B).flatten(1).all(1)
-        self._next.append((self._rows(batch.lanes), state_B.masked_fill(self._wide(broken_B), 0.0)))
+        self._next.append((rows, state_B.masked_fill(broken_B.view(-1, *[1] * (state_B.ndim - 1)), 0.0)))
         whole = torch.zeros(len(self.lanes), dtype=torch.bool, device=self.state.device)
-        whole[self._rows(batch.lanes)] = broken_B
+        whole[rows] = broken_B
         self._broken = whole if self._broken is None else self._broken | whole
 
     def commit(self) -> None:
@@ -79,6 +80,3 @@ class Carry:
 
     def _rows(self, lanes: Tensor) -> Tensor:
         return torch.searchsorted(self.lanes, lanes).to(self.state.device)
-
-    def _wide(self, mask_B: Tensor) -> Tensor:
-        return mask_B.to(self.state.device).view(-1, *[1] * (self.state.ndim - 1))
