@@ -149,8 +149,7 @@ def _family_problems(run: Run) -> Iterator[str]:
                 "on from step to step, so their number cannot grow; leave it out"
             )
         yield from _foreign(f"phases.{name}", phase, kind, _PHASE_SETTINGS)
-    if kind != "bert":
-        yield from _only_bert(run)
+    yield from _train_problems(run)
     if run.finetune and kind != "bert":
         yield f"finetune.{next(iter(run.finetune))}: {kind} cannot be fine-tuned; put it under transfer, which judges its features"
     if run.transfer and kind not in ("mlstm", "lstm"):
@@ -212,9 +211,13 @@ def settings(part: Optim | Schedule) -> dict[str, Any]:
     return {name: getattr(part, name) for name in table[part.name]}
 
 
-def _only_bert(run: Run) -> Iterator[str]:
-    """What carries a BERT out and does nothing for a model of bytes."""
+def _train_problems(run: Run) -> Iterator[str]:
+    """What makes some networks faster or smaller and does nothing for others."""
     t, kind = run.train, run.model.kind
+    if t.graphs and kind not in ("mlstm", "lstm"):
+        yield f"train.graphs = True: {kind} has no recurrence to capture" + ("; use train.compile" if kind == "bert" else "")
+    if kind == "bert":
+        return
     if t.compile:
         yield f"train.compile = True: {kind} is not compiled; its recurrence is written by hand"
     if t.precision == "fp8":

@@ -253,6 +253,7 @@ FOREIGN_TO_BERT = [
     ("model__embedding", 32, "model.embedding = 32: bert has no embedding"),
     ("model__weight_norm", False, "model.weight_norm = False: bert has no weight_norm"),
     ("phases__short__shards", 64, "phases.short.shards = 64: bert has no shards"),
+    ("train__graphs", True, "train.graphs = True: bert has no recurrence to capture; use train.compile"),
     ("phases__short__reshuffle", False, "phases.short.reshuffle = False: bert has no reshuffle"),
     ("phases__short__label_weight", 0.1, "phases.short.label_weight = 0.1: bert has no label_weight"),
     ("transfer__sst", {"path": "x"}, "transfer.sst: bert has no state that could be its features"),

@@ -263,7 +263,7 @@ class Cuts:
 def conditions(run: Run, phase: Phase, world: World) -> dict[str, Any]:
     """What the micro-batches of a phase depend on beside the recipe's identity."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else world.device.type
-    train = {name: getattr(run.train, name) for name in ("recompute", "offload", "compile", "parallel")}
+    train = {name: getattr(run.train, name) for name in ("recompute", "offload", "compile", "graphs", "parallel")}
     return {"device": device, "processes": world.size, "micro_batch": phase.micro_batch, **train}
 
 

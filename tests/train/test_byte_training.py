@@ -296,8 +296,9 @@ def test_2_processes_are_one_and_go_on_with_what_one_began(kind: str, folder: Pa
         ({"train": {"compile": True}}, "train.compile = True: mlstm is not compiled"),
         ({"train": {"precision": "fp8"}}, "the products of mlstm are not made in 8 bits"),
         ({"train": {"recompute": "selective"}}, "mlstm has none or full"),
+        ({"model": {"kind": "transformer", "heads": 2}, "train": {"graphs": True}}, "train.graphs = True: transformer has no recurrence"),
     ],
 )
-def test_what_only_bert_has_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_what_the_network_does_nothing_with_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         config.build(byte_tree(tmp_path, **changes))
