@@ -140,9 +140,8 @@ def make_plan(run: Run) -> Plan:
     prepared = (run.data_dir / "manifest.json").is_file()
     bert = run.model.kind == "bert"
     vocabulary = BYTES if not bert else load_vocabulary(run.data_dir).size if prepared else run.data.vocab_size
-    label = any(phase.label_weight > 0 for phase in run.phases.values())
     with torch.device("meta"):
-        network = BertForPretraining(run.model, vocabulary) if bert else byte_model(run.model, label)
+        network = BertForPretraining(run.model, vocabulary) if bert else byte_model(run.model, run.predicts_label)
     return Plan(
         name=run.name,
         model=vars(run.model),

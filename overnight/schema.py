@@ -284,7 +284,7 @@ class Train:
     compile: bool = False
     """Compile the model with torch.compile (pays on a GPU, needs a C++ compiler on a CPU)."""
     graphs: bool = False
-    """Byte models on a GPU: capture the steps of a window as CUDA graphs, so that the host need not launch each; takes memory. Not yet tried on a GPU."""
+    """mLSTM and LSTM on a GPU: capture the steps of a window as CUDA graphs, so that the host need not launch each; takes memory. Not yet tried on a GPU."""
     log_every: int = 10
     """Steps between lines of metrics."""
     eval_every: int = 100
@@ -351,6 +351,11 @@ class Run:
     def run_dir(self) -> Path:
         """The run folder."""
         return Path(self.out.replace("{name}", self.name))
+
+    @property
+    def predicts_label(self) -> bool:
+        """Whether the network of a byte model has the head of the auxiliary objective."""
+        return any(phase.label_weight > 0 for phase in self.phases.values())
 
     @property
     def data_dir(self) -> Path:

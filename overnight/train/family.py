@@ -87,7 +87,7 @@ class ByteFamily:
         torch.manual_seed(key(self.run.seed, 0) >> 1)
         segment = _SEGMENT if self.run.train.recompute == "full" else 0
         return byte_model(
-            self.run.model, label=has_label(self.run), recompute=segment, graphs=self.run.train.graphs and device.type == "cuda"
+            self.run.model, label=self.run.predicts_label, recompute=segment, graphs=self.run.train.graphs and device.type == "cuda"
         ).to(device)
 
     def samples(self, phase: Phase, number: int, split: str) -> Lanes:
@@ -114,11 +114,6 @@ Family = BertFamily | ByteFamily
 def family(run: Run, world: World) -> Family:
     """Data and network of a run."""
     return BertFamily(run, world) if run.model.kind == "bert" else ByteFamily(run, world)
-
-
-def has_label(run: Run) -> bool:
-    """Whether the network of a byte model has the head of the auxiliary objective."""
-    return any(phase.label_weight > 0 for phase in run.phases.values())
 
 
 def new_model(run: Run, vocabulary: Vocabulary, device: torch.device) -> BertForPretraining:
