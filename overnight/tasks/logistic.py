@@ -6,8 +6,8 @@ Shapes: n rows, F features, K rows of weights: 1 for two classes, one for each o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from overnight.errors import UserError
 STRENGTHS = tuple(2.0**power for power in range(-8, 1))
 """The published grid of C, the inverse of the penalty (Radford et al. 2017, Puri et al. 2018); the smallest of equals is taken."""
 BINS = 25
+_NEAR = 1e-3
+"""How far, as a share of the penalty of a weight, a fit of dense features may be from an optimum."""
 
 Labels = npt.NDArray[np.int64]
 
@@ -51,47 +53,92 @@ class Classifier:
 def fit(train: tuple[Any, Labels], valid: tuple[Any, Labels], classes: int, seed: int = 0) -> Classifier:
     """Fit at every strength of the grid, and keep the fit that is right most often on the validation rows.
 
-    The solver is liblinear, as in the published evaluations, and as there the intercept is penalised like a weight.
+    As in the published evaluations, the intercept is penalised like a weight. Sparse features are fitted by liblinear, as there. The
+    features of a network are dense and alike, over which its descent by single coordinates crawls; they are fitted by Newton's method, each
+    step of which is a lasso (as in Friedman et al. 2010) that least-angle regression solves exactly.
 
     Args:
         train, valid: features (n, F), dense or sparse, and class numbers.
         classes: how many there are.
-        seed: order of the solver's coordinates.
+        seed: order of liblinear's coordinates.
 
     Raises:
         UserError: when scikit-learn is not installed, or the features are not finite.
     """
-    x = train[0].astype(np.float64)  # once, else the solver copies at every strength
-    if not np.isfinite(x.data if hasattr(x, "indptr") else x).all():
+    try:
+        import sklearn  # noqa: F401
+    except ImportError:
+        raise UserError("transfer needs scikit-learn, which is not installed: pip install 'overnight[tasks]'") from None
+    x, sparse = train[0].astype(np.float64), hasattr(train[0], "indptr")  # once, else the solver copies at every strength
+    if not np.isfinite(x.data if sparse else x).all():
         raise UserError("the features are not finite: the model has diverged")
-    fits = (_fit(x, train[1], strength, classes, seed) for strength in STRENGTHS)
+    paths = [
+        _liblinear(x, train[1] == one, seed) if sparse else _newton(x, train[1] == one) for one in ([1] if classes == 2 else range(classes))
+    ]
     best: Classifier | None = None
-    for strength, (weights, bias) in zip(STRENGTHS, fits, strict=True):
-        found = Classifier(strength, weights, bias, 0.0)
-        found = Classifier(strength, weights, bias, found.accuracy(*valid))
+    for strength, rows in zip(STRENGTHS, zip(*paths, strict=True), strict=True):
+        found = Classifier(strength, np.stack([row[:-1] for row in rows]), np.array([row[-1] for row in rows]), 0.0)
+        found = replace(found, valid=found.accuracy(*valid))
         if best is None or found.valid > best.valid:
             best = found
     assert best is not None
     return best
 
 
-def _fit(x: Any, y: Labels, strength: float, classes: int, seed: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    try:
-        from sklearn.exceptions import ConvergenceWarning
-        from sklearn.linear_model import LogisticRegression
-    except ImportError:
-        raise UserError("transfer needs scikit-learn, which is not installed: pip install 'overnight[tasks]'") from None
+def _liblinear(x: Any, y: npt.NDArray[np.bool_], seed: int) -> Iterator[npt.NDArray[np.float64]]:
+    """Weights and intercept at every strength."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
     # From 1.8 on the penalty is said as a ratio; before, a ratio is for the elastic net alone.
     kind = {"penalty": "l1"} if LogisticRegression().penalty == "l2" else {"l1_ratio": 1.0}
-    rows = []
-    for one in [1] if classes == 2 else range(classes):
+    for strength in STRENGTHS:
         with warnings.catch_warnings():
             # 100 steps, as published, are enough where the strength is not far too great.
             warnings.simplefilter("ignore", ConvergenceWarning)
             model = LogisticRegression(C=strength, solver="liblinear", random_state=seed, max_iter=100, **kind)
-            model.fit(x, y == one)
-        rows.append((model.coef_[0], model.intercept_[0]))
-    return np.stack([row[0] for row in rows]), np.array([row[1] for row in rows])
+            model.fit(x, y)
+        yield np.append(model.coef_[0], model.intercept_[0])
+
+
+def _newton(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_]) -> Iterator[npt.NDArray[np.float64]]:
+    """Weights and intercept at every strength, each begun where the one before ended.
+
+    The loss is |w| + C * (sum of log(1 + exp(-z)) over the rows), with z the score in favour of the right class.
+    """
+    from scipy.special import expit
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import lars_path_gram
+
+    x = np.hstack([x, np.ones((len(x), 1))])
+    sign, w = np.where(y, 1.0, -1.0), np.zeros(x.shape[1])
+
+    def loss(w: npt.NDArray[np.float64], scores: npt.NDArray[np.float64]) -> float:
+        return float(np.abs(w).sum() + strength * np.logaddexp(0, -sign * scores).sum())
+
+    for strength in STRENGTHS:
+        for _ in range(100):
+            scores = x @ w
+            p = expit(scores)
+            gradient = strength * (x.T @ (p - y))
+            # The optimum's is -sign(w) where w is not 0, and between -1 and 1 elsewhere.
+            if np.where(w != 0, np.abs(gradient + np.sign(w)), np.abs(gradient) - 1).max() <= _NEAR:
+                break
+            root = x * np.sqrt(strength * p * (1 - p))[:, None]
+            hessian = root.T @ root
+            hessian[np.diag_indices_from(hessian)] *= 1 + 1e-9  # else columns that are the same have no one solution
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                *_, aim = lars_path_gram(
+                    hessian @ w - gradient, hessian, n_samples=1, alpha_min=1.0, method="lasso", max_iter=8 * len(w), return_path=False
+                )
+            move = aim - w
+            along, slope = x @ move, gradient @ move + np.abs(aim).sum() - np.abs(w).sum()
+            here, share = loss(w, scores), 1.0
+            while share > 1e-6 and loss(w + share * move, scores + share * along) > here + 1e-4 * share * slope:
+                share /= 2
+            w = w + share * move
+        yield w
 
 
 def best_unit(classifier: Classifier) -> int:

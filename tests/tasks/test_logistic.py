@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight.errors import UserError
-from overnight.tasks.logistic import BINS, STRENGTHS, Classifier, Labels, best_unit, fit, histogram, threshold
+from overnight.tasks.logistic import BINS, STRENGTHS, Classifier, Labels, _newton, best_unit, fit, histogram, threshold
 from overnight.tasks.ngrams import ngram_counts, tf_idf
 
 pytest.importorskip("sklearn")
@@ -45,7 +45,7 @@ def test_the_strength_is_the_one_that_is_right_most_often_on_validation_rows() -
     scores = []
     kind = {"penalty": "l1"} if LogisticRegression().penalty == "l2" else {"l1_ratio": 1.0}
     for strength in STRENGTHS:
-        peer = LogisticRegression(C=strength, solver="liblinear", max_iter=1000, **kind).fit(train[0].astype(float), train[1])
+        peer = LogisticRegression(C=strength, solver="liblinear", max_iter=10_000, tol=1e-7, **kind).fit(train[0].astype(float), train[1])
         scores.append(peer.score(valid[0].astype(float), valid[1]))
         if strength == found.strength:
             np.testing.assert_allclose(found.weights_KF, peer.coef_, atol=1e-3)
@@ -59,16 +59,46 @@ def test_of_strengths_that_are_right_equally_often_the_smallest_is_taken() -> No
     assert found.valid == 1.0 and found.strength == STRENGTHS[0]
 
 
-def test_the_fit_is_the_optimum_of_the_penalised_loss() -> None:
+def distance(found: Classifier, features: np.ndarray, labels: Labels) -> float:
+    """How far a fit is from an optimum of |w| + C sum loss, in penalties of a weight."""
+    w = np.append(found.weights_KF[0], found.bias_K[0])
+    x = np.hstack([features.astype(float), np.ones((len(features), 1))])
+    gradient = found.strength * (x.T @ (1 / (1 + np.exp(-x @ w)) - labels))
+    # At an optimum -sign(w) where w is not 0, between -1 and 1 elsewhere.
+    return float(np.where(w != 0, np.abs(gradient + np.sign(w)), np.abs(gradient) - 1).max())
+
+
+NOISE = np.random.default_rng(8).normal(0, 1, (300, 10))
+DENSE = {
+    "independent": planted(300, 10, seed=6)[0],
+    "the same": np.hstack([NOISE, NOISE, NOISE[:, :3]]),
+    "nearly the same": np.hstack([NOISE, NOISE + 1e-9 * np.random.default_rng(9).normal(0, 1, NOISE.shape)]),
+    "of every size": NOISE * 10.0 ** np.arange(-5, 5),
+    "constant": np.hstack([NOISE, np.zeros((300, 2)), np.ones((300, 2))]),
+    "of rank 5": NOISE[:, :5] @ np.random.default_rng(9).normal(0, 1, (5, 100)),
+    "more than the rows": np.random.default_rng(9).normal(0, 50, (300, 400)),
+    "those of a network": np.tanh(3 * NOISE @ np.random.default_rng(9).normal(0, 1, (10, 300))),
+}
+
+
+@pytest.mark.parametrize("what", list(DENSE))
+def test_dense_features_are_fitted_to_the_optimum_whatever_they_are(what: str) -> None:
+    features = DENSE[what].astype(np.float32)
+    labels = (features[:, 0] / features[:, 0].std() + np.random.default_rng(7).normal(0, 1, 300) > 0).astype(np.int64)
+    for strength, weights in zip(STRENGTHS, _newton(features.astype(float), labels == 1), strict=True):
+        assert distance(Classifier(strength, weights[None, :-1], weights[-1:], 0.0), features, labels) <= 1.1e-3
+
+
+def test_sparse_features_are_fitted_near_the_optimum() -> None:
+    from scipy.sparse import csr_matrix
+
     features, labels = planted(300, 10, seed=6)
-    found = fit((features, labels), (features, labels), 2)
-    w, b = found.weights_KF[0], found.bias_K[0]
-    sign = np.where(labels == 1, 1.0, -1.0)
-    slope = -sign / (1 + np.exp(sign * (features @ w + b)))
-    gradient = found.strength * (features.T.astype(float) @ slope)
-    # At the optimum of |w| + C sum loss: -sign(w) where w is not 0, between -1 and 1 elsewhere.
-    np.testing.assert_allclose(gradient[w != 0], -np.sign(w[w != 0]), atol=0.02)
-    assert (np.abs(gradient[w == 0]) <= 1.02).all()
+    features[np.abs(features) < 0.5] = 0
+    found = fit((csr_matrix(features), labels), (csr_matrix(features), labels), 2)
+    assert distance(found, features, labels) <= 0.02
+    dense = fit((features, labels), (features, labels), 2)
+    assert found.strength == dense.strength
+    np.testing.assert_allclose(found.weights_KF, dense.weights_KF, atol=0.01)
 
 
 def test_more_than_two_classes_are_one_against_the_rest() -> None:
