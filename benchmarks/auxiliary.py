@@ -94,7 +94,7 @@ def trial(run: Run, problem: Problem, weight: float) -> Trial:
         pretrain(run, Line(nowhere))
     held = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if '"eval"' in line][-1]
     features = featurise(load_byte_model(run.run_dir)[0], problem.documents, "cell", torch.float32)
-    part = {name: (features[rows], problem.classes[rows]) for name, rows in problem.parts(run.seed).items()}
+    part = {name: (features[rows], problem.classes[rows]) for name, rows in problem.parts[run.seed].items()}
     accuracy = fit(part["train"], part["valid"], len(problem.labels), run.seed).accuracy(*part["test"])
     error = math.sqrt(held["label_loss"]) if weight else None
     return Trial(weight, run.seed, held["byte_loss"] / math.log(2), error, accuracy, round(time.perf_counter() - start, 1))

@@ -9,7 +9,7 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,12 @@ NGRAMS = f"byte n-grams (1 to {LONGEST})"
 
 @dataclass(frozen=True)
 class Problem:
-    """A task's texts as the model reads them, with their classes; the three parts by name are rows of these."""
+    """The texts of a task that are trained or judged on, as the model reads them, with their classes."""
 
     labels: tuple[str, ...]
     documents: list[bytes]
     classes: Labels
-    parts: Callable[[int], dict[str, np.ndarray]]
+    parts: dict[int, dict[str, np.ndarray]]
     """Seed → rows of `train`, `valid` and `test`."""
     notes: tuple[str, ...]
 
@@ -72,7 +72,7 @@ def read_problem(spec: Transfer) -> Problem:
     rows: Sequence[Row] = [*pool, *valid, *test]
     number = {label: i for i, label in enumerate(task.labels)}
 
-    def parts(seed: int) -> dict[str, np.ndarray]:
+    def part(seed: int) -> dict[str, np.ndarray]:
         first, second = len(pool), len(pool) + len(valid)
         inside = np.array([bool(not fixed and held_out(row.text_a, seed)) for row in pool])
         train = np.flatnonzero(~inside)
@@ -85,8 +85,8 @@ def read_problem(spec: Transfer) -> Problem:
         }
 
     classes = np.array([number[str(row.label)] for row in rows], np.int64)
-    for seed in spec.seeds:
-        found = parts(seed)
+    parts = {seed: part(seed) for seed in spec.seeds}
+    for found in parts.values():
         if not len(found["valid"]) or not len(found["test"]) or len(np.unique(classes[found["train"]])) < len(task.labels):
             raise DataError(
                 f"{path}: {len(pool)} training rows are too few to train on every class and set a tenth apart; give dev and test files"
@@ -95,7 +95,9 @@ def read_problem(spec: Transfer) -> Problem:
     notes = (
         () if spec.task == "sst" else (f"scored on {judged}{'' if fixed else '; validation is a tenth of the training rows, by a hash'}",)
     )
-    return Problem(task.labels, [document_bytes(row.text_a) for row in rows], classes, parts, notes)
+    used = np.unique(np.concatenate([index for found in parts.values() for index in found.values()]))
+    parts = {seed: {name: np.searchsorted(used, index) for name, index in found.items()} for seed, found in parts.items()}
+    return Problem(task.labels, [document_bytes(rows[i].text_a) for i in used], classes[used], parts, notes)
 
 
 def transfer(run: Run, name: str, line: Line | None = None) -> list[dict[str, Any]]:
@@ -183,7 +185,7 @@ class _Judge:
 
     def fit(self, features: np.ndarray, width: int, seed: int) -> tuple[Classifier, dict[str, Any]]:
         """The regression on all features, and its line of `tasks.jsonl`."""
-        rows, classes = self.problem.parts(seed), self.problem.classes
+        rows, classes = self.problem.parts[seed], self.problem.classes
         part = {name: (features[index], classes[index]) for name, index in rows.items()}
         found = fit(part["train"], part["valid"], len(self.problem.labels), seed)
         accuracy = found.accuracy(*part["test"])
@@ -213,7 +215,7 @@ class _Judge:
 
 
 def _ngram_score(problem: Problem, counts: Any, seed: int) -> float:
-    rows, classes = problem.parts(seed), problem.classes
+    rows, classes = problem.parts[seed], problem.classes
     train, (valid, test) = tf_idf(counts[rows["train"]], [counts[rows["valid"]], counts[rows["test"]]], classes[rows["train"]])
     found = fit((train, classes[rows["train"]]), (valid, classes[rows["valid"]]), len(problem.labels), seed)
     return found.accuracy(test, classes[rows["test"]])

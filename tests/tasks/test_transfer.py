@@ -151,8 +151,8 @@ def test_more_classes_and_several_features_are_judged_without_a_unit(folder: Pat
 
 
 def parts_of(folder: Path, **changes: Any) -> tuple[Any, Callable[[int], dict[str, set[bytes]]]]:
-    problem = read_problem(Transfer(task="csv", path=str(folder), **changes))
-    return problem, lambda seed: {name: {problem.documents[i] for i in rows} for name, rows in problem.parts(seed).items()}
+    problem = read_problem(Transfer(task="csv", path=str(folder), seeds=[0, 1], **changes))
+    return problem, lambda seed: {name: {problem.documents[i] for i in rows} for name, rows in problem.parts[seed].items()}
 
 
 @pytest.mark.parametrize("files", [("train", "dev", "test"), ("train", "test"), ("train", "dev"), ("train",)])
@@ -185,10 +185,12 @@ def test_fewer_rows_are_drawn_from_both_classes_and_only_for_training(tmp_path: 
     table(tmp_path / "dev.csv", sentences(50, 2))
     table(tmp_path / "test.csv", sentences(50, 3))
     problem, parts = parts_of(tmp_path, max_rows=40)
-    rows = problem.parts(0)
+    rows = problem.parts[0]
     assert len(rows["train"]) == 40 and len(rows["valid"]) == 50 and len(rows["test"]) == 50
     assert 5 < problem.classes[rows["train"]].sum() < 35
     assert parts(0)["train"] != parts(1)["train"]
+    # What no seed draws is not read by the network.
+    assert len(problem.documents) == 100 + len(parts(0)["train"] | parts(1)["train"]) < 200
 
 
 def test_pairs_scores_and_too_few_rows_are_refused(tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_pairs_scores_and_too_few_rows_are_refused(tmp_path: Path) -> None:
 
 def test_sst_comes_with_its_three_parts(real_data: Path) -> None:
     problem = read_problem(Transfer(task="sst", path=str(real_data / "sst")))
-    assert {name: len(rows) for name, rows in problem.parts(0).items()} == {"train": 6920, "valid": 872, "test": 1821}
+    assert {name: len(rows) for name, rows in problem.parts[0].items()} == {"train": 6920, "valid": 872, "test": 1821}
     assert problem.labels == ("0", "1") and problem.notes == ()
 
 
