@@ -140,6 +140,7 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
     rows = []
     for name in dict.fromkeys([*planned, *(record["name"] for record in lines)]):
         mine = [record for record in lines if record["name"] == name]
+        beside = [record for (of, _), record in baselines.items() if of == name]
         settings = planned.get(name) or {}
         if kind == "transfer":  # random weights stand beside it always
             settings = {**settings, "baseline": True}
@@ -148,7 +149,7 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
             spread({record["seed"]: record for record in mine if record["init"] == init}) for init in ("pretrained", "scratch")
         )
         task = mine[-1].get("task", name) if mine else settings.get("task", name)
-        metric = mine[-1]["metric"] if mine else None
+        metric = next((record["metric"] for record in [*reversed(mine), *beside]), None)
         wins, verdict = compare(pretrained, scratch)
         missing = _missing_seeds(name, settings, pretrained, scratch)
         rows.append(
@@ -165,7 +166,7 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
                 "best_unit": next(
                     (record["unit"] for record in reversed(mine) if record["init"] == "pretrained" and record.get("unit")), None
                 ),
-                "baselines": [{"what": record["what"], "value": record["value"]} for (of, _), record in baselines.items() if of == name],
+                "baselines": [{"what": record["what"], "value": record["value"]} for record in beside],
                 "wins": wins,
                 "verdict": f"{verdict}, so far" if missing and wins is not None else verdict,
                 "notes": missing,

@@ -83,6 +83,11 @@ def test_missing_seeds_are_named_and_the_verdict_is_provisional(tmp_path: Path) 
     assert not found["finished"]
 
 
+def test_a_task_of_which_only_the_baseline_ran_has_its_metric(tmp_path: Path) -> None:
+    text = summary_text(write_run(tmp_path / "run", metrics() + finetunings([], [])))
+    assert "docnames, accuracy" in text and "88.0 %" in text
+
+
 def test_a_repeated_seed_counts_once_with_its_last_value(tmp_path: Path) -> None:
     lines = finetunings([0.60, 0.66, 0.68], [0.50, 0.49, 0.51]) + finetunings([0.70], [])
     task = summarise(write_run(tmp_path / "run", metrics() + lines))["tasks"][0]
