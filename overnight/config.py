@@ -66,16 +66,35 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> Run:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"no recipe {recipe!r}: it is neither a file nor one of {', '.join(recipes())}{hint}")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        tree, twice = yaml.safe_load(text), sorted(_repeated(yaml.compose(text, yaml.SafeLoader)))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {error}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold a mapping of keys to values, as the shipped recipes do")
+    if twice:
+        raise ConfigError("\n".join(f"{path}:{line}: {key!r} stands there for the second time; only one can hold" for line, key in twice))
     for override in overrides:
         _override(tree, override)
     return build(tree)
+
+
+def _repeated(root: Any) -> Iterator[tuple[int, str]]:
+    """Line (from 1) and name of each key that its mapping has already: YAML's reader silently takes the last."""
+    nodes, looked_at = [root], {id(None)}
+    while nodes:
+        node = nodes.pop()
+        if id(node) in looked_at:  # an alias
+            continue
+        looked_at.add(id(node))
+        if node.id == "sequence":
+            nodes += node.value
+        elif node.id == "mapping":
+            names = [key for key, _ in node.value if key.id == "scalar"]
+            yield from ((key.start_mark.line + 1, key.value) for i, key in enumerate(names) if key.value in [n.value for n in names[:i]])
+            nodes += [value for _, value in node.value]
 
 
 def build(tree: Mapping[str, Any]) -> Run:

@@ -144,6 +144,15 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str, expected
     assert path in found and expected in found
 
 
+def test_a_key_that_stands_twice_in_a_recipe_is_refused_with_its_lines(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "name: a\ntrain: {keep: 2}\nphases:\n  short: {steps: 4}\n  long: {steps: 4, steps: 5}\n  short: {steps: 6}\ntrain: {keep: 3}\n",
+    )
+    lines = message(lambda: config.load(path)).splitlines()
+    assert [line.removeprefix(path).split(" stands")[0] for line in lines] == [":5: 'steps'", ":6: 'short'", ":7: 'train'"]
+
+
 def test_a_file_that_is_not_utf8_or_cannot_be_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_bytes(b"name: \xff\n")
