@@ -73,7 +73,8 @@ def fit(train: tuple[Any, Labels], valid: tuple[Any, Labels], classes: int, seed
     if not np.isfinite(x.data if sparse else x).all():
         raise UserError("the features are not finite: the model has diverged")
     paths = [
-        _liblinear(x, train[1] == one, seed) if sparse else _newton(x, train[1] == one) for one in ([1] if classes == 2 else range(classes))
+        by_liblinear(x, train[1] == one, seed) if sparse else by_newton(x, train[1] == one)
+        for one in ([1] if classes == 2 else range(classes))
     ]
     best: Classifier | None = None
     for strength, rows in zip(STRENGTHS, zip(*paths, strict=True), strict=True):
@@ -85,8 +86,8 @@ def fit(train: tuple[Any, Labels], valid: tuple[Any, Labels], classes: int, seed
     return best
 
 
-def _liblinear(x: Any, y: npt.NDArray[np.bool_], seed: int) -> Iterator[npt.NDArray[np.float64]]:
-    """Weights and intercept at every strength."""
+def by_liblinear(x: Any, y: npt.NDArray[np.bool_], seed: int) -> Iterator[npt.NDArray[np.float64]]:
+    """Weights and intercept (F + 1) at every strength, of features (n, F) and whether a row is of the class (n)."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
@@ -101,8 +102,8 @@ def _liblinear(x: Any, y: npt.NDArray[np.bool_], seed: int) -> Iterator[npt.NDAr
         yield np.append(model.coef_[0], model.intercept_[0])
 
 
-def _newton(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_]) -> Iterator[npt.NDArray[np.float64]]:
-    """Weights and intercept at every strength, each begun where the one before ended.
+def by_newton(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_]) -> Iterator[npt.NDArray[np.float64]]:
+    """Weights and intercept (F + 1) at every strength, each begun where the one before ended, of dense features (n, F).
 
     The loss is |w| + C * (sum of log(1 + exp(-z)) over the rows), with z the score in favour of the right class.
     """
@@ -121,8 +122,7 @@ def _newton(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_]) -> Iterator[np
             scores = x @ w
             p = expit(scores)
             gradient = strength * (x.T @ (p - y))
-            # The optimum's is -sign(w) where w is not 0, and between -1 and 1 elsewhere.
-            if np.where(w != 0, np.abs(gradient + np.sign(w)), np.abs(gradient) - 1).max() <= _NEAR:
+            if _off(gradient, w) <= _NEAR:
                 break
             root = x * np.sqrt(strength * p * (1 - p))[:, None]
             hessian = root.T @ root
@@ -138,7 +138,22 @@ def _newton(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_]) -> Iterator[np
             while share > 1e-6 and loss(w + share * move, scores + share * along) > here + 1e-4 * share * slope:
                 share /= 2
             w = w + share * move
+            if share <= 1e-6:  # as near as the numbers allow
+                break
         yield w
+
+
+def distance(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_], strength: float, w: npt.NDArray[np.float64]) -> float:
+    """How far weights and intercept are from an optimum, as a share of the penalty of a weight; 0 or less is one."""
+    from scipy.special import expit
+
+    residual = expit(x @ w[:-1] + w[-1]) - y
+    return _off(strength * np.append(x.T @ residual, residual.sum()), w)
+
+
+def _off(gradient: npt.NDArray[np.float64], w: npt.NDArray[np.float64]) -> float:
+    """An optimum's gradient, without the penalty, is -sign(w) where w is not 0, and between -1 and 1 elsewhere."""
+    return float(np.where(w != 0, np.abs(gradient + np.sign(w)), np.abs(gradient) - 1).max())
 
 
 def best_unit(classifier: Classifier) -> int:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight.errors import UserError
-from overnight.tasks.logistic import BINS, STRENGTHS, Classifier, Labels, _newton, best_unit, fit, histogram, threshold
+from overnight.tasks.logistic import BINS, STRENGTHS, Classifier, Labels, best_unit, by_newton, fit, histogram, threshold
 from overnight.tasks.ngrams import ngram_counts, tf_idf
 
 pytest.importorskip("sklearn")
@@ -59,7 +59,7 @@ def test_of_strengths_that_are_right_equally_often_the_smallest_is_taken() -> No
     assert found.valid == 1.0 and found.strength == STRENGTHS[0]
 
 
-def distance(found: Classifier, features: np.ndarray, labels: Labels) -> float:
+def far(found: Classifier, features: np.ndarray, labels: Labels) -> float:
     """How far a fit is from an optimum of |w| + C sum loss, in penalties of a weight."""
     w = np.append(found.weights_KF[0], found.bias_K[0])
     x = np.hstack([features.astype(float), np.ones((len(features), 1))])
@@ -85,8 +85,8 @@ DENSE = {
 def test_dense_features_are_fitted_to_the_optimum_whatever_they_are(what: str) -> None:
     features = DENSE[what].astype(np.float32)
     labels = (features[:, 0] / features[:, 0].std() + np.random.default_rng(7).normal(0, 1, 300) > 0).astype(np.int64)
-    for strength, weights in zip(STRENGTHS, _newton(features.astype(float), labels == 1), strict=True):
-        assert distance(Classifier(strength, weights[None, :-1], weights[-1:], 0.0), features, labels) <= 1.1e-3
+    for strength, weights in zip(STRENGTHS, by_newton(features.astype(float), labels == 1), strict=True):
+        assert far(Classifier(strength, weights[None, :-1], weights[-1:], 0.0), features, labels) <= 1.1e-3
 
 
 def test_sparse_features_are_fitted_near_the_optimum() -> None:
@@ -95,7 +95,7 @@ def test_sparse_features_are_fitted_near_the_optimum() -> None:
     features, labels = planted(300, 10, seed=6)
     features[np.abs(features) < 0.5] = 0
     found = fit((csr_matrix(features), labels), (csr_matrix(features), labels), 2)
-    assert distance(found, features, labels) <= 0.02
+    assert far(found, features, labels) <= 0.02
     dense = fit((features, labels), (features, labels), 2)
     assert found.strength == dense.strength
     np.testing.assert_allclose(found.weights_KF, dense.weights_KF, atol=0.01)

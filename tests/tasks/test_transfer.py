@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import regression
 from overnight.config import Run, Transfer
 from overnight.corpus.bytes import document_bytes
 from overnight.errors import DataError
@@ -21,6 +22,7 @@ from overnight.report.summary import summarise, summary_text
 from overnight.tasks import transfer as module
 from overnight.tasks.heatmap import chosen_unit
 from overnight.tasks.log import read_log
+from overnight.tasks.logistic import STRENGTHS
 from overnight.tasks.transfer import NGRAMS, read_problem, transfer
 from overnight.train.monitor import Line
 from tests.interop.byte_formula import random_arrays, write_openai
@@ -226,3 +228,14 @@ def test_the_report_and_the_summary_show_the_scores_the_baselines_and_the_unit(f
     assert "random weights" in text and NGRAMS in text and "cell 4 says most: 100.0 % alone (yes above" in text
     page = write_report([folder], folder / "report.html").read_text()
     assert "random weights" in page and "cell 4 says most" in page and page.count("<rect") >= 2 and '<i class="class1"></i>yes' in page
+
+
+def test_the_benchmark_of_the_solvers_fits_both_at_every_strength(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = folder / "solvers.json"
+    task = [f"--transfer.mine.{text}" for text in ("task=csv", f"path={folder.parent / 'task'}")]
+    regression.main(["mine", "--from", str(folder), "--out", str(out), *task, "--train.threads=1", "--train.device=cpu"])
+    found = json.loads(out.read_text())
+    assert found["rows"] == 120 and found["features"] == WIDTH and [line["c"] for line in found["lines"]] == list(STRENGTHS)
+    assert all(line["newton distance"] <= 1.1e-3 and line["liblinear distance"] <= 0.1 for line in found["lines"])
+    assert all(line["newton accuracy"] == pytest.approx(line["liblinear accuracy"], abs=0.05) for line in found["lines"])
+    assert "in all: " in capsys.readouterr().out
