@@ -20,7 +20,7 @@ from torch import Tensor
 
 from overnight.batches.joined import Documents, Joined
 from overnight.batches.order import key
-from overnight.batches.packing import IGNORED, Origin, StepBatches
+from overnight.batches.packing import IGNORED, Origin, StepBatches, moved
 from overnight.batches.size import micro_batch
 from overnight.config import Phase
 from overnight.corpus.shards import Shard
@@ -53,15 +53,12 @@ class ByteBatch:
 
     def to(self, device: torch.device) -> ByteBatch:
         """The same batch on a device."""
-        if device.type == "cpu":
-            return self
-        move: dict[str, Any] = {
-            name: value.pin_memory().to(device, non_blocking=True)
+        found: dict[str, Any] = {
+            name: moved(value, device)
             for name, value in vars(self).items()
             if isinstance(value, Tensor) and name not in ("lanes", "state_B")
         }
-        targets = {name: value.pin_memory().to(device, non_blocking=True) for name, value in self.targets.items()}
-        return replace(self, **move, targets=targets)
+        return replace(self, **found, targets={name: moved(value, device) for name, value in self.targets.items()})
 
 
 class Lanes:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from overnight.batches.lanes import ByteBatch
+from overnight.batches.packing import moved
 from overnight.errors import DataError
 from overnight.train.parallel import World, gathered_rows
 
@@ -79,4 +80,4 @@ class Carry:
         self.state.copy_(whole[self.lanes])
 
     def _rows(self, lanes: Tensor) -> Tensor:
-        return torch.searchsorted(self.lanes, lanes).to(self.state.device)
+        return moved(torch.searchsorted(self.lanes, lanes), self.state.device)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from overnight.batches.packing import Batch
 from overnight.config import Model
@@ -60,3 +61,18 @@ def padded(flat_N: Tensor, batch: Batch, fill: int = 0) -> Tensor:
     """Rows of a flat batch as (S, T), filled up behind."""
     parts = [flat_N[start : start + length] for start, length in zip(batch.starts.tolist(), batch.lengths, strict=False)]
     return nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=fill)
+
+
+class Copies(TorchDispatchMode):
+    """Copies from the host to another device, and whether the host waits for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        to = kwargs.get("device")  # None where only the type changes
+        if func is torch.ops.aten._to_copy.default and to is not None and args[0].device.type != torch.device(to).type:
+            self.waited.append(not kwargs.get("non_blocking"))
+        return func(*args, **kwargs)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from overnight.batches.loader import Samples
 from overnight.batches.packing import IGNORED, Batch
@@ -17,7 +16,7 @@ from overnight.config import Model, Phase
 from overnight.interop.huggingface import to_huggingface
 from overnight.models.bert import BertForPretraining, padded_vocabulary
 from tests.batches.corpus import book_like, shard, words
-from tests.models.sample import SIZES, VOCAB, padded, pretraining, random_batch
+from tests.models.sample import SIZES, VOCAB, Copies, padded, pretraining, random_batch
 
 transformers = pytest.importorskip("transformers")
 
@@ -280,20 +279,6 @@ def test_positions_beyond_the_learned_ones_are_an_error() -> None:
     with pytest.raises(IndexError):
         pretraining().eval().encoder(batch)
     assert np.isfinite(float(pretraining().encoder(random_batch([64])).detach().sum()))
-
-
-class Copies(TorchDispatchMode):
-    """Copies from the host to another device, and whether the host waits for each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waited: list[bool] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.ops.aten._to_copy.default and args[0].device.type != torch.device(kwargs.get("device", "cpu")).type:
-            self.waited.append(not kwargs.get("non_blocking"))
-        return func(*args, **kwargs)
 
 
 @pytest.mark.parametrize("training", [True, False])
