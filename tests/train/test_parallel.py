@@ -40,7 +40,7 @@ class Runs:
         """50 steps of 8 sequences in two phases, one sequence a micro-batch, without dropout."""
         tree = tiny_tree(self.folder, self._data.parent / "topics.jsonl")
         tree["out"], tree["data"]["dir"] = str(self.folder / name), str(self._data)
-        tree["model"] |= {"dropout": 0.0, "attention_dropout": 0.0}
+        tree["model"] |= {"dropout": 0.0, "attention_dropout": 0.0, **changes.get("model", {})}
         tree["train"] |= {"checkpoint_every": 25, "eval_every": 25, "eval_sequences": 10}
         for phase, steps in (("short", 30), ("long", 20)):
             tree["phases"][phase] = {**tree["phases"][phase], "steps": steps, "micro_batch": 1, **changes.get("phase", {})}
@@ -54,17 +54,17 @@ class Runs:
         self.make(name, **changes)
         return str(self.folder / f"{name}.yaml")
 
-    def on(self, world: int, *jobs: dict[str, Any]) -> Said:
-        """Do jobs one after another on so many processes; for each, the exit code and the message of every process."""
+    def on(self, world: int, *jobs: dict[str, Any], seconds: float = 90, warnings: str = "error") -> Said:
+        """Do jobs one after another on so many processes, within so many seconds; for each, the exit code and the message of every process."""
         path = self.folder / f"jobs-{world}.json"
         path.write_text(json.dumps(jobs))
-        command = [sys.executable, "-W", "error::UserWarning", "-m", "tests.train.parallel_worker"]
+        command = [sys.executable, "-W", f"{warnings}::UserWarning", "-m", "tests.train.parallel_worker"]
         ranks = [
             subprocess.Popen([*command, str(rank), str(world), str(path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             for rank in range(world)
         ]
         try:
-            outputs = [rank.communicate(timeout=90) for rank in ranks]
+            outputs = [rank.communicate(timeout=seconds) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()
@@ -250,3 +250,19 @@ def test_a_killed_process_ends_the_job_and_leaves_a_whole_checkpoint(tiny_data: 
     before = checkpoint.newest(tmp_path / "run" / "checkpoints")
     assert before is not None
     checkpoint.read(before)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_layers_on_2_processes_train_as_eager_ones_and_resume_to_the_same_bits(kind: str, tiny_data: Path, tmp_path: Path) -> None:
+    runs = Runs(tmp_path, tiny_data)
+    train, dropout = {"parallel": kind, "compile": True}, {"model": {"dropout": 0.1, "attention_dropout": 0.1}}
+    eager, compiled = runs.recipe("eager", train={"parallel": kind}), runs.recipe("compiled", train=train)
+    whole, cut = runs.recipe("whole", train=train, **dropout), runs.recipe("cut", train=train, **dropout)
+    jobs = [{"recipe": eager}, {"recipe": compiled}, {"recipe": whole}, {"recipe": cut, "signal": [1, 7]}, {"recipe": cut}]
+    said = runs.on(2, *jobs, seconds=600, warnings="ignore")  # the compiler has some of its own
+    assert [[code for code, _ in job] for job in said] == [[0, 0], [0, 0], [0, 0], [143, 143], [0, 0]], said
+    assert distance(tmp_path / "compiled", tmp_path / "eager") <= 1e-6
+    ours, theirs = newest(tmp_path / "cut"), newest(tmp_path / "whole")
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert distance(tmp_path / "whole", tmp_path / "compiled") > 1e-3, "dropout was on"
