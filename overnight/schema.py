@@ -263,7 +263,7 @@ class Transfer:
     max_rows: int = 0
     """Training rows used at most; 0 is all."""
     seeds: list[int] = field(default_factory=lambda: [0])
-    """Seeds of the solver and of what is split off for validation; the median and the spread are reported."""
+    """Seeds of the random weights, of what is split off for validation and of the rows that are drawn; the median and the spread are reported."""
 
 
 @dataclass(frozen=True)
