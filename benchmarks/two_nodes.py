@@ -95,6 +95,10 @@ class Case:
         """Whether so many steps are taken."""
         return lambda: any(line["global_step"] >= steps for line in self.lines("train"))
 
+    def resumed(self) -> bool:
+        """Whether it has gone on from a checkpoint."""
+        return any(line["what"] == "resumed" for line in self.lines("event"))
+
     def ends(self, *processes: subprocess.Popen[bytes]) -> tuple[list[int], float]:
         """Wait for their end; exit codes and seconds."""
         seconds = self.wait_until(lambda: all(process.poll() is not None for process in processes), 150)
@@ -151,7 +155,7 @@ def rank_killed(case: Case) -> dict[str, Any]:
     jobs = [case.start(i, "2", "--restarts=1") for i in (1, 2)]
     case.wait_until(case.trained(STEPS // 4))
     os.kill(ranks(jobs[1])[0], signal.SIGKILL)
-    going = case.wait_until(lambda: bool(case.lines("event")))
+    going = case.wait_until(case.resumed)
     return {"goes on after": round(going, 1), "codes": case.ends(*jobs)[0]}
 
 
@@ -198,7 +202,7 @@ def machine_leaves(case: Case) -> dict[str, Any]:
     jobs = [case.start(i, "1:2", "--restarts=3", host=2) for i in (2, 1)]
     case.wait_until(case.trained(STEPS // 4))
     power_off(jobs[1])
-    going = case.wait_until(lambda: bool(case.lines("event")))
+    going = case.wait_until(case.resumed)
     return {"goes on after": round(going, 1), "codes": case.ends(jobs[0])[0]}
 
 
@@ -207,7 +211,7 @@ def machine_comes(case: Case) -> dict[str, Any]:
     jobs = [case.start(i, "2:3", host=2) for i in (2, 3)]
     case.wait_until(case.trained(STEPS // 8))
     jobs.append(case.start(1, "2:3", host=2))
-    going = case.wait_until(lambda: bool(case.lines("event")))
+    going = case.wait_until(case.resumed)
     return {"goes on after": round(going, 1), "codes": case.ends(*jobs)[0]}
 
 
