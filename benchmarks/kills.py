@@ -224,7 +224,7 @@ def run_kind(campaign: Campaign, kind: Kind, kills: int) -> Outcome:
 def row(outcome: Outcome) -> str:
     """A line of the table."""
     others = f"{max(outcome.others):5.1f} s" if outcome.others else ""
-    return f"{outcome.kind:36}{outcome.kills:6}{outcome.runs:6}{outcome.equal:7}{max(outcome.lost, default=0):6}{others:>10}  " + " ".join(
+    return f"{outcome.kind:36}{outcome.kills:6}{outcome.runs:6}{outcome.equal:7}{max(outcome.lost, default=0):6}{others:>12}  " + " ".join(
         f"{code} x {count}" for code, count in counted(outcome.codes)
     )
 
@@ -249,7 +249,7 @@ def main() -> None:
     counts[0] += max(0, options.kills - sum(counts))
     place = out / "result.json"
     outcomes = [Outcome(**kind) for kind in json.loads(place.read_text(encoding="utf-8"))["kinds"]] if place.exists() else []
-    print(f"{'kind':36}{'kills':>6}{'runs':>6}{'equal':>7}{'lost':>6}{'other ends':>10}  exit codes")
+    print(f"{'kind':36}{'kills':>6}{'runs':>6}{'equal':>7}{'lost':>6}{'others end':>12}  exit codes")
     with tempfile.TemporaryDirectory() as folder:
         campaign = Campaign(Path(folder), options.seed)
         for kind, count in zip(KINDS, counts, strict=True):
