@@ -7,6 +7,7 @@ optimizer's equations. No number is read back from the device, so a step costs n
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -52,7 +53,7 @@ class Batch:
         return native.norms(parts) if self.way == "native" else Tensors(parts, self.shards).norm()
 
 
-class Layerwise(torch.optim.Optimizer):
+class Layerwise(torch.optim.Optimizer, ABC):
     """A torch optimizer whose step depends on the norms of whole tensors.
 
     After a step, `grad_norm` is the norm of all gradients before clipping (a scalar tensor, None before the first step) and `ratios`
@@ -254,23 +255,23 @@ class Layerwise(torch.optim.Optimizer):
 
     # The equations, which each optimizer has to give; native.c and kernels.py have them again.
 
+    @abstractmethod
     def scalars(self, group: dict[str, Any], t: Tensor, live: Tensor, norms: Tensor, scale: Any, x_norms: Callable[[], Tensor]) -> Any:
         """The numbers of a step: a named tuple of (n) or of one for all, with `scale`."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def directions(x: Any, g: Any, *moments: Any) -> tuple[Any, ...]:
         """Where tensors go, from (x, g, moments..., scalars, group); it changes the moments."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def rates(s: Any, norms: Sequence[Tensor] | None, group: Any) -> tuple[tuple[Tensor, ...], Tensor]:
         """How far they go in each direction, and the trust ratio (each (n)), from the norms of x and the directions."""
-        raise NotImplementedError
 
+    @abstractmethod
     def native(self, xs: list[Tensor], gs: list[Tensor], moments: list[list[Tensor]], table: Tensor, group: dict[str, Any]) -> Tensor:
         """The whole step by native.c, from a row of the numbers for each tensor (n, K); returns the trust ratios (n)."""
-        raise NotImplementedError
 
     def scratch(self, xs: list[Tensor]) -> Tensor:
         """Room for two directions of the longest tensor (2, N), kept: fresh memory at each step would cost as much as the step."""

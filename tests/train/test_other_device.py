@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from overnight.batches.packing import StepBatches
+from overnight.models.bert import BertForPretraining
+from overnight.models.bytes import ByteModel
 from overnight.optim import Lamb
 from overnight.train.carry import Carry
 from overnight.train.loop import Settings, optimise
@@ -26,7 +27,8 @@ SETTINGS = [{}, {"recompute": 4}, {"label": True}, {"dtype": torch.bfloat16}, {"
 def test_all_of_a_step_is_on_the_device_and_the_host_waits_for_no_copy(kind: str, changes: dict[str, Any]) -> None:
     given = dict(changes)
     label, recompute = given.pop("label", False), given.pop("recompute", 0)
-    carry, net = None, nn.Module()
+    carry: Carry | None = None
+    net: BertForPretraining | ByteModel
     if kind == "bert":
         net = pretraining(dropout=0.1, attention_dropout=0.1).to(META)
         net.encoder.recompute_layers("full" if recompute else "none")
