@@ -21,8 +21,6 @@ from overnight.errors import DataError, UserError
 
 Kind = Literal["pretraining", "classification", "spans"]
 
-# Rows of the padded vocabulary are never predicted: exp(-1e4) is 0 in fp32.
-_NEVER = -1e4
 _ARCHITECTURE = {
     "pretraining": "BertForPreTraining",
     "classification": "BertForSequenceClassification",
@@ -104,8 +102,7 @@ def to_huggingface(state: Mapping[str, Tensor], kind: Kind, vocab_size: int) -> 
 def from_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of :func:`to_huggingface`, for any `Bert...` of transformers: what is not in the tensors is not in the result.
 
-    Names of older files (`gamma`, `beta`, no `bert.` in front) are understood. The vocabulary is padded to a multiple of 64 with zeros, and the
-    bias of the padding never lets it be predicted.
+    Names of older files (`gamma`, `beta`, no `bert.` in front) are understood. The vocabulary is padded to a multiple of 64 with zeros.
 
     Args:
         tensors: by the names of transformers.
@@ -141,7 +138,7 @@ def from_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     padding = -rows % 64
     state["encoder.word.weight"] = torch.nn.functional.pad(state["encoder.word.weight"], (0, 0, 0, padding))
     if "mlm.dense.weight" in state:
-        state["mlm.bias"] = torch.nn.functional.pad(_take(left, "cls.predictions.bias"), (0, padding), value=_NEVER)
+        state["mlm.bias"] = torch.nn.functional.pad(_take(left, "cls.predictions.bias"), (0, padding))
     if left:
         raise DataError(
             f"{len(left)} tensors are not of a BERT encoder, such as {', '.join(sorted(left)[:3])}; this is another architecture"

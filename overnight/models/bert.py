@@ -19,7 +19,7 @@ from overnight.config import Model
 from overnight.models.layers import Layout, _onednn_linear, attention, dropout, layer_norm, layout, linear
 from overnight.models.vocabulary_loss import vocabulary_loss
 
-# A padding row of the vocabulary must never get probability: exp(-1e4) is exactly 0 in fp32, and so is its gradient.
+# Logits of the padding rows of the vocabulary: exp(-1e4) is exactly 0 in fp32, and so is their gradient.
 _NEVER = -1e4
 INIT_STD = 0.02
 
@@ -111,6 +111,8 @@ class Encoder(nn.Module):
     def __init__(self, model: Model, vocab_size: int) -> None:
         super().__init__()
         self.word = Embedding(padded_vocabulary(vocab_size), model.width)
+        with torch.no_grad():  # The padding has no gradient, so it stays 0, and the norm of the table is that of the pieces.
+            self.word.weight[vocab_size:] = 0.0
         self.position = Embedding(model.max_length, model.width)
         self.segment = Embedding(2, model.width)
         self.norm = Norm(model.width)
@@ -148,14 +150,25 @@ def first_tokens(hidden_ND: Tensor, batch: Batch) -> Tensor:
 
 
 class MaskedLMHead(nn.Module):
-    """Transform and tied decoder: logits = norm(gelu(dense(h))) E^T + bias."""
+    """Transform and tied decoder: logits = norm(gelu(dense(h))) E^T + bias.
+
+    The bias of the padding rows is 0 and takes no part: a constant stands for it in the logits.
+    """
 
     def __init__(self, width: int, vocab_size: int) -> None:
         super().__init__()
-        self.dense, self.norm = Linear(width, width), Norm(width)
-        bias = torch.zeros(padded_vocabulary(vocab_size))
-        bias[vocab_size:] = _NEVER
-        self.bias = nn.Parameter(bias)
+        self.dense, self.norm, self.vocab_size = Linear(width, width), Norm(width), vocab_size
+        self.bias = nn.Parameter(torch.zeros(padded_vocabulary(vocab_size)))
+
+    def masked_bias(self) -> Tensor:
+        """The bias of the logits (V), which never lets a padding row be predicted."""
+        return F.pad(self.bias[: self.vocab_size], (0, len(self.bias) - self.vocab_size), value=_NEVER)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Earlier programs kept the constant in the padding of the parameter, where it was most of its norm.
+        if (bias := state_dict.get(f"{prefix}bias")) is not None:
+            state_dict[f"{prefix}bias"] = bias.masked_fill(bias == _NEVER, 0.0)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, hidden_MD: Tensor) -> Tensor:
         """What the decoder multiplies: (M, D)."""
@@ -174,7 +187,7 @@ class BertForPretraining(nn.Module):
 
     def mlm_logits(self, hidden_MD: Tensor) -> Tensor:
         """Logits over the (padded) vocabulary, (M, V)."""
-        return linear(self.mlm(hidden_MD), self.encoder.word.weight, self.mlm.bias)
+        return linear(self.mlm(hidden_MD), self.encoder.word.weight, self.mlm.masked_bias())
 
     def nsp_logits(self, hidden_ND: Tensor, batch: Batch) -> Tensor:
         """Logits of `is next`, `is random`: (S, 2)."""
@@ -188,7 +201,8 @@ class BertForPretraining(nn.Module):
         assert batch.predicted_M is not None
         hidden_ND = self.encoder(batch, dtype)
         hidden_MD = self.mlm(hidden_ND.index_select(0, batch.predicted_M))
-        loss, correct = vocabulary_loss(hidden_MD, self.encoder.word.weight, self.mlm.bias, batch.targets["mlm"], not self.training)
+        decoder = self.encoder.word.weight, self.mlm.masked_bias()
+        loss, correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training)
         losses, hits = {"mlm": loss}, {}
         if correct is not None:
             hits["mlm"] = correct

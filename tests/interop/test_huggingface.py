@@ -89,7 +89,7 @@ def _state(kind: str, model: Model = MODEL, vocab_size: int = V, outputs: int = 
     state = {name: torch.randn(shape) * 0.3 for name, shape in shapes.items()}
     state["encoder.word.weight"][vocab_size:] = 0.0
     if kind == "pretraining":
-        state["mlm.bias"][vocab_size:] = -1e4
+        state["mlm.bias"][vocab_size:] = 0.0
     return state
 
 

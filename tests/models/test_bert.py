@@ -12,9 +12,10 @@ from torch import Tensor
 
 from overnight.batches.loader import Samples
 from overnight.batches.packing import IGNORED, Batch
-from overnight.config import Model, Phase
+from overnight.config import Model, Optim, Phase
 from overnight.interop.huggingface import to_huggingface
 from overnight.models.bert import BertForPretraining, padded_vocabulary
+from overnight.optim.groups import build_optimizer
 from tests.batches.corpus import book_like, shard, words
 from tests.models.sample import SIZES, VOCAB, Copies, padded, pretraining, random_batch
 
@@ -168,14 +169,17 @@ def test_initial_weights_are_as_published() -> None:
     torch.manual_seed(0)
     model = BertForPretraining(Model(layers=2, width=128, heads=2, max_length=512), 5000)
     for name, p in model.named_parameters():
+        if name == "encoder.word.weight":
+            assert (p[5000:] == 0).all() and len(p) == 5056
+            p = p[:5000]
         if p.ndim > 1:
             assert abs(p.std().item() - 0.02) < 4 * 0.02 / (2 * p.numel()) ** 0.5, name
             assert abs(p.mean().item()) < 5 * 0.02 / p.numel() ** 0.5, name
         elif "norm" in name:
             assert (p == (1 if name.endswith("weight") else 0)).all(), name
-        elif name != "mlm.bias":
+        else:
             assert (p == 0).all(), name
-    assert (model.mlm.bias[:5000] == 0).all() and len(model.mlm.bias) == 5056
+    assert len(model.mlm.bias) == 5056
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -189,6 +193,34 @@ def test_padding_rows_of_the_vocabulary_get_no_probability_and_no_gradient(dtype
     losses["mlm"].backward()
     assert (model.encoder.word.weight.grad[VOCAB:] == 0).all() and (model.mlm.bias.grad[VOCAB:] == 0).all()
     assert (model.mlm.bias.grad[:VOCAB] != 0).all()
+
+
+@pytest.mark.parametrize("name", ["lamb", "lans", "lars", "adamw"])
+def test_padding_of_the_vocabulary_is_zero_and_adds_to_no_norm_whatever_is_adapted(name: str) -> None:
+    model, batch = BertForPretraining(Model(**SIZES), VOCAB).train(), random_batch(RAGGED)
+    phase = Optim(name=name, lr=0.01, weight_decay=0.01, adapt="all" if name != "adamw" else "matrices")  # type: ignore[arg-type]
+    optimizer = build_optimizer(model, phase)
+    for _ in range(2):
+        optimizer.zero_grad()
+        losses, _ = model.losses(batch, torch.float32)
+        (losses["mlm"] / len(batch.targets["mlm"])).backward()
+        optimizer.step()
+    for rows in (model.encoder.word.weight[VOCAB:], model.mlm.bias[VOCAB:]):
+        assert (rows == 0).all()
+    # A step of lr * 24,495 would follow from -10,000 in the padding.
+    assert model.mlm.bias.norm().item() < 2.0
+
+
+def test_a_checkpoint_with_the_mask_in_its_bias_loads_without_it() -> None:
+    model = pretraining()
+    old = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    old["mlm.bias"][:VOCAB] = torch.arange(VOCAB) / VOCAB
+    old["mlm.bias"][VOCAB:] = -1e4
+    before = old["mlm.bias"].clone()
+    model.load_state_dict(old)
+    assert torch.equal(model.mlm.bias[:VOCAB], before[:VOCAB]) and (model.mlm.bias[VOCAB:] == 0).all()
+    assert torch.equal(model.mlm.masked_bias(), before)
+    assert torch.equal(old["mlm.bias"], before)
 
 
 def cosine(a: Tensor, b: Tensor) -> float:

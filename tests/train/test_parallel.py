@@ -81,12 +81,11 @@ def newest(run: Path) -> dict[str, torch.Tensor]:
 
 
 def distance(run: Path, reference: Path) -> float:
-    """Of the newest parameters, as one vector, relative to the reference; without the vocabulary's padding, whose -10,000 would drown the rest."""
+    """Of the newest parameters, as one vector, relative to the reference."""
     ours, theirs = newest(run), newest(reference)
     assert ours.keys() == theirs.keys()
     names = [name for name in theirs if not name.startswith("optimizer ")]
     a, b = (torch.cat([tensors[name].double().flatten() for name in names]) for tensors in (ours, theirs))
-    a, b = a[b > -9999], b[b > -9999]
     return float((a - b).norm() / b.norm())
 
 
