@@ -48,7 +48,7 @@ class Progress:
     metrics_bytes: int = 0
     """Length of metrics.jsonl at this moment; what follows is written again."""
     running: dict[str, list[float]] = field(default_factory=dict)
-    """Sum and count of each loss since the last line of metrics."""
+    """Sum and number of targets of each loss since the last line of metrics."""
     loss_scale: float = 0.0
     """Of fp16; 0 before the first step and in other precisions."""
     clean_steps: int = 0

@@ -93,15 +93,39 @@ class Watch:
                 self.window[name] = [*self.window.get(name, []), math.log(value)][-WINDOW:]
 
 
-def measured(losses: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, world: World) -> dict[str, float]:
-    """The loss and the gradient norm of a step before it is taken, the same numbers in all processes; waits for the device.
+def minimized(losses: Mapping[str, float], targets: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
+    """The weighted sum of the losses that have targets, under a name to watch it by.
+
+    A step in which one of the losses has no target is compared with others of its kind, under a name of their own: where labels are rare,
+    each that comes would look like a spike.
+
+    Args:
+        losses: means over their targets, by name.
+        targets: their number, also of losses that have none.
+        weights: of the losses, by name; 1 where there is none.
+    """
+    present = [name for name, count in targets.items() if count]
+    name = "loss" if len(present) == len(targets) else f"loss of {' and '.join(present)} alone"
+    return {name: sum(weights.get(name, 1.0) * losses[name] for name in present)}
+
+
+def measured(
+    losses: Mapping[str, Tensor],
+    targets: Mapping[str, float],
+    weights: Mapping[str, float],
+    optimizer: torch.optim.Optimizer,
+    world: World,
+) -> dict[str, float]:
+    """The loss that is minimized and the gradient norm of a step before it is taken, the same numbers in all processes; waits for the device.
 
     Args:
         losses: this process's part.
+        targets, weights: as in :func:`minimized`, of all processes.
     """
     norm = torch.linalg.vector_norm(whole_norms([grad for _, _, grad in _gradients(optimizer)]))
-    loss, grad_norm = torch.stack([torch.stack(list(losses.values())).sum().float(), norm.float()]).tolist()
-    return totals({"loss": loss, "grad_norm": grad_norm if world.main else 0.0}, world)
+    *parts, grad_norm = torch.stack([*losses.values(), norm]).double().tolist()
+    found = totals({**dict(zip(losses, parts, strict=True)), "grad_norm": grad_norm if world.main else 0.0}, world)
+    return {**minimized(found, {name: targets[name] for name in losses}, weights), "grad_norm": found["grad_norm"]}
 
 
 def _gradients(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor, Tensor]]:

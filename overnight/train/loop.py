@@ -53,6 +53,8 @@ class Step:
     """Steps done, this one included."""
     losses: dict[str, Tensor]
     """Mean over the targets of the step, by name (fp32 scalars); their weighted sum is what was minimised. On many processes, this one's part."""
+    targets: dict[str, float]
+    """Number of targets of the step, of all processes, by name; a loss without one is 0 and stands for nothing."""
     grad_norm: Tensor
     """Norm of the whole gradient before clipping."""
     lr: float
@@ -143,9 +145,10 @@ def optimise(
         torch.manual_seed(key(*settings.seed, step, *([world.rank] if world.size > 1 else [])) >> 1)
         micro = MicroGradients(optimizer) if due(step, settings.noise_every) and len(work.micro) > 1 else None
         factor = scale.scale if scale else 1.0
+        targets = totals(work.divisors(), world)
         failed = ""
         try:
-            losses, parts, worked = backward(objective, work, settings, micro, factor, carry)
+            losses, parts, worked = backward(objective, work, targets, settings, micro, factor, carry)
         except (MemoryError, RuntimeError) as error:
             if not ran_out(error):
                 raise
@@ -162,7 +165,7 @@ def optimise(
         lr = settings.lr(step)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        seen = measured(losses, optimizer, world) if watch else {}
+        seen = measured(losses, targets, settings.weights, optimizer, world) if watch else {}
         spike, problem = watch.spike(seen) if watch else "", ""
         if spike:
             grad_norm, problem = torch.tensor(seen["grad_norm"]), f"{spike}; {largest(optimizer)}"
@@ -181,7 +184,20 @@ def optimise(
         number = worst(parts, world) if problem else None
         judge(step, Spike if spike else NotFinite, problem, number, row, settings, scale)
         yield Step(
-            step + 1, losses, grad_norm, lr, work.tokens, work.sequences, tensors, noise, problem, number, work.sizes, waited, worked
+            step + 1,
+            losses,
+            targets,
+            grad_norm,
+            lr,
+            work.tokens,
+            work.sequences,
+            tensors,
+            noise,
+            problem,
+            number,
+            work.sizes,
+            waited,
+            worked,
         )
 
 
@@ -228,6 +244,7 @@ def due(step: int, every: int) -> bool:
 def backward(
     objective: Objective,
     work: StepBatches,
+    targets: Mapping[str, float],
     settings: Settings,
     micro: MicroGradients | None,
     scale: float = 1.0,
@@ -236,6 +253,7 @@ def backward(
     """Add up the gradient of a step over its micro-batches.
 
     Args:
+        targets: of the step, of all processes, by which the summed losses are divided.
         micro: measures the gradient of each, or None.
         scale: what the gradient is multiplied by, so that little of it is lost in 16 bits.
 
@@ -244,14 +262,13 @@ def backward(
         on its own.
     """
     begun = ended = mark(settings.device)
-    divisors = totals(work.divisors(), settings.world)
     losses: dict[str, Tensor] = {}
     micro_losses: list[Tensor] = []
     for batch in work.micro:
         with summing(objective, last=batch is work.micro[-1]):
             summed, _ = forward(objective, batch, settings, carry)
             # A step without a label has a loss of 0.
-            parts = {name: loss / max(1, divisors[name]) for name, loss in summed.items()}
+            parts = {name: loss / max(1, targets[name]) for name, loss in summed.items()}
             total = torch.stack([part * settings.weights.get(name, 1.0) for name, part in parts.items()]).sum() * scale
             micro_losses.append(total.detach())
             if batch is work.micro[-1]:
@@ -326,7 +343,7 @@ def clip(parameters: Sequence[Tensor], max_norm: float, names: Sequence[str] | N
 def evaluate(
     model: nn.Module, objective: Objective, work: Sequence[StepBatches], settings: Settings, carry: Carry | None = None
 ) -> dict[str, float]:
-    """Mean loss and accuracy over held-out batches, by name: `mlm_loss`, `mlm_accuracy`, `nsp_loss`, ...
+    """Mean loss and accuracy over the targets of held-out batches, by name: `mlm_loss`, `mlm_accuracy`, `nsp_loss`, ...; none without targets.
 
     Args:
         work: from `Samples.held_out`; the same every time.
@@ -355,4 +372,4 @@ def evaluate(
     model.train(was_training)
     losses, hits, targets = (totals(numbers, world) for numbers in (losses, hits, targets))
     result = {f"{name}_loss": loss / targets[name] for name, loss in losses.items() if targets[name]}
-    return result | {f"{name}_accuracy": count / targets[name] for name, count in hits.items()}
+    return result | {f"{name}_accuracy": count / targets[name] for name, count in hits.items() if targets[name]}

@@ -23,7 +23,7 @@ from overnight.train.checkpoint import Progress
 from overnight.train.cuts import Cuts, Trials, conditions, owed
 from overnight.train.family import Family, bits
 from overnight.train.folder import same_corpus
-from overnight.train.guards import Rollback, Watch, origin_text
+from overnight.train.guards import Rollback, Watch, minimized, origin_text
 from overnight.train.lock import Heartbeat
 from overnight.train.loop import Objective, Settings, Step, due, evaluate, optimise
 from overnight.train.memory import LESS, OutOfMemory, first_line, peak_gb, ran_out, release, restart_peak
@@ -242,15 +242,17 @@ class PhaseTraining:
     def _log(self, done: Step) -> None:
         """Write a line of metrics, and keep it for the live view."""
         progress = self.progress
-        means = {name: total / count for name, (total, count) in progress.running.items()}
-        progress.running = {}
+        means = {name: total / count for name, (total, count) in progress.running.items() if count}
+        losses, progress.running = (
+            minimized(means, {name: count for name, (_, count) in progress.running.items()}, self.settings.weights),
+            {},
+        )
         rate = self.speed.rate()
         norm = float(done.grad_norm)
         if not means:  # Every step since the last line was skipped, with a loss that is no number.
             return
-        loss = sum(self.settings.weights.get(name, 1.0) * value for name, value in means.items())
         values = dict(
-            loss=loss,
+            loss=next(iter(losses.values())),
             **{f"{name}_loss": value for name, value in means.items()},
             lr=done.lr,
             **({"batch": done.sequences} if self.phase.batch_warmup.start else {}),
@@ -264,7 +266,7 @@ class PhaseTraining:
             **self._pace(),
         )
         self.metrics.write("train", **self._where(done.step), **values)
-        if self.run.train.on_spike == "ignore" and (spike := self.watch.first({"loss": loss, "grad_norm": norm})):
+        if self.run.train.on_spike == "ignore" and (spike := self.watch.first({**losses, "grad_norm": norm})):
             self._tell("spike", f"step {done.step}: {spike}")
         self.values = values
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from overnight.batches.size import sequences_before
 from overnight.config import Run
@@ -60,7 +59,7 @@ class Speed:
         self._phases = list(run.phases.values())
         self._number = number
         self._clock = time.perf_counter()
-        self._unread: list[dict[str, Tensor]] = []
+        self._unread: list[Step] = []
         self._since, self._all = Spent(), Spent()
 
     def note(self, done: Step, progress: Progress, wait: bool) -> None:
@@ -69,7 +68,7 @@ class Speed:
         Args:
             wait: read them now. The device has then done the step, so that the clock counts it.
         """
-        self._unread.append(done.losses)
+        self._unread.append(done)
         if wait:
             self.read(progress)
         now = time.perf_counter()
@@ -84,16 +83,16 @@ class Speed:
             totals.add(spent, done, flops)
 
     def read(self, progress: Progress) -> None:
-        """Add up the losses that were not read yet, of all processes; what is not finite, of a step that was skipped, is left out."""
+        """Add up the losses and targets that were not read yet, of all processes; what is not finite, of a step that was skipped, is left out."""
         if not self._unread:
             return
-        names = list(self._unread[0])
-        read = total(torch.stack([losses[name] for losses in self._unread for name in names]), self._world).view(-1, len(names))
-        for row in read.tolist():
+        names = list(self._unread[0].losses)
+        read = total(torch.stack([done.losses[name] for done in self._unread for name in names]), self._world).view(-1, len(names))
+        for done, row in zip(self._unread, read.tolist(), strict=True):
             for name, loss in zip(names, row, strict=True):
                 before, count = progress.running.get(name, [0.0, 0])
-                if math.isfinite(loss):
-                    progress.running[name] = [before + loss, count + 1]
+                more = done.targets[name] if math.isfinite(loss) else 0
+                progress.running[name] = [before + (loss * more if more else 0.0), count + more]
         self._unread = []
 
     def pause(self) -> None:

@@ -224,7 +224,7 @@ def test_speed_counts_tokens_operations_and_waiting_since_the_last_line(tiny: Ma
     now = [0.0]
     monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
     run, sizes = tiny(), Sizes(200, 6000, 30, 8)
-    done = Step(1, {"mlm": torch.tensor(1.0)}, torch.tensor(1.0), 0.1, 200, 8, sizes=sizes, waited=0.25)
+    done = Step(1, {"mlm": torch.tensor(1.0)}, {"mlm": 30}, torch.tensor(1.0), 0.1, 200, 8, sizes=sizes, waited=0.25)
 
     def operations(done: Step) -> float:
         assert done.sizes is not None
