@@ -19,6 +19,7 @@ from torch import Tensor
 from overnight.optim import native
 from overnight.optim.lists import Tensors
 from overnight.optim.offload import brought, offloaded, pieces
+from overnight.optim.state import check, fit, laid_out, local, wide
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
@@ -53,11 +54,19 @@ class Batch:
         return native.norms(parts) if self.way == "native" else Tensors(parts, self.shards).norm()
 
 
+@dataclass
+class Told:
+    """What a step tells of itself. Beside the optimizer, since torch.compile drops what a compiled step writes to an optimizer's own attributes."""
+
+    grad_norm: Tensor | None = None
+    ratios: list[tuple[list[Tensor], Tensor]] = field(default_factory=list)
+
+
 class Layerwise(torch.optim.Optimizer, ABC):
     """A torch optimizer whose step depends on the norms of whole tensors.
 
-    After a step, `grad_norm` is the norm of all gradients before clipping (a scalar tensor, None before the first step) and `ratios`
-    lists (parameters, their trust ratios): both are left on the device.
+    After a step, also a compiled one, `grad_norm` is the norm of all gradients before clipping (a scalar tensor, None before the first step)
+    and `ratios` lists (parameters, their trust ratios): both are left on the device.
 
     Args:
         params: tensors, (name, tensor) pairs, or groups that may set any of the settings.
@@ -97,8 +106,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
             raise ValueError("fused = True: contradicts foreach = False")
         self.max_grad_norm = max_grad_norm
         self.check_finite = check_finite
-        self.grad_norm: Tensor | None = None
-        self.ratios: list[tuple[list[Tensor], Tensor]] = []
+        self._told = Told()
         self._scratch: Tensor | None = None  # as a copy has them: __getstate__
         defaults = {**defaults, "maximize": maximize, "foreach": foreach, "fused": fused, "skip_zero_grad": skip_zero_grad}
         defaults |= {"capturable": capturable, "optimizer": type(self).__name__}
@@ -107,10 +115,19 @@ class Layerwise(torch.optim.Optimizer, ABC):
     def __getstate__(self) -> dict[str, Any]:
         """What a copy takes with it; torch's leaves out what it does not know."""
         return {**super().__getstate__(), **{name: getattr(self, name) for name in ("max_grad_norm", "check_finite")}} | {
-            "grad_norm": None,
-            "ratios": [],
+            "_told": Told(),
             "_scratch": None,
         }
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """Norm of all gradients before clipping, of the last step (a scalar tensor, on the device); None before the first."""
+        return self._told.grad_norm
+
+    @property
+    def ratios(self) -> list[tuple[list[Tensor], Tensor]]:
+        """(parameters, their trust ratios (n)) of the last step."""
+        return self._told.ratios
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, with the settings and the tensors checked.
@@ -158,16 +175,16 @@ class Layerwise(torch.optim.Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         batches = self._gather()
-        self.ratios = []
+        self._told.ratios = []
         if not batches:
             return loss
         for batch in batches:
             batch.norms = batch.norms_of(batch.grads)
         device = batches[0].norms.device
-        self.grad_norm = torch.linalg.vector_norm(torch.cat([batch.norms.to(device) for batch in batches]))
+        self._told.grad_norm = grad_norm = torch.linalg.vector_norm(torch.cat([batch.norms.to(device) for batch in batches]))
         if self.check_finite:
-            self._refuse_non_finite(batches)
-        clip = None if self.max_grad_norm is None else 1 / torch.clamp(self.grad_norm / self.max_grad_norm, min=1.0)
+            self._refuse_non_finite(batches, grad_norm)
+        clip = None if self.max_grad_norm is None else 1 / torch.clamp(grad_norm / self.max_grad_norm, min=1.0)
         for batch in batches:
             with brought(self.state, batch.params) if offloaded(batch.group) else nullcontext():
                 self._step(batch, clip)
@@ -197,9 +214,8 @@ class Layerwise(torch.optim.Optimizer, ABC):
                 batch.grads.append(local(grad).contiguous() if way == "kernels" else local(grad).to(wide(p)))
         return [piece for batch in batches.values() for piece in (_pieces(batch) if offloaded(batch.group) else [batch])]
 
-    def _refuse_non_finite(self, batches: list[Batch]) -> None:
-        assert self.grad_norm is not None
-        if torch.isfinite(self.grad_norm):
+    def _refuse_non_finite(self, batches: list[Batch], grad_norm: Tensor) -> None:
+        if torch.isfinite(grad_norm):
             return
         bad = [name for batch in batches for name, norm in zip(batch.names, batch.norms.tolist(), strict=True) if not math.isfinite(norm)]
         listed = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "") if bad else "all tensors together"
@@ -208,7 +224,9 @@ class Layerwise(torch.optim.Optimizer, ABC):
     def _step(self, batch: Batch, clip: Tensor | None) -> None:
         """One step of the tensors of a batch."""
         group = batch.group
-        states = [self._state_of(p) for p in batch.params]
+        states = [self.state[p] for p in batch.params]
+        for p, state in zip(batch.params, states, strict=True):
+            fit(state, p, self.moments)
         moments = [[local(state[name]) for state in states] for name in self.moments]
         xs = [local(state.get("master", p)) for p, state in zip(batch.params, states, strict=True)]
         # Scalars are made in float64: 1 - 0.999^t has few digits in float32.
@@ -221,7 +239,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
             scale = scale * clip.to(norms.device)
         scalars = self.scalars(group, torch.stack(steps).double(), live, norms, scale, lambda: batch.norms_of(xs))
         apply = {"native": self._apply_native, "kernels": self._apply_kernels}.get(batch.way, self._apply)
-        self.ratios.append((batch.params, apply(batch, xs, moments, scalars)))
+        self._told.ratios.append((batch.params, apply(batch, xs, moments, scalars)))
         if "master" in states[0] and batch.way != "kernels":
             torch._foreach_copy_([local(p) for p in batch.params], xs)
 
@@ -280,17 +298,6 @@ class Layerwise(torch.optim.Optimizer, ABC):
             self._scratch = xs[0].new_empty(2, need)
         return self._scratch
 
-    def _state_of(self, p: Tensor) -> dict[str, Any]:
-        state = self.state[p]
-        if not state:
-            kind = wide(p)
-            state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-            for name in self.moments:
-                state[name] = torch.zeros_like(p, dtype=kind)
-            if kind != p.dtype:
-                state["master"] = p.detach().to(kind)
-        return state
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but state beside 16-bit parameters stays fp32, where torch casts it down.
 
@@ -305,7 +312,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
                 if name == "step":
                     self.state[p][name] = torch.as_tensor(value).to(p.device, torch.float32, copy=True)
                 else:  # in the parameter's memory layout, whatever that of the saved one was
-                    self.state[p][name] = torch.empty_like(p, dtype=wide(p)).copy_(value)
+                    self.state[p][name] = laid_out(value, p)
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
         ours, kind = self.param_groups, type(self).__name__
@@ -315,15 +322,9 @@ class Layerwise(torch.optim.Optimizer, ABC):
         for group in groups:
             if group.get("optimizer") != kind:
                 raise ValueError(f"this is not the state of {kind} but of {group.get('optimizer', 'another optimizer')}")
-        known = {"step", "master", *self.moments}
         for mine, group in zip(ours, groups, strict=True):
             for (name, p), number in zip(_named(mine), group["params"], strict=True):
-                state = state_dict["state"].get(number, {})
-                if state and not {"step", *self.moments} <= set(state) <= known:
-                    raise ValueError(f"this is not the state of {kind}: {name} has {', '.join(sorted(state))}")
-                for entry, value in state.items():
-                    if entry != "step" and value.shape != p.shape:
-                        raise ValueError(f"{name}: the state's {entry} has shape {tuple(value.shape)}, the parameter {tuple(p.shape)}")
+                check(state_dict["state"].get(number, {}), p, name, self.moments, kind)
 
 
 def _pieces(batch: Batch) -> list[Batch]:
@@ -350,17 +351,6 @@ def way_of(p: Tensor, grad: Tensor) -> str:
     if p.device.type == "cpu":
         return "native" if not hasattr(p, "device_mesh") and grad.is_contiguous() else "lists"
     return "kernels" if p.device.type == "cuda" and wide(p) == torch.float32 else "lists"
-
-
-def wide(p: Tensor) -> torch.dtype:
-    """The type of the state beside a parameter: float32, and float64 for float64."""
-    return torch.float64 if p.dtype == torch.float64 else torch.float32
-
-
-def local(x: Tensor) -> Tensor:
-    """This process's part of a sharded tensor; any other tensor as it is."""
-    part: Tensor = x.to_local() if hasattr(x, "to_local") else x
-    return part
 
 
 def groups_of(x: Tensor) -> list[Any]:

@@ -91,5 +91,14 @@ class Muon(torch.optim.Optimizer):
             # The groups and the state are ours; loading a state replaces both.
             part.param_groups = [group for group in self.param_groups if group["muon"] == muon]
             part.state = self.state
+            if not muon:
+                for group in part.param_groups:
+                    group["fused"] = all(self._contiguous(p) for p in group["params"] if p.grad is not None)
             part.step()
         return loss
+
+    def _contiguous(self, p: Tensor) -> bool:
+        """Whether torch's fused AdamW pairs the right elements, which it reads as they lie in memory, of a parameter, its gradient and its moments."""
+        assert p.grad is not None
+        moments = (self.state[p].get(name, p) for name in ("exp_avg", "exp_avg_sq"))
+        return all(x.is_contiguous() for x in (p, p.grad, *moments))

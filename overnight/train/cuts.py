@@ -23,8 +23,8 @@ from overnight.batches.size import cuts
 from overnight.config import Phase, Run
 from overnight.corpus.files import write_json
 from overnight.errors import ConfigError, DataError
-from overnight.optim.layerwise import local
 from overnight.optim.offload import offloaded
+from overnight.optim.state import local
 from overnight.train.loop import Objective
 from overnight.train.memory import LESS, OutOfMemory, Room, first_line, peak, ran_out, release, restart_peak, room
 from overnight.train.parallel import Elsewhere, World, greatest, summing, together

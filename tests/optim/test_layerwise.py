@@ -14,6 +14,7 @@ from torch import Tensor
 from overnight.native import NoCompiler, library
 from overnight.optim import Lamb, Lans, Lars
 from overnight.optim.layerwise import Layerwise
+from overnight.optim.telemetry import Snapshot
 from tests.optim.problem import CLASSES, SHAPES, draw, fill, parameters, run
 
 # Settings that take every branch of the equations.
@@ -64,7 +65,7 @@ def test_the_native_step_does_not_depend_on_the_number_of_threads() -> None:
 
 @each
 def test_a_step_compiles_without_a_graph_break_and_gives_the_same(name: str) -> None:
-    ends = []
+    ends, told = [], []
     for compiled in (False, True):
         params = parameters(dtype=torch.float32)
         optimizer = CLASSES[name](params, lr=torch.tensor(0.02), weight_decay=0.1)
@@ -74,10 +75,17 @@ def test_a_step_compiles_without_a_graph_break_and_gives_the_same(name: str) -> 
         for at in range(1, 5):
             optimizer.param_groups[0]["lr"].fill_(0.02 / at)
             fill(params, at)
+            before = Snapshot(optimizer)
             step()
+            # What a step tells of itself is of this step, also of a compiled one.
+            assert [id(p) for found, _ in optimizer.ratios for p in found] == [id(p) for p in params]
+            told.append([optimizer.grad_norm, torch.cat([ratios for _, ratios in optimizer.ratios]), before.after().table])
         ends.append([p.detach() for p in params])
     for ours, reference in zip(*ends, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-6, atol=1e-7)
+    assert len({float(norm) for norm, *_ in told[4:]}) == 4
+    for theirs, compiled_ones in zip(told[:4], told[4:], strict=True):
+        torch.testing.assert_close(compiled_ones, theirs, rtol=1e-5, atol=1e-7, equal_nan=True)
 
 
 @every

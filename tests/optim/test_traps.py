@@ -16,7 +16,8 @@ from overnight.config import Model, Optim
 from overnight.models.bert import BertForPretraining
 from overnight.optim import Lamb, Lans, Lars
 from overnight.optim.groups import parameter_groups
-from overnight.optim.layerwise import local, whole_norms
+from overnight.optim.layerwise import whole_norms
+from overnight.optim.state import local
 from tests.optim.problem import CLASSES, draw, fill, parameters, run
 
 each = pytest.mark.parametrize("name", list(CLASSES))

@@ -1,0 +1,65 @@
+"""The state beside a parameter: 32-bit moments and master weights, laid out as the parameter is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def wide(p: Tensor) -> torch.dtype:
+    """The type of the state beside a parameter: float32, and float64 for float64."""
+    return torch.float64 if p.dtype == torch.float64 else torch.float32
+
+
+def local(x: Tensor) -> Tensor:
+    """This process's part of a sharded tensor; any other tensor as it is."""
+    part: Tensor = x.to_local() if hasattr(x, "to_local") else x
+    return part
+
+
+def fit(state: dict[str, Any], p: Tensor, moments: Sequence[str]) -> None:
+    """Make the state of a parameter, or make what there is fit a parameter that has changed its type or memory format since.
+
+    The fused steps read parameter and state element by element as they lie in memory, where another layout would pair the wrong ones.
+
+    Args:
+        state: changed in place; empty before the first step.
+        p: the parameter.
+        moments: names of the tensors of its shape that it has.
+    """
+    kind = wide(p)
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+        state.update({name: torch.zeros_like(p, dtype=kind) for name in moments})
+    if kind == p.dtype:
+        state.pop("master", None)
+    elif "master" not in state:
+        state["master"] = p.detach().to(kind)
+    for name, value in state.items():
+        if name != "step" and (value.dtype != kind or (local(p).is_contiguous() and not local(value).is_contiguous())):
+            state[name] = laid_out(value, p)
+
+
+def laid_out(value: Tensor, p: Tensor) -> Tensor:
+    """A copy of a state tensor in the memory format of the parameter and the type of its state."""
+    return torch.empty_like(p, dtype=wide(p)).copy_(value)
+
+
+def check(state: dict[str, Any], p: Tensor, name: str, moments: Sequence[str], kind: str) -> None:
+    """Check that a saved state is one of the optimizer and the parameter.
+
+    Args:
+        name: of the parameter.
+        kind: of the optimizer.
+
+    Raises:
+        ValueError: saying what it is instead.
+    """
+    if state and not {"step", *moments} <= set(state) <= {"step", "master", *moments}:
+        raise ValueError(f"this is not the state of {kind}: {name} has {', '.join(sorted(state))}")
+    for entry, value in state.items():
+        if entry != "step" and value.shape != p.shape:
+            raise ValueError(f"{name}: the state's {entry} has shape {tuple(value.shape)}, the parameter {tuple(p.shape)}")
