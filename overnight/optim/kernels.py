@@ -88,7 +88,7 @@ def step(
         return trust.float()
     lans, adapt = kind == "lans", bool(group["adapt"])
     settings = float(group["eps"]), float(group["weight_decay"])
-    partial = torch.empty(len(where.chunks), 3 if lans else 2, dtype=torch.float32, device=xs[0].device)
+    partial = torch.empty(len(where.chunks), 3 if lans else 2, dtype=torch.float64, device=xs[0].device)
     _launch(_move_moments, where, _rows(s), *tensors, partial, *settings, LANS=lans, ADAPT=adapt, GRAD=kinds["GRAD"])
     found, trust = rates(s, _whole(partial, where, batch.shards).unbind(1) if adapt else None, group)
     _launch(_move, where, _rows((*s, *found)), *tensors, copied, *settings, LANS=lans, **kinds)
@@ -103,7 +103,7 @@ def norms(xs: list[Tensor], shards: Sequence[Any] = ()) -> Tensor:
         shards: process groups over which each tensor is cut.
     """
     where = _layout(xs)
-    partial = torch.empty(len(where.chunks), 1, dtype=torch.float32, device=xs[0].device)
+    partial = torch.empty(len(where.chunks), 1, dtype=torch.float64, device=xs[0].device)
     _launch(_square, where, _addresses(xs), partial, KIND=_TYPES[xs[0].dtype])
     return _whole(partial, where, shards)[:, 0].float()
 
@@ -219,6 +219,12 @@ def _directions(
 
 
 @triton.jit
+def _squares(x: tl.tensor) -> tl.tensor:
+    """x² in float64: in fp32 those of numbers below 1e-19 and above 1e19 are 0 and infinite."""
+    return x.to(tl.float64) * x.to(tl.float64)
+
+
+@triton.jit
 def _move_moments(
     chunks: tl.tensor,
     sizes: tl.tensor,
@@ -241,9 +247,9 @@ def _move_moments(
     first, whole, last = _chunk(chunks, sizes, (x_at | g_at | m_at | v_at) % 16 == 0)
     row = numbers + 6 * tensor
     new1, new2, correct1, correct2, scale = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3), tl.load(row + 5)
-    xx = tl.zeros([BLOCK], tl.float32)
-    rr = tl.zeros([BLOCK], tl.float32)
-    cc = tl.zeros([BLOCK], tl.float32)
+    xx = tl.zeros([BLOCK], tl.float64)
+    rr = tl.zeros([BLOCK], tl.float64)
+    cc = tl.zeros([BLOCK], tl.float64)
     for part in tl.static_range(2):
         for start in range(whole if part else first, last if part else whole, BLOCK):
             at = start + tl.arange(0, BLOCK)
@@ -257,9 +263,9 @@ def _move_moments(
             _write(v_at, at, last, v, tl.float32, part == 0)
             if ADAPT:
                 r, c = _directions(x, g, m, v, correct1, correct2, eps, decay)
-                xx += x * x
-                rr += tl.where(at < last, r * r, 0.0)  # beyond the end it is 0/0 where eps is 0
-                cc += tl.where(at < last, c * c, 0.0)
+                xx += _squares(x)
+                rr += tl.where(at < last, _squares(r), 0.0)  # beyond the end it is 0/0 where eps is 0
+                cc += tl.where(at < last, _squares(c), 0.0)
     if ADAPT:
         sums = partial + (3 if LANS else 2) * chunk
         tl.store(sums, tl.sum(xx))
@@ -356,11 +362,11 @@ def _square(chunks: tl.tensor, sizes: tl.tensor, xs: tl.tensor, partial: tl.tens
     chunk = tl.program_id(0)
     x_at = tl.load(xs + tl.load(chunks + 2 * chunk))
     first, whole, last = _chunk(chunks, sizes, x_at % 16 == 0)
-    xx = tl.zeros([BLOCK], tl.float32)
+    xx = tl.zeros([BLOCK], tl.float64)
     for part in tl.static_range(2):
         for start in range(whole if part else first, last if part else whole, BLOCK):
             x = _read(x_at, start + tl.arange(0, BLOCK), last, KIND, part == 0)
-            xx += x * x
+            xx += _squares(x)
     tl.store(partial + chunk, tl.sum(xx))
 
 
@@ -372,5 +378,5 @@ def _total(firsts: tl.tensor, partial: tl.tensor, totals: tl.tensor) -> None:
     sums = tl.zeros([BLOCK], tl.float64)
     for start in range(first, last, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        sums += tl.load(partial + at * width + which, mask=at < last, other=0.0).to(tl.float64)
+        sums += tl.load(partial + at * width + which, mask=at < last, other=0.0)
     tl.store(totals + tensor * width + which, tl.sum(sums))

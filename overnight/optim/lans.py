@@ -114,7 +114,8 @@ class Lans(Layerwise):
         beta1, beta2 = group["betas"]
         new1, correct1 = decay(beta1, t, live)
         new2, correct2 = decay(beta2, t, live)
-        return Scalars(new1, new2, correct1, correct2, group["lr"] * live, scale / torch.where(norms == 0, 1.0, norms))
+        # As large as float32 holds it: 0 times infinity would be NaN.
+        return Scalars(new1, new2, correct1, correct2, group["lr"] * live, scale / norms.clamp(min=torch.finfo(torch.float32).tiny))
 
     def native(self, xs: list[Tensor], gs: list[Tensor], moments: list[list[Tensor]], table: Tensor, group: dict[str, Any]) -> Tensor:
         """The step by native.c; returns the trust ratios (n)."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from overnight.optim import native
-from overnight.optim.lists import Tensors
+from overnight.optim.lists import Tensors, total_norm
 from overnight.optim.offload import brought, offloaded, pieces
 from overnight.optim.state import check, fit, laid_out, local, wide
 
@@ -181,7 +181,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         for batch in batches:
             batch.norms = batch.norms_of(batch.grads)
         device = batches[0].norms.device
-        self._told.grad_norm = grad_norm = torch.linalg.vector_norm(torch.cat([batch.norms.to(device) for batch in batches]))
+        self._told.grad_norm = grad_norm = total_norm(torch.cat([batch.norms.to(device) for batch in batches]))
         if self.check_finite:
             self._refuse_non_finite(batches, grad_norm)
         clip = None if self.max_grad_norm is None else 1 / torch.clamp(grad_norm / self.max_grad_norm, min=1.0)

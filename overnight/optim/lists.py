@@ -6,6 +6,7 @@ stands for one number for each of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor
 
 # Numbers that are squared and added in their own precision.
 _STRETCH = 1 << 14
+# Below this norm, squares of float32 numbers that are 0 or have lost digits (those of numbers under 1e-19) may count.
+_LEAST = 1e-10
 
 
 class Tensors:
@@ -75,15 +78,34 @@ class Tensors:
         return self
 
     def norm(self) -> Tensor:
-        """L2 norm of every whole tensor (n), wherever its parts are; waits for no device."""
-        on_cpu = self.parts[0].device.type == "cpu" and not torch.compiler.is_compiling()
-        norms = torch.stack([_cpu_norm(x) for x in self.parts] if on_cpu else torch._foreach_norm(self.parts))
+        """L2 norm of every whole tensor (n), wherever its parts are; waits for no device.
+
+        Right from 1e-30 to 1e30 in float32, whose squares would be 0 and infinite.
+        """
+        if self.parts[0].device.type == "cpu" and not torch.compiler.is_compiling():
+            norms = _cpu_norms(self.parts)
+        else:
+            norms = torch.stack(torch._foreach_norm(self.parts, dtype=torch.float64)).to(self.parts[0].dtype)
         if not self.shards:
             return norms
-        squares = norms * norms
+        squares = norms.double().square()
         for group in self.shards:
             dist.all_reduce(squares, group=group)
-        return squares.sqrt()
+        return squares.sqrt().to(norms.dtype)
+
+
+def total_norm(norms: Tensor) -> Tensor:
+    """L2 norm of all tensors together (a scalar), from that of each (n)."""
+    return torch.linalg.vector_norm(norms, dtype=torch.float64).to(norms.dtype)
+
+
+def _cpu_norms(xs: Sequence[Tensor]) -> Tensor:
+    norms = torch.stack([_cpu_norm(x) for x in xs])
+    for i, norm in enumerate(norms.tolist()):
+        if not _LEAST <= norm < math.inf:
+            squares = [part.dot(part) for part in (part.double() for part in xs[i].reshape(-1).split(_STRETCH))]
+            norms[i] = torch.stack(squares).sum().sqrt()
+    return norms
 
 
 def _cpu_norm(x: Tensor) -> Tensor:

@@ -11,6 +11,15 @@
 
 typedef struct { double x, first, second; } Sums; /* of squares: x and the directions */
 
+/* A sum of squares of x, found in REAL: again in double where its squares may have been 0, without digits, or infinite. */
+static double squares(double sum, long n, const REAL *x) {
+    if (sum >= 1e-20 && sum <= 1e38) return sum;
+    double exact = 0;
+#pragma omp simd reduction(+ : exact)
+    for (long i = 0; i < n; i++) exact += (double)x[i] * (double)x[i];
+    return exact;
+}
+
 static REAL ratio(double a, double b) { return a > 0 && b > 0 ? (REAL)sqrt(a / b) : (REAL)1; }
 
 /* One stretch of LAMB: moves the moments, writes u. row: new1, new2, correct1, correct2, lr, scale. */
@@ -28,7 +37,7 @@ static Sums lamb_directions(long n, const REAL *row, REAL eps, REAL decay, const
         xx += x[i] * x[i];
         uu += u * u;
     }
-    return (Sums){xx, uu, 0};
+    return (Sums){squares(xx, n, x), squares(uu, n, u_out), 0};
 }
 
 /* One stretch of LANS: moves the moments, writes r and c. The row is LAMB's. */
@@ -49,7 +58,7 @@ static Sums lans_directions(long n, const REAL *row, REAL eps, REAL decay, const
         rr += r * r;
         cc += c * c;
     }
-    return (Sums){xx, rr, cc};
+    return (Sums){squares(xx, n, x), squares(rr, n, r_out), squares(cc, n, c_out)};
 }
 
 /* One stretch of LARS, whole: how far to go is known beforehand. row: keep, inside, outside, trust, scale. */
@@ -153,7 +162,7 @@ void norms(long count, const long *sizes, REAL **x, double *sums, REAL *result) 
                 REAL sum = 0;
 #pragma omp simd reduction(+ : sum)
                 for (long j = 0; j < n; j++) sum += part[j] * part[j];
-                sums[first + k] = sum;
+                sums[first + k] = squares(sum, n, part);
             }
         }
     }

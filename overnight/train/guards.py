@@ -15,6 +15,7 @@ from torch import Tensor
 
 from overnight.batches.packing import Origin
 from overnight.optim.layerwise import whole_norms
+from overnight.optim.lists import total_norm
 from overnight.train.parallel import World, total, totals
 from overnight.train.precision import Halt
 
@@ -122,7 +123,7 @@ def measured(
         losses: this process's part.
         targets, weights: as in :func:`minimized`, of all processes.
     """
-    norm = torch.linalg.vector_norm(whole_norms([grad for _, _, grad in _gradients(optimizer)]))
+    norm = total_norm(whole_norms([grad for _, _, grad in _gradients(optimizer)]))
     *parts, grad_norm = torch.stack([*losses.values(), norm]).double().tolist()
     found = totals({**dict(zip(losses, parts, strict=True)), "grad_norm": grad_norm if world.main else 0.0}, world)
     return {**minimized(found, {name: targets[name] for name in losses}, weights), "grad_norm": found["grad_norm"]}
@@ -141,11 +142,11 @@ def largest(optimizer: torch.optim.Optimizer, count: int = 3) -> str:
     moments tell nothing. All processes must ask.
     """
     named = _gradients(optimizer)
-    now = whole_norms([grad for _, _, grad in named]).square()
+    now = whole_norms([grad for _, _, grad in named]).double().square()
     moments = [optimizer.state[p].get("exp_avg_sq") for _, p, _ in named]
     before: list[float] | None = None
     if all(m is not None for m in moments) and type(optimizer).__name__ != "Lans":
-        usual = whole_norms([m.sqrt() for m in moments]).square()
+        usual = whole_norms([m.sqrt() for m in moments]).double().square()
         before = (usual / usual.sum()).tolist()
     shares = (now / now.sum()).tolist()
     found = []

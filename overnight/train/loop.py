@@ -22,6 +22,7 @@ from overnight.batches.loader import prefetch
 from overnight.batches.order import key
 from overnight.batches.packing import Sizes, StepBatches
 from overnight.optim.layerwise import Layerwise, whole_norms
+from overnight.optim.lists import total_norm
 from overnight.optim.noise import MicroGradients, Pair
 from overnight.optim.offload import offloaded, step_in_pieces
 from overnight.optim.telemetry import Norms, Snapshot
@@ -330,7 +331,7 @@ def clip(parameters: Sequence[Tensor], max_norm: float, names: Sequence[str] | N
         FloatingPointError: with `names`, naming the tensors; nothing is scaled.
     """
     # Not torch's own norm: of millions of numbers on a CPU it is 1e-3 off.
-    norm = torch.linalg.vector_norm(whole_norms([p.grad for p in parameters if p.grad is not None]))
+    norm = total_norm(whole_norms([p.grad for p in parameters if p.grad is not None]))
     if names is not None and not torch.isfinite(norm):
         bad = not_finite((name, p.grad) for name, p in zip(names, parameters, strict=True) if p.grad is not None)
         raise FloatingPointError(f"the gradient of {listed(bad) or 'all tensors together'} is not finite")

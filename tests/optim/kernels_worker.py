@@ -134,7 +134,7 @@ def compile_all() -> dict[str, dict[str, int]]:
         "norms": (kernels._square, {"KIND": fp32}),
         "total": (kernels._total, {}),
     }
-    kinds = {"numbers": "*fp32", "partial": "*fp32", "totals": "*fp64", "eps": "fp32", "decay": "fp32", "momentum": "fp32"}
+    kinds = {"numbers": "*fp32", "partial": "*fp64", "totals": "*fp64", "eps": "fp32", "decay": "fp32", "momentum": "fp32"}
     found = {}
     for name, (kernel, flags) in wanted.items():
         signature = {arg: "constexpr" if arg in flags else kinds.get(arg, "*i64") for arg in kernel.arg_names}
