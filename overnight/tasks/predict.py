@@ -20,7 +20,8 @@ from overnight.errors import DataError
 from overnight.models.bert import padded_vocabulary
 from overnight.tasks import spans
 from overnight.tasks.encode import encode_rows, join
-from overnight.tasks.finetune import Examples, new_head, outputs
+from overnight.tasks.finetune import new_head, outputs
+from overnight.tasks.problem import Examples
 from overnight.tasks.rows import Row
 from overnight.tasks.squad import Question
 from overnight.train import checkpoint

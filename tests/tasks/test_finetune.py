@@ -23,7 +23,8 @@ from overnight import config
 from overnight.config import Run
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.tasks import finetune as module
-from overnight.tasks.finetune import Examples, finetune
+from overnight.tasks.finetune import finetune
+from overnight.tasks.problem import Examples, read_problem
 from overnight.train.monitor import Line
 
 Task = Callable[..., Run]
@@ -269,7 +270,7 @@ def test_a_question_whose_answer_is_misplaced_is_not_trained_on(pretrained: Run,
     real = squad.read_squad
     monkeypatch.setattr(squad, "read_squad", lambda path: real(path, misaligned=0.5))
     spec = Finetune(task="squad", path=str(questions), length=512)
-    problem = module.read_problem(spec, pretrained.data_dir, load_vocabulary(pretrained.data_dir))
+    problem = read_problem(spec, pretrained.data_dir, load_vocabulary(pretrained.data_dir))
     assert len(problem.train) == 11 and (problem.train.targets["start"] > 0).all()
 
 

@@ -1,0 +1,172 @@
+"""A task of fine-tuning, read and encoded: the sequences to train on, and how the outputs of the network are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from overnight.batches.order import key, order
+from overnight.batches.packing import Batch, StepBatches, deal
+from overnight.config import Finetune, environment_path
+from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
+from overnight.tasks import metrics, spans
+from overnight.tasks.encode import encode_rows
+from overnight.tasks.rows import Row
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Token sequences with their targets, ready to be batched."""
+
+    ids: list[np.ndarray]
+    segments: list[np.ndarray]
+    targets: dict[str, np.ndarray]
+    """One value a sequence, by name; empty where they are not known."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batch(self, index: np.ndarray) -> Batch:
+        """The flat batch of some sequences, in the order given."""
+        lengths = [len(self.ids[i]) for i in index]
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        return Batch(
+            ids_N=torch.from_numpy(np.concatenate([self.ids[i] for i in index]).astype(np.int64)),
+            positions_N=torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])),
+            segments_N=torch.from_numpy(np.concatenate([self.segments[i] for i in index]).astype(np.int64)),
+            starts=torch.from_numpy(starts.astype(np.int32)),
+            lengths=tuple(lengths),
+            targets={name: torch.from_numpy(values[index]) for name, values in self.targets.items()},
+        )
+
+    def step(self, step: int, batch: int, micro_batch: int, seed: tuple[int, ...]) -> StepBatches:
+        """The micro-batches of a step: `batch` rows of an endless stream of shuffled epochs."""
+        positions = np.arange(step * batch, (step + 1) * batch)
+        epochs, index = positions // len(self), positions % len(self)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            index[here] = order(index[here], len(self), key(*seed, int(epoch)))
+        lengths = [len(self.ids[i]) for i in index]
+        bins = deal(lengths, batch // micro_batch)
+        return StepBatches(tuple(self.batch(index[rows]) for rows in bins), sum(lengths), batch)
+
+    def in_order(self, size: int) -> list[tuple[np.ndarray, Batch]]:
+        """All sequences once, longest first in batches of `size`, each with the indices of its sequences."""
+        longest_first = np.argsort([-len(x) for x in self.ids], kind="stable")
+        return [(index, self.batch(index)) for index in np.split(longest_first, range(size, len(self), size))]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A task, read and encoded: what to train on, and how to judge the outputs of the network."""
+
+    name: str
+    kind: str
+    """classification, regression or spans."""
+    labels: tuple[str, ...]
+    metric: str
+    train: Examples
+    dev: Examples
+    judge: Callable[[list[np.ndarray]], tuple[dict[str, float], dict[str, Any]]]
+    """Outputs of the network for every dev sequence → metrics by name, and files to write by name (JSON values)."""
+    test: dict[str, tuple[Examples, list[Row]]]
+    """Further splits to predict, by file name."""
+    notes: tuple[str, ...]
+    baselines: dict[str, float]
+    """Scores of simple rules on the same dev rows."""
+
+
+def read_problem(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Problem:
+    """Read and encode a task.
+
+    Args:
+        spec: which task, where, how long.
+        folder: holds the tokenizer.
+
+    Raises:
+        DataError: when a file is missing or a row cannot be used.
+    """
+    tokenizer = load_tokenizer(folder)
+    if spec.task == "squad":
+        return _read_squad(spec, tokenizer, vocabulary)
+    if spec.task == "docnames":
+        from overnight.tasks.docnames import load_docnames, overlap_baseline
+
+        task = load_docnames()
+        baselines = {"word overlap": overlap_baseline(task)}
+    else:
+        from overnight.tasks.classification import load_task
+
+        task, baselines = load_task(spec.task, environment_path(spec.path, "finetune.path")), {}
+
+    # A metric that lacks its package says so here, before any training.
+    metrics.score(task.name, task.kind, *[[0.0, 1.0] if task.kind == "regression" else ["0", "1"]] * 2)
+
+    def encoded(rows: list[Row]) -> Examples:
+        sequences = encode_rows(tokenizer, vocabulary, rows, spec.length)
+        targets = {}
+        if rows and all(row.label is not None for row in rows):
+            if task.kind == "regression":
+                targets["label"] = np.array([float(row.label or 0) for row in rows], np.float32)
+            else:
+                number = {label: i for i, label in enumerate(task.labels)}
+                targets["label"] = np.array([number[str(row.label)] for row in rows], np.int64)
+        return Examples([e.ids for e in sequences], [e.segments for e in sequences], targets)
+
+    def answers(outputs: list[np.ndarray]) -> list[str | float]:
+        return [float(o[0]) if task.kind == "regression" else task.labels[int(o.argmax())] for o in outputs]
+
+    def judge(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
+        given = answers(outputs)
+        right = [row.label for row in task.dev if row.label is not None]
+        files = {"predictions.json": {row.id: answer for row, answer in zip(task.dev, given, strict=True)}}
+        return metrics.score(task.name, task.kind, right, given), files
+
+    train = task.train[: spec.max_rows] if spec.max_rows else task.train
+    tests = {"test": task.test, **task.extra}
+    return Problem(
+        name=task.name,
+        kind=task.kind,
+        labels=task.labels,
+        metric=task.main_metric,
+        train=encoded(train),
+        dev=encoded(task.dev),
+        judge=judge,
+        test={name: (encoded(rows), rows) for name, rows in tests.items() if rows},
+        notes=task.notes,
+        baselines=baselines,
+    )
+
+
+def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Problem:
+    from overnight.tasks.squad import load_squad
+
+    data = load_squad(environment_path(spec.path, "finetune.path"))
+    # A question whose answers do not stand where its file says has nothing to learn from.
+    placed = [q for q in data.train if any(answer.start >= 0 for answer in q.answers)]
+    cut = {
+        "train": spans.windows(tokenizer, vocabulary, placed[: spec.max_rows or None], spec.length, spec.stride),
+        "dev": spans.windows(tokenizer, vocabulary, data.dev, spec.length, spec.stride),
+    }
+
+    def judge(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
+        starts, ends = [o[:, 0] for o in outputs], [o[:, 1] for o in outputs]
+        predictions, nbest = spans.best_answers(cut["dev"], starts, ends, max_answer=spec.max_answer)
+        scores = metrics.squad_scores({q.id: [a.text for a in q.answers] for q in data.dev}, predictions)
+        return scores, {"predictions.json": predictions, "nbest_predictions.json": nbest}
+
+    examples = {
+        # As in run_squad.py, a window without the answer points at [CLS].
+        split: Examples(
+            [w.ids for w in windows],
+            [w.segments for w in windows],
+            {name: np.array([getattr(w, name) or 0 for w in windows], np.int64) for name in ("start", "end")},
+        )
+        for split, windows in cut.items()
+    }
+    return Problem("squad", "spans", (), "f1", examples["train"], examples["dev"], judge, {}, data.notes, {})
