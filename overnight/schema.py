@@ -242,7 +242,7 @@ class Finetune:
     max_answer: int = 30
     """SQuAD: longest answer (tokens)."""
     max_rows: int = 0
-    """Training rows used at most; 0 is all."""
+    """Training rows (SQuAD: questions) used at most, drawn by a hash of their texts with each label in its share, the same for every seed; 0 is all."""
     seeds: list[int] = field(default_factory=lambda: [0])
     """One fine-tuning a seed; the median and the spread are reported."""
     baseline: bool = False
@@ -261,7 +261,7 @@ class Transfer:
     features: Literal["cell", "hidden", "mean", "cell+hidden", "cell+mean", "cell+hidden+mean"] = "cell"
     """What describes a text: the last cell state, the last hidden state, the mean of the hidden states, or several side by side."""
     max_rows: int = 0
-    """Training rows used at most; 0 is all."""
+    """Training rows used at most, drawn by a hash of their texts and the seed with each label in its share; 0 is all."""
     seeds: list[int] = field(default_factory=lambda: [0])
     """Seeds of the random weights, of what is split off for validation and of the rows that are drawn; the median and the spread are reported."""
 

@@ -16,7 +16,10 @@ from overnight.config import Finetune, environment_path
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
 from overnight.tasks import metrics, spans
 from overnight.tasks.encode import encode_rows
-from overnight.tasks.rows import Row
+from overnight.tasks.rows import Row, drawn, drawn_note
+
+# All seeds of a task train on the same rows, so that their spread is that of the training alone.
+_DRAW = 0
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,12 @@ def read_problem(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Proble
         files = {"predictions.json": {row.id: answer for row, answer in zip(task.dev, given, strict=True)}}
         return metrics.score(task.name, task.kind, right, given), files
 
-    train = task.train[: spec.max_rows] if spec.max_rows else task.train
+    train, notes = task.train, task.notes
+    if 0 < spec.max_rows < len(train):
+        by_label = task.kind == "classification"
+        texts = [f"{row.text_a}\x00{row.text_b or ''}" for row in train]
+        train = [train[i] for i in drawn(texts, spec.max_rows, _DRAW, [str(row.label) for row in train] if by_label else ())]
+        notes += (drawn_note(len(train), len(task.train), by_label=by_label),)
     tests = {"test": task.test, **task.extra}
     return Problem(
         name=task.name,
@@ -138,7 +146,7 @@ def read_problem(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Proble
         dev=encoded(task.dev),
         judge=judge,
         test={name: (encoded(rows), rows) for name, rows in tests.items() if rows},
-        notes=task.notes,
+        notes=notes,
         baselines=baselines,
     )
 
@@ -149,8 +157,13 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Probl
     data = load_squad(environment_path(spec.path, "finetune.path"))
     # A question whose answers do not stand where its file says has nothing to learn from.
     placed = [q for q in data.train if any(answer.start >= 0 for answer in q.answers)]
+    notes = data.notes
+    if 0 < spec.max_rows < len(placed):
+        chosen = drawn([f"{q.context}\x00{q.question}" for q in placed], spec.max_rows, _DRAW)
+        notes += (drawn_note(len(chosen), len(placed), "questions", by_label=False),)
+        placed = [placed[i] for i in chosen]
     cut = {
-        "train": spans.windows(tokenizer, vocabulary, placed[: spec.max_rows or None], spec.length, spec.stride),
+        "train": spans.windows(tokenizer, vocabulary, placed, spec.length, spec.stride),
         "dev": spans.windows(tokenizer, vocabulary, data.dev, spec.length, spec.stride),
     }
 
@@ -169,4 +182,4 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Probl
         )
         for split, windows in cut.items()
     }
-    return Problem("squad", "spans", (), "f1", examples["train"], examples["dev"], judge, {}, data.notes, {})
+    return Problem("squad", "spans", (), "f1", examples["train"], examples["dev"], judge, {}, notes, {})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -74,3 +76,37 @@ def split(rows: list[Row], seed: int, where: str) -> tuple[list[Row], list[Row]]
     if not train or not dev:
         raise DataError(f"{where}: {len(rows)} rows are too few to hold out a tenth for evaluation; give a dev file beside the train file")
     return train, dev
+
+
+def drawn(texts: Sequence[str], count: int, seed: int, labels: Sequence[str] = ()) -> list[int]:
+    """Return which rows to take where `max_rows` asks for fewer: each label in its share, no label left out.
+
+    A row is ranked by a hash of the seed and its text, so the draw depends neither on the order of the file nor on the machine, and a
+    larger one holds every smaller one. Labels get their rows as seats are dealt by Sainte-Laguë, after one for each.
+
+    Args:
+        texts: what identifies each row; equal ones are told apart by how often they came before.
+        count: rows to take; all where there are fewer.
+        seed: another seed takes other rows.
+        labels: the label of each row; without, all rows are alike.
+
+    Returns:
+        indices, ascending.
+    """
+    came: Counter[str] = Counter()
+    groups: dict[str, list[tuple[bytes, int]]] = {}
+    for index, text in enumerate(texts):
+        came[text] += 1
+        rank = hashlib.blake2b(f"{seed}\x00{came[text]}\x00{text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        groups.setdefault(labels[index] if labels else "", []).append((rank, index))
+    queue = [
+        (place > 0, (place + 0.5) / len(group), rank, index)
+        for group in groups.values()
+        for place, (rank, index) in enumerate(sorted(group))
+    ]
+    return sorted(index for *_, index in sorted(queue)[:count])
+
+
+def drawn_note(count: int, of: int, what: str = "rows", by_label: bool = True) -> str:
+    """Return what to say of a draw beside its score."""
+    return f"trained on {count:,} of {of:,} {what}, drawn by a hash of their texts" + (", each label in its share" if by_label else "")

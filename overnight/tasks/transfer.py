@@ -29,7 +29,7 @@ from overnight.tasks.featurise import featurise
 from overnight.tasks.log import append, lines_of, read_log
 from overnight.tasks.logistic import Classifier, Labels, best_unit, fit, histogram, threshold
 from overnight.tasks.ngrams import LONGEST, ngram_counts, tf_idf
-from overnight.tasks.rows import Row, held_out
+from overnight.tasks.rows import Row, drawn, drawn_note, held_out
 from overnight.train.lock import hold
 from overnight.train.monitor import Line, duration
 from overnight.train.precision import DTYPES
@@ -77,7 +77,8 @@ def read_problem(spec: Transfer) -> Problem:
         inside = np.array([bool(not fixed and held_out(row.text_a, seed)) for row in pool])
         train = np.flatnonzero(~inside)
         if spec.max_rows and spec.max_rows < len(train):
-            train = np.sort(np.random.default_rng(seed).permutation(train)[: spec.max_rows])
+            texts, labels = [pool[i].text_a for i in train], [str(pool[i].label) for i in train]
+            train = train[drawn(texts, spec.max_rows, seed, labels)]
         return {
             "train": train,
             "valid": np.arange(first, second) if fixed else np.flatnonzero(inside),
@@ -92,9 +93,11 @@ def read_problem(spec: Transfer) -> Problem:
                 f"{path}: {len(pool)} training rows are too few to train on every class and set a tenth apart; give dev and test files"
             )
     judged = "its test rows" if labelled else f"{len(test)} rows that were not trained on, since no test row has a label"
-    notes = (
+    notes: tuple[str, ...] = (
         () if spec.task == "sst" else (f"scored on {judged}{'' if fixed else '; validation is a tenth of the training rows, by a hash'}",)
     )
+    if 0 < spec.max_rows == len(parts[spec.seeds[0]]["train"]):
+        notes += (drawn_note(spec.max_rows, len(pool)) + ", others for each seed",)
     used = np.unique(np.concatenate([index for found in parts.values() for index in found.values()]))
     parts = {seed: {name: np.searchsorted(used, index) for name, index in found.items()} for seed, found in parts.items()}
     return Problem(task.labels, [document_bytes(rows[i].text_a) for i in used], classes[used], parts, notes)
