@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+from overnight.display import duration, number
 from overnight.errors import ConfigError
 from overnight.schema import Transfer
 
@@ -69,7 +70,7 @@ def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.tasks.evaluate import evaluate
 
     found = evaluate(stored_run(Path(options.source), overrides), options.split, None if options.whole else options.shards)
-    print(f"{found.bits:.4f} bits per character over {found.characters:,} bytes of {options.split} in {found.seconds:.0f} s")
+    print(f"{number(found.bits, 4)} bits per character over {found.characters:,} bytes of {options.split} in {duration(found.seconds)}")
 
 
 def _transfer(options: argparse.Namespace, overrides: list[str]) -> None:

@@ -8,8 +8,9 @@ from importlib.util import find_spec
 
 from overnight.config import Run, environment_path
 from overnight.corpus.pipeline import prepare
+from overnight.display import duration
 from overnight.errors import ConfigError
-from overnight.train.monitor import Line, duration
+from overnight.train.monitor import Line
 
 
 def run_everything(run: Run) -> None:

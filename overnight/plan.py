@@ -23,6 +23,7 @@ from overnight.config import Optim, Phase, Run
 from overnight.corpus.shards import load_manifest, open_shards
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.curve import Panel, Stretch, draw
+from overnight.display import share
 from overnight.errors import DataError
 from overnight.models.bert import BertForPretraining, padded_vocabulary
 from overnight.models.bytes import BYTES, byte_model
@@ -267,7 +268,7 @@ def _parts_text(plan: Plan) -> str:
     rows = [("parameters", "each", "all", "share")]
     for part in plan.parts:
         name, each = (f"{part.times} x {part.name}", f"{part.parameters // part.times:,}") if part.times > 1 else (part.name, "")
-        rows.append((name, each, f"{part.parameters:,}", _share(part.parameters, plan.parameters)))
+        rows.append((name, each, f"{part.parameters:,}", share(part.parameters / plan.parameters)))
     rows.append(("total", "", f"{plan.parameters:,}", ""))
     if plan.model["kind"] != "bert":
         return _table(rows)
@@ -308,7 +309,7 @@ def _groups_text(chosen: Sequence[Group], total: int) -> str:
     for group in chosen:
         how = "" if not last else ("Muon" if group.muon else "AdamW") if group.adapt is None else "yes" if group.adapt else "no"
         decay = f"{group.weight_decay:g}" if group.weight_decay else "none"
-        rows.append((group.name, f"{len(group.tensors):,}", f"{group.parameters:,}", _share(group.parameters, total), decay, how))
+        rows.append((group.name, f"{len(group.tensors):,}", f"{group.parameters:,}", share(group.parameters / total), decay, how))
     return _table(rows)
 
 
@@ -333,10 +334,6 @@ def _curves(plan: Plan) -> str:
 
 def _batches(phase: PhasePlan) -> str:
     return " to ".join(f"{size:,}" for size in dict.fromkeys((phase.batch[0], phase.global_batch)))
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f} %"
 
 
 def _yaml(value: Any) -> str:

@@ -32,12 +32,13 @@ LAYERS = [
     ["check"],
     ["schema"],
     ["native"],
-    ["errors", "environment", ""],
+    ["errors", "environment", "display", ""],
 ]
 # These, and everything of ours that they import, run without torch.
 NO_TORCH = [
     "config",
     "errors",
+    "display",
     "corpus",
     "report",
     *(f"tasks.{name}" for name in ("rows", "encode", "classification", "docnames", "squad", "metrics", "log", "logistic", "ngrams")),

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from overnight.corpus.files import write_whole
+from overnight.display import duration, number, points, share
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.folder import Record, RunFolder, read_folder
-from overnight.report.summary import duration, number, of_bytes, points, share, summarise_folder, unit_text
+from overnight.report.summary import of_bytes, summarise_folder, unit_text
 from overnight.report.tensors import heat_maps, noise_curves
 
 # Points of a curve in the page; of longer runs every k-th line is shown.

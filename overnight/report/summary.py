@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from overnight.display import duration, number, points, scale_of, share, unit
 from overnight.report.folder import Record, RunFolder, read_folder
 
-# Correlations are shown times 100, as GLUE does, but are no per cent.
-_SHARES = ("accuracy", "f1", "exact_match")
 _HELD_OUT = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
 
 
@@ -157,8 +156,8 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
                 "name": name,
                 "task": task,
                 "metric": metric,
-                "scale": 1 if str(task).startswith("squad") else 100,
-                "unit": " %" if metric in _SHARES else "",
+                "scale": scale_of(task),
+                "unit": unit(metric),
                 "rows": mine[-1].get("rows") if mine else None,
                 "pretrained": pretrained,
                 "scratch": scratch,
@@ -262,25 +261,25 @@ def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> tuple[list[s
 
 
 def _task_lines(task: dict[str, Any]) -> list[str]:
-    scale, unit = task["scale"], task["unit"]
+    how = (task["scale"], task["unit"])
     seeds = sorted({seed for init in ("pretrained", "scratch") for seed in (task[init] or {"values": {}})["values"]})
     head = [f"{task['name']}, {task['metric'] or 'not run yet'}", *(f"seed {seed}" for seed in seeds), "median", "spread"]
     cells = []
     for init, label in (("pretrained", "pretrained"), ("scratch", task["scratch_label"])):
         found = task[init]
         if found:
-            values = [share(found["values"].get(seed), scale, unit) for seed in seeds]
-            cells.append([label, *values, share(found["median"], scale, unit), points(found["spread"], scale)])
+            values = [share(found["values"].get(seed), *how) for seed in seeds]
+            cells.append([label, *values, share(found["median"], *how), points(found["spread"], task["scale"])])
     for baseline in task["baselines"]:
-        cells.append([baseline["what"], *("" for _ in seeds), share(baseline["value"], scale, unit), ""])
+        cells.append([baseline["what"], *("" for _ in seeds), share(baseline["value"], *how), ""])
     return [*_table(head, cells), *([unit_text(task)] if task["best_unit"] else []), task["verdict"]]
 
 
 def unit_text(task: dict[str, Any]) -> str:
     """What the unit that says most knows alone, in words (medians of the seeds)."""
-    unit, others = task["best_unit"], task["pretrained"]["others"]
+    best, others = task["best_unit"], task["pretrained"]["others"]
     alone, without = (share(others.get(key)) for key in ("accuracy of the unit alone", "accuracy without it"))
-    return f"{unit['of']} {unit['number']} says most: {alone} alone ({unit['above']} above {unit['threshold']:.3g}), {without} without it"
+    return f"{best['of']} {best['number']} says most: {alone} alone ({best['above']} above {best['threshold']:.3g}), {without} without it"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -292,28 +291,3 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in [head, *rows]
     ]
-
-
-def share(value: float | None, scale: int = 100, unit: str = " %") -> str:
-    """A share as per cent with one decimal; a dash where it was not measured."""
-    return "-" if value is None else f"{value * scale:.1f}{unit}"
-
-
-def points(value: float | None, scale: int = 100) -> str:
-    """A difference of shares in points of per cent; a dash for a single seed."""
-    return "-" if value is None else f"{value * scale:.1f}"
-
-
-def number(value: float | None, decimals: int) -> str:
-    """A number with thousands separated; a dash where it was not measured."""
-    return "-" if value is None else f"{value:,.{decimals}f}"
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it: 48 s, 7 min 12 s, 3 h 05 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

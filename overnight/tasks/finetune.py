@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from overnight.config import Finetune, Optim, Run, Schedule
 from overnight.corpus.files import write_json, write_whole
 from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import Vocabulary, load_vocabulary
+from overnight.display import duration, measures, number, scale_of
 from overnight.errors import DataError
 from overnight.models.heads import Classifier, SpanReader
 from overnight.optim.groups import build_optimizer
@@ -31,7 +33,7 @@ from overnight.train import checkpoint
 from overnight.train.folder import same_corpus
 from overnight.train.lock import hold
 from overnight.train.loop import Settings, optimise
-from overnight.train.monitor import Line, duration
+from overnight.train.monitor import Line
 from overnight.train.precision import DTYPES, LossScale
 from overnight.train.pretrain import set_up_machine
 
@@ -47,17 +49,29 @@ def new_head(problem_kind: str, labels: int, run: Run, vocab_size: int) -> Class
 
 
 @torch.no_grad()
-def outputs(model: nn.Module, examples: Examples, size: int, dtype: torch.dtype, device: torch.device) -> list[np.ndarray]:
+def outputs(
+    model: nn.Module,
+    examples: Examples,
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    say: Callable[[int, float], None] | None = None,
+) -> list[np.ndarray]:
     """The network's outputs for every sequence, in the order of the examples.
 
     Args:
         size: sequences at once.
+        say: told the sequences read and their share of all tokens, after each batch.
     """
     model.eval()
     out: list[np.ndarray] = [np.empty(0)] * len(examples)
+    done, tokens, total = 0, 0, sum(map(len, examples.ids))
     for index, batch in examples.in_order(size):
         for i, row in zip(index, model(batch.to(device), dtype).cpu().numpy(), strict=True):
             out[i] = row
+        done, tokens = done + len(index), tokens + sum(batch.lengths)
+        if say:
+            say(done, tokens / total)
     return out
 
 
@@ -106,16 +120,16 @@ def _finetune(run: Run, name: str, source: Path, line: Line) -> list[dict[str, A
     for what, value in problem.baselines.items():
         if not any(e["kind"] == "baseline" for e in mine):
             mine.append(append(log, {"kind": "baseline", "name": name, "tag": tag, "what": what, "metric": problem.metric, "value": value}))
-            line.say(f"{name}: {problem.metric} of {what} {value:.4f}")
+            line.say(f"{name}: {what}  {measures({problem.metric: value})}")
     for init, seed in missing:
         entry = _one(run, spec, name, problem, pretrained if init == "pretrained" else None, seed, vocabulary, device, line)
         entry["tag"] = tag
         best = max((e["value"] for e in mine if e.get("init") == "pretrained"), default=None)
         model, files = entry.pop("model"), entry.pop("files")
         if init == "pretrained" and (best is None or entry["value"] > best):
-            _keep(run, name, spec, problem, model, files, entry, vocabulary, device)
+            _keep(run, name, spec, problem, model, files, entry, vocabulary, device, line)
         mine.append(append(log, entry))
-        line.say(f"{name}: seed {seed} {init}  " + "  ".join(f"{k} {v:.4f}" for k, v in entry["metrics"].items()))
+        line.say(f"{name}: seed {seed} {init}  " + measures(entry["metrics"], scale_of(spec.task)))
     return mine
 
 
@@ -160,8 +174,12 @@ def _one(
         now = sum(float(x) for x in step.losses.values())
         loss = now if step.step == 1 else 0.98 * loss + 0.02 * now
         left = (time.perf_counter() - start) / step.step * (steps - step.step)
-        line.show(f"{name} seed {seed} {init}  {step.step}/{steps}  loss {loss:.4f}  lr {step.lr:.2e}  left {duration(left)}")
-    results, files = problem.judge(outputs(model, problem.dev, spec.micro_batch, settings.dtype, device))
+        line.show(f"{name} seed {seed} {init}  {step.step:,}/{steps:,}  loss {number(loss, 3)}  lr {step.lr:.3g}  left {duration(left)}")
+    results, files = problem.judge(
+        outputs(
+            model, problem.dev, spec.micro_batch, settings.dtype, device, _scoring(line, f"{name} seed {seed} {init}", len(problem.dev))
+        )
+    )
     return {
         "kind": "finetune",
         "name": name,
@@ -178,6 +196,17 @@ def _one(
     }
 
 
+def _scoring(line: Line, what: str, total: int) -> Callable[[int, float], None]:
+    """What :func:`outputs` tells its progress, to show it: the longest sequences come first, so time goes by tokens."""
+    start = time.perf_counter()
+
+    def say(done: int, share: float) -> None:
+        left = (time.perf_counter() - start) * (1 - share) / share
+        line.show(f"{what}  scored {done:,}/{total:,}  left {duration(left)}")
+
+    return say
+
+
 def _keep(
     run: Run,
     name: str,
@@ -188,6 +217,7 @@ def _keep(
     entry: dict[str, Any],
     vocabulary: Vocabulary,
     device: torch.device,
+    line: Line,
 ) -> None:
     """Write the model, what it predicts, and what is needed to load it, as one folder that is there whole or not at all."""
     place, beside = run.run_dir / "finetune" / name, run.run_dir / "finetune" / f".{name}.tmp"
@@ -199,7 +229,9 @@ def _keep(
     for file, content in {**files, "task.json": facts}.items():
         write_json(beside / file, content)
     for split, (examples, rows) in problem.test.items():
-        given = outputs(model, examples, spec.micro_batch, DTYPES[run.train.precision], device)
+        given = outputs(
+            model, examples, spec.micro_batch, DTYPES[run.train.precision], device, _scoring(line, f"{name} {split}", len(rows))
+        )
         answers = [f"{o[0]:.4f}" if problem.kind == "regression" else problem.labels[int(o.argmax())] for o in given]
         table = "index\tprediction\n" + "".join(f"{row.id}\t{answer}\n" for row, answer in zip(rows, answers, strict=True))
         write_whole(beside / f"{split}.tsv", [table.encode()])

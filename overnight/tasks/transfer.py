@@ -21,6 +21,7 @@ from overnight.batches.order import key
 from overnight.config import Run, Transfer, environment_path
 from overnight.corpus.bytes import document_bytes
 from overnight.corpus.files import write_json
+from overnight.display import duration, measures
 from overnight.errors import DataError
 from overnight.interop.byte_models import load_byte_model, weights_name
 from overnight.models.bytes import ByteModel, byte_model
@@ -31,7 +32,7 @@ from overnight.tasks.logistic import Classifier, Labels, best_unit, fit, histogr
 from overnight.tasks.ngrams import LONGEST, ngram_counts, tf_idf
 from overnight.tasks.rows import Row, drawn, drawn_note, held_out
 from overnight.train.lock import hold
-from overnight.train.monitor import Line, duration
+from overnight.train.monitor import Line
 from overnight.train.precision import DTYPES
 from overnight.train.pretrain import set_up_machine
 
@@ -144,7 +145,7 @@ def transfer(run: Run, name: str, line: Line | None = None) -> list[dict[str, An
             value = statistics.median(_ngram_score(problem, counts, seed) for seed in spec.seeds)
             baseline = {"kind": "baseline", "name": name, "tag": tag, "what": NGRAMS, "metric": "accuracy", "value": value}
             mine.append(append(log, baseline))
-            line.say(f"{name}: accuracy of {NGRAMS} {value:.4f}")
+            line.say(f"{name}: {NGRAMS}  {measures({'accuracy': value})}")
         model, settings = load_byte_model(run.run_dir)
         judge = _Judge(name, spec, problem, DTYPES[run.train.precision], line)
         features = None
@@ -160,7 +161,7 @@ def transfer(run: Run, name: str, line: Line | None = None) -> list[dict[str, An
             if init == "pretrained":
                 _keep(run.run_dir / "transfer" / name, spec, problem, found, entry, mine)
             mine.append(append(log, entry))
-            line.say(f"{name}: seed {seed} {init}  " + "  ".join(f"{k} {v:.4f}" for k, v in entry["metrics"].items()))
+            line.say(f"{name}: seed {seed} {init}  " + measures(entry["metrics"]))
     return mine
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from overnight.batches.packing import Origin
+from overnight.display import share
 from overnight.optim.layerwise import whole_norms
 from overnight.optim.lists import total_norm
 from overnight.train.parallel import World, total, totals
@@ -151,8 +152,8 @@ def largest(optimizer: torch.optim.Optimizer, count: int = 3) -> str:
     shares = (now / now.sum()).tolist()
     found = []
     for at in sorted(range(len(named)), key=lambda at: -shares[at])[:count]:
-        beside = f", usually {before[at]:.0%}" if before else ""
-        found.append(f"{named[at][0]} ({shares[at]:.0%} of it{beside})")
+        beside = f", usually {share(before[at])}" if before else ""
+        found.append(f"{named[at][0]} ({share(shares[at])} of it{beside})")
     return "most of the gradient is in " + ", ".join(found)
 
 

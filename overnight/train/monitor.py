@@ -16,21 +16,13 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from overnight.display import duration, number, share
+
 # Seconds between plain progress lines where the output is no terminal, and between pictures where it is one.
 _LINE_EVERY, _PICTURE_EVERY = 10.0, 0.25
 _WIDEST_BAR = 50
 # Share of the time that a loop may wait for its batches without a word.
 _LONG_WAIT = 0.005
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people read them: 42 s, 3 min 05 s, 2 h 07 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 @dataclass(frozen=True)
@@ -48,7 +40,7 @@ class Status:
     def text(self) -> str:
         """All of it in one line."""
         done, steps = self.steps[self.phase]
-        words = [f"{self.phase} {done}/{steps}", *(f"{name} {value}" for name, value in self.facts.items())]
+        words = [f"{self.phase} {done:,}/{steps:,}", *(f"{name} {value}" for name, value in self.facts.items())]
         if self.left:
             words.append(f"left {duration(self.left[self.phase])}")
         if len(self.left) > 1:
@@ -89,18 +81,18 @@ def facts(values: Mapping[str, Any], peak: str = "", known: Mapping[str, str] | 
         known: what else is, in words; what only comes at times is after it, so that nothing moves when it does.
     """
     parts = {name.removesuffix("_loss"): value for name, value in values.items() if name.endswith("_loss")}
-    shown: dict[str, str] = {"loss": f"{values['loss']:.3f}"} if "loss" in values else {}
+    shown: dict[str, str] = {"loss": number(values["loss"], 3)} if "loss" in values else {}
     if len(parts) > 1:
-        shown |= {name: f"{value:.3f}" for name, value in parts.items()}
+        shown |= {name: number(value, 3) for name, value in parts.items()}
     forms: dict[str, tuple[str, Callable[[Any], str]]] = {
         "lr": ("lr", lambda lr: f"{lr:.3g}"),
         "grad_norm": ("grad", lambda norm: "not finite" if norm is None else f"{norm:.3g}"),
-        "loss_scale": ("loss scale", lambda scale: f"{scale:,.0f}"),
-        "tokens_per_s": ("tokens/s", lambda rate: f"{rate:,.0f}"),
-        "mfu": ("MFU", lambda share: f"{100 * share:.1f} %{peak}"),
+        "loss_scale": ("loss scale", lambda scale: number(scale, 0)),
+        "tokens_per_s": ("tokens/s", lambda rate: number(rate, 0)),
+        "mfu": ("MFU", lambda used: share(used) + peak),
         "memory_gb": ("memory", lambda size: f"{size:.1f} GB"),
-        "loader_wait": ("waits for data", lambda share: f"{100 * share:.1f} %" if share > _LONG_WAIT else ""),
-        "skipped": ("skipped", lambda count: f"{count:,}" if count else ""),
+        "loader_wait": ("waits for data", lambda waited: share(waited) if waited > _LONG_WAIT else ""),
+        "skipped": ("skipped", lambda count: number(count, 0) if count else ""),
     }
     said = {name: form(values[key]) for key, (name, form) in forms.items() if key in values}
     at_times = {name: said.pop(name) for name in ("waits for data", "skipped") if name in said}

@@ -14,6 +14,7 @@ from overnight.batches.packing import Origin
 from overnight.batches.size import batch_size, cuts, grain, micro_batch, sequences_before
 from overnight.config import Run
 from overnight.corpus.shards import load_manifest
+from overnight.display import measures, share
 from overnight.models.flops import Peak
 from overnight.optim.groups import group_lines
 from overnight.optim.noise import NoiseScale, follow, noise_text
@@ -291,9 +292,8 @@ class PhaseTraining:
         held = evaluate(self.model, self.objective, self.held_out, self.settings, self.family.held_out_carry())
         held |= bits(held)
         self.metrics.write("eval", **self._where(done.step), **held)
-        self.held = next((f"{100 * held[name]:.1f} %" for name in ("mlm_accuracy", "byte_accuracy") if name in held), "")
-        text = "  ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in held.items())
-        self.line.say(f"{self.name} {done.step}/{self.phase.steps}  held out: {text}")
+        self.held = next((share(held[name]) for name in ("mlm_accuracy", "byte_accuracy") if name in held), "")
+        self.line.say(f"{self.name} {done.step:,}/{self.phase.steps:,}  held out: {measures(held)}")
         if "run" in self.progress.noise:
             self.line.say(noise_text(NoiseScale(*self.progress.noise["run"]).value, done.sequences))
         self.speed.pause()
@@ -371,9 +371,9 @@ class PhaseTraining:
         accumulation = phase.global_batch // micro // processes
         cut = f"{micro} x {accumulation}" if accumulation > 1 else f"{micro}"
         cut += f" in each of {processes} processes" if processes > 1 else ""
-        growing = f"{batch_size(phase, 0)} to " if phase.batch_warmup.start else ""
+        growing = f"{batch_size(phase, 0):,} to " if phase.batch_warmup.start else ""
         self.line.say(
-            f"phase {self.name}: {phase.steps} steps of {growing}{phase.global_batch} sequences ({cut}) up to {phase.length} tokens, "
+            f"phase {self.name}: {phase.steps:,} steps of {growing}{phase.global_batch:,} sequences ({cut}) up to {phase.length} tokens, "
             f"{sequences_before(phase, phase.steps) / size:.2f} epochs of {size:,} examples, {phase.optim.name} at {peak_lr(phase):g}, "
             f"{self.run.train.precision} on {self.world.device}" + (f" ({self.peak.text()})" if self.peak else "")
         )

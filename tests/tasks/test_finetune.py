@@ -25,6 +25,7 @@ from overnight.errors import ConfigError, DataError, UserError
 from overnight.tasks import finetune as module
 from overnight.tasks.finetune import finetune
 from overnight.tasks.problem import Examples, read_problem
+from overnight.train import monitor
 from overnight.train.monitor import Line
 
 Task = Callable[..., Run]
@@ -118,7 +119,7 @@ def test_every_seed_is_tuned_with_and_without_pretraining(with_task: Task, class
         assert entry["kind"] == "finetune" and entry["name"] == "mine" and entry["task"] == "csv" and entry["rows"] == 40
         assert entry["metric"] == "accuracy" and entry["value"] == entry["metrics"]["accuracy"]
         assert 0 <= entry["value"] <= 1
-        assert f"mine: seed {entry['seed']} {entry['init']}  accuracy {entry['value']:.4f}" in out
+        assert f"mine: seed {entry['seed']} {entry['init']}  accuracy {100 * entry['value']:.1f} %" in out
 
 
 def test_the_folder_holds_the_best_pretrained_model_and_what_it_answers(with_task: Task, classes: Path) -> None:
@@ -226,6 +227,13 @@ def test_accumulation_does_not_change_the_result(task: str, with_task: Task, cla
         models[0].pop("head.bias")
     for name in models[0]:
         torch.testing.assert_close(models[0][name], models[1][name], rtol=1e-3, atol=2e-5, msg=name)
+
+
+def test_a_long_evaluation_shows_how_far_it_is(with_task: Task, classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "_LINE_EVERY", 0.0)
+    out = tune(with_task("csv", classes, epochs=0.2, micro_batch=8))
+    scored = [line.partition("  left ")[0] for line in out.splitlines() if "scored" in line]
+    assert scored == [*(f"mine seed 0 pretrained  scored {n}/20" for n in (8, 16, 20)), "mine test  scored 8/12", "mine test  scored 12/12"]
 
 
 def test_a_regression_is_scored_by_its_correlation(with_task: Task, scores: Path) -> None:

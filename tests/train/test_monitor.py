@@ -117,7 +117,7 @@ def test_a_picture_stays_below_the_lines_that_are_said(terminal: Callable[..., T
     line.show(replace(STATUS, facts={"loss": "2.3"}))
     assert out.screen()[-1] == "loss 2.3"
     line.show(STATUS, final=True)
-    assert out.screen()[:3] == ["phase long", "held out: good", "and more"] and out.screen()[3].startswith("long 1030/4100  loss 2.346")
+    assert out.screen()[:3] == ["phase long", "held out: good", "and more"] and out.screen()[3].startswith("long 1,030/4,100  loss 2.346")
     assert len(out.screen()) == 5
 
 
@@ -246,7 +246,7 @@ def test_elsewhere_a_line_comes_every_ten_seconds_and_the_last_always(clock: lis
 
 def test_the_plain_line_has_the_same_numbers() -> None:
     assert STATUS.text() == (
-        "long 1030/4100  loss 2.346  lr 0.00123  tokens/s 12,346  MFU 31.2 % of the measured peak  memory 1.2 GB  "
+        "long 1,030/4,100  loss 2.346  lr 0.00123  tokens/s 12,346  MFU 31.2 % of the measured peak  memory 1.2 GB  "
         "left 1 min 10 s (all phases 3 min 20 s)"
     )
     assert replace(STATUS, left={"long": 70.0}).text().endswith("left 1 min 10 s")

@@ -113,7 +113,7 @@ def test_the_tensors_that_carry_a_gradient_are_named_with_their_usual_share() ->
         with torch.no_grad():
             model.pooler.weight.grad.fill_(1e3)
         told = largest(optimizer)
-        assert told.startswith("most of the gradient is in pooler.weight (100% of it")
+        assert told.startswith("most of the gradient is in pooler.weight (100.0 % of it")
         assert (", usually " in told) == (name in ("lamb", "adamw"))
 
 
