@@ -10,6 +10,7 @@ from typing import get_args, get_type_hints
 from overnight.display import duration, number
 from overnight.errors import ConfigError
 from overnight.schema import Transfer
+from overnight.task_verbs import task_overrides
 
 TAKE_OVERRIDES = ("evaluate", "transfer", "featurise", "heatmap", "generate")
 """Verbs that take keys of a recipe: `transfer` those of its task, the others such as `--train.precision=bf16`."""
@@ -34,12 +35,9 @@ def add_byte_verbs(add: Callable[..., argparse.ArgumentParser]) -> None:
     how = verb.add_mutually_exclusive_group()
     how.add_argument("--shards", type=int, default=16, metavar="N", help="read N random shards side by side; default 16")
     how.add_argument("--whole", action="store_true", help="read every document")
-    verb = model(
-        add(
-            "transfer", _transfer, "judge a byte model's features on a task of its recipe, or on a new one (sst, imdb, csv) given by --path"
-        )
-    )
-    verb.add_argument("task", metavar="TASK", help="a task of the recipe, or sst, imdb, csv")
+    summary = "judge a byte model's features on a task of its recipe, or on a new one (sst, imdb, csv) given by --path"
+    verb = model(add("transfer", _transfer, summary, keys=Transfer))
+    verb.add_argument("task", metavar="TASK", help="a task of the recipe; sst, imdb, csv; or a name of your own for what --path names")
     verb = model(add("featurise", _featurise, "texts to features of a byte model, as .npy"))
     verb.add_argument("--input", required=True, metavar="FILE", help="csv, tsv, json, JSON lines, or plain lines; - is standard input")
     verb.add_argument("--to", required=True, metavar="FILE", help="array to write, .npy")
@@ -77,16 +75,16 @@ def _transfer(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.interop.byte_models import stored_run
 
     name, folder = options.task, Path(options.source)
-    if name not in stored_run(folder).transfer:
-        overrides = [f"task={name}", *overrides]
-    # What follows is of the task, but for how this machine computes.
-    run = stored_run(folder, [o if o.startswith("train.") else f"transfer.{name}.{o}" for o in (o.removeprefix("--") for o in overrides)])
+    known = name in stored_run(folder).transfer
+    run = stored_run(folder, task_overrides(Transfer, name, [o.removeprefix("--") for o in overrides], known))
     from overnight.report.summary import summary_text
     from overnight.tasks.transfer import transfer
 
     transfer(run, name)
     if (folder / "run.yaml").exists():
-        print(summary_text(folder))
+        from overnight.report.page import refresh_report
+
+        print(f"{summary_text(folder)}\n{refresh_report(folder)}")
 
 
 def _featurise(options: argparse.Namespace, overrides: list[str]) -> None:

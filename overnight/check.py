@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight.errors import ConfigError
-from overnight.schema import PURI_STEPS, UNTUNED, BatchWarmup, Data, Finetune, Model, Optim, Phase, Run, Schedule, Transfer
+from overnight.schema import PURI_STEPS, UNTUNED, BatchWarmup, Columns, Data, Finetune, Model, Optim, Phase, Run, Schedule, Transfer
 
 
 def environment_path(text: str, key: str) -> Path:
@@ -292,11 +292,23 @@ def _finetune_problems(key: str, task: Finetune, model: Model) -> Iterator[str]:
         yield f"{key}.batch = {task.batch}: cannot be cut into micro-batches of {key}.micro_batch = {task.micro_batch}; it must divide"
     if not task.seeds:
         yield f"{key}.seeds = []: name at least one seed"
+    yield from _columns_problems(key, task)
+    if task.dev and task.task not in ("csv", "squad"):
+        yield f"{key}.dev = {task.dev!r}: only csv and squad take a file of their own to score on; {task.task} has its own"
     if not task.path and task.task != "docnames":
         yield f"{key}.path = '': name the folder that holds the data of {task.task!r}"
 
 
+def _columns_problems(key: str, task: Finetune | Transfer) -> Iterator[str]:
+    columns = task.columns
+    if columns != Columns() and task.task != "csv":
+        yield f"{key}.columns: only a table of your own (csv) has columns to name; {task.task} has its own"
+    if columns.label and columns.score:
+        yield f"{key}.columns.score = {columns.score!r}: give either columns.label (classes) or columns.score (numbers)"
+
+
 def _transfer_problems(key: str, task: Transfer) -> Iterator[str]:
+    yield from _columns_problems(key, task)
     yield from _natural(key, task, "max_rows")
     if not task.seeds:
         yield f"{key}.seeds = []: name at least one seed"

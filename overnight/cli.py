@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from overnight import __version__
 from overnight.byte_verbs import TAKE_OVERRIDES, add_byte_verbs
 from overnight.errors import ConfigError, UserError
+from overnight.schema import Finetune
+from overnight.task_verbs import KeysHelp, machine_overrides, next_commands, task_overrides
 
 if TYPE_CHECKING:
     from overnight.config import Run
@@ -123,12 +125,14 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--version", action="version", version=f"overnight {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
 
-    def add(name: str, function: Callable[..., int | None], summary: str, recipe: bool = False) -> argparse.ArgumentParser:
+    def add(
+        name: str, function: Callable[..., int | None], summary: str, recipe: bool = False, keys: Any = None
+    ) -> argparse.ArgumentParser:
         verb = verbs.add_parser(
             name,
             help=summary,
             description=summary,
-            add_help=not recipe,
+            add_help=not recipe and keys is None,
             allow_abbrev=False,  # else `--p=1` would be taken for an option instead of a wrong key
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -137,6 +141,9 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
             verb.add_argument("recipe", nargs="?", metavar="RECIPE", help="a shipped recipe's name or a YAML file")
             verb.add_argument("--print_config", action="store_true", help="print the resolved recipe and stop")
             verb.add_argument("-h", "--help", action="store_true", help="show this help, with every key of a recipe")
+        if keys is not None:
+            verb.usage = f"overnight {name} TASK --from RUN [--KEY=VALUE ...]"
+            verb.add_argument("-h", "--help", action=KeysHelp, const=keys)
         return verb
 
     add("run", _run, "everything in order: prepare, pretrain, fine-tune, export, report; run again to continue", recipe=True)
@@ -151,9 +158,11 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     verb = add("plan", _plan, "what a recipe will do: parameters and their groups, learning rate and batch over all phases", recipe=True)
     verb.add_argument("--tensors", action="store_true")
     verb.add_argument("--json", action="store_true")
-    verb = add("finetune", _finetune, "fine-tune a pretrained run on a task of its recipe, or on a new one given by --task and --path")
+    verb = add("finetune", _finetune, "fine-tune a pretrained run on a task of its recipe, or on a new one given by --path", keys=Finetune)
     verb.add_argument(
-        "task", metavar="TASK", help="a task of the recipe, or squad, cola, mrpc, rte, stsb, sst2, qnli, wnli, mnli, qqp, sst, imdb, csv"
+        "task",
+        metavar="TASK",
+        help="a task of the recipe; squad, cola, mrpc, rte, stsb, sst2, qnli, wnli, mnli, qqp, sst, imdb, csv; or a name of your own for what --path names",
     )
     verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder")
     verb = add("predict", _predict, "answer JSON lines or text with a fine-tuned task, or fill in [MASK]")
@@ -186,7 +195,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
         known = ", ".join(recipes())
         raise ConfigError(f"name a recipe: a YAML file or one of {known}; `overnight {options.verb} --help` lists what it may say")
-    takes_overrides = options.recipe_verb or options.verb in ("finetune", *TAKE_OVERRIDES)
+    takes_overrides = options.recipe_verb or options.verb in ("finetune", "predict", "export", *TAKE_OVERRIDES)
     if rest and not takes_overrides:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return options, _overrides(rest)
@@ -291,27 +300,28 @@ def _run(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
     name = options.task
-    if name not in _stored(options.source).finetune:
-        overrides = [f"task={name}", *overrides]
-    run = _stored(options.source, [f"finetune.{name}.{override}" for override in overrides])
+    known = name in _stored(options.source).finetune
+    run = _stored(options.source, task_overrides(Finetune, name, overrides, known))
+    from overnight.report.page import refresh_report
     from overnight.report.summary import summary_text
     from overnight.tasks.finetune import finetune
 
     finetune(run, name)
-    print(summary_text(run.run_dir))
+    print(f"{summary_text(run.run_dir)}\n{refresh_report(run.run_dir)}\n{next_commands(run.run_dir, name)}")
 
 
 def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
     import json
 
+    run = _stored(options.source, machine_overrides("predict", overrides))
     from overnight.tasks.predict import predict, read_lines
 
-    for answer in predict(_stored(options.source), options.task, read_lines(options.input)):
+    for answer in predict(run, options.task, read_lines(options.input)):
         print(json.dumps(answer, ensure_ascii=False), flush=True)
 
 
 def _export(options: argparse.Namespace, overrides: list[str]) -> None:
-    run = _stored(options.source)
+    run = _stored(options.source, machine_overrides("export", overrides))
     if run.model.kind == "bert":
         from overnight.interop.export import export_run
 

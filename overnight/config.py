@@ -15,10 +15,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from overnight.check import check, environment_path
 from overnight.errors import ConfigError
-from overnight.schema import BatchWarmup, Data, Finetune, Model, Optim, Phase, Run, Scaling, Schedule, Train, Transfer
+from overnight.schema import BatchWarmup, Columns, Data, Finetune, Model, Optim, Phase, Run, Scaling, Schedule, Train, Transfer
 
 __all__ = [
     "BatchWarmup",
+    "Columns",
     "Data",
     "Finetune",
     "Model",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from importlib.util import find_spec
 
 from overnight.config import Run, environment_path
 from overnight.corpus.pipeline import prepare
@@ -54,13 +53,9 @@ def run_everything(run: Run) -> None:
     export = export_run if run.model.kind == "bert" else export_byte_model
     export(run, run.run_dir / "export")
     stage(stages, "report")
+    from overnight.report.page import refresh_report
     from overnight.report.summary import summary_text
 
     line.say(summary_text(run.run_dir))
-    if find_spec("plotly") is None or find_spec("jinja2") is None:
-        line.say("no report.html: it needs the extra `report` (pip install 'overnight[report]')")
-    else:
-        from overnight.report.page import write_report
-
-        line.say(f"report: {write_report([run.run_dir], run.run_dir / 'report.html')}")
+    line.say(refresh_report(run.run_dir))
     line.say(f"done in {duration(time.perf_counter() - start)}; model in {run.run_dir / 'export'}")

@@ -213,6 +213,23 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """The columns (of JSON lines: the keys) of a table of one's own, where they are not called as the task expects."""
+
+    __pydantic_config__ = _STRICT
+    text: str = ""
+    """`csv`: column of the text, or of the first of a pair; empty is `text`, or `text_a` where there is one."""
+    text_b: str = ""
+    """`csv`: column of the second text of a pair; empty is `text_b` beside `text_a`, else none."""
+    label: str = ""
+    """`csv`: column of the class; empty is `label`."""
+    score: str = ""
+    """`csv`: column of the number to predict, instead of a class; empty is `score`."""
+    id: str = ""
+    """`csv`: column of the row's own name, by which it is answered; empty is `id` where there is one, else the number of the row."""
+
+
+@dataclass(frozen=True)
 class Finetune:
     """A task the pretrained encoder is fine-tuned on after the last phase."""
 
@@ -220,9 +237,13 @@ class Finetune:
     task: Literal["docnames", "cola", "mrpc", "rte", "stsb", "sst2", "qnli", "wnli", "mnli", "qqp", "sst", "imdb", "csv", "squad"] = (
         "docnames"
     )
-    """Which task; `docnames` is made from the embedded documentation, `csv` is your own table."""
+    """Which task; `docnames` is made from the embedded documentation, `csv` is your own table (.csv, .tsv, .jsonl), `squad` also questions of your own in its format."""
     path: str = ""
-    """Folder (or file) with the task's data, in its original layout. `$NAME` is read from the environment."""
+    """Folder (or file) with the task's data, in its original layout; of `csv` and `squad` also the file to train on. `$NAME` is read from the environment."""
+    dev: str = ""
+    """`csv`, `squad`: file to score on, where `path` is the file to train on; empty is the one in the folder, else a tenth is held out."""
+    columns: Columns = field(default_factory=Columns)
+    """Names of the columns of your own table."""
     epochs: float = 3.0
     """Passes over the training rows."""
     batch: int = 32
@@ -255,9 +276,11 @@ class Transfer:
 
     __pydantic_config__ = _STRICT
     task: Literal["sst", "imdb", "csv"] = "sst"
-    """Which task; `csv` is your own table."""
+    """Which task; `csv` is your own table (.csv, .tsv, .jsonl)."""
     path: str = ""
     """Folder (or file) with the task's data, in its original layout. `$NAME` is read from the environment."""
+    columns: Columns = field(default_factory=Columns)
+    """Names of the columns of your own table."""
     features: Literal["cell", "hidden", "mean", "cell+hidden", "cell+mean", "cell+hidden+mean"] = "cell"
     """What describes a text: the last cell state, the last hidden state, the mean of the hidden states, or several side by side."""
     max_rows: int = 0

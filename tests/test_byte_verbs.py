@@ -145,7 +145,7 @@ def test_a_task_of_the_recipe_is_known_by_its_name(run_folder: Path, tmp_path: P
     assert call("transfer", "reviews", "--from", run_folder) == 1
     assert "absent.csv: does not exist" in capsys.readouterr().err
     assert call("transfer", "other", "--from", run_folder) == 2
-    assert "transfer.other.task = 'other'" in capsys.readouterr().err
+    assert "'other' is neither a task of this run nor one of sst, imdb, csv" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

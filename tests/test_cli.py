@@ -242,7 +242,7 @@ def test_a_file_of_lines_is_answered(copy: Path, tmp_path: Path, capsys: Capture
 @pytest.mark.parametrize(
     ("argv", "code", "says"),
     [
-        (["finetune", "sts"], 2, "finetune.sts.task = 'sts': input should be 'docnames', 'cola'"),
+        (["finetune", "sts"], 2, "(did you mean 'stsb'?); say what it is: --task=csv"),
         (["finetune", "csv", "--length=16"], 2, "finetune.csv.path = ''"),
         (["finetune", "csv", "--path=/nowhere.csv", "--length=16"], 1, "/nowhere.csv: does not exist"),
         (["finetune", "csv", "--path=x", "--length=16", "--lr=[x"], 2, "finetune.csv.lr = '[x' is not a YAML value"),

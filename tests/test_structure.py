@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the top down: a part may import its own row and the rows below.
 LAYERS = [
-    ["cli", "byte_verbs", "__main__"],
+    ["cli", "byte_verbs", "task_verbs", "__main__"],
     ["bench", "everything", "launch", "plan"],
     ["curve"],
     ["tasks", "interop", "report", "doctor"],

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,13 @@ def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
     except OSError as error:
         raise UserError(f"{out} could not be written: {error}") from error
     return out
+
+
+def refresh_report(run_dir: Path) -> str:
+    """Write `report.html` into a run folder, if what it needs is installed; return what to say of it."""
+    if find_spec("plotly") is None or find_spec("jinja2") is None:
+        return "no report.html: it needs the extra `report` (pip install 'overnight[report]')"
+    return f"report: {write_report([run_dir], run_dir / 'report.html')}"
 
 
 def _render(folders: Sequence[RunFolder]) -> str:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from overnight.errors import ConfigError, DataError
+from overnight.schema import Columns
 from overnight.tasks.imdb import load_imdb
 from overnight.tasks.rows import Row, TaskData
-from overnight.tasks.tables import Line, load_table, number_of, read_csv, read_tsv
+from overnight.tasks.tables import OWN_NAMES, Line, load_table, number_of, read_csv, read_tsv
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,15 @@ _GLUE = {
 }
 
 
-def load_task(task: str, path: Path, seed: int = 0) -> TaskData:
+def load_task(task: str, path: Path, seed: int = 0, columns: Columns = OWN_NAMES, dev: Path | None = None) -> TaskData:
     """Read a labelled task.
 
     Args:
         task: cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli (GLUE), sst, imdb, or csv (one's own table).
         path: the folder with the task's files in their original layout (also the archive of imdb, the file of csv).
         seed: which rows are held out where a task has no dev split.
+        columns: of csv, names of its columns.
+        dev: of csv, the table to score on.
 
     Raises:
         ConfigError: an unknown task.
@@ -67,7 +70,7 @@ def load_task(task: str, path: Path, seed: int = 0) -> TaskData:
     if task == "imdb":
         return load_imdb(path, seed)
     if task == "csv":
-        return load_table(path, seed)
+        return load_table(path, seed, columns, dev)
     raise ConfigError(f"task {task!r}: is not one of {', '.join([*_GLUE, 'sst', 'imdb', 'csv'])}")
 
 

@@ -225,7 +225,14 @@ def _keep(
     beside.mkdir(parents=True)
     weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
     write_whole(beside / "model.safetensors", [serialize(weights)])
-    facts = {"kind": problem.kind, "labels": problem.labels, "vocab_size": vocabulary.size, "spec": asdict(spec), "result": entry}
+    facts = {
+        "kind": problem.kind,
+        "labels": problem.labels,
+        "pairs": problem.pairs,
+        "vocab_size": vocabulary.size,
+        "spec": asdict(spec),
+        "result": entry,
+    }
     for file, content in {**files, "task.json": facts}.items():
         write_json(beside / file, content)
     for split, (examples, rows) in problem.test.items():

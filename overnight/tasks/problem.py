@@ -16,7 +16,7 @@ from overnight.config import Finetune, environment_path
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
 from overnight.tasks import metrics, spans
 from overnight.tasks.encode import encode_rows
-from overnight.tasks.rows import Row, drawn, drawn_note
+from overnight.tasks.rows import Row, TaskData, drawn, drawn_note
 
 # All seeds of a task train on the same rows, so that their spread is that of the training alone.
 _DRAW = 0
@@ -82,6 +82,8 @@ class Problem:
     notes: tuple[str, ...]
     baselines: dict[str, float]
     """Scores of simple rules on the same dev rows."""
+    pairs: bool = False
+    """Whether a row is two texts."""
 
 
 def read_problem(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Problem:
@@ -103,9 +105,7 @@ def read_problem(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Proble
         task = load_docnames()
         baselines = {"word overlap": overlap_baseline(task)}
     else:
-        from overnight.tasks.classification import load_task
-
-        task, baselines = load_task(spec.task, environment_path(spec.path, "finetune.path")), {}
+        task, baselines = _load(spec), {}
 
     # A metric that lacks its package says so here, before any training.
     metrics.score(task.name, task.kind, *[[0.0, 1.0] if task.kind == "regression" else ["0", "1"]] * 2)
@@ -148,7 +148,18 @@ def read_problem(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Proble
         test={name: (encoded(rows), rows) for name, rows in tests.items() if rows},
         notes=notes,
         baselines=baselines,
+        pairs=any(row.text_b is not None for row in train),
     )
+
+
+def _load(spec: Finetune) -> TaskData:
+    from overnight.tasks.classification import load_task
+
+    return load_task(spec.task, environment_path(spec.path, "finetune.path"), columns=spec.columns, dev=_dev(spec))
+
+
+def _dev(spec: Finetune) -> Path | None:
+    return environment_path(spec.dev, "finetune.dev") if spec.dev else None
 
 
 def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import json
 import sys
@@ -11,12 +12,16 @@ from pathlib import Path
 from typing import Literal
 
 from overnight.errors import DataError
+from overnight.schema import Columns
 from overnight.tasks.rows import Row, TaskData, split
 
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
 _ENDINGS = (".csv", ".tsv", ".jsonl")
 # More classes than this are numbers in the wrong column, or ids.
 _MOST_CLASSES = 1000
+
+OWN_NAMES = Columns()
+"""The columns are called as the task expects."""
 
 Line = tuple[int, dict[str, str]]
 
@@ -140,7 +145,7 @@ def number_of(cell: str, where: str, low: float = -sys.float_info.max, high: flo
     return value
 
 
-def load_table(path: Path, seed: int = 0) -> TaskData:
+def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path | None = None) -> TaskData:
     """One's own task: a csv, tsv or jsonl file, or a folder with `train.*` and, optionally, `dev.*` and `test.*`.
 
     The columns are `text` (or `text_a` and `text_b`), `label` for classes or `score` for numbers, and optionally `id`; others are ignored.
@@ -149,6 +154,8 @@ def load_table(path: Path, seed: int = 0) -> TaskData:
     Args:
         path: the file or the folder.
         seed: which tenth is held out.
+        names: what the columns are called, where it is not that.
+        dev: the table to score on, instead of that in the folder.
 
     Raises:
         DataError: a file or column that is missing, a row without text or label, a class that the training rows lack; naming file and line.
@@ -158,8 +165,10 @@ def load_table(path: Path, seed: int = 0) -> TaskData:
         raise DataError(
             f"{path}: has no train.csv, train.tsv or train.jsonl" if path.is_dir() else f"{path}: does not exist; name a table or a folder"
         )
-    columns, kind = _columns(files["train"])
-    parts = {name: list(_rows(file, columns, name)) for name, file in files.items()}
+    if dev is not None:
+        files["dev"] = dev
+    columns, kind = _columns(files["train"], names)
+    parts = {name: list(_rows(file, columns, names.id or "id", kind, name)) for name, file in files.items()}
     notes: tuple[str, ...] = ()
     if "dev" not in parts:
         parts["train"], parts["dev"] = split(parts["train"], seed, str(path))
@@ -191,44 +200,52 @@ def _read(path: Path) -> Iterator[Line]:
     return readers[path.suffix](path)
 
 
-def _columns(train: Path) -> tuple[tuple[str, str | None, str], Literal["classification", "regression"]]:
+def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None, str], Literal["classification", "regression"]]:
     """The columns of the texts and of the target, from the first training row, and what they make of the task."""
     _, first = next(_read(train))
     have = f"{train}: has the columns {', '.join(first)}"
-    if "text_a" in first:
-        texts: tuple[str, str | None] = ("text_a", "text_b" if "text_b" in first else None)
+    for what, column in vars(names).items():
+        if column and column not in first:
+            near = difflib.get_close_matches(column, first, 1)
+            raise DataError(f"{have}, and no {column!r}{f' (did you mean {near[0]!r}?)' if near else ''}, which columns.{what} names")
+    if names.text or names.text_b:
+        texts: tuple[str, str | None] = (names.text or ("text_a" if "text_a" in first else "text"), names.text_b or None)
+        if texts[0] not in first:
+            raise DataError(f"{have}; name the first text of a pair with --columns.text=")
+    elif "text_a" in first:
+        texts = ("text_a", "text_b" if "text_b" in first else None)
     elif "text" in first:
         texts = ("text", None)
     else:
-        raise DataError(f"{have}; name the text `text`, or a pair `text_a` and `text_b`")
+        raise DataError(f"{have}; name the text `text`, or a pair `text_a` and `text_b`, or say what they are called: --columns.text=")
+    if names.label or names.score:
+        return (*texts, names.label or names.score), "classification" if names.label else "regression"
     if ("label" in first) == ("score" in first):
-        raise DataError(f"{have}; name the classes `label`, or the numbers `score`, one of the two")
+        raise DataError(f"{have}; name the classes `label`, or the numbers `score`, one of the two, or say which it is: --columns.label=")
     return (*texts, "label" if "label" in first else "score"), "classification" if "label" in first else "regression"
 
 
-def _rows(path: Path, columns: tuple[str, str | None, str], name: str) -> Iterator[Row]:
+def _rows(path: Path, columns: tuple[str, str | None, str], id_column: str, kind: str, name: str) -> Iterator[Row]:
     column_a, column_b, target = columns
     seen: set[str] = set()
     for index, (line, cells) in enumerate(_read(path)):
         where = f"{path}:{line}"
         for column in (column_a, column_b):
             if column and not cells.get(column):
-                raise DataError(f"{where}: column {column!r} is empty or missing")
+                raise DataError(f"{where}: column {column!r} {_absent(column, cells)}")
         if not cells.get(target) and name != "test":
-            raise DataError(f"{where}: column {target!r} is empty or missing")
-        row_id = cells.get("id") or str(index)
+            raise DataError(f"{where}: column {target!r} {_absent(target, cells)}")
+        row_id = cells.get(id_column) or str(index)
         if row_id in seen:
             raise DataError(f"{where}: id {row_id!r} was used before")
         seen.add(row_id)
-        label = _target(cells, target, where)
+        cell = cells.get(target)
+        label = None if not cell else cell if kind == "classification" else number_of(cell, where)
         yield Row(row_id, cells[column_a], cells[column_b] if column_b else None, label)
 
 
-def _target(cells: Mapping[str, str], target: str, where: str) -> str | float | None:
-    cell = cells.get(target)
-    if not cell:
-        return None
-    return cell if target == "label" else number_of(cell, where)
+def _absent(column: str, cells: Mapping[str, str]) -> str:
+    return "is empty" if column in cells else f"is missing (there are {', '.join(cells)})"
 
 
 def _classes(train: list[Row], path: Path) -> tuple[str, ...]:

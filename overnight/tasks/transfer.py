@@ -62,7 +62,7 @@ def read_problem(spec: Transfer) -> Problem:
         DataError: when a file is missing, or the rows are not single texts of two classes or more.
     """
     path = environment_path(spec.path, "transfer.path")
-    task = load_task(spec.task, path)
+    task = load_task(spec.task, path, columns=spec.columns)
     if task.kind != "classification" or any(row.text_b for row in task.train):
         raise DataError(f"{path}: transfer needs single texts (`text`) with classes (`label`); pairs and scores are for finetune")
     labelled = bool(task.test) and all(row.label is not None for row in task.test)

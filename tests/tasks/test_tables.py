@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight.errors import DataError
+from overnight.schema import Columns
 from overnight.tasks.classification import load_task
-from overnight.tasks.rows import held_out
+from overnight.tasks.rows import TaskData, held_out
 
 ROWS = [(f"text number {i}, with a comma", "good" if i % 3 else "bad") for i in range(200)]
 
@@ -82,7 +83,11 @@ BAD = {
     "line after a quoted line break": ("t.csv", 'text,label\n"a\nb",1\nc\n', r"t\.csv:4: 1 fields"),
     "not json": ("t.jsonl", '{"text": "a", "label": "x"}\n{"text": \n', r"t\.jsonl:2: is not JSON"),
     "json but no object": ("t.jsonl", "[1]\n", r"t\.jsonl:1: is a JSON list"),
-    "json field absent": ("t.jsonl", '{"text": "a", "label": "x"}\n{"label": "y"}\n', r"t\.jsonl:2: column 'text' is empty or missing"),
+    "json field absent": (
+        "t.jsonl",
+        '{"text": "a", "label": "x"}\n{"label": "y"}\n',
+        r"t\.jsonl:2: column 'text' is missing \(there are label\)",
+    ),
     "score is no number": ("t.csv", "text,score\na,1\nb,many\n", r"t\.csv:3: score 'many' is not a number"),
     "score is infinite": ("t.csv", "text,score\na,1\nb,inf\n", r"t\.csv:3: score 'inf' is not finite"),
     "id twice": ("t.csv", "id,text,label\n1,a,x\n1,b,y\n", r"t\.csv:3: id '1' was used before"),
@@ -99,6 +104,41 @@ def test_a_bad_table_is_refused_with_its_place(case: str, tmp_path: Path) -> Non
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=message):
         load_task("csv", tmp_path / name)
+
+
+def test_columns_may_have_other_names(tmp_path: Path) -> None:
+    rows = "".join(f"{i},body {i},answer {i},{i % 2},{i / 10}\n" for i in range(60))
+    path = tmp_path / "t.csv"
+    path.write_text("key,body,reply,stars,grade\n" + rows)
+
+    def read(**names: str) -> TaskData:
+        return load_task("csv", path, columns=Columns(**names))
+
+    single, pairs = read(text="body", label="stars", id="key"), read(text="body", text_b="reply", score="grade")
+    assert (single.kind, single.labels) == ("classification", ("0", "1")) and pairs.kind == "regression"
+    assert {(r.id, r.text_a, r.text_b, r.label) for r in single.train + single.dev} == {
+        (str(i), f"body {i}", None, str(i % 2)) for i in range(60)
+    }
+    assert {(r.text_a, r.text_b, r.label) for r in pairs.train + pairs.dev} == {(f"body {i}", f"answer {i}", i / 10) for i in range(60)}
+    for names, message in (
+        (
+            {"text": "bdoy", "label": "stars"},
+            "columns key, body, reply, stars, grade, and no 'bdoy' .did you mean 'body'.., which columns.text",
+        ),
+        ({"text": "body"}, "or say which it is: --columns.label="),
+        ({"label": "stars"}, "or say what they are called: --columns.text="),
+        ({"text_b": "reply", "label": "stars"}, "name the first text of a pair with --columns.text="),
+    ):
+        with pytest.raises(DataError, match=message):
+            read(**names)
+
+
+def test_a_table_to_score_on_is_named_beside_that_to_train_on(tmp_path: Path) -> None:
+    train, dev = _write(tmp_path / "a.csv", ROWS), _write(tmp_path / "b.tsv", ROWS[:9])
+    read = load_task("csv", train, dev=dev)
+    assert (len(read.train), len(read.dev), read.notes) == (200, 9, ())
+    with pytest.raises(DataError, match=r"nowhere\.csv: cannot be read"):
+        load_task("csv", train, dev=tmp_path / "nowhere.csv")
 
 
 def test_one_class_and_too_many_classes_are_refused(tmp_path: Path) -> None:
