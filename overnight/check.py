@@ -285,7 +285,7 @@ def _schedule_problems(key: str, phase: Phase) -> Iterator[str]:
 def _finetune_problems(key: str, task: Finetune, model: Model) -> Iterator[str]:
     yield from _positive(key, task, "batch", "micro_batch", "epochs", "lr", "stride", "max_answer")
     yield from _natural(key, task, "max_rows", "weight_decay")
-    yield from _share(key, task, "warmup")
+    yield from _share(key, task, "warmup", "misplaced")
     if not 8 <= task.length <= model.max_length:
         yield f"{key}.length = {task.length}: must be 8 to model.max_length = {model.max_length}"
     if min(task.micro_batch, task.batch) > 0 and task.batch % min(task.micro_batch, task.batch):

@@ -169,7 +169,13 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     verb.add_argument("task", metavar="TASK", help="a fine-tuned task of the run, or `mask`")
     verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder")
     verb.add_argument(
-        "--input", default="-", metavar="FILE", help="lines of text (a pair separated by a tab) or JSON; default standard input"
+        "--input",
+        default="-",
+        metavar="FILE",
+        help="lines of text (a pair separated by a tab) or JSON, or questions in SQuAD's format (.json); default standard input",
+    )
+    verb.add_argument(
+        "--to", metavar="FILE", help="write there; answers to questions in a .json are {id: text}, as SQuAD's scripts read them"
     )
     verb = add("export", _export, "write a model in the Hugging Face layout; a byte model as safetensors with its settings")
     verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder")
@@ -311,13 +317,12 @@ def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
-    import json
-
     run = _stored(options.source, machine_overrides("predict", overrides))
-    from overnight.tasks.predict import predict, read_lines
+    from overnight.tasks.predict import predict, read_lines, write_answers
+    from overnight.tasks.squad import question_lines
 
-    for answer in predict(run, options.task, read_lines(options.input)):
-        print(json.dumps(answer, ensure_ascii=False), flush=True)
+    answers = predict(run, options.task, question_lines(options.input) or read_lines(options.input))
+    write_answers(answers, Path(options.to) if options.to else None)
 
 
 def _export(options: argparse.Namespace, overrides: list[str]) -> None:

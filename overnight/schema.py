@@ -262,6 +262,8 @@ class Finetune:
     """SQuAD: tokens by which successive windows of a long paragraph advance."""
     max_answer: int = 30
     """SQuAD: longest answer (tokens)."""
+    misplaced: float = 0.001
+    """`squad`: share of answers (0 to 1) that may not stand at their `answer_start`; they are counted and not trained on. More are an error."""
     max_rows: int = 0
     """Training rows (SQuAD: questions) used at most, drawn by a hash of their texts with each label in its share, the same for every seed; 0 is all."""
     seeds: list[int] = field(default_factory=lambda: [0])

@@ -98,6 +98,23 @@ def test_the_keys_of_this_machine_are_part_of_what_a_result_says_it_was_made_wit
     assert tags[0] == tags[2] != tags[1]
 
 
+def test_questions_of_ones_own_are_tuned_and_answered_from_files_of_their_format(copy: Path, tmp_path: Path, capsys: Captured) -> None:
+    for name in ("train", "dev"):
+        qas = [{"id": i, "question": "what?", "answers": [{"text": f"number {i}", "answer_start": 4 + (i == 0)}]} for i in range(2)]
+        paragraphs = [{"context": f"The number {i}.", "qas": [qas[i]]} for i in range(2)]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    words = ["faq", "--from", copy, f"--path={tmp_path / 'train.json'}", f"--dev={tmp_path / 'dev.json'}", *FAST, "--length=24"]
+    assert call("finetune", *words) == 1
+    assert "1 of 2 answers do not stand at their answer_start" in capsys.readouterr().err
+    assert call("finetune", *words, "--misplaced=0.5") == 0
+    out = capsys.readouterr().out
+    assert "faq: trained on train.json, scored on dev.json" in out and "SQuAD" not in out and " exact match " in out and " %" in out
+    assert "overnight predict faq --from" in out and "--input QUESTIONS.json" in out
+    answers = tmp_path / "predictions.json"
+    assert call("predict", "faq", "--from", copy, "--input", tmp_path / "dev.json", "--to", answers) == 0
+    assert set(json.loads(answers.read_text())) == {"0", "1"}
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [

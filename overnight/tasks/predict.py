@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from overnight.config import Run
+from overnight.corpus.files import write_json, write_whole
 from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import load_tokenizer, load_vocabulary
 from overnight.errors import DataError
@@ -160,6 +161,20 @@ def _question(number: int, fields: dict[str, Any]) -> Question:
     if not isinstance(question, str) or not isinstance(context, str):
         raise DataError(f"line {number}: has the keys {', '.join(fields)}; it needs `question` and `context` as strings")
     return Question(str(number), "", question, context, ())
+
+
+def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> None:
+    """Print answers as JSON lines, or write them to a file: whole or not at all, and as `{id: text}` where they are texts and it is a .json."""
+    if path is None:
+        for answer in answers:
+            print(json.dumps(answer, ensure_ascii=False), flush=True)
+        return
+    given = list(answers)
+    if path.suffix == ".json" and all("answer" in answer for answer in given):
+        write_json(path, {answer["id"]: answer["answer"] for answer in given})
+    else:
+        write_whole(path, [(json.dumps(answer, ensure_ascii=False) + "\n").encode() for answer in given])
+    print(f"written: {path} ({len(given):,} answers)")
 
 
 def read_lines(path: str) -> Iterator[str]:

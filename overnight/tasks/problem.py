@@ -165,7 +165,7 @@ def _dev(spec: Finetune) -> Path | None:
 def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Problem:
     from overnight.tasks.squad import load_squad
 
-    data = load_squad(environment_path(spec.path, "finetune.path"))
+    data = load_squad(environment_path(spec.path, "finetune.path"), _dev(spec), spec.misplaced)
     # A question whose answers do not stand where its file says has nothing to learn from.
     placed = [q for q in data.train if any(answer.start >= 0 for answer in q.answers)]
     notes = data.notes

@@ -1,15 +1,22 @@
-"""SQuAD (Rajpurkar et al. 2016, 2018): questions from its JSON, checked."""
+"""Questions in the JSON of SQuAD (Rajpurkar et al. 2016, 2018), published or of one's own, checked."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from overnight.errors import DataError
+from overnight.tasks.rows import held_out
 from overnight.tasks.tables import read_text
+
+MISPLACED = 0.001
+"""Share of answers that may stand elsewhere than their file says."""
+# Questions of SQuAD 1.1 (Rajpurkar et al. 2016), to train on and to score on.
+_PUBLISHED = (87_599, 10_570)
 
 
 @dataclass(frozen=True)
@@ -44,51 +51,113 @@ class SquadData:
     """Which files and articles these are; to be said wherever a score is shown."""
 
 
-def load_squad(folder: Path) -> SquadData:
-    """Read the training and development questions of SQuAD 1.1 from the files that a folder holds.
+def load_squad(path: Path, dev: Path | None = None, misplaced: float = MISPLACED, seed: int = 0) -> SquadData:
+    """Read the questions to train on and those to score on, all in the format of SQuAD 1.1.
 
-    `train-v1.1.json` and `dev-v1.1.json` are the published split. A folder with `dev-v1.1.json` and `train-v2.0-10articles.json` (ten
-    articles of SQuAD 2.0) gives a small split of its own: the answerable questions of the ten and the first 40 articles of dev to train
-    on, the last 8 articles of dev to score on. The notes say which it is.
+    A folder holds one file with `train` in its name and one with `dev` or `valid`, whatever else they are called; the published names
+    `train-v1.1.json` and `dev-v1.1.json` go first. A folder with `dev-v1.1.json` and `train-v2.0-10articles.json` (ten articles of
+    SQuAD 2.0) gives a small split of its own: the answerable questions of the ten and the first 40 articles of dev to train on, the last
+    8 articles of dev to score on. Of a file without `dev` a tenth of the paragraphs is held out by a hash of their text. The notes say
+    which it is.
+
+    Args:
+        path: the folder, or the file to train on.
+        dev: the file to score on.
+        misplaced: see :func:`read_squad`.
+        seed: which tenth is held out.
 
     Raises:
-        DataError: a file that is missing or is not SQuAD.
+        DataError: a file that is missing or has another format, a question without an answer.
     """
-    if not folder.is_dir():
-        raise DataError(f"{folder}: is no folder; name the folder that holds train-v1.1.json and dev-v1.1.json")
-    published, dev_file, ten = (folder / name for name in ("train-v1.1.json", "dev-v1.1.json", "train-v2.0-10articles.json"))
-    if not dev_file.is_file() or not (published.is_file() or ten.is_file()):
-        missing = [f.name for f in (published, dev_file) if not f.is_file()]
-        raise DataError(f"{folder}: {' and '.join(missing)} missing; SQuAD 1.1 is train-v1.1.json and dev-v1.1.json")
-    dev, dev_notes = read_squad(dev_file)
+    if not path.exists():
+        raise DataError(f"{path}: does not exist; name the file with the questions to train on, or the folder that holds it")
+    published, beside, ten = (path / name for name in ("train-v1.1.json", "dev-v1.1.json", "train-v2.0-10articles.json"))
+    if dev is None and ten.is_file() and beside.is_file() and not published.is_file():
+        return _small_split(ten, beside, misplaced)
+    file = path if path.is_file() else _find(path, ("train",), published)
+    if dev is None and path.is_dir():
+        dev = _find(path, ("dev", "valid"), beside)
+    train, notes = read_squad(file, misplaced)
+    _see_answers(file, train)
+    if dev is None:
+        scored = [q for q in train if held_out(q.context, seed)]
+        train = [q for q in train if not held_out(q.context, seed)]
+        if not train or not scored:
+            raise DataError(f"{file}: too few paragraphs to hold out a tenth; name the questions to score on with --dev=FILE")
+        said = f"scored on {len(scored):,} questions, those of a tenth of the paragraphs of {file.name}, held out by a hash of their text"
+        return SquadData(train, scored, (said, *notes))
+    scored, dev_notes = read_squad(dev, misplaced)
+    _see_answers(dev, scored)
+    whole = "SQuAD 1.1: " if (len(train), len(scored)) == _PUBLISHED else ""
+    said = f"{whole}trained on {file.name}, scored on {dev.name}"
+    return SquadData(train, scored, (said, *notes, *(() if dev_notes == notes else dev_notes)))
+
+
+def _small_split(ten: Path, dev_file: Path, misplaced: float) -> SquadData:
+    more, notes = read_squad(ten, misplaced)
+    dev, dev_notes = read_squad(dev_file, misplaced)
+    titles = list(dict.fromkeys(q.title for q in dev))
+    last = set(titles[-8:])
+    train = [q for q in more if q.answers] + [q for q in dev if q.title not in last]
+    _see_answers(dev_file, dev)
+    said = (
+        f"not the published split: trained on {sum(bool(q.answers) for q in more)} answerable questions of {ten.name} and the first"
+        f" {len(titles) - len(last)} articles of {dev_file.name}, scored on its last {len(last)}"
+    )
+    return SquadData(train, [q for q in dev if q.title in last], (said, *notes, *dev_notes))
+
+
+def _find(folder: Path, words: tuple[str, ...], published: Path) -> Path:
+    """The JSON file of a folder with one of the words in its name."""
     if published.is_file():
-        train, notes = read_squad(published)
-        said = (f"SQuAD 1.1: trained on {published.name}, scored on {dev_file.name}",)
-    else:
-        more, notes = read_squad(ten)
-        titles = list(dict.fromkeys(q.title for q in dev))
-        held_out = set(titles[-8:])
-        train = [q for q in more if q.answers] + [q for q in dev if q.title not in held_out]
-        dev = [q for q in dev if q.title in held_out]
-        said = (
-            f"not the published split: trained on {sum(bool(q.answers) for q in more)} answerable questions of {ten.name} and the first"
-            f" {len(titles) - len(held_out)} articles of {dev_file.name}, scored on its last {len(held_out)}",
+        return published
+    files = sorted(file for file in folder.glob("*.json") if file.is_file())
+    found = [file for file in files if any(word in file.name.lower() for word in words)]
+    if len(found) != 1:
+        have = ", ".join(file.name for file in files) or "no .json file"
+        raise DataError(
+            f"{folder}: {len(found) or 'no'} file{'s' * (len(found) != 1)} with {' or '.join(words)} in the name (it has {have}); "
+            "name both: --path=TRAIN.json --dev=DEV.json"
         )
-    unanswered = next((q for q in train + dev if not q.answers), None)
-    if unanswered:
-        raise DataError(f"{folder}: question {unanswered.id} has no answer; SQuAD 1.1 has one for every question")
-    return SquadData(train, dev, said + notes + (() if dev_notes == notes else dev_notes))
+    return found[0]
 
 
-def read_squad(path: Path, misaligned: float = 0.001) -> tuple[list[Question], tuple[str, ...]]:
-    """Read the questions of one SQuAD 1.1 or 2.0 file.
+def _see_answers(path: Path, questions: list[Question]) -> None:
+    without = [q.id for q in questions if not q.answers]
+    if without:
+        raise DataError(
+            f"{path}: {len(without):,} of {len(questions):,} questions have no answer, first {', '.join(without[:5])}; questions that have "
+            "none, as in SQuAD 2.0, can be neither trained nor scored on: take them out"
+        )
+
+
+def question_lines(path: str) -> Iterator[str] | None:
+    """Return the questions of a file in SQuAD's format as the JSON lines that `overnight predict` answers; None for any other file.
+
+    Raises:
+        DataError: as :func:`read_squad`.
+    """
+    if not path.endswith(".json") or not Path(path).is_file():
+        return None
+    try:
+        root = json.loads(read_text(Path(path)))
+    except ValueError:  # JSON lines, or what the reader of lines will name
+        return None
+    if not isinstance(root, dict) or "data" not in root:
+        return None
+    questions, _ = read_squad(Path(path), misplaced=1.0)
+    return (json.dumps({"id": q.id, "question": q.question, "context": q.context}) for q in questions)
+
+
+def read_squad(path: Path, misplaced: float = MISPLACED) -> tuple[list[Question], tuple[str, ...]]:
+    """Read the questions of one file in the format of SQuAD 1.1 or 2.0.
 
     An answer whose text does not stand at its `answer_start` is never moved: its text still counts for scoring, it is not trained on
     (start -1), and the notes name it. Above the limit the file is refused.
 
     Args:
         path: the JSON file.
-        misaligned: share of answers that may stand elsewhere (0 to 1).
+        misplaced: share of answers that may stand elsewhere (0 to 1).
 
     Returns:
         The questions in file order, and the notes.
@@ -111,16 +180,22 @@ def read_squad(path: Path, misaligned: float = 0.001) -> tuple[list[Question], t
         raise DataError(f"{path}: holds no question")
     answers = sum(len(q.answers) for q in questions)
     wrong = [q.id for q in questions for a in q.answers if a.start < 0]
-    if len(wrong) > misaligned * answers:
+    if len(wrong) > misplaced * answers:
         raise DataError(
             f"{path}: {len(wrong)} of {answers} answers do not stand at their answer_start, first those of questions {', '.join(dict.fromkeys(wrong[:5]))};"
-            " the positions count Unicode characters of the context"
+            f" the positions count Unicode characters of the context. To train on the others, allow their share: --misplaced={_above(len(wrong) / answers)}"
         )
     if not wrong:
         return questions, ()
     return questions, (
-        f"{path.name}: {len(wrong)} of {answers} answers do not stand at their answer_start and are not trained on: {', '.join(wrong)}",
+        f"{path.name}: {len(wrong)} of {answers} answers do not stand at their answer_start and are not trained on: {', '.join(wrong[:5])}"
+        + (f" and {len(wrong) - 5:,} more" if len(wrong) > 5 else ""),
     )
+
+
+def _above(share: float) -> float:
+    """Return a round number that is not below a share."""
+    return min(1.0, math.ceil(1000 * share) / 1000)
 
 
 def _questions(path: Path, root: Any) -> Iterator[Question]:
@@ -135,7 +210,9 @@ def _questions(path: Path, root: Any) -> Iterator[Question]:
 
 
 def _question(path: Path, qa: Any, title: str, context: str, place: str) -> Question:
-    question_id = _get(path, qa, "id", str, place)
+    number = qa.get("id") if isinstance(qa, dict) else None
+    whole = isinstance(number, int) and not isinstance(number, bool)
+    question_id = str(number) if whole else _get(path, qa, "id", str, place)
     text = _get(path, qa, "question", str, place)
     where = f"{place} (question {question_id})"
     answers: list[Answer] = []
@@ -154,7 +231,7 @@ def _get(path: Path, node: Any, key: str, kind: type, where: str) -> Any:
     if not isinstance(node, dict) or key not in node:
         found = f"has no key {key!r}" if isinstance(node, dict) else f"is a JSON {type(node).__name__}, not an object"
         raise DataError(
-            f"{path}: {where} {found}; SQuAD is data[].paragraphs[].{{context, qas[].{{id, question, answers[].{{text, answer_start}}}}}}"
+            f"{path}: {where} {found}; the format of SQuAD is data[].paragraphs[].{{context, qas[].{{id, question, answers[].{{text, answer_start}}}}}}"
         )
     if not isinstance(node[key], kind):
         raise DataError(f"{path}: {where}.{key} is a JSON {type(node[key]).__name__} where a {kind.__name__} belongs")

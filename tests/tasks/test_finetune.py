@@ -266,18 +266,15 @@ def test_questions_are_answered_with_text_of_the_paragraph(with_task: Task, ques
         assert sum(guess["probability"] for guess in nbest[question]) == pytest.approx(1, abs=1e-3)
 
 
-def test_a_question_whose_answer_is_misplaced_is_not_trained_on(pretrained: Run, questions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_whose_answer_is_misplaced_is_not_trained_on(pretrained: Run, questions: Path) -> None:
     from overnight.config import Finetune
     from overnight.corpus.tokenizer import load_vocabulary
-    from overnight.tasks import squad
 
     path = questions / "train-v1.1.json"
     tree = json.loads(path.read_text())
     tree["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] += 1
     path.write_text(json.dumps(tree))
-    real = squad.read_squad
-    monkeypatch.setattr(squad, "read_squad", lambda path: real(path, misaligned=0.5))
-    spec = Finetune(task="squad", path=str(questions), length=512)
+    spec = Finetune(task="squad", path=str(questions), length=512, misplaced=0.5)
     problem = read_problem(spec, pretrained.data_dir, load_vocabulary(pretrained.data_dir))
     assert len(problem.train) == 11 and (problem.train.targets["start"] > 0).all()
 

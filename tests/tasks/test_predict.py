@@ -18,7 +18,7 @@ from overnight.config import Run
 from overnight.errors import DataError
 from overnight.tasks import predict as module
 from overnight.tasks.finetune import finetune
-from overnight.tasks.predict import predict, read_lines
+from overnight.tasks.predict import predict, read_lines, write_answers
 from overnight.train.monitor import Line
 
 
@@ -92,6 +92,17 @@ def test_questions_are_answered_from_their_context(run: Run) -> None:
     assert (first["id"], second["id"], plain["id"]) == ("b", "a", "3")
     assert first["answer"] and first["answer"] in context
     assert first["answer"] == second["answer"] == plain["answer"] and 0 < first["probability"] <= 1
+
+
+def test_answers_go_to_a_file_in_the_form_that_fits(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = answers(run, "squad", '{"id": "é", "question": "What?", "context": "This value."}')
+    write_answers(given, tmp_path / "predictions.json")
+    assert json.loads((tmp_path / "predictions.json").read_text()) == {"é": given[0]["answer"]}
+    write_answers(given, tmp_path / "predictions.jsonl")
+    assert [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text(encoding="utf-8").splitlines()] == given
+    assert capsys.readouterr().out.count("(1 answers)") == 2
+    write_answers(given, None)
+    assert json.loads(capsys.readouterr().out) == given[0]
 
 
 def test_an_empty_context_has_an_empty_answer(run: Run) -> None:

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from overnight.errors import DataError
-from overnight.tasks.squad import load_squad, read_squad
+from overnight.tasks import squad
+from overnight.tasks.squad import load_squad, question_lines, read_squad
 
 
-def _squad(*questions: tuple[str, list[tuple[str, int]]], context: str = "The cat sat on the mat.", title: str = "Cats") -> dict[str, Any]:
+def _squad(
+    *questions: tuple[str | int, list[tuple[str, int]]], context: str = "The cat sat on the mat.", title: str = "Cats"
+) -> dict[str, Any]:
     qas = [{"id": q, "question": "who?", "answers": [{"text": t, "answer_start": s} for t, s in answers]} for q, answers in questions]
     return {"version": "1.1", "data": [{"title": title, "paragraphs": [{"context": context, "qas": qas}]}]}
 
@@ -44,34 +47,72 @@ def test_the_small_split_keeps_whole_articles_apart_and_says_so(data: Path) -> N
     )
 
 
-def test_the_published_files_are_the_published_split_also_beside_others(tmp_path: Path) -> None:
+def test_the_published_files_are_the_published_split_also_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path / "train-v1.1.json", _squad(("a", [("cat", 4)])))
     _write(tmp_path / "train-v2.0-10articles.json", _squad(("c", [("cat", 4)])))
     _write(tmp_path / "dev-v1.1.json", _squad(("b", [("mat", 19), ("the mat", 15)])))
     read = load_squad(tmp_path)
     assert [q.id for q in read.train] == ["a"] and [q.id for q in read.dev] == ["b"]
     assert [(a.text, a.start) for a in read.dev[0].answers] == [("mat", 19), ("the mat", 15)]
-    assert read.notes == ("SQuAD 1.1: trained on train-v1.1.json, scored on dev-v1.1.json",)
+    assert read.notes == ("trained on train-v1.1.json, scored on dev-v1.1.json",)
+    monkeypatch.setattr(squad, "_PUBLISHED", (1, 1))
+    assert load_squad(tmp_path).notes == ("SQuAD 1.1: trained on train-v1.1.json, scored on dev-v1.1.json",)
 
 
 def test_missing_files_and_questions_without_answer_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="does not exist"):
         load_squad(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"train-v1\.1\.json and dev-v1\.1\.json missing"):
+    with pytest.raises(DataError, match=r"no files with train in the name \(it has no \.json file\); name both: --path=TRAIN"):
         load_squad(tmp_path)
     _write(tmp_path / "dev-v1.1.json", _squad(("b", [("mat", 19)])))
-    with pytest.raises(DataError, match=r": train-v1\.1\.json missing"):
+    with pytest.raises(DataError, match=r"no files with train in the name \(it has dev-v1\.1\.json\)"):
         load_squad(tmp_path)
-    _write(tmp_path / "train-v1.1.json", _squad(("a", [])))
-    with pytest.raises(DataError, match="question a has no answer"):
+    for name in ("my-train-a.json", "my-train-b.json"):
+        _write(tmp_path / name, _squad(("a", [])))
+    with pytest.raises(DataError, match=r"2 files with train in the name .it has dev-v1\.1\.json, my-train-a\.json, my-train-b\.json"):
         load_squad(tmp_path)
+    with pytest.raises(
+        DataError, match=r"my-train-a\.json: 1 of 1 questions have no answer, first a; questions that have none, as in SQuAD 2\.0"
+    ):
+        load_squad(tmp_path / "my-train-a.json")
+
+
+def test_files_of_any_name_are_found_or_named_and_never_called_squad(tmp_path: Path) -> None:
+    train = _write(tmp_path / "faq_TRAIN_set.json", _squad((7, [("cat", 4)])))
+    dev = _write(tmp_path / "faq-valid.json", _squad((8, [("mat", 19)])))
+    for read in (load_squad(tmp_path), load_squad(train, dev), load_squad(tmp_path, dev)):
+        assert [q.id for q in read.train] == ["7"] and [q.id for q in read.dev] == ["8"]
+        assert read.notes == ("trained on faq_TRAIN_set.json, scored on faq-valid.json",)
+    with pytest.raises(DataError, match="too few paragraphs to hold out a tenth; name the questions to score on with --dev=FILE"):
+        load_squad(train)
+
+
+def test_of_one_file_whole_paragraphs_are_held_out(tmp_path: Path) -> None:
+    parts = [_squad((f"{i}a", [("cat", 4)]), (f"{i}b", [("cat", 4)]), context=f"The cat {i}.")["data"][0] for i in range(60)]
+    read = load_squad(_write(tmp_path / "all.json", {"data": parts}))
+    assert not {q.context for q in read.train} & {q.context for q in read.dev} and len(read.train) + len(read.dev) == 120
+    assert 1 <= len(read.dev) <= 40 and read.notes[0].startswith(f"scored on {len(read.dev)} questions, those of a tenth of the paragraphs")
+
+
+def test_a_file_of_questions_becomes_the_lines_to_answer(tmp_path: Path) -> None:
+    path = _write(tmp_path / "q.json", _squad((7, []), ("b", [("cat", 99)])))
+    lines = question_lines(str(path))
+    assert lines is not None and [json.loads(line) for line in lines] == [
+        {"id": name, "question": "who?", "context": "The cat sat on the mat."} for name in ("7", "b")
+    ]
+    for name, text in (("x.json", '{"text": "a"}'), ("y.json", '{"text": "a"}\n{"text": "b"}\n'), ("z.json", '{"data": '), ("q.txt", "{}")):
+        (tmp_path / name).write_text(text)
+        assert question_lines(str(tmp_path / name)) is None
+    assert question_lines("-") is None and question_lines(str(tmp_path / "absent.json")) is None
 
 
 def test_answers_at_the_wrong_place_are_refused_over_the_limit_and_never_moved_below_it(tmp_path: Path) -> None:
     path = _write(tmp_path / "x.json", _squad(("good", [("cat", 4)]), ("moved", [("cat", 5)]), ("before", [("cat", -3)])))
     with pytest.raises(DataError, match="2 of 3 answers do not stand at their answer_start, first those of questions moved, before"):
         read_squad(path)
-    questions, notes = read_squad(path, misaligned=0.7)
+    with pytest.raises(DataError, match=r"allow their share: --misplaced=0\.667$"):
+        read_squad(path, misplaced=0.66)
+    questions, notes = read_squad(path, misplaced=0.667)
     assert [q.answers[0].start for q in questions] == [4, -1, -1] and [q.answers[0].text for q in questions] == ["cat"] * 3
     assert notes == ("x.json: 2 of 3 answers do not stand at their answer_start and are not trained on: moved, before",)
 
@@ -89,7 +130,7 @@ def _without(key: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([1], "the file is a JSON list, not an object; SQuAD is"),
+        ([1], "the file is a JSON list, not an object; the format of SQuAD is"),
         (_without("data"), "the file has no key 'data'"),
         (_without("paragraphs"), r"data\[0\] has no key 'paragraphs'"),
         (_without("context"), r"data\[0\]\.paragraphs\[0\] has no key 'context'"),
@@ -100,6 +141,8 @@ def _without(key: str) -> dict[str, Any]:
         ({"data": ["x"]}, r"data\[0\] is a JSON str, not an object"),
         (_squad(("a", []), ("a", [])), "question id 'a' is used twice"),
         (_squad(("a", [(" ", 3)])), "an answer has no text"),
+        (_squad((1, []), ("1", [])), "question id '1' is used twice"),
+        (_squad((True, [])), r"qas\[0\]\.id is a JSON bool where a str belongs"),
     ],
 )
 def test_json_that_is_not_squad_is_refused_with_its_place(value: Any, message: str, tmp_path: Path) -> None:
