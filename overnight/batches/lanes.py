@@ -20,7 +20,7 @@ from torch import Tensor
 
 from overnight.batches.joined import Documents, Joined
 from overnight.batches.order import key
-from overnight.batches.packing import IGNORED, Origin, StepBatches, moved
+from overnight.batches.packing import IGNORED, Origin, Sizes, StepBatches, moved
 from overnight.batches.size import micro_batch
 from overnight.config import Phase
 from overnight.corpus.shards import Shard
@@ -144,7 +144,8 @@ class Lanes:
                 starts = self._joined[epoch].starts_S[numbers_B[here] % self.shards] + windows_B[here] * length
                 pieces.append((here - first, self._joined[epoch], starts, starts + counts_B[here]))
             micro.append(self._batch(lanes, windows_B[lanes] == 0, pieces))
-        return StepBatches(tuple(micro), int((counts_B - 1).sum()), batch)
+        read_B, predicted = np.minimum(counts_B, length), int((counts_B - 1).sum())
+        return StepBatches(tuple(micro), predicted, batch, Sizes(int(read_B.sum()), int((read_B**2).sum()), predicted, 0))
 
     def origin(self, step: int, world: int, number: int) -> list[Origin]:
         """Where the windows of a micro-batch come from: its lanes, and the document in which each window begins.

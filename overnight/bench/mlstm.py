@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overnight.batches.lanes import ByteBatch
+from overnight.batches.packing import Sizes
 from overnight.bench.measure import Row, measure, print_result, rate_row
 from overnight.config import Model
 from overnight.models.bytes import BYTES, ByteModel, byte_model
+from overnight.models.flops import training_flops
 from overnight.models.recurrence import multiplier, weight_gradient
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -85,13 +87,14 @@ def describe(row: Row, case: Case) -> str:
         return f"{row.name:28} {row.value:8.1f} %  (of the time of the products with W_mh and W_h and of their gradients, alone)"
     text = f"{row.name:28} {row.value:8.0f} {row.unit}"
     if row.name == case.name:
-        text += f"  ({row.value * flops_per_character(case.width) / 1e9:,.0f} GFLOP/s)"
+        text += f"  ({row.value * flops(case) / 1e9:,.0f} GFLOP/s)"
     return text if row.ratio is None else f"{text}  {row.peer} {row.peer_value:.0f}  ratio {row.ratio:.2f}"
 
 
-def flops_per_character(width: int, embedding: int = 64) -> float:
-    """Multiply-adds, counted as two, of a character's forward and backward pass as published: 6 · (5H² + 5EH + 257H)."""
-    return 6 * (5 * width**2 + 5 * embedding * width + 257 * width)
+def flops(case: Case) -> float:
+    """Return the operations of a character's forward and backward pass in a window of the case."""
+    characters = case.rows * case.steps
+    return training_flops(Model(kind="mlstm", layers=1, width=case.width), BYTES, Sizes(characters, 0, characters, 0)) / characters
 
 
 def window(case: Case) -> ByteBatch:

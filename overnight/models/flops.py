@@ -11,7 +11,7 @@ import torch
 from overnight.batches.packing import Sizes
 from overnight.config import Model
 from overnight.models.bert import padded_vocabulary
-from overnight.models.layers import linear
+from overnight.models.recurrence import multiplier
 
 # Dense TFLOP/s: of 8 bits, 16 bits, tf32, and fp32 without tensor cores; 0 where there is none. From NVIDIA's data sheets, where the larger
 # number is that of sparse matrices; GeForce and RTX A6000, with sums in fp32, from the white papers of their architectures. The first
@@ -35,8 +35,10 @@ _TFLOPS: dict[str, tuple[float, float, float, float]] = {
     "RTX 3090": (0, 71, 35.6, 35.6),
     "T4": (0, 65, 8.1, 8.1),
 }
-# Where the device is not in the table: a product of this size, the best of so many, or of those that begin within so many seconds.
-_SIZE, _REPEATS, _SECONDS = 1024, 8, 0.2
+# Where the device is not in the table: products of these sizes, the best of so many of each, or of those that begin within so many seconds. A
+# small one stays in the cache of one core, many cores need a large one.
+_SIZES, _REPEATS, _SECONDS = {"cpu": (512, 1024, 2048), "cuda": (8192,)}, 8, 0.2
+_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -55,20 +57,41 @@ class Peak:
 
 
 def training_flops(model: Model, vocabulary: int, sizes: Sizes) -> float:
-    """Operations of a network's forward and backward pass over some sequences, without recomputation; a multiply-add is two.
+    """Return the operations of a network's forward and backward pass over some sequences; a multiply-add is two.
 
-    Products only: 6 for each of their parameters and each token that they see, and for attention 12·h·L a pair of tokens:
-    3·(2·L·(4h² + 2·h·ff)·tokens + 4·L·h·Σ length² + 2·(h² + h·V)·predicted + 2·(h² + 2h)·sequences) (Chowdhery et al. 2022,
-    arXiv 2204.02311, appendix B, with the heads where they are computed).
+    Matrix products only, each counted three times: once forward, twice backward (Chowdhery et al. 2022, arXiv 2204.02311, appendix B, with the
+    heads where they are computed). Nothing is counted twice that is only computed again (`train.recompute`), and embeddings, positions, norms
+    and the head of the auxiliary objective, one number a document, count 0.
 
     Args:
-        vocabulary: pieces of the tokenizer.
-        sizes: of the sequences; 0 sequences leaves out next-sentence prediction.
+        vocabulary: pieces of the tokenizer; a byte model's is 256, whatever is given.
+        sizes: of the sequences; of BERT, 0 sequences leaves out next-sentence prediction.
     """
-    h, ff, layers = model.width, model.ffn or 4 * model.width, model.layers
-    encoder = layers * ((4 * h * h + 2 * h * ff) * sizes.tokens + 2 * h * sizes.squares)
+    products = {"bert": _bert_products, "transformer": _transformer_products, "mlstm": _recurrent_products, "lstm": _recurrent_products}
+    return 6 * products[model.kind](model, vocabulary, sizes)
+
+
+def _layers(model: Model, sizes: Sizes) -> float:
+    """Multiply-adds of Transformer layers: 4h² + 2·h·ff a token; scores and mixture, h each, a pair of tokens, of a causal one all pairs too."""
+    h, ff = model.width, model.ffn or 4 * model.width
+    return model.layers * ((4 * h * h + 2 * h * ff) * sizes.tokens + 2 * h * sizes.squares)
+
+
+def _bert_products(model: Model, vocabulary: int, sizes: Sizes) -> float:
+    h = model.width
     heads = (h * h + h * padded_vocabulary(vocabulary)) * sizes.predicted + (h * h + 2 * h) * sizes.sequences
-    return 6 * (encoder + heads)
+    return _layers(model, sizes) + heads
+
+
+def _transformer_products(model: Model, vocabulary: int, sizes: Sizes) -> float:
+    return _layers(model, sizes) + model.width * _BYTES * sizes.predicted
+
+
+def _recurrent_products(model: Model, vocabulary: int, sizes: Sizes) -> float:
+    """Multiply-adds of the recurrence; the first layer's products with the input are 256, one for each byte value, made once a step."""
+    h, columns = model.width, (5 if model.kind == "mlstm" else 4) * model.width
+    inputs = model.embedding * _BYTES + (model.layers - 1) * h * sizes.tokens
+    return columns * (inputs + model.layers * h * sizes.tokens) + h * _BYTES * sizes.predicted
 
 
 def known_peak(name: str, precision: str) -> Peak | None:
@@ -86,30 +109,35 @@ def known_peak(name: str, precision: str) -> Peak | None:
     return Peak(rate * 1e12, measured=False)
 
 
-def device_peak(device: torch.device, precision: str, dtype: torch.dtype) -> Peak:
-    """The peak of a device: of a GPU from the table, else the best rate of a product, in a fifth of a second.
+def device_peak(device: torch.device, precision: str, dtype: torch.dtype) -> Peak | None:
+    """Return the peak of a device: of a GPU from the table, else the best rate of a product, in a fifth of a second.
+
+    None where neither is possible: 8 bits on a GPU that is not in the table.
 
     Args:
         precision: as in `train.precision`.
         dtype: of products.
     """
     known = known_peak(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
-    return known or _measured_peak(device, dtype)
+    # Products of 16 bits, which are what could be measured, say nothing of those of 8, which are twice as fast.
+    return known or (None if precision == "fp8" else _measured_peak(device, dtype))
 
 
 @torch.no_grad()
 def _measured_peak(device: torch.device, dtype: torch.dtype) -> Peak:
-    size = _SIZE if device.type == "cpu" else 8 * _SIZE
     # A generator of its own: measuring must not move the one that training draws from.
     generator = torch.Generator(device).manual_seed(0)
-    a, b = (torch.randn(size, size, generator=generator, device=device).to(dtype) for _ in range(2))
-    best, end = float("inf"), time.perf_counter() + _SECONDS
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        linear(a, b)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
-        if time.perf_counter() > end:
-            break
-    return Peak(2 * size**3 / best, measured=True)
+    best, end = 0.0, time.perf_counter() + _SECONDS
+    for size in _SIZES.get(device.type, _SIZES["cuda"]):
+        a, b = (torch.randn(size, size, generator=generator, device=device).to(dtype) for _ in range(2))
+        # With the weight laid out as the recurrence has it, which is the fastest product there is here.
+        product = multiplier(b, size, _REPEATS)
+        for _ in range(_REPEATS):
+            start = time.perf_counter()
+            product(a)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            best = max(best, 2 * size**3 / (time.perf_counter() - start))
+            if time.perf_counter() > end:
+                return Peak(best, measured=True)
+    return Peak(best, measured=True)

@@ -13,6 +13,7 @@ from overnight.batches.lanes import HELD_OUT_LANES, Lanes
 from overnight.batches.loader import Samples
 from overnight.batches.order import key
 from overnight.config import Phase, Run
+from overnight.corpus.bytes import VOCABULARY_SIZE
 from overnight.corpus.shards import Shard, load_manifest, open_shards
 from overnight.corpus.tokenizer import Vocabulary, load_vocabulary
 from overnight.errors import DataError
@@ -79,8 +80,6 @@ class ByteFamily:
         self.manifest = load_manifest(run.data_dir)
         self.shards = {split: open_shards(run.data_dir, split) for split in ("train", "valid")}
         self.model = self.untrained(world.device)
-        # The matrices that are products; the embedding is a look-up.
-        self._matrices = sum(p.numel() for name, p in self.model.named_parameters() if p.ndim == 2 and not name.startswith("embedding"))
 
     def untrained(self, device: torch.device) -> ByteModel:
         """The network before its first step: the same numbers every time."""
@@ -95,8 +94,8 @@ class ByteFamily:
         return Lanes(_some(self, split), phase, _seed(self.run, number, split))
 
     def flops(self, done: Step) -> float:
-        """Operations of a step, of all processes: 6 for each weight of a product and each byte."""
-        return 6.0 * self._matrices * done.tokens
+        """Operations of a step, of all processes."""
+        return training_flops(self.run.model, VOCABULARY_SIZE, done.sizes) if done.sizes else 0.0
 
     def carry(self, samples: Samples | Lanes) -> Carry:
         """A zero state of this process's lanes."""

@@ -57,7 +57,7 @@ class Work:
     line: Line
     signals: Signals
     peak: Peak | None = None
-    """What the device computes at most; None leaves out the share of it that is used."""
+    """What the devices of all processes compute at most; None leaves out the share of it that is used."""
     carried: dict[str, Tensor] = field(default_factory=dict)
     """State of the checkpoint that the run goes on from, of a model that carries one."""
 
@@ -72,7 +72,7 @@ class PhaseTraining:
     """
 
     def __init__(self, work: Work, number: int, optimizer: torch.optim.Optimizer) -> None:
-        self.run, self.model, self.objective, self.world = work.run, work.family.model, work.objective, work.world
+        self.work, self.run, self.model, self.objective, self.world = work, work.run, work.family.model, work.objective, work.world
         self.progress, self.metrics, self.line, self.signals = work.progress, work.metrics, work.line, work.signals
         self.saver, self.optimizer, self.number = work.saver, optimizer, number
         self.name, self.phase = list(work.run.phases.items())[number]
@@ -270,6 +270,9 @@ class PhaseTraining:
         if self.run.train.on_spike == "ignore" and (spike := self.watch.first({**losses, "grad_norm": norm})):
             self._tell("spike", f"step {done.step}: {spike}")
         self.values = values
+        if wrong := self.speed.exceeds():
+            self._tell("peak", wrong)
+            self.peak = self.work.peak = self.speed.peak = None
 
     def _pace(self) -> dict[str, float]:
         share, slow = self.pace.line()

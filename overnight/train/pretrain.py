@@ -33,6 +33,7 @@ from overnight.train.phase import PhaseTraining, Work
 from overnight.train.precision import DTYPES, Halt, set_products
 from overnight.train.saving import Saver
 from overnight.train.signals import Interrupted, catch_signals
+from overnight.train.speed import peak_of_all
 
 _TRAIN, _HELD_OUT = 0, 1
 # Rollbacks to one checkpoint before the run stops.
@@ -107,7 +108,8 @@ class Pretraining:
             self.objective = spread(self.model, self.world, self.run)
         with together(self.world):
             boards = open_boards(self.run, progress.global_step, self.line.say) if main and not self.finished(progress) else []
-        peak = device_peak(self.device, self.run.train.precision, DTYPES[self.run.train.precision]) if main else None
+        # Measured in all processes at once, which may share a machine.
+        peak = peak_of_all(device_peak(self.device, self.run.train.precision, DTYPES[self.run.train.precision]), self.world)
         path = self.run.run_dir / "metrics.jsonl" if main else None
         train = self.run.train
         with (

@@ -14,7 +14,7 @@ from overnight.config import Run
 from overnight.models.flops import Peak
 from overnight.train.checkpoint import Progress
 from overnight.train.loop import Step
-from overnight.train.parallel import World, total
+from overnight.train.parallel import World, total, totals
 
 
 @dataclass
@@ -36,13 +36,21 @@ class Spent:
         self.flops += flops
 
 
+def peak_of_all(peak: Peak | None, world: World) -> Peak | None:
+    """Return the sum of the peaks of all processes' devices, or None where one of them is not known."""
+    found = totals(
+        {"flops": peak.flops if peak else 0.0, "unknown": float(peak is None), "measured": float(bool(peak and peak.measured))}, world
+    )
+    return None if found["unknown"] else Peak(found["flops"], measured=found["measured"] > 0)
+
+
 class Speed:
     """Counters, losses and clock of a phase: throughput since the last line, and the time that is left.
 
     Args:
         number: of the phase, from 0.
         flops: operations of a step, of all processes.
-        peak: of one process's device; None leaves out the share of it that is used.
+        peak: of the devices of all processes; None leaves out the share of it that is used.
     """
 
     def __init__(
@@ -55,9 +63,10 @@ class Speed:
     ) -> None:
         self._world = world or World()
         self._run, self._flops = run, flops
-        self._peak = peak.flops * self._world.size if peak else None
+        self.peak = peak
         self._phases = list(run.phases.values())
         self._number = number
+        self._exceeds = 0.0
         self._clock = time.perf_counter()
         self._unread: list[Step] = []
         self._since, self._all = Spent(), Spent()
@@ -79,8 +88,8 @@ class Speed:
         progress.sequences += done.sequences
         progress.seconds += spent
         flops = self._flops(done)
-        for totals in (self._since, self._all):
-            totals.add(spent, done, flops)
+        for spans in (self._since, self._all):
+            spans.add(spent, done, flops)
 
     def read(self, progress: Progress) -> None:
         """Add up the losses and targets that were not read yet, of all processes; what is not finite, of a step that was skipped, is left out."""
@@ -100,14 +109,28 @@ class Speed:
         self._clock = time.perf_counter()
 
     def rate(self) -> dict[str, float]:
-        """Since the last call: tokens and sequences a second, the share of the peak that the products took, and of the time waiting for a batch."""
+        """Return tokens and sequences a second since the last call, the share of the peak that the products took, and of the time waiting for a batch.
+
+        There is no share of a peak that was never known, or that the products exceed (:meth:`exceeds`), which then was none.
+        """
         spent, self._since = self._since, Spent()
+        rate = spent.flops / spent.seconds
+        self._exceeds = rate if self.peak and rate > self.peak.flops else 0.0
         return {
             "tokens_per_s": round(spent.tokens / spent.seconds, 1),
             "sequences_per_s": round(spent.sequences / spent.seconds, 1),
-            **({"mfu": round(spent.flops / spent.seconds / self._peak, 4)} if self._peak else {}),
+            **({"mfu": round(rate / self.peak.flops, 4)} if self.peak and not self._exceeds else {}),
             "loader_wait": round(spent.waited / spent.seconds, 4),
         }
+
+    def exceeds(self) -> str:
+        """Return what is wrong with the peak, if the products of the last :meth:`rate` ran above it."""
+        if not self._exceeds or not self.peak:
+            return ""
+        return (
+            f"the products ran at {Peak(self._exceeds, False).text()}, above the peak of {self.peak.text()}, which is no peak then "
+            "(was the machine busy while it was measured?): no MFU from here on"
+        )
 
     def left(self, progress: Progress) -> dict[str, float]:
         """Seconds left in this phase and in each later one, at the same rate of tokens."""

@@ -112,6 +112,8 @@ def test_steps_are_those_of_lanes_that_walk_on(lengths: list[int], given_phase: 
     for n, step in enumerate(steps):
         assert step.tokens == step.divisors()["byte"] == sum(len(lane[n][2]) for lane in expected)
         assert step.sequences == given_phase.global_batch
+        windows = [len(lane[n][1]) for lane in expected]
+        assert step.sizes == (sum(windows), sum(read * read for read in windows), step.tokens, 0)
         assert {batch.ids_BT.shape for batch in step.micro} == {(1, given_phase.length)}
 
 

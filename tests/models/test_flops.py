@@ -2,39 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from overnight.batches.packing import Sizes
-from overnight.bench.sizes import full_batch
+from overnight.batches.lanes import ByteBatch
+from overnight.batches.packing import Batch, Sizes
 from overnight.config import Model
+from overnight.models import bytes as byte_models
+from overnight.models import flops
 from overnight.models.bert import BertForPretraining
+from overnight.models.bytes import byte_model
 from overnight.models.flops import Peak, device_peak, known_peak, training_flops
+from tests.models.sample import random_batch
+
+
+def counted(net: torch.nn.Module, batches: Sequence[Any]) -> int:
+    """Operations of forward and backward as torch counts them, on the meta device, where products go through the operators that it knows."""
+    with FlopCounterMode(display=False) as counter:
+        for batch in batches:
+            losses = net.losses(batch, torch.float32)[0]  # type: ignore[operator]
+            torch.stack(list(losses.values())).sum().backward()
+    return counter.get_total_flops()
+
+
+def on_meta(batch: Any) -> Any:
+    tensors = {name: value.to("meta") for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+    return replace(batch, **tensors, targets={name: value.to("meta") for name, value in batch.targets.items()})
 
 
 @pytest.mark.parametrize("nsp", [True, False])
 @pytest.mark.parametrize("sizes", [(3, 64, 4, 0), (1, 96, 2, 160)])
-@pytest.mark.parametrize(("sequences", "length", "predicted"), [(5, 48, 7), (2, 17, 3)])
-def test_the_formula_counts_what_torch_counts(
-    sizes: tuple[int, int, int, int], sequences: int, length: int, predicted: int, nsp: bool
-) -> None:
+@pytest.mark.parametrize("lengths", [(48, 48, 48, 48, 48), (17, 64, 5)])
+def test_the_formula_of_bert_counts_what_torch_counts(sizes: tuple[int, int, int, int], lengths: tuple[int, ...], nsp: bool) -> None:
     layers, width, heads, ffn = sizes
     model = Model(layers=layers, width=width, heads=heads, ffn=ffn, max_length=64)
-    # On the meta device, where products go through the operators that torch counts.
-    net, batch = BertForPretraining(model, 1000).to("meta"), full_batch(sequences, length, predicted, 1000)
-    batch = replace(
-        batch,
-        **{name: value.to("meta") for name, value in vars(batch).items() if isinstance(value, torch.Tensor)},
-        targets={name: value.to("meta") for name, value in batch.targets.items() if nsp or name != "nsp"},
-    )
-    with FlopCounterMode(display=False) as counter:
-        losses, _ = net.losses(batch, torch.float32)
-        torch.stack(list(losses.values())).sum().backward()
-    counted = Sizes(sequences * length, sequences * length**2, sequences * predicted, sequences if nsp else 0)
-    assert training_flops(model, 1000, counted) == counter.get_total_flops()
+    # One sequence a batch: together, attention would be padded to the longest here.
+    batches: list[Batch] = [on_meta(random_batch([length], nsp=nsp)) for length in lengths]
+    found = Sizes(sum(lengths), sum(n * n for n in lengths), sum(max(1, n // 6) for n in lengths), len(lengths) if nsp else 0)
+    assert training_flops(model, 1000, found) == counted(BertForPretraining(model, 1000).to("meta"), batches)
+
+
+@pytest.mark.parametrize("rows", [(40, 40, 40), (64,)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model(kind="mlstm", layers=1, width=48, embedding=24, weight_norm=True),
+        Model(kind="mlstm", layers=3, width=32, weight_norm=True),
+        Model(kind="lstm", layers=2, width=48),
+        Model(kind="transformer", layers=2, width=64, heads=4, max_length=64, dropout=0.0, attention_dropout=0.0),
+        Model(kind="transformer", layers=1, width=32, heads=2, ffn=80, max_length=512, dropout=0.0, attention_dropout=0.0),
+    ],
+    ids=lambda model: f"{model.kind}-{model.layers}",
+)
+def test_the_formula_of_byte_models_counts_what_torch_counts(model: Model, rows: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    # The head computes its products again in the backward pass on all devices but a CPU; recomputation does not count.
+    monkeypatch.setattr(byte_models, "checkpoint", lambda function, *args, **_: function(*args))
+    steps = rows[0]
+    ids = torch.zeros(len(rows), steps, dtype=torch.long)
+    batch = ByteBatch(ids, torch.arange(len(rows)), torch.ones(len(rows), dtype=torch.bool), {"byte": ids})
+    found = Sizes(sum(rows), sum(n * n for n in rows), sum(rows), 0)
+    assert training_flops(model, 256, found) == counted(byte_model(model).to("meta"), [on_meta(batch)])
 
 
 @pytest.mark.parametrize(
@@ -67,10 +99,18 @@ def test_the_peak_of_a_gpu_is_known_by_its_whole_name(name: str, precision: str,
 def test_the_peak_of_a_cpu_is_measured_and_moves_no_generator() -> None:
     before = torch.get_rng_state()
     peak = device_peak(torch.device("cpu"), "fp32", torch.float32)
-    assert peak.measured and peak.flops > 1e8
+    assert peak is not None and peak.measured and peak.flops > 1e8
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_peak_says_where_it_is_from() -> None:
     assert Peak(989e12, measured=False).text() == "989 TFLOP/s"
     assert Peak(0.1234e12, measured=True).text() == "0.12 TFLOP/s, measured"
+
+
+def test_the_peak_of_8_bits_is_unknown_where_it_is_in_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Something New")
+    monkeypatch.setattr(flops, "_measured_peak", lambda *_: Peak(1e12, measured=True))
+    cuda = torch.device("cuda")
+    assert device_peak(cuda, "fp8", torch.bfloat16) is None
+    assert device_peak(cuda, "bf16", torch.bfloat16) == Peak(1e12, measured=True)

@@ -231,7 +231,8 @@ def test_speed_counts_tokens_operations_and_waiting_since_the_last_line(tiny: Ma
         return training_flops(run.model, 600, done.sizes)
 
     for processes in (1, 4):
-        meter, progress = Speed(run, 0, World(size=processes), operations, Peak(1e9, measured=True)), Progress(phase="short")
+        peak = Peak(1e9 * processes, measured=True)
+        meter, progress = Speed(run, 0, World(size=processes), operations, peak), Progress(phase="short")
         for _ in range(2):
             now[0] += 2.0
             meter.note(done, progress, wait=False)
@@ -243,6 +244,24 @@ def test_speed_counts_tokens_operations_and_waiting_since_the_last_line(tiny: Ma
         now[0] += 1.0
         meter.note(done, progress, wait=False)
         assert meter.rate()["tokens_per_s"] == 200.0
+
+
+def test_there_is_no_share_of_a_peak_that_the_products_exceed(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrain, "device_peak", lambda *_: Peak(1e3, measured=True))
+    run = tiny()
+    told = finish(run)
+    assert told.count("above the peak of 0.00 TFLOP/s, measured, which is no peak then") == 1 and "MFU" not in told.replace("no MFU", "")
+    assert not any("mfu" in line for line in lines(run, "train"))
+    assert [line["what"] for line in lines(run, "event")].count("peak") == 1
+
+
+def test_peaks_of_processes_add_up_and_one_that_is_unknown_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(numbers: dict[str, float], world: World) -> dict[str, float]:
+        return {name: 2 * number for name, number in numbers.items()}
+
+    monkeypatch.setattr(speed, "totals", twice)
+    assert speed.peak_of_all(Peak(1e9, measured=True), World(size=2)) == Peak(2e9, measured=True)
+    assert speed.peak_of_all(None, World(size=2)) is None
 
 
 def test_a_run_writes_what_it_used_of_the_device_and_how_long_it_waited(tiny: Make) -> None:
