@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import html
-import re
+
+from overnight.corpus import markup
 
 VOCABULARY_SIZE = 256
 VOCABULARY_HASH = "utf-8 bytes"
 """Stands in a manifest where the hash of a WordPiece vocabulary would."""
 
-# Elements by name, since `<sighs>` and `a < b` are text; attributes have values, since `<b and c>` has none.
-_ELEMENTS = (
-    "a|abbr|b|big|blockquote|br|center|cite|code|dd|div|dl|dt|em|font|h[1-6]|hr|i|img|li|ol|p|pre|q|s|small|span|strike|strong|sub|sup"
-    "|table|tbody|td|th|thead|tr|tt|u|ul"
-)
-_TAG = re.compile(rf"<!--.*?-->|</?(?:{_ELEMENTS})(?:\s[^<>]{{0,300}}=[^<>]{{0,300}})?\s{{0,9}}/?>", re.S | re.I)
+_TAG = markup.tags(f"{markup.BREAKING}|{markup.INLINE}")
 
 
 def document_bytes(text: str) -> bytes:
@@ -27,7 +23,7 @@ def document_bytes(text: str) -> bytes:
         text: of one document; an empty one gives the three bytes around it.
     """
     if "<" in text:
-        text = _TAG.sub(" ", text)
+        text = _TAG.sub(" ", markup.COMMENT.sub(" ", text))
     if "&" in text:
         text = html.unescape(text)
     return f"\n {' '.join(text.split())} ".encode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Raw text to clean paragraphs, and paragraphs to sentences.
+"""Raw text to clean paragraphs.
 
 Every pattern is behind a cheap test for a character it needs: most text needs none of them, and this runs over all of it.
 """
@@ -10,6 +10,8 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
+from overnight.corpus import markup
+
 # Controls, soft hyphen, zero-width and bidirectional marks, byte-order mark, lone surrogates, non-characters.
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]"
@@ -18,14 +20,8 @@ _ASCII_CONTROLS = {code: None for code in (*range(9), *range(14, 28), 127)} | {c
 _NEW_LINES = ("\r\n", "\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 
-_COMMENT = re.compile(r"<!--.*?-->", re.S)
-_DROPPED_ELEMENT = re.compile(r"<(ref|math|gallery|script|style|timeline)\b[^<>]*(?:/>|(?<!/)>.*?</\1\s*>)", re.S | re.I)
-_BREAKING_TAG = re.compile(r"</?(?:br|p|div|h[1-6]|li|ul|ol|dl|dt|dd|table|tr|blockquote|hr|center|pre|poem)\b[^<>]{0,200}>", re.I)
-_TAG = re.compile(
-    r"</?(?:a|abbr|b|big|cite|code|em|font|i|img|nowiki|q|ref|references|s|small|span|strike|strong|sub|sup|td|th|tbody|thead|tt|u|var"
-    r"|noinclude|includeonly|onlyinclude|section)(?:\s[^<>]{0,200})?/?>",
-    re.I,
-)
+_DROPPED_ELEMENT = re.compile(rf"<({markup.DROPPED}){markup.ATTRIBUTES}(?:/>|>.*?</\1\s*>)", re.S | re.I)
+_BREAKING_TAG, _INLINE_TAG = markup.tags(markup.BREAKING), markup.tags(markup.INLINE)
 _TEMPLATE = re.compile(r"\{\{[^{}]{0,2000}\}\}")
 _TABLE = re.compile(r"^\{\|.*?^\|\}", re.S | re.M)
 _WIKI_FILE = re.compile(r"\[\[(?:File|Image|Category):[^\[\]]*\]\]", re.I)
@@ -120,10 +116,10 @@ def _one_line(text: str) -> tuple[str, ...]:
 
 
 def _without_html(text: str) -> str:
-    text = _COMMENT.sub("", text)
+    text = markup.COMMENT.sub("", text)
     text = _DROPPED_ELEMENT.sub("", text)
     text = _BREAKING_TAG.sub("\n\n", text)
-    return _TAG.sub("", text)
+    return _INLINE_TAG.sub("", text)
 
 
 def _unescape(match: re.Match[str]) -> str:
@@ -153,105 +149,3 @@ def _without_wiki(text: str) -> str:
 def _keep_dunder(match: re.Match[str]) -> str:
     """`__bold words__` loses its marks, the Python name `__init__` does not."""
     return match[0] if match[1] == "__" and match[2].isidentifier() else match[2]
-
-
-# A sentence may end at one of these, with closing quotes or brackets, before white space; ideographic stops need none.
-_END = re.compile(r"[.!?…。！？।॥]+[\"'”’)\]»*_」』）]*(?:(?= [^a-z])|(?<=[。！？」』）]))")
-_BEFORE_FIRST = " \"'“‘([«*_-—–¿¡`"
-_TITLES = frozenset(
-    [
-        "mr",
-        "mrs",
-        "ms",
-        "messrs",
-        "mme",
-        "mlle",
-        "dr",
-        "drs",
-        "prof",
-        "st",
-        "ste",
-        "rev",
-        "hon",
-        "pres",
-        "gov",
-        "sen",
-        "rep",
-        "capt",
-        "cpt",
-        "col",
-        "gen",
-        "lt",
-        "sgt",
-        "maj",
-        "cmdr",
-        "adm",
-        "corp",
-        "pvt",
-        "sr",
-        "jr",
-        "bros",
-        "mt",
-        "ft",
-        "vs",
-        "viz",
-        "cf",
-        "ca",
-        "approx",
-        "al",
-        "ed",
-        "eds",
-        "trans",
-        "tr",
-        "esq",
-        "supt",
-        "det",
-        "insp",
-    ]
-)
-_BEFORE_NUMBER = frozenset(
-    "no nos fig figs eq eqs p pp vol vols ch chap sec sect art par ver v vv l ll n jan feb mar apr jun jul aug sep sept oct nov dec".split()  # noqa: SIM905
-)
-
-
-def sentences(text: str) -> list[str]:
-    """Split cleaned text into sentences.
-
-    A sentence ends at `.`, `!`, `?` or `…` before a space and something that is not lower case, but not after a title,
-    an initial or an abbreviation with dots in it, nor after `No.` and its like before a number. A paragraph always ends one.
-
-    Args:
-        text: what :func:`clean` returned.
-    """
-    found: list[str] = []
-    for paragraph in text.split("\n\n"):
-        start = 0
-        for match in _END.finditer(paragraph):
-            stop, end = match.span()
-            # Most ends in few steps: a word longer than any abbreviation, the mark, a capital.
-            plain = stop > 6 and paragraph[stop - 7 : stop].isalpha() and paragraph[end + 1 : end + 2].isupper()
-            if plain or _ends_sentence(paragraph, start, stop, end):
-                found.append(paragraph[start:end])
-                start = end + 1 if paragraph[end : end + 1] == " " else end
-        if start < len(paragraph):
-            found.append(paragraph[start:])
-    return found
-
-
-def _ends_sentence(text: str, start: int, stop: int, end: int) -> bool:
-    """Whether the mark at text[stop:end] ends the sentence that began at start."""
-    following = text[end : end + 6].lstrip(_BEFORE_FIRST)[:1]
-    if following.islower():
-        return False
-    # Only a single full stop can belong to an abbreviation; a closing quote after it ends the sentence anyway.
-    if end - stop != 1 or text[stop] != ".":
-        return True
-    word = text[max(start, stop - 16) : stop].rpartition(" ")[2].lstrip(_BEFORE_FIRST)
-    if word.isdigit() and stop - start == len(word):
-        return False  # "1. Introduction"
-    if "." in word:
-        return not all(len(part) <= 2 and part.isalpha() for part in word.split("."))  # not U.S., e.g., Ph.D.
-    if len(word) == 1 and word.isupper() and word != "I":
-        return False  # an initial
-    lower = word.lower()
-    return lower not in _TITLES and not (following.isdigit() and lower in _BEFORE_NUMBER)

@@ -30,6 +30,7 @@ from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, documents, start_reading
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, load_manifest, read_table, save_manifest
 from overnight.corpus.tasks import (
+    CLEANING,
     CleanTask,
     CountTask,
     ShardTask,
@@ -115,6 +116,11 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
         )
     missing = [entry.name for entry in manifest.shards if not (folder / entry.name).exists()]
     if not missing:
+        if manifest.cleaning != CLEANING:
+            log(
+                f"prepare: {folder} was cleaned by version {manifest.cleaning} of the rules, which now are version {CLEANING}; it is used as it is. "
+                "To clean it anew, delete it, and give runs that began with it a new folder"
+            )
         shutil.rmtree(folder / "work", ignore_errors=True)  # killed between the manifest and this
         return manifest
     log(f"prepare: {folder} lacks {', '.join(missing)}; preparing it again")
@@ -158,7 +164,7 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
     _tokenise(data, folder, chunks, splits, workers, log)
     entries = _shard(folder, chunks, shard_tokens, workers, log)
     short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries)
-    manifest = Manifest(FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries)
+    manifest = Manifest(FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING)
     save_manifest(folder, manifest)
     shutil.rmtree(work)
     return manifest
@@ -173,7 +179,7 @@ def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
         else:
             sources.append([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in streams.expand(path)])
     given = read_pieces(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
-    everything = [FORMAT_VERSION, CHUNK_BYTES, shard_tokens, settings, sources, given]
+    everything = [FORMAT_VERSION, CLEANING, CHUNK_BYTES, shard_tokens, settings, sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
 
 

@@ -59,6 +59,8 @@ class Manifest:
     short: int
     """Documents dropped because they had fewer characters than `min_chars`, or no token at all."""
     shards: list[ShardEntry]
+    cleaning: int = 1
+    """Version of the rules by which text is cleaned and cut into sentences (`tasks.CLEANING`); manifests without it are of the first."""
 
     def count(self, split: str, what: str) -> int:
         """A sum over the shards of a split: `documents`, `sentences`, `tokens` or `bytes`."""

@@ -14,11 +14,15 @@ import pyarrow as pa
 from overnight.config import Data
 from overnight.corpus import dedup
 from overnight.corpus.bytes import document_bytes
-from overnight.corpus.clean import clean, sentences
+from overnight.corpus.clean import clean
 from overnight.corpus.files import write_json
 from overnight.corpus.readers import Document
+from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import SPLITS, ShardEntry, checksum, read_labels, read_lists, read_table, write_shard, write_table
 from overnight.corpus.tokenizer import count_words, encode, load_tokenizer
+
+CLEANING = 2
+"""Version of the rules by which text is cleaned and cut into sentences: of :mod:`clean`, :mod:`sentences`, :mod:`markup` and :mod:`bytes`."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import random
 import shutil
@@ -17,9 +18,10 @@ import pytest
 
 from overnight.config import Data
 from overnight.corpus import dedup, pipeline
-from overnight.corpus.clean import clean, sentences
+from overnight.corpus.clean import clean
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.readers import Document
+from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import Manifest, open_shards, save_manifest
 from overnight.corpus.tokenizer import load_tokenizer
 from overnight.errors import ConfigError, DataError
@@ -243,6 +245,18 @@ if __name__ == "__main__":
     except UserError as error:
         print("refused:", error)
 """
+
+
+def test_a_folder_cleaned_by_older_rules_is_used_as_it_is_and_told_apart(corpus: Path, tmp_path: Path) -> None:
+    manifest = prepare(settings(corpus), tmp_path / "out", silent)
+    assert manifest.cleaning == pipeline.CLEANING > 1
+    tree = json.loads((tmp_path / "out/manifest.json").read_text())
+    del tree["cleaning"]
+    (tmp_path / "out/manifest.json").write_text(json.dumps(tree))
+    lines: list[str] = []
+    old = prepare(settings(corpus), tmp_path / "out", lines.append)
+    assert old.fingerprint() == manifest.fingerprint() and old.cleaning == 1
+    assert "was cleaned by version 1 of the rules, which now are version 2; it is used as it is" in "".join(lines)
 
 
 def start(tmp_path: Path, corpus: Path, out: Path, workers: int, limit: int = 0) -> subprocess.Popen[str]:
