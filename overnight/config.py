@@ -77,9 +77,36 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> Run:
         raise ConfigError(f"{path} must hold a mapping of keys to values, as the shipped recipes do")
     if twice:
         raise ConfigError("\n".join(f"{path}:{line}: {key!r} stands there for the second time; only one can hold" for line, key in twice))
+    named = _named(tree)
     for override in overrides:
         _override(tree, override)
+    if unknown := list(_new_and_incomplete(tree, named)):
+        raise ConfigError("\n".join(unknown))
     return build(tree)
+
+
+def _named(tree: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Names that a recipe gives itself: of its phases and tasks."""
+    kinds = [f.name for f in dataclasses.fields(Run) if get_origin(get_type_hints(Run)[f.name]) is dict]
+    return {kind: list(tree[kind]) if isinstance(tree.get(kind), dict) else [] for kind in kinds}
+
+
+def _new_and_incomplete(tree: Mapping[str, Any], named: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """What is wrong with phases and tasks that overrides have made and that lack a key: most likely a name was misspelled."""
+    what = {"phases": "phase"}
+    for kind, names in _named(tree).items():
+        required = [
+            f.name for f in dataclasses.fields(_field_type([kind, ""])) if f.default is f.default_factory is dataclasses.MISSING
+        ] or ["task"]
+        for name in names:
+            lacking = [key for key in required if not isinstance(tree[kind][name], dict) or key not in tree[kind][name]]
+            if name in named[kind] or not lacking:
+                continue
+            near = difflib.get_close_matches(str(name), named[kind], 1)
+            yield (
+                f"{kind}.{name}: the recipe has no {what.get(kind, kind + ' task')} {name!r}{f' (did you mean {near[0]!r}?)' if near else ''}. "
+                f"It has: {', '.join(map(str, named[kind])) or 'none'}. To add it, give {', '.join(f'--{kind}.{name}.{key}=...' for key in lacking)} too"
+            )
 
 
 def _repeated(root: Any) -> Iterator[tuple[int, str]]:

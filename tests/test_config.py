@@ -338,3 +338,22 @@ def test_every_key_is_described() -> None:
     assert rows["phases.NAME.optim.lr"][:2] == ("float", "0.001")
     assert rows["phases.NAME.steps"][1] == "required" and rows["train.precision"][0] == "fp32|tf32|bf16|fp16|fp8"
     assert set(config.recipes()) and rows["finetune.NAME.seeds"][1] == "[0]"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "--phases.lnog.steps=5",
+            "phases.lnog: the recipe has no phase 'lnog' (did you mean 'long'?). It has: long, short. To add it, give --phases.lnog.",
+        ),
+        ("--phases.lnog.optim.lr=5", "give --phases.lnog.steps=..., --phases.lnog.global_batch=... too"),
+        ("--phases.x=5", "the recipe has no phase 'x'. It has: long, short"),
+        ("--finetune.nmes.epochs=2", "finetune.nmes: the recipe has no finetune task 'nmes' (did you mean 'names'?). It has: names"),
+    ],
+)
+def test_a_misspelled_phase_or_task_on_the_command_line_is_named(tmp_path: Path, override: str, said: str) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(tree(phases__long={"steps": 10, "global_batch": 64})))
+    found = message(lambda: config.load(str(recipe), [override]))
+    assert said in found and "is missing" not in found
