@@ -170,7 +170,7 @@ def export(state: Mapping[str, Tensor], kind: Kind, model: Model, tokenizer_fold
         UserError: the folder holds something else, or cannot be written.
     """
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     tokenizer = _read_json(tokenizer_folder / "tokenizer.json")
     pieces = _pieces(tokenizer, tokenizer_folder / "tokenizer.json")
@@ -185,9 +185,9 @@ def export(state: Mapping[str, Tensor], kind: Kind, model: Model, tokenizer_fold
         shutil.rmtree(beside, ignore_errors=True)  # what a killed export left
         beside.mkdir(parents=True)
         write_json(beside / "config.json", _config(kind, model, pieces, labels, len(state["head.bias"]) if "head.bias" in state else 0))
-        save_file({n: t for n, t in tensors.items() if n not in _TIED}, beside / "model.safetensors", metadata={"format": "pt"})
-        with open(beside / "model.safetensors", "rb") as file:
-            os.fsync(file.fileno())
+        # Not save_file: what it writes nobody else may read.
+        weights = save({n: t for n, t in tensors.items() if n not in _TIED}, metadata={"format": "pt"})
+        write_whole(beside / "model.safetensors", [weights])
         write_whole(beside / "vocab.txt", ["".join(f"{piece}\n" for piece in pieces).encode()])
         write_json(beside / "tokenizer.json", _with_template(tokenizer, pieces))
         write_json(beside / "tokenizer_config.json", _tokenizer_config(tokenizer, model))

@@ -346,6 +346,16 @@ def test_an_export_replaces_an_earlier_one_and_nothing_else(tokenizer_folder: Pa
     assert (out / "thesis.txt").read_text() == "mine"
 
 
+def test_every_exported_file_may_be_read_by_whom_the_umask_allows(tokenizer_folder: Path, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        export(_state("pretraining"), "pretraining", MODEL, tokenizer_folder, tmp_path / "out")
+    finally:
+        os.umask(before)
+    modes = {file.name: oct(file.stat().st_mode & 0o777) for file in (tmp_path / "out").iterdir()}
+    assert modes and set(modes.values()) == {"0o640"}, modes
+
+
 @pytest.mark.parametrize("limit", [2_000, 30_000])
 def test_an_export_that_runs_out_of_space_leaves_the_earlier_one(limit: int, tokenizer_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
