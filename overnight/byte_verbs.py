@@ -66,8 +66,12 @@ def add_byte_verbs(add: Callable[..., argparse.ArgumentParser]) -> None:
 def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.interop.byte_models import stored_run
     from overnight.tasks.evaluate import evaluate
+    from overnight.train.folder import find_data
 
-    found = evaluate(stored_run(Path(options.source), overrides), options.split, None if options.whole else options.shards)
+    run = stored_run(Path(options.source), overrides)
+    if not any(override.startswith("data.dir=") for override in overrides):  # else it is to be measured on that, whatever it is
+        run = find_data(run)
+    found = evaluate(run, options.split, None if options.whole else options.shards)
     print(f"{number(found.bits, 4)} bits per character over {found.characters:,} bytes of {options.split} in {duration(found.seconds)}")
 
 

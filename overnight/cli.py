@@ -138,7 +138,9 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         )
         verb.set_defaults(function=function, recipe_verb=recipe, verb=name)
         if recipe:
-            verb.add_argument("recipe", nargs="?", metavar="RECIPE", help="a shipped recipe's name or a YAML file")
+            verb.add_argument(
+                "recipe", nargs="?", metavar="RECIPE", help="a shipped recipe's name, a YAML file, or a run folder to go on with"
+            )
             verb.add_argument("--print_config", action="store_true", help="print the resolved recipe and stop")
             verb.add_argument("-h", "--help", action="store_true", help="show this help, with every key of a recipe")
         if keys is not None:
@@ -227,7 +229,7 @@ def _recipe_help(verb: str) -> None:
 
     own = {"plan": " [--tensors] [--json]", "launch": " [options]"}.get(verb, "")
     lines = [f"usage: overnight {verb} RECIPE [--print_config]{own} [--key=value ...]", ""]
-    lines += [f"RECIPE is a YAML file or one of: {', '.join(recipes())}", ""]
+    lines += [f"RECIPE is a YAML file, a run folder to go on with, or one of: {', '.join(recipes())}", ""]
     if verb == "plan":
         lines += ["  --tensors   also list every tensor with its shape and group", "  --json      one JSON object instead of text", ""]
     if verb == "launch":
@@ -240,10 +242,17 @@ def _recipe_help(verb: str) -> None:
 
 
 def _load(options: argparse.Namespace, overrides: list[str]) -> Run:
+    import dataclasses
+
     from overnight import config
 
     with _said_once():
-        run = config.load(options.recipe, overrides)
+        # A run folder is the recipe of its run, which goes on wherever the folder is now.
+        folder = Path(options.recipe)
+        own = (folder / "run.yaml").is_file()
+        run = config.load(str(folder / "run.yaml") if own else options.recipe, overrides)
+    if own and not any(override.startswith("out=") for override in overrides):
+        run = dataclasses.replace(run, out=str(folder))
     if options.print_config:
         print(config.save(run), end="")
         raise SystemExit(0)

@@ -23,7 +23,7 @@ def run_everything(run: Run) -> None:
         for name, spec in specs.items():
             if spec.path and not environment_path(spec.path, f"{kind}.{name}.path").exists():
                 raise ConfigError(f"{kind}.{name}.path = {spec.path!r}: does not exist; name the folder or file with the task's data")
-    from overnight.train.folder import check_folder, claim_folder
+    from overnight.train.folder import check_folder, claim_folder, with_data
     from overnight.train.pretrain import pretrain
 
     check_folder(run)
@@ -36,7 +36,7 @@ def run_everything(run: Run) -> None:
         line.say(f"[{number}/{stages}] {text}  (after {duration(time.perf_counter() - start)})")
 
     stage(1, f"prepare {', '.join(run.data.paths)}")
-    prepare(run.data, run.data_dir, log=line.say)
+    prepare(run.data, with_data(run).data_dir, log=line.say)
     stage(2, f"pretrain {', '.join(run.phases)}")
     pretrain(run, line)
     from overnight.interop.byte_models import export_byte_model

@@ -128,8 +128,22 @@ def save_tokenizer(folder: Path, pieces: Sequence[str], lowercase: bool) -> None
     write_whole(folder / "vocab.txt", ["".join(f"{piece}\n" for piece in pieces).encode()])
 
 
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy `vocab.txt` and `tokenizer.json` from one folder to another, byte by byte.
+
+    Raises:
+        DataError: when one cannot be read.
+    """
+    for name in ("tokenizer.json", "vocab.txt"):
+        try:
+            content = (source / name).read_bytes()
+        except OSError as error:
+            raise DataError(f"{source / name}: cannot be read ({error.strerror})") from None
+        write_whole(target / name, [content])
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a prepared data folder; it adds [CLS] and [SEP] unless told not to, and reads `[MASK]` in a text as the mask.
+    """Return the tokenizer of a folder of prepared data, a run or a task; it adds [CLS] and [SEP] unless told not to, and reads `[MASK]` in a text as the mask.
 
     Raises:
         DataError: when it is missing or cannot be read.

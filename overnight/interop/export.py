@@ -13,7 +13,7 @@ from overnight.corpus.shards import load_manifest
 from overnight.errors import DataError
 from overnight.interop.huggingface import export
 from overnight.train import checkpoint
-from overnight.train.folder import same_corpus
+from overnight.train.folder import kept_vocabulary, same_corpus, task_vocabulary
 
 
 def export_run(run: Run, out: Path, task: str | None = None) -> None:
@@ -34,13 +34,15 @@ def export_run(run: Run, out: Path, task: str | None = None) -> None:
         if source is None:
             raise DataError(f"{run.run_dir} has no checkpoint to export; run `overnight pretrain` first")
         progress, state, _ = checkpoint.read(source)
-        same_corpus(progress, load_manifest(run.data_dir), run)
+        tokenizer, _ = kept_vocabulary(run)
+        same_corpus(progress, load_manifest(tokenizer), tokenizer, run)
     else:
-        folder = run.run_dir / "finetune" / task
+        folder = tokenizer = run.run_dir / "finetune" / task
         if not (folder / "task.json").exists():
             raise DataError(f"{run.run_dir} has no fine-tuned task {task!r} to export; run `overnight finetune {task}` first")
         facts: dict[str, Any] = json.loads((folder / "task.json").read_text(encoding="utf-8"))
         kind = "spans" if facts["kind"] == "spans" else "classification"
         labels = tuple(facts["labels"])
+        task_vocabulary(folder, facts.get("tokenizer", ""))
         state = load_file(folder / "model.safetensors")
-    export(state, kind, run.model, run.data_dir, out, labels)
+    export(state, kind, run.model, tokenizer, out, labels)

@@ -49,6 +49,10 @@ def evaluate(run: Run, split: str, shards: int | None = 16) -> Score:
     if shards is not None and shards < 1:
         raise ConfigError(f"--shards = {shards}: must be 1 or more")
     start, device = time.perf_counter(), set_up_machine(run)
+    if not (run.data_dir / "manifest.json").is_file():
+        raise DataError(
+            f"{run.data_dir}: holds no prepared data, of which the {split} text is read; name its folder with --data.dir=FOLDER"
+        )
     model, settings = load_byte_model(run.run_dir)
     model = without_weight_norm(model, settings).to(device)
     files = open_shards(run.data_dir, split)

@@ -21,7 +21,7 @@ from overnight.batches.order import key
 from overnight.config import Finetune, Optim, Run, Schedule
 from overnight.corpus.files import write_json, write_whole
 from overnight.corpus.shards import load_manifest
-from overnight.corpus.tokenizer import Vocabulary, load_vocabulary
+from overnight.corpus.tokenizer import Vocabulary, copy_tokenizer
 from overnight.display import duration, measures, number, scale_of
 from overnight.errors import DataError
 from overnight.models.heads import Classifier, SpanReader
@@ -30,7 +30,7 @@ from overnight.optim.schedules import factor
 from overnight.tasks.log import append, lines_of
 from overnight.tasks.problem import Examples, Problem, read_problem
 from overnight.train import checkpoint
-from overnight.train.folder import same_corpus
+from overnight.train.folder import kept_vocabulary, same_corpus
 from overnight.train.lock import hold
 from overnight.train.loop import Settings, optimise
 from overnight.train.monitor import Line
@@ -101,9 +101,9 @@ def finetune(run: Run, name: str, line: Line | None = None) -> list[dict[str, An
 def _finetune(run: Run, name: str, source: Path, line: Line) -> list[dict[str, Any]]:
     spec, device = run.finetune[name], set_up_machine(run)
     progress, state, _ = checkpoint.read(source)
-    same_corpus(progress, load_manifest(run.data_dir), run)
+    corpus, vocabulary = kept_vocabulary(run)
+    same_corpus(progress, load_manifest(corpus), corpus, run)
     pretrained = {k: v for k, v in state.items() if k.startswith(("encoder.", "pooler."))}
-    vocabulary = load_vocabulary(run.data_dir)
     log = run.run_dir / "tasks.jsonl"
     facts = json.dumps([asdict(spec) | {"seeds": [], "baseline": False, "micro_batch": 0}, source.name, run.train.precision])
     tag = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
@@ -112,9 +112,11 @@ def _finetune(run: Run, name: str, source: Path, line: Line) -> list[dict[str, A
     mine = lines_of(log, name, tag) if _kept_tag(run.run_dir / "finetune" / name) == tag else []
     missing = [job for job in jobs if job not in {(e.get("init"), e.get("seed")) for e in mine}]
     if not missing:
+        if not (run.run_dir / "finetune" / name / "vocab.txt").exists():  # an older version left it with the prepared data
+            copy_tokenizer(corpus, run.run_dir / "finetune" / name)
         line.say(f"{name}: done already")
         return mine
-    problem = read_problem(spec, run.data_dir, vocabulary)
+    problem = read_problem(spec, corpus, vocabulary)
     for note in problem.notes:
         line.say(f"{name}: {note}")
     for what, value in problem.baselines.items():
@@ -225,11 +227,13 @@ def _keep(
     beside.mkdir(parents=True)
     weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
     write_whole(beside / "model.safetensors", [serialize(weights)])
+    copy_tokenizer(kept_vocabulary(run)[0], beside)
     facts = {
         "kind": problem.kind,
         "labels": problem.labels,
         "pairs": problem.pairs,
         "vocab_size": vocabulary.size,
+        "tokenizer": vocabulary.hash,
         "spec": asdict(spec),
         "result": entry,
     }

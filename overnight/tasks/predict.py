@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from overnight.config import Run
 from overnight.corpus.files import write_json, write_whole
 from overnight.corpus.shards import load_manifest
-from overnight.corpus.tokenizer import load_tokenizer, load_vocabulary
+from overnight.corpus.tokenizer import load_tokenizer
 from overnight.errors import DataError
 from overnight.models.bert import padded_vocabulary
 from overnight.tasks import spans
@@ -27,7 +27,7 @@ from overnight.tasks.rows import Row
 from overnight.tasks.squad import Question
 from overnight.train import checkpoint
 from overnight.train.family import new_model
-from overnight.train.folder import same_corpus
+from overnight.train.folder import kept_vocabulary, same_corpus, task_vocabulary
 from overnight.train.precision import DTYPES
 from overnight.train.pretrain import set_up_machine
 
@@ -60,7 +60,8 @@ def predict(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, Any
         )
     facts = json.loads((folder / "task.json").read_text(encoding="utf-8"))
     device = set_up_machine(run)
-    tokenizer, vocabulary = load_tokenizer(run.data_dir), load_vocabulary(run.data_dir)
+    vocabulary = task_vocabulary(folder, facts.get("tokenizer", ""))
+    tokenizer = load_tokenizer(folder)
     model = new_head(facts["kind"], len(facts["labels"]), run, facts["vocab_size"])
     model.load_state_dict(load_file(folder / "model.safetensors"))
     model.to(device)
@@ -95,13 +96,15 @@ def predict(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, Any
 
 @torch.no_grad()
 def _fill(run: Run, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    if checkpoint.newest(run.run_dir / "checkpoints") is None:
+        raise DataError(f"{run.run_dir} has no checkpoint; run `overnight pretrain` first")
     device = set_up_machine(run)
-    tokenizer, vocabulary = load_tokenizer(run.data_dir), load_vocabulary(run.data_dir)
+    corpus, vocabulary = kept_vocabulary(run)
+    tokenizer = load_tokenizer(corpus)
     model = new_model(run, vocabulary, device)
     found = checkpoint.load(run.run_dir / "checkpoints", model)
-    if found is None:
-        raise DataError(f"{run.run_dir} has no checkpoint; run `overnight pretrain` first")
-    same_corpus(found[0], load_manifest(run.data_dir), run)
+    assert found is not None
+    same_corpus(found[0], load_manifest(corpus), corpus, run)
     model.eval()
     assert padded_vocabulary(vocabulary.size) == len(model.encoder.word.weight)
     for number, fields in (item for part in _parts(lines) for item in part):

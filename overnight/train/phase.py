@@ -303,7 +303,7 @@ class PhaseTraining:
 
     def _save(self) -> None:
         with together(self.world):
-            same_corpus(self.progress, load_manifest(self.run.data_dir), self.run)
+            same_corpus(self.progress, load_manifest(self.run.data_dir), self.run.data_dir, self.run)
         self.speed.read(self.progress)
         self.progress.metrics_bytes = self.metrics.size()
         stood = self.saver.save(self.model, self.optimizer, self.progress, {"lanes": self.carry.whole()} if self.carry else None)

@@ -22,7 +22,7 @@ from overnight.optim.groups import build_optimizer
 from overnight.train import checkpoint
 from overnight.train.checkpoint import Progress
 from overnight.train.family import family
-from overnight.train.folder import check_folder, claim_folder, same_corpus
+from overnight.train.folder import check_folder, claim_folder, find_data, keep_corpus, same_corpus
 from overnight.train.guards import Rollback, origin_text
 from overnight.train.lock import hold
 from overnight.train.loop import Objective
@@ -99,8 +99,10 @@ class Pretraining:
             if progress.phase and (progress.phase not in names):
                 raise DataError(f"{self.checkpoints} are of a phase {progress.phase!r} that the recipe does not have")
             self._same_optimizer(progress)
-            same_corpus(progress, self.manifest, self.run)
+            same_corpus(progress, self.manifest, self.run.data_dir, self.run)
             progress.corpus = self.manifest.fingerprint()
+            if main:
+                keep_corpus(self.run, self.manifest)
             if main and not self.finished(progress):  # else it would name the machine that only looked
                 write_json(self.run.run_dir / "env.json", environment())
         agree({"newest checkpoint": {"step": progress.global_step}}, self.world)
@@ -248,7 +250,7 @@ def pretrain(run: Run, line: Line | None = None) -> Path:
     with joined(run) as world, ExitStack() as held:
         with together(world):
             # First what can fail: a folder is claimed by a run that can begin.
-            work = Pretraining(run, line or Line(), world)
+            work = Pretraining(find_data(run), line or Line(), world)
             check_folder(run)
         agree(facts_of(run, work.manifest.fingerprint(), world), world)
         with together(world):

@@ -218,7 +218,7 @@ def test_data_that_is_prepared_anew_under_the_run_stops_it_before_the_next_check
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "clip_and_step", step)
-        with pytest.raises(DataError, match=r"was prepared anew since the checkpoints in .* this run cannot go on with other data"):
+        with pytest.raises(DataError, match=r"holds other data than the checkpoints in .* were trained on: it was prepared anew since"):
             finish(run)
     assert count == 4
     assert [p.name for p in sorted((run.run_dir / "checkpoints").glob("step-*"))] == ["step-0000002"]
