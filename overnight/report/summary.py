@@ -270,6 +270,8 @@ def _task_lines(task: dict[str, Any]) -> list[str]:
         if found:
             values = [share(found["values"].get(seed), *how) for seed in seeds]
             cells.append([label, *values, share(found["median"], *how), points(found["spread"], task["scale"])])
+            if (mismatched := found["others"].get(f"{task['metric']}_mismatched")) is not None:  # MNLI is judged by two dev sets
+                cells.append([f"{label}, mismatched", *("" for _ in seeds), share(mismatched, *how), ""])
     for baseline in task["baselines"]:
         cells.append([baseline["what"], *("" for _ in seeds), share(baseline["value"], *how), ""])
     return [*_table(head, cells), *([unit_text(task)] if task["best_unit"] else []), task["verdict"]]

@@ -177,11 +177,14 @@ def _one(
         loss = now if step.step == 1 else 0.98 * loss + 0.02 * now
         left = (time.perf_counter() - start) / step.step * (steps - step.step)
         line.show(f"{name} seed {seed} {init}  {step.step:,}/{steps:,}  loss {number(loss, 3)}  lr {step.lr:.3g}  left {duration(left)}")
-    results, files = problem.judge(
-        outputs(
-            model, problem.dev, spec.micro_batch, settings.dtype, device, _scoring(line, f"{name} seed {seed} {init}", len(problem.dev))
-        )
-    )
+
+    def scored(examples: Examples) -> list[np.ndarray]:
+        told = _scoring(line, f"{name} seed {seed} {init}", len(examples))
+        return outputs(model, examples, spec.micro_batch, settings.dtype, device, told)
+
+    results, files = problem.judge(scored(problem.dev))
+    for split, judge in problem.also.items():
+        results |= judge(scored(problem.test[split][0]))
     return {
         "kind": "finetune",
         "name": name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ class Problem:
     """Outputs of the network for every dev sequence → metrics by name, and files to write by name (JSON values)."""
     test: dict[str, tuple[Examples, list[Row]]]
     """Further splits to predict, by file name."""
+    also: dict[str, Callable[[list[np.ndarray]], dict[str, float]]]
+    """Those of them that are scored: outputs → metrics by name, which say the split (`accuracy_mismatched`)."""
     notes: tuple[str, ...]
     baselines: dict[str, float]
     """Scores of simple rules on the same dev rows."""
@@ -124,11 +127,15 @@ def read_problem(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Proble
     def answers(outputs: list[np.ndarray]) -> list[str | float]:
         return [float(o[0]) if task.kind == "regression" else task.labels[int(o.argmax())] for o in outputs]
 
+    def scored(rows: list[Row], given: list[str | float]) -> dict[str, float]:
+        return metrics.score(task.name, task.kind, [row.label for row in rows if row.label is not None], given)
+
     def judge(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
         given = answers(outputs)
-        right = [row.label for row in task.dev if row.label is not None]
-        files = {"predictions.json": {row.id: answer for row, answer in zip(task.dev, given, strict=True)}}
-        return metrics.score(task.name, task.kind, right, given), files
+        return scored(task.dev, given), {"predictions.json": {row.id: answer for row, answer in zip(task.dev, given, strict=True)}}
+
+    def judge_also(split: str, rows: list[Row], outputs: list[np.ndarray]) -> dict[str, float]:
+        return {f"{name}_{split.removeprefix('dev_')}": value for name, value in scored(rows, answers(outputs)).items()}
 
     train, notes = task.train, task.notes
     if 0 < spec.max_rows < len(train):
@@ -146,6 +153,7 @@ def read_problem(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Proble
         dev=encoded(task.dev),
         judge=judge,
         test={name: (encoded(rows), rows) for name, rows in tests.items() if rows},
+        also={name: partial(judge_also, name, rows) for name, rows in task.extra.items() if name.startswith("dev_")},
         notes=notes,
         baselines=baselines,
         pairs=any(row.text_b is not None for row in train),
@@ -193,4 +201,4 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Probl
         )
         for split, windows in cut.items()
     }
-    return Problem("squad", "spans", (), "f1", examples["train"], examples["dev"], judge, {}, notes, {})
+    return Problem("squad", "spans", (), "f1", examples["train"], examples["dev"], judge, {}, {}, notes, {})
