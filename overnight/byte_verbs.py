@@ -44,7 +44,12 @@ def add_byte_verbs(add: Callable[..., argparse.ArgumentParser]) -> None:
     verb.add_argument("--features", default="cell", choices=_FEATURES, metavar="WHAT", help=f"one of {', '.join(_FEATURES)}; default cell")
     verb.add_argument("--field", default="text", help="column or key of the texts; default text")
     verb = model(add("heatmap", _heatmap, "one HTML page with a unit's value at every character"))
-    verb.add_argument("--unit", required=True, metavar="N", help="which cell, from 0; `best` is what the newest transfer found")
+    verb.add_argument(
+        "--unit",
+        required=True,
+        metavar="N",
+        help="which cell, from 0; `best` is the unit that the newest transfer found, a cell or hidden state",
+    )
     verb.add_argument("--input", required=True, metavar="FILE", help="as of featurise")
     verb.add_argument("--to", required=True, metavar="FILE", help="page to write")
     verb.add_argument("--field", default="text", help="column or key of the texts; default text")
@@ -113,7 +118,7 @@ def _heatmap(options: argparse.Namespace, overrides: list[str]) -> None:
     folder, to = Path(options.source), Path(options.to)
     texts, unit = read_texts(options.input, options.field), chosen_unit(folder, options.unit)
     model, dtype = ready_model(folder, overrides)
-    what = f"{'tanh of ' if options.tanh else ''}cell {unit} of {folder.name}"
+    what = f"{'tanh of ' if options.tanh else ''}{unit} of {folder.resolve().name}"
     lead = "The unit's value after each character, read from the beginning of each text."
     write_heatmap(to, [unit_values(model, text, unit, options.tanh, dtype) for text in texts], what, lead)
     print(f"written: {to}")
@@ -125,7 +130,7 @@ def _generate(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.tasks.heatmap import chosen_unit
 
     if (options.unit is None) != (options.value is None):
-        raise ConfigError("--unit and --value belong together: which cell, and at what it is held")
+        raise ConfigError("--unit and --value belong together: which unit, and at what it is held")
     folder = Path(options.source)
     held = None if options.unit is None else (chosen_unit(folder, options.unit), options.value)
     model, dtype = ready_model(folder, overrides)

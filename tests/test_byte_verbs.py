@@ -138,6 +138,20 @@ def test_transfer_heatmap_and_a_held_unit_follow_each_other(run_folder: Path, tm
     assert "csv: seed 1 pretrained" in capsys.readouterr().out
 
 
+def test_the_best_unit_of_a_transfer_on_means_is_shown_and_held(run_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    rows = "".join(f"{'a good' if i % 2 else 'so bad a'} film {i},{i % 2}\n" for i in range(120))
+    (tmp_path / "mine.csv").write_text("text,label\n" + rows)
+    (run_folder / "metrics.jsonl").write_text("")
+    assert call("transfer", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}", "--features=mean") == 0
+    page = tmp_path / "page.html"
+    assert call("heatmap", "--from", run_folder, "--unit", "best", "--input", tmp_path / "mine.csv", "--to", page) == 0
+    lines = [json.loads(line) for line in (run_folder / "tasks.jsonl").read_text().splitlines()]
+    unit = next(line["unit"] for line in reversed(lines) if line["kind"] == "transfer" and line["init"] == "pretrained")
+    assert f"hidden {unit['number']} of run" in page.read_text()
+    assert call("generate", "--from", run_folder, "--length", 5, "--unit", "best", "--value", "-0.5") == 0
+
+
 def test_a_task_of_the_recipe_is_known_by_its_name(run_folder: Path, tmp_path: Path, capsys: Captured) -> None:
     tree = yaml.safe_load((run_folder / "run.yaml").read_text())
     tree["transfer"] = {"reviews": {"task": "csv", "path": str(tmp_path / "absent.csv")}}

@@ -8,6 +8,8 @@ from __future__ import annotations
 import codecs
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -18,6 +20,19 @@ from overnight.models.bytes import ByteModel
 _OPENING = b"\n "
 
 
+@dataclass(frozen=True)
+class Unit:
+    """A unit of the top layer of a recurrent byte model."""
+
+    number: int
+    """From 0."""
+    state: Literal["cell", "hidden"] = "cell"
+    """Which of its two states is meant."""
+
+    def __str__(self) -> str:
+        return f"{self.state} {self.number}"
+
+
 @torch.no_grad()
 def generate(
     model: ByteModel,
@@ -25,20 +40,20 @@ def generate(
     length: int,
     temperature: float = 1.0,
     seed: int = 0,
-    held: tuple[int, float] | None = None,
+    held: tuple[Unit, float] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[str]:
     """Sample a continuation of a prompt, bytes as they come, decoded as UTF-8; what is none becomes U+FFFD.
 
-    A unit is held by setting its cell state in the top layer to the value after every byte, those of the prompt included; the next byte is
-    read from there (Radford et al. 2017, arXiv:1704.01444, section 4.4).
+    A unit is held by setting its cell or hidden state in the top layer to the value after every byte, those of the prompt included; the next
+    byte is read from there (Radford et al. 2017, arXiv:1704.01444, section 4.4, hold a cell).
 
     Args:
         model: on its device; its dropout is off.
         length: bytes to sample.
         temperature: by which the logits are divided; 0 takes the likeliest byte.
         seed: the same gives the same text, on the same kind of device.
-        held: a cell of the top layer, from 0, and its value.
+        held: a unit, and the value of its state.
 
     Yields:
         pieces of the continuation, without the prompt.
@@ -65,7 +80,10 @@ def generate(
         for chunk in chunks:
             hidden_BTH, _, state = model.hidden(torch.tensor([chunk], device=device), state, dtype, prepared)
             if held:
-                state[:, -1, 1, held[0]] = held[1]
+                unit, value = held
+                state[:, -1, 1 if unit.state == "cell" else 0, unit.number] = value
+                if unit.state == "hidden":  # the logits are made of it
+                    hidden_BTH[:, -1, unit.number] = value
         logits = model.logits(hidden_BTH[:, -1]).flatten().double().cpu()
         byte = int(logits.argmax()) if temperature == 0 else int((logits / temperature).softmax(0).multinomial(1, generator=chance))
         text.append(byte)
@@ -74,13 +92,13 @@ def generate(
             yield piece
 
 
-def check_unit(model: ByteModel, unit: int) -> None:
-    """See that a model has a unit.
+def check_unit(model: ByteModel, unit: Unit) -> None:
+    """Check that a model has a unit.
 
     Raises:
         ConfigError: when it does not, or has no cells at all.
     """
     if not model.recurrent:
         raise ConfigError("--unit: a Transformer has no cells; only mlstm and lstm do")
-    if not 0 <= unit < model.state_shape[-1]:
-        raise ConfigError(f"--unit = {unit}: the model has units 0 to {model.state_shape[-1] - 1}")
+    if not 0 <= unit.number < model.state_shape[-1]:
+        raise ConfigError(f"--unit = {unit.number}: the model has units 0 to {model.state_shape[-1] - 1}")

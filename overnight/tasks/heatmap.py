@@ -12,25 +12,30 @@ import torch
 from overnight.corpus.bytes import document_bytes
 from overnight.errors import ConfigError, DataError
 from overnight.models.bytes import ByteModel
-from overnight.tasks.generate import check_unit
+from overnight.tasks.generate import Unit, check_unit
 from overnight.tasks.transfer import read_results
 
 _WINDOW = 256
 
 
 @torch.no_grad()
-def unit_values(model: ByteModel, text: str, unit: int, tanh: bool = False, dtype: torch.dtype = torch.float32) -> list[tuple[str, float]]:
-    """Every character of a text, as the model reads it, with the unit's cell state after its last byte.
+def unit_values(model: ByteModel, text: str, unit: Unit, tanh: bool = False, dtype: torch.dtype = torch.float32) -> list[tuple[str, float]]:
+    """Return every character of a text, as the model reads it, with the unit's cell or hidden state after its last byte.
 
     Args:
         model: on its device.
-        unit: cell of the top layer, from 0.
+        unit: of the top layer.
         tanh: give tanh(c), which the output gate lets through, instead of c.
 
     Returns:
         (character, value); the line feed and the space before the text are left out, and the space after it.
+
+    Raises:
+        ConfigError: for a unit that the model does not have, or the tanh of a hidden state.
     """
     check_unit(model, unit)
+    if tanh and unit.state == "hidden":
+        raise ConfigError(f"--tanh: is of cells, and the unit is {unit}, which lies between -1 and 1 as it is; leave it out")
     model.eval()
     document = document_bytes(text)
     device = next(model.parameters()).device
@@ -38,10 +43,10 @@ def unit_values(model: ByteModel, text: str, unit: int, tanh: bool = False, dtyp
     values: list[float] = []
     for start in range(0, len(document), _WINDOW):
         ids = torch.tensor([list(document[start : start + _WINDOW])], device=device)
-        _, cell_BTH, state = model.hidden(ids, state, dtype)
+        hidden_BTH, cell_BTH, state = model.hidden(ids, state, dtype)
         assert cell_BTH is not None
-        cell_T = cell_BTH[0, :, unit].float()
-        values += (cell_T.tanh() if tanh else cell_T).tolist()
+        value_T = (cell_BTH if unit.state == "cell" else hidden_BTH)[0, :, unit.number].float()
+        values += (value_T.tanh() if tanh else value_T).tolist()
     found, end = [], 0
     for character in document.decode():
         end += len(character.encode())
@@ -49,19 +54,23 @@ def unit_values(model: ByteModel, text: str, unit: int, tanh: bool = False, dtyp
     return found[2:-1]
 
 
-def chosen_unit(folder: Path, unit: str) -> int:
-    """The number of a unit, or for `best` the one that the newest transfer in a folder found to say most.
+def chosen_unit(folder: Path, unit: str) -> Unit:
+    """Return the cell of a number, or for `best` the unit that the newest transfer in a folder found to say most.
+
+    Of the features `hidden` and `mean`, a mean of hidden states, the unit is a hidden state.
 
     Raises:
         ConfigError: when it is no number.
-        DataError: when no transfer of cell states was done.
+        DataError: when no transfer found one.
     """
     if unit != "best":
         try:
-            return int(unit)
+            return Unit(int(unit))
         except ValueError:
             raise ConfigError(f"--unit = {unit!r}: must be a number or `best`") from None
-    numbers = [line["unit"]["number"] for line in read_results(folder) if (line.get("unit") or {}).get("of") == "cell"]
-    if not numbers:
-        raise DataError(f"{folder}: no transfer has found a best cell yet; run `overnight transfer` first, or give --unit a number")
-    return int(numbers[-1])
+    found = [line["unit"] for line in read_results(folder) if line.get("unit")]
+    if not found:
+        raise DataError(
+            f"{folder}: no transfer to a task of two classes has found a best unit yet; run `overnight transfer` first, or give --unit a number"
+        )
+    return Unit(int(found[-1]["number"]), "cell" if found[-1]["of"] == "cell" else "hidden")

@@ -14,7 +14,8 @@ from overnight.config import Model
 from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import import_byte_model, load_byte_model
 from overnight.models.bytes import ByteModel, byte_model
-from overnight.tasks.generate import generate
+from overnight.tasks.featurise import featurise
+from overnight.tasks.generate import Unit, generate
 from overnight.tasks.heatmap import chosen_unit, unit_values
 from overnight.tasks.log import append
 from tests.interop.byte_formula import Arrays, random_arrays, read, write_openai
@@ -90,7 +91,7 @@ def test_a_held_unit_is_held_after_every_byte(model: ByteModel, monkeypatch: pyt
 
     free = text(model, "ab", 12, temperature=0.0)
     monkeypatch.setattr(model, "hidden", watched)
-    held = text(model, "ab", 12, temperature=0.0, held=(7, 4.0))
+    held = text(model, "ab", 12, temperature=0.0, held=(Unit(7), 4.0))
     assert seen == [0.0] + [4.0] * (4 + 12 - 2)
     assert held != free
 
@@ -112,14 +113,14 @@ def test_a_transformer_reads_all_of_its_text_again() -> None:
             written.append(int(model.logits(hidden[:, -1]).argmax()))
     assert found == bytes(written[4:]).decode("utf-8", "replace")
     with pytest.raises(ConfigError, match="no cells"):
-        text(model, held=(0, 1.0))
+        text(model, held=(Unit(0), 1.0))
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"held": (WIDTH, 1.0)}, "the model has units 0 to 23"),
-        ({"held": (-1, 1.0)}, "units 0 to 23"),
+        ({"held": (Unit(WIDTH), 1.0)}, "the model has units 0 to 23"),
+        ({"held": (Unit(-1), 1.0)}, "units 0 to 23"),
         ({"temperature": -1.0}, "must be 0 or more"),
         ({"temperature": math.nan}, "must be 0 or more"),
         ({"length": 0}, "must be 1 or more"),
@@ -134,7 +135,7 @@ def test_what_makes_no_sense_is_refused(options: dict[str, object], said: str, m
 def test_every_character_has_the_value_after_its_last_byte(tanh: bool, model: ByteModel, arrays: Arrays) -> None:
     words = "Zoë<br>  saw &lt;i&gt; — 🙂"
     cells = read(arrays, "\n Zoë saw <i> — 🙂 ".encode(), "ifog")[0][:, 5]
-    found = unit_values(model, words, 5, tanh)
+    found = unit_values(model, words, Unit(5), tanh)
     assert "".join(character for character, _ in found) == "Zoë saw <i> — 🙂"
     end = 2
     for character, value in found:
@@ -145,17 +146,43 @@ def test_every_character_has_the_value_after_its_last_byte(tanh: bool, model: By
 def test_long_texts_are_read_window_by_window_and_an_empty_one_is_empty(model: ByteModel, arrays: Arrays) -> None:
     words = "so good " * 80
     cells = read(arrays, f"\n {words.strip()} ".encode(), "ifog")[0][:, 2]
-    np.testing.assert_allclose([value for _, value in unit_values(model, words, 2)], cells[2:-1], atol=5e-5)
-    assert unit_values(model, " ", 2) == []
+    np.testing.assert_allclose([value for _, value in unit_values(model, words, Unit(2))], cells[2:-1], atol=5e-5)
+    assert unit_values(model, " ", Unit(2)) == []
 
 
-def test_the_best_unit_is_the_cell_that_the_newest_transfer_found(tmp_path: Path) -> None:
-    assert chosen_unit(tmp_path, "17") == 17
-    with pytest.raises(DataError, match="no transfer has found a best cell yet"):
+def test_a_held_hidden_state_is_what_the_next_byte_is_read_from(model: ByteModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    real = model.logits
+
+    def watched(hidden: torch.Tensor) -> torch.Tensor:
+        seen.append(float(hidden[0, 7]))
+        return real(hidden)
+
+    free = text(model, "ab", 12, temperature=0.0)
+    monkeypatch.setattr(model, "logits", watched)
+    assert text(model, "ab", 12, temperature=0.0, held=(Unit(7, "hidden"), 0.75)) != free
+    assert seen == [0.75] * 12
+
+
+def test_a_hidden_unit_has_the_value_whose_mean_is_its_feature(model: ByteModel) -> None:
+    values = [value for _, value in unit_values(model, "a good one", Unit(3, "hidden"))]
+    with torch.no_grad():
+        hidden, _, _ = model.hidden(torch.tensor([list(b"\n a good one ")]), None, torch.float32)
+    np.testing.assert_allclose(values, hidden[0, 2:-1, 3], atol=1e-6)
+    np.testing.assert_allclose(featurise(model, [b"\n a good one "], "mean")[0, 3], hidden[0, :, 3].mean(), atol=1e-6)
+    with pytest.raises(ConfigError, match="--tanh: is of cells, and the unit is hidden 3"):
+        unit_values(model, "a good one", Unit(3, "hidden"), tanh=True)
+
+
+def test_the_best_unit_is_the_one_that_the_newest_transfer_found_whatever_its_features(tmp_path: Path) -> None:
+    assert chosen_unit(tmp_path, "17") == Unit(17, "cell")
+    with pytest.raises(DataError, match="no transfer to a task of two classes has found a best unit yet"):
         chosen_unit(tmp_path, "best")
-    for init, of, number in (("pretrained", "cell", 5), ("pretrained", "cell", 6), ("pretrained", "mean", 7), ("scratch", "cell", 8)):
-        append(tmp_path / "tasks.jsonl", {"kind": "transfer", "init": init, "unit": {"of": of, "number": number}})
-    append(tmp_path / "tasks.jsonl", {"kind": "baseline"})
-    assert chosen_unit(tmp_path, "best") == 6
+    for of, state in (("mean", "hidden"), ("cell", "cell"), ("hidden", "hidden")):
+        append(tmp_path / "tasks.jsonl", {"kind": "transfer", "init": "pretrained", "unit": {"of": of, "number": 6}})
+        append(tmp_path / "tasks.jsonl", {"kind": "transfer", "init": "pretrained"})  # of three classes
+        append(tmp_path / "tasks.jsonl", {"kind": "transfer", "init": "scratch", "unit": {"of": "cell", "number": 8}})
+        append(tmp_path / "tasks.jsonl", {"kind": "baseline"})
+        assert chosen_unit(tmp_path, "best") == Unit(6, state)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="must be a number or `best`"):
         chosen_unit(tmp_path, "first")

@@ -20,6 +20,7 @@ from overnight.interop.byte_models import import_byte_model, stored_run
 from overnight.report.page import write_report
 from overnight.report.summary import summarise, summary_text
 from overnight.tasks import transfer as module
+from overnight.tasks.generate import Unit
 from overnight.tasks.heatmap import chosen_unit
 from overnight.tasks.log import read_log
 from overnight.tasks.logistic import STRENGTHS
@@ -107,7 +108,7 @@ def test_the_planted_unit_is_found_and_knows_alone_what_the_others_do_not(folder
     assert read_log(folder / "tasks.jsonl") == lines
     kept = json.loads((folder / "transfer" / "mine" / "classifier.json").read_text())
     assert kept["labels"] == ["no", "yes"] and len(kept["weights"][0]) == WIDTH and kept["result"]["seed"] == 0
-    assert chosen_unit(folder, "best") == 4
+    assert chosen_unit(folder, "best") == Unit(4)
 
 
 def test_nothing_is_done_twice_and_other_settings_are_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
