@@ -174,7 +174,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "--input",
         default="-",
         metavar="FILE",
-        help="lines of text (a pair separated by a tab) or JSON, or questions in SQuAD's format (.json); default standard input",
+        help="a table (.csv, .tsv, .jsonl) with the columns of the task, questions in SQuAD's format (.json), or lines of text (a pair separated by a tab) or JSON; default standard input",
     )
     verb.add_argument(
         "--to", metavar="FILE", help="write there; answers to questions in a .json are {id: text}, as SQuAD's scripts read them"
@@ -327,11 +327,9 @@ def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
     run = _stored(options.source, machine_overrides("predict", overrides))
-    from overnight.tasks.predict import predict, read_lines, write_answers
-    from overnight.tasks.squad import question_lines
+    from overnight.tasks.predict import predict_file, write_answers
 
-    answers = predict(run, options.task, question_lines(options.input) or read_lines(options.input))
-    write_answers(answers, Path(options.to) if options.to else None)
+    write_answers(predict_file(run, options.task, options.input), Path(options.to) if options.to else None)
 
 
 def _export(options: argparse.Namespace, overrides: list[str]) -> None:

@@ -41,7 +41,10 @@ NO_TORCH = [
     "display",
     "corpus",
     "report",
-    *(f"tasks.{name}" for name in ("rows", "encode", "classification", "docnames", "squad", "metrics", "log", "logistic", "ngrams")),
+    *(
+        f"tasks.{name}"
+        for name in ("rows", "encode", "classification", "docnames", "squad", "metrics", "log", "logistic", "ngrams", "inputs")
+    ),
 ]
 # Files of more than 400 lines, and why they are not cut.
 LONG_FILES: dict[str, str] = {}

@@ -74,6 +74,23 @@ def load_task(task: str, path: Path, seed: int = 0, columns: Columns = OWN_NAMES
     raise ConfigError(f"task {task!r}: is not one of {', '.join([*_GLUE, 'sst', 'imdb', 'csv'])}")
 
 
+def text_columns(task: str) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+    """Return the ways in which a table may name the texts of a task, its own first, and the header of files published without one.
+
+    Args:
+        task: as of :func:`load_task`, or squad, docnames or mask.
+    """
+    single, pair = [("text",), ("text_a",)], [("text_a", "text_b")]
+    if task in _GLUE:
+        found = _GLUE[task]
+        return ([(found.a, found.b), *pair] if found.b else [(found.a,), *single]), found.header
+    if task == "csv":
+        return [*pair, ("text_a",), ("text",)], ()
+    if task in ("squad", "docnames"):
+        return [*([("question", "context")] if task == "squad" else []), *pair], ()
+    return [*([("sentence",)] if task == "sst" else []), *single], ()
+
+
 def _load_glue(name: str, task: _Glue, folder: Path) -> TaskData:
     skipped: list[str] = []
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from overnight.corpus.files import write_whole
 from overnight.errors import ConfigError, DataError
 from overnight.models.bytes import ByteModel
-from overnight.tasks.predict import read_lines
+from overnight.tasks.inputs import read_lines
 from overnight.tasks.tables import read_csv, read_jsonl, read_text, read_tsv
 
 # Texts read at once: from here on the products of a step run at full speed on a CPU.

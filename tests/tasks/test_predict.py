@@ -16,9 +16,10 @@ import pytest
 from overnight import config
 from overnight.config import Run
 from overnight.errors import DataError
-from overnight.tasks import predict as module
+from overnight.tasks import inputs as module
 from overnight.tasks.finetune import finetune
-from overnight.tasks.predict import predict, read_lines, write_answers
+from overnight.tasks.inputs import read_lines
+from overnight.tasks.predict import predict, predict_file, write_answers
 from overnight.train.monitor import Line
 
 
@@ -72,6 +73,34 @@ def test_a_pair_is_two_columns_or_two_keys(run: Run) -> None:
     tab, keys, single = answers(run, "scores", "class 3\tobject 3", '{"text_a": "class 3", "text_b": "object 3"}', "class 3 object 3")
     assert tab["score"] == keys["score"] != single["score"]
     assert set(tab) == {"id", "score"}
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl"])
+def test_a_table_is_answered_by_its_columns_and_not_as_lines(ending: str, run: Run, tmp_path: Path) -> None:
+    rows = [{"label": "number", "id": "x", "text": "integer division"}, {"label": "text", "id": "", "text": 'a "string", literal'}]
+    path = tmp_path / f"in{ending}"
+    if ending == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif ending == ".tsv":
+        path.write_text("label\tid\ttext\n" + "".join("\t".join(row.values()) + "\n" for row in rows))
+    else:
+        path.write_text('label,id,text\nnumber,x,integer division\ntext,,"a ""string"", literal"\n')
+    found = list(predict_file(run, "classes", str(path)))
+    assert [a["id"] for a in found] == ["x", "2" if ending == ".jsonl" else "3"]
+    alone = answers(run, "classes", *(row["text"] for row in rows))
+    assert [a["probabilities"] for a in found] == [a["probabilities"] for a in alone]
+
+
+def test_a_table_of_pairs_and_one_of_questions_are_answered(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("text_a,text_b,score\nclass 3,object 3,0.3\n")
+    (pair,) = predict_file(run, "scores", str(tmp_path / "pairs.csv"))
+    assert pair["score"] == answers(run, "scores", "class 3\tobject 3")[0]["score"]
+    (tmp_path / "asked.csv").write_text("id,question,context\nq,What is the value?,The value is nine.\n")
+    (answer,) = predict_file(run, "squad", str(tmp_path / "asked.csv"))
+    assert answer == answers(run, "squad", '{"id": "q", "question": "What is the value?", "context": "The value is nine."}')[0]
+    (tmp_path / "masks.csv").write_text("text\nThe [MASK] of an object.\n")
+    (filled,) = predict_file(run, "mask", str(tmp_path / "masks.csv"))
+    assert filled["text"] == "The [MASK] of an object."
 
 
 def test_the_order_of_the_lines_is_kept_over_parts_and_lengths(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,134 @@
+"""What a trained model is to answer: lines of text or JSON, or a table with the columns of the task."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from overnight.errors import DataError
+from overnight.tasks.classification import text_columns
+from overnight.tasks.rows import Row
+from overnight.tasks.squad import Question
+from overnight.tasks.tables import Line, read_csv, read_jsonl, read_text, read_tsv
+
+# Lines answered at once: sorted by length among themselves, answered in the order they came.
+_AT_ONCE = 512
+_TABLES = {".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl}
+
+
+def read_input(path: str, spec: Mapping[str, Any]) -> Iterator[str]:
+    """Return lines for :func:`parts`: those of a file or standard input, or the rows of a table, each as JSON.
+
+    The texts of a table are in the columns that the task was trained on, or in `text` (`text_a` and `text_b`); other columns, such as the
+    labels, are ignored. A row is called by its `id` (of the published tasks also `index`), or else by its line.
+
+    Args:
+        path: .csv, .tsv and .jsonl are tables; any other file, and `-` (standard input), is lines.
+        spec: of the task: `task`, and `columns`, where the columns of one's own table have other names.
+
+    Raises:
+        DataError: naming the file and the line.
+    """
+    ending = Path(path).suffix
+    if ending not in _TABLES:
+        yield from read_lines(path)
+        return
+    task, names = str(spec["task"]), dict(spec.get("columns") or {})
+    ways, header = text_columns(task)
+    if names.get("text"):
+        ways = [tuple(name for name in (names["text"], names.get("text_b")) if name), *ways]
+    lines, columns = _table(Path(path), ways, header)
+    keys = ("question", "context") if task == "squad" else ("text_a", "text_b")
+    ids = (names.get("id") or "id",) if task == "csv" else ("index", "id")
+    for number, cells in lines:
+        if missing := [column for column in columns if column not in cells]:
+            raise DataError(f"{path}:{number}: has no {missing[0]!r} (it has {', '.join(cells)})")
+        texts = dict(zip(keys, (cells[column] for column in columns), strict=False))
+        if not any(texts.values()):
+            raise DataError(f"{path}:{number}: no text in column {columns[0]!r}")
+        row_id = next((cells[column] for column in ids if cells.get(column)), str(number))
+        yield json.dumps({"id": row_id, **texts})
+
+
+def _table(path: Path, ways: list[tuple[str, ...]], header: tuple[str, ...]) -> tuple[list[Line], tuple[str, ...]]:
+    """Return the rows of a table, and the first of some ways to name the columns of texts that it has."""
+    first = read_text(path).partition("\n")[0].rstrip("\r").split("\t")
+    # Some are published without a line of names.
+    bare = path.suffix == ".tsv" and len(first) == len(header) and not any(column in first for way in ways for column in way)
+    lines = list(read_tsv(path, header) if bare else _TABLES[path.suffix](path))
+    have = lines[0][1]
+    for way in ways:
+        if all(column in have for column in way):
+            return lines, way
+    needed = ", or ".join(" and ".join(f"`{column}`" for column in way) for way in ways)
+    raise DataError(
+        f"{path}: is read as a table by its ending, has the columns {', '.join(have)}, and needs {needed}; lines of text without names of columns "
+        "go into a file of another ending, or through standard input"
+    )
+
+
+def read_lines(path: str) -> Iterator[str]:
+    """Return the lines of a file, or of standard input for `-`.
+
+    Raises:
+        DataError: when there is no such file or it is not UTF-8.
+    """
+    import sys
+
+    try:
+        with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; give a file or `-` for standard input") from None
+    except UnicodeDecodeError as error:
+        where = "standard input" if path == "-" else path
+        raise DataError(f"{where}: line {number}: is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
+
+
+def parts(lines: Iterable[str]) -> Iterator[list[tuple[int, dict[str, Any]]]]:
+    """Return non-empty lines with their numbers (from 1), parsed, some at a time."""
+    numbered = ((number, _parse(number, text)) for number, text in enumerate(lines, 1) if text.strip())
+    while part := list(islice(numbered, _AT_ONCE)):
+        yield part
+
+
+def _parse(number: int, text: str) -> dict[str, Any]:
+    if not text.lstrip().startswith("{"):
+        first, tab, second = text.strip("\r\n").partition("\t")
+        return {"text_a": first, "text_b": second if tab else None}
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"line {number}: is not JSON ({error})") from None
+    assert isinstance(fields, dict)
+    return fields
+
+
+def row_of(number: int, fields: Mapping[str, Any]) -> Row:
+    """Return the text or pair of texts of a line.
+
+    Raises:
+        DataError: naming the line, when it has none.
+    """
+    text = fields.get("text_a", fields.get("text"))
+    second = fields.get("text_b")
+    if not isinstance(text, str) or not isinstance(second, str | None):
+        raise DataError(f"line {number}: has the keys {', '.join(fields)}; it needs `text`, or `text_a` and `text_b`, as strings")
+    return Row(str(fields.get("id", number)), text, second, None)
+
+
+def question_of(number: int, fields: Mapping[str, Any]) -> Question:
+    """Return the question of a line, without answers.
+
+    Raises:
+        DataError: naming the line, when it has none.
+    """
+    question, context = fields.get("question", fields.get("text_a")), fields.get("context", fields.get("text_b"))
+    if not isinstance(question, str) or not isinstance(context, str):
+        raise DataError(f"line {number}: has the keys {', '.join(fields)}; it needs `question` and `context` as strings")
+    return Question(str(number), "", question, context, ())

@@ -1,0 +1,89 @@
+"""A table to be answered is read by the columns of the task; what is not in them is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overnight.errors import DataError
+from overnight.tasks.classification import load_task
+from overnight.tasks.inputs import read_input
+
+
+def rows(path: Path, task: str, **columns: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in read_input(str(path), {"task": task, "columns": columns})]
+
+
+@pytest.mark.parametrize(
+    ("task", "folder", "file"),
+    [
+        ("cola", "glue/CoLA", "dev.tsv"),
+        ("mrpc", "glue/MRPC", "dev.tsv"),
+        ("rte", "glue/RTE", "dev.tsv"),
+        ("stsb", "glue/STS-B", "dev.tsv"),
+        ("sst2", "glue/SST-2", "dev.tsv"),
+        ("wnli", "glue/WNLI", "dev.tsv"),
+        ("sst", "sst", "dev_binary_sent.csv"),
+    ],
+)
+def test_the_dev_table_of_a_published_task_has_the_texts_of_its_dev_rows(task: str, folder: str, file: str, data: Path) -> None:
+    wanted = load_task(task, data / folder).dev
+    found = rows(data / folder / file, task)
+    assert [(row["text_a"], row.get("text_b")) for row in found] == [(row.text_a, row.text_b) for row in wanted]
+
+
+@pytest.mark.parametrize(
+    ("header", "task", "columns", "texts"),
+    [
+        ("index,sentence,label", "sst2", {}, {"text_a": "b"}),
+        ("id,text,label", "sst2", {}, {"text_a": "b"}),
+        ("index,sentence1,sentence2", "rte", {}, {"text_a": "b", "text_b": "c"}),
+        ("id,text_a,text_b", "rte", {}, {"text_a": "b", "text_b": "c"}),
+        ("id,text_a,text_b", "csv", {}, {"text_a": "b", "text_b": "c"}),
+        ("id,text_a,label", "csv", {}, {"text_a": "b"}),
+        ("key,body,stars", "csv", {"text": "body", "id": "key"}, {"text_a": "b"}),
+        ("id,left,right", "csv", {"text": "left", "text_b": "right"}, {"text_a": "b", "text_b": "c"}),
+        ("id,question,context", "squad", {}, {"question": "b", "context": "c"}),
+        ("id,text_a,text_b", "squad", {}, {"question": "b", "context": "c"}),
+        ("id,text,label", "imdb", {}, {"text_a": "b"}),
+        ("id,text,label", "mask", {}, {"text_a": "b"}),
+    ],
+)
+def test_the_columns_are_those_of_the_task(header: str, task: str, columns: dict[str, str], texts: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text(f"{header}\na,b,c\n")
+    assert rows(tmp_path / "in.csv", task, **columns) == [{"id": "a", **texts}]
+
+
+def test_a_column_called_index_names_no_row_of_an_own_table(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("index,text\n0,one\n0,two\n")
+    assert [row["id"] for row in rows(tmp_path / "in.csv", "csv")] == ["2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (
+            "in.csv",
+            "words,label\na,b\n",
+            r"in\.csv: is read as a table by its ending, has the columns words, label, and needs `sentence`, or `text`",
+        ),
+        ("in.tsv", "a good one\nanother\n", "lines of text without names of columns go into a file of another ending"),
+        ("in.csv", "text,label\n,b\n", "in.csv:2: no text in column 'text'"),
+        ("in.csv", "text\na,b\n", "in.csv:2: 2 fields where 1 belong"),
+        ("in.jsonl", '{"text": "a"}\n{"words": "b"}\n', r"in\.jsonl:2: has no 'text' \(it has words\)"),
+        ("in.jsonl", '{"text": "a"\n', "in.jsonl:1: is not JSON"),
+        ("in.csv", "", "holds no rows"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_named(name: str, content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=said):
+        rows(tmp_path / name, "sst2")
+
+
+def test_other_files_are_lines_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "in.json").write_text('{"text": "a"}\nplain\n')
+    assert list(read_input(str(tmp_path / "in.json"), {"task": "csv"})) == ['{"text": "a"}\n', "plain\n"]
