@@ -167,8 +167,10 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         help="a task of the recipe; squad, cola, mrpc, rte, stsb, sst2, qnli, wnli, mnli, qqp, sst, imdb, csv; or a name of your own for what --path names",
     )
     verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder")
-    verb = add("predict", _predict, "answer JSON lines or text with a fine-tuned task, or fill in [MASK]")
-    verb.add_argument("task", metavar="TASK", help="a fine-tuned task of the run, or `mask`")
+    verb = add(
+        "predict", _predict, "answer a table, JSON lines or text with a task that was fine-tuned or transferred to, or fill in [MASK]"
+    )
+    verb.add_argument("task", metavar="TASK", help="a fine-tuned task of the run, or `mask`; of a byte model a task of `transfer`")
     verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder")
     verb.add_argument(
         "--input",
@@ -326,10 +328,19 @@ def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
-    run = _stored(options.source, machine_overrides("predict", overrides))
     from overnight.tasks.predict import predict_file, write_answers
 
-    write_answers(predict_file(run, options.task, options.input), Path(options.to) if options.to else None)
+    folder, machine = Path(options.source), machine_overrides("predict", overrides)
+    # Of an exported model, which has no run.yaml, only a byte model answers.
+    exported = not (folder / "run.yaml").is_file() and (folder / "config.json").is_file()
+    if exported or _stored(options.source).model.kind != "bert":
+        from overnight.interop.byte_models import stored_run
+        from overnight.tasks.classify import classify_file
+
+        answers = classify_file(stored_run(folder, machine), options.task, options.input)
+    else:
+        answers = predict_file(_stored(options.source, machine), options.task, options.input)
+    write_answers(answers, Path(options.to) if options.to else None)
 
 
 def _export(options: argparse.Namespace, overrides: list[str]) -> None:

@@ -226,6 +226,7 @@ def test_a_byte_model_without_its_data_does_all_but_to_be_measured_and_says_so(b
         "text,label\n" + "".join(f"a {w} film {i},{label}\n" for i in range(30) for w, label in (("good", 1), ("bad", 0)))
     )
     assert call("transfer", "csv", "--from", byte_run, "--path=mine.csv") == 0
+    assert call("predict", "csv", "--from", byte_run, "--input", "mine.csv") == 0
     assert call("generate", "--from", byte_run, "--length", 5) == 0
     assert call("featurise", "--from", byte_run, "--input", "mine.csv", "--to", "mine.npy") == 0
     assert call("heatmap", "--from", byte_run, "--input", "mine.csv", "--to", "mine.html", "--unit", 3) == 0

@@ -58,6 +58,8 @@ def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
     path = next((file for name in ("run.yaml", "config.json") if (file := folder / name).is_file()), None)
     if path is None:
         raise ConfigError(f"{folder} is neither a run folder (run.yaml) nor an exported byte model (config.json)")
+    if path.name == "config.json" and b'"model_type"' in path.read_bytes():
+        raise ConfigError(f"{folder} holds a model in the Hugging Face layout; name the run folder from which it was exported")
     run = config.load(str(path), ["data.vocab_file=", *overrides])
     if run.model.kind == "bert":
         raise ConfigError(f"{path}: model.kind = 'bert': this verb is for byte models (mlstm, lstm, transformer)")

@@ -128,6 +128,9 @@ def transfer(run: Run, name: str, line: Line | None = None) -> list[dict[str, An
     with hold(run.run_dir):
         log = run.run_dir / "tasks.jsonl"
         mine = lines_of(log, name, tag)
+        # The folder holds one classifier: what was done with other settings since is not what it holds, so all is done again.
+        if any(e.get("init") == "pretrained" for e in mine) and _kept_tag(run.run_dir, name) != tag:
+            mine = []
         missing = [
             (init, seed)
             for init in ("pretrained", "scratch")
@@ -159,7 +162,7 @@ def transfer(run: Run, name: str, line: Line | None = None) -> list[dict[str, An
             found, entry = judge.fit(features, settings.width, seed)
             entry |= {"init": init, "tag": tag, "seconds": round(time.perf_counter() - start, 2)}
             if init == "pretrained":
-                _keep(run.run_dir / "transfer" / name, spec, problem, found, entry, mine)
+                _keep(run.run_dir, spec, problem, found, entry, mine)
             mine.append(append(log, entry))
             line.say(f"{name}: seed {seed} {init}  " + measures(entry["metrics"]))
     return mine
@@ -225,12 +228,21 @@ def _ngram_score(problem: Problem, counts: Any, seed: int) -> float:
     return found.accuracy(test, classes[rows["test"]])
 
 
-def _keep(folder: Path, spec: Transfer, problem: Problem, found: Classifier, entry: dict[str, Any], before: list[dict[str, Any]]) -> None:
+def _keep(run_dir: Path, spec: Transfer, problem: Problem, found: Classifier, entry: dict[str, Any], before: list[dict[str, Any]]) -> None:
     """Write the regression, unless one of an earlier seed is better by validation."""
     valid = [e["metrics"]["validation accuracy"] for e in before if e.get("init") == "pretrained"]
     if not valid or entry["metrics"]["validation accuracy"] > max(valid):
         weights = {"weights": found.weights_KF.tolist(), "bias": found.bias_K.tolist()}
-        write_json(folder / "classifier.json", {"spec": asdict(spec), "labels": problem.labels, "result": entry, **weights})
+        facts = {"spec": asdict(spec), "labels": problem.labels, "checkpoint": weights_name(run_dir), "result": entry, **weights}
+        write_json(run_dir / "transfer" / entry["name"] / "classifier.json", facts)
+
+
+def _kept_tag(run_dir: Path, name: str) -> str | None:
+    """The settings with which the classifier of a task was made; None where there is none."""
+    try:
+        return str(json.loads((run_dir / "transfer" / name / "classifier.json").read_text(encoding="utf-8"))["result"]["tag"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
