@@ -288,6 +288,18 @@ def test_constraints_pin_every_requirement_inside_its_range() -> None:
     assert [line for line in text.splitlines() if not re.fullmatch(r"#.*|[\w.-]+==[\w.]+", line)] == []
 
 
+def test_an_installation_for_everyone_leaves_torchao_out() -> None:
+    """transformers imports it wherever it is installed, slowly and with warnings; only who trains in fp8 needs it."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    wanted, todo = set(), ["dev"]
+    while todo:
+        for requirement in map(Requirement, extras[todo.pop()]):
+            wanted.add(requirement.name)
+            todo += requirement.extras if requirement.name == "overnight" else []
+    assert "transformers" in wanted and "torchao" not in wanted
+    assert "torchao" in {Requirement(text).name for text in extras["fp8"]}
+
+
 def test_the_doctor_knows_every_requirement() -> None:
     wanted = {extra: tuple(r.name for r in group) for extra, group in requirements().items() if extra not in ("all", "test", "dev")}
     assert tuple(wanted.pop("")) == doctor.REQUIRED
