@@ -149,7 +149,8 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
         )
         task = mine[-1].get("task", name) if mine else settings.get("task", name)
         metric = next((record["metric"] for record in [*reversed(mine), *beside]), None)
-        wins, verdict = compare(pretrained, scratch)
+        label = "random weights" if kind == "transfer" else "from scratch"
+        wins, verdict = compare(pretrained, scratch, beside, label)
         missing = _missing_seeds(name, settings, pretrained, scratch)
         rows.append(
             {
@@ -161,7 +162,7 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
                 "rows": mine[-1].get("rows") if mine else None,
                 "pretrained": pretrained,
                 "scratch": scratch,
-                "scratch_label": "random weights" if kind == "transfer" else "from scratch",
+                "scratch_label": label,
                 "best_unit": next(
                     (record["unit"] for record in reversed(mine) if record["init"] == "pretrained" and record.get("unit")), None
                 ),
@@ -200,25 +201,44 @@ def spread(by_seed: dict[int, Record]) -> dict[str, Any] | None:
     }
 
 
-def compare(pretrained: dict[str, Any] | None, scratch: dict[str, Any] | None) -> tuple[bool | None, str]:
-    """Whether pretraining wins by more than the spread: the gain of the medians against the larger of the two spreads.
+def compare(
+    pretrained: dict[str, Any] | None,
+    scratch: dict[str, Any] | None,
+    baselines: Sequence[dict[str, Any]] = (),
+    scratch_label: str = "from scratch",
+) -> tuple[bool | None, str]:
+    """Say whether pretraining wins over everything it stands beside, and what is best.
+
+    It wins where its median is ahead of every baseline, and of that without pretraining, by more than the larger of the spreads of the seeds.
+
+    Args:
+        pretrained: see :func:`spread`.
+        scratch: the same network without pretraining.
+        baselines: `what` and `value` of each method beside the network.
+        scratch_label: how the network without pretraining is called.
 
     Returns:
         the answer, None where there is nothing to compare, and the same in words. Every metric here is better when higher.
     """
-    if pretrained is None or scratch is None:
-        return None, "not run yet" if pretrained is None else "not compared with training from scratch"
-    gain = pretrained["median"] - scratch["median"]
-    if not math.isfinite(gain):
+    if pretrained is None:
+        return None, "not run yet"
+    median, without = pretrained["median"], "random weights" if scratch_label == "random weights" else "training from scratch"
+    others = {baseline["what"]: float(baseline["value"]) for baseline in baselines if math.isfinite(baseline["value"])}
+    if scratch is not None:
+        others[without] = scratch["median"]
+    if not all(math.isfinite(value) for value in (median, *others.values())):
         return None, "a score is not a number"
+    best = max(others, key=lambda what: others[what], default="")
+    if best and median <= others[best]:
+        ahead = [what for what, value in others.items() if value < median]
+        return False, f"pretraining does not win: {best} is best" + (f"; pretraining is ahead of {' and '.join(ahead)}" if ahead else "")
+    if scratch is None:
+        return None, (f"pretraining is ahead of {best}, " if best else "") + "not compared with training from scratch"
     if pretrained["spread"] is None or scratch["spread"] is None:
-        return None, f"pretraining is {'ahead' if gain > 0 else 'not ahead'}, on a single seed: no spread to compare with"
-    noise = max(pretrained["spread"], scratch["spread"])
-    if gain > noise:
-        return True, "pretraining wins by more than the spread"
-    if gain > 0:
-        return False, "pretraining is ahead, but not by more than the spread"
-    return False, "pretraining does not win"
+        return None, f"pretraining is ahead of {' and '.join(others)}, on a single seed: no spread to compare with"
+    if median - others[best] > max(pretrained["spread"], scratch["spread"]):
+        return True, f"pretraining wins by more than the spread; next is {best}"
+    return False, f"pretraining is ahead, but not by more than the spread of {best}"
 
 
 def _missing_seeds(name: str, settings: Record, pretrained: dict[str, Any] | None, scratch: dict[str, Any] | None) -> list[str]:
