@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -11,6 +12,7 @@ from overnight.display import duration, number
 from overnight.errors import ConfigError
 from overnight.schema import Transfer
 from overnight.task_verbs import task_overrides
+from overnight.wording import for_stream, plural
 
 TAKE_OVERRIDES = ("evaluate", "transfer", "featurise", "heatmap", "generate")
 """Verbs that take keys of a recipe: `transfer` those of its task, the others such as `--train.precision=bf16`."""
@@ -93,7 +95,7 @@ def _transfer(options: argparse.Namespace, overrides: list[str]) -> None:
     if (folder / "run.yaml").exists():
         from overnight.report.page import refresh_report
 
-        print(f"{summary_text(folder)}\n{refresh_report(folder)}")
+        print(for_stream(f"{summary_text(folder)}\n{refresh_report(folder)}", sys.stdout))
 
 
 def _featurise(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -106,7 +108,7 @@ def _featurise(options: argparse.Namespace, overrides: list[str]) -> None:
     model, dtype = ready_model(Path(options.source), overrides)
     found = featurise(model, [document_bytes(text) for text in texts], options.features, dtype)
     write_features(to, found)
-    print(f"written: {to} ({found.shape[0]:,} texts, {found.shape[1]:,} features, float32)")
+    print(f"written: {to} ({plural(found.shape[0], 'text')}, {plural(found.shape[1], 'feature')}, float32)")
 
 
 def _heatmap(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -144,4 +146,4 @@ def _import(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.interop.byte_models import import_byte_model
 
     model = import_byte_model(Path(options.source), Path(options.to))
-    print(f"written: {options.to} ({model.kind}, {model.layers} layer{'s' * (model.layers > 1)} of {model.width})")
+    print(f"written: {options.to} ({model.kind}, {plural(model.layers, 'layer')} of {model.width})")

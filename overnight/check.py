@@ -226,6 +226,19 @@ def _train_problems(run: Run) -> Iterator[str]:
         yield f"train.recompute = selective: {kind} has none or full, which recomputes its window in segments"
 
 
+def belongs(key: str, kind: str) -> bool:
+    """Say whether a key of a recipe, such as `phases.NAME.nsp`, does anything for a kind of network."""
+    part, name = key.split(".")[0], key.split(".")[-1 if key.count(".") < 2 else 2]
+    if part in ("finetune", "transfer"):
+        return kind in (("bert",) if part == "finetune" else ("mlstm", "lstm"))
+    if part == "train":
+        return kind in {"graphs": ("mlstm", "lstm"), "compile": ("bert",)}.get(name, (kind,))
+    tables = {"data": _DATA_SETTINGS, "model": _MODEL_SETTINGS, "phases": _PHASE_SETTINGS}
+    table = tables.get(part, {})
+    known = any(name in names for names in table.values())
+    return not known or name in table[("wordpiece" if kind == "bert" else "bytes") if part == "data" else kind]
+
+
 def _foreign(key: str, part: Any, kind: str, table: dict[str, tuple[str, ...]]) -> Iterator[str]:
     """What is set and does nothing: what the table has for other kinds and not for this one."""
     for f in dataclasses.fields(part):

@@ -17,6 +17,7 @@ from overnight.byte_verbs import TAKE_OVERRIDES, add_byte_verbs
 from overnight.errors import ConfigError, UserError
 from overnight.schema import Finetune
 from overnight.task_verbs import KeysHelp, machine_overrides, next_commands, task_overrides
+from overnight.wording import for_stream
 
 if TYPE_CHECKING:
     from overnight.config import Run
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 0
     except UserError as error:
         if str(error):  # else another process says it
-            print(f"overnight: {error}", file=sys.stderr)
+            print(for_stream(f"overnight: {error}", sys.stderr), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("\novernight: interrupted; the same command continues", file=sys.stderr)
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # a full disk, a folder that may not be written: the message names the file
-        print(f"overnight: {error}", file=sys.stderr)
+        print(for_stream(f"overnight: {error}", sys.stderr), file=sys.stderr)
         return 1
 
 
@@ -198,7 +199,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
     options, rest = parser.parse_known_args(argv)
     if options.recipe_verb and options.help:
-        _recipe_help(options.verb)
+        _recipe_help(options.verb, options.recipe)
         parser.exit()
     if options.recipe_verb and not options.recipe:
         from overnight.config import recipes
@@ -226,21 +227,15 @@ def _overrides(rest: list[str]) -> list[str]:
     return result
 
 
-def _recipe_help(verb: str) -> None:
-    from overnight.config import describe, recipes
+def _recipe_help(verb: str, recipe: str | None) -> None:
+    from overnight.recipe_help import recipe_help
 
-    own = {"plan": " [--tensors] [--json]", "launch": " [options]"}.get(verb, "")
-    lines = [f"usage: overnight {verb} RECIPE [--print_config]{own} [--key=value ...]", ""]
-    lines += [f"RECIPE is a YAML file, a run folder to go on with, or one of: {', '.join(recipes())}", ""]
-    if verb == "plan":
-        lines += ["  --tensors   also list every tensor with its shape and group", "  --json      one JSON object instead of text", ""]
-    if verb == "launch":
-        shown = {name if metavar is None else f"{name}={metavar}": text for name, (metavar, _, text) in LAUNCH.items()}
-        lines += [*(f"  --{name:22} {text}" for name, text in shown.items()), ""]
-    lines += ["keys of a recipe:"]
-    for name, kind, default, text in describe():
-        lines += [f"  --{name}={kind}", f"      {text} (default: {default})"]
-    print("\n".join(lines))
+    shown = {f"--{name}" if metavar is None else f"--{name}={metavar}": text for name, (metavar, _, text) in LAUNCH.items()}
+    own = {
+        "plan": [("--tensors", "also list every tensor with its shape and group"), ("--json", "one JSON object instead of text")],
+        "launch": list(shown.items()),
+    }
+    print(recipe_help(verb, recipe, own.get(verb, [])))
 
 
 def _load(options: argparse.Namespace, overrides: list[str]) -> Run:
@@ -279,7 +274,7 @@ def _prepare(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.corpus.pipeline import prepare
 
     run = _load(options, overrides)
-    prepare(run.data, run.data_dir)
+    prepare(run.data, run.data_dir, log=lambda text: print(for_stream(text, sys.stdout), flush=True))
 
 
 def _pretrain(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -305,7 +300,7 @@ def _plan(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.plan import make_plan, plan_text
 
     plan = make_plan(run)
-    print(json.dumps(dataclasses.asdict(plan)) if options.json else plan_text(plan, options.tensors))
+    print(json.dumps(dataclasses.asdict(plan)) if options.json else for_stream(plan_text(plan, options.tensors), sys.stdout))
 
 
 def _run(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -324,7 +319,7 @@ def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.tasks.finetune import finetune
 
     finetune(run, name)
-    print(f"{summary_text(run.run_dir)}\n{refresh_report(run.run_dir)}\n{next_commands(run.run_dir, name)}")
+    print(for_stream(f"{summary_text(run.run_dir)}\n{refresh_report(run.run_dir)}\n{next_commands(run.run_dir, name)}", sys.stdout))
 
 
 def _predict(options: argparse.Namespace, overrides: list[str]) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from overnight.check import check, environment_path
 from overnight.errors import ConfigError
 from overnight.schema import BatchWarmup, Columns, Data, Finetune, Model, Optim, Phase, Run, Scaling, Schedule, Train, Transfer
+from overnight.wording import yaml_text
 
 __all__ = [
     "BatchWarmup",
@@ -37,6 +38,7 @@ __all__ = [
     "environment_path",
     "identity",
     "load",
+    "read_recipe",
     "recipes",
     "save",
     "to_tree",
@@ -59,6 +61,11 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> Run:
     Raises:
         ConfigError: naming every wrong key, its value and what is allowed.
     """
+    return build(read_recipe(recipe, overrides))
+
+
+def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a recipe and dotted overrides say, unchecked, as nested plain values; see :func:`load`."""
     import yaml
 
     path = recipes().get(recipe, Path(recipe))
@@ -82,7 +89,7 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> Run:
         _override(tree, override)
     if unknown := list(_new_and_incomplete(tree, named)):
         raise ConfigError("\n".join(unknown))
-    return build(tree)
+    return tree
 
 
 def _named(tree: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -280,7 +287,7 @@ def describe(kind: Any = Run, prefix: str = "") -> Iterator[tuple[str, str, str,
                 default = f.default
             elif f.default_factory is not dataclasses.MISSING:
                 default = f.default_factory()
-            yield key, _type_name(hint), str(default), properties[f.name].get("description", "")
+            yield key, _type_name(hint), yaml_text(default), properties[f.name].get("description", "")
 
 
 def _type_name(hint: Any) -> str:

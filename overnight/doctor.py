@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from overnight.environment import environment, package_version
+from overnight.wording import plural
 
 # As in pyproject.toml; a test compares them.
 EXTRAS = {
@@ -26,7 +27,7 @@ EXTRAS = {
 }
 REQUIRED = ("numpy", "psutil", "pyarrow", "pydantic", "PyYAML", "rich", "safetensors", "tokenizers", "torch", "xxhash", "zstandard")
 _MARKS = {"ok": "+", "note": "-", "missing": "!"}
-_WIDTH = 120
+_WIDEST = 120
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ def doctor(folder: Path | None = None) -> str:
     lines = [
         textwrap.fill(
             finding.text,
-            _WIDTH,
+            min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST),
+            break_long_words=False,
+            break_on_hyphens=False,
             initial_indent=f"{_MARKS[finding.state]} {finding.what.ljust(width)}  ",
             subsequent_indent=" " * (width + 4),
         )
@@ -70,7 +73,9 @@ def findings(folder: Path) -> Iterator[Finding]:
     yield Finding("ok" if sys.version_info >= (3, 11) else "missing", "Python", f"{python} ({sys.executable}), 3.11 or newer is needed")
     yield from _packages()
     cpu = machine["cpu"]
-    yield Finding("ok", "processor", f"{cpu['model']}, {cpu['cores']} cores, {' '.join(cpu['flags']) or 'no vector extensions known here'}")
+    yield Finding(
+        "ok", "processor", f"{cpu['model']}, {plural(cpu['cores'], 'core')}, {' '.join(cpu['flags']) or 'no vector extensions known here'}"
+    )
     yield from _memory(machine["memory_gb"])
     yield from _gpus(machine)
     yield from _torch_features(machine)
@@ -126,7 +131,7 @@ def _torch_features(machine: dict[str, Any]) -> Iterator[Finding]:
     import torch
 
     capability = f", kernels for {machine['cpu_capability']}" if "cpu_capability" in machine else ""
-    yield Finding("ok", "torch", f"{torch.__version__}, {machine['threads']} threads{capability}")
+    yield Finding("ok", "torch", f"{torch.__version__}, {plural(machine['threads'], 'thread')}{capability}")
     gpu = bool(machine["gpus"])
     varlen = _has("torch.nn.attention.varlen", "varlen_attn")
     if not varlen:

@@ -10,6 +10,7 @@ from overnight.corpus.pipeline import prepare
 from overnight.display import duration
 from overnight.errors import ConfigError
 from overnight.train.monitor import Line
+from overnight.wording import plural
 
 
 def run_everything(run: Run) -> None:
@@ -30,7 +31,7 @@ def run_everything(run: Run) -> None:
     line, start = Line(), time.perf_counter()
     tasks = [*(f"fine-tune {name}" for name in run.finetune), *(f"transfer to {name}" for name in run.transfer)]
     stages = 4 + len(tasks)
-    line.say(f"run {run.name}: {stages} stages: {', '.join(['prepare', 'pretrain', *tasks, 'export', 'report'])}")
+    line.say(f"run {run.name}: {plural(stages, 'stage')}: {', '.join(['prepare', 'pretrain', *tasks, 'export', 'report'])}")
 
     def stage(number: int, text: str) -> None:
         line.say(f"[{number}/{stages}] {text}  (after {duration(time.perf_counter() - start)})")
@@ -55,7 +56,9 @@ def run_everything(run: Run) -> None:
     stage(stages, "report")
     from overnight.report.page import refresh_report
     from overnight.report.summary import summary_text
+    from overnight.tasks.samples import write_samples
 
+    write_samples(run)
     line.say(summary_text(run.run_dir))
     line.say(refresh_report(run.run_dir))
     line.say(f"done in {duration(time.perf_counter() - start)}; model in {run.run_dir / 'export'}")

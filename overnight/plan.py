@@ -29,6 +29,7 @@ from overnight.models.bert import BertForPretraining, padded_vocabulary
 from overnight.models.bytes import BYTES, byte_model
 from overnight.optim.groups import parameter_groups
 from overnight.optim.schedules import learning_rate, peak_lr, reference, resolved
+from overnight.wording import plural
 
 _SAMPLES = 1000
 _JUDGED_TOKENS = 1_000_000
@@ -254,7 +255,7 @@ def plan_text(plan: Plan, tensors: bool = False) -> str:
     blocks.append(_curves(plan))
     if len(plan.phases) > 1:
         steps, sequences, tokens = (sum(getattr(phase, what) for phase in plan.phases) for what in ("steps", "sequences", "tokens"))
-        blocks.append(f"in all: {steps:,} steps, {sequences:,} sequences, at most {tokens:,} tokens")
+        blocks.append(f"in all: {plural(steps, 'step')}, {plural(sequences, 'sequence')}, at most {plural(tokens, 'token')}")
     return "\n\n".join(blocks)
 
 
@@ -283,21 +284,21 @@ def _phase_text(phase: PhasePlan, before: str) -> str:
     epochs = f", about {phase.epochs:.2f} epochs" if phase.epochs is not None else ""
     schedule, total = phase.schedule, phase.schedule["total"]
     w = schedule["warmup"] * total
-    shape = [f"{schedule['name']} over {total:,} steps", f"warm-up {w:,.0f}" if w else "no warm-up"]
+    shape = [f"{schedule['name']} over {plural(total, 'step')}", f"warm-up {w:,.0f}" if w else "no warm-up"]
     shape += [f"at the peak {schedule['hold'] * total:,.0f}"] if schedule["name"] == "hold" else []
     shape += [f"power {schedule['power']:g}"] if schedule["name"] in ("poly", "poly_nvidia", "hold") else []
     shape += [f"this phase is {schedule['offset']:,} to {schedule['offset'] + phase.steps:,}"] if total != phase.steps else []
     rule = f", by the rule {phase.rule} from {phase.tuned['lr']:.4g} at batch {phase.tuned['batch']:,}" if phase.rule != "none" else ""
-    growing = f"; the batch grows over {phase.batch_warmup['steps']:,} steps" if phase.batch_warmup["start"] else ""
+    growing = f"; the batch grows over {plural(phase.batch_warmup['steps'], 'step')}" if phase.batch_warmup["start"] else ""
     kept = f"kept from {before}" + ("" if schedule["offset"] else "; their step count begins anew")
     rows = [
         ("batches", f"{_batches(phase)} sequences{micro} of up to {phase.length} tokens{growing}"),
-        ("seen", f"{phase.sequences:,} sequences, at most {phase.tokens:,} tokens{epochs}"),
+        ("seen", f"{plural(phase.sequences, 'sequence')}, at most {plural(phase.tokens, 'token')}{epochs}"),
         ("optimizer", f"{phase.optimizer}: {' '.join(f'{key}={_yaml(value)}' for key, value in phase.settings.items())}"),
         ("rate", f"peak {phase.peak_lr:.4g}{rule}; {', '.join(shape)}"),
         ("moments", kept if phase.start == "keep" and before else "fresh"),
     ]
-    lines = [f"phase {phase.name}: {phase.steps:,} steps"]
+    lines = [f"phase {phase.name}: {plural(phase.steps, 'step')}"]
     for name, text in rows:
         lines += textwrap.wrap(text, _WIDTH, initial_indent=f"  {name:<11}", subsequent_indent=" " * 13, break_on_hyphens=False)
     return "\n".join(lines)
@@ -323,7 +324,7 @@ def _curves(plan: Plan) -> str:
     stretches = []
     for number, phase in enumerate(plan.phases):
         kept = "kept" if number and phase.start == "keep" else "fresh"
-        labels = (phase.name, f"{phase.steps:,} steps", f"peak {phase.peak_lr:.4g}", f"batch {_batches(phase)}", f"moments {kept}")
+        labels = (phase.name, plural(phase.steps, "step"), f"peak {phase.peak_lr:.4g}", f"batch {_batches(phase)}", f"moments {kept}")
         stretches.append(Stretch(phase.steps, labels))
     rate, batch = max(phase.peak_lr for phase in plan.phases), max(phase.global_batch for phase in plan.phases)
     panels = [Panel("learning rate", [phase.lr for phase in plan.phases], rate, (f"{rate:.4g}", f"{rate / 2:.4g}"), 10)]

@@ -82,16 +82,6 @@ def test_every_verb_has_help(verb: str, capsys: Captured) -> None:
     assert capsys.readouterr().out.startswith(f"usage: overnight {verb} ")
 
 
-@pytest.mark.parametrize("verb", RECIPE_VERBS)
-def test_the_help_of_a_recipe_verb_lists_every_key_with_type_default_and_meaning(verb: str, capsys: Captured) -> None:
-    assert call(verb, "-h") == 0
-    lines = capsys.readouterr().out.splitlines()
-    for key, kind, default, text in config.describe():
-        assert text, f"{key} has no documentation"
-        at = lines.index(f"  --{key}={kind}")
-        assert lines[at + 1] == f"      {text} (default: {default})"
-
-
 def test_the_version_is_told(capsys: Captured) -> None:
     import overnight
 

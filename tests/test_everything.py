@@ -77,7 +77,18 @@ def test_it_says_its_stages_and_results(finished: tuple[Run, str]) -> None:
     assert "run tiny: 5 stages: prepare, pretrain, fine-tune opinion, export, report" in out
     places = [out.index(f"[{number}/5] {stage}") for number, stage in enumerate(STAGES, 1)]
     assert places == sorted(places)
-    for text in ("held out after", "short", "long", "from scratch", "opinion, accuracy", "seed 0", "seed 1", "done in"):
+    for text in (
+        "held out after",
+        "short",
+        "long",
+        "from scratch",
+        "opinion, accuracy",
+        "seed 0",
+        "seed 1",
+        "done in",
+        "(right: ",
+        "parameters, trained on ",
+    ):
         assert text in out
     assert [s[:2] for s in scores(run)] == [("pretrained", 0), ("pretrained", 1), ("scratch", 0), ("scratch", 1)]
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the top down: a part may import its own row and the rows below.
 LAYERS = [
-    ["cli", "byte_verbs", "task_verbs", "__main__"],
+    ["cli", "byte_verbs", "task_verbs", "recipe_help", "__main__"],
     ["bench", "everything", "launch", "plan"],
     ["curve"],
     ["tasks", "interop", "report", "doctor"],
@@ -32,13 +32,14 @@ LAYERS = [
     ["check"],
     ["schema"],
     ["native"],
-    ["errors", "environment", "display", ""],
+    ["errors", "environment", "display", "wording", ""],
 ]
 # These, and everything of ours that they import, run without torch.
 NO_TORCH = [
     "config",
     "errors",
     "display",
+    "wording",
     "corpus",
     "report",
     *(

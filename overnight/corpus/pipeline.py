@@ -45,6 +45,7 @@ from overnight.corpus.tasks import (
 from overnight.corpus.tokenizer import read_pieces, save_tokenizer, train_pieces, vocabulary
 from overnight.corpus.workers import core_count, run_tasks
 from overnight.errors import ConfigError, DataError
+from overnight.wording import plural
 
 # A task: large enough to hide a process's and a file's costs, small enough that its memory (about 30 times this) does not count.
 CHUNK_BYTES = 5 << 20
@@ -225,11 +226,11 @@ def _read_and_clean(data: Data, work: Path, workers: int, log: Callable[[str], N
         sources = reading.sources
         tree = {"chunks": count, "sources": [dataclasses.asdict(source) for source in sources]}
         write_json(done, tree)
-        progress.end(sum(source.bytes for source in sources), f"{sum(source.documents for source in sources):,} documents")
+        progress.end(sum(source.bytes for source in sources), plural(sum(source.documents for source in sources), "document"))
     for source in sources:
         if source.truncated or source.skipped_lines:
             log(
-                f"read and clean: {source.path}: {source.skipped_lines} lines skipped, {len(source.truncated)} truncated files kept as far as readable"
+                f"read and clean: {source.path}: {plural(source.skipped_lines, 'line')} skipped, {plural(len(source.truncated), 'truncated file')} kept as far as readable"
             )
     return [work / f"clean-{number:05d}.arrow" for number in range(tree["chunks"])], sources
 
@@ -270,7 +271,7 @@ def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple
     split[first & dedup.test_mask(hashes, data.test_fraction)] = 3
     dropped, trained, held, tested = np.bincount(split, minlength=4).tolist()
     apart = f"{held:,} held out, {tested:,} for the test" if data.test_fraction else f"{held:,} held out"
-    log(f"deduplicate: {trained:,} documents to train on, {apart}; dropped {dropped:,} duplicates, {short:,} short")
+    log(f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(dropped, 'duplicate')}, {short:,} short")
     positions = dedup.hash_position(hashes)
     _check_share("data.valid_fraction", data.valid_fraction, held, trained, float(positions.min()))
     _check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - float(positions.max()))
@@ -312,7 +313,7 @@ def _vocabulary(
             counted += counts.total()
             progress.update(counted, (number + 1) / len(chunks))
         pieces = train_pieces(words, data.vocab_size, data.lowercase)
-        progress.end(counted, f"{len(pieces):,} pieces from {counted:,} words")
+        progress.end(counted, f"{plural(len(pieces), 'piece')} from {plural(counted, 'word')}")
         if len(pieces) < data.vocab_size:
             log(f"vocabulary: the text gives no more than {len(pieces):,} of the {data.vocab_size:,} pieces of data.vocab_size")
     save_tokenizer(folder, pieces, data.lowercase)
@@ -326,14 +327,16 @@ def _tokenise(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndar
     for number, tokens in enumerate(run_tasks(token_chunk, tasks, workers)):
         done += tokens
         progress.update(done, (number + 1) / len(chunks))
-    progress.end(done, f"{done:,} tokens")
+    progress.end(done, plural(done, "token"))
 
 
 def _shard(folder: Path, chunks: list[Path], shard_tokens: int, workers: int, log: Callable[[str], None]) -> list[ShardEntry]:
     progress = Progress("shards", log, "M tokens")
     tasks = [task for split in SPLITS for task in _plan(folder, split, [token_path(path, split) for path in chunks], shard_tokens)]
     entries = list(run_tasks(make_shard, tasks, workers))
-    progress.end(sum(entry.tokens for entry in entries), f"{len(entries)} shards, {sum(entry.bytes for entry in entries) / 1e6:,.1f} MB")
+    progress.end(
+        sum(entry.tokens for entry in entries), f"{plural(len(entries), 'shard')}, {sum(entry.bytes for entry in entries) / 1e6:,.1f} MB"
+    )
     return entries
 
 

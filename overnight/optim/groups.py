@@ -14,6 +14,7 @@ from overnight.optim.lamb import Lamb
 from overnight.optim.lans import Lans
 from overnight.optim.lars import Lars
 from overnight.optim.muon import Muon
+from overnight.wording import plural
 
 
 def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
@@ -113,5 +114,7 @@ def group_lines(groups: Sequence[dict[str, Any]]) -> list[str]:
             done.append("trust ratio" if group["adapt"] else "no trust ratio")
         if "muon" in group:
             done.append("Muon" if group["muon"] else "AdamW")
-        lines.append(f"{group['name']}: {len(tensors)} tensors, {sum(p.numel() for p in tensors):,} parameters; {', '.join(done)}")
+        lines.append(
+            f"{group['name']}: {plural(len(tensors), 'tensor')}, {plural(sum(p.numel() for p in tensors), 'parameter')}; {', '.join(done)}"
+        )
     return lines

@@ -1,4 +1,4 @@
-"""Read a run folder: `run.yaml`, `env.json`, `metrics.jsonl`, `tasks.jsonl`. The report meets the trainer only in these files."""
+"""Read a run folder: `run.yaml`, `env.json`, `metrics.jsonl`, `tasks.jsonl`, `samples.json`. The report meets the trainer only in these files."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ class RunFolder:
     """Lines of `metrics.jsonl` by kind, in the order of the steps, and of `tasks.jsonl`."""
     notes: list[str] = field(default_factory=list)
     """What was found incomplete, for the reader of the report."""
+    samples: Record = field(default_factory=dict)
+    """What a finished run shows of itself, empty where `samples.json` is absent."""
 
     @property
     def name(self) -> str:
@@ -57,10 +59,10 @@ def read_folder(path: Path) -> RunFolder:
         raise DataError(f"{path}: no such run folder")
     settings = _settings(path / "run.yaml")
     records, notes = _metrics(path / "metrics.jsonl", path / "tasks.jsonl")
-    environment = _environment(path / "env.json")
+    environment, samples = (_json_object(path / name) for name in ("env.json", "samples.json"))
     if environment is None:
         notes.append("env.json is absent: the machine is not known")
-    return RunFolder(path, settings, environment, records, notes)
+    return RunFolder(path, settings, environment, records, notes, samples or {})
 
 
 def _text(path: Path, why: str) -> str:
@@ -85,7 +87,7 @@ def _settings(path: Path) -> Record:
     return settings
 
 
-def _environment(path: Path) -> Record | None:
+def _json_object(path: Path) -> Record | None:
     if not path.exists():
         return None
     try:

@@ -17,6 +17,7 @@ from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.folder import Record, RunFolder, read_folder
 from overnight.report.summary import of_bytes, summarise_folder, unit_text
 from overnight.report.tensors import heat_maps, noise_curves
+from overnight.wording import plural
 
 # Points of a curve in the page; of longer runs every k-th line is shown.
 _POINTS = 3000
@@ -77,7 +78,7 @@ def _render(folders: Sequence[RunFolder]) -> str:
     runs = [{**summarise_folder(folder), "name": name} for folder, name in zip(folders, names, strict=True)]
     own = resources.files("overnight.report")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(share=share, points=points, number=number, duration=duration, ordinal=_ordinal)
+    environment.filters.update(share=share, points=points, number=number, duration=duration, plural=plural, ordinal=_ordinal)
     template = environment.from_string((own / "page.html").read_text(encoding="utf-8"))
     return template.render(
         runs=runs,

@@ -10,6 +10,7 @@ from typing import Any
 
 from overnight.display import duration, number, points, scale_of, share, unit
 from overnight.report.folder import Record, RunFolder, read_folder
+from overnight.wording import plural
 
 _HELD_OUT = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
 
@@ -19,7 +20,7 @@ def summarise(run_dir: Path) -> dict[str, Any]:
 
     Returns:
         `name`, `device`, `of_bytes` (see :func:`of_bytes`), `seconds`, `tokens`, `sequences`, `finished`, `phases` (see :func:`phases`), `tasks`
-        (see :func:`tasks`), `events` but for checkpoints, `saved` (see :func:`saved`) and `notes` (what is incomplete).
+        (see :func:`tasks`), `events` but for checkpoints, `saved` (see :func:`saved`), `samples` (what `samples.json` holds) and `notes` (what is incomplete).
 
     Raises:
         DataError: when the folder cannot be read.
@@ -49,6 +50,7 @@ def summarise_folder(folder: RunFolder) -> dict[str, Any]:
         "tasks": results,
         "events": [record for record in folder.records["event"] if record["what"] != "saved"],
         "saved": saved(folder),
+        "samples": folder.samples,
         "notes": notes,
     }
 
@@ -61,7 +63,7 @@ def device(folder: RunFolder) -> str:
     if gpus and wanted != "cpu":
         return f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else str(gpus[0])
     cpu = environment.get("cpu") or {}
-    return f"{cpu.get('model', 'CPU')}, {cpu['cores']} cores" if cpu.get("cores") else "unknown"
+    return f"{cpu.get('model', 'CPU')}, {plural(cpu['cores'], 'core')}" if cpu.get("cores") else "unknown"
 
 
 def of_bytes(folder: RunFolder) -> bool:
@@ -257,13 +259,45 @@ def summary_text(run_dir: Path) -> str:
     found = summarise(run_dir)
     head = [found["name"], found["device"], duration(found["seconds"])]
     if found["tokens"]:
-        head.append(f"{found['tokens']:,} tokens seen")
-    lines = ["  ".join(head), "", *_table(*_phase_cells(found["phases"], found["of_bytes"]))]
+        head.append(f"{plural(found['tokens'], 'token')} seen")
+    lines = ["  ".join(head), *facts_lines(found["samples"]), "", *_table(*_phase_cells(found["phases"], found["of_bytes"]))]
     for task in found["tasks"]:
         lines += ["", *_task_lines(task)]
+    lines += _sample_lines(found["samples"])
     if found["notes"]:
         lines += ["", *(f"note: {note}" for note in found["notes"])]
     return "\n".join(lines)
+
+
+def facts_lines(samples: dict[str, Any]) -> list[str]:
+    """The size of the network and of its corpus, in words; nothing where they are not known."""
+    corpus = samples.get("corpus") or {}
+    sizes = [
+        f"{words} {plural(corpus[split]['documents'], 'document')} of {plural(corpus[split]['tokens'], 'token')}"
+        for split, words in (("train", "trained on"), ("valid", "held out"), ("test", "kept for the test"))
+        if split in corpus
+    ]
+    parameters = [plural(samples["parameters"], "parameter")] if "parameters" in samples else []
+    return [", ".join([*parameters, *sizes])] if parameters or sizes else []
+
+
+def _sample_lines(samples: dict[str, Any]) -> list[str]:
+    lines = []
+    if samples.get("masks"):
+        lines += ["", "held-out sentences with a word masked, and what the model guesses"]
+    for mask in samples.get("masks") or []:
+        lines += [f"- {mask['text']}", f"  {guesses_text(mask)}"]
+    if samples.get("texts"):
+        lines += ["", "held-out beginnings, and how the model goes on"]
+    for text in samples.get("texts") or []:
+        lines += [f"- {text['prompt']} | {' '.join(text['text'].split())}"]
+    return lines
+
+
+def guesses_text(mask: dict[str, Any]) -> str:
+    """The best guesses for a masked word with their probabilities, and the right word."""
+    guesses = [f"{guess['token']} {share(guess['probability'])}" for guess in mask["guesses"]]
+    return f"{', '.join(guesses)} (right: {mask['word']})"
 
 
 def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> tuple[list[str], list[list[str]]]:

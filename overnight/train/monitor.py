@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from overnight.display import duration, number, share
+from overnight.wording import folded
 
 # Seconds between plain progress lines where the output is no terminal, and between pictures where it is one.
 _LINE_EVERY, _PICTURE_EVERY = 10.0, 0.25
@@ -146,8 +147,13 @@ class Line:
             self.say(_text(state))
 
     def say(self, text: str) -> None:
-        """Print a line that stays, above the progress."""
-        above = self._up() + ("\x1b[J" if self._painted else "") + text + "\n"
+        """Print a line that stays, above the progress; a terminal narrower than the line breaks it between words."""
+        above = (
+            self._up()
+            + ("\x1b[J" if self._painted else "")
+            + (folded(text, shutil.get_terminal_size().columns) if self._live else text)
+            + "\n"
+        )
         self._painted = []
         if isinstance(self._shown, Status):
             above += self._picture()

@@ -36,6 +36,7 @@ from overnight.train.ranks import Diverged, Pace, compare
 from overnight.train.saving import Saver
 from overnight.train.signals import Interrupted, Signals
 from overnight.train.speed import Speed
+from overnight.wording import plural
 
 # In the place of a signal's number: a checkpoint could not be written, which the processes must know at the same step.
 _UNSAVED = 1 << 16
@@ -376,8 +377,8 @@ class PhaseTraining:
         cut += f" in each of {processes} processes" if processes > 1 else ""
         growing = f"{batch_size(phase, 0):,} to " if phase.batch_warmup.start else ""
         self.line.say(
-            f"phase {self.name}: {phase.steps:,} steps of {growing}{phase.global_batch:,} sequences ({cut}) up to {phase.length} tokens, "
-            f"{sequences_before(phase, phase.steps) / size:.2f} epochs of {size:,} examples, {phase.optim.name} at {peak_lr(phase):g}, "
+            f"phase {self.name}: {plural(phase.steps, 'step')} of {growing}{plural(phase.global_batch, 'sequence')} ({cut}) up to {phase.length} tokens, "
+            f"{sequences_before(phase, phase.steps) / size:.2f} epochs of {plural(size, 'example')}, {phase.optim.name} at {peak_lr(phase):g}, "
             f"{self.run.train.precision} on {self.world.device}" + (f" ({self.peak.text()})" if self.peak else "")
         )
         for text in group_lines(self.optimizer.param_groups):

@@ -34,6 +34,7 @@ from overnight.train.precision import DTYPES, Halt, set_products
 from overnight.train.saving import Saver
 from overnight.train.signals import Interrupted, catch_signals
 from overnight.train.speed import peak_of_all
+from overnight.wording import plural
 
 _TRAIN, _HELD_OUT = 0, 1
 # Rollbacks to one checkpoint before the run stops.
@@ -206,7 +207,7 @@ class Pretraining:
         work.metrics.back_to(back.metrics_bytes, back.global_step)
         work.progress = back
         place = {"phase": names[number], "global_step": back.global_step, "from": back.global_step + steps, "to": back.global_step}
-        data = f", passing over {steps} steps of data" if bad.passes else ""
+        data = f", passing over {plural(steps, 'step')} of data" if bad.passes else ""
         text = ". ".join(part for part in (str(halt), origin_text(samples)) if part)
         message = f"phase {names[number]}: gone back from step {place['from']} to step {place['to']} of the run{data}: {text}"
         self.line.say(message)

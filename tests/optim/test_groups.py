@@ -47,7 +47,7 @@ def test_kernels_of_convolutions_are_decayed_and_adapted_but_not_for_muon() -> N
     groups = {group["name"]: group for group in parameter_groups(net, Optim())}
     assert [label for label, _ in groups["kernels"]["params"]] == ["0.weight"] and list(groups) == ["matrices", "kernels", "vectors"]
     assert groups["kernels"]["adapt"] and groups["kernels"]["weight_decay"] == 0.01 and not groups["kernels"]["muon"]
-    assert group_lines(list(groups.values()))[1] == "kernels: 1 tensors, 36 parameters; decay 0.01, trust ratio, AdamW"
+    assert group_lines(list(groups.values()))[1] == "kernels: 1 tensor, 36 parameters; decay 0.01, trust ratio, AdamW"
 
 
 def test_frozen_parameters_are_left_out() -> None:

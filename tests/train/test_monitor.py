@@ -118,7 +118,8 @@ def test_a_picture_stays_below_the_lines_that_are_said(terminal: Callable[..., T
     assert out.screen()[-1] == "loss 2.3"
     line.show(STATUS, final=True)
     assert out.screen()[:3] == ["phase long", "held out: good", "and more"] and out.screen()[3].startswith("long 1,030/4,100  loss 2.346")
-    assert len(out.screen()) == 5
+    assert " ".join(text.strip() for text in out.screen()[3:-1]) == STATUS.text(), "broken between words, where 80 columns end"
+    assert all(len(text) <= 80 for text in out.screen())
 
 
 def test_a_terminal_is_painted_four_times_a_second_at_most(terminal: Callable[..., Terminal], clock: list[float]) -> None:
