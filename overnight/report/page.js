@@ -1,26 +1,27 @@
 "use strict";
 (() => {
-  const { runs } = JSON.parse(document.getElementById("curves").textContent);
+  const { runs, routine } = JSON.parse(document.getElementById("curves").textContent);
+  const ROUTINE = new Set(routine);
   const percent = (values) => values.map((v) => (v === null ? null : 100 * v));
-  // Each chart: title, unit, and which curve of the training and of the held-out lines it shows.
+  // Each chart: how a number of it is written, title, unit, and which curve of the training and of the held-out lines it shows.
   const charts = [
-    { title: "Masked-LM loss", unit: "nats", train: "mlm_loss", held: "mlm_loss" },
-    { title: "Masked-LM accuracy", unit: "%, held out", held: "mlm_accuracy", scale: percent },
-    { title: "NSP loss", unit: "nats", train: "nsp_loss", held: "nsp_loss" },
-    { title: "NSP accuracy", unit: "%, held out", held: "nsp_accuracy", scale: percent },
-    { title: "Bits per character", unit: "", train: "byte_loss", held: "byte_loss", scale: (values) => values.map((v) => v && v / Math.LN2) },
-    { title: "Byte accuracy", unit: "%, held out", held: "byte_accuracy", scale: percent },
-    { title: "Label loss", unit: "squared error", train: "label_loss", held: "label_loss" },
-    { title: "Learning rate", unit: "", train: "lr", zero: true },
-    { title: "Gradient norm", unit: "before clipping", train: "grad_norm", zero: true },
-    { title: "Gradient noise scale", unit: "sequences; dotted: the batch; a gap: unknown", noise: true },
-    { title: "Throughput", unit: "tokens/s", train: "tokens_per_s", zero: true },
-    { title: "Throughput", unit: "sequences/s", train: "sequences_per_s", zero: true },
-    { title: "Model FLOP utilisation", unit: "% of the peak", train: "mfu", scale: percent, zero: true },
-    { title: "Memory", unit: "GB", train: "memory_gb", zero: true },
-    { title: "Loss scale", unit: "fp16, powers of 2", train: "loss_scale", scale: (values) => values.map((v) => v && Math.log2(v)) },
-    { title: "Skipped steps", unit: "so far", train: "skipped", zero: true, above: 0 },
-    { title: "Waiting for data", unit: "% of the time", train: "loader_wait", scale: percent, zero: true, above: 0.005 },
+    { format: ".3f", suffix: " nats", title: "Masked-LM loss", unit: "nats", train: "mlm_loss", held: "mlm_loss" },
+    { format: ".1f", suffix: " %", title: "Masked-LM accuracy", unit: "%, held out", held: "mlm_accuracy", scale: percent },
+    { format: ".3f", suffix: " nats", title: "NSP loss", unit: "nats", train: "nsp_loss", held: "nsp_loss" },
+    { format: ".1f", suffix: " %", title: "NSP accuracy", unit: "%, held out", held: "nsp_accuracy", scale: percent },
+    { format: ".3f", suffix: " bits", title: "Bits per character", unit: "", train: "byte_loss", held: "byte_loss", scale: (values) => values.map((v) => v && v / Math.LN2) },
+    { format: ".1f", suffix: " %", title: "Byte accuracy", unit: "%, held out", held: "byte_accuracy", scale: percent },
+    { format: ".4f", suffix: "", title: "Label loss", unit: "squared error", train: "label_loss", held: "label_loss" },
+    { format: ".3g", suffix: "", title: "Learning rate", unit: "", train: "lr", zero: true },
+    { format: ".3g", suffix: "", title: "Gradient norm", unit: "before clipping", train: "grad_norm", zero: true },
+    { format: ",.0f", suffix: " sequences", title: "Gradient noise scale", unit: "sequences; dotted: the batch; a gap: unknown", noise: true },
+    { format: ",.0f", suffix: " tokens/s", title: "Throughput", unit: "tokens/s", train: "tokens_per_s", zero: true },
+    { format: ",.1f", suffix: " sequences/s", title: "Throughput", unit: "sequences/s", train: "sequences_per_s", zero: true },
+    { format: ".1f", suffix: " %", title: "Model FLOP utilisation", unit: "% of the peak", train: "mfu", scale: percent, zero: true },
+    { format: ".2f", suffix: " GB", title: "Memory", unit: "GB", train: "memory_gb", zero: true },
+    { format: ".0f", suffix: " powers of 2", title: "Loss scale", unit: "fp16, powers of 2", train: "loss_scale", scale: (values) => values.map((v) => v && Math.log2(v)) },
+    { format: ",.0f", suffix: " steps", title: "Skipped steps", unit: "so far", train: "skipped", zero: true, above: 0 },
+    { format: ".1f", suffix: " %", title: "Waiting for data", unit: "% of the time", train: "loader_wait", scale: percent, zero: true, above: 0.005 },
     { title: "Events", unit: "also the short marks in the other charts", events: true },
   ].filter((c) => runs.some((r) => (c.train && r.train[c.train] && r.train[c.train].some((v) => v > (c.above ?? -Infinity)))
     || (c.held && r.eval[c.held]) || (c.noise && r.noise) || (c.events && r.events.length)));
@@ -31,16 +32,25 @@
   const colour = (i) => css(`--c${i % 8}`);
   const trainColour = (i) => (several ? colour(i) : css("--pale"));
   let axis = "step";
+  let range = null; // of the horizontal axis that all charts share; null shows all of it
+  const hidden = new Set(); // names in the legend that were clicked away
+  // A finger scrolls the page, it does not draw a box; the numbers are shown at a touch.
+  const touch = matchMedia("(pointer: coarse)").matches;
 
   const longest = Math.max(1, ...runs.flatMap((r) => [...r.train.seconds, ...r.eval.seconds]));
   const [unit, divisor] = longest < 180 ? ["seconds", 1] : longest < 7200 ? ["minutes", 60] : ["hours", 3600];
   const along = (curve) => (axis === "step" ? curve.step : curve.seconds.map((s) => s / divisor));
 
+  const hoverX = () => (axis === "step" ? "step %{x:,d}" : `%{x:.1f} ${unit}`);
+
   function traces(chart) {
     return runs.flatMap((run, i) => {
       const found = [];
       const add = (curve, values, style) =>
-        found.push({ type: "scatter", x: along(curve), y: chart.scale ? chart.scale(values) : values, hoverinfo: "x+y+name", ...style });
+        found.push({
+          type: "scatter", x: along(curve), y: chart.scale ? chart.scale(values) : values, ...style, visible: !hidden.has(several ? run.name : style.name),
+          hovertemplate: `${several ? `${hoverX()}<br>` : ""}%{y:${chart.format}}${chart.suffix}<extra>${plain(style.name)}</extra>`,
+        });
       if (chart.train && run.train[chart.train]) {
         const line = { color: trainColour(i), width: chart.held ? 1.3 : 1.8 };
         const alone = !chart.held && !several ? { ...line, color: colour(0) } : line;
@@ -60,7 +70,8 @@
         found.push({
           type: "scatter", mode: "markers", x: mine.map((event) => (axis === "step" ? event.step : event.seconds / divisor)), y: mine.map(() => plain(what)), text,
           marker: { size: 9, symbol: "line-ns-open", line: { width: 2 }, color: several ? colour(i) : eventColour(what) },
-          hovertemplate: `${axis === "step" ? "step " : ""}%{x}<br>%{text}<extra>${plain(several ? run.name : what)}</extra>`,
+          visible: !hidden.has(run.name),
+          hovertemplate: `${hoverX()}<br>%{text}<extra>${plain(several ? run.name : what)}</extra>`,
         });
       }
       if (chart.held && run.eval[chart.held]) {
@@ -71,14 +82,14 @@
     });
   }
 
-  // Checkpoints are many and harmless, a resume is common; the rest is worth a look.
+  // Checkpoints and what was measured of the memory are routine, a resume is common; the rest is worth a look.
   const kinds = [...new Set(runs.flatMap((run) => run.events.map((event) => event.what)))].sort((a, b) => rank(b) - rank(a));
-  function rank(what) { return what === "saved" ? 2 : what === "resumed" ? 1 : 0; }
+  function rank(what) { return ROUTINE.has(what) ? 2 : what === "resumed" ? 1 : 0; }
   const eventColour = (what) => css(["--lose", "--c0", "--pale"][rank(what)]);
 
   // Short marks on the axis of steps where something happened.
   function eventMarks(shown) {
-    return shown.flatMap((run) => run.events.filter((event) => event.what !== "saved").map((event) => {
+    return shown.flatMap((run) => run.events.filter((event) => !ROUTINE.has(event.what)).map((event) => {
       const x = axis === "step" ? event.step : event.seconds / divisor, tint = several ? colour(runs.indexOf(run)) : eventColour(event.what);
       return { type: "line", x0: x, x1: x, y0: 0, y1: 0.05, xref: "x", yref: "paper", line: { color: tint, width: 1.5 } };
     }));
@@ -107,16 +118,24 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, -apple-system, Segoe UI, Helvetica Neue, Arial, sans-serif", size: 12, color: css("--soft") },
       hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink") }, namelength: -1 },
-      xaxis: { ...lines, showgrid: false, ticks: "outside", tickcolor: css("--line"), title: { text: axis === "step" ? "step" : `training time, ${unit}`, standoff: 8 }, rangemode: "tozero" },
-      yaxis: { ...lines, ...(chart.noise ? logAxis() : chart.events ? { type: "category", categoryarray: kinds.map(plain) } : {}), rangemode: chart.zero ? "tozero" : "normal", nticks: 6, exponentformat: chart.train === "lr" ? "e" : "SI" },
+      xaxis: { ...lines, showgrid: false, ticks: "outside", tickcolor: css("--line"), title: { text: axis === "step" ? "step" : `training time, ${unit}`, standoff: 8 }, rangemode: "tozero", fixedrange: touch, ...(range ? { range: [...range] } : {}), unifiedhovertitle: { text: hoverX() } },
+      dragmode: touch ? false : "zoom",
+      yaxis: { ...lines, fixedrange: touch, ...(chart.noise ? logAxis() : chart.events ? { type: "category", categoryarray: kinds.map(plain) } : {}), rangemode: chart.zero ? "tozero" : "normal", nticks: 6, exponentformat: chart.train === "lr" ? "e" : "SI" },
       ...marks(shown, !chart.events),
     };
   }
 
   function legend() {
     const entry = (text, tint, thin) => {
-      const span = document.createElement("span");
+      const span = document.createElement(tint ? "button" : "span");
       if (tint) {
+        span.type = "button";
+        span.setAttribute("aria-pressed", String(!hidden.has(text)));
+        span.title = "click to hide, click again to show";
+        span.addEventListener("click", () => {
+          if (!hidden.delete(text)) hidden.add(text);
+          draw();
+        });
         const mark = document.createElement("i");
         mark.style.borderColor = tint;
         mark.className = thin ? "thin" : "";
@@ -128,7 +147,7 @@
     const place = document.getElementById("legend");
     place.replaceChildren(...(several
       ? [...runs.map((run, i) => entry(run.name, colour(i))), entry("thick: held out, thin: training")]
-      : [entry("training", css("--pale"), true), entry("held out", colour(0))]), entry("drag to zoom, double-click to go back"));
+      : [entry("training", css("--pale"), true), entry("held out", colour(0))]), entry(touch ? "touch a curve for its numbers" : "click a name to hide it; drag to zoom all charts, double-click to go back"));
   }
 
   // A titled frame at the end of a place; returns the element to plot in.
@@ -199,12 +218,13 @@
     Plotly.react(map.plot, [{
       type: "heatmap", x: along(map.run.tensors), y: names.map((_, row) => row), z: values.map((row) => row.map((v) => (v === null ? null : Math.log10(v)))),
       zmin: map.low, zmax: map.high, colorscale: "Viridis", customdata: values.map((row, at) => row.map((v) => [names[at], short(v)])),
-      hovertemplate: `%{customdata[0]}<br>${axis === "step" ? "step " : ""}%{x}: %{customdata[1]}<extra></extra>`, hoverongaps: false,
+      hovertemplate: `%{customdata[0]}<br>${hoverX()}: %{customdata[1]}<extra></extra>`, hoverongaps: false,
       colorbar: { thickness: 12, outlinewidth: 0, tickvals: ticks, ticktext: ticks.map((t) => short(10 ** t)), len: 1, y: 0.5 },
     }], {
       ...base, margin: { l: 40, r: 10, t: 20, b: 44 }, hovermode: "closest",
       xaxis: { ...base.xaxis, rangemode: "normal" },
       yaxis: {
+        fixedrange: touch,
         autorange: "reversed", showgrid: false, zeroline: false, automargin: true, ticks: "", tickfont: { size: 11 },
         tickvals: labels.map(([row]) => row), ticktext: labels.map(([, name]) => name),
       },
@@ -217,6 +237,18 @@
     map.plot = figure(document.getElementById("maps"), title, map.unit);
   }
 
+  // Charts share their horizontal axis: a zoom in one is a zoom in all.
+  let following = false;
+  async function follow(plot, change) {
+    const from = change["xaxis.range[0]"], to = change["xaxis.range[1]"];
+    if (following || (from === undefined && !change["xaxis.autorange"])) return;
+    range = from === undefined ? null : [from, to];
+    following = true;
+    const others = [...charts, ...maps].map((chart) => chart.plot).filter((other) => other !== plot);
+    await Promise.all(others.map((other) => Plotly.relayout(other, range ? { "xaxis.range": [...range] } : { "xaxis.autorange": true })));
+    following = false;
+  }
+
   function draw() {
     legend();
     for (const map of maps) drawMap(map);
@@ -227,10 +259,12 @@
   for (const button of buttons) {
     button.addEventListener("click", () => {
       axis = button.dataset.axis;
+      range = null;
       for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
       draw();
     });
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   draw();
+  for (const { plot } of [...charts, ...maps]) plot.on("plotly_relayout", (change) => follow(plot, change));
 })();

@@ -5,19 +5,21 @@ from __future__ import annotations
 import bisect
 import json
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from overnight.config import describe
 from overnight.corpus.files import write_whole
 from overnight.display import duration, number, points, share
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.folder import Record, RunFolder, read_folder
-from overnight.report.summary import of_bytes, summarise_folder, unit_text
+from overnight.report.summary import facts_lines, of_bytes, quoted, summarise_folder, unit_text
 from overnight.report.tensors import heat_maps, noise_curves
-from overnight.wording import plural
+from overnight.wording import plural, yaml_text
 
 # Points of a curve in the page; of longer runs every k-th line is shown.
 _POINTS = 3000
@@ -28,6 +30,10 @@ _CURVES = {
     ),
     "eval": ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "byte_loss", "byte_accuracy", "label_loss"),
 }
+
+
+# Events that every run has; the others are worth a look.
+ROUTINE = ("saved", "memory", "micro-batch")
 
 
 def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
@@ -78,19 +84,23 @@ def _render(folders: Sequence[RunFolder]) -> str:
     runs = [{**summarise_folder(folder), "name": name} for folder, name in zip(folders, names, strict=True)]
     own = resources.files("overnight.report")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(share=share, points=points, number=number, duration=duration, plural=plural, ordinal=_ordinal)
+    environment.filters.update(share=share, points=points, number=number, duration=duration, plural=plural, quoted=quoted, ordinal=_ordinal)
     template = environment.from_string((own / "page.html").read_text(encoding="utf-8"))
     return template.render(
         runs=runs,
         seeds={task["name"]: _seeds(task) for run in runs for task in run["tasks"]},
         dots=_dots,
         unit_text=unit_text,
+        facts_lines=facts_lines,
+        event_text=event_text,
+        routine=ROUTINE,
         settings=_side_by_side([folder.settings for folder in folders]),
+        defaults=_defaults(),
         machines=_side_by_side([folder.environment or {} for folder in folders]),
         style=(own / "page.css").read_text(encoding="utf-8"),
         script=(own / "page.js").read_text(encoding="utf-8"),
         plotly=get_plotlyjs(),
-        curves=_as_script_data({"runs": [_curves(folder, name) for folder, name in zip(folders, names, strict=True)]}),
+        curves=_as_script_data({"runs": [_curves(folder, name) for folder, name in zip(folders, names, strict=True)], "routine": ROUTINE}),
         measured=any(folder.records["tensors"] for folder in folders),
         skipped=max((math.ceil(len(folder.records["train"]) / _POINTS) for folder in folders), default=1),
     )
@@ -132,9 +142,23 @@ def _events(folder: RunFolder) -> list[dict[str, Any]]:
 
     events = [event for event in folder.records["event"] if isinstance(event.get("global_step"), int)]
     return [
-        {"what": event["what"], "step": event["global_step"], "seconds": seconds(event), "message": str(event.get("message", ""))}
+        {
+            "what": event["what"],
+            "step": event["global_step"],
+            "seconds": seconds(event),
+            "message": event_text(event).removeprefix(f"{event['what']}: ") if event_text(event) != event["what"] else "",
+        }
         for event in events
     ]
+
+
+def event_text(event: Record) -> str:
+    """What happened, in words."""
+    if event["what"] == "memory" and isinstance(event.get("peak_gb"), int | float):
+        size = f"{plural(event['micro_batch'], 'sequence')} at once" if isinstance(event.get("micro_batch"), int) else ""
+        return f"phase {event.get('phase', '?')} took {event['peak_gb']:.2f} GB at most{f', with {size}' if size else ''}"
+    message = str(event.get("message", ""))
+    return f"{event['what']}: {message}" if message else str(event["what"])
 
 
 def _phase_starts(folder: RunFolder) -> list[dict[str, Any]]:
@@ -193,4 +217,10 @@ def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         for index, value in enumerate(tree):
             yield from _flatten(value, f"{prefix}.{index}")
     else:
-        yield prefix, ", ".join(map(str, tree)) if isinstance(tree, list) else "-" if tree in (None, {}, "") else str(tree)
+        yield prefix, yaml_text(tree)
+
+
+def _defaults() -> Callable[[str, Sequence[str]], bool]:
+    """A function of a dotted key and its values: whether they all are what a recipe has that does not mention the key."""
+    known = {key: default for key, _, default, _ in describe()}
+    return lambda key, values: set(values) == {known.get(re.sub(r"^(phases|finetune|transfer)\.[^.]+", r"\1.NAME", key), "-")}

@@ -296,8 +296,13 @@ def _sample_lines(samples: dict[str, Any]) -> list[str]:
 
 def guesses_text(mask: dict[str, Any]) -> str:
     """The best guesses for a masked word with their probabilities, and the right word."""
-    guesses = [f"{guess['token']} {share(guess['probability'])}" for guess in mask["guesses"]]
+    guesses = [f"{quoted(guess['token'])} {share(guess['probability'])}" for guess in mask["guesses"]]
     return f"{', '.join(guesses)} (right: {mask['word']})"
+
+
+def quoted(token: str) -> str:
+    """A token as it stands in a list: marks, which would be taken for the list's own, between quotes."""
+    return token if token.isalnum() else f'"{token}"'
 
 
 def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> tuple[list[str], list[list[str]]]:

@@ -1,0 +1,84 @@
+"""What a reader sees first: samples and corpus are shown, settings are folded away, routine notes are no alarm."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from overnight.config import Optim, build, to_tree
+from overnight.report.page import event_text, write_report
+from overnight.report.summary import summary_text
+from tests.report.sample import byte_metrics, byte_settings, finetunings, metrics, settings, write_run
+from tests.report.test_page import Page
+
+SAMPLES: dict[str, Any] = {
+    "checkpoint": "step-0000250",
+    "parameters": 991746,
+    "corpus": {"vocabulary": 4096, "train": {"documents": 3922, "tokens": 3734690}, "valid": {"documents": 1, "tokens": 115117}},
+    "masks": [
+        {
+            "text": "the [MASK] of <b>x</b>.",
+            "word": "root",
+            "guesses": [{"token": ",", "probability": 0.5}, {"token": "root", "probability": 0.25}],
+        }
+    ],
+}
+
+
+def page_of(folder: Path, lines: list[dict[str, Any]], run: dict[str, Any] | None = None, samples: dict[str, Any] | None = None) -> str:
+    write_run(folder, lines, run)
+    if samples:
+        (folder / "samples.json").write_text(json.dumps(samples))
+    return write_report([folder], folder / "report.html").read_text(encoding="utf-8").split("<main>")[1].split("</main>")[0]
+
+
+def test_size_corpus_and_filled_masks_are_on_the_page_and_in_the_text(tmp_path: Path) -> None:
+    page, text = page_of(tmp_path / "run", metrics(), samples=SAMPLES), summary_text(tmp_path / "run")
+    for shown in (page, text):
+        assert "991,746 parameters, trained on 3,922 documents of 3,734,690 tokens, held out 1 document of 115,117 tokens" in shown
+    assert "the <mark>root</mark> of &lt;b&gt;x&lt;/b&gt;." in page and "<b>root</b> 25.0 %" in page and "&#34;,&#34; 50.0 %" in page
+    assert '- the [MASK] of <b>x</b>.\n  "," 50.0 %, root 25.0 % (right: root)' in text
+
+
+def test_a_byte_model_shows_what_it_writes(tmp_path: Path) -> None:
+    texts = {"checkpoint": "x", "texts": [{"prompt": "It was", "text": " a <film>"}]}
+    page = page_of(tmp_path / "run", byte_metrics(), byte_settings(), texts)
+    assert "It was<mark> a &lt;film&gt;</mark>" in page and "was masked" not in page
+
+
+def test_a_run_without_samples_has_no_section_for_them(tmp_path: Path) -> None:
+    assert "<h2>Samples</h2>" not in page_of(tmp_path / "run", metrics())
+
+
+def test_settings_are_closed_and_those_of_the_recipe_come_before_all(tmp_path: Path) -> None:
+    small = {"name": "demo", "phases": {"short": {"steps": 200, "global_batch": 64, "optim": {"lr": 0.004, "nesterov": False}}}}
+    tree = to_tree(build(small))
+    page = page_of(tmp_path / "run", metrics(), tree).split("<h2>Settings</h2>")[1].split("<h2>Environment</h2>")[0]
+    assert "<details open" not in page and page.count("<details>") == 2
+    own, every = page.split("</details>")[:2]
+    assert re.findall("<dt>(.*?)</dt>", own) == ["name", "phases.short.steps", "phases.short.global_batch", "phases.short.optim.lr"]
+    assert "4 values other than the defaults" in own and "phases.short.optim.nesterov" in every
+    assert len(re.findall("<dt>", every)) > len(dataclasses.fields(Optim))
+    assert "True" not in page and "False" not in page and "<dd>true</dd>" in every and "<dd>[0.9, 0.999]</dd>" in every
+
+
+def test_what_is_measured_of_memory_is_a_routine_note_and_no_alarm(tmp_path: Path) -> None:
+    memory = {"kind": "event", "what": "memory", "phase": "short", "global_step": 200, "micro_batch": 32, "peak_gb": 0.855}
+    odd = {"kind": "event", "what": "spike", "global_step": 100, "message": "the loss rose"}
+    page = page_of(tmp_path / "run", [*metrics(), memory, odd]).split("<h2>Events</h2>")[1]
+    alarms, routine = page.split("<details>")
+    assert "step 100: spike: the loss rose" in alarms and "memory" not in alarms and "GB" not in alarms
+    assert "1 routine note" in routine and "step 200: phase short took 0.85 GB at most, with 32 sequences at once" in routine
+    curves = Page(tmp_path / "run" / "report.html").curves
+    assert "memory" in curves["routine"] and "spike" not in curves["routine"]
+    assert event_text({"what": "memory"}) == "memory"
+
+
+def test_a_verdict_is_green_only_where_no_baseline_is_better(tmp_path: Path) -> None:
+    for name, values, kind in (("below", [0.67, 0.66, 0.68], "lose"), ("above", [0.97, 0.96, 0.98], "win")):
+        page = page_of(tmp_path / name, [*metrics(), *finetunings(values, [0.50, 0.49, 0.51])], settings(name))
+        assert re.findall(r'<span class="(win|lose|open)">', page) == [kind]
+        assert "word overlap 88.0 %</small>" in page
