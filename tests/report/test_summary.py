@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight.report.summary import compare, duration, spread, summarise, summary_text
+from tests.conftest import ROOT
 from tests.report.sample import byte_metrics, byte_settings, finetunings, metrics, settings, write_run
 
 
@@ -202,3 +204,14 @@ def test_the_device_is_the_gpu_unless_the_run_asked_for_the_cpu(tmp_path: Path) 
 )
 def test_times_are_said_as_people_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_the_verdict_in_the_readme_is_that_of_the_numbers_above_it() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = {
+        name: [float(x) / 100 for x in re.findall(r"([\d.]+) %", re.search(rf"^{name} .*", text, re.M)[0])]
+        for name in ("pretrained", "from scratch", "word overlap")
+    }
+    sides = [spread({i: line(value) for i, value in enumerate(rows[name][:3])}) for name in ("pretrained", "from scratch")]
+    _, verdict = compare(*sides, [{"what": "word overlap", "value": rows["word overlap"][0]}])
+    assert f"\n{verdict}\n" in text
