@@ -172,7 +172,9 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "predict", _predict, "answer a table, JSON lines or text with a task that was fine-tuned or transferred to, or fill in [MASK]"
     )
     verb.add_argument("task", metavar="TASK", help="a fine-tuned task of the run, or `mask`; of a byte model a task of `transfer`")
-    verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder")
+    verb.add_argument(
+        "--from", dest="source", required=True, metavar="RUN", help="run folder; --train.precision=bf16 and the like may follow"
+    )
     verb.add_argument(
         "--input",
         default="-",
@@ -183,7 +185,9 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "--to", metavar="FILE", help="write there; answers to questions in a .json are {id: text}, as SQuAD's scripts read them"
     )
     verb = add("export", _export, "write a model in the Hugging Face layout; a byte model as safetensors with its settings")
-    verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder")
+    verb.add_argument(
+        "--from", dest="source", required=True, metavar="RUN", help="run folder; --train.precision=bf16 and the like may follow"
+    )
     verb.add_argument("--to", required=True, metavar="DIR", help="folder to write")
     verb.add_argument("--task", metavar="TASK", help="a fine-tuned task instead of the pretrained model")
     add_byte_verbs(add)
