@@ -166,8 +166,7 @@ def _one(
         # It has no checkpoints to go back to.
         on_nonfinite="skip" if run.train.on_nonfinite == "skip" else "stop",
     )
-    # Small batches, few steps: the start that is usual for them overflows less often at first.
-    scale = LossScale(2.0**16) if run.train.precision == "fp16" else None
+    scale = LossScale() if run.train.precision == "fp16" else None
     optimizer = build_optimizer(model, Optim(name="adamw", lr=spec.lr, weight_decay=spec.weight_decay))
     loss = 0.0
     init = "scratch" if pretrained is None else "pretrained"

@@ -30,7 +30,7 @@ from overnight.train.carry import Carry
 from overnight.train.guards import Rollback, Spike, Watch, largest, measured, worst
 from overnight.train.memory import OutOfMemory, first_line, ran_out
 from overnight.train.parallel import World, summing, totals
-from overnight.train.precision import Halt, LossScale, NotFinite, listed, losses_text, not_finite
+from overnight.train.precision import Halt, LossScale, NotFinite, finite, listed, losses_text, not_finite
 from overnight.train.ranks import Mark, mark
 
 # Steps in a row that may be skipped before the run stops: what was wrong with one batch is over by then.
@@ -119,8 +119,8 @@ def optimise(
 ) -> Iterator[Step]:
     """Take the optimizer steps from `start` to `settings.steps`, yielding after each.
 
-    A step whose gradient is not finite, or which is a spike, changes nothing: it is skipped, or the run stops or goes back. To know it takes
-    a wait for the device, so on a GPU it is looked for only where that is asked for; elsewhere whoever runs the loop sees it in `grad_norm`.
+    A step whose gradient is not finite, or which is a spike, changes nothing: it is skipped, or the run stops or goes back. With a loss scale
+    a step whose gradient overflows while its losses are finite is taken again, on the same batch, at half the scale. To know it takes a wait for the device, so on a GPU it is looked for only where that is asked for; elsewhere whoever runs the loop sees it in `grad_norm`.
 
     Args:
         model: set to training mode at every step.
@@ -136,11 +136,12 @@ def optimise(
         OutOfMemory: when a forward or backward pass has none; nothing but the gradients is lost, and the step can be taken again.
     """
     check = settings.device.type == "cpu" or scale is not None or watch is not None or settings.on_nonfinite != "stop"
-    row, world = 0, settings.world
+    step, row, again, world = start, 0, False, settings.world
     ahead = prefetch(batches, start, settings.steps)
-    for step in range(start, settings.steps):
+    while step < settings.steps:
         began = time.perf_counter()
-        work = next(ahead)
+        if not again:
+            work = next(ahead)
         waited = time.perf_counter() - began
         model.train()
         torch.manual_seed(key(*settings.seed, step, *([world.rank] if world.size > 1 else [])) >> 1)
@@ -175,6 +176,13 @@ def optimise(
                 grad_norm = clip_and_step(optimizer, settings.max_grad_norm, check)
             except FloatingPointError as error:
                 grad_norm, problem = torch.tensor(math.nan), f"{losses_text(losses, world)}; {error}"
+        # An overflow of fp16 loses neither data nor a step of the schedule: the step is taken again at half the scale.
+        again = bool(problem and not spike and scale and finite(losses, world) and scale.lower())
+        if again:
+            optimizer.zero_grad(set_to_none=True)
+            if carry:
+                carry.drop()
+            continue
         if watch and not problem:
             watch.note(seen)
         if carry:
@@ -200,6 +208,7 @@ def optimise(
             waited,
             worked,
         )
+        step += 1
 
 
 def judge(

@@ -18,7 +18,7 @@ from overnight.train.parallel import World, totals
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """Type of activations and products; tf32 differs from fp32 only in how a GPU multiplies, and fp8 from bf16 in the products of the layers."""
 
-START, FLOOR, CEILING = 2.0**32, 1.0, 2.0**40
+START, FLOOR, CEILING = 2.0**16, 1.0, 2.0**40
 WINDOW = 1000
 """Clean steps after which the scale doubles."""
 
@@ -48,9 +48,8 @@ class NotFinite(Halt):
 class LossScale:
     """The automatic loss scale of fp16 (Puri et al. 2018, arXiv 1812.01466): halved on overflow, doubled after `WINDOW` clean steps.
 
-    Start, window and floor are those of the published code. It starts high because too high a scale is found in as many steps as
-    it must be halved, and too low a one, which loses small gradients silently, in a thousand steps a doubling. It is always a power
-    of two, so that scaling rounds nothing. Two plain numbers, so that it can be saved.
+    Window and floor are those of the published code; it starts where torch's GradScaler does, not at 2^32, from which it would be halved about
+    fifteen times. It is always a power of two, so that scaling rounds nothing. Two plain numbers, so that it can be saved.
     """
 
     scale: float = START
@@ -72,13 +71,18 @@ class LossScale:
             self.clean += 1
             if self.clean == WINDOW:
                 self.scale, self.clean = min(2 * self.scale, CEILING), 0
-        elif self.scale <= FLOOR:
+        elif not self.lower():
             raise NotFinite(
                 f"the loss scale is at its floor of {FLOOR:g}, so it is not the scale that overflows fp16. "
                 "Train with train.precision=bf16 (in a folder of its own), or lower the learning rate"
             )
-        else:
-            self.scale, self.clean = self.scale / 2, 0
+
+    def lower(self) -> bool:
+        """Halve the scale; False at the lowest, where it stays."""
+        if self.scale <= FLOOR:
+            return False
+        self.scale, self.clean = self.scale / 2, 0
+        return True
 
 
 def to_fp8(model: nn.Module, device: torch.device) -> None:
@@ -121,6 +125,11 @@ def not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
 def listed(names: list[str]) -> str:
     """The first names, and how many more there are."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def finite(losses: dict[str, Tensor], world: World) -> bool:
+    """Whether all losses of a step are finite, of all processes, which must all ask."""
+    return all(math.isfinite(value) for value in totals({name: float(loss) for name, loss in losses.items()}, world).values())
 
 
 def losses_text(losses: dict[str, Tensor], world: World) -> str:

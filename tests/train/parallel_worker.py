@@ -1,7 +1,7 @@
 """One process of tests/train/test_parallel.py: `python -m tests.train.parallel_worker RANK WORLD JOBS.json`.
 
-A job is a recipe to pretrain (one for all processes, or a list), perhaps the process that gets a SIGTERM and in which step, and perhaps a
-plant (:mod:`tests.train.plants`).
+A job is a recipe to pretrain (one for all processes, or a list), perhaps the process that gets a SIGTERM and in which step, perhaps a
+plant (:mod:`tests.train.plants`), and perhaps where the loss scale starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from overnight import config
 from overnight.errors import UserError
-from overnight.train import loop
+from overnight.train import loop, phase
 from overnight.train.monitor import Line
 from overnight.train.pretrain import pretrain
 from tests.train.plants import planted
@@ -45,9 +45,10 @@ def main(rank: int, world: int, jobs: Path) -> None:
     """Do all jobs; print the exit code and the message of each."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "", "MASTER_PORT": ""}
     dist.init_process_group("gloo", init_method=f"file://{jobs}.rendezvous", rank=rank, world_size=world, timeout=timedelta(seconds=60))
-    step, said = loop.clip_and_step, []
+    step, start, said = loop.clip_and_step, phase.START, []
     for job in json.loads(jobs.read_text()):
         recipe = job["recipe"] if isinstance(job["recipe"], str) else job["recipe"][rank]
+        phase.START = job.get("start", start)
         if job.get("signal", [None])[0] == rank:
             signal_after(job["signal"][1])
         try:

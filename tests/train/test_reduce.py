@@ -35,7 +35,8 @@ def runs(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     for kind in KINDS:
         jobs += [recipe(runs, f"{kind}-{name}", 4, parallel=kind, reduce="bf16", checksum_every=1) for name in ("bf16", "again")]
         jobs.append(recipe(runs, f"{kind}-scaled-fp16", 20, 4, parallel=kind, reduce="fp16", precision="fp16"))
-    said = runs.on(2, *({"recipe": path} for path in jobs))
+    # So high that both the products and the sums overflow at first.
+    said = runs.on(2, *({"recipe": path, "start": 2.0**32} for path in jobs))
     assert {code for job in said for code, _ in job} == {0}, said
     return runs
 
@@ -55,12 +56,11 @@ def test_the_micro_batches_of_a_process_are_added_up_in_32_bits_whole_or_cut(run
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_overflow_of_the_sum_is_skipped_and_lowers_the_loss_scale(kind: str, runs: Runs) -> None:
+def test_an_overflow_of_the_sum_is_taken_again_at_a_lower_loss_scale(kind: str, runs: Runs) -> None:
     wide, narrow = (lines(runs.folder / name, "train") for name in ("ddp-scaled-fp32", f"{kind}-scaled-fp16"))
-    # The sums of fp32 hold what the products can make; those of fp16 do not.
-    assert wide[-1]["skipped"] < narrow[-1]["skipped"] < 20 and narrow[-1]["loss_scale"] == 2.0 ** (32 - narrow[-1]["skipped"])
-    skipped = [line["message"] for line in lines(runs.folder / f"{kind}-scaled-fp16", "event") if line["what"] == "skipped"]
-    assert "the losses are finite" in skipped[-1] and "not finite: the step was refused" in skipped[-1]
+    # The sums of fp32 hold what the products can make; those of fp16 may not.
+    assert 2.0**10 < narrow[-1]["loss_scale"] <= wide[-1]["loss_scale"] < 2.0**32
+    assert {line["skipped"] for line in (*wide, *narrow)} == {0} and len(wide) == len(narrow) == 20
     assert all(bool(tensor.isfinite().all()) for tensor in newest(runs.folder / f"{kind}-scaled-fp16").values())
 
 
