@@ -16,6 +16,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from overnight.config import Data, environment_path
 from overnight.corpus import bytes as byte_text
 from overnight.corpus import dedup, pydocs, streams
 from overnight.corpus.files import write_json
+from overnight.corpus.held_out import check_share, held_out_lines, held_out_names, share_for
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, documents, start_reading
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, load_manifest, read_table, save_manifest
@@ -165,7 +167,11 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
     _tokenise(data, folder, chunks, splits, workers, log)
     entries = _shard(folder, chunks, shard_tokens, workers, log)
     short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries)
-    manifest = Manifest(FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING)
+    manifest = Manifest(
+        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, held_out_names(chunks, splits)
+    )
+    for line in held_out_lines(manifest, partial(share_for, chunks, splits)):
+        log(line)
     save_manifest(folder, manifest)
     shutil.rmtree(work)
     return manifest
@@ -273,20 +279,9 @@ def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple
     apart = f"{held:,} held out, {tested:,} for the test" if data.test_fraction else f"{held:,} held out"
     log(f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(dropped, 'duplicate')}, {short:,} short")
     positions = dedup.hash_position(hashes)
-    _check_share("data.valid_fraction", data.valid_fraction, held, trained, float(positions.min()))
-    _check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - float(positions.max()))
+    check_share("data.valid_fraction", data.valid_fraction, held, trained, float(positions.min()))
+    check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - float(positions.max()))
     return np.split(split, np.cumsum(sizes)[:-1]), dropped, short
-
-
-def _check_share(key: str, fraction: float, held: int, trained: int, nearest: float) -> None:
-    """Refuse a share of documents that holds out none, saying which would hold out the nearest to it, or that leaves none to train on."""
-    if trained and (held or not fraction):
-        return
-    raise DataError(
-        f"of {trained + held} documents {held} are held out with {key} = {fraction}: "
-        + (f"{min(nearest * 1.01 + 1e-4, 0.5):.4f} would hold out the first; " if trained else "none is left to train on; ")
-        + "change it (0 holds out none), or make more documents of the text with data.documents = paragraph or line"
-    )
 
 
 def _vocabulary(

@@ -29,10 +29,12 @@ _GREATEST_LABEL = 3.4e38
 
 
 class Document(NamedTuple):
-    """A text, and the number that belongs to it."""
+    """A text, the number that belongs to it, and where it is from."""
 
     text: str
     label: float | None = None
+    name: str = ""
+    """Of its file; of one with several documents with its number, from 1: `reviews.jsonl#12`."""
 
 
 @dataclass
@@ -71,7 +73,11 @@ def documents(data: Data, reading: Reading) -> Iterator[Document]:
     """
     for source in reading.sources:
         builtin = source.path == BUILTIN
-        found = (Document(text) for _, text in pydocs.python_docs(data.workers)) if builtin else _from_files(data, source, reading)
+        found = (
+            (Document(text, None, name) for name, text in pydocs.python_docs(data.workers))
+            if builtin
+            else _from_files(data, source, reading)
+        )
         for document in found:
             source.documents += 1
             source.bytes += len(document.text.encode())
@@ -153,10 +159,10 @@ class _Reader:
     def plain(self, stream: io.BufferedReader, name: str) -> Iterator[Document]:
         """Documents of an unpacked file."""
         kind = self.data.format if self.data.format != "auto" else _guess(stream, name)
-        if kind == "jsonl":
-            yield from self.json_lines(stream, name)
-        else:
-            yield from map(Document, self.texts(stream, name, kind))
+        found = self.json_lines(stream, name) if kind == "jsonl" else map(Document, self.texts(stream, name, kind))
+        whole = kind in ("text", "markdown") and self.data.documents == "file"
+        for number, document in enumerate(found, 1):
+            yield document._replace(name=name if whole else f"{name}#{number}")
 
     def texts(self, stream: io.BufferedReader, name: str, kind: str) -> Iterator[str]:
         """Texts of a file of a format that has nothing beside."""

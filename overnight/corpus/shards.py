@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,8 @@ class Manifest:
     shards: list[ShardEntry]
     cleaning: int = 1
     """Version of the rules by which text is cleaned and cut into sentences (`tasks.CLEANING`); manifests without it are of the first."""
+    held_out: dict[str, list[str]] = field(default_factory=dict)
+    """Where the first documents of `valid` and `test` are from: a file, or its document number n as `file#n`."""
 
     def count(self, split: str, what: str) -> int:
         """A sum over the shards of a split: `documents`, `sentences`, `tokens` or `bytes`."""

@@ -29,6 +29,7 @@ CLEANING = 2
 class CleanTask:
     texts: list[str] | None  # None: the output is there already
     labels: list[float | None] | None  # of each text, where labels are kept
+    names: list[str]
     path: Path
     min_chars: int
     units: str
@@ -38,11 +39,13 @@ def clean_task(documents: list[Document], path: Path, data: Data) -> CleanTask:
     """What is to be done for a chunk of documents."""
     done = path.exists()
     labels = [document.label for document in documents] if data.label and not done else None
-    return CleanTask(None if done else [document.text for document in documents], labels, path, data.min_chars, data.units)
+    texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
+    names = [name.encode("utf-8", "backslashreplace").decode() for name in names]  # a file's name may be no UTF-8
+    return CleanTask(texts, labels, names, path, data.min_chars, data.units)
 
 
 def clean_chunk(task: CleanTask) -> None:
-    """Documents -> clean ones with their hashes and labels: a sentence a line, or the bytes that are read."""
+    """Documents -> clean ones with their hashes, names and labels: a sentence a line, or the bytes that are read."""
     if task.texts is None:
         return
     make = _framed if task.units == "bytes" else _split
@@ -55,7 +58,11 @@ def clean_chunk(task: CleanTask) -> None:
             hashes.append(digest)
             rows.append(row)
     kind = pa.large_binary() if task.units == "bytes" else pa.large_string()
-    columns = {"hash": pa.array(hashes, pa.binary(16)), "text": pa.array(texts, kind)}
+    columns = {
+        "hash": pa.array(hashes, pa.binary(16)),
+        "text": pa.array(texts, kind),
+        "name": pa.array([task.names[row] for row in rows], pa.string()),
+    }
     if task.labels is not None:
         columns["label"] = pa.array([task.labels[row] for row in rows], pa.float32())
     write_table(task.path, columns, {"short": str(len(task.texts) - len(texts))})

@@ -153,7 +153,8 @@ class Pretraining:
                     checkpoint.restore_optimizer(optimizer, moments, restart_count=phase.optim.schedule.offset == 0)
                 progress.phase, progress.step, progress.running, progress.noise, progress.watched = name, 0, {}, {}, {}
                 work.carried.clear()
-                metrics.write("phase", phase=name, event="start", global_step=progress.global_step, seconds=progress.seconds)
+                held = {f"held_out_{what}": self.manifest.count("valid", what) for what in ("documents", "tokens")}
+                metrics.write("phase", phase=name, event="start", global_step=progress.global_step, seconds=progress.seconds, **held)
             for event in events:
                 metrics.write("event", **event)
             progress.optimizer = phase.optim.name

@@ -1,0 +1,91 @@
+"""The held-out part of a corpus: how much it is, of which documents, and whether a score on it says something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from overnight.corpus import dedup
+from overnight.corpus.shards import SPLITS, Manifest, read_table
+from overnight.errors import DataError
+
+NAMES = 100
+"""Documents of a part that the manifest names at most."""
+# A loss on fewer is that of these documents, not of the corpus: one unusual document is a tenth of it.
+LEAST_DOCUMENTS, LEAST_TOKENS = 10, 10_000
+
+
+def check_share(key: str, fraction: float, held: int, trained: int, nearest: float) -> None:
+    """Check that a share of the documents holds out some, and leaves some to train on.
+
+    Args:
+        key: of the share.
+        held: documents that it holds out.
+        trained: documents that are left.
+        nearest: share that would hold out the first.
+
+    Raises:
+        DataError: saying which share would do.
+    """
+    if trained and (held or not fraction):
+        return
+    raise DataError(
+        f"of {trained + held} documents {held} are held out with {key} = {fraction}: "
+        + (f"{min(nearest * 1.01 + 1e-4, 0.5):.4f} would hold out the first; " if trained else "none is left to train on; ")
+        + "change it (0 holds out none), or make more documents of the text with data.documents = paragraph or line"
+    )
+
+
+def held_out_names(chunks: Sequence[Path], splits: Sequence[np.ndarray]) -> dict[str, list[str]]:
+    """Return where the first documents of each held-out part are from, by part.
+
+    Args:
+        chunks: clean documents.
+        splits: part of each document of each chunk: 0 dropped, else its place in SPLITS, from 1.
+    """
+    found: dict[str, list[str]] = {split: [] for split in SPLITS[1:]}
+    for path, split in zip(chunks, splits, strict=True):
+        for kind, (_, names) in enumerate(found.items(), 2):
+            if (wanted := NAMES - len(names)) > 0 and (split == kind).any():
+                names += read_table(path).column("name").filter(pa.array(split == kind)).to_pylist()[:wanted]
+    return {split: names for split, names in found.items() if names}
+
+
+def share_for(chunks: Sequence[Path], splits: Sequence[np.ndarray], documents: int) -> float:
+    """Return the `valid_fraction` that would hold out so many documents, or one half."""
+    hashes = [read_table(path).column("hash").filter(pa.array(split > 0)).to_pylist() for path, split in zip(chunks, splits, strict=True)]
+    flat = np.frombuffer(b"".join(b"".join(part) for part in hashes), np.uint8).reshape(-1, 16)
+    positions = np.sort(dedup.hash_position(flat))
+    return min(float(positions[min(documents, len(positions)) - 1]) * 1.01 + 1e-4, 0.5)
+
+
+def held_out_lines(manifest: Manifest, share: Callable[[int], float]) -> Iterator[str]:
+    """Yield what `prepare` says of the held-out part: how much it is, of which documents, and a warning where it is too little.
+
+    Args:
+        share: gives the `valid_fraction` that would hold out so many documents.
+    """
+    documents, tokens = (manifest.count("valid", what) for what in ("documents", "tokens"))
+    if not documents:
+        yield (
+            "warning: no document is held out (data.valid_fraction = 0), and pretraining needs some to measure on: prepare into another folder with "
+            f"--data.valid_fraction={share(LEAST_DOCUMENTS):.2g}"
+        )
+        return
+    names = manifest.held_out.get("valid", [])
+    more = ", ..." if documents > 3 else ""
+    yield f"held out: {documents:,} documents, {tokens:,} tokens: {', '.join(names[:3])}{more} (manifest.json names {len(names)})"
+    if documents < LEAST_DOCUMENTS or tokens < LEAST_TOKENS:
+        way = (
+            f"--data.valid_fraction={share(LEAST_DOCUMENTS):.2g} would hold out about {LEAST_DOCUMENTS} documents"
+            if documents < LEAST_DOCUMENTS
+            else ""
+        )
+        way = way or f"raise data.valid_fraction above {manifest.settings['valid_fraction']:g}"
+        yield (
+            f"warning: scores on {documents:,} held-out documents of {tokens:,} tokens say little of others (at least {LEAST_DOCUMENTS} documents and "
+            f"{LEAST_TOKENS:,} tokens would be better): {way}; or add text, or make more documents of it (data.documents = paragraph or line)"
+        )
