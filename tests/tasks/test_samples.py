@@ -15,7 +15,7 @@ from overnight.config import Run
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import load_manifest, open_shards
 from overnight.corpus.tokenizer import load_tokenizer
-from overnight.report.summary import summary_text
+from overnight.report.summary import quoted, summary_text
 from overnight.tasks import samples as module
 from overnight.tasks.predict import predict
 from overnight.tasks.samples import filled_masks, write_samples
@@ -53,7 +53,10 @@ def test_samples_are_written_once_a_checkpoint_and_shown_in_the_summary(run: Run
     assert f"{found['parameters']:,} parameters, trained on " in text
     for mask in found["masks"]:
         best = mask["guesses"][0]
-        assert f"- {mask['text']}\n  {best['token']} {100 * best['probability']:.1f} %, " in text and f"(right: {mask['word']})" in text
+        assert (
+            f"- {mask['text']}\n  {quoted(best['token'])} {100 * best['probability']:.1f} %, " in text
+            and f"(right: {mask['word']})" in text
+        )
     monkeypatch.setattr(module, "filled_masks", lambda run: pytest.fail("made anew"))
     write_samples(run)
     shutil.rmtree(run.run_dir / "checkpoints" / found["checkpoint"])
