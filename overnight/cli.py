@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 BENCHMARKS = ("train", "loop", "optim", "mlstm", "scaling", "gpu")
 
+EXTEND = "go on from the checkpoints of a shorter run in the run folder: more steps in its last phase, or phases added behind it"
 # Options of `overnight launch`: metavar (None: a switch), type, and what they say.
 LAUNCH: dict[str, tuple[str | None, type, str]] = {
     "nodes": ("N", str, "machines, or MIN:MAX when they come and go (default: 1)"),
@@ -37,6 +38,7 @@ LAUNCH: dict[str, tuple[str | None, type, str]] = {
     "partition": ("NAME", str, "Slurm's"),
     "account": ("NAME", str, "Slurm's"),
     "cpus": ("C", int, "cores of each machine that Slurm is to give"),
+    "extend": (None, bool, EXTEND),
 }
 
 
@@ -149,9 +151,11 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
             verb.add_argument("-h", "--help", action=KeysHelp, const=keys)
         return verb
 
-    add("run", _run, "everything in order: prepare, pretrain, fine-tune, export, report; run again to continue", recipe=True)
+    verb = add("run", _run, "everything in order: prepare, pretrain, fine-tune, export, report; run again to continue", recipe=True)
+    verb.add_argument("--extend", action="store_true")
     add("prepare", _prepare, "raw text to token shards", recipe=True)
-    add("pretrain", _pretrain, "pretrain the phases of a recipe; run again to continue", recipe=True)
+    verb = add("pretrain", _pretrain, "pretrain the phases of a recipe; run again to continue", recipe=True)
+    verb.add_argument("--extend", action="store_true")
     verb = add("launch", _launch, "pretrain with a process for each GPU, on one machine or many, or as a job of Slurm", recipe=True)
     for name, (metavar, kind, text) in LAUNCH.items():
         if metavar is None:
@@ -237,6 +241,8 @@ def _recipe_help(verb: str, recipe: str | None) -> None:
     shown = {f"--{name}" if metavar is None else f"--{name}={metavar}": text for name, (metavar, _, text) in LAUNCH.items()}
     own = {
         "plan": [("--tensors", "also list every tensor with its shape and group"), ("--json", "one JSON object instead of text")],
+        "run": [("--extend", EXTEND)],
+        "pretrain": [("--extend", EXTEND)],
         "launch": list(shown.items()),
     }
     print(recipe_help(verb, recipe, own.get(verb, [])))
@@ -285,7 +291,7 @@ def _pretrain(options: argparse.Namespace, overrides: list[str]) -> None:
     run = _load(options, overrides)
     from overnight.train.pretrain import pretrain
 
-    pretrain(run)
+    pretrain(run, extend=options.extend)
 
 
 def _launch(options: argparse.Namespace, overrides: list[str]) -> int:
@@ -311,7 +317,7 @@ def _run(options: argparse.Namespace, overrides: list[str]) -> None:
     run = _load(options, overrides)
     from overnight.everything import run_everything
 
-    run_everything(run)
+    run_everything(run, options.extend)
 
 
 def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:

@@ -13,8 +13,11 @@ from overnight.train.monitor import Line
 from overnight.wording import plural
 
 
-def run_everything(run: Run) -> None:
+def run_everything(run: Run, extend: bool = False) -> None:
     """Prepare, pretrain, fine-tune or transfer, export and report a run; again after an interruption, it goes on where it was.
+
+    Args:
+        extend: the run folder may hold a shorter run, which this one goes on from; what followed its pretraining is done again.
 
     Raises:
         ConfigError: before anything is done, when the data of a task is not there.
@@ -24,10 +27,11 @@ def run_everything(run: Run) -> None:
         for name, spec in specs.items():
             if spec.path and not environment_path(spec.path, f"{kind}.{name}.path").exists():
                 raise ConfigError(f"{kind}.{name}.path = {spec.path!r}: does not exist; name the folder or file with the task's data")
-    from overnight.train.folder import check_folder, claim_folder, with_data
+    from overnight.train.extend import check_folder, claim_folder
+    from overnight.train.folder import with_data
     from overnight.train.pretrain import pretrain
 
-    check_folder(run)
+    check_folder(run, extend)
     line, start = Line(), time.perf_counter()
     tasks = [*(f"fine-tune {name}" for name in run.finetune), *(f"transfer to {name}" for name in run.transfer)]
     stages = 4 + len(tasks)
@@ -39,7 +43,7 @@ def run_everything(run: Run) -> None:
     stage(1, f"prepare {', '.join(run.data.paths)}")
     prepare(run.data, with_data(run).data_dir, log=line.say)
     stage(2, f"pretrain {', '.join(run.phases)}")
-    pretrain(run, line)
+    pretrain(run, line, extend)
     from overnight.interop.byte_models import export_byte_model
     from overnight.interop.export import export_run
     from overnight.tasks.finetune import finetune

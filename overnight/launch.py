@@ -53,6 +53,8 @@ class Job:
     account: str | None = None
     cpus: int | None = None
     """Cores of each machine."""
+    extend: bool = False
+    """Go on from the checkpoints of a shorter run."""
 
     @property
     def machines(self) -> tuple[int, int]:
@@ -84,7 +86,7 @@ def launch(run: Run, job: Job) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // processes)))
     from overnight.train.agent import run_agent
 
-    command = ["pretrain", job.recipe, *(f"--{override}" for override in job.overrides)]
+    command = ["pretrain", job.recipe, *(["--extend"] if job.extend else []), *(f"--{override}" for override in job.overrides)]
     return run_agent(command, job.machines, processes, job.rendezvous, run.name, job.restarts, job.signal_before)
 
 
@@ -179,6 +181,7 @@ def slurm_script(run: Run, job: Job) -> str:
     }
     options = {"nodes": job.nodes, "processes": job.processes, "restarts": job.restarts, "signal-before": job.signal_before}
     command = [sys.executable, "-m", "overnight", "launch", job.recipe, *(f"--{name}={value}" for name, value in options.items())]
+    command += ["--extend"] if job.extend else []
     filled = {
         "settings": "\n".join(f"#SBATCH --{name}={value}" for name, value in settings.items() if value is not None),
         "command": shlex.join(command),

@@ -133,6 +133,24 @@ def test_run_again_changes_nothing_that_was_learned(finished: tuple[Run, str], c
 
 
 @pytest.mark.slow
+def test_extended_it_does_all_that_followed_anew(tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(write_recipe(tmp_path, tiny_data.parent / "topics.jsonl"))
+    longer = ["run", recipe, "--phases.long.steps=7"]
+    assert main(["run", recipe]) == 0
+    run = config.load(recipe)
+    before = results(run)
+    assert main(longer) == 2 and "add --extend" in capsys.readouterr().err
+    assert before == results(run)
+    assert main([*longer, "--extend"]) == 0
+    out, after = capsys.readouterr().out, results(run)
+    assert "phase long has 7 steps instead of 4" in out and "opinion: seed 0 pretrained" in out and "opinion: done already" not in out
+    assert "checkpoints/step-0000013/model.safetensors" in after and len(scores(run)) == 8
+    for name in ("export/model.safetensors", "finetune/opinion/model.safetensors"):
+        assert before[name] != after[name]
+    assert main(longer) == 0 and "opinion: done already" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", ["deduplicate", "short 3/6  held out", "opinion: seed 0 pretrained  acc", "[5/5]"])
 def test_killed_at_any_stage_it_ends_as_the_undisturbed_run(sign: str, finished: tuple[Run, str], tmp_path: Path, tiny_data: Path) -> None:
     undisturbed, _ = finished

@@ -246,6 +246,13 @@ def test_the_script_says_to_slurm_what_was_asked_and_quotes_every_word(recipe: P
     assert not (fake / "gone").exists()
 
 
+def test_the_option_to_extend_reaches_the_processes(recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setattr("overnight.train.agent.run_agent", lambda command, *_: print(*command) or 0)
+    for options in (["--slurm"], []):
+        assert main(["launch", str(recipe), "--processes=1", *options, "--extend"]) == 0
+        assert f"{recipe} " in (out := capsys.readouterr().out) and " --extend" in out
+
+
 def test_gpus_are_asked_for_unless_the_recipe_trains_on_the_cpu(recipe: Path, capsys: Captured) -> None:
     for device, asked in (("cpu", False), ("auto", True)):
         assert main(["launch", str(recipe), "--processes=4", "--slurm", f"--train.device={device}"]) == 0

@@ -86,15 +86,18 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
     seconds = tokens = 0.0
     for name in dict.fromkeys([*planned, *seen]):
         train, evals = _of_phase(folder, "train", name), _of_phase(folder, "eval", name)
-        ended = any(record["event"] == "end" for record in _of_phase(folder, "phase", name))
+        steps = max((record.get("step", 0) for record in [*train, *evals]), default=0)
+        wanted = (planned.get(name) or {}).get("steps")
+        # A phase that was extended has an end before its new one.
+        ended = any(record["event"] == "end" for record in _of_phase(folder, "phase", name)) and steps >= (wanted or 0)
         last = evals[-1] if evals else {}
         until = max((record["seconds"] for record in [*train, *evals]), default=seconds)
         total = train[-1].get("tokens", tokens) if train else tokens
         rows.append(
             {
                 "name": name,
-                "steps": max((record.get("step", 0) for record in [*train, *evals]), default=0),
-                "planned": (planned.get(name) or {}).get("steps"),
+                "steps": steps,
+                "planned": wanted,
                 "finished": ended,
                 **{key: last.get(key) for key in _HELD_OUT},
                 "seconds": until - seconds,

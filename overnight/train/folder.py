@@ -1,4 +1,4 @@
-"""A run folder belongs to one run, on one corpus, and carries what is needed of the prepared data after pretraining.
+"""A run belongs to one corpus, and its folder carries what is needed of the prepared data after pretraining.
 
 `RUN/corpus/` holds the vocabulary (`vocab.txt`, `tokenizer.json`), the manifest of the shards, and in `place.json` where they lay.
 """
@@ -9,37 +9,13 @@ import dataclasses
 import json
 from pathlib import Path
 
-from overnight import config
 from overnight.config import Run
-from overnight.corpus.files import write_json, write_whole
+from overnight.corpus.files import write_json
 from overnight.corpus.shards import Manifest, load_manifest, save_manifest
 from overnight.corpus.tokenizer import Vocabulary, copy_tokenizer, load_vocabulary
-from overnight.errors import ConfigError, DataError
+from overnight.errors import DataError
 from overnight.train import checkpoint
 from overnight.train.checkpoint import Progress
-
-
-def check_folder(run: Run) -> None:
-    """See that the run folder is new or holds this run.
-
-    Raises:
-        ConfigError: when it belongs to another recipe, naming the fields that differ.
-    """
-    import yaml
-
-    path = run.run_dir / "run.yaml"
-    if path.exists():
-        theirs = config.build(yaml.safe_load(path.read_text(encoding="utf-8")))
-        different = list(config.differences(config.identity(theirs), config.identity(run)))
-        if different:
-            listed = "\n  ".join(different)
-            raise ConfigError(f"{run.run_dir} holds another run:\n  {listed}\nGive this one its own folder (--out=...) or delete that one")
-
-
-def claim_folder(run: Run) -> None:
-    """Make the run folder, unless it holds another run, and write `run.yaml` with the settings as they are now."""
-    check_folder(run)
-    write_whole(run.run_dir / "run.yaml", [config.save(run).encode()])
 
 
 def keep_corpus(run: Run, manifest: Manifest) -> None:

@@ -21,8 +21,9 @@ from overnight.models.flops import device_peak
 from overnight.optim.groups import build_optimizer
 from overnight.train import checkpoint
 from overnight.train.checkpoint import Progress
+from overnight.train.extend import check_folder, claim_folder, unrecorded_extensions
 from overnight.train.family import family
-from overnight.train.folder import check_folder, claim_folder, find_data, keep_corpus, same_corpus
+from overnight.train.folder import find_data, keep_corpus, same_corpus
 from overnight.train.guards import Rollback, origin_text
 from overnight.train.lock import hold
 from overnight.train.loop import Objective
@@ -123,6 +124,9 @@ class Pretraining:
             for problem in problems:
                 self.line.say(f"falling back to an older checkpoint: {problem}")
                 metrics.write("event", what="checkpoint fell back", message=problem, global_step=progress.global_step)
+            for event in unrecorded_extensions(self.run, progress) if main else ():
+                self.line.say(event["message"])
+                metrics.write("event", **event, global_step=progress.global_step)
             if self.finished(progress):
                 self.line.say(f"all phases are done; the newest checkpoint is {checkpoint.newest(self.checkpoints)}")
             elif progress.phase:
@@ -242,8 +246,11 @@ class Pretraining:
         return f"{good} the same command goes on from there" + (f"; the {saver.error}" if saver.error else "")
 
 
-def pretrain(run: Run, line: Line | None = None) -> Path:
+def pretrain(run: Run, line: Line | None = None, extend: bool = False) -> Path:
     """Pretrain the phases of a run whose data is prepared, in this process or with all that torchrun started; returns the newest checkpoint.
+
+    Args:
+        extend: the run folder may hold a shorter run, which this one goes on from.
 
     Raises:
         ConfigError, DataError, Interrupted, Halt.
@@ -253,13 +260,13 @@ def pretrain(run: Run, line: Line | None = None) -> Path:
         with together(world):
             # First what can fail: a folder is claimed by a run that can begin.
             work = Pretraining(find_data(run), line or Line(), world)
-            check_folder(run)
+            check_folder(run, extend)
         agree(facts_of(run, work.manifest.fingerprint(), world), world)
         with together(world):
             if world.main:
                 run.run_dir.mkdir(parents=True, exist_ok=True)
                 held.enter_context(hold(run.run_dir))
-                claim_folder(run)
+                claim_folder(run, extend)
         try:
             work.go()
         except (Interrupted, Halt) as error:  # in all processes; one says it

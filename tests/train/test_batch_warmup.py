@@ -15,7 +15,7 @@ from overnight.batches.size import batch_size, sequences_before
 from overnight.config import Run
 from overnight.train import checkpoint
 from overnight.train.checkpoint import Progress
-from overnight.train.folder import claim_folder
+from overnight.train.extend import claim_folder
 from overnight.train.monitor import Line
 from overnight.train.pretrain import Pretraining, pretrain
 from overnight.train.speed import Speed, Spent

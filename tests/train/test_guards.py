@@ -24,7 +24,7 @@ from overnight.errors import UserError
 from overnight.report.summary import summary_text
 from overnight.tasks.finetune import finetune
 from overnight.train import checkpoint, lock, loop, pretrain
-from overnight.train.folder import claim_folder
+from overnight.train.extend import claim_folder
 from overnight.train.lock import Heartbeat, hold
 from overnight.train.monitor import Line
 from overnight.train.precision import NotFinite
