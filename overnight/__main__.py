@@ -1,7 +1,5 @@
 """`python -m overnight VERB`."""
 
-import sys
+from overnight.cli import command
 
-from overnight.cli import main
-
-sys.exit(main())
+command()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from overnight import __version__
 from overnight.byte_verbs import TAKE_OVERRIDES, add_byte_verbs
@@ -78,6 +79,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk, a folder that may not be written: the message names the file
         print(for_stream(f"overnight: {error}", sys.stderr), file=sys.stderr)
         return 1
+
+
+def command() -> NoReturn:
+    """Run the command line, and end this process with its exit code.
+
+    A process that shares its training with others ends without the interpreter's own end. All files are closed by then, and all collectives
+    done or lost. But a thread of gloo drops the tensors of a collective a moment after it is done, and needs the interpreter for it: one
+    that asks while the interpreter is ending is ended by it, which aborts the process ("terminate called without an active exception"),
+    and the launcher takes an error that was told for a crash. The thread cannot be waited for after an error (train.parallel.joined).
+    """
+    if os.environ.get("WORLD_SIZE", "1") in ("", "0", "1"):
+        sys.exit(main())
+    try:
+        code = main()
+    except BaseException:
+        code = 1
+        sys.excepthook(*sys.exc_info())
+    # What the interpreter would do first: libraries write what they hold.
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # its reader has gone
+            stream.flush()
+    os._exit(code)
 
 
 @contextmanager

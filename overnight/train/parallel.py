@@ -114,7 +114,9 @@ def joined(run: Run) -> Iterator[World]:
         raise UserError(
             f"process {rank} lost another one, whose own message or the launcher's summary says why; the same command continues"
         ) from None
-    # Not after an error: leaving may wait for processes that have gone.
+    # Not after an error: leaving may wait for processes that have gone, and the frames of the error hold DDP, which would then be the last to
+    # hold the group. Dropping that waits for gloo's thread with the interpreter held, and the thread may need it to drop a tensor: the
+    # process would never end. cli.command ends it with the group as it is.
     if ours:
         dist.destroy_process_group()
 

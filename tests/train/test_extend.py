@@ -97,7 +97,7 @@ def test_it_may_be_stopped_and_extended_again(tiny: Make) -> None:
 
 
 def test_a_kill_between_the_two_files_keeps_the_old_settings_once(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from overnight.train import folder
+    from overnight.train import extend as folder
 
     short, longer, real = tiny(), tiny(**LONGER), folder.write_whole
     claim_folder(short)
