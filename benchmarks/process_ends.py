@@ -84,14 +84,18 @@ def tree(folder: Path) -> dict[str, Any]:
     }
 
 
-def process(rank: int, port: int, argv: list[str], log: Path, late: int, victim: int, number: int) -> int:
+def process(rank: int, place: socket.socket, argv: list[str], log: Path, late: int, victim: int, number: int) -> int:
     """Fork one of two processes of a job, which ends as `python -m overnight` does; returns its number."""
     if child := os.fork():
         return child
     from overnight.train import loop
 
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"LATE_US": str(late), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LATE_US": str(late), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(place.getsockname()[1])}
+    if rank == 0:
+        os.environ["OVERNIGHT_LISTEN_FD"] = str(place.detach())
+    else:
+        place.close()
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -143,13 +147,6 @@ def expected(kind: str) -> str:
     return " ".join(map(str, KINDS[kind][0]))
 
 
-def free_port() -> int:
-    """A port of this machine that nobody has."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def campaign(folder: Path, ends: int, delays: list[int]) -> dict[str, dict[str, int]]:
     """All kinds; for each, how often the two processes ended with which codes."""
     import yaml
@@ -172,13 +169,13 @@ def campaign(folder: Path, ends: int, delays: list[int]) -> dict[str, dict[str, 
             here = folder / kind.replace(" ", "-")
             here.mkdir()
             argv = ["pretrain", str(folder / "recipe.yaml"), f"--out={here}/run", *(f"--{override}" for override in overrides)]
-            port = free_port()
-            jobs[kind] = here, [process(rank, port, argv, here / "log", late, victim, which) for rank in range(2)]
+            with socket.create_server(("127.0.0.1", 0)) as place:
+                jobs[kind] = here, [process(rank, place, argv, here / "log", late, victim, which) for rank in range(2)]
         for kind, (here, children) in jobs.items():
             codes = " ".join(ended(children))
             found[kind][codes] += 1
             if codes != expected(kind):
-                print(f"{kind}, {late} us late: {codes}\n{(here / 'log').read_text()[-1500:]}", flush=True)
+                print(f"{number}: {kind}, {late} us late: {codes}\n{(here / 'log').read_text()[-9000:]}", flush=True)
             shutil.rmtree(here)
     return {kind: dict(counts) for kind, counts in found.items()}
 

@@ -82,12 +82,12 @@ def launch(run: Run, job: Job) -> int:
         return 0
     processes = job.processes or processes_here(run)
     check_cut(run, job.machines, processes)
-    # torch would give each process one thread.
+    # Each process would take all cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // processes)))
     from overnight.train.agent import run_agent
 
     command = ["pretrain", job.recipe, *(["--extend"] if job.extend else []), *(f"--{override}" for override in job.overrides)]
-    return run_agent(command, job.machines, processes, job.rendezvous, run.name, job.restarts, job.signal_before)
+    return run_agent(command, job.machines, processes, job.rendezvous, run.run_dir, job.restarts, job.signal_before)
 
 
 def check_job(job: Job) -> Iterator[str]:

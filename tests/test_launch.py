@@ -20,13 +20,12 @@ import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from overnight.cli import main
-from overnight.errors import UserError
 from overnight.launch import Job, check_job, time_limit
 from overnight.train import checkpoint
-from overnight.train.agent import after_failure, after_signal, cause
+from overnight.train.agent import after_signal
+from overnight.train.leader import Failure, verdict
 from tests.conftest import ROOT, tiny_tree
 
 Captured = pytest.CaptureFixture[str]
@@ -357,38 +356,25 @@ def test_what_is_no_time_is_none(text: str) -> None:
     assert time_limit(text) is None or re.fullmatch("[0-9:-]+", text)
 
 
-def failures(*codes: tuple[int, int]) -> dict[int, ProcessFailure]:
-    """Of processes 0, 1, ...: exit code and second of the end."""
-    found = {rank: ProcessFailure(rank, 1, code, "") for rank, (code, _) in enumerate(codes)}
-    for rank, (_, second) in enumerate(codes):
-        found[rank].timestamp = second
-    return found
-
-
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
-        ([], (0, 0)),
-        ([(2, 5), (2, 5)], (0, 2)),
-        ([(1, 5), (-9, 5)], (1, -9)),  # lost it in the same second
-        ([(1, 5), (-9, 15)], (0, 1)),  # killed by the agent, later
-        ([(143, 7), (1, 5)], (1, 1)),
-        ([(1, 5), (-15, 5)], (0, 1)),  # stopped by the agent
-        ([(-11, 5), (1, 5)], (0, -11)),
+        ([2, 2], (2, "")),
+        ([1, -9], (1, "process 1 was killed by SIGKILL: a kill -9, or the system's where memory is short; the same command continues")),
+        ([143, 1], (143, "")),
+        ([1, -15], (1, "")),  # stopped since
+        ([-11, 1], (1, "process 0 was killed by SIGSEGV; the same command continues")),
+        ([-10, 1], (138, "")),  # before it could listen to signals
+        ([-15], (143, "")),
     ],
 )
-def test_the_cause_is_the_process_that_failed_first(codes: list[tuple[int, int]], expected: tuple[int, int]) -> None:
-    assert cause(failures(*codes)) == expected
+def test_the_cause_is_the_process_that_was_killed_else_the_one_that_failed_first(codes: list[int], expected: tuple[int, str]) -> None:
+    assert verdict([Failure(0.0, code, "here", rank) for rank, code in enumerate(codes)], several=False) == expected
 
 
-def test_the_exit_code_of_a_job_is_that_of_its_processes(capsys: Captured) -> None:
-    assert [after_failure(0, code) for code in (0, 1, 2, 130, 138, 143, -10, -15)] == [0, 1, 2, 130, 138, 143, 138, 143]
-    with pytest.raises(UserError, match="process 3 was killed by SIGSEGV; the same command continues"):
-        after_failure(3, -signal.SIGSEGV)
-    with pytest.raises(UserError, match="SIGKILL: a kill -9, or the system's where memory is short"):
-        after_failure(0, -signal.SIGKILL)
-    # Asked to stop: done before it could, stopped, started too late to listen, failed on the way.
-    assert [after_signal(10, codes, 300) for codes in ([], [138, 138], [-10, 138], [1, 138])] == [0, 138, 138, 1]
+def test_the_exit_code_of_a_job_that_was_asked_to_stop_is_that_of_its_processes(capsys: Captured) -> None:
+    # Stopped, started too late to listen, failed on the way.
+    assert [after_signal(10, codes, 300) for codes in ([138, 138], [-10, 138], [1, 138])] == [138, 138, 1]
     assert capsys.readouterr().err == ""
     assert after_signal(10, [-9, 138], 300) == 138
     assert "not all processes ended within 300 s; the run goes on from its newest checkpoint" in capsys.readouterr().err

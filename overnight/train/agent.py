@@ -1,101 +1,307 @@
-"""One machine's part of a job of many processes: torch's elastic agent, and the exit code of what it started.
+"""One machine's part of a job of many processes: starts them, watches them, stops them, and starts them again where that can help.
 
-`torchrun` is the same agent. Its command ends with 1 however its processes ended, and after a failure it starts them again also where that
-cannot help: after a wrong recipe, or a signal that asked the job to stop.
+On one machine nothing listens but on the loopback interface. On several, the one that has the address of the rendezvous decides for all
+(:mod:`overnight.train.leader`), and they talk in messages that only who knows the job's key can make (:mod:`overnight.train.wire`).
 """
 
 from __future__ import annotations
 
-import logging
-import math
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-
-from overnight.errors import ConfigError, UserError
+from overnight.errors import UserError
+from overnight.train.leader import STOPPED, Leader
 from overnight.train.signals import STOPS
+from overnight.train.wire import SILENCE, Channel, Gone, Message, is_loopback, key_of, listening
 
-_CAUSES = {
-    signal.SIGKILL: ": a kill -9, or the system's where memory is short",
-    signal.SIGBUS: ": often a full /dev/shm, or a file that was cut",
-}
-# Exit codes after which a restart would end the same way, or was not asked for.
-_STOPPED = frozenset(128 + number for number in STOPS)
-_FINAL = _STOPPED | {ConfigError.exit_code}
 # Seconds from SIGTERM to SIGKILL for the processes that a failed one leaves behind, and which wait for it.
 _AFTER_FAILURE = 10
-# Seconds that a machine may be missing.
-_SILENCE = 15
+# Seconds between two looks, and in which the machine of the rendezvous must answer.
+_LOOK, _ANSWER = 0.05, 60.0
+# Connections at a time.
+_CHANNELS = 1024
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 
 
-class Agent(LocalElasticAgent):
-    """Starts, watches and stops the processes of one machine; restarts them where that can help."""
-
-    _complete = math.inf
-    """When all machines were last there, on the monotonic clock."""
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result = super()._monitor_workers(worker_group)
-        _, code = cause(result.failures)
-        if (code in _STOPPED or result.state is WorkerState.HEALTHY) and self._rdzv_handler.num_nodes_waiting():
-            # All begin again, to let a machine in. For that another agent may have stopped its processes, and so all: no failure.
-            return RunResult(state=WorkerState.HEALTHY)
-        if result.state is WorkerState.HEALTHY and self._lost_machine(worker_group):
-            return RunResult(state=WorkerState.FAILED)
-        if code in _FINAL:
-            self._remaining_restarts = 0
-        return result
-
-    def _lost_machine(self, worker_group: WorkerGroup) -> bool:
-        # One that lost its power or its network says no goodbye, and the others would wait half an hour for its numbers. The rendezvous,
-        # which was just read, drops who was silent for 15 s. Also silent is an agent whose processes are done, while others end.
-        assert isinstance(self._rdzv_handler, DynamicRendezvousHandler)
-        now = time.monotonic()
-        if len(self._rdzv_handler._state_holder.state.participants) >= (worker_group.group_world_size or 1):
-            self._complete = now
-        return now - self._complete > _SILENCE
-
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        # Healthy ones end for a machine that comes: their checkpoint may take its time.
-        self._shutdown(timeout=self._shutdown_timeout if worker_group.state is WorkerState.HEALTHY else _AFTER_FAILURE)
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = _AFTER_FAILURE) -> None:
-        try:
-            super()._shutdown(death_sig if death_sig in STOPS else signal.SIGTERM, timeout)
-        except SignalException as again:  # such as Ctrl-C for the second time
-            super()._shutdown(again.sigval, timeout)
-
-    def exit_codes(self) -> list[int]:
-        """How those processes ended that did not end well, now that all have; negative where a signal killed them."""
-        result = self._pcontext.wait(0) if self._pcontext else None
-        return [failure.exitcode for failure in result.failures.values()] if result else []
-
-
-def cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:
-    """The process that failed first and its exit code, negative where a signal killed it; (0, 0) where none did.
+class Host:
+    """The machine that decides for all, or is alone.
 
     Args:
-        failures: by number of the process, in the order they were seen; also of those that the agent then stopped, or killed after 30 seconds.
+        server: where the others come; None on one machine.
+        address: where the others reach this one.
     """
-    if not failures:
-        return 0, 0
-    began = min(failure.timestamp for failure in failures.values())
-    first = [(rank, failure.exitcode) for rank, failure in failures.items() if failure.timestamp == began]
-    # Who was killed comes before who ended with 1 in the same second, having lost it.
-    return next(((rank, code) for rank, code in first if code < 0 and code != -signal.SIGTERM), first[0])
+
+    def __init__(self, leader: Leader, server: socket.socket | None, address: str, key: bytes) -> None:
+        self.address, self._leader, self._server, self._key = address, leader, server, key
+        self._channels: dict[int, Channel] = {}
+        self._count = 0
+        if server is not None:
+            server.setblocking(False)
+
+    def send(self, message: Message) -> None:
+        """Say something as one of the machines."""
+        self._leader.hear(0, message, self.address, time.monotonic())
+
+    def receive(self) -> list[Message]:
+        """The orders for this machine; those for the others are sent."""
+        self._accept()
+        for number, channel in list(self._channels.items()):
+            try:
+                for message in channel.receive():
+                    peer = str(channel.connection.getpeername()[0])
+                    # Both are on this machine: the others know it by its name.
+                    self._leader.hear(number, message, self.address if is_loopback(peer) else peer, time.monotonic())
+            except (Gone, OSError):
+                channel.close()
+                del self._channels[number]
+                self._leader.lose(number, time.monotonic())
+        own = []
+        for number, order in self._leader.decide(time.monotonic()):
+            if number == 0:
+                own.append(order)
+            elif number in self._channels:
+                self._channels[number].send(order)
+        return own
+
+    def close(self, seconds: float) -> None:
+        """Wait for the others, which may still be ending their processes."""
+        deadline = time.monotonic() + seconds
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        while any(channel.known for channel in self._channels.values()) and time.monotonic() < deadline:
+            self.receive()
+            time.sleep(_LOOK)
+        for channel in self._channels.values():
+            channel.close()
+
+    def _accept(self) -> None:
+        while self._server is not None and len(self._channels) < _CHANNELS:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:  # nobody, or gone again
+                return
+            self._count += 1
+            self._channels[self._count] = Channel(connection, self._key, client=False)
 
 
-def run_agent(arguments: Sequence[str], nodes: tuple[int, int], processes: int, endpoint: str, name: str, restarts: int, grace: int) -> int:
+class Guest:
+    """A machine for which another one decides."""
+
+    def __init__(self, channel: Channel, address: str) -> None:
+        self.address, self._channel = address, channel
+
+    def send(self, message: Message) -> None:
+        """Say something to the machine that decides."""
+        self._channel.send(message)
+
+    def receive(self) -> list[Message]:
+        """The orders for this machine.
+
+        Raises:
+            Gone.
+        """
+        return [message for message in self._channel.receive() if message]
+
+    def close(self, seconds: float) -> None:
+        """Say goodbye."""
+        self._channel.close()
+
+
+def meet(endpoint: str, nodes: tuple[int, int], restarts: int, folder: Path) -> Host | Guest:
+    """Decide for all machines where the endpoint is this one's, else find the machine that does.
+
+    Raises:
+        UserError: when it is not found, or its job has another key.
+    """
+    leader = Leader(nodes, restarts, time.monotonic())
+    if not endpoint:
+        return Host(leader, None, "127.0.0.1", b"")
+    host, _, port = endpoint.rpartition(":")
+    host, key = host.strip("[]"), key_of(folder)
+    begin, error = time.monotonic(), OSError("no answer")
+    while time.monotonic() - begin < _ANSWER:
+        try:
+            if (server := listening(host, int(port))) is not None:
+                return Host(leader, server, host, key)
+        except OSError as taken:  # by another launch of this machine
+            error = taken
+        try:
+            channel = Channel(socket.create_connection((host, int(port)), timeout=5), key, client=True)
+        except OSError as refused:
+            error = refused
+            time.sleep(0.2)
+            continue
+        try:
+            while not channel.known:
+                channel.receive()
+                time.sleep(_LOOK)
+        except Gone:
+            error = OSError(f"what listens there does not have the key of this job, which lies in {folder}")
+            channel.close()
+            time.sleep(0.2)
+            continue
+        own = str(channel.connection.getsockname()[0])
+        return Guest(channel, host if is_loopback(own) else own)
+    raise UserError(
+        f"the machines of this job do not meet at {endpoint}: {error}; is the machine there running the same command? The same command continues"
+    )
+
+
+class Agent:
+    """Starts and stops the processes of this machine as it is told, and tells how they ended.
+
+    Args:
+        command: of one process.
+        processes: on this machine.
+        grace: seconds from a signal to the end of the processes.
+    """
+
+    def __init__(self, link: Host | Guest, command: Sequence[str], processes: int, grace: int) -> None:
+        self._link, self._command, self._count, self._grace = link, command, processes, grace
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._told: set[int] = set()
+        self._round, self._deadline = 0, float("inf")
+        self._place: socket.socket | None = None
+        self._again = False
+        """Whether to be ready again once the processes have ended."""
+        self._end: Message | None = None
+        self.signals: list[int] = []
+        self.stopped = 0
+        """The first signal."""
+
+    def run(self) -> Message:
+        """Take part to the end of the job, which is told."""
+        self._ready()
+        try:
+            while self._end is None or not self._ended():
+                for order in self._link.receive():
+                    self._obey(order)
+                while self.signals:
+                    self._forward(self.signals.pop(0))
+                self._watch()
+                if self._again and self._end is None and self._ended():
+                    self._again, self._processes = False, []
+                    self._ready()
+                time.sleep(_LOOK)
+        except Gone:
+            raise UserError("the machine of the rendezvous is not heard of any more; the same command continues") from None
+        finally:
+            self._clear()
+        self._link.close(SILENCE + max(_AFTER_FAILURE, self._grace if self._end["end"] in STOPPED else 0))
+        return self._end
+
+    def codes(self) -> list[int]:
+        """How those processes ended that did not end well; negative where a signal killed them."""
+        return [process.returncode for process in self._processes if process.returncode]
+
+    def _ready(self) -> None:
+        self._place = listening(self._link.address, 0)
+        port = self._place.getsockname()[1] if self._place else 0
+        if not port:
+            raise UserError(f"{self._link.address} is not an address of this machine, so that the others could not reach it")
+        self._link.send({"ready": port, "processes": self._count, "host": socket.gethostname()})
+
+    def _obey(self, order: Message) -> None:
+        if "start" in order:
+            self._start(order)
+        elif "again" in order:
+            # Healthy processes end for a machine that comes: their checkpoint may take its time.
+            self._stop(self._grace if order["again"] else _AFTER_FAILURE)
+            self._again = True
+        elif "end" in order:
+            self._end = order
+            self._stop(self._grace if order["end"] in STOPPED else _AFTER_FAILURE)
+
+    def _start(self, order: Message) -> None:
+        assert self._place is not None and not self._processes
+        self._round = order["start"]
+        (host, port), fd = order["master"], self._place.fileno()
+        shared = {**os.environ, "WORLD_SIZE": str(order["world"]), "LOCAL_WORLD_SIZE": str(self._count), "MASTER_ADDR": host}
+        # torchrun's name for the starts so far, which the lock of the run folder reads.
+        shared |= {"MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": str(self._round)}
+        shared.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+        if is_loopback(host):
+            loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "lo")
+            shared |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+        for local in range(self._count):
+            rank = order["first"] + local
+            own = {"RANK": str(rank), "LOCAL_RANK": str(local)}
+            if rank == 0:  # it gets the socket where the others come, which nobody else can have taken meanwhile
+                own["OVERNIGHT_LISTEN_FD"] = str(fd)
+            # In a session of its own, so that Ctrl-C comes once, from here.
+            self._processes.append(
+                subprocess.Popen(self._command, env={**shared, **own}, pass_fds=(fd,) if rank == 0 else (), start_new_session=True)
+            )
+        self._place.close()
+        self._place, self._told, self._deadline = None, set(), float("inf")
+
+    def _ended(self) -> bool:
+        return all(process.poll() is not None for process in self._processes)
+
+    def _send(self, number: int) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def _stop(self, seconds: float) -> None:
+        # Those that have got a signal are on their way.
+        if not self.stopped:
+            self._send(signal.SIGTERM)
+        self._deadline = min(self._deadline, time.monotonic() + seconds)
+
+    def _forward(self, number: int) -> None:
+        number = number if number in STOPS else signal.SIGTERM
+        if not self.stopped:
+            self.stopped = number
+            self._deadline = min(self._deadline, time.monotonic() + self._grace)
+            self._link.send({"stop": int(number)})
+        self._send(number)
+
+    def _watch(self) -> None:
+        if time.monotonic() > self._deadline:
+            self._send(signal.SIGKILL)
+        for local, process in enumerate(self._processes):
+            if local not in self._told and (code := process.poll()) is not None:
+                self._told.add(local)
+                self._link.send({"ended": [self._round, local, code]})
+
+    def _clear(self) -> None:
+        """Leave no process behind, also after an error."""
+        if not self._ended():
+            self._send(signal.SIGTERM)
+            deadline = time.monotonic() + _AFTER_FAILURE
+            while not self._ended() and time.monotonic() < deadline:
+                time.sleep(_LOOK)
+            self._send(signal.SIGKILL)
+            for process in self._processes:
+                process.wait()
+
+
+@contextmanager
+def _listening_to_signals(agent: Agent) -> Iterator[None]:
+    def note(number: int, frame: FrameType | None) -> None:
+        agent.signals.append(number)
+
+    before = {number: signal.signal(number, note) for number in _FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_agent(
+    arguments: Sequence[str], nodes: tuple[int, int], processes: int, endpoint: str, folder: Path, restarts: int, grace: int
+) -> int:
     """Run a command of this package in many processes, this machine's part, to its end.
 
     Args:
@@ -103,7 +309,7 @@ def run_agent(arguments: Sequence[str], nodes: tuple[int, int], processes: int, 
         nodes: machines, at least and at most.
         processes: on this machine.
         endpoint: host:port of the rendezvous, on one of the machines; empty for this machine alone.
-        name: of the job; all its machines say the same.
+        folder: of the run; it keeps the key of a job of several machines.
         restarts: how often to start again after a failure.
         grace: seconds from a signal to the end of the processes, in which they write a checkpoint.
 
@@ -113,59 +319,19 @@ def run_agent(arguments: Sequence[str], nodes: tuple[int, int], processes: int, 
     Raises:
         UserError: when a process was killed, or the other machines were not found or are gone.
     """
-    # A failure is said by the process that has it, and the rest below.
-    for logger in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
-        logging.getLogger(logger).setLevel(logging.CRITICAL)
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGTERM,SIGUSR1,SIGHUP,SIGQUIT"
-    # Else torch keeps the address of the first round's store where the first machine has changed, and its keys where it has not.
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    where = RendezvousParameters("c10d", endpoint or "localhost:0", name, nodes[0], nodes[1], local_addr=None if endpoint else "localhost")
-    try:
-        handler = get_rendezvous_handler(where)
-        spec = WorkerSpec(
-            role="overnight",
-            local_world_size=processes,
-            rdzv_handler=handler,
-            entrypoint=sys.executable,
-            # torch fills in $names in arguments.
-            args=("-u", "-m", "overnight", *(argument.replace("$", "$$") for argument in arguments)),
-            max_restarts=restarts,
-            monitor_interval=0.1,
-        )
-        agent = Agent(spec, DefaultLogsSpecs(log_dir=os.devnull), shutdown_timeout=grace)
-        try:
-            result = agent.run()
-        except SignalException as stop:
-            return after_signal(stop.sigval if stop.sigval in STOPS else signal.SIGTERM, agent.exit_codes(), grace)
-        handler.shutdown()
-    except RendezvousError as error:
-        raise UserError(
-            f"the machines of this job do not meet at {endpoint or 'localhost'}: {error or type(error).__name__}; "
-            "is the machine there running the same command? The same command continues"
-        ) from None
-    if result and result.is_failed() and not result.failures:
-        raise UserError("a machine of this job is not heard of any more; the same command continues")
-    return after_failure(*cause(result.failures)) if result else 0
-
-
-def after_failure(rank: int, code: int) -> int:
-    """The exit code of a job from that of the process that failed first, which said why unless it was killed.
-
-    Raises:
-        UserError: when it was killed.
-    """
-    if code >= 0:
-        return code
-    if -code in STOPS:  # before it could listen to signals
-        return 128 - code
-    killer = signal.Signals(-code)
-    raise UserError(f"process {rank} was killed by {killer.name}{_CAUSES.get(killer, '')}; the same command continues")
+    link = meet(endpoint, nodes, restarts, folder)
+    agent = Agent(link, [sys.executable, "-u", "-m", "overnight", *arguments], processes, grace)
+    with _listening_to_signals(agent):
+        end = agent.run()
+    if agent.stopped and agent.codes():
+        return after_signal(agent.stopped, agent.codes(), grace)
+    if end["why"]:
+        raise UserError(end["why"])
+    return int(end["end"])
 
 
 def after_signal(number: int, codes: Collection[int], grace: int) -> int:
     """The exit code of a job that was asked to stop, from those of its processes that did not end well; it may have been done, or have failed."""
     if -signal.SIGKILL in codes:
         print(f"overnight: not all processes ended within {grace} s; the run goes on from its newest checkpoint", file=sys.stderr)
-    if not codes:
-        return 0
     return 1 if 1 in codes else 128 + number

@@ -23,6 +23,7 @@ from overnight.config import Run, differences, to_tree
 from overnight.errors import ConfigError, UserError
 from overnight.models.bert import BertForPretraining
 from overnight.models.bytes import ByteModel
+from overnight.train.wire import listening
 
 # How long a process waits for the others: the longest that one may plan an epoch or write a checkpoint while the others do nothing.
 TIMEOUT = timedelta(minutes=30)
@@ -131,16 +132,28 @@ def _join(world: World) -> None:
     cuda = world.device.type == "cuda"
     backend, device = ("cpu:gloo,cuda:nccl", world.device) if cuda else ("gloo", None)
     try:
-        store, rank, size = next(rendezvous("env://", timeout=JOIN))
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT, device_id=device)
-    except RuntimeError as error:
-        if not _lost(error):
+        store = _store(world)
+        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=TIMEOUT, device_id=device)
+    except (RuntimeError, OSError) as error:
+        if isinstance(error, RuntimeError) and not _lost(error):
             raise
         place, minutes = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", JOIN.total_seconds() / 60
         raise UserError(
             f"process {world.rank} of {world.size} did not find all others at {place} within {minutes:g} minutes, or lost one: see what they "
             "say, and start all of them again"
         ) from None
+
+
+def _store(world: World) -> Any:
+    """Where the processes meet. torch's own listens at all addresses of the first process's machine; ours at the one that the others use."""
+    host, port, here = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), os.environ.pop("OVERNIGHT_LISTEN_FD", "")
+    fd = int(here) if here else None
+    if fd is None and world.main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        found = listening(host, port)
+        fd = found.detach() if found else None  # behind a translated address, which this machine does not know as its own
+    if fd is None:
+        return next(rendezvous("env://", timeout=JOIN))[0]
+    return cast(Any, dist).TCPStore(host, port, world.size, True, JOIN, multi_tenant=True, master_listen_fd=fd)
 
 
 def _lost(error: RuntimeError) -> bool:
