@@ -47,6 +47,19 @@ NO_TORCH = [
         for name in ("rows", "encode", "classification", "docnames", "squad", "metrics", "log", "logistic", "ngrams", "inputs")
     ),
 ]
+# Parts of torch and the standard library that unpickle what comes from another process, a port or a file; of torch.load no other name may be made.
+UNPICKLE = (
+    *(f"torch.distributed.{part}" for part in ("elastic", "run", "launcher", "rpc", "checkpoint", "distributed_c10d")),
+    *(
+        "torch.load",
+        "torch.serialization",
+        "torch.package",
+        "torch.jit.load",
+        "multiprocessing.connection.Client",
+        "multiprocessing.connection.Listener",
+        "multiprocessing.managers",
+    ),
+)
 # Files of more than 400 lines, and why they are not cut.
 LONG_FILES: dict[str, str] = {}
 MAX_LINES = 400
@@ -159,16 +172,19 @@ def unsafe(text: str) -> list[str]:
     found = [
         f"imports {name}"
         for name in imports(text)
-        if name.split(".")[0] in ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")
+        if name.split(".")[0] in ("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")
+        or name.startswith(UNPICKLE)
     ]
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Call):
             continue
         name, keys = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
-        if name == "torch.load" and keys.get("weights_only") != "True":
+        if (name == "torch.load" or name.endswith("serialization.load")) and keys.get("weights_only") != "True":
             found.append(f"line {node.lineno}: torch.load without weights_only=True")
         if name.endswith((".extractall", ".extract", "unpack_archive")) or name in ("yaml.load", "yaml.unsafe_load", "eval", "exec"):
             found.append(f"line {node.lineno}: {name}")
+        if name.endswith(("_object", "_object_list", "read_pickle", "jit.load")):
+            found.append(f"line {node.lineno}: {name} unpickles")
         if keys.get("allow_pickle", "False") != "False":
             found.append(f"line {node.lineno}: allow_pickle")
     return found
@@ -243,7 +259,19 @@ def test_the_checks_find_what_they_look_for() -> None:
     assert torch_reached(planted) == ["corpus reaches torch in optim"]
     assert upward({"new": ""}) == ["new has no place in LAYERS"]
     assert len(unsafe("import pickle\ntorch.load(f)\nnp.load(f, allow_pickle=True)\ntar.extractall()\nyaml.load(f)")) == 5
-    assert unsafe("torch.load(f, weights_only=True)\nyaml.safe_load(f)") == []
+    assert (
+        len(
+            unsafe(
+                "dist.broadcast_object_list(x)\ndist.all_gather_object(x, y)\ndist.gather_object(x)\nrecv_object_list(x)\npd.read_pickle(f)"
+            )
+        )
+        == 5
+    )
+    planted_imports = ["torch.distributed.elastic.agent", "torch.distributed.checkpoint", "multiprocessing.managers"]
+    assert [len(unsafe(f"import {name}")) for name in planted_imports] == [1, 1, 1]
+    assert len(unsafe("from torch import load\nfrom torch.distributed import rpc")) == 2
+    assert len(unsafe("torch.load(f, weights_only=False)\ntorch.serialization.load(f)\ntorch.jit.load(f)")) == 3
+    assert unsafe("torch.load(f, weights_only=True)\nyaml.safe_load(f)\nfrom torch.distributed.rendezvous import rendezvous") == []
 
 
 @pytest.fixture
@@ -379,14 +407,6 @@ def test_the_readme_shows_its_first_command_within_25_lines() -> None:
 def test_the_readme_checks_find_what_they_look_for() -> None:
     readme = "# x\n```\n$ overnight fly demo\nmake demo\nA=1 torchrun -m overnight sink x\n```\n```\nREADME.md  gone.md\novernight/\n  corpus/  raw text\n    files.py\ndocs/   a.md · b.md\n```\n"
     assert wrong_commands(readme, {"overnight": {"run"}, "make": {"demo"}}) == ["overnight fly", "overnight sink"]
-    assert tree_paths(readme) == [
-        "README.md",
-        "gone.md",
-        "overnight/",
-        "overnight/corpus/",
-        "overnight/corpus/files.py",
-        "docs/",
-        "docs/a.md",
-        "docs/b.md",
-    ]
+    named = "README.md gone.md overnight/ overnight/corpus/ overnight/corpus/files.py docs/ docs/a.md docs/b.md"
+    assert tree_paths(readme) == named.split()
     assert fenced(readme)[0][0] == 3
