@@ -57,7 +57,7 @@ def _locked(file: TextIO) -> bool:
 
 
 def _started_again() -> bool:
-    # torch's elastic agent and Slurm count the starts.
+    # `overnight launch`, torchrun and Slurm count the starts.
     return any(os.environ.get(name, "0") not in ("", "0") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
 
 
