@@ -2,6 +2,7 @@
 
     OVERNIGHT_DATA=... python -m benchmarks.batch_rules     # two processes of one thread; goes on where it stopped
     OVERNIGHT_DATA=... python -m benchmarks.batch_rules --tiny
+    python -m benchmarks.batch_rules --draw --out DIR       # only the picture, from the trials that are there
 
 A multiplicative LSTM of 256 units reads the same bytes of the reviews of the recipe `mlstm-small` at every batch and with every rule, in
 windows of 64, in bf16, through the same trainer as any run; Adam, no clipping, the learning rate linear to 0, as published. A rule says the
@@ -30,7 +31,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.plots import Spread, panel, sheet
+from benchmarks.plots import Spread, by_batch, figure
 from overnight import config
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import open_shards
@@ -193,7 +194,7 @@ def write(out: Path, study: Study, data: Path) -> None:
     """Write summary.json and the picture, and print the table."""
     trials, frequent = read(out), frequencies(data)
     found = spreads(trials)
-    lines, batches = table(study, found, frequent), [study.base * times for times in study.times]
+    lines = table(study, found, frequent)
     print("\n".join(["", *lines]), flush=True)
     tree = {
         "environment": environment(),
@@ -203,23 +204,31 @@ def write(out: Path, study: Study, data: Path) -> None:
         "report": lines,
     }
     (out / "summary.json").write_text(json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    draw(out, study)
+
+
+def draw(out: Path, study: Study) -> None:
+    """Draw the bits per character by rule and batch, unless everything diverged."""
+    found, batches = spreads(read(out)), [study.base * times for times in study.times]
+    title, unit = "held-out bits per character", f"windows of {study.length} bytes"
     if any(math.isfinite(s.high) for row in found.values() for s in row.values()):
-        title = f"a multiplicative LSTM of {study.width} units after {study.characters / 1e6:.1f} MB of reviews"
-        (out / "rules.svg").write_text(
-            sheet(title, [panel(0, "held-out bits per character", f"windows of {study.length} bytes", batches, found)]), encoding="utf-8"
-        )
+        about = f"a multiplicative LSTM of {study.width} units after {study.characters / 1e6:.1f} MB of reviews"
+        (out / "rules.svg").write_text(figure(about, [lambda axes: by_batch(axes, title, unit, batches, found)]), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is not done, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="sizes that take seconds, in --out/tiny")
+    parser.add_argument("--draw", action="store_true", help="only draw the picture of --out again")
     parser.add_argument("--workers", type=int, default=2, help="processes, each of one thread")
     parser.add_argument("--paths", nargs="+", default=[], help="other text than that of mlstm-small")
     parser.add_argument("--data", type=Path, default=Path("data/mlstm-small"), help="folder of the prepared text")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / f"{date.today()}-cpu{os.cpu_count()}-batch-rules")
     options = parser.parse_args(arguments)
     study, out = (TINY, options.out / "tiny") if options.tiny else (Study(), options.out)
+    if options.draw:
+        return draw(out, study)
     out.mkdir(parents=True, exist_ok=True)
     run = config.build(recipe(study, options.paths, options.data) | {"phases": {"main": {"steps": 1, "global_batch": 1}}})
     prepare(run.data, options.data, log=print)

@@ -3,6 +3,7 @@
     python -m benchmarks.large_batch                  # both problems, two processes of one thread; goes on where it stopped
     python -m benchmarks.large_batch --only digits
     python -m benchmarks.large_batch --tiny           # seconds: only shows that it works
+    python -m benchmarks.large_batch --draw --out DIR  # only the pictures, from the trials that are there
 
 Two problems (`large_batch_problems.py`): a convolutional network on scikit-learn's digits, and a small BERT on the documentation inside
 this Python environment. (`batch_rules.py` is the
@@ -42,7 +43,7 @@ import torch
 from torch import nn
 
 from benchmarks.large_batch_problems import Digits, MaskedLM, Problem
-from benchmarks.plots import Spread, picture
+from benchmarks.plots import Spread, study_figure
 from overnight.config import Optim, Schedule
 from overnight.environment import environment
 from overnight.optim.groups import build_optimizer, parameter_groups
@@ -340,20 +341,26 @@ def write(out: Path, study: dict[str, Problem]) -> None:
         print("\n".join(["", *lines]), flush=True)
         plain = {optimizer: {str(batch): _plain(asdict(c)) for batch, c in row.items()} for optimizer, row in found.items()}
         tree["problems"][name] = {"examples": problem.examples, "batches": problem.batches, "cells": plain, "report": lines}
-        if found:
-            (out / f"{name}.svg").write_text(drawing(problem, found), encoding="utf-8")
+    draw(out, study)
     (out / "summary.json").write_text(json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
+def draw(out: Path, study: dict[str, Problem]) -> None:
+    """Draw the problems that have trials."""
+    for name, problem in study.items():
+        if found := cells(problem, name, read(out)):
+            (out / f"{name}.svg").write_text(drawing(problem, found), encoding="utf-8")
+
+
 def drawing(problem: Problem, found: Cells) -> str:
-    """The picture of a problem."""
+    """Return the picture of a problem as SVG."""
 
     def lines(of: Callable[[Cell], Spread]) -> dict[str, dict[int, Spread]]:
         return {NAMES[name]: {batch: of(cell) for batch, cell in row.items()} for name, row in found.items()}
 
     accuracy = lines(lambda c: c.accuracy.times(100))
     title = f"{problem.title}: {problem.examples:,} {problem.unit} at every batch, median and range of {len(problem.seeds)} seeds"
-    return picture(title, problem.unit, problem.batches, accuracy, lines(lambda c: c.loss), lines(lambda c: Spread.of([c.lr])))
+    return study_figure(title, problem.unit, problem.batches, accuracy, lines(lambda c: c.loss), lines(lambda c: Spread.of([c.lr])))
 
 
 def _plain(value: Any) -> Any:
@@ -368,6 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["digits", "mlm"], help="one problem")
     parser.add_argument("--tiny", action="store_true", help="sizes that take seconds, in --out/tiny")
+    parser.add_argument("--draw", action="store_true", help="only draw the pictures of --out again")
     parser.add_argument("--workers", type=int, default=2, help="processes, each of one thread")
     parser.add_argument("--data", type=Path, default=Path("data/large-batch"), help="folder of the prepared text")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / f"{date.today()}-cpu{os.cpu_count()}-large-batch")
@@ -375,6 +383,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = options.out / "tiny" if options.tiny else options.out
     out.mkdir(parents=True, exist_ok=True)
     study = {name: problem for name, problem in problems(options.data, options.tiny).items() if options.only in (None, name)}
+    if options.draw:
+        return draw(out, study)
     for problem in study.values():
         if isinstance(problem, MaskedLM):
             problem.prepare()

@@ -1,6 +1,7 @@
 """Train 300 steps in every precision from the same start on the same batches, and see how far each curve goes from that of fp32.
 
     python -m benchmarks.precision_bands
+    python -m benchmarks.precision_bands --draw DIR    # only the picture, from DIR/result.json
 
 Two layers of width 128 on the documentation inside the Python environment, with LAMB at a rate of the order of the demo's and without dropout. Held-out
 losses are compared every ten steps: a precision passes when it stays within BAND of fp32 from step SETTLED on (fp16 first skips the steps in which
@@ -23,8 +24,9 @@ from pathlib import Path
 
 import psutil
 import torch
+from matplotlib.axes import Axes
 
-from benchmarks.plots import GREY, LIGHT, Axis, line, path, spaced, text
+from benchmarks.plots import figure
 from overnight import config
 from overnight.corpus.pipeline import prepare
 from overnight.environment import environment
@@ -35,8 +37,7 @@ BAND = 0.01
 """Relative difference of the held-out loss from that of fp32 in which a precision must stay."""
 STEPS, EVERY, SETTLED = 300, 10, 100
 OTHERWISE = "fp32, cut otherwise"
-COLOURS = {"fp32": "#000000", OTHERWISE: "#999999", "tf32": "#56B4E9", "bf16": "#0072B2", "fp16": "#D55E00", "fp8": "#CC79A7"}
-_WIDTH, _HEIGHT, _LEFT, _TOP, _PITCH = 360, 270, 64, 62, 560
+COLORS = {"fp32": "#000000", OTHERWISE: "#999999", "tf32": "#56B4E9", "bf16": "#0072B2", "fp16": "#D55E00", "fp8": "#CC79A7"}
 
 Curve = dict[int, float]
 """Held-out masked-LM loss by step."""
@@ -92,47 +93,24 @@ def farthest(curve: Curve, reference: Curve) -> tuple[float, float]:
 
 
 def picture(curves: Mapping[str, Curve]) -> str:
-    """Two panels: the losses, and their differences from fp32 with the band."""
+    """Return two panels as SVG: the losses, and their differences from fp32 with the band."""
     far = {name: {s: 100 * d for s, d in distances(curve, curves["fp32"]).items()} for name, curve in curves.items() if name != "fp32"}
-    width, height = _LEFT + 2 * _PITCH - 60, _TOP + _HEIGHT + 56
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-    parts = [
-        head + 'font-family="Helvetica, Arial, sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        text(_LEFT, 22, "the same training in every precision", size=15),
-        panel(0, "held-out masked-LM loss", curves, None),
-        panel(1, "difference from fp32, %", far, 100 * BAND),
-    ]
-    return "\n".join([*parts, "</svg>\n"])
+
+    def losses(axes: Axes) -> None:
+        draw(axes, "held-out masked-LM loss", curves)
+
+    def differences(axes: Axes) -> None:
+        axes.axhspan(-100 * BAND, 100 * BAND, color="#666666", alpha=0.1, linewidth=0)
+        draw(axes, "difference from fp32, %", far)
+
+    return figure("the same training in every precision", [losses, differences])
 
 
-def panel(place: int, title: str, curves: Mapping[str, Curve], band: float | None) -> str:
-    """A frame with its curves, labelled at their ends, and a band around 0."""
-    values = [value for curve in curves.values() for value in curve.values()] + ([] if band is None else [-band, band])
-    room = (max(values) - min(values)) * 0.06
-    left, steps = _LEFT + place * _PITCH, [step for curve in curves.values() for step in curve]
-    x = Axis(0, max(steps), left, left + _WIDTH, False)
-    y = Axis(min(values) - room, max(values) + room, _TOP + _HEIGHT, _TOP, False)
-    found = [text(left, _TOP - 12, title, size=13)]
-    if band is not None:
-        corners = [(left, y.at(band)), (left + _WIDTH, y.at(band)), (left + _WIDTH, y.at(-band)), (left, y.at(-band))]
-        found.append(f'<polygon points="{path(corners)}" fill="{GREY}" fill-opacity="0.1"/>')
-    for value in y.ticks():
-        found += [line([(left, y.at(value)), (left + _WIDTH, y.at(value))], LIGHT), text(left - 8, y.at(value) + 4, f"{value:.3g}", "end")]
-    for step in x.ticks():
-        found += [
-            line([(x.at(step), _TOP), (x.at(step), _TOP + _HEIGHT)], LIGHT),
-            text(x.at(step), _TOP + _HEIGHT + 18, f"{step:g}", "middle"),
-        ]
-    found.append(text(left + _WIDTH / 2, _TOP + _HEIGHT + 40, "optimizer steps", "middle"))
+def draw(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
+    """Draw curves over the optimizer steps; that of fp32 cut otherwise dashed, because it lies on fp32."""
+    axes.set(title=title, xlabel="optimizer steps")
     for name, curve in curves.items():
-        found.append(line([(x.at(step), y.at(loss)) for step, loss in curve.items()], COLOURS[name], 2.0))
-    for name, (end, label) in spaced({name: y.at(curve[max(curve)]) for name, curve in curves.items()}).items():
-        found += [
-            line([(left + _WIDTH + 2, end), (left + _WIDTH + 14, label)], COLOURS[name]),
-            text(left + _WIDTH + 18, label + 4, name, colour=COLOURS[name]),
-        ]
-    return "\n".join(found)
+        axes.plot(list(curve), list(curve.values()), "--" if name == OTHERWISE else "-", color=COLORS[name], linewidth=1.8, label=name)
 
 
 def precisions(device: str) -> Sequence[str]:
@@ -146,7 +124,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--without", nargs="*", default=[], help="precisions to leave out, such as fp8, which is slow where it is emulated")
     parser.add_argument("--machine", default=f"cpu{psutil.cpu_count()}", help="word for the machine in the name of the results folder")
+    parser.add_argument("--draw", type=Path, metavar="DIR", help="only draw the picture of these results again")
     options = parser.parse_args()
+    if options.draw:
+        known = json.loads((options.draw / "result.json").read_text(encoding="utf-8"))["precisions"]
+        losses = {name: {int(step): loss for step, loss in found["losses"].items()} for name, found in known.items()}
+        (options.draw / "bands.svg").write_text(picture(losses), encoding="utf-8")
+        return
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import asdict, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from benchmarks import large_batch
 from benchmarks.large_batch import GRID, GROWTH, NAMES, Cell, Trial, at_edge, cells, keeps_to, lr_power, optimizer_of, report, train, tune
 from benchmarks.large_batch_problems import Digits, MaskedLM, Problem, frequencies
-from benchmarks.plots import HEIGHT, TOP, Axis, Spread, picture, spaced
+from benchmarks.plots import Spread, study_figure
 
 TINY = Digits(epochs=1, batches=(64, 512), tuning=(0,), seeds=(1, 2))
 
@@ -185,22 +184,20 @@ def test_the_picture_is_xml_with_a_label_for_every_line_and_leaves_out_what_dive
     rows = {
         name: {32: Spread(1.0, 0.9, 1.2), 128: Spread(2.0, 2.0, math.inf), 512: Spread(math.inf, 1.0, math.inf)} for name in NAMES.values()
     }
-    text = picture("digits", "images", (32, 128, 512), rows, rows, rows)
+    text = study_figure("digits", "images", (32, 128, 512), rows, rows, rows)
     words = [node.text for node in ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text")]
-    assert {"digits", "linear rule", "sqrt rule"} <= set(words) and "nan" not in text and "inf" not in text
+    assert {"digits", "linear rule", "sqrt rule", *NAMES.values()} <= set(words) and "nan" not in text and "inf" not in text
     assert words.count("32") == 3
+    assert study_figure("digits", "images", (32, 128, 512), rows, rows, rows) == text, "the same numbers give the same file"
 
 
-@given(st.lists(st.floats(TOP, TOP + HEIGHT), min_size=1, max_size=8))
-def test_labels_never_overlap_and_keep_the_order_of_their_lines(ends: list[float]) -> None:
-    found = spaced({str(i): end for i, end in enumerate(ends)})
-    places = [place for _, place in found.values()]
-    assert [end for end, _ in found.values()] == sorted(ends)
-    assert all(b - a >= 15 - 1e-9 for a, b in pairwise(places)) and places[-1] <= TOP + HEIGHT
-
-
-def test_an_axis_puts_its_ends_and_round_ticks_where_they_belong() -> None:
-    linear, log = Axis(0, 100, 10, 110, False), Axis(1, 100, 0, 200, True)
-    assert (linear.at(0), linear.at(50), linear.at(200)) == (10, 60, 110)
-    assert log.at(10) == pytest.approx(100)
-    assert linear.ticks() == [0, 20, 40, 60, 80, 100] and log.ticks() == [1, 2, 5, 10, 20, 50, 100]
+def test_the_pictures_are_drawn_again_without_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = replace(TINY, batches=(64,))
+    monkeypatch.setattr(large_batch, "problems", lambda data, tiny: {"digits": study})
+    monkeypatch.setattr(large_batch, "train", None)
+    trials = [trial("lamb", 64, e, 0, loss, 0.99) for e, loss in ((-3, 0.5), (-2, 0.2))]
+    trials += [trial("lamb", 64, -2, seed, 0.3, 0.9) for seed in study.seeds]
+    (tmp_path / "trials.jsonl").write_text("".join(json.dumps(asdict(t)) + "\n" for t in trials), encoding="utf-8")
+    large_batch.main(["--draw", "--out", str(tmp_path)])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.svg", "trials.jsonl"]
+    assert "LAMB" in (tmp_path / "digits.svg").read_text(encoding="utf-8")
