@@ -67,7 +67,11 @@ class Lans(Layerwise):
         eps: added to the root of the second moment.
         weight_decay: wd, decoupled.
         adapt: use the trust ratios; False leaves both terms as they are.
-        maximize, foreach, fused, capturable, check_finite: as in :class:`Layerwise`.
+        maximize: go up the gradient.
+        foreach: False steps the tensors one by one.
+        fused: compile the equations for the CPU, or use the kernels for a GPU; the same numbers, faster after the first step.
+        capturable: always so; accepted as torch's optimizers do. Capturing a graph needs a tensor as `lr`.
+        check_finite: refuse a step with a NaN or infinite gradient, at the price of waiting once for the device.
         skip_zero_grad: leave a tensor whose gradient is exactly 0 alone; else it shrinks by up to lr·|x| a step where it decays.
 
     State: `step`, `exp_avg`, `exp_avg_sq`, and for 16-bit parameters `master`, all fp32 (fp64 for fp64 tensors).

@@ -79,7 +79,11 @@ class Lars(Layerwise):
         nesterov: Nesterov's momentum.
         lr_in_momentum: the paper's form, lr inside the momentum; False is that of most PyTorch code.
         max_grad_norm: first scale all gradients of all groups so that their common norm is at most this, or None.
-        maximize, foreach, fused, capturable, check_finite: as in :class:`Layerwise`.
+        maximize: go up the gradient.
+        foreach: False steps the tensors one by one.
+        fused: compile the equations for the CPU, or use the kernels for a GPU; the same numbers, faster after the first step.
+        capturable: always so; accepted as torch's optimizers do. Capturing a graph needs a tensor as `lr`.
+        check_finite: refuse a step with a NaN or infinite gradient, at the price of waiting once for the device.
         skip_zero_grad: leave a tensor whose gradient is exactly 0 alone; else its momentum goes on and it decays.
 
     State: `step`, `momentum_buffer`, and for 16-bit parameters `master`, all fp32 (fp64 for fp64 tensors).

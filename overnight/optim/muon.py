@@ -23,7 +23,8 @@ class Muon(torch.optim.Optimizer):
         lr: learning rate of both.
         momentum: of Muon, with Nesterov's form.
         weight_decay: decoupled, of both.
-        betas, eps: of AdamW.
+        betas: decay of AdamW's moments.
+        eps: of AdamW.
         muon: whether Muon steps the group; its tensors must have two dimensions.
 
     State: `momentum_buffer` for Muon; `step`, `exp_avg`, `exp_avg_sq` for AdamW.

@@ -47,7 +47,8 @@ class NoiseScale:
         Args:
             small_sq: |G_b|², averaged over the small batches.
             big_sq: |G_B|².
-            b, B: sequences of the small and of the big batch.
+            b: sequences of the small batch.
+            B: sequences of the big batch.
 
         Raises:
             ValueError: unless 0 < b < B.
