@@ -391,10 +391,11 @@ def verbs() -> set[str]:
     return set(re.findall(r"^ {4}([a-z]+)(?: {2}|$)", text, re.M))
 
 
-def test_every_command_in_the_readme_exists() -> None:
+def test_every_command_in_the_readme_and_the_documentation_exists() -> None:
     known = {"overnight": verbs(), "make": set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))}
     assert {"run", "doctor"} <= known["overnight"]
-    assert wrong_commands((ROOT / "README.md").read_text(encoding="utf-8"), known) == []
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    assert {page.name: wrong for page in pages if (wrong := wrong_commands(page.read_text(encoding="utf-8"), known))} == {}
 
 
 def test_every_path_in_the_readme_tree_exists() -> None:
