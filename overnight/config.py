@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from overnight.check import check, environment_path
 from overnight.errors import ConfigError
 from overnight.schema import BatchWarmup, Columns, Data, Finetune, Model, Optim, Phase, Run, Scaling, Schedule, Train, Transfer
+from overnight.state_files import parse_yaml, read_yaml
 from overnight.wording import yaml_text
 
 __all__ = [
@@ -66,23 +67,13 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> Run:
 
 def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return what a recipe and dotted overrides say, unchecked, as nested plain values; see :func:`load`."""
-    import yaml
-
     path = recipes().get(recipe, Path(recipe))
     if not path.is_file():
         near = difflib.get_close_matches(recipe, recipes(), 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"no recipe {recipe!r}: it is neither a file nor one of {', '.join(recipes())}{hint}")
-    try:
-        text = path.read_text(encoding="utf-8")
-        tree, twice = yaml.safe_load(text), sorted(_repeated(yaml.compose(text, yaml.SafeLoader)))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path} must hold a mapping of keys to values, as the shipped recipes do")
-    if twice:
+    tree, nodes = read_yaml(path, "correct it, or put it back", ConfigError)
+    if twice := sorted(_repeated(nodes)):
         raise ConfigError("\n".join(f"{path}:{line}: {key!r} stands there for the second time; only one can hold" for line, key in twice))
     named = _named(tree)
     for override in overrides:
@@ -202,14 +193,12 @@ def _drop(tree: dict[str, Any], parts: Sequence[str]) -> None:
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
-    import yaml
-
     key, equals, text = override.removeprefix("--").partition("=")
     if not equals:
         raise ConfigError(f"{override!r}: an override is written key=value, such as --phases.long.optim.lr=4e-3")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        value, _ = parse_yaml(text)
+    except ValueError as error:
         raise ConfigError(f"{key} = {text!r} is not a YAML value: {error}") from None
     *parents, last = key.split(".")
     node: Any = tree

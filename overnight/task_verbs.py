@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import shlex
 import shutil
 import textwrap
@@ -129,7 +128,9 @@ def next_commands(folder: Path, name: str) -> str:
         folder: the run folder.
         name: the task.
     """
-    facts = json.loads((folder / "finetune" / name / "task.json").read_text(encoding="utf-8"))
+    from overnight.train.task_folder import read_facts
+
+    facts = read_facts(folder / "finetune" / name)
     task, run, out = shlex.quote(name), shlex.quote(str(folder)), shlex.quote(f"{folder.name}-{name}")
     if facts["kind"] == "spans":
         ask = f"overnight predict {task} --from {run} --input QUESTIONS.json"

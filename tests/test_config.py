@@ -156,9 +156,9 @@ def test_a_key_that_stands_twice_in_a_recipe_is_refused_with_its_lines(tmp_path:
 def test_a_file_that_is_not_utf8_or_cannot_be_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_bytes(b"name: \xff\n")
-    assert "is not YAML" in message(lambda: config.load(str(path)))
+    assert "is not UTF-8 (byte 6)" in message(lambda: config.load(str(path)))
     # A file whose first byte gives an input/output error.
-    assert message(lambda: config.load("/proc/self/mem")).startswith("/proc/self/mem cannot be read: ")
+    assert message(lambda: config.load("/proc/self/mem")).startswith("/proc/self/mem: cannot be read: ")
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest_name(tmp_path: Path) -> None:

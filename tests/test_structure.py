@@ -32,6 +32,7 @@ LAYERS = [
     ["check"],
     ["schema"],
     ["native"],
+    ["state_files"],
     ["errors", "environment", "display", "wording", ""],
 ]
 # These, and everything of ours that they import, run without torch.
@@ -40,6 +41,7 @@ NO_TORCH = [
     "errors",
     "display",
     "wording",
+    "state_files",
     "corpus",
     "report",
     *(

@@ -30,7 +30,7 @@ from overnight.corpus.files import write_json
 from overnight.corpus.held_out import check_share, held_out_lines, held_out_names, share_for
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, documents, start_reading
-from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, load_manifest, read_table, save_manifest
+from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
 from overnight.corpus.tasks import (
     CLEANING,
     CleanTask,
@@ -44,9 +44,10 @@ from overnight.corpus.tasks import (
     token_chunk,
     token_path,
 )
-from overnight.corpus.tokenizer import read_pieces, save_tokenizer, train_pieces, vocabulary
+from overnight.corpus.tokenizer import load_pieces, read_pieces, save_tokenizer, train_pieces, vocabulary
 from overnight.corpus.workers import core_count, run_tasks
 from overnight.errors import ConfigError, DataError
+from overnight.state_files import read_json, sealed
 from overnight.wording import plural
 
 # A task: large enough to hide a process's and a file's costs, small enough that its memory (about 30 times this) does not count.
@@ -55,6 +56,8 @@ CHUNK_BYTES = 5 << 20
 SHARD_TOKENS = 16_000_000
 # Distinct words held while counting (about 100 bytes each); beyond, the rarest go.
 MAX_WORDS = 4_000_000
+# Of the files below `work/`: 2 has checksums beside the chunks.
+_WORK_VERSION = 2
 # Values of `Data` that decide the bytes of the shards.
 SETTINGS = (
     "paths",
@@ -186,14 +189,14 @@ def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
         else:
             sources.append([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in streams.expand(path)])
     given = read_pieces(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
-    everything = [FORMAT_VERSION, CLEANING, CHUNK_BYTES, shard_tokens, settings, sources, given]
+    everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, CHUNK_BYTES, shard_tokens, settings, sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
 
 
 def _begin(folder: Path, state: str, log: Callable[[str], None]) -> None:
     """Keep what an interrupted preparation of the same kind left, and clear away that of another."""
     marker = folder / "work" / "state.json"
-    if marker.exists() and json.loads(marker.read_text()) == state:
+    if marker.exists() and read_json(marker, str, f"delete the folder {folder} and prepare again") == state:
         log(f"prepare: continuing in {folder}")
         return
     left = [
@@ -213,12 +216,20 @@ def _begin(folder: Path, state: str, log: Callable[[str], None]) -> None:
     write_json(marker, state)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    """What reading has given: chunks, and what each source holds."""
+
+    chunks: int
+    sources: list[Source]
+
+
 def _read_and_clean(data: Data, work: Path, workers: int, log: Callable[[str], None], reading: Reading) -> tuple[list[Path], list[Source]]:
     """Clean chunks of all documents in order, and what each source gave."""
     done = work / "read.json"
     if done.exists():
-        tree = json.loads(done.read_text())
-        sources = [Source(**source) for source in tree["sources"]]
+        read = read_json(done, _Read, f"delete the folder {work.parent} and prepare again")
+        count, sources = read.chunks, read.sources
         _check_skipped(sources, data.max_bad_lines)
     else:
         progress = Progress("read and clean", log)
@@ -230,15 +241,14 @@ def _read_and_clean(data: Data, work: Path, workers: int, log: Callable[[str], N
 
         count = sum(1 for _ in run_tasks(clean_chunk, tasks(), workers))
         sources = reading.sources
-        tree = {"chunks": count, "sources": [dataclasses.asdict(source) for source in sources]}
-        write_json(done, tree)
+        write_json(done, sealed(dataclasses.asdict(_Read(count, sources))))
         progress.end(sum(source.bytes for source in sources), plural(sum(source.documents for source in sources), "document"))
     for source in sources:
         if source.truncated or source.skipped_lines:
             log(
                 f"read and clean: {source.path}: {plural(source.skipped_lines, 'line')} skipped, {plural(len(source.truncated), 'truncated file')} kept as far as readable"
             )
-    return [work / f"clean-{number:05d}.arrow" for number in range(tree["chunks"])], sources
+    return [work / f"clean-{number:05d}.arrow" for number in range(count)], sources
 
 
 def _check_skipped(sources: list[Source], allowed: int) -> None:
@@ -262,7 +272,7 @@ def _chunks(found: Iterator[Document]) -> Iterator[list[Document]]:
 
 def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple[list[np.ndarray], int, int]:
     """For each document of each chunk: 0 dropped as a duplicate, 1 train, 2 valid, 3 test. And how many were duplicates, and how many too short."""
-    tables = [read_table(path) for path in chunks]
+    tables = [read_table(checked_chunk(path)) for path in chunks]
     short = sum(int(table.schema.metadata[b"short"]) for table in tables)
     sizes = [table.num_rows for table in tables]
     flat = b"".join(b"".join(table.column("hash").to_pylist()) for table in tables)
@@ -289,7 +299,7 @@ def _vocabulary(
 ) -> list[str]:
     """The given pieces, or pieces trained on the training documents; written into the folder."""
     if (folder / "vocab.txt").exists():  # written last
-        return read_pieces(folder / "vocab.txt")
+        return load_pieces(folder)[0]
     if data.vocab_file:
         pieces = read_pieces(environment_path(data.vocab_file, "data.vocab_file"))
         if len(pieces) != data.vocab_size:
@@ -337,7 +347,7 @@ def _shard(folder: Path, chunks: list[Path], shard_tokens: int, workers: int, lo
 
 def _plan(folder: Path, split: str, chunks: list[Path], shard_tokens: int) -> Iterator[ShardTask]:
     """Cut the documents of a split, in order, into shards of about equal tokens."""
-    ends = [read_table(path).column("tokens").offsets.to_numpy()[1:].astype(np.int64) for path in chunks]
+    ends = [read_table(checked_chunk(path)).column("tokens").offsets.to_numpy()[1:].astype(np.int64) for path in chunks]
     sizes = [int(end[-1]) if len(end) else 0 for end in ends]
     starts = np.concatenate([[0], np.cumsum(sizes)])
     count = max(1, round(int(starts[-1]) / shard_tokens))

@@ -9,7 +9,6 @@ sum to the tokens (bytes: one sentence). Where labels are kept there is `label: 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from overnight.corpus.files import write_json, write_whole
 from overnight.corpus.readers import Source
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.errors import DataError
+from overnight.state_files import STRICT, fitted, read_json, read_object, sealed
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "valid", "test")
@@ -33,6 +33,7 @@ SPLITS = ("train", "valid", "test")
 class ShardEntry:
     """A shard as the manifest knows it."""
 
+    __pydantic_config__ = STRICT
     name: str
     split: str
     documents: int
@@ -47,6 +48,7 @@ class ShardEntry:
 class Manifest:
     """What a prepared folder holds, and from what it was made."""
 
+    __pydantic_config__ = STRICT
     version: int
     tokenizer: str
     """Hash of the vocabulary (see `tokenizer.Vocabulary.hash`), or `bytes.VOCABULARY_HASH`."""
@@ -131,9 +133,53 @@ def _offsets(lengths: np.ndarray) -> np.ndarray:
 
 
 def read_table(path: Path) -> pa.RecordBatch:
-    """The only record batch of an Arrow file, memory-mapped."""
-    with pa.memory_map(str(path)) as source:
-        return pa.ipc.open_file(source).get_batch(0)
+    """The only record batch of an Arrow file, memory-mapped. Its bytes are trusted: compare the checksum before.
+
+    Raises:
+        DataError: when it is missing or is no such file.
+    """
+    try:
+        with pa.memory_map(str(path)) as source:
+            return pa.ipc.open_file(source).get_batch(0)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise DataError(f"{path}: is no Arrow file that can be read: {error}; delete the folder {path.parent} and prepare again") from None
+
+
+def seal_chunk(path: Path) -> None:
+    """Write the checksum of an intermediate Arrow file beside it, as the sign that it is done."""
+    write_json(_beside(path), sealed({"bytes": path.stat().st_size, "xxh3_64": checksum(path)}))
+
+
+def is_sealed(path: Path) -> bool:
+    """Return whether :func:`seal_chunk` was called for this file."""
+    return _beside(path).exists()
+
+
+def checked_chunk(path: Path) -> Path:
+    """Return the path of a sealed file, once its bytes are seen to be those that were sealed (reads it once, some GB/s).
+
+    Raises:
+        DataError: when they are not.
+    """
+    again = f"delete the folder {path.parent.parent} and prepare again"
+    written = read_json(_beside(path), _Chunk, again)
+    try:
+        same = path.stat().st_size == written.bytes and checksum(path) == written.xxh3_64
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; {again}") from None
+    if not same:
+        raise DataError(f"{path}: was cut short or changed since it was written, its checksum differs; {again}")
+    return path
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    bytes: int
+    xxh3_64: str
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
 
 
 def read_lists(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -197,30 +243,20 @@ def checksum(path: Path) -> str:
 
 def save_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json`; its presence says that the folder is prepared."""
-    write_json(folder / "manifest.json", dataclasses.asdict(manifest))
+    write_json(folder / "manifest.json", sealed(dataclasses.asdict(manifest)))
 
 
 def load_manifest(folder: Path) -> Manifest:
     """Read `manifest.json`.
 
     Raises:
-        DataError: when it is missing, cannot be read, or is of another format version.
+        DataError: when it is missing, damaged, changed since it was written, or of another format version.
     """
-    path = folder / "manifest.json"
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path}: is missing, so the folder is not prepared; run `overnight prepare` first") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); delete the folder and prepare again") from None
-    version = tree.get("version") if isinstance(tree, dict) else None
-    if version != FORMAT_VERSION:
-        raise DataError(
-            f"{path}: is of format version {version!r}, this program reads {FORMAT_VERSION}; delete the folder and prepare again"
-        )
-    try:
-        sources = [Source(**source) for source in tree.pop("sources")]
-        shards = [ShardEntry(**entry) for entry in tree.pop("shards")]
-        return Manifest(sources=sources, shards=shards, **tree)
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{path}: lacks or does not know a key ({error}); delete the folder and prepare again") from None
+    path, again = folder / "manifest.json", "delete the folder and prepare again"
+    if not path.exists():
+        raise DataError(f"{path}: is missing, so the folder is not prepared; run `overnight prepare` first")
+    tree = read_object(path, again)
+    if (version := tree.get("version")) != FORMAT_VERSION:
+        raise DataError(f"{path}: is of format version {version!r}, this program reads {FORMAT_VERSION}; {again}")
+    found: Manifest = fitted(tree, Manifest, str(path), again)
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,22 @@ from overnight.corpus.clean import clean
 from overnight.corpus.files import write_json
 from overnight.corpus.readers import Document
 from overnight.corpus.sentences import sentences
-from overnight.corpus.shards import SPLITS, ShardEntry, checksum, read_labels, read_lists, read_table, write_shard, write_table
+from overnight.corpus.shards import (
+    SPLITS,
+    ShardEntry,
+    checked_chunk,
+    checksum,
+    is_sealed,
+    read_labels,
+    read_lists,
+    read_table,
+    seal_chunk,
+    write_shard,
+    write_table,
+)
 from overnight.corpus.tokenizer import count_words, encode, load_tokenizer
+from overnight.errors import DataError
+from overnight.state_files import read_json, sealed
 
 CLEANING = 2
 """Version of the rules by which text is cleaned and cut into sentences: of :mod:`clean`, :mod:`sentences`, :mod:`markup` and :mod:`bytes`."""
@@ -37,7 +50,7 @@ class CleanTask:
 
 def clean_task(documents: list[Document], path: Path, data: Data) -> CleanTask:
     """What is to be done for a chunk of documents."""
-    done = path.exists()
+    done = is_sealed(path)
     labels = [document.label for document in documents] if data.label and not done else None
     texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
     names = [name.encode("utf-8", "backslashreplace").decode() for name in names]  # a file's name may be no UTF-8
@@ -66,6 +79,7 @@ def clean_chunk(task: CleanTask) -> None:
     if task.labels is not None:
         columns["label"] = pa.array([task.labels[row] for row in rows], pa.float32())
     write_table(task.path, columns, {"short": str(len(task.texts) - len(texts))})
+    seal_chunk(task.path)
 
 
 def _split(text: str, min_chars: int) -> tuple[str, bytes]:
@@ -88,7 +102,7 @@ class CountTask:
 
 
 def _texts(path: Path, take: np.ndarray) -> list[str]:
-    return [str(text) for text in read_table(path).column("text").filter(pa.array(take)).to_pylist()]
+    return [str(text) for text in read_table(checked_chunk(path)).column("text").filter(pa.array(take)).to_pylist()]
 
 
 def count_chunk(task: CountTask) -> Counter[str]:
@@ -113,19 +127,20 @@ def token_chunk(task: TokenTask) -> int:
     tokenizer = load_tokenizer(task.folder) if task.units == "wordpiece" else None
     for kind, name in enumerate(SPLITS, 1):
         path = token_path(task.clean, name)
-        if not path.exists():
+        if not is_sealed(path):
             if tokenizer:
                 tokens, lengths, counts = encode(_texts(task.clean, task.split == kind), tokenizer)
                 write_shard(path, tokens, lengths, counts[counts > 0])
             else:
                 write_shard(path, *_bytes(task.clean, task.split == kind))
-        total += len(read_table(path).column("tokens").values)
+            seal_chunk(path)
+        total += len(read_table(checked_chunk(path)).column("tokens").values)
     return total
 
 
 def _bytes(path: Path, take: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, pa.Array | None]:
     """Bytes, their number in each document, one sentence for each, and the labels."""
-    table = read_table(path).filter(pa.array(take))
+    table = read_table(checked_chunk(path)).filter(pa.array(take))
     column = table.column("text")
     offsets, flat = (np.frombuffer(part, kind) for part, kind in zip(column.buffers()[1:], (np.int64, np.uint8), strict=True))
     offsets = offsets[column.offset : column.offset + len(column) + 1]
@@ -146,10 +161,13 @@ def make_shard(task: ShardTask) -> ShardEntry:
     """Documents out of token chunks -> one shard, with its entry for the manifest beside."""
     path = task.folder / task.name
     if task.entry.exists() and path.exists():
-        return ShardEntry(**json.loads(task.entry.read_text()))
+        done: ShardEntry = read_json(task.entry, ShardEntry, f"delete the folder {task.folder} and prepare again")
+        if checksum(path) != done.checksum:
+            raise DataError(f"{path}: the shard was cut short or changed, its checksum differs; delete it and prepare again")
+        return done
     tokens, lengths, counts, labels = [], [], [], []
     for chunk, first, last in task.parts:
-        flat, sentence_lengths, offsets = read_lists(chunk)
+        flat, sentence_lengths, offsets = read_lists(checked_chunk(chunk))
         starts = np.concatenate([[0], np.cumsum(sentence_lengths, dtype=np.int64)])
         a, b = offsets[first], offsets[last]
         tokens.append(flat[starts[a] : starts[b]])
@@ -160,5 +178,5 @@ def make_shard(task: ShardTask) -> ShardEntry:
     flat, sentence_lengths, documents_ = np.concatenate(tokens), np.concatenate(lengths), np.concatenate(counts)
     size = write_shard(path, flat, sentence_lengths, documents_, pa.concat_arrays(labels) if labels else None)
     entry = ShardEntry(task.name, task.split, len(documents_), len(sentence_lengths), len(flat), size, checksum(path))
-    write_json(task.entry, dataclasses.asdict(entry))
+    write_json(task.entry, sealed(dataclasses.asdict(entry)))
     return entry

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from overnight.corpus.files import write_whole
 from overnight.errors import DataError
+from overnight.state_files import read_object
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # As many characters of their own as the trainer's authors allow by default; rarer ones are [UNK].
@@ -146,25 +147,45 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of a folder of prepared data, a run or a task; it adds [CLS] and [SEP] unless told not to, and reads `[MASK]` in a text as the mask.
 
     Raises:
-        DataError: when it is missing or cannot be read.
+        DataError: as :func:`load_pieces`.
     """
-    path = folder / "tokenizer.json"
-    try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path}: is missing; prepare the data first") from None
-    except Exception as error:  # tokenizers raises bare Exception
-        raise DataError(f"{path}: cannot be read ({error}); delete the data folder and prepare again") from None
+    return build_tokenizer(*load_pieces(folder))
 
 
 def load_vocabulary(folder: Path) -> Vocabulary:
     """The vocabulary of a prepared data folder.
 
     Raises:
-        DataError: when a file is missing, cannot be read, or lacks a special piece.
+        DataError: as :func:`load_pieces`.
     """
-    lowercase = bool(json.loads(load_tokenizer(folder).to_str())["normalizer"]["lowercase"])
-    return vocabulary(read_pieces(folder / "vocab.txt"), lowercase)
+    return vocabulary(*load_pieces(folder))
+
+
+def load_pieces(folder: Path) -> tuple[list[str], bool]:
+    """Return the pieces of a folder's vocabulary, id by id, and whether text is put into lower case.
+
+    Both are in `vocab.txt` and `tokenizer.json` together: a change of one of the two does not pass.
+
+    Raises:
+        DataError: when a file is missing, cannot be read or lacks a special piece, or the two say different things.
+    """
+    path, again = (
+        folder / "tokenizer.json",
+        "put the right one back, or delete the folder and make it again (prepared data by `overnight prepare`)",
+    )
+    pieces = read_pieces(folder / "vocab.txt")
+    tree = read_object(path, again) if path.exists() else None
+    if tree is None:
+        raise DataError(f"{path}: is missing; prepare the data first")
+    normalizer = tree.get("normalizer")
+    lowercase = normalizer.get("lowercase") if isinstance(normalizer, dict) else None
+    try:
+        found = Tokenizer.from_str(json.dumps(tree)).to_str()
+    except Exception as error:  # tokenizers raises bare Exception
+        raise DataError(f"{path}: cannot be read ({error}); {again}") from None
+    if not isinstance(lowercase, bool) or found != build_tokenizer(pieces, lowercase).to_str():
+        raise DataError(f"{path}: does not belong to {folder / 'vocab.txt'}: one of the two was changed; {again}")
+    return pieces, lowercase
 
 
 def read_pieces(path: Path) -> list[str]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Literal
-
-from safetensors.torch import load_file
+from typing import Literal
 
 from overnight.config import Run
 from overnight.corpus.shards import load_manifest
@@ -14,6 +11,7 @@ from overnight.errors import DataError
 from overnight.interop.huggingface import export
 from overnight.train import checkpoint
 from overnight.train.folder import kept_vocabulary, same_corpus, task_vocabulary
+from overnight.train.task_folder import read_facts, read_weights
 
 
 def export_run(run: Run, out: Path, task: str | None = None) -> None:
@@ -40,9 +38,9 @@ def export_run(run: Run, out: Path, task: str | None = None) -> None:
         folder = tokenizer = run.run_dir / "finetune" / task
         if not (folder / "task.json").exists():
             raise DataError(f"{run.run_dir} has no fine-tuned task {task!r} to export; run `overnight finetune {task}` first")
-        facts: dict[str, Any] = json.loads((folder / "task.json").read_text(encoding="utf-8"))
+        facts = read_facts(folder)
         kind = "spans" if facts["kind"] == "spans" else "classification"
         labels = tuple(facts["labels"])
         task_vocabulary(folder, facts.get("tokenizer", ""))
-        state = load_file(folder / "model.safetensors")
+        state = read_weights(folder, facts)
     export(state, kind, run.model, tokenizer, out, labels)

@@ -5,7 +5,6 @@ Exporting needs safetensors only; transformers is not imported. Shapes: D width,
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from torch import Tensor
 from overnight.config import Model
 from overnight.corpus.files import write_json, write_whole
 from overnight.errors import DataError, UserError
+from overnight.state_files import parse_json
 
 Kind = Literal["pretraining", "classification", "spans"]
 
@@ -385,7 +385,7 @@ def _instead(folder: Path) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(path.read_bytes().decode())
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from overnight.errors import DataError
+from overnight.state_files import fitted, read_lines, read_object, read_yaml
 
 Record = dict[str, Any]
 
@@ -59,52 +59,104 @@ def read_folder(path: Path) -> RunFolder:
         raise DataError(f"{path}: no such run folder")
     settings = _settings(path / "run.yaml")
     records, notes = _metrics(path / "metrics.jsonl", path / "tasks.jsonl")
-    environment, samples = (_json_object(path / name) for name in ("env.json", "samples.json"))
+    environment, samples = _shaped(path / "env.json", _Environment), _shaped(path / "samples.json", _Samples)
     if environment is None:
         notes.append("env.json is absent: the machine is not known")
     return RunFolder(path, settings, environment, records, notes, samples or {})
 
 
-def _text(path: Path, why: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist: {why}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+@dataclass(frozen=True)
+class _Settings:
+    """What the report reads of `run.yaml`; all of it may be absent."""
+
+    name: str | None = None
+    model: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+    phases: dict[str, dict[str, Any]] = field(default_factory=dict)
+    finetune: dict[str, dict[str, Any]] = field(default_factory=dict)
+    transfer: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Environment:
+    """What the report reads of `env.json`; all of it may be absent."""
+
+    gpus: list[dict[str, Any]] | None = None
+    cpu: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class _Guess:
+    token: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class _Mask:
+    text: str
+    word: str
+    guesses: list[_Guess]
+
+
+@dataclass(frozen=True)
+class _Text:
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
+class _Counts:
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    vocabulary: int = 0
+    train: _Counts = _Counts(0, 0)
+    valid: _Counts = _Counts(0, 0)
+    test: _Counts = _Counts(0, 0)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """What the report reads of `samples.json`; all of it may be absent."""
+
+    checkpoint: str = ""
+    parameters: int = 0
+    corpus: _Corpus = _Corpus()
+    masks: list[_Mask] = field(default_factory=list)
+    texts: list[_Text] = field(default_factory=list)
 
 
 def _settings(path: Path) -> Record:
-    import yaml
-
-    text = _text(path, f"{path.parent} is not a run folder; name one that `overnight run` or `overnight pretrain` has made")
-    try:
-        settings = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise DataError(f"{path} is not YAML: {error}") from None
-    if not isinstance(settings, dict):
-        raise DataError(f"{path} holds no settings")
+    if not path.exists():
+        raise DataError(
+            f"{path} does not exist: {path.parent} is not a run folder; name one that `overnight run` or `overnight pretrain` has made"
+        )
+    remedy = "put back the one that belongs there"
+    settings, _ = read_yaml(path, remedy)
+    fitted(settings, _Settings, str(path), remedy)
     return settings
 
 
-def _json_object(path: Path) -> Record | None:
+def _shaped(path: Path, kind: type) -> Record | None:
     if not path.exists():
         return None
-    try:
-        found = json.loads(_text(path, ""))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno} is not JSON: {error.msg}; remove the file to go on without it") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{path} does not hold one JSON object; remove the file to go on without it")
+    remedy = "remove the file to go on without it"
+    found = read_object(path, remedy)
+    fitted(found, kind, str(path), remedy)
     return found
 
 
 def _metrics(path: Path, tasks: Path) -> tuple[dict[str, list[Record]], list[str]]:
     notes: list[str] = []
     records: dict[str, list[Record]] = {kind: [] for kind in _NEEDED}
-    _read(path, _text(path, "nothing was trained in this folder yet; `overnight run` or `overnight pretrain` begins it"), records, notes)
+    if not path.exists():
+        raise DataError(f"{path} does not exist: nothing was trained in this folder yet; `overnight run` or `overnight pretrain` begins it")
+    _read(path, "delete that line, or put the file back", records, notes)
     if tasks.exists():
-        _read(tasks, _text(tasks, ""), records, notes)
+        _read(tasks, "delete that line, and the task is done again, or put the file back", records, notes)
     if not any(records.values()):
         notes.append("metrics.jsonl is empty: nothing was measured yet")
     for kind in ("train", "eval", "tensors", "noise"):
@@ -114,26 +166,18 @@ def _metrics(path: Path, tasks: Path) -> tuple[dict[str, list[Record]], list[str
     return records, notes
 
 
-def _read(path: Path, text: str, records: dict[str, list[Record]], notes: list[str]) -> None:
-    lines = text.split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+def _read(path: Path, remedy: str, records: dict[str, list[Record]], notes: list[str]) -> None:
+    for number, record in read_lines(path, remedy):
+        if record is None:
+            notes.append(f"the last line of {path.name} (line {number}) is cut and left out: the run was stopped while writing it")
             continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            # Only the line that a kill cut short has no end.
-            if number == len(lines):
-                notes.append(f"the last line of {path.name} (line {number}) is cut and left out: the run was stopped while writing it")
-                continue
-            raise DataError(f"{path}:{number} is not JSON: {error.msg} at column {error.colno}") from None
         _check(record, f"{path}:{number}")
         if record["kind"] in records:
             records[record["kind"]].append(record)
 
 
-def _check(record: Any, where: str) -> None:
-    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+def _check(record: Record, where: str) -> None:
+    if not isinstance(record.get("kind"), str):
         raise DataError(f"{where}: is not a JSON object with a `kind`")
     for key, kinds in _NEEDED.get(record["kind"], {}).items():
         value = record.get(key)

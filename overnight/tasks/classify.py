@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from overnight.config import Run
 from overnight.corpus.bytes import document_bytes
 from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import load_byte_model, weights_name, without_weight_norm
+from overnight.state_files import fitted, read_object
 from overnight.tasks.featurise import featurise
 from overnight.tasks.inputs import parts, read_input, row_of
 from overnight.train.precision import DTYPES
@@ -52,7 +53,7 @@ def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, An
     wanted = len(features.split("+")) * settings.width
     if weights_KF.shape != (1 if len(labels) == 2 else len(labels), wanted):
         raise DataError(
-            f"{_path(run.run_dir, name)}: has weights {weights_KF.shape}, the model has {wanted} features; {_again(run.run_dir, name)}"
+            f"{classifier_path(run.run_dir, name)}: has weights {weights_KF.shape}, the model has {wanted} features; {_again(run.run_dir, name)}"
         )
     for part in parts(lines):
         rows = [row_of(number, fields) for number, fields in part]
@@ -71,22 +72,58 @@ def _probabilities(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.hstack([1 - p, p]) if scores.shape[1] == 1 else p / p.sum(1, keepdims=True)
 
 
-def _path(folder: Path, name: str) -> Path:
+def classifier_path(folder: Path, name: str) -> Path:
+    """Return where a transfer to a task leaves its classifier."""
     return folder / "transfer" / name / "classifier.json"
+
+
+@dataclass(frozen=True)
+class _Spec:
+    task: str
+    features: str
+    columns: dict[str, str | None] | None = None
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What must be in `classifier.json`; there may be more."""
+
+    spec: _Spec
+    labels: list[str]
+    weights: list[list[float]]
+    bias: list[float]
+    result: dict[str, Any]
+    checkpoint: str = ""
+    """Name of the weights whose features it was fitted to; older versions did not note it."""
+
+
+def read_classifier(folder: Path, name: str) -> dict[str, Any]:
+    """Read the `classifier.json` of a task.
+
+    Raises:
+        DataError: when it is missing, damaged, changed since it was written, or lacks what a classifier needs.
+    """
+    path = classifier_path(folder, name)
+    again = f"delete {path.parent} and {_again(folder, name)}"
+    tree = read_object(path, again)
+    found: _Facts = fitted(tree, _Facts, str(path), again)
+    if len({len(row) for row in found.weights}) != 1 or len(found.weights) != len(found.bias):
+        raise DataError(f"{path}: weights and bias are not of one regression; {again}")
+    return tree
 
 
 def _facts(folder: Path, name: str) -> dict[str, Any]:
     """What `classifier.json` holds of a task, after a check that it is of the weights that the folder holds now."""
     if name == "mask":
         raise ConfigError(f"mask: a byte model has no [MASK] to fill in; `overnight generate --from {folder}` goes on with a text")
-    path = _path(folder, name)
+    path = classifier_path(folder, name)
     if not path.exists():
         have = ", ".join(sorted(p.parent.name for p in folder.glob("transfer/*/classifier.json"))) or "none"
         raise DataError(
             f"{folder} has no classifier {name!r} (it has: {have}); run `overnight transfer {name} --from {folder} --path=FOLDER` first, "
             "for sst, imdb or csv"
         )
-    facts = dict(json.loads(path.read_text(encoding="utf-8")))
+    facts = read_classifier(folder, name)
     newest = weights_name(folder)
     if facts.get("checkpoint", newest) != newest:  # older versions did not note it
         raise DataError(

@@ -6,7 +6,6 @@ Shapes: B texts at once, T bytes of a window, H width of the model, F features.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from overnight.corpus.files import write_whole
 from overnight.errors import ConfigError, DataError
 from overnight.models.bytes import ByteModel
+from overnight.state_files import parse_json
 from overnight.tasks.inputs import read_lines
 from overnight.tasks.tables import read_csv, read_jsonl, read_text, read_tsv
 
@@ -133,7 +133,7 @@ def read_texts(path: str, field: str = "text") -> list[str]:
 def _json_list(path: Path, field: str) -> list[str] | None:
     """The texts of a file that is one JSON list, or None for JSON lines."""
     try:
-        rows = json.loads(read_text(path))
+        rows = parse_json(read_text(path))
     except ValueError:
         return None
     if isinstance(rows, dict):  # the only line

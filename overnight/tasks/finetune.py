@@ -36,6 +36,7 @@ from overnight.train.loop import Settings, optimise
 from overnight.train.monitor import Line
 from overnight.train.precision import DTYPES, LossScale
 from overnight.train.pretrain import set_up_machine
+from overnight.train.task_folder import read_facts, write_facts
 
 # Sub-streams of a task's seed.
 _INIT, _ORDER, _DROPOUT = 1, 2, 3
@@ -151,7 +152,7 @@ def _one(
     model = new_head(problem.kind, len(problem.labels), run, vocabulary.size).to(device)
     if pretrained is not None:
         own = model.state_dict()
-        model.load_state_dict({**own, **{k: v for k, v in pretrained.items() if k in own}})
+        checkpoint.fill(model, {**own, **{k: v for k, v in pretrained.items() if k in own}}, run.run_dir / "checkpoints")
     batch = min(spec.batch, len(problem.train))
     micro = next(size for size in range(min(spec.micro_batch, batch), 0, -1) if batch % size == 0)
     steps = max(1, round(spec.epochs * len(problem.train) / batch))
@@ -239,8 +240,9 @@ def _keep(
         "spec": asdict(spec),
         "result": entry,
     }
-    for file, content in {**files, "task.json": facts}.items():
+    for file, content in files.items():
         write_json(beside / file, content)
+    write_facts(beside, facts)
     for split, (examples, rows) in problem.test.items():
         given = outputs(
             model, examples, spec.micro_batch, DTYPES[run.train.precision], device, _scoring(line, f"{name} {split}", len(rows))
@@ -254,7 +256,4 @@ def _keep(
 
 def _kept_tag(folder: Path) -> str | None:
     """The settings with which the model in a task's folder was made."""
-    try:
-        return str(json.loads((folder / "task.json").read_text(encoding="utf-8"))["result"]["tag"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return read_facts(folder)["result"].get("tag") if (folder / "task.json").exists() else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight.errors import DataError
+from overnight.state_files import parse_json
 from overnight.tasks.classification import text_columns
 from overnight.tasks.rows import Row
 from overnight.tasks.squad import Question
@@ -102,7 +103,7 @@ def _parse(number: int, text: str) -> dict[str, Any]:
         first, tab, second = text.strip("\r\n").partition("\t")
         return {"text_a": first, "text_b": second if tab else None}
     try:
-        fields = json.loads(text)
+        fields = parse_json(text)
     except ValueError as error:
         raise DataError(f"line {number}: is not JSON ({error})") from None
     assert isinstance(fields, dict)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
 from overnight.config import Run
 from overnight.corpus.files import write_json, write_whole
@@ -28,6 +27,7 @@ from overnight.train.family import new_model
 from overnight.train.folder import kept_vocabulary, same_corpus, task_vocabulary
 from overnight.train.precision import DTYPES
 from overnight.train.pretrain import set_up_machine
+from overnight.train.task_folder import read_facts, read_weights
 
 _MICRO = 32
 TOP = 5
@@ -53,7 +53,7 @@ def predict(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, Any
     vocabulary = task_vocabulary(folder, facts.get("tokenizer", ""))
     tokenizer = load_tokenizer(folder)
     model = new_head(facts["kind"], len(facts["labels"]), run, facts["vocab_size"])
-    model.load_state_dict(load_file(folder / "model.safetensors"))
+    checkpoint.fill(model, read_weights(folder, facts), folder)
     model.to(device)
     dtype, length = DTYPES[run.train.precision], facts["spec"]["length"]
     for part in parts(lines):
@@ -104,7 +104,7 @@ def _facts(run: Run, name: str) -> dict[str, Any]:
         raise DataError(
             f"{run.run_dir} has no fine-tuned task {name!r} (it has: {have}); run `overnight finetune {name}` first, or ask for `mask`"
         )
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+    return read_facts(path.parent)
 
 
 @torch.no_grad()

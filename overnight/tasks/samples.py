@@ -17,6 +17,8 @@ from overnight.config import Run
 from overnight.corpus.files import write_json
 from overnight.corpus.shards import Manifest, Shard, load_manifest, open_shards
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer, load_vocabulary
+from overnight.errors import DataError
+from overnight.state_files import read_object, sealed
 from overnight.tasks.predict import predict
 from overnight.train import checkpoint
 
@@ -48,13 +50,13 @@ def write_samples(run: Run) -> None:
         "corpus": corpus_facts(load_manifest(run.data_dir)),
     }
     found |= {"masks": filled_masks(run)} if run.model.kind == "bert" else {"texts": continued_texts(run)}
-    write_json(path, found)
+    write_json(path, sealed(found))
 
 
 def _checkpoint_of(path: Path) -> str | None:
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["checkpoint"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(read_object(path, "delete it, and it is made again").get("checkpoint"))
+    except DataError:  # not there, or damaged: all of it can be made again
         return None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight.errors import DataError
+from overnight.state_files import parse_json
 from overnight.tasks.rows import held_out
 from overnight.tasks.tables import read_text
 
@@ -140,7 +141,7 @@ def question_lines(path: str) -> Iterator[str] | None:
     if not path.endswith(".json") or not Path(path).is_file():
         return None
     try:
-        root = json.loads(read_text(Path(path)))
+        root = parse_json(read_text(Path(path)))
     except ValueError:  # JSON lines, or what the reader of lines will name
         return None
     if not isinstance(root, dict) or "data" not in root:
@@ -166,7 +167,7 @@ def read_squad(path: Path, misplaced: float = MISPLACED) -> tuple[list[Question]
         DataError: not JSON (line), not SQuAD (place), an id used twice, or too many answers that do not match (ids).
     """
     try:
-        root = json.loads(read_text(path))
+        root = parse_json(read_text(path))
     except ValueError as error:
         raise DataError(f"{path}: is not JSON: {error}; the file may be cut short") from None
     questions: list[Question] = []

@@ -13,6 +13,7 @@ from typing import Literal
 
 from overnight.errors import DataError
 from overnight.schema import Columns
+from overnight.state_files import parse_json
 from overnight.tasks.rows import Row, TaskData, split
 
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
@@ -113,7 +114,7 @@ def read_jsonl(path: Path) -> Iterator[Line]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError as error:
             raise DataError(f"{path}:{number}: is not JSON: {error}") from None
         if not isinstance(value, dict):

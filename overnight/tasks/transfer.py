@@ -25,7 +25,9 @@ from overnight.display import duration, measures
 from overnight.errors import DataError
 from overnight.interop.byte_models import load_byte_model, weights_name
 from overnight.models.bytes import ByteModel, byte_model
+from overnight.state_files import sealed
 from overnight.tasks.classification import load_task
+from overnight.tasks.classify import classifier_path, read_classifier
 from overnight.tasks.featurise import featurise
 from overnight.tasks.log import append, lines_of, read_log
 from overnight.tasks.logistic import Classifier, Labels, best_unit, fit, histogram, threshold
@@ -234,17 +236,14 @@ def _keep(run_dir: Path, spec: Transfer, problem: Problem, found: Classifier, en
     if not valid or entry["metrics"]["validation accuracy"] > max(valid):
         weights = {"weights": found.weights_KF.tolist(), "bias": found.bias_K.tolist()}
         facts = {"spec": asdict(spec), "labels": problem.labels, "checkpoint": weights_name(run_dir), "result": entry, **weights}
-        write_json(run_dir / "transfer" / entry["name"] / "classifier.json", facts)
+        write_json(classifier_path(run_dir, entry["name"]), sealed(facts))
 
 
 def _kept_tag(run_dir: Path, name: str) -> str | None:
     """The settings with which the classifier of a task was made; None where there is none."""
-    try:
-        return str(json.loads((run_dir / "transfer" / name / "classifier.json").read_text(encoding="utf-8"))["result"]["tag"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return read_classifier(run_dir, name)["result"].get("tag") if classifier_path(run_dir, name).exists() else None
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
     """The lines of a folder's transfers of the pretrained model, oldest first."""
-    return [line for line in read_log(folder / "tasks.jsonl") if line["kind"] == "transfer" and line["init"] == "pretrained"]
+    return [line for line in read_log(folder / "tasks.jsonl") if line["kind"] == "transfer" and line.get("init") == "pretrained"]

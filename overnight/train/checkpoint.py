@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from overnight.errors import DataError
+from overnight.state_files import parse_json
 from overnight.train.parallel import cut_like, gathered
 
 VERSION = 1
@@ -115,7 +116,7 @@ def load(folder: Path, model: nn.Module, carry: dict[str, Tensor] | None = None)
         except Damaged as error:
             problems.append(str(error))
             continue
-        _fill(model, parts["model"], place)
+        fill(model, parts["model"], place)
         if carry is not None:
             carry.update(parts.get("carry", {}))
         return progress, parts["optimizer"], problems
@@ -142,20 +143,35 @@ def _contents(place: Path) -> tuple[Progress, dict[str, dict[str, Tensor]]]:
         if missing := {"model", "optimizer"} - state.checksums.keys():
             raise Damaged(f"{place / 'state.json'} has no checksum of {' and '.join(sorted(missing))}")
         return state.progress, {
-            part: _read_part(place / f"{part}.safetensors", digest) for part, digest in state.checksums.items() if part != "progress"
+            part: read_tensors(place / f"{part}.safetensors", digest) for part, digest in state.checksums.items() if part != "progress"
         }
     except FileNotFoundError as error:
         raise Damaged(f"{place} is incomplete: {error.filename} is missing") from None
     except NotADirectoryError:
         raise Damaged(f"{place} is not a folder; move it away") from None
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise Damaged(f"{place} cannot be read: {error}") from None
 
 
-def _read_part(path: Path, digest: str) -> dict[str, Tensor]:
-    if file_digest(path) != digest:
-        raise Damaged(f"{path} was cut short or changed: its checksum differs")
-    return load_file(path)
+def read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
+    """Read a file of tensors.
+
+    Args:
+        path: a safetensors file.
+        digest: of :func:`file_digest`; empty where it is not known.
+
+    Raises:
+        FileNotFoundError: when there is none.
+        Damaged: when it has another checksum, or cannot be read.
+    """
+    try:
+        if digest and file_digest(path) != digest:
+            raise Damaged(f"{path} was cut short or changed: its checksum differs")
+        return load_file(path)
+    except FileNotFoundError:
+        raise
+    except (OSError, SafetensorError) as error:
+        raise Damaged(f"{path} cannot be read: {error}") from None
 
 
 def _read_state(path: Path) -> _State:
@@ -163,8 +179,8 @@ def _read_state(path: Path) -> _State:
 
     content = path.read_bytes()
     try:
-        tree = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        tree = parse_json(content.decode())
+    except ValueError as error:
         raise Damaged(f"{path} is not JSON: {error}") from None
     version = tree.get("version") if isinstance(tree, dict) else None
     if not isinstance(version, int):
@@ -184,8 +200,12 @@ def _read_state(path: Path) -> _State:
         raise Damaged(f"{path}: {where}: {first['msg']}") from None
 
 
-def _fill(model: nn.Module, tensors: Mapping[str, Tensor], place: Path) -> None:
-    """Overwrite the model's tensors; nothing is when one does not fit."""
+def fill(model: nn.Module, tensors: Mapping[str, Tensor], place: Path) -> None:
+    """Overwrite the model's tensors; nothing is when one does not fit.
+
+    Raises:
+        DataError: naming the place that the tensors are from, and what does not fit.
+    """
     own = model.state_dict()
     wrong = [
         f"{name}: {_kind(tensors.get(name))} there, {_kind(own.get(name))} here"

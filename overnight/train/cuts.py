@@ -6,7 +6,6 @@ same one in every step, also where it was halved on the way, and so ends with th
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +21,10 @@ from overnight.batches.loader import Samples
 from overnight.batches.size import cuts
 from overnight.config import Phase, Run
 from overnight.corpus.files import write_json
-from overnight.errors import ConfigError, DataError
+from overnight.errors import ConfigError
 from overnight.optim.offload import offloaded
 from overnight.optim.state import local
+from overnight.state_files import fitted, read_object, sealed
 from overnight.train.loop import Objective
 from overnight.train.memory import LESS, OutOfMemory, Room, first_line, peak, ran_out, release, restart_peak, room
 from overnight.train.parallel import Elsewhere, World, greatest, summing, together
@@ -211,6 +211,14 @@ def owed(optimizer: torch.optim.Optimizer) -> int:
     return moments * sum(4 * local(p).numel() for group in optimizer.param_groups for p in group["params"])
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What `memory.json` has of a phase."""
+
+    conditions: dict[str, Any]
+    since: list[tuple[int, int]]
+
+
 @dataclass
 class Cuts:
     """The micro-batches of a phase: from which step on (from 0) how many sequences.
@@ -249,15 +257,15 @@ class Cuts:
 
     def keep(self) -> None:
         """Remember them in the run folder."""
-        write_json(self.path, self._read() | {self.phase: {"conditions": self.conditions, "since": self.since}})
+        write_json(self.path, sealed(self._read() | {self.phase: {"conditions": self.conditions, "since": self.since}}))
 
     def _read(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads(self.path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
+        if not self.path.exists():
             return {}
-        except (ValueError, TypeError) as error:
-            raise DataError(f"{self.path} cannot be read: {error}; delete it, and the micro-batches are found or taken anew") from None
+        remedy = "delete it, and the micro-batches are found or taken anew"
+        tree = read_object(self.path, remedy)
+        fitted(tree, dict[str, _Known], str(self.path), remedy)
+        return tree
 
 
 def conditions(run: Run, phase: Phase, world: World) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,10 @@ from overnight.config import Run
 from overnight.corpus.files import write_whole
 from overnight.errors import ConfigError
 from overnight.optim.schedules import learning_rate
+from overnight.state_files import read_lines, read_yaml, sealed_yaml
 from overnight.train.checkpoint import Progress
+
+_REMEDY = "put back the one that belongs there, or give this run its own folder (--out=...)"
 
 
 def check_folder(run: Run, extend: bool = False) -> None:
@@ -76,14 +78,14 @@ def claim_folder(run: Run, extend: bool = False) -> None:
         # After a kill between the two writes it is kept already.
         if not kept or _read(kept[-1]) != theirs:
             write_whole(run.run_dir / f"run.{len(kept) + 1}.yaml", [path.read_bytes()])
-    write_whole(path, [config.save(run).encode()])
+    write_whole(path, [sealed_yaml(config.save(run)).encode()])
 
 
 def unrecorded_extensions(run: Run, progress: Progress) -> Iterator[dict[str, Any]]:
     """Yield the event of each extension of the run that its metrics do not hold, or no more after they were cut back to a checkpoint."""
     path, kept = run.run_dir / "metrics.jsonl", _kept(run)
-    lines = path.read_text(encoding="utf-8").splitlines() if kept and path.exists() else []
-    recorded = {json.loads(line)["was"] for line in lines if '"what": "extended"' in line}
+    lines = read_lines(path, _REMEDY) if kept and path.exists() else ()
+    recorded = {line.get("was") for _, line in lines if line and line.get("what") == "extended"}
     runs = [*map(_read, kept), run]
     for file, before, after in zip(kept, runs, runs[1:], strict=False):
         last = list(before.phases)[-1]
@@ -107,6 +109,4 @@ def _kept(run: Run) -> list[Path]:
 
 
 def _read(path: Path) -> Run:
-    import yaml
-
-    return config.build(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return config.build(read_yaml(path, _REMEDY, ConfigError)[0])

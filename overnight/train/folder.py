@@ -6,16 +6,26 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from overnight.config import Run
 from overnight.corpus.files import write_json
 from overnight.corpus.shards import Manifest, load_manifest, save_manifest
 from overnight.corpus.tokenizer import Vocabulary, copy_tokenizer, load_vocabulary
 from overnight.errors import DataError
+from overnight.state_files import read_json, sealed
 from overnight.train import checkpoint
 from overnight.train.checkpoint import Progress
+
+
+@dataclass(frozen=True)
+class _Lay:
+    """What `place.json` holds."""
+
+    version: Literal[1]
+    dir: str
 
 
 def keep_corpus(run: Run, manifest: Manifest) -> None:
@@ -23,7 +33,7 @@ def keep_corpus(run: Run, manifest: Manifest) -> None:
     folder = run.run_dir / "corpus"
     if run.model.kind == "bert":
         copy_tokenizer(run.data_dir, folder)
-    write_json(folder / "place.json", {"version": 1, "dir": str(run.data_dir.resolve())})
+    write_json(folder / "place.json", sealed(dataclasses.asdict(_Lay(1, str(run.data_dir.resolve())))))
     save_manifest(folder, manifest)  # last: its presence says that the rest is there
 
 
@@ -143,9 +153,7 @@ def _another_corpus(run: Run, folder: Path) -> str:
 def _place(run: Run) -> Path | None:
     """Where the prepared data lay when the run was trained last; None where that is not known."""
     path = run.run_dir / "corpus" / "place.json"
-    try:
-        return Path(json.loads(path.read_text(encoding="utf-8"))["dir"])
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.exists():
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: cannot be read ({error!r}); delete it and name the prepared data with --data.dir=FOLDER") from None
+    found: _Lay = read_json(path, _Lay, "delete it and name the prepared data with --data.dir=FOLDER")
+    return Path(found.dir)

@@ -14,6 +14,7 @@ from typing import TextIO
 
 from overnight.corpus.files import write_json
 from overnight.errors import UserError
+from overnight.state_files import parse_json
 
 # Seconds between heartbeats at least.
 _BEAT_EVERY = 10.0
@@ -63,7 +64,7 @@ def _started_again() -> bool:
 
 def _holder(text: str) -> str:
     try:
-        holder = json.loads(text)
+        holder = parse_json(text)
         return f"process {holder['pid']} on {holder['host']}"
     except (ValueError, KeyError, TypeError):  # It has the lock and not yet written its name.
         return "which has just begun"

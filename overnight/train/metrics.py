@@ -12,7 +12,8 @@ from typing import Any, Protocol, TextIO
 
 from overnight.config import Run, to_tree
 from overnight.corpus.files import write_json
-from overnight.errors import UserError
+from overnight.errors import DataError, UserError
+from overnight.state_files import read_json
 
 # Seconds that Weights & Biases may take to begin and to end, before the run goes on without the network.
 _BEGIN_WITHIN, _END_WITHIN = 30.0, 60.0
@@ -203,7 +204,10 @@ class WeightsAndBiases:
 def _wandb_id(path: Path) -> str:
     if not path.exists():
         write_json(path, {"id": secrets.token_hex(4)})
-    return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+    found: dict[str, str] = read_json(path, dict[str, str], remedy := "delete it, and another run of Weights & Biases is begun")
+    if "id" not in found:
+        raise DataError(f"{path}: has no id; {remedy}")
+    return found["id"]
 
 
 def _without_key(error: Exception) -> str:

@@ -44,7 +44,7 @@ def test_a_damaged_line_in_the_middle_is_refused_with_its_number(tmp_path: Path)
     lines = path.read_text(encoding="utf-8").splitlines()
     lines[3] = lines[3][:-9]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"metrics\.jsonl:4 is not JSON"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl:4: is not JSON"):
         read_folder(folder)
 
 
@@ -55,7 +55,7 @@ def test_a_damaged_line_in_the_middle_is_refused_with_its_number(tmp_path: Path)
         ('{"kind":"train","phase":"a","global_step":"1","seconds":1,"loss":1}', "'global_step' of a 'train' line is '1'"),
         ('{"kind":"tensors","phase":"a","global_step":1,"seconds":1,"tensors":[]}', "'tensors' of a 'tensors' line is []"),
         ('{"kind":"finetune","name":"a","seed":true,"init":"scratch","metric":"f1","value":1}', "'seed' of a 'finetune' line is True"),
-        ("[1, 2]", "is not a JSON object with a `kind`"),
+        ("[1, 2]", "is not a JSON object; delete that line, or put the file back"),
         ('{"step": 3}', "is not a JSON object with a `kind`"),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 from overnight.cli import main
 from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import import_byte_model, stored_run
+from overnight.state_files import SEAL
 from overnight.tasks.classify import classify, classify_file
 from overnight.tasks.transfer import transfer
 from overnight.train.monitor import Line
@@ -78,7 +79,7 @@ def test_what_is_not_there_is_said_with_a_command_that_works(folder: Path) -> No
 def test_a_classifier_of_other_weights_or_another_width_is_refused(folder: Path) -> None:
     go(folder)
     path = folder / "transfer" / "mine" / "classifier.json"
-    facts = json.loads(path.read_text())
+    facts = {key: value for key, value in json.loads(path.read_text()).items() if key != SEAL}
     path.write_text(json.dumps(facts | {"checkpoint": "step-0000100"}))
     with pytest.raises(
         DataError, match=r"features of step-0000100, and the newest weights are model\.safetensors; run `overnight transfer mine"
@@ -87,6 +88,22 @@ def test_a_classifier_of_other_weights_or_another_width_is_refused(folder: Path)
     path.write_text(json.dumps(facts | {"weights": [[0.5] * 7]}))
     with pytest.raises(DataError, match=r"has weights \(1, 7\), the model has 24 features"):
         list(classify(stored_run(folder), "mine", ["text"]))
+
+
+def test_a_classifier_that_was_changed_or_is_of_another_shape_is_refused_by_name(folder: Path) -> None:
+    go(folder)
+    path = folder / "transfer" / "mine" / "classifier.json"
+    facts = json.loads(path.read_text())
+    unsealed = {key: value for key, value in facts.items() if key != SEAL}
+    wrong = {
+        "was changed since it was written": facts | {"bias": [0.5]},
+        "bias.0: input should be a valid number": unsealed | {"bias": ["0.5"]},
+        "are not of one regression": unsealed | {"weights": [[0.5] * 24, [0.5] * 7]},
+    }
+    for said, tree in wrong.items():
+        path.write_text(json.dumps(tree))
+        with pytest.raises(DataError, match=rf"classifier\.json: .*{said}.*; delete .*mine and run `overnight transfer mine"):
+            list(classify(stored_run(folder), "mine", ["text"]))
 
 
 def test_the_classifier_is_that_of_the_settings_asked_for_last(folder: Path) -> None:

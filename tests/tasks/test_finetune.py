@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from overnight import config
 from overnight.config import Run
 from overnight.errors import ConfigError, DataError, UserError
+from overnight.state_files import SEAL
 from overnight.tasks import finetune as module
 from overnight.tasks.finetune import finetune
 from overnight.tasks.problem import Examples, read_problem
@@ -190,7 +191,7 @@ def test_after_a_cut_only_what_is_missing_is_done_and_the_result_is_the_same(
         file.write(half_a_line)
     tune(run)
     assert len(lines(run)) == 4
-    clock = ("seconds",)
+    clock = ("seconds", SEAL)
     assert [{k: v for k, v in e.items() if k not in clock} for e in lines(run)] == [
         {k: v for k, v in e.items() if k not in clock} for e in lines(whole)
     ]

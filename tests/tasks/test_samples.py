@@ -15,6 +15,7 @@ from overnight.config import Run
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import load_manifest, open_shards
 from overnight.corpus.tokenizer import load_tokenizer
+from overnight.errors import DataError
 from overnight.report.summary import quoted, summary_text
 from overnight.tasks import samples as module
 from overnight.tasks.predict import predict
@@ -41,6 +42,17 @@ def test_masked_words_are_of_held_out_sentences_and_the_guesses_are_those_of_pre
         shares = [guess["probability"] for guess in mask["guesses"]]
         assert shares == sorted(shares, reverse=True) and 0 < sum(shares) <= 1
     assert found == filled_masks(run), "the same again"
+
+
+def test_damaged_samples_are_made_anew_and_refused_by_the_report(run: Run) -> None:
+    path = run.run_dir / "samples.json"
+    write_samples(run)
+    whole = path.read_text()
+    path.write_text(whole.replace('"valid"', '"vapid"'))
+    with pytest.raises(DataError, match=r"samples\.json: was changed since it was written, its checksum differs; remove the file"):
+        summary_text(run.run_dir)
+    write_samples(run)
+    assert path.read_text() == whole
 
 
 def test_samples_are_written_once_a_checkpoint_and_shown_in_the_summary(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def test_it_is_forgotten_on_another_machine_and_with_another_setting(tiny: Make)
     assert "6 steps of 8 sequences (8)" in finish(tiny(**{"phases.short.micro_batch": 8}), crash=1)
     assert "6 steps of 8 sequences (2 x 4)" in finish(run, crash=1)
     (run.run_dir / "memory.json").write_text("{")
-    with pytest.raises(DataError, match=r"memory\.json cannot be read: .*; delete it"):
+    with pytest.raises(DataError, match=r"memory\.json: is not JSON: .*; delete it"):
         finish(run)
 
 
