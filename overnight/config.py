@@ -62,7 +62,14 @@ def load(recipe: str, overrides: Sequence[str] = ()) -> Run:
     Raises:
         ConfigError: naming every wrong key, its value and what is allowed.
     """
-    return build(read_recipe(recipe, overrides))
+    tree = read_recipe(recipe, overrides)
+    try:
+        return build(tree)
+    except ConfigError as error:
+        if Path(recipe).name != "run.yaml":
+            raise
+        # Of a run folder: nobody has just written this recipe.
+        raise ConfigError(f"{error}\n(as {recipe}{' and the command line say' if overrides else ' says'})") from None
 
 
 def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:

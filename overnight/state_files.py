@@ -25,10 +25,10 @@ SEAL = "checksum_of_the_rest"
 """Key of a JSON object's own checksum."""
 STRICT = {"extra": "forbid"}
 """`__pydantic_config__` of a dataclass whose file may have no other keys."""
-_SEAL_LINE = re.compile(r"^# checksum of the lines above: (\w*).*\n?\Z", re.M)
+_SEAL_LINE = re.compile(r"# checksum of the lines below: (\w*).*\n")
 
 
-def digest(content: bytes) -> str:
+def digest(content: bytes | memoryview) -> str:
     """Return the XXH3-64 of some bytes, 16 hex digits."""
     import xxhash
 
@@ -46,8 +46,8 @@ def sealed(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def sealed_yaml(text: str) -> str:
-    """Return a YAML text with a last line, a comment, that has the checksum of the others."""
-    return f"{text}# checksum of the lines above: {digest(text.encode())}; remove this line when you change them\n"
+    """Return a YAML text with a first line, a comment, that has the checksum of the others; so a text cut short is told."""
+    return f"# checksum of the lines below: {digest(text.encode())}; remove this line when you change them\n{text}"
 
 
 def read_json(path: Path, kind: Any, remedy: str) -> Any:
@@ -212,9 +212,9 @@ def read_yaml(path: Path, remedy: str, error: type[UserError] = DataError) -> tu
         UserError: of the given kind, naming the file, what is wrong and the remedy.
     """
     text = read_text(path, remedy, error)
-    if (seal := _SEAL_LINE.search(text)) and seal[1] != digest(text[: seal.start()].encode()):
+    if (seal := _SEAL_LINE.match(text)) and seal[1] != digest(text[seal.end() :].encode()):
         raise error(
-            f"{path}: was changed since it was written, its checksum differs; put it back, or remove its last line if the change is meant"
+            f"{path}: was changed since it was written, its checksum differs; put it back, or remove its first line if the change is meant"
         )
     try:
         value, nodes = parse_yaml(text)

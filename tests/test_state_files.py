@@ -159,15 +159,19 @@ def test_damaged_yaml_is_told_and_does_not_grow(tmp_path: Path, text: str, said:
     assert str(caught.value).startswith(f"{path}: ") and said in str(caught.value)
 
 
-def test_sealed_yaml_is_told_when_it_was_changed_and_may_be_changed_without_its_last_line(tmp_path: Path) -> None:
+def test_sealed_yaml_is_told_when_it_was_changed_and_may_be_changed_without_its_first_line(tmp_path: Path) -> None:
     path, text = tmp_path / "run.yaml", sealed_yaml("name: a\nseed: 1\n")
     path.write_text(text)
     assert read_yaml(path, "put it back")[0] == {"name": "a", "seed": 1}
     path.write_text(text.replace("seed: 1", "seed: 3"))
-    with pytest.raises(DataError, match=r"was changed since it was written, .* remove its last line if the change is meant"):
+    with pytest.raises(DataError, match=r"was changed since it was written, .* remove its first line if the change is meant"):
         read_yaml(path, "put it back")
-    path.write_text(text.replace("seed: 1", "seed: 3").rpartition("# checksum")[0])
+    path.write_text(text.replace("seed: 1", "seed: 3").partition("\n")[2])
     assert read_yaml(path, "put it back")[0] == {"name": "a", "seed": 3}
+    for size in range(len(text)):  # cut short, wherever
+        path.write_text(text[:size])
+        with pytest.raises(DataError):
+            read_yaml(path, "put it back")
 
 
 @given(st.text() | st.binary().map(lambda b: b.decode("latin-1")))

@@ -28,6 +28,7 @@ from overnight.corpus.files import write_whole
 from overnight.corpus.shards import Shard
 from overnight.corpus.tokenizer import Vocabulary
 from overnight.errors import DataError
+from overnight.state_files import digest
 
 # What the counters of a key stand for, so that no two uses share one.
 _PLAN, _ORDER, _MASK = 1, 2, 3
@@ -114,15 +115,11 @@ class Samples:
         # The name holds everything that the plan depends on, so a stale one is never read.
         facts = repr((pairs.VERSION, self._boundaries[number], self.phase.length, self.phase.short_fraction, self.phase.nsp, seed))
         path = self.cache / f"{hashlib.blake2b(facts.encode(), digest_size=12).hexdigest()}.npy"
-        try:
-            plan = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-            if plan.dtype == np.int32 and plan.ndim == 2 and plan.shape[1] == pairs.COLUMNS:
-                return plan
-        except (OSError, EOFError, ValueError):
-            pass  # Not there, or cut short by a crash: it only saves time.
+        if (kept := _kept_plan(path)) is not None:
+            return kept
         plan, buffer = fresh(), io.BytesIO()
         np.save(buffer, plan, allow_pickle=False)
-        write_whole(path, [buffer.getbuffer()])
+        write_whole(path, [buffer.getbuffer(), digest(buffer.getbuffer()).encode()])
         return plan
 
     def rows(self, epochs: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -267,6 +264,17 @@ class Samples:
             batch = self.batch(epochs[m], samples[m], numbers[m], rows[m])
             steps.append(StepBatches((batch,), int(lengths[m].sum()), len(m)))
         return steps
+
+
+def _kept_plan(path: Path) -> np.ndarray | None:
+    """Return a plan of the cache, memory-mapped; None where it is not there, or not as it was written: it only saves time."""
+    try:
+        content = np.memmap(path, np.uint8, "r")
+        if digest(content[:-16].data) != bytes(content[-16:]).decode("latin-1"):
+            return None
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (OSError, EOFError, ValueError):
+        return None
 
 
 def _boundaries(shard: Shard) -> str:

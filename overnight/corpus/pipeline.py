@@ -47,7 +47,7 @@ from overnight.corpus.tasks import (
 from overnight.corpus.tokenizer import load_pieces, read_pieces, save_tokenizer, train_pieces, vocabulary
 from overnight.corpus.workers import core_count, run_tasks
 from overnight.errors import ConfigError, DataError
-from overnight.state_files import read_json, sealed
+from overnight.state_files import STRICT, read_json, sealed
 from overnight.wording import plural
 
 # A task: large enough to hide a process's and a file's costs, small enough that its memory (about 30 times this) does not count.
@@ -220,6 +220,7 @@ def _begin(folder: Path, state: str, log: Callable[[str], None]) -> None:
 class _Read:
     """What reading has given: chunks, and what each source holds."""
 
+    __pydantic_config__ = STRICT
     chunks: int
     sources: list[Source]
 

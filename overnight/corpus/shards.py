@@ -174,6 +174,7 @@ def checked_chunk(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Chunk:
+    __pydantic_config__ = STRICT
     bytes: int
     xxh3_64: str
 

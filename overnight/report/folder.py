@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from overnight.errors import DataError
@@ -23,6 +25,19 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "baseline": {"name": str, "what": str, "metric": str, "value": (int, float)},
     "event": {"what": str},
 }
+# Where they are there at all, of any kind of line.
+_OPTIONAL: dict[str, tuple[type, ...]] = {
+    "step": (int,),
+    "global_step": (int,),
+    "seconds": (int, float),
+    "message": (str,),
+    "metrics": (dict,),
+    "unit": (dict,),
+    "rows": (int,),
+    "task": (str,),
+    "tag": (str,),
+}
+_UNIT: dict[str, type | tuple[type, ...]] = {"of": str, "number": int, "threshold": (int, float), "above": str}
 
 
 @dataclass(frozen=True)
@@ -66,15 +81,27 @@ def read_folder(path: Path) -> RunFolder:
 
 
 @dataclass(frozen=True)
+class _Phase:
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
+class _Task:
+    task: str = ""
+    seeds: list[int] = field(default_factory=list)
+    baseline: bool = False
+
+
+@dataclass(frozen=True)
 class _Settings:
     """What the report reads of `run.yaml`; all of it may be absent."""
 
     name: str | None = None
     model: dict[str, Any] = field(default_factory=dict)
     train: dict[str, Any] = field(default_factory=dict)
-    phases: dict[str, dict[str, Any]] = field(default_factory=dict)
-    finetune: dict[str, dict[str, Any]] = field(default_factory=dict)
-    transfer: dict[str, dict[str, Any]] = field(default_factory=dict)
+    phases: dict[str, _Phase] = field(default_factory=dict)
+    finetune: dict[str, _Task] = field(default_factory=dict)
+    transfer: dict[str, _Task] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -184,6 +211,24 @@ def _check(record: Record, where: str) -> None:
         if not isinstance(value, kinds) or isinstance(value, bool):
             found = f"is {value!r}" if key in record else "is missing"
             raise DataError(f"{where}: {key!r} of a {record['kind']!r} line {found}")
+    wrong = [key for key, kinds in _OPTIONAL.items() if not isinstance(record.get(key), (*kinds, NoneType))]
+    if record["kind"] in ("train", "eval"):  # numbers, but for these two
+        wrong += [key for key, value in record.items() if key not in ("kind", "phase") and not _is_number(value)]
+    wrong += [key for key in ("tensors", "groups") if not all(map(_is_number, _flat(record.get(key) or {})))]
+    if record.get("unit"):
+        wrong += [key for key, kinds in _UNIT.items() if not isinstance(record["unit"].get(key), kinds)]
+    if wrong:
+        raise DataError(f"{where}: {wrong[0]!r} of a {record['kind']!r} line is of a type that it never has")
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """The values of lists and mappings within each other."""
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _flat(inner) if isinstance(inner, dict | list) else (inner,)
 
 
 def _newest(records: list[Record]) -> list[Record]:

@@ -109,15 +109,16 @@ def _facts(run: Run, name: str) -> dict[str, Any]:
 
 @torch.no_grad()
 def _fill(run: Run, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    if checkpoint.newest(run.run_dir / "checkpoints") is None:
+    source = checkpoint.newest(run.run_dir / "checkpoints")
+    if source is None:
         raise DataError(f"{run.run_dir} has no checkpoint; run `overnight pretrain` first")
     device = set_up_machine(run)
     corpus, vocabulary = kept_vocabulary(run)
     tokenizer = load_tokenizer(corpus)
     model = new_model(run, vocabulary, device)
-    found = checkpoint.load(run.run_dir / "checkpoints", model)
-    assert found is not None
-    same_corpus(found[0], load_manifest(corpus), corpus, run)
+    progress, state, _ = checkpoint.read(source)
+    checkpoint.fill(model, state, source)
+    same_corpus(progress, load_manifest(corpus), corpus, run)
     model.eval()
     assert padded_vocabulary(vocabulary.size) == len(model.encoder.word.weight)
     for number, fields in (item for part in parts(lines) for item in part):

@@ -132,7 +132,10 @@ def read(place: Path) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]]:
         Damaged: when a file is missing, cut short or changed.
         DataError: when it is of another format version.
     """
-    progress, parts = _contents(place)
+    try:
+        progress, parts = _contents(place)
+    except Damaged as error:
+        raise Damaged(f"{error}; put it back, or delete {place}, and the checkpoint before it is used") from None
     return progress, parts["model"], parts["optimizer"]
 
 

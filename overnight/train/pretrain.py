@@ -19,6 +19,7 @@ from overnight.environment import environment
 from overnight.errors import ConfigError, DataError
 from overnight.models.flops import device_peak
 from overnight.optim.groups import build_optimizer
+from overnight.state_files import sealed
 from overnight.train import checkpoint
 from overnight.train.checkpoint import Progress
 from overnight.train.extend import check_folder, claim_folder, unrecorded_extensions
@@ -106,7 +107,7 @@ class Pretraining:
             if main:
                 keep_corpus(self.run, self.manifest)
             if main and not self.finished(progress):  # else it would name the machine that only looked
-                write_json(self.run.run_dir / "env.json", environment())
+                write_json(self.run.run_dir / "env.json", sealed(environment()))
         agree({"newest checkpoint": {"step": progress.global_step}}, self.world)
         if self.world.size > 1:
             self.objective = spread(self.model, self.world, self.run)

@@ -259,7 +259,12 @@ def damage_pickle(path: Path) -> None:
     np.save(path, np.array([{"a": 1}], object), allow_pickle=True)
 
 
-@pytest.mark.parametrize("damage", [damage_cut, damage_empty, damage_header, damage_type, damage_shape, damage_pickle])
+def damage_bit(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-40] + bytes([content[-40] ^ 1]) + content[-39:])
+
+
+@pytest.mark.parametrize("damage", [damage_bit, damage_cut, damage_empty, damage_header, damage_type, damage_shape, damage_pickle])
 def test_a_damaged_cache_file_is_made_again(tmp_path: Path, damage: object) -> None:
     expected = of_steps(samples(tmp_path).step(0))
     for path in tmp_path.iterdir():

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -180,6 +181,44 @@ def test_it_continues_where_it_stopped_and_gives_the_same_bytes(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert "clean-00000.arrow" in done
     assert done == {name: seen[name] for name in done}  # what was done was not done again
+
+
+@pytest.mark.parametrize(
+    ("until", "name"),
+    [
+        ("_tokenise", "vocab.txt"),
+        ("_tokenise", "tokenizer.json"),
+        ("_tokenise", "work/clean-00000.arrow"),
+        ("_shard", "work/train-00000.arrow"),
+        ("_shard", "work/valid-00000.arrow"),
+        ("_shard", "work/train-00000.arrow.json"),
+        ("_shard", "work/read.json"),
+        ("save_manifest", "work/train-00000.json"),
+        ("save_manifest", "train-00000.arrow"),
+    ],
+)
+def test_a_changed_bit_in_what_an_interrupted_preparation_left_is_told(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: str, name: str
+) -> None:
+    def stop(*arguments: Any) -> None:
+        raise _StopError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, until, stop)
+        with pytest.raises(_StopError):
+            prepare(settings(corpus), tmp_path / "out", silent)
+    path = tmp_path / "out" / name
+    content = path.read_bytes()
+    # A letter or a digit, so that a JSON file stays one.
+    at = next(i for i in range(len(content) // 2, len(content)) if content[i : i + 1].isdigit() or content[i : i + 1] in b"abcdefgh")
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    with pytest.raises(
+        DataError,
+        match=r"(?s)"
+        + re.escape(path.name.removesuffix(".json"))
+        + r".*(checksum differs|was changed|does not belong|is not JSON|unexpected)",
+    ):
+        prepare(settings(corpus), tmp_path / "out", silent)
 
 
 def test_the_beginning_of_another_preparation_is_cleared_away(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
