@@ -16,31 +16,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from overnight import __version__
 from overnight.byte_verbs import TAKE_OVERRIDES, add_byte_verbs
 from overnight.errors import ConfigError, UserError
+from overnight.launch_options import BENCHMARKS, EXTEND, LAUNCH
 from overnight.schema import Finetune
 from overnight.task_verbs import KeysHelp, machine_overrides, next_commands, task_overrides
 from overnight.wording import for_stream
 
 if TYPE_CHECKING:
     from overnight.config import Run
-
-BENCHMARKS = ("train", "loop", "optim", "mlstm", "scaling", "gpu")
-
-EXTEND = "go on from the checkpoints of a shorter run in the run folder: more steps in its last phase, or phases added behind it"
-# Options of `overnight launch`: metavar (None: a switch), type, and what they say.
-LAUNCH: dict[str, tuple[str | None, type, str]] = {
-    "nodes": ("N", str, "machines, or MIN:MAX when they come and go (default: 1)"),
-    "processes": ("P", int, "processes on each machine (default: one for each GPU, or 1)"),
-    "rendezvous": ("HOST:PORT", str, "where several machines meet: a free port of one of them"),
-    "restarts": ("R", int, "how often to start again after a process was lost (default: 0)"),
-    "signal-before": ("SECONDS", int, "time from a signal to the end, for a step and a checkpoint (default: 300)"),
-    "slurm": (None, bool, "print a script for sbatch instead of starting"),
-    "submit": (None, bool, "give the script to sbatch"),
-    "time": ("LIMIT", str, "of the job, as Slurm writes it (default: 12:00:00)"),
-    "partition": ("NAME", str, "Slurm's"),
-    "account": ("NAME", str, "Slurm's"),
-    "cpus": ("C", int, "cores of each machine that Slurm is to give"),
-    "extend": (None, bool, EXTEND),
-}
 
 
 class Terminated(BaseException):

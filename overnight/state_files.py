@@ -67,7 +67,7 @@ def read_json(path: Path, kind: Any, remedy: str) -> Any:
     return fitted(_parsed(read_text(path, remedy), str(path), remedy), kind, str(path), remedy)
 
 
-def read_object(path: Path, remedy: str) -> dict[str, Any]:
+def read_mapping(path: Path, remedy: str) -> dict[str, Any]:
     """Read a JSON object of any keys; else as :func:`read_json`."""
     return cast(dict[str, Any], read_json(path, dict[str, Any], remedy))
 

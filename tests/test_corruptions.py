@@ -17,7 +17,7 @@ from overnight.config import Finetune, Run
 from overnight.tasks.finetune import finetune
 from overnight.tasks.log import append
 from overnight.tasks.samples import write_samples
-from overnight.train.folder import claim_folder
+from overnight.train.extend import claim_folder
 from overnight.train.monitor import Line
 
 Captured = pytest.CaptureFixture[str]

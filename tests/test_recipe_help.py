@@ -13,6 +13,12 @@ RECIPE_VERBS = ("run", "prepare", "pretrain", "launch", "plan")
 Captured = pytest.CaptureFixture[str]
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As wide as the help is ever made, so that no line of it is broken before its end."""
+    monkeypatch.setenv("COLUMNS", "110")
+
+
 def call(*argv: str) -> int:
     return main(list(argv))
 

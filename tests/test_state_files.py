@@ -22,7 +22,7 @@ from overnight.state_files import (
     parse_yaml,
     read_json,
     read_lines,
-    read_object,
+    read_mapping,
     read_yaml,
     sealed,
     sealed_yaml,
@@ -48,7 +48,7 @@ def test_a_sealed_object_is_read_back_as_it_was(tmp_path_factory: pytest.TempPat
     path = tmp_path_factory.mktemp("sealed") / "state.json"
     value.pop(SEAL, None)
     write_json(path, sealed(value))
-    assert read_object(path, "delete it") == value
+    assert read_mapping(path, "delete it") == value
 
 
 def test_every_bit_flip_of_a_sealed_object_is_told_or_leaves_the_value_as_it_is(tmp_path: Path) -> None:
@@ -99,13 +99,13 @@ def test_damage_is_told_with_the_file_what_is_wrong_and_what_to_do(tmp_path: Pat
 
 def test_a_missing_file_a_folder_in_its_place_and_one_too_large_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is missing; delete it"):
-        read_object(tmp_path / "absent.json", "delete it")
+        read_mapping(tmp_path / "absent.json", "delete it")
     with pytest.raises(DataError, match="cannot be read: Is a directory; delete it"):
-        read_object(tmp_path, "delete it")
+        read_mapping(tmp_path, "delete it")
     with (tmp_path / "large.json").open("wb") as file:
         file.truncate(1 << 40)  # without a byte of it on the disk
     with pytest.raises(DataError, match="has 1,099,511,627,776 bytes, which no such file has"):
-        read_object(tmp_path / "large.json", "delete it")
+        read_mapping(tmp_path / "large.json", "delete it")
 
 
 def test_a_file_without_a_seal_is_read_as_older_programs_wrote_it(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from overnight.corpus.files import write_json, write_whole
 from overnight.corpus.readers import Source
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.errors import DataError
-from overnight.state_files import STRICT, fitted, read_json, read_object, sealed
+from overnight.state_files import STRICT, fitted, read_json, read_mapping, sealed
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "valid", "test")
@@ -256,7 +256,7 @@ def load_manifest(folder: Path) -> Manifest:
     path, again = folder / "manifest.json", "delete the folder and prepare again"
     if not path.exists():
         raise DataError(f"{path}: is missing, so the folder is not prepared; run `overnight prepare` first")
-    tree = read_object(path, again)
+    tree = read_mapping(path, again)
     if (version := tree.get("version")) != FORMAT_VERSION:
         raise DataError(f"{path}: is of format version {version!r}, this program reads {FORMAT_VERSION}; {again}")
     found: Manifest = fitted(tree, Manifest, str(path), again)

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from overnight.corpus.files import write_whole
 from overnight.errors import DataError
-from overnight.state_files import read_object
+from overnight.state_files import read_mapping
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # As many characters of their own as the trainer's authors allow by default; rarer ones are [UNK].
@@ -174,7 +174,7 @@ def load_pieces(folder: Path) -> tuple[list[str], bool]:
         "put the right one back, or delete the folder and make it again (prepared data by `overnight prepare`)",
     )
     pieces = read_pieces(folder / "vocab.txt")
-    tree = read_object(path, again) if path.exists() else None
+    tree = read_mapping(path, again) if path.exists() else None
     if tree is None:
         raise DataError(f"{path}: is missing; prepare the data first")
     normalizer = tree.get("normalizer")

@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Any
 
 from overnight.errors import DataError
-from overnight.state_files import fitted, read_lines, read_object, read_yaml
+from overnight.state_files import fitted, read_lines, read_mapping, read_yaml
 
 Record = dict[str, Any]
 
@@ -171,7 +171,7 @@ def _shaped(path: Path, kind: type) -> Record | None:
     if not path.exists():
         return None
     remedy = "remove the file to go on without it"
-    found = read_object(path, remedy)
+    found = read_mapping(path, remedy)
     fitted(found, kind, str(path), remedy)
     return found
 

@@ -14,7 +14,7 @@ from overnight.config import Run
 from overnight.corpus.bytes import document_bytes
 from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import load_byte_model, weights_name, without_weight_norm
-from overnight.state_files import fitted, read_object
+from overnight.state_files import fitted, read_mapping
 from overnight.tasks.featurise import featurise
 from overnight.tasks.inputs import parts, read_input, row_of
 from overnight.train.precision import DTYPES
@@ -105,7 +105,7 @@ def read_classifier(folder: Path, name: str) -> dict[str, Any]:
     """
     path = classifier_path(folder, name)
     again = f"delete {path.parent} and {_again(folder, name)}"
-    tree = read_object(path, again)
+    tree = read_mapping(path, again)
     found: _Facts = fitted(tree, _Facts, str(path), again)
     if len({len(row) for row in found.weights}) != 1 or len(found.weights) != len(found.bias):
         raise DataError(f"{path}: weights and bias are not of one regression; {again}")

@@ -18,7 +18,7 @@ from overnight.corpus.files import write_json
 from overnight.corpus.shards import Manifest, Shard, load_manifest, open_shards
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer, load_vocabulary
 from overnight.errors import DataError
-from overnight.state_files import read_object, sealed
+from overnight.state_files import read_mapping, sealed
 from overnight.tasks.predict import predict
 from overnight.train import checkpoint
 
@@ -55,7 +55,7 @@ def write_samples(run: Run) -> None:
 
 def _checkpoint_of(path: Path) -> str | None:
     try:
-        return str(read_object(path, "delete it, and it is made again").get("checkpoint"))
+        return str(read_mapping(path, "delete it, and it is made again").get("checkpoint"))
     except DataError:  # not there, or damaged: all of it can be made again
         return None
 

@@ -24,7 +24,7 @@ from overnight.corpus.files import write_json
 from overnight.errors import ConfigError
 from overnight.optim.offload import offloaded
 from overnight.optim.state import local
-from overnight.state_files import fitted, read_object, sealed
+from overnight.state_files import fitted, read_mapping, sealed
 from overnight.train.loop import Objective
 from overnight.train.memory import LESS, OutOfMemory, Room, first_line, peak, ran_out, release, restart_peak, room
 from overnight.train.parallel import Elsewhere, World, greatest, summing, together
@@ -263,7 +263,7 @@ class Cuts:
         if not self.path.exists():
             return {}
         remedy = "delete it, and the micro-batches are found or taken anew"
-        tree = read_object(self.path, remedy)
+        tree = read_mapping(self.path, remedy)
         fitted(tree, dict[str, _Known], str(self.path), remedy)
         return tree
 

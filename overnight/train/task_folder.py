@@ -10,7 +10,7 @@ from torch import Tensor
 
 from overnight.corpus.files import write_json
 from overnight.errors import DataError
-from overnight.state_files import fitted, read_object, sealed
+from overnight.state_files import fitted, read_mapping, sealed
 from overnight.train.checkpoint import Damaged, file_digest, read_tensors
 
 
@@ -55,7 +55,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
         DataError: when it is missing, damaged, changed since it was written, or lacks what a model needs.
     """
     path, again = folder / "task.json", _remedy(folder)
-    tree = read_object(path, again)
+    tree = read_mapping(path, again)
     fitted(tree, _Facts, str(path), again)
     return tree
 

@@ -179,10 +179,35 @@ def test_the_best_unit_is_the_one_that_the_newest_transfer_found_whatever_its_fe
     with pytest.raises(DataError, match="no transfer to a task of two classes has found a best unit yet"):
         chosen_unit(tmp_path, "best")
     for of, state in (("mean", "hidden"), ("cell", "cell"), ("hidden", "hidden")):
-        append(tmp_path / "tasks.jsonl", {"kind": "transfer", "init": "pretrained", "unit": {"of": of, "number": 6}})
-        append(tmp_path / "tasks.jsonl", {"kind": "transfer", "init": "pretrained"})  # of three classes
-        append(tmp_path / "tasks.jsonl", {"kind": "transfer", "init": "scratch", "unit": {"of": "cell", "number": 8}})
-        append(tmp_path / "tasks.jsonl", {"kind": "baseline"})
+        append(
+            tmp_path / "tasks.jsonl",
+            {
+                "name": "sst",
+                "tag": "",
+                "value": 0.5,
+                "metric": "accuracy",
+                "kind": "transfer",
+                "init": "pretrained",
+                "unit": {"of": of, "number": 6},
+            },
+        )
+        append(
+            tmp_path / "tasks.jsonl",
+            {"name": "sst", "tag": "", "value": 0.5, "metric": "accuracy", "kind": "transfer", "init": "pretrained"},
+        )  # of three classes
+        append(
+            tmp_path / "tasks.jsonl",
+            {
+                "name": "sst",
+                "tag": "",
+                "value": 0.5,
+                "metric": "accuracy",
+                "kind": "transfer",
+                "init": "scratch",
+                "unit": {"of": "cell", "number": 8},
+            },
+        )
+        append(tmp_path / "tasks.jsonl", {"name": "sst", "tag": "", "value": 0.5, "metric": "accuracy", "kind": "baseline"})
         assert chosen_unit(tmp_path, "best") == Unit(6, state)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="must be a number or `best`"):
         chosen_unit(tmp_path, "first")

@@ -44,7 +44,7 @@ def test_the_mismatched_rows_of_mnli_are_scored_and_shown(pretrained: Run, tmp_p
     assert kept["metrics"]["accuracy_mismatched"] == right / 10
     scores = sorted(entry["metrics"]["accuracy_mismatched"] for entry in entries)
     assert [set(entry["metrics"]) for entry in entries] == [{"accuracy", "accuracy_mismatched"}] * 2
-    assert f"accuracy_mismatched {entries[0]['metrics']['accuracy_mismatched']:.4f}" in said.getvalue()
+    assert f"accuracy mismatched {100 * entries[0]['metrics']['accuracy_mismatched']:.1f} %" in said.getvalue()
     row = next(line for line in summary_text(run.run_dir).splitlines() if line.startswith("pretrained, mismatched"))
     assert row.split()[2:] == [f"{50 * sum(scores):.1f}", "%"]
     write_report([run.run_dir], tmp_path / "page.html")
