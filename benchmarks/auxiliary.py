@@ -26,16 +26,16 @@ import numpy as np
 import torch
 
 from overnight import config
+from overnight.byte_lm.features import extract_features
+from overnight.byte_lm.linear_probe import Problem, read_problem
+from overnight.byte_lm.logistic import fit
 from overnight.config import Run, Transfer
+from overnight.console import Line
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import open_shards
-from overnight.environment import environment
+from overnight.engine.pretrain import pretrain
 from overnight.interop.byte_models import load_byte_model
-from overnight.tasks.featurise import featurise
-from overnight.tasks.logistic import fit
-from overnight.tasks.transfer import Problem, read_problem
-from overnight.train.monitor import Line
-from overnight.train.pretrain import pretrain
+from overnight.run_dir.environment import environment
 
 REVIEWS, SST = "$OVERNIGHT_DATA/amazon/reviews_Digital_Music_5.first6908.json", "$OVERNIGHT_DATA/sst"
 WEIGHTS, SEEDS = (0.0, 0.1, 1.0), (1, 2, 3)
@@ -84,7 +84,7 @@ def recipe(paths: Sequence[str], data: Path, out: Path, weight: float, seed: int
         "phases": {"main": phase},
         "train": {"eval_every": 0, "eval_sequences": 2048, "checkpoint_every": 1 << 30, "log_every": 100, "threads": 1, "device": "cpu"},
     }
-    return config.build(tree)
+    return config.build_run(tree)
 
 
 def trial(run: Run, problem: Problem, weight: float) -> Trial:
@@ -93,7 +93,7 @@ def trial(run: Run, problem: Problem, weight: float) -> Trial:
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         pretrain(run, Line(nowhere))
     held = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines() if '"eval"' in line][-1]
-    features = featurise(load_byte_model(run.run_dir)[0], problem.documents, "cell", torch.float32)
+    features = extract_features(load_byte_model(run.run_dir)[0], problem.documents, "cell", torch.float32)
     part = {name: (features[rows], problem.classes[rows]) for name, rows in problem.parts[run.seed].items()}
     accuracy = fit(part["train"], part["valid"], len(problem.labels), run.seed).accuracy(*part["test"])
     error = math.sqrt(held["label_loss"]) if weight else None

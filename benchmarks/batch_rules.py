@@ -33,12 +33,12 @@ import torch
 
 from benchmarks.plots import Spread, by_batch, figure
 from overnight import config
+from overnight.console import Line
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import open_shards
-from overnight.environment import environment
-from overnight.train.monitor import Line
-from overnight.train.precision import Halt
-from overnight.train.pretrain import pretrain
+from overnight.engine.pretrain import pretrain
+from overnight.errors import TrainingError
+from overnight.run_dir.environment import environment
 
 LOW, HIGH = 5e-4, 3e-3
 RULES: dict[str, Callable[[float], float]] = {
@@ -105,11 +105,11 @@ def train(study: Study, paths: Sequence[str], data: Path, rule: str, times: int,
             "schedule": {"name": "linear", "warmup": 0.0},
         }
         main = {"steps": study.steps(batch), "global_batch": batch, "micro_batch": min(batch, 256), "length": study.length, "optim": optim}
-        run = config.build(tree | {"phases": {"main": main}})
+        run = config.build_run(tree | {"phases": {"main": main}})
         with open(os.devnull, "w", encoding="utf-8") as nowhere:
             try:
                 pretrain(run, Line(nowhere))
-            except Halt as halt:
+            except TrainingError as halt:
                 message = str(halt)
         lines = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         if not message:
@@ -120,7 +120,7 @@ def train(study: Study, paths: Sequence[str], data: Path, rule: str, times: int,
 
 def recipe(study: Study, paths: Sequence[str], data: Path) -> dict[str, object]:
     """A run without its phase."""
-    tree = config.to_tree(config.load("mlstm-small"))
+    tree = config.to_tree(config.load_run("mlstm-small"))
     quiet = {"eval_every": 0, "eval_sequences": study.held_out, "checkpoint_every": 1 << 30, "log_every": 50, "threads": 1, "device": "cpu"}
     return {
         "name": "rules",
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.draw:
         return draw(out, study)
     out.mkdir(parents=True, exist_ok=True)
-    run = config.build(recipe(study, options.paths, options.data) | {"phases": {"main": {"steps": 1, "global_batch": 1}}})
+    run = config.build_run(recipe(study, options.paths, options.data) | {"phases": {"main": {"steps": 1, "global_batch": 1}}})
     prepare(run.data, options.data, log=print)
     # The smallest batches take longest: first, so that both processes end together.
     jobs = [(out, study, options.paths, options.data, rule, times, seed) for times in study.times for rule in RULES for seed in study.seeds]

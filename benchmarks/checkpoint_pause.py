@@ -28,19 +28,19 @@ from typing import Any
 
 import torch
 
-from overnight.batches.size import grain
+from overnight.batches.batch_size import pad_to_multiple
 from overnight.bench.loop import recipe
+from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.writer import CheckpointWriter
 from overnight.config import Run
+from overnight.console import Line
 from overnight.corpus.pipeline import prepare
-from overnight.environment import environment
+from overnight.engine.loop import LoopConfig, training_steps
+from overnight.engine.precision import DTYPES
+from overnight.engine.pretrain import Pretraining
 from overnight.optim.groups import build_optimizer
 from overnight.optim.schedules import learning_rate
-from overnight.train.checkpoint import Progress
-from overnight.train.loop import Settings, optimise
-from overnight.train.monitor import Line
-from overnight.train.precision import DTYPES
-from overnight.train.pretrain import Pretraining
-from overnight.train.saving import Saver
+from overnight.run_dir.environment import environment
 
 BATCHES = {"bert-mini": 32, "bert-base": 8}
 """Sequences of 128 tokens in a step."""
@@ -77,13 +77,13 @@ def measure(model: str, saves: int, folder: Path) -> dict[str, Any]:
     work = Pretraining(run, Line(StringIO()))
     ((_, phase),) = run.phases.items()
     optimizer = build_optimizer(work.model, phase.optim)
-    step = partial(work.samples(phase, 0, "train").step, grain=grain(phase, phase.micro_batch))
-    settings = Settings(phase.steps, lambda step: learning_rate(phase, step), 1.0, DTYPES[run.train.precision], work.device, (0,))
-    savers = [Saver(folder / kind, 2, asynchronous=kind == "asynchronous") for kind in ("asynchronous", "waited")]
+    step = partial(work.samples(phase, 0, "train").step, grain=pad_to_multiple(phase, phase.micro_batch))
+    settings = LoopConfig(phase.steps, lambda step: learning_rate(phase, step), 1.0, DTYPES[run.train.precision], work.device, (0,))
+    savers = [CheckpointWriter(folder / kind, 2, asynchronous=kind == "asynchronous") for kind in ("asynchronous", "waited")]
     taken: list[Save] = []
     undisturbed: list[float] = []
     quiet, start = -3, time.perf_counter()  # the first steps warm up
-    for done in optimise(work.model, work.objective, optimizer, step, settings):
+    for done in training_steps(work.model, work.objective, optimizer, step, settings):
         float(done.grad_norm)  # Only then has a GPU done the step.
         now = time.perf_counter()
         busy = any(saver.busy for saver in savers)

@@ -33,14 +33,14 @@ import psutil
 import yaml
 
 from overnight import config
-from overnight.cli import main as overnight
-from overnight.corpus.files import write_json
+from overnight.checkpoint import reader
+from overnight.cli.main import main as overnight
 from overnight.corpus.shards import load_manifest
-from overnight.environment import environment
 from overnight.errors import UserError
+from overnight.finetune.samples import write_samples
+from overnight.run_dir.atomic import write_json
+from overnight.run_dir.environment import environment
 from overnight.state_files import SEAL
-from overnight.tasks.samples import write_samples
-from overnight.train import checkpoint
 
 KINDS = (
     "bit",
@@ -278,7 +278,7 @@ def trained(live: Path) -> Callable[[str], Any]:
     """The network and the optimizer of the newest checkpoint."""
 
     def result(out: str) -> Any:
-        place = checkpoint.newest(live / "run" / "checkpoints")
+        place = reader.newest_checkpoint(live / "run" / "checkpoints")
         return place and (place.name, digests(place, "*.safetensors"))
 
     return result
@@ -286,7 +286,7 @@ def trained(live: Path) -> Callable[[str], Any]:
 
 def digests(folder: Path, *patterns: str) -> dict[str, str]:
     """Checksums of files by name."""
-    return {path.name: checkpoint.file_digest(path) for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()}
+    return {path.name: reader.file_digest(path) for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()}
 
 
 def said(out: str) -> str:
@@ -324,7 +324,7 @@ def trained_scenes(name: str, recipe: str, live: Path, keep: Callable[[str], Pat
     run, text, out = live / "run", live.parent / "in.txt", live / "out"
     text.write_text("a good object\nso bad a [MASK]\n", encoding="utf-8")
     whole("pretrain", recipe)
-    write_samples(config.load(recipe))
+    write_samples(config.load_run(recipe))
     state = ("run/run.yaml", "run/*.json*", "run/corpus/*", "run/checkpoints/*/*", "run/plans/*", "data/*.*")
     resumed = keep(f"{name}-trained")
     for place in sorted((resumed / "run" / "checkpoints").glob("step-*"))[1:]:

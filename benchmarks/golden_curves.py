@@ -28,10 +28,19 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from overnight.environment import environment
+from overnight.run_dir.environment import environment
 
 STORED = Path(__file__).parent / "results" / "golden-curves.json"
-CASES = ("bert-fp32", "bert-bf16", "bert-fp32-2-processes", "bert-fp32-resumed", "mlstm-fp32", "mlstm-bf16", "mlstm-fp32-2-processes", "mlstm-fp32-resumed")
+CASES = (
+    "bert-fp32",
+    "bert-bf16",
+    "bert-fp32-2-processes",
+    "bert-fp32-resumed",
+    "mlstm-fp32",
+    "mlstm-bf16",
+    "mlstm-fp32-2-processes",
+    "mlstm-fp32-resumed",
+)
 
 
 def recipe(folder: Path, case: str) -> dict[str, Any]:
@@ -40,7 +49,12 @@ def recipe(folder: Path, case: str) -> dict[str, Any]:
     optim = {"name": "lamb", "lr": 0.01, "schedule": {"name": "poly", "warmup": 0.1}}
     phase: dict[str, Any] = {"steps": 20, "global_batch": 16, "length": 32, "micro_batch": 4, "optim": optim}
     second = {"steps": 10, "length": 64, "optim": {**optim, "name": "lans"}}
-    data: dict[str, Any] = {"paths": [str(folder / "text.jsonl")], "dir": str(folder / f"data-{family}"), "valid_fraction": 0.2, "workers": 1}
+    data: dict[str, Any] = {
+        "paths": [str(folder / "text.jsonl")],
+        "dir": str(folder / f"data-{family}"),
+        "valid_fraction": 0.2,
+        "workers": 1,
+    }
     if family == "bert":
         model: dict[str, Any] = {"layers": 2, "width": 64, "heads": 2, "max_length": 64}
         data["vocab_size"] = 600
@@ -76,7 +90,11 @@ def run(folder: Path, case: str) -> dict[str, Any]:
     lines = [json.loads(line) for line in (folder / case / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     kept = ("loss", "grad_norm", "lr")
     curve = [
-        [line["kind"], line["global_step"], *(line[name].hex() for name in sorted(line) if name in kept or name.endswith(("_loss", "_accuracy")))]
+        [
+            line["kind"],
+            line["global_step"],
+            *(line[name].hex() for name in sorted(line) if name in kept or name.endswith(("_loss", "_accuracy"))),
+        ]
         for line in lines
         if line["kind"] in ("train", "eval")
     ]

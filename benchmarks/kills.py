@@ -32,10 +32,10 @@ import torch
 import yaml
 
 from overnight import config
+from overnight.checkpoint import reader
 from overnight.corpus.pipeline import prepare
-from overnight.environment import environment
 from overnight.errors import DataError
-from overnight.train import checkpoint
+from overnight.run_dir.environment import environment
 
 _EVERY = 20
 """Steps between checkpoints."""
@@ -101,7 +101,7 @@ class Campaign:
             "phases": {"short": phase, "long": {**phase, "steps": 80, "length": 64, "optim": {**optim, "start": "keep"}}},
             "train": {"log_every": 1, "eval_every": 40, "eval_sequences": 32, "checkpoint_every": _EVERY, "threads": 1, "device": "cpu"},
         }
-        run = config.build(self.tree)
+        run = config.build_run(self.tree)
         prepare(run.data, run.data_dir, log=lambda text: None)
         self.references = {processes: self._undisturbed(processes) for processes in (1, 2)}
         self.life = {processes: seconds for processes, (_, seconds) in self.references.items()}
@@ -186,7 +186,7 @@ class Campaign:
         """The step of the newest whole checkpoint."""
         for place in sorted((self.folder / name / "checkpoints").glob("step-*"), reverse=True):
             with contextlib.suppress(DataError):
-                return checkpoint.read(place)[0].global_step
+                return reader.read_checkpoint(place)[0].global_step
         return 0
 
     def equal(self, name: str, processes: int) -> bool:
@@ -196,9 +196,9 @@ class Campaign:
         return same and ours[1] == theirs[1]
 
     def _state(self, folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-        place = checkpoint.newest(folder / "checkpoints")
+        place = reader.newest_checkpoint(folder / "checkpoints")
         assert place is not None
-        _, model, optimizer = checkpoint.read(place)[:3]
+        _, model, optimizer = reader.read_checkpoint(place)[:3]
         lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         held = [{k: v for k, v in line.items() if k != "seconds"} for line in lines if line["kind"] == "eval"]
         return {**model, **{f"optimizer {name}": tensor for name, tensor in optimizer.items()}}, held

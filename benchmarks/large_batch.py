@@ -45,10 +45,10 @@ from torch import nn
 from benchmarks.large_batch_problems import Digits, MaskedLM, Problem
 from benchmarks.plots import Spread, study_figure
 from overnight.config import Optim, Schedule
-from overnight.environment import environment
+from overnight.engine.loop import clip_and_step
 from overnight.optim.groups import build_optimizer, parameter_groups
 from overnight.optim.schedules import factor
-from overnight.train.loop import clip_and_step
+from overnight.run_dir.environment import environment
 
 NAMES = {"lars": "LARS", "lamb": "LAMB", "lans": "LANS", "adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
 SCHEDULE = Schedule(name="linear", warmup=0.2)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from overnight.batches.loader import Samples
 from overnight.batches.packing import Batch
-from overnight.config import Model, Phase, load
+from overnight.config import Model, Phase, load_run
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import open_shards
 from overnight.corpus.tokenizer import load_vocabulary
@@ -116,7 +116,7 @@ class MaskedLM:
 
     def prepare(self) -> None:
         """Prepare the text, unless it is there."""
-        prepare(load("demo", ["data.vocab_size=512"]).data, self.folder)
+        prepare(load_run("demo", ["data.vocab_size=512"]).data, self.folder)
 
     def _samples(self, split: str, batch: int, seed: int) -> Samples:
         # At most 64 sequences at once, which stay in the cache; it does not change the gradient.

@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 
 from overnight import config
-from overnight.environment import environment
 from overnight.report.summary import summarise
+from overnight.run_dir.environment import environment
 
 
 def measured(command: list[str]) -> dict[str, float]:
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("verbs", nargs="+", choices=["prepare", "pretrain", "run"])
     parser.add_argument("--machine", default=f"cpu{psutil.cpu_count()}", help="word for the machine in the name of the results folder")
     options, overrides = parser.parse_known_args()
-    run = config.load(options.recipe, [o.removeprefix("--") for o in overrides])
+    run = config.load_run(options.recipe, [o.removeprefix("--") for o in overrides])
     costs = {verb: measured([sys.executable, "-m", "overnight", verb, options.recipe, *overrides]) for verb in options.verbs}
     out = Path(__file__).parent / "results" / f"{date.today()}-{options.machine}-{run.name}"
     out.mkdir(parents=True, exist_ok=True)

@@ -27,8 +27,8 @@ from torch.utils._pytree import tree_leaves
 from overnight.batches.packing import Batch
 from overnight.bench.measure import Row, measure, result, time_row
 from overnight.bench.sizes import MODELS, VOCABULARY, full_batch
+from overnight.engine.memory import peak_gb, reset_peak
 from overnight.models.bert import BertForPretraining, Recompute
-from overnight.train.memory import peak_gb, restart_peak
 
 KINDS: tuple[Recompute, ...] = get_args(Recompute)
 SHAPES = {"bert-mini": ((32, 128), (8, 512)), "bert-base": ((8, 128), (2, 512))}
@@ -73,7 +73,7 @@ def one_pass(model: BertForPretraining, batch: Batch, kind: Recompute) -> None:
 def bytes_of(model: BertForPretraining, batch: Batch, kind: Recompute) -> dict[str, float]:
     """MB that are kept at the end of the forward pass, and the most in a pass; GB of the process at most, as the system has it."""
     one_pass(model, batch, kind)  # with gradients there, which are added to
-    restart_peak(torch.device("cpu"))
+    reset_peak(torch.device("cpu"))
     one_pass(model, batch, kind)
     process = peak_gb(torch.device("cpu"))
     with Alive() as alive:

@@ -28,10 +28,10 @@ from matplotlib.axes import Axes
 
 from benchmarks.plots import figure
 from overnight import config
+from overnight.console import Line
 from overnight.corpus.pipeline import prepare
-from overnight.environment import environment
-from overnight.train.monitor import Line
-from overnight.train.pretrain import pretrain
+from overnight.engine.pretrain import pretrain
+from overnight.run_dir.environment import environment
 
 BAND = 0.01
 """Relative difference of the held-out loss from that of fp32 in which a precision must stay."""
@@ -70,7 +70,7 @@ def train(folder: Path, name: str, device: str, steps: int) -> tuple[Curve, floa
             "threads": 1,
         },
     }
-    run = config.build(tree)
+    run = config.build_run(tree)
     prepare(run.data, run.data_dir, log=lambda words: None)
     start = time.perf_counter()
     with (folder / "log.txt").open("a", encoding="utf-8") as log:

@@ -88,7 +88,7 @@ def process(rank: int, place: socket.socket, argv: list[str], log: Path, late: i
     """Fork one of two processes of a job, which ends as `python -m overnight` does; returns its number."""
     if child := os.fork():
         return child
-    from overnight.train import loop
+    from overnight.engine import loop
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LATE_US": str(late), "GLOO_SOCKET_IFNAME": "lo"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(place.getsockname()[1])}
@@ -102,11 +102,11 @@ def process(rank: int, place: socket.socket, argv: list[str], log: Path, late: i
     if rank == victim:
         loop.clip_and_step = signalled(loop.clip_and_step, number)
     sys.argv = ["overnight", *argv]
-    from overnight import cli
+    from overnight.cli import main
 
-    if hasattr(cli, "command"):
-        cli.command()
-    sys.exit(cli.main())
+    if hasattr(main, "command"):
+        main.command()
+    sys.exit(main.main())
 
 
 def signalled(step: Callable[..., Any], number: int) -> Callable[..., Any]:
@@ -156,11 +156,11 @@ def campaign(folder: Path, ends: int, delays: list[int]) -> dict[str, dict[str, 
 
     (folder / "topics.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for _, t in sorted(pydoc_data.topics.topics.items())))
     (folder / "recipe.yaml").write_text(yaml.safe_dump(tree(folder)))
-    run = config.load(str(folder / "recipe.yaml"))
+    run = config.load_run(str(folder / "recipe.yaml"))
     prepare(run.data, run.data_dir, log=lambda text: None)
     # What the children have without importing it.
-    import overnight.cli
-    import overnight.train.pretrain  # noqa: F401
+    import overnight.cli.main
+    import overnight.engine.pretrain  # noqa: F401
 
     found: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     for number in range(ends):
@@ -199,7 +199,7 @@ def main() -> None:
     begin = time.monotonic()
     found = campaign(options.inside, options.ends, options.late)
     os.environ.pop("LD_PRELOAD")
-    from overnight.environment import environment as machine
+    from overnight.run_dir.environment import environment as machine
 
     result = {"environment": machine(), "ends": options.ends, "microseconds late": options.late, "seconds": round(time.monotonic() - begin)}
     result["exit codes"] = {kind: {"expected": expected(kind), "found": counts} for kind, counts in found.items()}

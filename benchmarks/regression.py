@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from overnight.environment import environment
+from overnight.byte_lm.features import extract_features
+from overnight.byte_lm.linear_probe import read_problem
+from overnight.byte_lm.logistic import STRENGTHS, Classifier, by_liblinear, by_newton, distance
+from overnight.engine.precision import DTYPES
+from overnight.engine.pretrain import set_up_machine
 from overnight.interop.byte_models import load_byte_model, stored_run
-from overnight.tasks.featurise import featurise
-from overnight.tasks.logistic import STRENGTHS, Classifier, by_liblinear, by_newton, distance
-from overnight.tasks.transfer import read_problem
-from overnight.train.precision import DTYPES
-from overnight.train.pretrain import set_up_machine
+from overnight.run_dir.environment import environment
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -36,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     set_up_machine(run)
     spec = run.transfer[options.task]
     problem, seed = read_problem(spec), spec.seeds[0]
-    x = featurise(load_byte_model(options.source)[0], problem.documents, spec.features, DTYPES[run.train.precision]).astype(np.float64)
+    x = extract_features(load_byte_model(options.source)[0], problem.documents, spec.features, DTYPES[run.train.precision]).astype(
+        np.float64
+    )
     rows, y = problem.parts[seed], problem.classes == 1
     train, valid = rows["train"], rows["valid"]
     print(f"{len(train):,} rows of {x.shape[1]:,} features; seconds, distance from the optimum and validation accuracy of each")

@@ -29,9 +29,9 @@ import psutil
 import torch
 
 from overnight import config
+from overnight.checkpoint import reader
 from overnight.corpus.pipeline import prepare
-from overnight.environment import environment
-from overnight.train import checkpoint
+from overnight.run_dir.environment import environment
 
 STEPS, MACHINES = 160, 3
 Processes = list[subprocess.Popen[bytes]]
@@ -62,7 +62,7 @@ class Case:
     def __init__(self, folder: Path, name: str) -> None:
         self.recipe, self.run = folder / f"{name}.yaml", folder / name
         self.log = (folder / f"{name}.log").open("ab")
-        self.recipe.write_text(config.save(config.build(tree(folder, name))))
+        self.recipe.write_text(config.run_yaml(config.build_run(tree(folder, name))))
         self.started: Processes = []
 
     def start(self, machine: int, nodes: str, *options: str, host: int = 1) -> subprocess.Popen[bytes]:
@@ -232,9 +232,9 @@ ELASTIC = ("elastic 1:2, machine killed", "elastic 2:3, machine comes", "undistu
 
 def distance(case: Case, reference: Case) -> dict[str, Any]:
     """How far the newest parameters and optimizer state, and the curve, are from the reference."""
-    places = [checkpoint.newest(one.run / "checkpoints") for one in (case, reference)]
+    places = [reader.newest_checkpoint(one.run / "checkpoints") for one in (case, reference)]
     assert None not in places
-    ours, theirs = ({**model, **state} for _, model, state in (checkpoint.read(place) for place in places if place))
+    ours, theirs = ({**model, **state} for _, model, state in (reader.read_checkpoint(place) for place in places if place))
     a, b = (torch.cat([tensors[name].double().flatten() for name in theirs]) for tensors in (ours, theirs))
     same = ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
     rows = list(zip(case.lines("train"), reference.lines("train"), strict=True))
@@ -250,7 +250,7 @@ def inside(folder: Path, wanted: list[str]) -> None:
     """All cases, in the namespaces."""
     make_network(folder)
     (folder / "topics.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for _, t in sorted(pydoc_data.topics.topics.items())))
-    run = config.build(tree(folder, "x"))
+    run = config.build_run(tree(folder, "x"))
     prepare(run.data, run.data_dir, log=lambda text: None)
     found: dict[str, Any] = {}
     done: dict[str, Case] = {}

@@ -1,5 +1,5 @@
 """`python -m overnight VERB`."""
 
-from overnight.cli import command
+from overnight.cli.main import command
 
 command()

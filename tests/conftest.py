@@ -59,7 +59,7 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     source = folder / "topics.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in topics().values()), encoding="utf-8")
-    run = config.build(tiny_tree(folder, source))
+    run = config.build_run(tiny_tree(folder, source))
     prepare(run.data, run.data_dir, log=lambda text: None)
     return run.data_dir
 
@@ -69,12 +69,12 @@ def pretrained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
     """A small run whose pretraining is done; copy its folder before changing anything in it."""
     import io
 
-    from overnight.train.monitor import Line
-    from overnight.train.pretrain import pretrain
+    from overnight.console import Line
+    from overnight.engine.pretrain import pretrain
 
     tree = tiny_tree(tmp_path_factory.mktemp("pretrained"), tiny_data.parent / "topics.jsonl")
     tree["data"]["dir"] = str(tiny_data)
-    run = config.build(tree)
+    run = config.build_run(tree)
     pretrain(run, Line(io.StringIO()))
     return run
 
@@ -92,6 +92,6 @@ def tiny(tmp_path: Path, tiny_data: Path) -> Callable[..., Run]:
             for part in parents:
                 node = node.setdefault(part, {})
             node[last] = value
-        return config.build(tree)
+        return config.build_run(tree)
 
     return make

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from overnight.cli import main
+from overnight.cli.main import main
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"

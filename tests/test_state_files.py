@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overnight.corpus.files import write_json
 from overnight.errors import ConfigError, DataError
+from overnight.run_dir.atomic import write_json
 from overnight.state_files import (
     MAX_DEPTH,
     SEAL,

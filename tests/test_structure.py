@@ -14,26 +14,28 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from overnight import config, doctor
+from overnight import config
+from overnight.cli import doctor
 from overnight.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # From the top down: a part may import its own row and the rows below.
 LAYERS = [
-    ["cli", "byte_verbs", "task_verbs", "recipe_help", "launch_options", "__main__"],
-    ["bench", "everything", "launch", "plan"],
-    ["curve"],
-    ["tasks", "interop", "report", "doctor"],
-    ["train"],
+    ["__main__", "cli"],
+    ["bench"],
+    ["finetune", "byte_lm", "interop", "report"],
+    ["engine"],
+    ["checkpoint"],
+    ["distributed"],
     ["models", "optim", "batches"],
+    ["tasks"],
+    ["console"],
     ["corpus"],
+    ["run_dir"],
     ["config"],
-    ["check"],
-    ["schema"],
-    ["native"],
-    ["state_files"],
-    ["errors", "environment", "display", "wording", ""],
+    ["native", "signals", "state_files"],
+    ["errors", "display", "wording", ""],
 ]
 # These, and everything of ours that they import, run without torch.
 NO_TORCH = [
@@ -44,10 +46,10 @@ NO_TORCH = [
     "state_files",
     "corpus",
     "report",
-    *(
-        f"tasks.{name}"
-        for name in ("rows", "encode", "classification", "docnames", "squad", "metrics", "log", "logistic", "ngrams", "inputs")
-    ),
+    "tasks",
+    *(f"run_dir.{name}" for name in ("atomic", "lock", "task_results")),
+    *(f"finetune.{name}" for name in ("encode", "metrics", "question_answering")),
+    *(f"byte_lm.{name}" for name in ("logistic", "ngrams")),
 ]
 # Parts of torch and the standard library that unpickle what comes from another process, a port or a file; of torch.load no other name may be made.
 UNPICKLE = (
@@ -214,7 +216,7 @@ def test_no_torch_modules_reach_no_torch() -> None:
 
 
 def test_no_torch_modules_and_the_command_line_import_without_loading_torch() -> None:
-    names = [f"overnight.{module}" for module in [*no_torch_modules(sources()), "cli", "doctor", "environment", "bench.measure"]]
+    names = [f"overnight.{module}" for module in [*no_torch_modules(sources()), "cli.main", "cli.doctor", "bench.measure"]]
     code = f"import importlib, sys\nfor name in {names}:\n    importlib.import_module(name)\n    assert 'torch' not in sys.modules, name"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
@@ -251,13 +253,13 @@ def test_files_are_at_most_400_lines_or_say_why() -> None:
 def test_the_checks_find_what_they_look_for() -> None:
     planted = {
         "": "",
-        "train": "from overnight.cli import main",
-        "cli": "def main():\n    import overnight.train",
+        "engine": "from overnight.cli import main",
+        "cli": "def main():\n    import overnight.engine",
         "corpus": "import overnight.optim",
         "optim": "import torch",
     }
-    assert sorted(upward(planted)) == ["corpus imports optim", "train imports cli"]
-    assert circle(graph(planted)) == ["cli", "train", "cli"]
+    assert sorted(upward(planted)) == ["corpus imports optim", "engine imports cli"]
+    assert circle(graph(planted)) == ["cli", "engine", "cli"]
     assert torch_reached(planted) == ["corpus reaches torch in optim"]
     assert upward({"new": ""}) == ["new has no place in LAYERS"]
     assert len(unsafe("import pickle\ntorch.load(f)\nnp.load(f, allow_pickle=True)\ntar.extractall()\nyaml.load(f)")) == 5
@@ -291,8 +293,8 @@ def vocabularies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_shipped_recipe_loads_and_survives_saving(name: str) -> None:
     import yaml
 
-    run = config.load(name)
-    assert config.build(yaml.safe_load(config.save(run))) == run
+    run = config.load_run(name)
+    assert config.build_run(yaml.safe_load(config.run_yaml(run))) == run
 
 
 def test_the_demo_is_a_shipped_recipe() -> None:
@@ -301,7 +303,7 @@ def test_the_demo_is_a_shipped_recipe() -> None:
 
 def test_an_unknown_recipe_is_refused() -> None:
     with pytest.raises(UserError, match="no recipe 'dmeo'"):
-        config.load("dmeo")
+        config.load_run("dmeo")
 
 
 def requirements() -> dict[str, list[Requirement]]:

@@ -20,14 +20,14 @@ import torch
 import xxhash
 
 from overnight.batches import masking, pairs
+from overnight.batches.batch_size import batch_size, micro_batch, pad_to_multiple, sequences_before
 from overnight.batches.order import key, mix, order
-from overnight.batches.packing import IGNORED, Batch, Origin, Sizes, StepBatches, deal
-from overnight.batches.size import batch_size, grain, micro_batch, sequences_before
+from overnight.batches.packing import IGNORED, Batch, Provenance, Sizes, StepBatches, balance_by_length
 from overnight.config import Phase
-from overnight.corpus.files import write_whole
 from overnight.corpus.shards import Shard
 from overnight.corpus.tokenizer import Vocabulary
 from overnight.errors import DataError
+from overnight.run_dir.atomic import write_whole
 from overnight.state_files import digest
 
 # What the counters of a key stand for, so that no two uses share one.
@@ -199,7 +199,7 @@ class Samples:
         half = inner // 2 if self.phase.nsp else inner
         rows = np.zeros((count, pairs.COLUMNS), np.int64)
         rows[:, [pairs.A_END, pairs.B_START, pairs.B_END]] = half, half, inner
-        return self.batch(np.zeros(count, np.int64), np.arange(count), np.full(count, number), rows, grain(self.phase, count))
+        return self.batch(np.zeros(count, np.int64), np.arange(count), np.full(count, number), rows, pad_to_multiple(self.phase, count))
 
     def step(self, step: int, rank: int = 0, world: int = 1, grain: int = 0) -> StepBatches:
         """What one process does in optimizer step `step` (from 0) of the phase.
@@ -233,9 +233,9 @@ class Samples:
         bins = batch // micro_batch(self.phase, step, world)
         epochs, samples = self.locate(sequences_before(self.phase, step) + np.arange(batch, dtype=np.int64))
         numbers, rows = self.rows(epochs, samples)
-        return Dealt(epochs, samples, numbers, rows, deal(self.lengths(rows).tolist(), bins))
+        return Dealt(epochs, samples, numbers, rows, balance_by_length(self.lengths(rows).tolist(), bins))
 
-    def origin(self, step: int, world: int, number: int) -> list[Origin]:
+    def origin(self, step: int, world: int, number: int) -> list[Provenance]:
         """Where the sequences of a micro-batch come from.
 
         Args:
@@ -243,7 +243,7 @@ class Samples:
             number: of the micro-batch: process r of n has r, r + n, r + 2n, ...
         """
         dealt = self.dealt(step, world)
-        found: list[Origin] = []
+        found: list[Provenance] = []
         for i in dealt.bins[number]:
             shard = self.shards[dealt.shards[i]]
             sentence = int(np.searchsorted(shard.sentence_starts, dealt.rows[i][pairs.A_START], side="right")) - 1

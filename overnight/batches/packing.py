@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-Origin = dict[str, int | str]
+Provenance = dict[str, int | str]
 """Where a sequence comes from: `epoch` and `sample` of it (of bytes: `lane`), `shard`, and `row` of the shard (the document it begins in)."""
 IGNORED = -100
 """Label of a row that only fills up a shape."""
@@ -70,7 +70,7 @@ class StepBatches:
     """The micro-batches of one process for one optimizer step."""
 
     micro: tuple[Any, ...]
-    """:class:`Batch`, or :class:`overnight.batches.lanes.ByteBatch`."""
+    """:class:`Batch`, or :class:`overnight.batches.streams.ByteBatch`."""
     tokens: int
     """Tokens of the whole global batch; of bytes, those that are predicted."""
     sequences: int
@@ -90,7 +90,7 @@ class StepBatches:
         return totals
 
 
-def deal(lengths: list[int] | Tensor, bins: int) -> list[list[int]]:
+def balance_by_length(lengths: list[int] | Tensor, bins: int) -> list[list[int]]:
     """Share out sequences so that every bin has equally many, and as equally many tokens as that allows.
 
     Sorted by length and dealt back and forth; two bins differ by at most the longest sequence.

@@ -23,9 +23,9 @@ from overnight.batches.packing import StepBatches
 from overnight.bench.measure import Row, Timing, print_result, time_row
 from overnight.bench.sizes import MODELS, VOCABULARY
 from overnight.config import Run
+from overnight.console import Line
 from overnight.corpus.pipeline import prepare
-from overnight.train.monitor import Line
-from overnight.train.pretrain import Pretraining, pretrain, set_up_machine
+from overnight.engine.pretrain import Pretraining, pretrain, set_up_machine
 
 _TURN = 10
 """Steps of a turn."""
@@ -61,7 +61,7 @@ def recipe(folder: Path, model: str, steps: int) -> Run:
     draw = random.Random(0)
     documents = (" ".join(" ".join(draw.choices(words, k=20)).capitalize() + "." for _ in range(20)) for _ in range(500))
     (folder / "text.txt").write_text("\n".join(documents), encoding="utf-8")
-    return config.build(
+    return config.build_run(
         {
             "name": "loop",
             "out": str(folder / "run"),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from overnight.environment import environment
+from overnight.run_dir.environment import environment
 
 # Units of which less is better; of every other known unit more is better.
 _LESS = frozenset({"s", "ms", "us", "ns", "bytes", "kB", "MB", "GB", "MiB", "GiB", "loss", "error", "steps"})

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overnight.batches.lanes import ByteBatch
 from overnight.batches.packing import Sizes
+from overnight.batches.streams import ByteBatch
 from overnight.bench.measure import Row, measure, print_result, rate_row
 from overnight.config import Model
 from overnight.models.bytes import BYTES, ByteModel, byte_model

@@ -26,8 +26,8 @@ from overnight import config
 from overnight.bench.measure import Row, print_result
 from overnight.bench.sizes import MODELS, VOCABULARY, full_batch
 from overnight.config import Run
+from overnight.distributed.world import World, gradient_sync, parallelize_model
 from overnight.models.bert import BertForPretraining
-from overnight.train.parallel import World, spread, summing
 
 _SEQUENCES, _LENGTH, _REPEATS = 8, 128, 9
 
@@ -87,12 +87,12 @@ def work(model: str, repeats: int, world: World) -> Times:
     torch.manual_seed(0)
     net = BertForPretraining(MODELS[model], VOCABULARY).to(world.device).train()
     batch = full_batch(_SEQUENCES, _LENGTH, round(0.15 * _LENGTH), seed=world.rank).to(world.device)
-    objective = spread(net, world, run)
+    objective = parallelize_model(net, world, run)
     gradients = torch.zeros(sum(p.numel() for p in net.parameters()), device=world.device)
     dtype = torch.bfloat16 if world.device.type == "cuda" else torch.float32
 
     def step(last: bool) -> None:
-        with summing(objective, last=last):
+        with gradient_sync(objective, last=last):
             losses, _ = objective(batch, dtype)
             (losses["mlm"] + losses["nsp"]).backward()
         for p in net.parameters():  # kept: DDP's buckets are views of them
@@ -130,7 +130,7 @@ def _efficiency(rows: list[Row], world: int) -> float:
 
 
 def _recipe() -> Run:
-    return config.build({"name": "scaling", "phases": {"short": {"steps": 1, "global_batch": _SEQUENCES}}})
+    return config.build_run({"name": "scaling", "phases": {"short": {"steps": 1, "global_batch": _SEQUENCES}}})
 
 
 def main(store: str, model: str, repeats: str, size: str, rank: str) -> None:

@@ -16,10 +16,10 @@ from overnight.batches.packing import Batch
 from overnight.bench.measure import Row, measure, print_result, rate_row
 from overnight.bench.sizes import MODELS, VOCABULARY, full_batch, sequence_flops
 from overnight.config import Model, Optim
+from overnight.engine.loop import clip
 from overnight.errors import UserError
 from overnight.models.bert import BertForPretraining
 from overnight.optim.groups import build_optimizer
-from overnight.train.loop import clip
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -26,7 +26,6 @@ import xxhash
 from overnight.config import Data, environment_path
 from overnight.corpus import bytes as byte_text
 from overnight.corpus import dedup, pydocs, streams
-from overnight.corpus.files import write_json
 from overnight.corpus.held_out import check_share, held_out_lines, held_out_names, share_for
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, documents, start_reading
@@ -47,6 +46,7 @@ from overnight.corpus.tasks import (
 from overnight.corpus.tokenizer import load_pieces, read_pieces, save_tokenizer, train_pieces, vocabulary
 from overnight.corpus.workers import core_count, run_tasks
 from overnight.errors import ConfigError, DataError
+from overnight.run_dir.atomic import write_json
 from overnight.state_files import STRICT, read_json, sealed
 from overnight.wording import plural
 

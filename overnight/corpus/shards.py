@@ -19,10 +19,10 @@ import pyarrow as pa
 import xxhash
 
 from overnight.corpus.bytes import VOCABULARY_HASH
-from overnight.corpus.files import write_json, write_whole
 from overnight.corpus.readers import Source
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.errors import DataError
+from overnight.run_dir.atomic import write_json, write_whole
 from overnight.state_files import STRICT, fitted, read_json, read_mapping, sealed
 
 FORMAT_VERSION = 1

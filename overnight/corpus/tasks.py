@@ -14,7 +14,6 @@ from overnight.config import Data
 from overnight.corpus import dedup
 from overnight.corpus.bytes import document_bytes
 from overnight.corpus.clean import clean
-from overnight.corpus.files import write_json
 from overnight.corpus.readers import Document
 from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import (
@@ -32,6 +31,7 @@ from overnight.corpus.shards import (
 )
 from overnight.corpus.tokenizer import count_words, encode, load_tokenizer
 from overnight.errors import DataError
+from overnight.run_dir.atomic import write_json
 from overnight.state_files import read_json, sealed
 
 CLEANING = 2

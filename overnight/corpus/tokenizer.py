@@ -14,8 +14,8 @@ import numpy as np
 import xxhash
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from overnight.corpus.files import write_whole
 from overnight.errors import DataError
+from overnight.run_dir.atomic import write_whole
 from overnight.state_files import read_mapping
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

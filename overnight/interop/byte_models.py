@@ -19,13 +19,13 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from overnight import config
+from overnight.checkpoint import reader
 from overnight.config import Model, Run
-from overnight.corpus.files import write_json, write_whole
+from overnight.engine.precision import DTYPES
+from overnight.engine.pretrain import set_up_machine
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.models.bytes import BYTES, ByteModel, Layer, byte_model
-from overnight.train import checkpoint
-from overnight.train.precision import DTYPES
-from overnight.train.pretrain import set_up_machine
+from overnight.run_dir.atomic import write_json, write_whole
 
 _FILES = ("config.json", "model.safetensors", "README.md", "tasks.jsonl", "lock", "transfer")
 # Nothing is known of how an imported model was trained; a recipe must have a phase.
@@ -60,7 +60,7 @@ def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
         raise ConfigError(f"{folder} is neither a run folder (run.yaml) nor an exported byte model (config.json)")
     if path.name == "config.json" and b'"model_type"' in path.read_bytes():
         raise ConfigError(f"{folder} holds a model in the Hugging Face layout; name the run folder from which it was exported")
-    run = config.load(str(path), ["data.vocab_file=", *overrides])
+    run = config.load_run(str(path), ["data.vocab_file=", *overrides])
     if run.model.kind == "bert":
         raise ConfigError(f"{path}: model.kind = 'bert': this verb is for byte models (mlstm, lstm, transformer)")
     return dataclasses.replace(run, out=str(folder))
@@ -108,16 +108,16 @@ def without_weight_norm(model: ByteModel, settings: Model) -> ByteModel:
 
 def weights_name(folder: Path) -> str:
     """What the weights of a folder are called: its newest checkpoint, or the file of an exported model."""
-    newest = checkpoint.newest(folder / "checkpoints")
+    newest = reader.newest_checkpoint(folder / "checkpoints")
     return newest.name if newest else "model.safetensors"
 
 
 def _state(folder: Path) -> tuple[Path, dict[str, Tensor]]:
     if (folder / "run.yaml").is_file():
-        newest = checkpoint.newest(folder / "checkpoints")
+        newest = reader.newest_checkpoint(folder / "checkpoints")
         if newest is None:
             raise DataError(f"{folder} has no checkpoint; run `overnight pretrain` first")
-        return newest, checkpoint.read(newest)[1]
+        return newest, reader.read_checkpoint(newest)[1]
     path = folder / "model.safetensors"
     try:
         return path, load_file(path)
@@ -165,7 +165,7 @@ def _model_tree(model: Model) -> dict[str, Any]:
 
 
 def _write(out: Path, state: Mapping[str, Tensor], tree: Mapping[str, Any]) -> None:
-    config.build(tree)  # what cannot be read back is not written
+    config.build_run(tree)  # what cannot be read back is not written
     strange = [f.name for f in out.iterdir() if f.name not in _FILES] if out.is_dir() else [out.name] if out.exists() else []
     if strange:
         raise UserError(f"{out}: exists and holds {strange[0]!r}, which no export wrote; name another folder")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from overnight.checkpoint import reader
+from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary, task_vocabulary
+from overnight.checkpoint.task_folder import read_facts, read_weights
 from overnight.config import Run
 from overnight.corpus.shards import load_manifest
 from overnight.errors import DataError
 from overnight.interop.huggingface import export
-from overnight.train import checkpoint
-from overnight.train.folder import kept_vocabulary, same_corpus, task_vocabulary
-from overnight.train.task_folder import read_facts, read_weights
 
 
 def export_run(run: Run, out: Path, task: str | None = None) -> None:
@@ -28,12 +28,12 @@ def export_run(run: Run, out: Path, task: str | None = None) -> None:
     kind: Literal["pretraining", "classification", "spans"] = "pretraining"
     labels: tuple[str, ...] = ()
     if task is None:
-        source = checkpoint.newest(run.run_dir / "checkpoints")
+        source = reader.newest_checkpoint(run.run_dir / "checkpoints")
         if source is None:
             raise DataError(f"{run.run_dir} has no checkpoint to export; run `overnight pretrain` first")
-        progress, state, _ = checkpoint.read(source)
+        progress, state, _ = reader.read_checkpoint(source)
         tokenizer, _ = kept_vocabulary(run)
-        same_corpus(progress, load_manifest(tokenizer), tokenizer, run)
+        assert_same_corpus(progress, load_manifest(tokenizer), tokenizer, run)
     else:
         folder = tokenizer = run.run_dir / "finetune" / task
         if not (folder / "task.json").exists():

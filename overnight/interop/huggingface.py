@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from overnight.config import Model
-from overnight.corpus.files import write_json, write_whole
 from overnight.errors import DataError, UserError
+from overnight.run_dir.atomic import write_json, write_whole
 from overnight.state_files import parse_json
 
 Kind = Literal["pretraining", "classification", "spans"]

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from overnight.batches.lanes import ByteBatch
+from overnight.batches.streams import ByteBatch
 from overnight.config import Model
 from overnight.models.bert import Embedding, Linear, Norm
 from overnight.models.layers import dropout, linear

@@ -45,7 +45,7 @@ class Classifier(nn.Module):
         return {"label": F.cross_entropy(logits, labels, reduction="sum")}, {"label": (logits.argmax(-1) == labels).sum()}
 
 
-class SpanReader(nn.Module):
+class BertForQuestionAnswering(nn.Module):
     """Start and end of an answer, a softmax over the tokens of each window (Devlin et al. 2018, section 4.2)."""
 
     def __init__(self, model: Model, vocab_size: int) -> None:

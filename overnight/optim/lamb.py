@@ -19,7 +19,7 @@ from torch import Tensor
 
 from overnight.optim import native
 from overnight.optim.layerwise import Layerwise, Params
-from overnight.optim.lists import Tensors, ratio
+from overnight.optim.tensor_list import Tensors, ratio
 
 
 class Scalars(NamedTuple):

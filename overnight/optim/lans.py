@@ -21,7 +21,7 @@ from torch import Tensor
 from overnight.optim import native
 from overnight.optim.lamb import Lamb, Scalars, decay
 from overnight.optim.layerwise import Layerwise, Params
-from overnight.optim.lists import Tensors, ratio
+from overnight.optim.tensor_list import Tensors, ratio
 
 
 def lans(x: Tensors, g: Tensors, m: Tensors, v: Tensors, s: Scalars, group: Mapping[str, Any]) -> tuple[Tensors, Tensors]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from overnight.optim import native
 from overnight.optim.layerwise import Layerwise, Params
-from overnight.optim.lists import Tensors
+from overnight.optim.tensor_list import Tensors
 
 
 class Scalars(NamedTuple):

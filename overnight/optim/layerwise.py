@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from overnight.optim import native
-from overnight.optim.lists import Tensors, total_norm
 from overnight.optim.offload import brought, offloaded, pieces
 from overnight.optim.state import check, fit, laid_out, local, wide
+from overnight.optim.tensor_list import Tensors, total_norm
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 

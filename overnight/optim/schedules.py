@@ -23,7 +23,7 @@ import dataclasses
 import math
 
 from overnight.config import Optim, Phase, Schedule
-from overnight.schema import PURI_STEPS, UNTUNED, Reference
+from overnight.config.schema import PURI_STEPS, UNTUNED, Reference
 
 
 def learning_rate(phase: Phase, step: int) -> float:

@@ -8,8 +8,8 @@ from importlib import resources
 from itertools import groupby
 from pathlib import Path
 
-from overnight.corpus.files import write_whole
 from overnight.errors import UserError
+from overnight.run_dir.atomic import write_whole
 
 Characters = Sequence[tuple[str, float]]
 # Shades of each of the two colours.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight.display import duration, number, points, scale_of, share, unit
-from overnight.report.folder import Record, RunFolder, read_folder
+from overnight.report.run_reader import Record, RunFolder, read_folder
 from overnight.wording import plural
 
 _HELD_OUT = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from overnight.report.folder import Record
+from overnight.report.run_reader import Record
 
 # Columns of a heat map; of longer runs every k-th measured step is shown.
 COLUMNS = 240

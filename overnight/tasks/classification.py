@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from overnight.config.schema import Columns
 from overnight.errors import ConfigError, DataError
-from overnight.schema import Columns
+from overnight.tasks.examples import Example, TaskData
 from overnight.tasks.imdb import load_imdb
-from overnight.tasks.rows import Row, TaskData
 from overnight.tasks.tables import OWN_NAMES, Line, load_table, number_of, read_csv, read_tsv
 
 
@@ -94,7 +94,7 @@ def text_columns(task: str) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
 def _load_glue(name: str, task: _Glue, folder: Path) -> TaskData:
     skipped: list[str] = []
 
-    def read(stem: str, labelled: bool = True) -> list[Row]:
+    def read(stem: str, labelled: bool = True) -> list[Example]:
         file = _file(folder, f"{stem}.tsv", name)
         header = task.header if labelled else ()
         return list(_glue_rows(read_tsv(file, header, task.broken, skipped), task, file, labelled))
@@ -102,7 +102,7 @@ def _load_glue(name: str, task: _Glue, folder: Path) -> TaskData:
     train, dev = read("train"), read(task.dev)
     # The labels of the test files are not public; without the file there is nothing to hand in, which harms nobody.
     test = read(task.test, labelled=False) if (folder / f"{task.test}.tsv").is_file() else []
-    extra: dict[str, list[Row]] = {}
+    extra: dict[str, list[Example]] = {}
     if name == "mnli":
         if (folder / "dev_mismatched.tsv").is_file():
             extra["dev_mismatched"] = read("dev_mismatched")
@@ -112,7 +112,7 @@ def _load_glue(name: str, task: _Glue, folder: Path) -> TaskData:
     return TaskData(name, kind, task.labels, train, dev, test, task.metric, extra, tuple(f"left out {s}" for s in skipped))
 
 
-def _glue_rows(lines: Iterator[Line], task: _Glue, file: Path, labelled: bool) -> Iterator[Row]:
+def _glue_rows(lines: Iterator[Line], task: _Glue, file: Path, labelled: bool) -> Iterator[Example]:
     for count, (number, cells) in enumerate(lines):
         needed = [c for c in (task.a, task.b, task.target if labelled else None) if c]
         if count == 0 and (absent := [c for c in needed if c not in cells]):
@@ -124,7 +124,7 @@ def _glue_rows(lines: Iterator[Line], task: _Glue, file: Path, labelled: bool) -
         label = _glue_label(cells[task.target], task, where) if labelled else None
         # QQP calls it `id`, and repeats none; CoLA, SST-2 and MRPC have no index in their training files.
         row_id = cells.get("index") or cells.get("id") or str(count)
-        yield Row(row_id, cells[task.a], text_b, label)
+        yield Example(row_id, cells[task.a], text_b, label)
 
 
 def _glue_label(cell: str, task: _Glue, where: str) -> str | float:
@@ -164,16 +164,16 @@ def _load_mrpc(folder: Path) -> TaskData:
 def _load_sst(folder: Path) -> TaskData:
     """Binary sentence-level SST in the csv files of Radford et al. 2017 (arXiv:1704.01444): label, sentence."""
 
-    def read(split: str) -> list[Row]:
+    def read(split: str) -> list[Example]:
         file = _file(folder, f"{split}_binary_sent.csv", "sst")
-        rows: list[Row] = []
+        rows: list[Example] = []
         for count, (number, cells) in enumerate(read_csv(file)):
             where = f"{file}:{number}"
             if "label" not in cells or "sentence" not in cells:
                 raise DataError(f"{where}: the columns are label and sentence, not {', '.join(cells)}")
             if cells["label"] not in _BINARY or not cells["sentence"]:
                 raise DataError(f"{where}: label {cells['label']!r} must be 0 or 1, and the sentence not empty")
-            rows.append(Row(str(count), cells["sentence"], None, cells["label"]))
+            rows.append(Example(str(count), cells["sentence"], None, cells["label"]))
         return rows
 
     return TaskData("sst", "classification", _BINARY, read("train"), read("dev"), read("test"), "accuracy")

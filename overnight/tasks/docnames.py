@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from overnight.errors import DataError
-from overnight.tasks.rows import Row, TaskData
+from overnight.tasks.examples import Example, TaskData
 
 if TYPE_CHECKING:
     from overnight.corpus.pydocs import Docstring
@@ -61,9 +61,9 @@ def load_docnames(docstrings: Iterable[Docstring] | None = None, seed: int = 0, 
     return TaskData("docnames", "classification", LABELS, rows[dev:], rows[:dev], [], "accuracy", notes=notes)
 
 
-def _row(index: int, described: tuple[str, str], other: tuple[str, str]) -> Row:
+def _row(index: int, described: tuple[str, str], other: tuple[str, str]) -> Example:
     own = index % 2 == 1
-    return Row(str(index), described[0] if own else other[0], described[1], LABELS[own])
+    return Example(str(index), described[0] if own else other[0], described[1], LABELS[own])
 
 
 def _pairs(docstrings: Iterable[Docstring], seed: int) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
@@ -107,7 +107,7 @@ def overlap_baseline(task: TaskData) -> float:
     return float(np.mean((shares >= best) == own))
 
 
-def _overlaps(rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
+def _overlaps(rows: list[Example]) -> tuple[np.ndarray, np.ndarray]:
     shares = []
     for row in rows:
         assert row.text_b is not None

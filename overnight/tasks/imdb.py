@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from overnight.errors import DataError
-from overnight.tasks.rows import Row, TaskData, split
+from overnight.tasks.examples import Example, TaskData, split
 
 _LABELS = ("neg", "pos")
 _ARCHIVES = ("aclImdb.tar.xz", "aclImdb_v1.tar.gz", "aclImdb.tar.gz")
@@ -40,7 +40,7 @@ def load_imdb(path: Path, seed: int = 0) -> TaskData:
         if not text:
             raise DataError(f"{source}: {part}/{label}/{stem}.txt: holds no text")
         parts[part].append((label, stem, text))
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[Example]] = {}
     for part, reviews in parts.items():
         found = {label for label, _, _ in reviews}
         if found != set(_LABELS):
@@ -48,7 +48,7 @@ def load_imdb(path: Path, seed: int = 0) -> TaskData:
                 f"{source}: no reviews in {part}/{min(set(_LABELS) - found)}; the layout is aclImdb/{{train,test}}/{{neg,pos}}/*.txt"
             )
         # Sorted, so that a folder and an archive in any order give the same rows.
-        rows[part] = [Row(f"{label}/{stem}", text, None, label) for label, stem, text in sorted(reviews)]
+        rows[part] = [Example(f"{label}/{stem}", text, None, label) for label, stem, text in sorted(reviews)]
     train, dev = split(rows["train"], seed, str(source))
     note = f"dev is {len(dev)} of the {len(rows['train'])} training reviews, held out by a hash of their texts"
     return TaskData("imdb", "classification", _LABELS, train, dev, rows["test"], "accuracy", notes=(note,))

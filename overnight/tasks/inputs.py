@@ -12,7 +12,7 @@ from typing import Any
 from overnight.errors import DataError
 from overnight.state_files import parse_json
 from overnight.tasks.classification import text_columns
-from overnight.tasks.rows import Row
+from overnight.tasks.examples import Example
 from overnight.tasks.squad import Question
 from overnight.tasks.tables import Line, read_csv, read_jsonl, read_text, read_tsv
 
@@ -110,7 +110,7 @@ def _parse(number: int, text: str) -> dict[str, Any]:
     return fields
 
 
-def row_of(number: int, fields: Mapping[str, Any]) -> Row:
+def row_of(number: int, fields: Mapping[str, Any]) -> Example:
     """Return the text or pair of texts of a line.
 
     Raises:
@@ -120,7 +120,7 @@ def row_of(number: int, fields: Mapping[str, Any]) -> Row:
     second = fields.get("text_b")
     if not isinstance(text, str) or not isinstance(second, str | None):
         raise DataError(f"line {number}: has the keys {', '.join(fields)}; it needs `text`, or `text_a` and `text_b`, as strings")
-    return Row(str(fields.get("id", number)), text, second, None)
+    return Example(str(fields.get("id", number)), text, second, None)
 
 
 def question_of(number: int, fields: Mapping[str, Any]) -> Question:

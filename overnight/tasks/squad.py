@@ -11,7 +11,7 @@ from typing import Any
 
 from overnight.errors import DataError
 from overnight.state_files import parse_json
-from overnight.tasks.rows import held_out
+from overnight.tasks.examples import held_out
 from overnight.tasks.tables import read_text
 
 MISPLACED = 0.001

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
+from overnight.config.schema import Columns
 from overnight.errors import DataError
-from overnight.schema import Columns
 from overnight.state_files import parse_json
-from overnight.tasks.rows import Row, TaskData, split
+from overnight.tasks.examples import Example, TaskData, split
 
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
 _ENDINGS = (".csv", ".tsv", ".jsonl")
@@ -226,7 +226,7 @@ def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None, str], 
     return (*texts, "label" if "label" in first else "score"), "classification" if "label" in first else "regression"
 
 
-def _rows(path: Path, columns: tuple[str, str | None, str], id_column: str, kind: str, name: str) -> Iterator[Row]:
+def _rows(path: Path, columns: tuple[str, str | None, str], id_column: str, kind: str, name: str) -> Iterator[Example]:
     column_a, column_b, target = columns
     seen: set[str] = set()
     for index, (line, cells) in enumerate(_read(path)):
@@ -242,14 +242,14 @@ def _rows(path: Path, columns: tuple[str, str | None, str], id_column: str, kind
         seen.add(row_id)
         cell = cells.get(target)
         label = None if not cell else cell if kind == "classification" else number_of(cell, where)
-        yield Row(row_id, cells[column_a], cells[column_b] if column_b else None, label)
+        yield Example(row_id, cells[column_a], cells[column_b] if column_b else None, label)
 
 
 def _absent(column: str, cells: Mapping[str, str]) -> str:
     return "is empty" if column in cells else f"is missing (there are {', '.join(cells)})"
 
 
-def _classes(train: list[Row], path: Path) -> tuple[str, ...]:
+def _classes(train: list[Example], path: Path) -> tuple[str, ...]:
     labels = sorted({str(r.label) for r in train})
     if len(labels) < 2:
         raise DataError(f"{path}: every training row has label {labels[0]!r}; a classifier needs two or more")

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from overnight.batches import loader, pairs
+from overnight.batches.batch_size import batch_size, pad_to_multiple
 from overnight.batches.loader import Samples, prefetch
 from overnight.batches.packing import IGNORED, Batch, StepBatches
-from overnight.batches.size import batch_size, grain
 from overnight.config import BatchWarmup, Phase
 from overnight.corpus.shards import Shard
 from overnight.errors import ConfigError, DataError
@@ -344,7 +344,7 @@ def test_the_counters_of_plans_order_and_masks_are_distinct() -> None:
 def test_the_longest_micro_batch_is_as_long_as_any_of_the_stream(nsp: bool) -> None:
     phase = Phase(steps=20, global_batch=16, length=64, micro_batch=4, max_predictions=20, nsp=nsp, short_fraction=0.0)
     stream = Samples([shard(book_like(1, 40), size=500)], words(500), phase, (0,))
-    tried, fill = stream.longest(4), grain(phase, 4)
+    tried, fill = stream.longest(4), pad_to_multiple(phase, 4)
     micro = [batch for step in range(5) for batch in stream.step(step, grain=fill).micro]
     assert tried.lengths[:4] == (64,) * 4 and len(tried.ids_N) == max(len(batch.ids_N) for batch in micro)
     assert tried.predicted_M is not None and micro[0].predicted_M is not None

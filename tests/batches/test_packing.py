@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overnight.batches.packing import IGNORED, Batch, StepBatches, deal
+from overnight.batches.packing import IGNORED, Batch, StepBatches, balance_by_length
 
 
 @given(st.integers(1, 8), st.integers(1, 12), st.data())
 def test_bins_get_equal_counts_and_differ_by_at_most_the_longest_sequence(bins: int, each: int, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 512), min_size=bins * each, max_size=bins * each))
-    dealt = deal(lengths, bins)
+    dealt = balance_by_length(lengths, bins)
     assert [len(b) for b in dealt] == [each] * bins
     assert sorted(i for b in dealt for i in b) == list(range(len(lengths)))
     totals = [sum(lengths[i] for i in b) for b in dealt]
@@ -23,7 +23,7 @@ def test_bins_get_equal_counts_and_differ_by_at_most_the_longest_sequence(bins: 
 
 
 def test_evenly_spread_lengths_are_dealt_to_equal_sums() -> None:
-    dealt = deal(list(range(1, 41)), 5)
+    dealt = balance_by_length(list(range(1, 41)), 5)
     assert [sum(i + 1 for i in b) for b in dealt] == [164] * 5
 
 

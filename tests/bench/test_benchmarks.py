@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from overnight.bench import gpu, mlstm, optim, train
-from overnight.cli import main
+from overnight.cli.main import main
 from overnight.errors import UserError
 from overnight.optim import Lamb
 from tests.conftest import ROOT

@@ -11,9 +11,9 @@ import torch
 
 from overnight.bench import loop, scaling
 from overnight.bench.scaling import Times
+from overnight.checkpoint import reader
 from overnight.config import Run
-from overnight.train import checkpoint
-from overnight.train.monitor import Line
+from overnight.console import Line
 
 
 def test_the_hidden_share_of_communication_is_what_the_step_does_not_show() -> None:
@@ -46,9 +46,9 @@ def test_the_bare_loop_trains_on_the_engine_s_batches_to_the_engine_s_weights(tm
     monkeypatch.setattr(loop, "_TURN", 2)
     row = loop.measure_loop(tmp_path, "bert-tiny", turns=3)
     assert row.name == "against bare loop" and row.peer == "bare loop" and row.value > 0
-    place = checkpoint.newest(tmp_path / "run" / "checkpoints")
+    place = reader.newest_checkpoint(tmp_path / "run" / "checkpoints")
     assert place is not None
-    engine, (bare,) = checkpoint.read(place)[1], nets
+    engine, (bare,) = reader.read_checkpoint(place)[1], nets
     untrained = real(loop.recipe(tmp_path, "bert-tiny", 6), Line(StringIO())).model
     for (name, p), start in zip(bare.named_parameters(), untrained.parameters(), strict=True):
         moved = (p - start).detach()

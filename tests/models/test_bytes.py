@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from overnight.batches.lanes import ByteBatch
+from overnight.batches.streams import ByteBatch
 from overnight.config import Model
 from overnight.models.bytes import ByteModel, byte_model
 

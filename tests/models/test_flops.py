@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from overnight.batches.lanes import ByteBatch
 from overnight.batches.packing import Batch, Sizes
+from overnight.batches.streams import ByteBatch
 from overnight.config import Model
 from overnight.models import bytes as byte_models
 from overnight.models import flops

@@ -12,7 +12,7 @@ from torch import nn
 
 from overnight.config import Model, Optim
 from overnight.models.bert import BertForPretraining
-from overnight.models.heads import Classifier, SpanReader
+from overnight.models.heads import BertForQuestionAnswering, Classifier
 from overnight.optim import Lamb, Lans, Lars, Muon
 from overnight.optim.groups import build_optimizer, group_lines, parameter_groups
 
@@ -20,7 +20,7 @@ MODEL = Model(layers=2, width=16, heads=2, max_length=16)
 
 
 @pytest.mark.parametrize(
-    "module", [BertForPretraining(MODEL, 50), Classifier(MODEL, 50, 3), SpanReader(MODEL, 50)], ids=lambda m: type(m).__name__
+    "module", [BertForPretraining(MODEL, 50), Classifier(MODEL, 50, 3), BertForQuestionAnswering(MODEL, 50)], ids=lambda m: type(m).__name__
 )
 def test_every_parameter_is_once_in_the_group_of_its_kind(module: nn.Module) -> None:
     groups = {group["name"]: group for group in parameter_groups(module, Optim(weight_decay=0.02))}

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from overnight.engine.loop import clip
 from overnight.optim import native
 from overnight.optim.layerwise import whole_norms
-from overnight.optim.lists import Tensors, total_norm
-from overnight.train.loop import clip
+from overnight.optim.tensor_list import Tensors, total_norm
 from tests.optim.problem import CLASSES, draw, fill, parameters
 
 POWERS = st.floats(-30, 30)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from overnight import config
+from overnight.checkpoint.reader import optimizer_tensors, restore_optimizer
 from overnight.config import Optim
+from overnight.engine.loop import clip_and_step
 from overnight.errors import ConfigError
 from overnight.optim import offload as module
 from overnight.optim.groups import build_optimizer
 from overnight.optim.offload import brought, offload
-from overnight.train.checkpoint import optimizer_tensors, restore_optimizer
-from overnight.train.loop import clip_and_step
 
 NAMES: tuple[Literal["lamb", "lans", "lars", "adamw", "muon"], ...] = get_args(get_type_hints(Optim)["name"])
 
@@ -76,10 +76,10 @@ def test_the_memory_on_the_host_is_used_again_and_a_step_sees_copies(name: str, 
 
 def test_what_is_cut_already_is_not_offloaded() -> None:
     tree = {"name": "x", "phases": {"short": {"steps": 1, "global_batch": 8}}, "train": {"offload": True}}
-    assert config.build(tree).train.offload
+    assert config.build_run(tree).train.offload
     tree["train"] = {"offload": True, "parallel": "fsdp"}
     with pytest.raises(ConfigError, match=r"train\.offload = true: works with train\.parallel = ddp only"):
-        config.build(tree)
+        config.build_run(tree)
 
 
 def test_pieces_hold_everything_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

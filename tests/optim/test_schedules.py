@@ -194,7 +194,7 @@ def test_rule_and_warm_up_are_those_of_the_full_batch_while_the_batch_warms_up()
 
 @pytest.mark.parametrize("name", sorted(config.recipes()))
 def test_a_phase_of_a_shipped_recipe_reaches_its_peak_and_stays_below(name: str) -> None:
-    for phase in config.load(name).phases.values():
+    for phase in config.load_run(name).phases.values():
         rates = [learning_rate(phase, step) for step in range(0, phase.steps, max(1, phase.steps // 20_000))]
         assert min(rates) >= 0 and max(rates) <= peak_lr(phase)
         assert phase.optim.schedule.offset or max(rates) > 0.98 * peak_lr(phase)

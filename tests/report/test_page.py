@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from overnight.corpus import files
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.page import write_report
 from overnight.report.summary import duration, share, summarise
+from overnight.run_dir import atomic
 from tests.report.sample import byte_metrics, byte_settings, finetunings, measured, metrics, settings, write_run
 
 SEEDS = finetunings([0.671, 0.665, 0.679], [0.502, 0.497, 0.508])
@@ -229,7 +229,7 @@ def test_a_full_disk_leaves_the_older_page_whole(tmp_path: Path, monkeypatch: py
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(atomic.os, "fsync", full)
     with pytest.raises(UserError, match=r"report\.html could not be written: .*No space left"):
         write_report([folder], out)
     assert out.read_bytes() == before

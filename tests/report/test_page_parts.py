@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from overnight.config import Optim, build, to_tree
+from overnight.config import Optim, build_run, to_tree
 from overnight.report.page import event_text, write_report
 from overnight.report.summary import summary_text
 from tests.report.sample import byte_metrics, byte_settings, finetunings, metrics, settings, write_run
@@ -55,7 +55,7 @@ def test_a_run_without_samples_has_no_section_for_them(tmp_path: Path) -> None:
 
 def test_settings_are_closed_and_those_of_the_recipe_come_before_all(tmp_path: Path) -> None:
     small = {"name": "demo", "phases": {"short": {"steps": 200, "global_batch": 64, "optim": {"lr": 0.004, "nesterov": False}}}}
-    tree = to_tree(build(small))
+    tree = to_tree(build_run(small))
     page = page_of(tmp_path / "run", metrics(), tree).split("<h2>Settings</h2>")[1].split("<h2>Environment</h2>")[0]
     assert "<details open" not in page and page.count("<details>") == 2
     own, every = page.split("</details>")[:2]

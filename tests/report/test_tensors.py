@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from overnight.report.folder import read_folder
+from overnight.report.run_reader import read_folder
 from overnight.report.tensors import COLUMNS, heat_maps, noise_curves
 from tests.report.sample import measured, metrics, write_run
 

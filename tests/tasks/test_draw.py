@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from overnight.config import Finetune, Run
 from overnight.corpus.tokenizer import load_vocabulary
-from overnight.tasks.problem import Problem, read_problem
-from overnight.tasks.rows import drawn
+from overnight.finetune.encoded_task import EncodedTask, encode_task
+from overnight.tasks.examples import drawn
 
 LABELS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=80)
 
@@ -79,9 +79,9 @@ def imdb(folder: Path) -> Path:
     return folder
 
 
-def read(pretrained: Run, **settings: Any) -> Problem:
+def read(pretrained: Run, **settings: Any) -> EncodedTask:
     spec = Finetune(**{"length": 32, "max_rows": 40, **settings})
-    return read_problem(spec, pretrained.data_dir, load_vocabulary(pretrained.data_dir))
+    return encode_task(spec, pretrained.data_dir, load_vocabulary(pretrained.data_dir))
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_of_a_file_sorted_by_label_both_classes_are_trained_on(
 
 def test_docnames_and_numbers_are_drawn_too(pretrained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from overnight.tasks import docnames
-    from overnight.tasks.rows import Row, TaskData
+    from overnight.tasks.examples import Example, TaskData
 
-    rows = [Row(str(i), "open file", f"opens a file {i}", str(i // 100)) for i in range(200)]
+    rows = [Example(str(i), "open file", f"opens a file {i}", str(i // 100)) for i in range(200)]
     made = TaskData("docnames", "classification", ("0", "1"), rows, rows[::50], [], "accuracy")
     monkeypatch.setattr(docnames, "load_docnames", lambda: made)
     assert Counter(read(pretrained).train.targets["label"].tolist()) == {0: 20, 1: 20}
@@ -125,8 +125,8 @@ def test_questions_are_drawn_from_all_articles(pretrained: Run, tmp_path: Path) 
 
 
 def test_transfer_draws_each_label_in_its_share(tmp_path: Path) -> None:
+    from overnight.byte_lm.linear_probe import read_problem as read_transfer
     from overnight.config import Transfer
-    from overnight.tasks.transfer import read_problem as read_transfer
 
     for name in ("train", "dev", "test"):
         (tmp_path / f"{name}.csv").write_text("text,label\n" + "".join(f"{name} {i},{'rare' if i < 10 else 'usual'}\n" for i in range(200)))

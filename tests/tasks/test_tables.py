@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overnight.config.schema import Columns
 from overnight.errors import DataError
-from overnight.schema import Columns
 from overnight.tasks.classification import load_task
-from overnight.tasks.rows import TaskData, held_out
+from overnight.tasks.examples import TaskData, held_out
 
 ROWS = [(f"text number {i}, with a comma", "good" if i % 3 else "bad") for i in range(200)]
 

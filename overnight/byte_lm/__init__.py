@@ -1,0 +1,1 @@
+"""What a byte-level language model is used for after pretraining."""

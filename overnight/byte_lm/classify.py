@@ -1,0 +1,136 @@
+"""Answers of a byte model for new text: its features, and the regression that `overnight transfer` fitted to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from overnight.byte_lm.features import extract_features
+from overnight.config import Run
+from overnight.corpus.bytes import document_bytes
+from overnight.engine.precision import DTYPES
+from overnight.engine.pretrain import set_up_machine
+from overnight.errors import ConfigError, DataError
+from overnight.interop.byte_models import load_byte_model, weights_name, without_weight_norm
+from overnight.state_files import fitted, read_mapping
+from overnight.tasks.inputs import parts, read_input, row_of
+
+
+def classify_file(run: Run, name: str, path: str) -> Iterator[dict[str, Any]]:
+    """Answer the rows of a file one by one, in order: a table with the column of the task, or lines as :func:`classify` takes them.
+
+    Args:
+        run: as of :func:`classify`.
+        name: a task that the run was transferred to.
+        path: .csv, .tsv and .jsonl are tables; any other file, and standard input (`-`), is read line by line.
+    """
+    yield from classify(run, name, read_input(path, _facts(run.run_dir, name)["spec"]))
+
+
+def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Answer lines one by one, in order, by the classifier of a transfer.
+
+    Args:
+        run: settings of a run folder or of an exported model, as :func:`overnight.interop.byte_models.stored_run` gives them.
+        name: a task that it was transferred to.
+        lines: JSON objects (`text`), or plain text. Empty lines are skipped.
+
+    Raises:
+        ConfigError: for `mask`, which is for BERT.
+        DataError: when there is no such classifier, it is of other weights, or a line (named by its number) cannot be used.
+    """
+    facts = _facts(run.run_dir, name)
+    features, labels = facts["spec"]["features"], facts["labels"]
+    device = set_up_machine(run)
+    model, settings = load_byte_model(run.run_dir)
+    model = without_weight_norm(model, settings).to(device)
+    weights_KF, bias_K = np.array(facts["weights"], np.float64), np.array(facts["bias"], np.float64)
+    wanted = len(features.split("+")) * settings.width
+    if weights_KF.shape != (1 if len(labels) == 2 else len(labels), wanted):
+        raise DataError(
+            f"{classifier_path(run.run_dir, name)}: has weights {weights_KF.shape}, the model has {wanted} features; {_again(run.run_dir, name)}"
+        )
+    for part in parts(lines):
+        rows = [row_of(number, fields) for number, fields in part]
+        for (number, _), row in zip(part, rows, strict=True):
+            if row.text_b is not None:
+                raise DataError(f"line {number}: is a pair; the classifier was fitted to single texts")
+        found = extract_features(model, [document_bytes(row.text_a) for row in rows], features, DTYPES[run.train.precision])
+        for row, p in zip(rows, _probabilities(found @ weights_KF.T + bias_K), strict=True):
+            shares = {label: float(f"{value:.5g}") for label, value in zip(labels, p, strict=True)}
+            yield {"id": row.id, "label": labels[int(p.argmax())], "probabilities": shares}
+
+
+def _probabilities(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Probabilities (n, classes) from scores (n, 1), of the second of two classes, or (n, classes), of each against the rest."""
+    p = 1 / (1 + np.exp(-np.clip(scores, -500, 500)))
+    return np.hstack([1 - p, p]) if scores.shape[1] == 1 else p / p.sum(1, keepdims=True)
+
+
+def classifier_path(folder: Path, name: str) -> Path:
+    """Return where a transfer to a task leaves its classifier."""
+    return folder / "transfer" / name / "classifier.json"
+
+
+@dataclass(frozen=True)
+class _Spec:
+    task: str
+    features: str
+    columns: dict[str, str | None] | None = None
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What must be in `classifier.json`; there may be more."""
+
+    spec: _Spec
+    labels: list[str]
+    weights: list[list[float]]
+    bias: list[float]
+    result: dict[str, Any]
+    checkpoint: str = ""
+    """Name of the weights whose features it was fitted to; older versions did not note it."""
+
+
+def read_classifier(folder: Path, name: str) -> dict[str, Any]:
+    """Read the `classifier.json` of a task.
+
+    Raises:
+        DataError: when it is missing, damaged, changed since it was written, or lacks what a classifier needs.
+    """
+    path = classifier_path(folder, name)
+    again = f"delete {path.parent} and {_again(folder, name)}"
+    tree = read_mapping(path, again)
+    found: _Facts = fitted(tree, _Facts, str(path), again)
+    if len({len(row) for row in found.weights}) != 1 or len(found.weights) != len(found.bias):
+        raise DataError(f"{path}: weights and bias are not of one regression; {again}")
+    return tree
+
+
+def _facts(folder: Path, name: str) -> dict[str, Any]:
+    """What `classifier.json` holds of a task, after a check that it is of the weights that the folder holds now."""
+    if name == "mask":
+        raise ConfigError(f"mask: a byte model has no [MASK] to fill in; `overnight generate --from {folder}` goes on with a text")
+    path = classifier_path(folder, name)
+    if not path.exists():
+        have = ", ".join(sorted(p.parent.name for p in folder.glob("transfer/*/classifier.json"))) or "none"
+        raise DataError(
+            f"{folder} has no classifier {name!r} (it has: {have}); run `overnight transfer {name} --from {folder} --path=FOLDER` first, "
+            "for sst, imdb or csv"
+        )
+    facts = read_classifier(folder, name)
+    newest = weights_name(folder)
+    if facts.get("checkpoint", newest) != newest:  # older versions did not note it
+        raise DataError(
+            f"{path}: was fitted to the features of {facts['checkpoint']}, and the newest weights are {newest}; {_again(folder, name)}"
+        )
+    return facts
+
+
+def _again(folder: Path, name: str) -> str:
+    return f"run `overnight transfer {name} --from {folder}` again, with the settings of then"

@@ -1,0 +1,69 @@
+"""Bits per character of a byte model on a split of its corpus."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+from overnight.batches.streams import Streams
+from overnight.config import Run
+from overnight.corpus.shards import open_shards
+from overnight.distributed.world import World
+from overnight.engine import loop
+from overnight.engine.precision import DTYPES
+from overnight.engine.pretrain import set_up_machine
+from overnight.engine.recurrent_state import RecurrentState
+from overnight.errors import ConfigError, DataError
+from overnight.interop.byte_models import load_byte_model, without_weight_norm
+
+# Read side by side where all documents are: from here on the products of a step are fast.
+_LANES = 128
+_HELD_OUT = 1
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a text was predicted."""
+
+    bits: float
+    """Per byte (what the literature calls bits per character)."""
+    accuracy: float
+    """Share of bytes that were the likeliest (0 to 1)."""
+    characters: int
+    """Bytes that were predicted."""
+    seconds: float
+
+
+def evaluate(run: Run, split: str, shards: int | None = 16) -> Score:
+    """Predict every byte of some documents from those before it.
+
+    Args:
+        run: settings of a run folder or an exported model, with the folder of its prepared data.
+        split: train, valid or test.
+        shards: how many random ones of 1,000 are read, side by side (Puri et al. 2018: 16 of the test split); None reads every document.
+
+    Raises:
+        ConfigError, DataError: when there is no model, or no data of that split.
+    """
+    if shards is not None and shards < 1:
+        raise ConfigError(f"--shards = {shards}: must be 1 or more")
+    start, device = time.perf_counter(), set_up_machine(run)
+    if not (run.data_dir / "manifest.json").is_file():
+        raise DataError(
+            f"{run.data_dir}: holds no prepared data, of which the {split} text is read; name its folder with --data.dir=FOLDER"
+        )
+    model, settings = load_byte_model(run.run_dir)
+    model = without_weight_norm(model, settings).to(device)
+    files = open_shards(run.data_dir, split)
+    if not files:
+        raise DataError(f"{run.data_dir} holds no {split} text; raise data.{split}_fraction and prepare it again, or take another --split")
+    lanes = Streams(files, list(run.phases.values())[-1], (run.seed, 0, _HELD_OUT))
+    work = lanes.whole(_LANES) if shards is None else lanes.random_shards(shards)
+    carry = RecurrentState(work[0].micro[0].lanes.tolist(), model.state_shape, World(device=device))
+    how = loop.LoopConfig(
+        steps=0, lr=lambda step: 0.0, max_grad_norm=0.0, dtype=DTYPES[run.train.precision], device=device, seed=(run.seed,)
+    )
+    found = loop.evaluate(model, model.losses, work, how, carry)
+    characters = sum(step.tokens for step in work)
+    return Score(found["byte_loss"] / math.log(2), found["byte_accuracy"], characters, time.perf_counter() - start)

@@ -1,0 +1,76 @@
+"""What one unit of a byte model holds at every character of some texts.
+
+Shapes: T bytes, H width.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from overnight.byte_lm.generate import Unit, check_unit
+from overnight.byte_lm.linear_probe import probe_results
+from overnight.corpus.bytes import document_bytes
+from overnight.errors import ConfigError, DataError
+from overnight.models.bytes import ByteModel
+
+_WINDOW = 256
+
+
+@torch.no_grad()
+def unit_values(model: ByteModel, text: str, unit: Unit, tanh: bool = False, dtype: torch.dtype = torch.float32) -> list[tuple[str, float]]:
+    """Return every character of a text, as the model reads it, with the unit's cell or hidden state after its last byte.
+
+    Args:
+        model: on its device.
+        unit: of the top layer.
+        tanh: give tanh(c), which the output gate lets through, instead of c.
+
+    Returns:
+        (character, value); the line feed and the space before the text are left out, and the space after it.
+
+    Raises:
+        ConfigError: for a unit that the model does not have, or the tanh of a hidden state.
+    """
+    check_unit(model, unit)
+    if tanh and unit.state == "hidden":
+        raise ConfigError(f"--tanh: is of cells, and the unit is {unit}, which lies between -1 and 1 as it is; leave it out")
+    model.eval()
+    document = document_bytes(text)
+    device = next(model.parameters()).device
+    state: torch.Tensor | None = None
+    values: list[float] = []
+    for start in range(0, len(document), _WINDOW):
+        ids = torch.tensor([list(document[start : start + _WINDOW])], device=device)
+        hidden_BTH, cell_BTH, state = model.hidden(ids, state, dtype)
+        assert cell_BTH is not None
+        value_T = (cell_BTH if unit.state == "cell" else hidden_BTH)[0, :, unit.number].float()
+        values += (value_T.tanh() if tanh else value_T).tolist()
+    found, end = [], 0
+    for character in document.decode():
+        end += len(character.encode())
+        found.append((character, values[end - 1]))
+    return found[2:-1]
+
+
+def chosen_unit(folder: Path, unit: str) -> Unit:
+    """Return the cell of a number, or for `best` the unit that the newest transfer in a folder found to say most.
+
+    Of the features `hidden` and `mean`, a mean of hidden states, the unit is a hidden state.
+
+    Raises:
+        ConfigError: when it is no number.
+        DataError: when no transfer found one.
+    """
+    if unit != "best":
+        try:
+            return Unit(int(unit))
+        except ValueError:
+            raise ConfigError(f"--unit = {unit!r}: must be a number or `best`") from None
+    found = [line["unit"] for line in probe_results(folder) if line.get("unit")]
+    if not found:
+        raise DataError(
+            f"{folder}: no transfer to a task of two classes has found a best unit yet; run `overnight transfer` first, or give --unit a number"
+        )
+    return Unit(int(found[-1]["number"]), "cell" if found[-1]["of"] == "cell" else "hidden")

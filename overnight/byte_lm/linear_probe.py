@@ -1,0 +1,249 @@
+"""Transfer: the features of a frozen byte model and a labelled task to a logistic regression, its score, and the unit that says most.
+
+Beside it stand the same network with random weights, and the counts of byte n-grams, judged by the same classifier on the same rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from overnight.batches.order import key
+from overnight.byte_lm.classify import classifier_path, read_classifier
+from overnight.byte_lm.features import extract_features
+from overnight.byte_lm.logistic import Classifier, Labels, best_unit, fit, histogram, threshold
+from overnight.byte_lm.ngrams import LONGEST, ngram_counts, tf_idf
+from overnight.config import Run, Transfer, environment_path
+from overnight.console import Line
+from overnight.corpus.bytes import document_bytes
+from overnight.display import duration, measures
+from overnight.engine.precision import DTYPES
+from overnight.engine.pretrain import set_up_machine
+from overnight.errors import DataError
+from overnight.interop.byte_models import load_byte_model, weights_name
+from overnight.models.bytes import ByteModel, byte_model
+from overnight.run_dir.atomic import write_json
+from overnight.run_dir.lock import run_lock
+from overnight.run_dir.task_results import append_result, read_results, results_of
+from overnight.state_files import sealed
+from overnight.tasks.classification import load_task
+from overnight.tasks.examples import Example, drawn, drawn_note, held_out
+
+_INIT = 1
+NGRAMS = f"byte n-grams (1 to {LONGEST})"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The texts of a task that are trained or judged on, as the model reads them, with their classes."""
+
+    labels: tuple[str, ...]
+    documents: list[bytes]
+    classes: Labels
+    parts: dict[int, dict[str, np.ndarray]]
+    """Seed → rows of `train`, `valid` and `test`."""
+    notes: tuple[str, ...]
+
+
+def read_problem(spec: Transfer) -> Problem:
+    """Read a task.
+
+    SST comes with its three parts. Of IMDB's training reviews a tenth is for validation. A table of one's own is judged on its labelled
+    test rows; without them on its dev rows, and a tenth of its training rows is for validation.
+
+    Raises:
+        DataError: when a file is missing, or the rows are not single texts of two classes or more.
+    """
+    path = environment_path(spec.path, "transfer.path")
+    task = load_task(spec.task, path, columns=spec.columns)
+    if task.kind != "classification" or any(row.text_b for row in task.train):
+        raise DataError(f"{path}: transfer needs single texts (`text`) with classes (`label`); pairs and scores are for finetune")
+    labelled = bool(task.test) and all(row.label is not None for row in task.test)
+    fixed = labelled and not task.notes  # else the dev rows were split off by what read the task
+    # Rows of which a tenth, by a hash of the text and the seed, is for validation; where there is one already, that.
+    pool = task.train if fixed or not labelled else [*task.train, *task.dev]
+    valid, test = (task.dev if fixed else []), (task.test if labelled else task.dev)
+    rows: Sequence[Example] = [*pool, *valid, *test]
+    number = {label: i for i, label in enumerate(task.labels)}
+
+    def part(seed: int) -> dict[str, np.ndarray]:
+        first, second = len(pool), len(pool) + len(valid)
+        inside = np.array([bool(not fixed and held_out(row.text_a, seed)) for row in pool])
+        train = np.flatnonzero(~inside)
+        if spec.max_rows and spec.max_rows < len(train):
+            texts, labels = [pool[i].text_a for i in train], [str(pool[i].label) for i in train]
+            train = train[drawn(texts, spec.max_rows, seed, labels)]
+        return {
+            "train": train,
+            "valid": np.arange(first, second) if fixed else np.flatnonzero(inside),
+            "test": np.arange(second, len(rows)),
+        }
+
+    classes = np.array([number[str(row.label)] for row in rows], np.int64)
+    parts = {seed: part(seed) for seed in spec.seeds}
+    for found in parts.values():
+        if not len(found["valid"]) or not len(found["test"]) or len(np.unique(classes[found["train"]])) < len(task.labels):
+            raise DataError(
+                f"{path}: {len(pool)} training rows are too few to train on every class and set a tenth apart; give dev and test files"
+            )
+    judged = "its test rows" if labelled else f"{len(test)} rows that were not trained on, since no test row has a label"
+    notes: tuple[str, ...] = (
+        () if spec.task == "sst" else (f"scored on {judged}{'' if fixed else '; validation is a tenth of the training rows, by a hash'}",)
+    )
+    if 0 < spec.max_rows == len(parts[spec.seeds[0]]["train"]):
+        notes += (drawn_note(spec.max_rows, len(pool)) + ", others for each seed",)
+    used = np.unique(np.concatenate([index for found in parts.values() for index in found.values()]))
+    parts = {seed: {name: np.searchsorted(used, index) for name, index in found.items()} for seed, found in parts.items()}
+    return Problem(task.labels, [document_bytes(rows[i].text_a) for i in used], classes[used], parts, notes)
+
+
+def linear_probe(run: Run, name: str, line: Line | None = None) -> list[dict[str, Any]]:
+    """Judge a run's features on a task with every seed, beside the network with random weights and the n-grams.
+
+    What is done already, with the same settings from the same checkpoint, is not done again. The regression of the best seed by
+    validation goes to `transfer/NAME/` in the run folder.
+
+    Args:
+        run: settings of a run folder or of an exported model, as :func:`overnight.interop.byte_models.stored_run` gives them.
+        name: key in `run.transfer`.
+
+    Returns:
+        the lines of `tasks.jsonl` of this task.
+
+    Raises:
+        ConfigError, DataError: when the model has no state to describe a text by, or the task cannot be read.
+        UserError: when another process is writing the folder.
+    """
+    line = line or Line()
+    spec, device = run.transfer[name], set_up_machine(run)
+    facts = json.dumps([asdict(spec) | {"seeds": []}, weights_name(run.run_dir), run.train.precision])
+    tag = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
+    with run_lock(run.run_dir):
+        log = run.run_dir / "tasks.jsonl"
+        mine = results_of(log, name, tag)
+        # The folder holds one classifier: what was done with other settings since is not what it holds, so all is done again.
+        if any(e.get("init") == "pretrained" for e in mine) and _kept_tag(run.run_dir, name) != tag:
+            mine = []
+        missing = [
+            (init, seed)
+            for init in ("pretrained", "scratch")
+            for seed in spec.seeds
+            if (init, seed) not in {(e.get("init"), e.get("seed")) for e in mine}
+        ]
+        if not missing:
+            line.say(f"{name}: done already")
+            return mine
+        problem = read_problem(spec)
+        for note in problem.notes:
+            line.say(f"{name}: {note}")
+        if not any(e["kind"] == "baseline" for e in mine):
+            counts = ngram_counts(problem.documents)
+            value = statistics.median(_ngram_score(problem, counts, seed) for seed in spec.seeds)
+            baseline = {"kind": "baseline", "name": name, "tag": tag, "what": NGRAMS, "metric": "accuracy", "value": value}
+            mine.append(append_result(log, baseline))
+            line.say(f"{name}: {NGRAMS}  {measures({'accuracy': value})}")
+        model, settings = load_byte_model(run.run_dir)
+        judge = _Judge(name, spec, problem, DTYPES[run.train.precision], line)
+        features = None
+        for init, seed in missing:
+            start = time.perf_counter()
+            if init == "scratch":
+                torch.manual_seed(key(seed, _INIT) >> 1)
+                model, features = byte_model(settings), None
+            if features is None:
+                features = judge.features(model.to(device), init, seed)
+            found, entry = judge.fit(features, settings.width, seed)
+            entry |= {"init": init, "tag": tag, "seconds": round(time.perf_counter() - start, 2)}
+            if init == "pretrained":
+                _keep(run.run_dir, spec, problem, found, entry, mine)
+            mine.append(append_result(log, entry))
+            line.say(f"{name}: seed {seed} {init}  " + measures(entry["metrics"]))
+    return mine
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """What is the same for every network that is judged on a task."""
+
+    name: str
+    spec: Transfer
+    problem: Problem
+    dtype: torch.dtype
+    line: Line
+
+    def features(self, model: ByteModel, init: str, seed: int) -> np.ndarray:
+        """Features of all documents of the task."""
+        start, total = time.perf_counter(), sum(map(len, self.problem.documents))
+
+        def say(documents: int, size: int) -> None:
+            rate = size / (time.perf_counter() - start)
+            self.line.show(
+                f"{self.name} {init} seed {seed}  {documents:,} texts read  {rate:,.0f} bytes/s  left {duration((total - size) / rate)}"
+            )
+
+        return extract_features(model, self.problem.documents, self.spec.features, self.dtype, say)
+
+    def fit(self, features: np.ndarray, width: int, seed: int) -> tuple[Classifier, dict[str, Any]]:
+        """The regression on all features, and its line of `tasks.jsonl`."""
+        rows, classes = self.problem.parts[seed], self.problem.classes
+        part = {name: (features[index], classes[index]) for name, index in rows.items()}
+        found = fit(part["train"], part["valid"], len(self.problem.labels), seed)
+        accuracy = found.accuracy(*part["test"])
+        entry: dict[str, Any] = {"kind": "transfer", "name": self.name, "task": self.spec.task, "seed": seed, "metric": "accuracy"}
+        entry |= {"value": accuracy, "metrics": {"accuracy": accuracy, "validation accuracy": found.valid}, "rows": len(rows["train"])}
+        entry |= {"features": self.spec.features, "c": found.strength, "nonzero": found.used}
+        if len(self.problem.labels) == 2 and found.used:
+            entry["unit"], scores = self.unit(part, best_unit(found), width, seed)
+            entry["metrics"] |= scores
+        return found, entry
+
+    def unit(
+        self, part: dict[str, tuple[np.ndarray, Labels]], column: int, width: int, seed: int
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        """A unit in words and its histogram on the test rows, with what it knows alone and what all others know without it."""
+        (train, right), (test, truth) = part["train"], part["test"]
+        cut, upward = threshold(train[:, column], right)
+        others = {name: (np.delete(x, column, 1), y) for name, (x, y) in part.items()}
+        rest = fit(others["train"], others["valid"], 2, seed)
+        scores = {
+            "accuracy of the unit alone": float(np.mean(((test[:, column] > cut) == upward) == (truth == 1))),
+            "accuracy without it": rest.accuracy(*others["test"]),
+        }
+        unit = {"of": self.spec.features.split("+")[column // width], "number": column % width, "threshold": cut}
+        unit |= {"above": self.problem.labels[int(upward)], "histogram": histogram(test[:, column], truth, self.problem.labels)}
+        return unit, scores
+
+
+def _ngram_score(problem: Problem, counts: Any, seed: int) -> float:
+    rows, classes = problem.parts[seed], problem.classes
+    train, (valid, test) = tf_idf(counts[rows["train"]], [counts[rows["valid"]], counts[rows["test"]]], classes[rows["train"]])
+    found = fit((train, classes[rows["train"]]), (valid, classes[rows["valid"]]), len(problem.labels), seed)
+    return found.accuracy(test, classes[rows["test"]])
+
+
+def _keep(run_dir: Path, spec: Transfer, problem: Problem, found: Classifier, entry: dict[str, Any], before: list[dict[str, Any]]) -> None:
+    """Write the regression, unless one of an earlier seed is better by validation."""
+    valid = [e["metrics"]["validation accuracy"] for e in before if e.get("init") == "pretrained"]
+    if not valid or entry["metrics"]["validation accuracy"] > max(valid):
+        weights = {"weights": found.weights_KF.tolist(), "bias": found.bias_K.tolist()}
+        facts = {"spec": asdict(spec), "labels": problem.labels, "checkpoint": weights_name(run_dir), "result": entry, **weights}
+        write_json(classifier_path(run_dir, entry["name"]), sealed(facts))
+
+
+def _kept_tag(run_dir: Path, name: str) -> str | None:
+    """The settings with which the classifier of a task was made; None where there is none."""
+    return read_classifier(run_dir, name)["result"].get("tag") if classifier_path(run_dir, name).exists() else None
+
+
+def probe_results(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a folder's transfers of the pretrained model, oldest first."""
+    return [line for line in read_results(folder / "tasks.jsonl") if line["kind"] == "transfer" and line.get("init") == "pretrained"]

@@ -1,0 +1,1 @@
+"""Checkpoints: reading, writing, and which run they belong to."""

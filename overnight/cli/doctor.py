@@ -1,0 +1,183 @@
+"""`overnight doctor`: what this machine has and what is missing, one line each."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from overnight.run_dir.environment import environment, package_version
+from overnight.wording import plural
+
+# As in pyproject.toml; a test compares them.
+EXTRAS = {
+    "fp8": ("torchao",),
+    "report": ("jinja2", "plotly"),
+    "tasks": ("scikit-learn", "scipy"),
+    "tensorboard": ("tensorboard",),
+    "transformers": ("transformers",),
+    "wandb": ("wandb",),
+}
+REQUIRED = ("numpy", "psutil", "pyarrow", "pydantic", "PyYAML", "rich", "safetensors", "tokenizers", "torch", "xxhash", "zstandard")
+_MARKS = {"ok": "+", "note": "-", "missing": "!"}
+_WIDEST = 120
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's answer."""
+
+    state: Literal["ok", "note", "missing"]
+    """`missing` keeps the package from working; `note` is something that would be faster, or is only needed at times."""
+    what: str
+    text: str
+
+
+def doctor(folder: Path | None = None) -> str:
+    """What this machine has and what is missing, as aligned lines.
+
+    Args:
+        folder: where runs would be written, for the free space; the current folder by default.
+    """
+    found = list(findings(folder or Path.cwd()))
+    width = max(len(finding.what) for finding in found)
+    lines = [
+        textwrap.fill(
+            finding.text,
+            min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST),
+            break_long_words=False,
+            break_on_hyphens=False,
+            initial_indent=f"{_MARKS[finding.state]} {finding.what.ljust(width)}  ",
+            subsequent_indent=" " * (width + 4),
+        )
+        for finding in found
+    ]
+    missing = [finding.what for finding in found if finding.state == "missing"]
+    last = f"missing: {', '.join(missing)}" if missing else "nothing is missing"
+    return "\n".join([*lines, "", f"{last}   (+ there, - worth knowing, ! missing)"])
+
+
+def findings(folder: Path) -> Iterator[Finding]:
+    """What the doctor found, in the order it is printed."""
+    machine = environment()
+    commit = f", commit {machine['commit'][:12]}" if machine["commit"] else ""
+    yield Finding("ok", "overnight", machine["overnight"] + commit)
+    python = machine["python"]
+    yield Finding("ok" if sys.version_info >= (3, 11) else "missing", "Python", f"{python} ({sys.executable}), 3.11 or newer is needed")
+    yield from _packages()
+    cpu = machine["cpu"]
+    yield Finding(
+        "ok", "processor", f"{cpu['model']}, {plural(cpu['cores'], 'core')}, {' '.join(cpu['flags']) or 'no vector extensions known here'}"
+    )
+    yield from _memory(machine["memory_gb"])
+    yield from _gpus(machine)
+    yield from _torch_features(machine)
+    yield from _compilers()
+    yield _disk(folder)
+    yield _data()
+
+
+def _packages() -> Iterator[Finding]:
+    versions = {name: package_version(name) for name in REQUIRED}
+    there = "  ".join(f"{name} {version}" for name, version in versions.items() if version)
+    absent = [name for name, version in versions.items() if not version]
+    yield Finding("ok", "packages", there or "none")
+    if absent:
+        yield Finding("missing", "packages needed", f"{', '.join(absent)}: pip install {' '.join(absent)}")
+    for extra, names in EXTRAS.items():
+        gone = [name for name in names if not package_version(name)]
+        have = "  ".join(f"{name} {package_version(name)}" for name in names if name not in gone)
+        text = f"without {', '.join(gone)}: pip install 'overnight[{extra}]'" if gone else have
+        yield Finding("note" if gone else "ok", f"extra {extra}", text)
+
+
+def _memory(total_gb: float) -> Iterator[Finding]:
+    try:
+        import psutil
+    except ImportError:
+        yield Finding("ok", "memory", f"{total_gb} GB")
+        return
+    free = min(psutil.virtual_memory().available / 1e9, total_gb)
+    enough = free >= 3
+    yield Finding(
+        "ok" if enough else "note", "memory", f"{free:.1f} GB free of {total_gb} GB" + ("" if enough else "; the demo takes up to 3 GB")
+    )
+
+
+def _gpus(machine: dict[str, Any]) -> Iterator[Finding]:
+    if not machine["gpus"]:
+        built = machine.get("cuda")
+        why = (
+            f"none found (torch is built for CUDA {built}; the driver shows no device)"
+            if built
+            else "none: this torch is built for the CPU"
+        )
+        yield Finding("note", "GPU", f"{why}; training runs on the CPU")
+    for number, gpu in enumerate(machine["gpus"]):
+        text = f"{gpu['name']}, {gpu['memory_gb']} GB, capability {gpu['capability']}, CUDA {machine['cuda']}, driver {machine['driver']}"
+        yield Finding("ok", f"GPU {number}", text)
+
+
+def _torch_features(machine: dict[str, Any]) -> Iterator[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    capability = f", kernels for {machine['cpu_capability']}" if "cpu_capability" in machine else ""
+    yield Finding("ok", "torch", f"{torch.__version__}, {plural(machine['threads'], 'thread')}{capability}")
+    gpu = bool(machine["gpus"])
+    varlen = _has("torch.nn.attention.varlen", "varlen_attn")
+    if not varlen:
+        yield Finding("note", "varlen attention", "not in this torch; sequences are padded inside attention")
+    else:
+        yield Finding(
+            "ok",
+            "varlen attention",
+            "there, used on the GPU" if gpu else "there, but only a GPU can train with it; the CPU has its own path",
+        )
+    flags = machine["cpu"]["flags"]
+    fast = torch.cuda.is_bf16_supported() if gpu else bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags))
+    by = "the GPU" if gpu else "the processor"
+    yield Finding("ok" if fast else "note", "bf16", f"in {by}'s hardware" if fast else f"not in {by}'s hardware: fp32 is as fast")
+
+
+def _has(module: str, name: str) -> bool:
+    try:
+        return hasattr(importlib.import_module(module), name)
+    except ImportError:
+        return False
+
+
+def _compilers() -> Iterator[Finding]:
+    kinds = (
+        ("C", "CC", ["cc", "gcc"], "for LAMB, LANS and LARS on a CPU", "on a CPU, LAMB, LANS and LARS take four times as long"),
+        ("C++", "CXX", ["g++", "clang++", "c++"], "for torch.compile", "train.compile=true will not work on a CPU"),
+    )
+    for kind, variable, usual, use, without in kinds:
+        names = [os.environ[variable]] if os.environ.get(variable) else usual
+        found = next((path for name in names if (path := shutil.which(name))), None)
+        text = f"{found}, {use}" if found else f"none of {', '.join(names)}: {without}"
+        yield Finding("ok" if found else "note", f"{kind} compiler", text)
+
+
+def _disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free / 1e9
+    enough = free >= 2
+    more = "" if enough else "; a run of BERT base writes 1.3 GB a checkpoint"
+    return Finding("ok" if enough else "note", "free disk", f"{free:,.1f} GB in {folder}{more}")
+
+
+def _data() -> Finding:
+    value = os.environ.get("OVERNIGHT_DATA")
+    if not value:
+        return Finding("note", "OVERNIGHT_DATA", "not set: recipes and tests that read real data need it, the demo does not")
+    if not Path(value).is_dir():
+        return Finding("missing", "OVERNIGHT_DATA", f"{value} is not a folder")
+    return Finding("ok", "OVERNIGHT_DATA", value)

@@ -1,0 +1,352 @@
+"""`overnight plan`: what a recipe will do, before it does it: parameters, groups, learning rate and batch of every phase.
+
+:func:`make_plan` computes the numbers from the functions and the network that training uses; :func:`plan_text` shows them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+
+from overnight.batches.batch_size import batch_size, sequences_before
+from overnight.batches.loader import Samples
+from overnight.cli.ascii_plot import Panel, Stretch, draw
+from overnight.config import Optim, Phase, Run
+from overnight.config.validate import settings
+from overnight.corpus.shards import load_manifest, open_shards
+from overnight.corpus.tokenizer import load_vocabulary
+from overnight.display import share
+from overnight.errors import DataError
+from overnight.models.bert import BertForPretraining, padded_vocabulary
+from overnight.models.bytes import BYTES, byte_model
+from overnight.optim.groups import parameter_groups
+from overnight.optim.schedules import learning_rate, peak_lr, reference, resolved
+from overnight.wording import plural
+
+_SAMPLES = 1000
+_JUDGED_TOKENS = 1_000_000
+_WIDTH = 100
+# Names of tensors, and the part of the network they belong to; those of the layers are counted together.
+_PARTS = (
+    (r"encoder\.word\.", "word embedding"),
+    (r"encoder\.position\.", "position embedding"),
+    (r"encoder\.segment\.", "segment embedding"),
+    (r"encoder\.norm\.", "embedding norm"),
+    (r"encoder\.layers\.\d+\.(qkv|out)\.", "attention"),
+    (r"encoder\.layers\.\d+\.(up|down)\.", "feed-forward"),
+    (r"encoder\.layers\.\d+\.norm\d\.", "norms"),
+    (r"pooler\.", "pooler"),
+    (r"mlm\.", "masked-LM head"),
+    (r"nsp\.", "next-sentence head"),
+    (r"embedding\.", "byte embedding"),
+    (r"position\.", "positions"),
+    (r"layers\.\d+\.", "layer"),
+    (r"norm\.", "norm"),
+    (r"decoder\.", "decoder"),
+    (r"label\.", "label head"),
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the network."""
+
+    name: str
+    times: int
+    """How often it is there: once in every layer, or once."""
+    parameters: int
+    """Of all of them."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors that the optimizer treats alike."""
+
+    name: str
+    weight_decay: float
+    adapt: bool | None
+    """Whether they take the trust ratio; None where the optimizer has none."""
+    muon: bool | None
+    """Whether Muon steps them, else AdamW; None under another optimizer."""
+    tensors: dict[str, list[int]]
+    """Their names and shapes."""
+    parameters: int
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """What a phase will do."""
+
+    name: str
+    steps: int
+    length: int
+    """Longest sequence (tokens)."""
+    nsp: bool
+    global_batch: int
+    batch_warmup: dict[str, int]
+    micro_batch: int
+    """0: found by trial."""
+    sequences: int
+    tokens: int
+    """At most: `sequences` of `length`."""
+    epochs: float | None
+    """Passes over the prepared data, judged by its first documents; None where none is prepared."""
+    optimizer: str
+    settings: dict[str, Any]
+    """Of the optimizer."""
+    peak_lr: float
+    rule: str
+    """By which it comes from `tuned`, or `none`."""
+    tuned: dict[str, Any]
+    """Rate and warm-up, and the batch for which they were tuned."""
+    schedule: dict[str, Any]
+    """With `warmup` and `total` as they come out."""
+    start: str
+    """Moments at its start: `reset` or `keep`."""
+    groups: list[Group]
+    at: list[int]
+    """Steps (from 0) at which the following two are given."""
+    lr: list[float]
+    batch: list[int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do."""
+
+    name: str
+    model: dict[str, Any]
+    vocabulary: int
+    """Pieces."""
+    prepared: bool
+    """Whether the data is: else the vocabulary is the recipe's."""
+    parts: list[Part]
+    parameters: int
+    phases: list[PhasePlan]
+
+
+def make_plan(run: Run) -> Plan:
+    """The numbers of a run; nothing is written and no network is filled.
+
+    Raises:
+        DataError: when the prepared data cannot be read.
+    """
+    prepared = (run.data_dir / "manifest.json").is_file()
+    bert = run.model.kind == "bert"
+    vocabulary = BYTES if not bert else load_vocabulary(run.data_dir).size if prepared else run.data.vocab_size
+    with torch.device("meta"):
+        network = BertForPretraining(run.model, vocabulary) if bert else byte_model(run.model, run.predicts_label)
+    return Plan(
+        name=run.name,
+        model=vars(run.model),
+        vocabulary=vocabulary,
+        prepared=prepared,
+        parts=parts(network),
+        parameters=sum(p.numel() for p in network.parameters()),
+        phases=[
+            phase_plan(name, phase, network, epoch_size(run, phase, number) if prepared else None)
+            for number, (name, phase) in enumerate(run.phases.items())
+        ],
+    )
+
+
+def parts(network: torch.nn.Module) -> list[Part]:
+    """The parts of a network, with their parameters; a tied tensor counts once."""
+    found: dict[str, int] = {}
+    for name, p in network.named_parameters():
+        part = next(part for pattern, part in _PARTS if re.match(pattern, name))
+        found[part] = found.get(part, 0) + p.numel()
+    layers = len({match[0] for name, _ in network.named_parameters() if (match := re.search(r"layers\.\d+", name))})
+    return [Part(name, layers if "layers" in pattern else 1, found[name]) for pattern, name in _PARTS if name in found]
+
+
+def epoch_size(run: Run, phase: Phase, number: int) -> float:
+    """Examples in an epoch of a phase: those of the first documents, times what there is more (tokens)."""
+    shards = open_shards(run.data_dir, "train")
+    if not shards:
+        raise DataError(f"{run.data_dir} holds no train text; lower data.valid_fraction or add documents")
+    shard = shards[0]
+    ends = shard.sentence_starts[shard.document_sentences]
+    documents = max(1, int(np.searchsorted(ends, _JUDGED_TOKENS, side="right")) - 1)
+    first = dataclasses.replace(shard, document_sentences=shard.document_sentences[: documents + 1])
+    if run.model.kind != "bert":
+        return load_manifest(run.data_dir).count("train", "tokens") / phase.length
+    samples = Samples([first], load_vocabulary(run.data_dir), phase, (run.seed, number, 0))
+    return samples.epoch_size() * load_manifest(run.data_dir).count("train", "tokens") / int(ends[documents])
+
+
+def phase_plan(name: str, phase: Phase, network: torch.nn.Module, epoch: float | None) -> PhasePlan:
+    """The numbers of a phase.
+
+    Args:
+        epoch: examples in an epoch, if known.
+    """
+    optim, count = phase.optim, min(phase.steps, _SAMPLES)
+    at = [round(i * (phase.steps - 1) / max(1, count - 1)) for i in range(count)]
+    sequences = sequences_before(phase, phase.steps)
+    return PhasePlan(
+        name=name,
+        steps=phase.steps,
+        length=phase.length,
+        nsp=phase.nsp,
+        global_batch=phase.global_batch,
+        batch_warmup=vars(phase.batch_warmup),
+        micro_batch=min(phase.micro_batch, phase.global_batch),
+        sequences=sequences,
+        tokens=sequences * phase.length,
+        epochs=sequences / epoch if epoch else None,
+        optimizer=optim.name,
+        settings={"weight_decay": optim.weight_decay, **settings(optim)},
+        peak_lr=peak_lr(phase),
+        rule=optim.scaling.rule,
+        tuned=reference(optim)._asdict(),
+        schedule=vars(resolved(phase)),
+        start=optim.start,
+        groups=list(groups(network, optim)),
+        at=at,
+        lr=[learning_rate(phase, step) for step in at],
+        batch=[batch_size(phase, step) for step in at],
+    )
+
+
+def groups(network: torch.nn.Module, optim: Optim) -> Iterator[Group]:
+    """The groups of an optimizer, without the tensors' contents."""
+    for group in parameter_groups(network, optim):
+        yield Group(
+            name=group["name"],
+            weight_decay=group["weight_decay"],
+            adapt=group["adapt"] if "adapt" in settings(optim) else None,
+            muon=group["muon"] if optim.name == "muon" else None,
+            tensors={name: list(p.shape) for name, p in group["params"]},
+            parameters=sum(p.numel() for _, p in group["params"]),
+        )
+
+
+def plan_text(plan: Plan, tensors: bool = False) -> str:
+    """A plan for people.
+
+    Args:
+        tensors: list the tensors of every group.
+    """
+    model = plan.model
+    source = "as prepared" if plan.prepared else "as the recipe says; the data is not prepared"
+    blocks = [
+        f"{plan.name}: {_network(model)}\nvocabulary {plan.vocabulary:,} {source if model['kind'] == 'bert' else 'bytes'}",
+        _parts_text(plan),
+    ]
+    number = 0
+    for same, phases in groupby(plan.phases, key=lambda phase: phase.groups):
+        members = list(phases)
+        for phase in members:
+            blocks.append(_phase_text(phase, plan.phases[number - 1].name if number else ""))
+            number += 1
+        several = f" of {', '.join(phase.name for phase in members)}" if len(plan.phases) > 1 else ""
+        blocks.append(f"parameter groups{several}\n{_groups_text(same, plan.parameters)}")
+        if tensors:
+            blocks.append(_tensors_text(same))
+    blocks.append(_curves(plan))
+    if len(plan.phases) > 1:
+        steps, sequences, tokens = (sum(getattr(phase, what) for phase in plan.phases) for what in ("steps", "sequences", "tokens"))
+        blocks.append(f"in all: {plural(steps, 'step')}, {plural(sequences, 'sequence')}, at most {plural(tokens, 'token')}")
+    return "\n\n".join(blocks)
+
+
+def _network(model: dict[str, Any]) -> str:
+    kind = {"bert": "BERT", "mlstm": "multiplicative LSTM", "lstm": "LSTM", "transformer": "causal Transformer"}[model["kind"]]
+    heads = f", heads {model['heads']}" if model["kind"] in ("bert", "transformer") else ""
+    return f"{kind}, layers {model['layers']}, width {model['width']:,}{heads}"
+
+
+def _parts_text(plan: Plan) -> str:
+    rows = [("parameters", "each", "all", "share")]
+    for part in plan.parts:
+        name, each = (f"{part.times} x {part.name}", f"{part.parameters // part.times:,}") if part.times > 1 else (part.name, "")
+        rows.append((name, each, f"{part.parameters:,}", share(part.parameters / plan.parameters)))
+    rows.append(("total", "", f"{plan.parameters:,}", ""))
+    if plan.model["kind"] != "bert":
+        return _table(rows)
+    padded = padded_vocabulary(plan.vocabulary)
+    note = f"The word embedding ({padded:,} rows) is also the decoder of the masked-LM head, and counted once."
+    return f"{_table(rows)}\n{note}"
+
+
+def _phase_text(phase: PhasePlan, before: str) -> str:
+    cut = phase.global_batch // phase.micro_batch if phase.micro_batch else 0
+    micro = f" ({cut:,} micro-batches of {phase.micro_batch})" if cut > 1 else "" if cut else " (micro-batch found by trial)"
+    epochs = f", about {phase.epochs:.2f} epochs" if phase.epochs is not None else ""
+    schedule, total = phase.schedule, phase.schedule["total"]
+    w = schedule["warmup"] * total
+    shape = [f"{schedule['name']} over {plural(total, 'step')}", f"warm-up {w:,.0f}" if w else "no warm-up"]
+    shape += [f"at the peak {schedule['hold'] * total:,.0f}"] if schedule["name"] == "hold" else []
+    shape += [f"power {schedule['power']:g}"] if schedule["name"] in ("poly", "poly_nvidia", "hold") else []
+    shape += [f"this phase is {schedule['offset']:,} to {schedule['offset'] + phase.steps:,}"] if total != phase.steps else []
+    rule = f", by the rule {phase.rule} from {phase.tuned['lr']:.4g} at batch {phase.tuned['batch']:,}" if phase.rule != "none" else ""
+    growing = f"; the batch grows over {plural(phase.batch_warmup['steps'], 'step')}" if phase.batch_warmup["start"] else ""
+    kept = f"kept from {before}" + ("" if schedule["offset"] else "; their step count begins anew")
+    rows = [
+        ("batches", f"{_batches(phase)} sequences{micro} of up to {phase.length} tokens{growing}"),
+        ("seen", f"{plural(phase.sequences, 'sequence')}, at most {plural(phase.tokens, 'token')}{epochs}"),
+        ("optimizer", f"{phase.optimizer}: {' '.join(f'{key}={_yaml(value)}' for key, value in phase.settings.items())}"),
+        ("rate", f"peak {phase.peak_lr:.4g}{rule}; {', '.join(shape)}"),
+        ("moments", kept if phase.start == "keep" and before else "fresh"),
+    ]
+    lines = [f"phase {phase.name}: {plural(phase.steps, 'step')}"]
+    for name, text in rows:
+        lines += textwrap.wrap(text, _WIDTH, initial_indent=f"  {name:<11}", subsequent_indent=" " * 13, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _groups_text(chosen: Sequence[Group], total: int) -> str:
+    last = "trust ratio" if chosen[0].adapt is not None else "stepped by" if chosen[0].muon is not None else ""
+    rows = [("group", "tensors", "parameters", "share", "decay", last)]
+    for group in chosen:
+        how = "" if not last else ("Muon" if group.muon else "AdamW") if group.adapt is None else "yes" if group.adapt else "no"
+        decay = f"{group.weight_decay:g}" if group.weight_decay else "none"
+        rows.append((group.name, f"{len(group.tensors):,}", f"{group.parameters:,}", share(group.parameters / total), decay, how))
+    return _table(rows)
+
+
+def _tensors_text(chosen: Sequence[Group]) -> str:
+    rows = [("tensor", "shape", "group")]
+    rows += [(name, " x ".join(map(str, shape)), group.name) for group in chosen for name, shape in group.tensors.items()]
+    return _table(rows)
+
+
+def _curves(plan: Plan) -> str:
+    stretches = []
+    for number, phase in enumerate(plan.phases):
+        kept = "kept" if number and phase.start == "keep" else "fresh"
+        labels = (phase.name, plural(phase.steps, "step"), f"peak {phase.peak_lr:.4g}", f"batch {_batches(phase)}", f"moments {kept}")
+        stretches.append(Stretch(phase.steps, labels))
+    rate, batch = max(phase.peak_lr for phase in plan.phases), max(phase.global_batch for phase in plan.phases)
+    panels = [Panel("learning rate", [phase.lr for phase in plan.phases], rate, (f"{rate:.4g}", f"{rate / 2:.4g}"), 10)]
+    if len({size for phase in plan.phases for size in phase.batch}) > 1:
+        panels.append(Panel("batch (sequences)", [phase.batch for phase in plan.phases], batch, (f"{batch:,}", f"{batch / 2:,g}"), 4))
+    return draw(stretches, panels)
+
+
+def _batches(phase: PhasePlan) -> str:
+    return " to ".join(f"{size:,}" for size in dict.fromkeys((phase.batch[0], phase.global_batch)))
+
+
+def _yaml(value: Any) -> str:
+    """A setting as an override has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{','.join(map(_yaml, value))}]" if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)

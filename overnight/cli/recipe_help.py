@@ -1,0 +1,105 @@
+"""The help of the verbs that take a recipe: how to begin, then every key by section, of a named recipe only those its network has."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args, get_type_hints
+
+from overnight import config
+from overnight.config.schema import Model
+from overnight.config.validate import belongs
+from overnight.wording import folded, yaml_text
+
+# What a verb is begun with, and which sections it reads.
+_EXAMPLES: dict[str, list[tuple[str, str]]] = {
+    "run": [
+        ("demo", "minutes, no data needed"),
+        ("my.yaml --name=mine --data.paths=FOLDER", "your own text; again to continue"),
+        ("demo --phases.short.optim.lr=4e-3 --train.precision=bf16", "any key changed"),
+    ],
+    "prepare": [("bert-mini-books --data.paths=FOLDER --data.workers=8", "the shards of data/bert-mini-books")],
+    "pretrain": [("demo --name=mine --train.checkpoint_every=50", "again to continue")],
+    "launch": [
+        ("bert-base --processes=8", "eight GPUs of this machine"),
+        ("bert-large-lamb --nodes=4 --slurm --time=1-00:00:00 > job.sh", "a script for sbatch"),
+    ],
+    "plan": [("bert-large-lamb --tensors", "every tensor with its group")],
+}
+_PRETRAINING = ("run", "data", "model", "phases", "optim", "train")
+_SECTIONS_OF = {"prepare": ("run", "data"), "pretrain": _PRETRAINING, "launch": _PRETRAINING, "plan": _PRETRAINING}
+_TITLES = {
+    "run": "run: its name, folder and seed",
+    "data": "data: where the text comes from and how it becomes token shards",
+    "model": "model: the network",
+    "phases": "phases: stretches of pretraining, in order; NAME is yours",
+    "optim": "optim: optimizer, rate at another batch, and schedule of a phase",
+    "train": "train: this machine's part, which changes nothing that is learned beyond rounding",
+    "finetune": "finetune: tasks after pretraining; NAME is yours",
+    "transfer": "transfer: tasks on the features of a byte model; NAME is yours",
+}
+# Wider lines are hard to read, whatever the terminal has.
+_WIDEST = 110
+
+
+def recipe_help(verb: str, recipe: str | None, options: Sequence[tuple[str, str]]) -> str:
+    """Return the help of a verb that takes a recipe.
+
+    Args:
+        verb: such as `run`.
+        recipe: what the user named beside --help; None shows the keys of all networks.
+        options: of this verb alone, and what they say.
+
+    Raises:
+        ConfigError: when the recipe is not there or cannot be read.
+    """
+    tree = config.read_recipe(recipe) if recipe else {}
+    own = " [options]" if options else ""
+    lines = [f"usage: overnight {verb} RECIPE{own} [--key=value ...]", "", "examples:"]
+    examples = [(f"overnight {verb} {words}", why) for words, why in _EXAMPLES[verb]]
+    examples.append((f"overnight {verb} {recipe or 'mlstm-small'} --help", "the keys of that recipe"))
+    wide = max(len(words) for words, _ in examples)
+    lines += [f"  {words:{wide}}  {why}" for words, why in examples]
+    lines += ["", f"RECIPE is a YAML file or one of: {', '.join(config.recipes())}", ""]
+    own_options = [*options, ("--print_config", "print the resolved recipe and stop"), ("-h, --help", "show this help")]
+    wide = max(len(name) for name, _ in own_options)
+    lines += ["options:", *(f"  {name:{wide}}  {text}" for name, text in own_options)]
+    model = tree.get("model") or {}
+    kind = model.get("kind", "bert") if recipe and isinstance(model, dict) else None
+    kind = kind if kind in get_args(get_type_hints(Model)["kind"]) else None
+    lines += ["", f"keys of {recipe}, where model.kind={kind}:" if kind else "keys of a recipe:", *_keys(verb, kind, tree, recipe or "")]
+    if verb in _SECTIONS_OF:
+        lines += ["", "the other keys of a recipe: overnight run --help"]
+    width = min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
+    return "\n".join(folded(line, width) for line in lines)
+
+
+def _keys(verb: str, kind: str | None, tree: Mapping[str, Any], recipe: str) -> Iterator[str]:
+    """The sections that a verb reads, each with a title, and two lines a key."""
+    sections: dict[str, list[str]] = {}
+    for key, type_name, default, text in config.describe():
+        section = _section(key)
+        if section not in _SECTIONS_OF.get(verb, _TITLES) or (kind and not belongs(key, kind)):
+            continue
+        if type_name.count("|") > 7:  # too many for the line of the key
+            type_name, text = "WORD", f"{text} One of {type_name.replace('|', ', ')}."
+        values = dict.fromkeys(yaml_text(value) for value in _values(tree, key.split(".")))
+        said = [*([f"{recipe}: {', '.join(values)}"] if values else []), default if default == "required" else f"default: {default}"]
+        sections.setdefault(section, []).extend([f"  --{key}={type_name}", f"      {text} ({'; '.join(said)})"])
+    for section in _TITLES:
+        if section in sections:
+            yield from ("", _TITLES[section], *sections[section])
+
+
+def _section(key: str) -> str:
+    parts = key.split(".")
+    return "run" if len(parts) == 1 else "optim" if parts[2:3] == ["optim"] else parts[0]
+
+
+def _values(tree: Any, parts: Sequence[str]) -> Iterator[Any]:
+    """What a recipe says for a key; of every phase or task where the key has a NAME."""
+    if not parts:
+        yield tree
+    elif isinstance(tree, Mapping):
+        for name in tree if parts[0] == "NAME" else [parts[0]] if parts[0] in tree else []:
+            yield from _values(tree[name], parts[1:])

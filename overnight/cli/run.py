@@ -1,0 +1,71 @@
+"""`overnight run`: every stage in order, each of which knows what it has done already."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from overnight.config import Run, environment_path
+from overnight.console import Line
+from overnight.corpus.pipeline import prepare
+from overnight.display import duration
+from overnight.errors import ConfigError
+from overnight.wording import plural
+
+
+def run_all(run: Run, extend: bool = False) -> None:
+    """Prepare, pretrain, fine-tune or transfer, export and report a run; again after an interruption, it goes on where it was.
+
+    Args:
+        extend: the run folder may hold a shorter run, which this one goes on from; what followed its pretraining is done again.
+
+    Raises:
+        ConfigError: before anything is done, when the data of a task is not there.
+        UserError: from the stage that could not go on.
+    """
+    for kind, specs in (("finetune", run.finetune), ("transfer", run.transfer)):
+        for name, spec in specs.items():
+            if spec.path and not environment_path(spec.path, f"{kind}.{name}.path").exists():
+                raise ConfigError(f"{kind}.{name}.path = {spec.path!r}: does not exist; name the folder or file with the task's data")
+    from overnight.checkpoint.run_corpus import with_data
+    from overnight.checkpoint.run_identity import check_folder, claim_folder
+    from overnight.engine.pretrain import pretrain
+
+    check_folder(run, extend)
+    line, start = Line(), time.perf_counter()
+    tasks = [*(f"fine-tune {name}" for name in run.finetune), *(f"transfer to {name}" for name in run.transfer)]
+    stages = 4 + len(tasks)
+    line.say(f"run {run.name}: {plural(stages, 'stage')}: {', '.join(['prepare', 'pretrain', *tasks, 'export', 'report'])}")
+
+    def stage(number: int, text: str) -> None:
+        line.say(f"[{number}/{stages}] {text}  (after {duration(time.perf_counter() - start)})")
+
+    stage(1, f"prepare {', '.join(run.data.paths)}")
+    prepare(run.data, with_data(run).data_dir, log=line.say)
+    stage(2, f"pretrain {', '.join(run.phases)}")
+    pretrain(run, line, extend)
+    from overnight.byte_lm.linear_probe import linear_probe
+    from overnight.finetune.finetune import finetune
+    from overnight.interop.byte_models import export_byte_model
+    from overnight.interop.export import export_run
+
+    claim_folder(run)
+    works = [
+        *(partial(finetune, run, name, line) for name in run.finetune),
+        *(partial(linear_probe, run, name, line) for name in run.transfer),
+    ]
+    for number, (text, work) in enumerate(zip(tasks, works, strict=True), 3):
+        stage(number, text)
+        work()
+    stage(stages - 1, f"export to {run.run_dir / 'export'}")
+    export = export_run if run.model.kind == "bert" else export_byte_model
+    export(run, run.run_dir / "export")
+    stage(stages, "report")
+    from overnight.finetune.samples import write_samples
+    from overnight.report.page import refresh_report
+    from overnight.report.summary import summary_text
+
+    write_samples(run)
+    line.say(summary_text(run.run_dir))
+    line.say(refresh_report(run.run_dir))
+    line.say(f"done in {duration(time.perf_counter() - start)}; model in {run.run_dir / 'export'}")

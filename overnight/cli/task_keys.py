@@ -1,0 +1,140 @@
+"""What `finetune`, `transfer`, `predict` and `export` understand beside their options: the keys of a task, and those of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import shlex
+import shutil
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from overnight.config.schema import Finetune, Train, Transfer
+from overnight.config.validate import environment_path
+from overnight.errors import ConfigError
+
+# Sections of the help, with their keys; a key that is in none comes last.
+_SECTIONS = {
+    "the data": ("task", "path", "dev", "columns", "max_rows", "misplaced"),
+    "the training": ("epochs", "batch", "lr", "warmup", "weight_decay", "length"),
+    "questions": ("stride", "max_answer"),
+    "the features": ("features",),
+    "repetitions": ("seeds", "baseline"),
+    "this machine": ("micro_batch", "train.precision", "train.device", "train.threads"),
+    "more": (),
+}
+_EXAMPLES = {
+    Finetune: """\
+  overnight finetune sst2 --from runs/mine --path=glue/SST-2
+  overnight finetune reviews --from runs/mine --path=reviews.csv --columns.text=body --columns.label=stars
+  overnight finetune faq --from runs/mine --path=train.json --dev=dev.json --length=384
+  overnight finetune sst2 --from runs/mine --path=glue/SST-2 --seeds=[0,1,2] --baseline=true --train.precision=bf16""",
+    Transfer: """\
+  overnight transfer sst --from runs/mine --path=sst
+  overnight transfer reviews --from runs/mine --path=reviews.csv --columns.text=body --columns.label=stars --max_rows=2000""",
+}
+_TABLES = (".csv", ".tsv", ".jsonl")
+_WIDEST = 100
+
+
+class KeysHelp(argparse.Action):
+    """`--help` that also lists the keys of the dataclass given as `const`; the list is made only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, const: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, 0, const, argparse.SUPPRESS, help="show this help, with every key of a task")
+
+    def __call__(self, parser: argparse.ArgumentParser, *values: Any) -> None:
+        print(f"{parser.format_help()}\n{keys_text(self.const)}")
+        parser.exit()
+
+
+def keys_text(kind: type[Finetune] | type[Transfer]) -> str:
+    """Return every key of a task, in sections, with type, meaning and default, and examples."""
+    from overnight.config import describe
+
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    train = {f"train.{f}" for f in ("precision", "device", "threads")}
+    rows = [*describe(kind), *(row for row in describe(Train, "train.") if row[0] in train)]
+    placed: dict[str, list[tuple[str, str, str, str]]] = {section: [] for section in _SECTIONS}
+    for row in rows:
+        placed[next((s for s, keys in _SECTIONS.items() if row[0] in keys or row[0].partition(".")[0] in keys), "more")].append(row)
+    lines = []
+    for section, keys in placed.items():
+        lines += [f"{section}:"] if keys else []
+        for key, kind_name, default, text in keys:
+            default = "what TASK or the path says" if key == "task" else default
+            shown = text if default in ("", "required") else f"{text} (default: {default})"
+            lines += [f"  --{key}={kind_name}", *textwrap.wrap(shown, width - 6, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+        lines += [""] if keys else []
+    return "\n".join([*lines, "examples:", _EXAMPLES[kind]])
+
+
+def task_overrides(kind: type[Finetune] | type[Transfer], name: str, overrides: Sequence[str], known: bool) -> list[str]:
+    """Return dotted overrides of a run from those of one of its tasks; `train.KEY` is this machine's.
+
+    Args:
+        kind: of task.
+        name: key of the task.
+        overrides: `KEY=VALUE`.
+        known: whether the run's recipe has the task; of another, `task=` is found by its name, or by what its path names.
+
+    Raises:
+        ConfigError: for a new name that says nothing of its task.
+    """
+    part = kind.__name__.lower()
+    if not known and not any(override.startswith("task=") for override in overrides):
+        overrides = [f"task={_task_of(kind, name, overrides)}", *overrides]
+    return [override if override.startswith("train.") else f"{part}.{name}.{override}" for override in overrides]
+
+
+def _task_of(kind: type[Finetune] | type[Transfer], name: str, overrides: Sequence[str]) -> str:
+    tasks: tuple[str, ...] = get_args(get_type_hints(kind)["task"])
+    if name in tasks:
+        return name
+    part = kind.__name__.lower()
+    given = next((text.partition("=")[2] for text in overrides if text.startswith("path=")), "")
+    path = environment_path(given, f"{part}.{name}.path") if given else Path()
+    if path.suffix in _TABLES or any((path / f"train{ending}").is_file() for ending in _TABLES):
+        return "csv"
+    if path.suffix == ".json" and "squad" in tasks:
+        return "squad"
+    near = difflib.get_close_matches(name, tasks, 1)
+    questions = ", --task=squad for questions in SQuAD's format" if "squad" in tasks else ""
+    raise ConfigError(
+        f"{name!r} is neither a task of this run nor one of {', '.join(tasks)}{f' (did you mean {near[0]!r}?)' if near else ''}; "
+        f"say what it is: --task=csv for a table of your own ({', '.join(_TABLES)}){questions}, and --path= where it lies"
+    )
+
+
+def machine_overrides(verb: str, overrides: Sequence[str]) -> list[str]:
+    """Return overrides that are all of this machine's part.
+
+    Raises:
+        ConfigError: naming the first that is not.
+    """
+    for override in overrides:
+        if not override.startswith("train."):
+            key = override.partition("=")[0]
+            raise ConfigError(f"--{key}: `overnight {verb}` takes only keys of this machine's part, such as --train.precision=bf16")
+    return list(overrides)
+
+
+def next_commands(folder: Path, name: str) -> str:
+    """Return what can be done with a task that was fine-tuned, as commands to copy.
+
+    Args:
+        folder: the run folder.
+        name: the task.
+    """
+    from overnight.checkpoint.task_folder import read_facts
+
+    facts = read_facts(folder / "finetune" / name)
+    task, run, out = shlex.quote(name), shlex.quote(str(folder)), shlex.quote(f"{folder.name}-{name}")
+    if facts["kind"] == "spans":
+        ask = f"overnight predict {task} --from {run} --input QUESTIONS.json"
+    else:
+        text = r"printf 'one text\tanother text\n'" if facts.get("pairs") else "echo 'a text'"
+        ask = f"{text} | overnight predict {task} --from {run}"
+    return f"next:\n  {ask}\n  overnight export --from {run} --task {task} --to {out}"

@@ -1,0 +1,266 @@
+"""A run is one frozen value: load a recipe, override it, check it, save it.
+
+The value's dataclasses are those of :mod:`overnight.config.schema`; pydantic reads and types the recipe (:func:`load_run`),
+:func:`overnight.config.validate.validate_run` refuses values that cannot work. Both name the key, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from overnight.config.schema import Run
+from overnight.config.validate import validate_run
+from overnight.errors import ConfigError
+from overnight.state_files import parse_yaml, read_yaml
+from overnight.wording import yaml_text
+
+
+def recipes() -> dict[str, Path]:
+    """The shipped recipes by name."""
+    folder = Path(str(resources.files("overnight") / "recipes"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_run(recipe: str, overrides: Sequence[str] = ()) -> Run:
+    """The run that a recipe and dotted overrides describe.
+
+    Args:
+        recipe: a shipped recipe's name or a YAML file.
+        overrides: `phases.long.optim.lr=4e-3` and the like; values are YAML.
+
+    Raises:
+        ConfigError: naming every wrong key, its value and what is allowed.
+    """
+    tree = read_recipe(recipe, overrides)
+    try:
+        return build_run(tree)
+    except ConfigError as error:
+        if Path(recipe).name != "run.yaml":
+            raise
+        # Of a run folder: nobody has just written this recipe.
+        raise ConfigError(f"{error}\n(as {recipe}{' and the command line say' if overrides else ' says'})") from None
+
+
+def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a recipe and dotted overrides say, unchecked, as nested plain values; see :func:`load_run`."""
+    path = recipes().get(recipe, Path(recipe))
+    if not path.is_file():
+        near = difflib.get_close_matches(recipe, recipes(), 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"no recipe {recipe!r}: it is neither a file nor one of {', '.join(recipes())}{hint}")
+    tree, nodes = read_yaml(path, "correct it, or put it back", ConfigError)
+    if twice := sorted(_repeated(nodes)):
+        raise ConfigError("\n".join(f"{path}:{line}: {key!r} stands there for the second time; only one can hold" for line, key in twice))
+    named = _named(tree)
+    for override in overrides:
+        _override(tree, override)
+    if unknown := list(_new_and_incomplete(tree, named)):
+        raise ConfigError("\n".join(unknown))
+    return tree
+
+
+def _named(tree: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Names that a recipe gives itself: of its phases and tasks."""
+    kinds = [f.name for f in dataclasses.fields(Run) if get_origin(get_type_hints(Run)[f.name]) is dict]
+    return {kind: list(tree[kind]) if isinstance(tree.get(kind), dict) else [] for kind in kinds}
+
+
+def _new_and_incomplete(tree: Mapping[str, Any], named: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """What is wrong with phases and tasks that overrides have made and that lack a key: most likely a name was misspelled."""
+    what = {"phases": "phase"}
+    for kind, names in _named(tree).items():
+        required = [
+            f.name for f in dataclasses.fields(_field_type([kind, ""])) if f.default is f.default_factory is dataclasses.MISSING
+        ] or ["task"]
+        for name in names:
+            lacking = [key for key in required if not isinstance(tree[kind][name], dict) or key not in tree[kind][name]]
+            if name in named[kind] or not lacking:
+                continue
+            near = difflib.get_close_matches(str(name), named[kind], 1)
+            yield (
+                f"{kind}.{name}: the recipe has no {what.get(kind, kind + ' task')} {name!r}{f' (did you mean {near[0]!r}?)' if near else ''}. "
+                f"It has: {', '.join(map(str, named[kind])) or 'none'}. To add it, give {', '.join(f'--{kind}.{name}.{key}=...' for key in lacking)} too"
+            )
+
+
+def _repeated(root: Any) -> Iterator[tuple[int, str]]:
+    """Line (from 1) and name of each key that its mapping has already: YAML's reader silently takes the last."""
+    nodes, looked_at = [root], {id(None)}
+    while nodes:
+        node = nodes.pop()
+        if id(node) in looked_at:  # an alias
+            continue
+        looked_at.add(id(node))
+        if node.id == "sequence":
+            nodes += node.value
+        elif node.id == "mapping":
+            names = [key for key, _ in node.value if key.id == "scalar"]
+            yield from ((key.start_mark.line + 1, key.value) for i, key in enumerate(names) if key.value in [n.value for n in names[:i]])
+            nodes += [value for _, value in node.value]
+
+
+def build_run(tree: Mapping[str, Any]) -> Run:
+    """A checked run from a plain mapping, as read from YAML."""
+    from pydantic import TypeAdapter, ValidationError
+
+    problems = dict(_boolean_problems(tree))
+    try:
+        run = TypeAdapter(Run).validate_python(tree)
+    except ValidationError as error:
+        problems = {loc: _explain(loc, e) for e in error.errors() for loc in [tuple(e["loc"])]} | problems
+    if problems:
+        raise ConfigError("\n".join(problems.values()))
+    impossible = list(validate_run(run))
+    if impossible:
+        raise ConfigError("\n".join(impossible))
+    return run
+
+
+def run_yaml(run: Run) -> str:
+    """The run as YAML that :func:`load_run` reads back to an equal value."""
+    import yaml
+
+    return yaml.safe_dump(to_tree(run), sort_keys=False, width=120)
+
+
+def to_tree(run: Run) -> dict[str, Any]:
+    """The run as nested plain values."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(v) for key, v in value.items()}
+        return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+    return dict(plain(dataclasses.asdict(run)))
+
+
+def differences(a: Any, b: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted keys in which two trees differ, with both values."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in dict.fromkeys([*a, *b]):
+            yield from differences(a.get(key, "(absent)"), b.get(key, "(absent)"), f"{prefix}.{key}" if prefix else str(key))
+    elif a != b:
+        yield f"{prefix}: {a} there, {b} here"
+
+
+# What only says how this machine carries the run out, and the tasks, whose results say themselves with what they were made.
+NOT_IDENTITY = ("train", "out", "data.dir", "data.workers", "phases.*.micro_batch", "finetune", "transfer")
+
+
+def identity(run: Run) -> dict[str, Any]:
+    """The part of a run that decides what pretraining learns; a run folder belongs to one identity.
+
+    Precision, and the type of sums between processes, are part of it: they change the curve beyond rounding of the order of summation.
+    """
+    tree = to_tree(run)
+    train = {key: tree["train"][key] for key in ("precision", "reduce")}
+    for key in NOT_IDENTITY:
+        _drop(tree, key.split("."))
+    return {**tree, "train": train}
+
+
+def _drop(tree: dict[str, Any], parts: Sequence[str]) -> None:
+    head, *rest = parts
+    for key in list(tree) if head == "*" else [head]:
+        if not rest:
+            tree.pop(key, None)
+        elif isinstance(tree.get(key), dict):
+            _drop(tree[key], rest)
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.removeprefix("--").partition("=")
+    if not equals:
+        raise ConfigError(f"{override!r}: an override is written key=value, such as --phases.long.optim.lr=4e-3")
+    try:
+        value, _ = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"{key} = {text!r} is not a YAML value: {error}") from None
+    *parents, last = key.split(".")
+    node: Any = tree
+    for part in parents:
+        node = node.setdefault(part, {}) if isinstance(node, dict) else None
+        if node is None:
+            raise ConfigError(f"{key}: {part!r} holds no keys")
+    if not isinstance(node, dict):
+        raise ConfigError(f"{key}: {parents[-1]!r} is a value, it holds no keys")
+    # `--data.paths=my/folder` should not need YAML's brackets, nor `--name=2026` its quotes.
+    kind = _field_type(key.split("."))
+    if get_origin(kind) is list and not isinstance(value, list):
+        value = [value]
+    if kind is str and not isinstance(value, str):
+        value = text
+    node[last] = value
+
+
+def _field_type(parts: Iterable[Any]) -> Any:
+    """The type of a key, or None for an unknown one."""
+    kind: Any = Run
+    for part in parts:
+        if get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+        elif get_origin(kind) in (list, tuple):
+            kind = get_args(kind)[0]
+        elif dataclasses.is_dataclass(kind):
+            kind = get_type_hints(kind).get(str(part))
+        else:
+            return None
+    return kind
+
+
+def _boolean_problems(node: Any, *loc: Any) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Places of numbers given as true or false and the reverse, which pydantic would take for 1 and 0."""
+    if isinstance(node, Mapping | list | tuple):
+        for part, value in node.items() if isinstance(node, Mapping) else enumerate(node):
+            yield from _boolean_problems(value, *loc, part)
+        return
+    kind = _field_type(loc)
+    if kind in (int, float, bool) and isinstance(node, bool) != (kind is bool):
+        allowed = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
+        yield loc, f"{'.'.join(map(str, loc))} = {node!r}: must be {allowed}"
+
+
+def _explain(loc: tuple[Any, ...], error: Mapping[str, Any]) -> str:
+    """One pydantic error as key, value and what is allowed."""
+    key = ".".join(str(part) for part in loc)
+    if error["type"] == "unexpected_keyword_argument":
+        allowed = [f.name for f in dataclasses.fields(_field_type(loc[:-1]))]
+        near = difflib.get_close_matches(str(loc[-1]), allowed, 1)
+        return f"{key} = {error['input']!r}: unknown key{f', did you mean {near[0]!r}?' if near else ';'} Allowed: {', '.join(allowed)}"
+    if error["type"] == "missing":
+        return f"{key}: is missing and has no default"
+    return f"{key} = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def describe(kind: Any = Run, prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """Every key of a recipe with its type, default and documentation, for `--help`."""
+    from pydantic import TypeAdapter
+
+    hints = get_type_hints(kind)
+    schema = TypeAdapter(kind).json_schema()
+    properties = schema.get("properties") or schema["$defs"][kind.__name__]["properties"]
+    for f in dataclasses.fields(kind):
+        hint = hints[f.name]
+        key = f"{prefix}{f.name}"
+        if get_origin(hint) is dict:
+            yield from describe(get_args(hint)[1], f"{key}.NAME.")
+        elif dataclasses.is_dataclass(hint):
+            yield from describe(hint, f"{key}.")
+        else:
+            default: Any = "required"
+            if f.default is not dataclasses.MISSING:
+                default = f.default
+            elif f.default_factory is not dataclasses.MISSING:
+                default = f.default_factory()
+            yield key, _type_name(hint), yaml_text(default), properties[f.name].get("description", "")
+
+
+def _type_name(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "|".join(get_args(hint))
+    return getattr(hint, "__name__", str(hint)) if get_origin(hint) is None else str(hint)

@@ -1,0 +1,1 @@
+"""Many processes: who they are, what they exchange, how they start and end."""

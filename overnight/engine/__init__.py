@@ -1,0 +1,1 @@
+"""Training: the loop and everything around it, for every model and task."""

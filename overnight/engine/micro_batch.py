@@ -1,0 +1,296 @@
+"""How a phase is cut into micro-batches: found by trial where the recipe leaves it open, halved when memory runs out, and remembered.
+
+The micro-batches of a phase are a list of (first step, sequences), kept in `memory.json` of the run folder: a run that is resumed takes the
+same one in every step, also where it was halved on the way, and so ends with the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from overnight.batches.batch_size import micro_batch_sizes
+from overnight.batches.loader import Samples
+from overnight.batches.streams import Streams
+from overnight.config import Phase, Run
+from overnight.distributed.world import ErrorOnOtherRank, World, all_reduce_max, gradient_sync, raise_on_all_ranks
+from overnight.engine.loop import Objective
+from overnight.engine.memory import (
+    HOW_TO_SAVE_MEMORY,
+    MemoryBudget,
+    OutOfMemory,
+    first_line,
+    is_out_of_memory,
+    memory_budget,
+    peak,
+    release,
+    reset_peak,
+)
+from overnight.errors import ConfigError
+from overnight.optim.offload import offloaded
+from overnight.optim.state import local
+from overnight.run_dir.atomic import write_json
+from overnight.state_files import fitted, read_mapping, sealed
+
+_SLOWER = 0.97
+"""Share of the best throughput at which, on a CPU, a smaller micro-batch is as good."""
+_FEW = 4
+"""Sequences of which a second trial may be made in any case."""
+
+
+class Trial(NamedTuple):
+    """Forward and backward at a micro-batch."""
+
+    micro_batch: int
+    peak: int
+    """Memory of the process at most (bytes)."""
+    seconds: float
+    """Of one such pass."""
+
+    @property
+    def rate(self) -> float:
+        """Sequences a second."""
+        return self.micro_batch / self.seconds
+
+
+def search(
+    choices: Sequence[int], measure: Callable[[int], Trial | None], space: MemoryBudget, by_speed: bool, world: World | None = None
+) -> tuple[int, list[Trial]]:
+    """The largest micro-batch that fits; `by_speed` the smallest of those whose throughput is near the best.
+
+    It doubles, and then looks at what lies between the last that fits and the first that does not. None but the first two, if they are small,
+    is tried whose memory would be over the limit, on a line through those before.
+
+    Args:
+        choices: from the smallest.
+        measure: tries one; None where memory ran out.
+        space: memory now and at most.
+        world: all processes must call it, and get the same.
+
+    Returns:
+        the micro-batch, and all that were tried.
+
+    Raises:
+        OutOfMemory: when the smallest does not fit.
+    """
+    world = world or World()
+    tried: list[Trial] = []
+
+    def fits(count: int) -> bool:
+        over = expected(tried, count, space.used) > space.limit
+        if all_reduce_max(int(over), world):
+            return False
+        found = measure(count)
+        if all_reduce_max(int(found is None or found.peak > space.limit), world):
+            return False
+        assert found is not None
+        # The slowest process makes all wait, and all must see the same.
+        tried.append(found._replace(seconds=all_reduce_max(round(found.seconds * 1e9), world) / 1e9))
+        return True
+
+    refused = choices[-1] + 1
+    for count in choices:
+        if tried and count < min(2 * tried[-1].micro_batch, choices[-1]):
+            continue
+        if not fits(count):
+            refused = count
+            break
+        if by_speed and _levels_off(tried):
+            break
+    if not tried:
+        least = f"the least micro-batch, {choices[0]}, does not fit into the {space.limit / 1e9:.2f} GB that may be used"
+        raise OutOfMemory(f"{least}; {HOW_TO_SAVE_MEMORY}") if world.main else ErrorOnOtherRank(OutOfMemory.exit_code)
+    if refused <= choices[-1]:
+        between = [count for count in choices if tried[-1].micro_batch < count < refused]
+        any(fits(count) for count in reversed(between))  # up to the first that does
+    best = max(trial.rate for trial in tried)
+    good = [trial.micro_batch for trial in tried if trial.rate >= _SLOWER * best]
+    return good[0] if by_speed else tried[-1].micro_batch, tried
+
+
+def expected(tried: Sequence[Trial], count: int, used: int) -> float:
+    """Memory that a micro-batch will take (bytes): on a line through the smallest and the largest that were tried.
+
+    After one trial it is a line from what is used now, which takes gradients and libraries for activations too; few sequences are as the first.
+    """
+    if not tried:
+        return 0.0
+    if len(tried) == 1 and count <= _FEW:
+        return tried[0].peak
+    last = tried[-1]
+    before = (0, used) if len(tried) == 1 else (tried[0].micro_batch, tried[0].peak)
+    return last.peak + (last.peak - before[1]) / (last.micro_batch - before[0]) * (count - last.micro_batch)
+
+
+def _levels_off(tried: Sequence[Trial]) -> bool:
+    """Whether the last two bring nothing over those before them."""
+    before = [trial.rate for trial in tried[:-2]]
+    return bool(before) and max(trial.rate for trial in tried[-2:]) < max(before) / _SLOWER
+
+
+@dataclass(frozen=True)
+class BatchSizeFinder:
+    """What trials of a phase need."""
+
+    run: Run
+    model: nn.Module
+    objective: Objective
+    samples: Samples | Streams
+    dtype: torch.dtype
+    world: World
+
+    def micro_batch(self, owed: int) -> tuple[int, str]:
+        """The micro-batch for the phase, and a sentence on it; parameters, gradients and generators are left as they were.
+
+        Args:
+            owed: memory that the state of the optimizer will take besides (bytes).
+
+        Raises:
+            ConfigError: where memory cannot be measured.
+            OutOfMemory: where one sequence does not fit.
+        """
+        device, world, train = self.world.device, self.world, self.run.train
+        if all_reduce_max(int(not reset_peak(device)), world):
+            problem = ConfigError("micro_batch = 0: this system does not tell the memory of a process; give the number of sequences")
+            raise problem if world.main else ErrorOnOtherRank(problem.exit_code)
+        choices = micro_batch_sizes(self.samples.phase, world.size)
+        if train.noise_every:  # which is seen between micro-batches
+            choices = choices[:-1]
+        space, was_training = memory_budget(device), self.model.training
+        space = space._replace(limit=space.limit - owed)
+        self.model.train()
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            found, tried = search(choices, self.measure, space, device.type == "cpu", world)
+        self.model.train(was_training)
+        if train.compile:
+            torch._dynamo.reset()
+        (chosen,) = (trial for trial in tried if trial.micro_batch == found)
+        return found, (
+            f"micro-batch {found} of {', '.join(str(trial.micro_batch) for trial in tried)} that were tried: {chosen.rate:,.1f} sequences/s, "
+            f"{chosen.peak / 1e9:.2f} GB and {owed / 1e9:.2f} GB for the optimizer, {(space.limit - chosen.peak) / 1e9:.2f} GB below "
+            f"the limit of {(space.limit + owed) / 1e9:.2f} GB"
+        )
+
+    def measure(self, count: int) -> Trial | None:
+        """Forward and backward of a micro-batch of full length, at least three times: all but the first beside the gradients of those before.
+
+        Raises:
+            OutOfMemory: where the others wait for this process in the middle of a pass, and cannot be told.
+        """
+        device, fsdp = self.world.device, hasattr(self.objective, "set_requires_gradient_sync")
+        if self.run.train.compile:
+            # Else the shapes that are tried would use up the number of those that are compiled at all.
+            torch._dynamo.reset()
+        batch, took, failed = self.samples.longest(count), [], ""
+        reset_peak(device)
+        try:
+            # As many in all processes, which may wait for each other.
+            for number in range(1 + max(2, 16 // count)):
+                begun = time.perf_counter()
+                with gradient_sync(self.objective, last=fsdp and number > 0):
+                    summed, *_ = self.objective(batch.to(device), self.dtype)
+                    torch.stack(list(summed.values())).sum().backward()
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                took.append(time.perf_counter() - begun)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failed = first_line(error)
+        most = peak(device)
+        release(self.model, device)
+        if failed and fsdp:
+            raise OutOfMemory(
+                f"process {self.world.rank} ran out of memory at a trial of micro-batch {count} ({failed}); give a smaller one instead of 0"
+            )
+        return None if failed else Trial(count, most, min(took[1:]))
+
+
+def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Memory that the state of an optimizer will take at its first step (bytes, for Muon at most); 0 where it is there, or on the host."""
+    if optimizer.state or offloaded(optimizer.param_groups[0]):
+        return 0
+    moments = len(getattr(optimizer, "moments", ("exp_avg", "exp_avg_sq")))
+    return moments * sum(4 * local(p).numel() for group in optimizer.param_groups for p in group["params"])
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What `memory.json` has of a phase."""
+
+    conditions: dict[str, Any]
+    since: list[tuple[int, int]]
+
+
+@dataclass
+class MicroBatchSchedule:
+    """The micro-batches of a phase: from which step on (from 0) how many sequences.
+
+    Args:
+        path: `memory.json` of the run folder.
+        phase: its name.
+        conditions: what they hold for: under others they are forgotten.
+        world: all processes must ask; what the first one has counts.
+    """
+
+    path: Path
+    phase: str
+    conditions: dict[str, Any]
+    world: World
+    since: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        with raise_on_all_ranks(self.world):
+            known = self._read().get(self.phase, {}) if self.world.main else {}
+        flat = [number for pair in known.get("since", []) for number in pair] if known.get("conditions") == self.conditions else []
+        numbers = from_first(flat, self.world)
+        self.since = list(zip(numbers[::2], numbers[1::2], strict=True))
+
+    def at(self, step: int) -> int:
+        """The micro-batch of a step."""
+        return next((count for first, count in reversed(self.since) if first <= step), self.since[0][1])
+
+    def until(self, step: int, end: int) -> int:
+        """The first step after `step` with another one, or `end`."""
+        return min((first for first, _ in self.since if step < first < end), default=end)
+
+    def use(self, step: int, count: int) -> None:
+        """From a step on, take another; what was to come after is forgotten."""
+        self.since = [(first, old) for first, old in self.since if first < step] + [(step, count)]
+
+    def keep(self) -> None:
+        """Remember them in the run folder."""
+        write_json(self.path, sealed(self._read() | {self.phase: {"conditions": self.conditions, "since": self.since}}))
+
+    def _read(self) -> dict[str, Any]:
+        if not self.path.exists():
+            return {}
+        remedy = "delete it, and the micro-batches are found or taken anew"
+        tree = read_mapping(self.path, remedy)
+        fitted(tree, dict[str, _Known], str(self.path), remedy)
+        return tree
+
+
+def conditions(run: Run, phase: Phase, world: World) -> dict[str, Any]:
+    """What the micro-batches of a phase depend on beside the recipe's identity."""
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else world.device.type
+    train = {name: getattr(run.train, name) for name in ("recompute", "offload", "compile", "graphs", "parallel")}
+    return {"device": device, "processes": world.size, "micro_batch": phase.micro_batch, **train}
+
+
+def from_first(numbers: Sequence[int], world: World) -> list[int]:
+    """The numbers of the first process, in all."""
+    if world.size == 1:
+        return list(numbers)
+    found = torch.zeros(all_reduce_max(len(numbers) if world.main else 0, world), dtype=torch.int64)
+    if world.main:
+        found.copy_(torch.tensor(numbers, dtype=torch.int64))
+    dist.broadcast(found, 0)
+    return [int(number) for number in found]

@@ -1,0 +1,120 @@
+"""Precision of a run: the type of its products, the automatic loss scale of fp16, and what is not finite."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from overnight.distributed.world import World, all_reduce_sums
+from overnight.errors import ConfigError, TrainingError
+from overnight.optim.layerwise import whole_norms
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""Type of activations and products; tf32 differs from fp32 only in how a GPU multiplies, and fp8 from bf16 in the products of the layers."""
+
+INITIAL_SCALE, FLOOR, CEILING = 2.0**16, 1.0, 2.0**40
+WINDOW = 1000
+"""Clean steps after which the scale doubles."""
+
+
+class NonFiniteError(TrainingError):
+    """A loss, a gradient or a weight is NaN or infinite."""
+
+    what = "not finite"
+
+
+@dataclass
+class LossScale:
+    """The automatic loss scale of fp16 (Puri et al. 2018, arXiv 1812.01466): halved on overflow, doubled after `WINDOW` clean steps.
+
+    Window and floor are those of the published code; it starts where torch's GradScaler does, not at 2^32, from which it would be halved about
+    fifteen times. It is always a power of two, so that scaling rounds nothing. Two plain numbers, so that it can be saved.
+    """
+
+    scale: float = INITIAL_SCALE
+    clean: int = 0
+    """Steps without overflow since the scale last changed."""
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients of an optimizer by the scale."""
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        torch._foreach_mul_(grads, 1 / self.scale)
+
+    def update(self, finite: bool) -> None:
+        """Take in whether the gradient of a step was finite.
+
+        Raises:
+            NotFinite: when it was not at the lowest scale: then it is not the scale that overflows.
+        """
+        if finite:
+            self.clean += 1
+            if self.clean == WINDOW:
+                self.scale, self.clean = min(2 * self.scale, CEILING), 0
+        elif not self.lower():
+            raise NonFiniteError(
+                f"the loss scale is at its floor of {FLOOR:g}, so it is not the scale that overflows fp16. "
+                "Train with train.precision=bf16 (in a folder of its own), or lower the learning rate"
+            )
+
+    def lower(self) -> bool:
+        """Halve the scale; False at the lowest, where it stays."""
+        if self.scale <= FLOOR:
+            return False
+        self.scale, self.clean = self.scale / 2, 0
+        return True
+
+
+def to_fp8(model: nn.Module, device: torch.device) -> None:
+    """Let the products of the layers of a network be of 8 bits, in place, forward and backward; names and parameters stay.
+
+    torchao's training with a scale for each tensor (E4M3, gradients E5M2). Where there is no hardware for it, it is emulated:
+    as exact, and slower than bf16.
+
+    Raises:
+        ConfigError: where torchao is not installed.
+    """
+    # On import it warns of its kernels for GPUs that are not there.
+    logging.getLogger("torchao").setLevel(logging.ERROR)
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError:
+        raise ConfigError("train.precision = fp8: needs the extra `fp8`: pip install 'overnight[fp8]', or use bf16") from None
+    hardware = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    # Rows of a batch need not be a multiple of 16, which the hardware wants.
+    config = Float8LinearConfig(emulate=not hardware, pad_inner_dim=True)
+    convert_to_float8_training(model, config=config, module_filter_fn=_in_a_layer)
+
+
+def _in_a_layer(module: nn.Module, name: str) -> bool:
+    return isinstance(module, nn.Linear) and ".layers." in name and module.in_features % 16 == module.out_features % 16 == 0
+
+
+def set_matmul_precision(precision: str, device: torch.device) -> None:
+    """Let the fp32 products of a GPU be TF32 (11 significant bits) or not; a CPU has no TF32, and nothing changes there."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+
+def nonfinite_tensors(named: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Names of the tensors that hold a NaN or an infinity; waits for the device once."""
+    names, tensors = zip(*named, strict=True)
+    return [name for name, norm in zip(names, whole_norms(tensors).tolist(), strict=True) if not math.isfinite(norm)]
+
+
+def finite(losses: dict[str, Tensor], world: World) -> bool:
+    """Whether all losses of a step are finite, of all processes, which must all ask."""
+    return all(math.isfinite(value) for value in all_reduce_sums({name: float(loss) for name, loss in losses.items()}, world).values())
+
+
+def describe_losses(losses: dict[str, Tensor], world: World) -> str:
+    """The losses of a step in words: which are not finite, or that all are; all processes must ask."""
+    values = all_reduce_sums({name: float(loss) for name, loss in losses.items()}, world)
+    bad = {name: value for name, value in values.items() if not math.isfinite(value)}
+    if bad:
+        return " and ".join(f"the {name} loss is {value}" for name, value in bad.items())
+    return "the losses are finite (" + ", ".join(f"{name} {value:.4g}" for name, value in values.items()) + ")"

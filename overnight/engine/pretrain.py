@@ -1,0 +1,296 @@
+"""Pretraining: prepared shards and a recipe to a trained network, phase by phase; run again to go on."""
+
+from __future__ import annotations
+
+import gc
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overnight.batches.batch_size import micro_batch
+from overnight.batches.packing import Provenance
+from overnight.checkpoint import reader
+from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.run_corpus import assert_same_corpus, find_data, keep_corpus
+from overnight.checkpoint.run_identity import check_folder, claim_folder, unrecorded_extensions
+from overnight.checkpoint.writer import CheckpointWriter
+from overnight.config import Run
+from overnight.console import Line
+from overnight.distributed.world import (
+    ErrorOnOtherRank,
+    World,
+    assert_same_on_all_ranks,
+    device_of,
+    distribute_like,
+    parallelize_model,
+    process_group,
+    raise_on_all_ranks,
+    shared_facts,
+)
+from overnight.engine.loop import Objective
+from overnight.engine.precision import DTYPES, set_matmul_precision
+from overnight.engine.spikes import Rollback, provenance_text
+from overnight.engine.throughput import peak_of_all
+from overnight.engine.trainer import PhaseContext, Trainer
+from overnight.engine.workload import build_workload
+from overnight.errors import ConfigError, DataError, TrainingError
+from overnight.models.flops import device_peak
+from overnight.optim.groups import build_optimizer
+from overnight.run_dir.atomic import write_json
+from overnight.run_dir.environment import environment
+from overnight.run_dir.lock import run_lock
+from overnight.run_dir.metrics import Metrics, open_loggers
+from overnight.signals import Interrupted, catch_signals
+from overnight.state_files import sealed
+from overnight.wording import plural
+
+_TRAIN, _HELD_OUT = 0, 1
+# Rollbacks to one checkpoint before the run stops.
+_ROLLBACKS = 20
+
+
+def set_up_machine(run: Run) -> torch.device:
+    """Threads, device and kind of products of a run in this process."""
+    if run.train.threads:
+        torch.set_num_threads(run.train.threads)
+    device = device_of(run)
+    set_matmul_precision(run.train.precision, device)
+    return device
+
+
+def check_batches(run: Run, processes: int = 1) -> None:
+    """See that every batch can be cut for the processes, and that noise, if it is asked for, can be seen between micro-batches.
+
+    Raises:
+        ConfigError: naming the batch, or the phase that takes its batch at once.
+    """
+    if run.train.noise_every and processes > 1:
+        raise ConfigError(f"train.noise_every = {run.train.noise_every}: noise is measured in one process only; set it to 0 under torchrun")
+    for name, phase in run.phases.items():
+        micro_batch(phase, 0, processes)
+        if run.train.noise_every and (phase.micro_batch or 1) >= phase.global_batch:
+            raise ConfigError(
+                f"train.noise_every = {run.train.noise_every}: noise is seen between micro-batches, and phase {name} takes its batch of "
+                f"{phase.global_batch} sequences as one; set phases.{name}.micro_batch below {phase.global_batch}"
+            )
+
+
+class Pretraining:
+    """One run in one process, or in each of many: its network, data and files.
+
+    Args:
+        run: the recipe, resolved.
+        line: where progress is shown.
+        world: the processes that share every step; None for this one.
+    """
+
+    def __init__(self, run: Run, line: Line, world: World | None = None) -> None:
+        self.device = set_up_machine(run)
+        self.world = world or World(device=self.device)
+        self.run, self.line = run, line if self.world.main else Line(Path(os.devnull).open("w"))  # noqa: SIM115
+        check_batches(run, self.world.size)
+        self.family = build_workload(run, self.world)
+        self.manifest, self.model, self.samples = self.family.manifest, self.family.model, self.family.samples
+        self.objective: Objective = self.model.losses
+        self.checkpoints = run.run_dir / "checkpoints"
+
+    def go(self) -> None:
+        """Train every phase to its end, from the newest checkpoint.
+
+        Raises:
+            Interrupted: on SIGINT, SIGTERM or SIGUSR1, after a checkpoint.
+            Halt: when training cannot go on; the newest checkpoint is from before.
+        """
+        names, main = list(self.run.phases), self.world.main
+        carried: dict[str, Tensor] = {}
+        with raise_on_all_ranks(self.world):
+            progress, moments, problems = reader.load_checkpoint(self.checkpoints, self.model, carried) or (Progress(), {}, [])
+            if progress.phase and (progress.phase not in names):
+                raise DataError(f"{self.checkpoints} are of a phase {progress.phase!r} that the recipe does not have")
+            self._same_optimizer(progress)
+            assert_same_corpus(progress, self.manifest, self.run.data_dir, self.run)
+            progress.corpus = self.manifest.fingerprint()
+            if main:
+                keep_corpus(self.run, self.manifest)
+            if main and not self.finished(progress):  # else it would name the machine that only looked
+                write_json(self.run.run_dir / "env.json", sealed(environment()))
+        assert_same_on_all_ranks({"newest checkpoint": {"step": progress.global_step}}, self.world)
+        if self.world.size > 1:
+            self.objective = parallelize_model(self.model, self.world, self.run)
+        with raise_on_all_ranks(self.world):
+            boards = open_loggers(self.run, progress.global_step, self.line.say) if main and not self.finished(progress) else []
+        # Measured in all processes at once, which may share a machine.
+        peak = peak_of_all(device_peak(self.device, self.run.train.precision, DTYPES[self.run.train.precision]), self.world)
+        path = self.run.run_dir / "metrics.jsonl" if main else None
+        train = self.run.train
+        with (
+            Metrics(path, progress.metrics_bytes, boards) as metrics,
+            catch_signals() as signals,
+            CheckpointWriter(self.checkpoints, train.keep, train.keep_every, train.asynchronous, self.world) as saver,
+        ):
+            for problem in problems:
+                self.line.say(f"falling back to an older checkpoint: {problem}")
+                metrics.write("event", what="checkpoint fell back", message=problem, global_step=progress.global_step)
+            for event in unrecorded_extensions(self.run, progress) if main else ():
+                self.line.say(event["message"])
+                metrics.write("event", **event, global_step=progress.global_step)
+            if self.finished(progress):
+                self.line.say(f"all phases are done; the newest checkpoint is {reader.newest_checkpoint(self.checkpoints)}")
+            elif progress.phase:
+                self.line.say(f"continuing at step {progress.step} of phase {progress.phase}")
+                metrics.write("event", what="resumed", global_step=progress.global_step, seconds=progress.seconds)
+            work = PhaseContext(
+                self.run, self.family, self.objective, self.world, progress, saver, metrics, self.line, signals, peak, carried
+            )
+            first = names.index(progress.phase) if progress.phase else 0
+            for number in range(first, len(names)):
+                moments = self._train(work, number, moments)
+
+    def _train(self, work: PhaseContext, number: int, moments: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A phase to its end, from where the progress stands; returns the optimizer's tensors.
+
+        Args:
+            moments: the optimizer's tensors of the checkpoint that the run goes on from, or of the phase before.
+        """
+        name, phase = list(self.run.phases.items())[number]
+        events: list[dict[str, Any]] = []  # rollbacks to the newest checkpoint, which knows nothing of them
+        if work.progress.phase != name:
+            work.progress.passed = 0
+        while True:
+            progress, metrics = work.progress, work.metrics
+            optimizer = build_optimizer(self.model, phase.optim)
+            if progress.phase == name:
+                reader.restore_optimizer(optimizer, moments)
+            else:
+                if phase.optim.start == "keep" and moments:
+                    reader.restore_optimizer(optimizer, moments, restart_count=phase.optim.schedule.offset == 0)
+                progress.phase, progress.step, progress.running, progress.noise, progress.watched = name, 0, {}, {}, {}
+                work.carried.clear()
+                held = {f"held_out_{what}": self.manifest.count("valid", what) for what in ("documents", "tokens")}
+                metrics.write("phase", phase=name, event="start", global_step=progress.global_step, seconds=progress.seconds, **held)
+            for event in events:
+                metrics.write("event", **event)
+            progress.optimizer = phase.optim.name
+            if progress.step >= phase.steps:
+                return reader.optimizer_tensors(optimizer)
+            training = Trainer(work, number, optimizer)
+            try:
+                training.train()
+                return reader.optimizer_tensors(optimizer)
+            except Rollback as bad:
+                samples = training.origin(bad.halt.step, bad.halt.worst)
+                del training, optimizer  # before there are others
+                moments = self._go_back(bad, work, number, samples, events)
+            except TrainingError as halt:
+                raise self._halted(halt, work, training.origin(halt.step, halt.worst)) from None
+
+    def _go_back(
+        self, bad: Rollback, work: PhaseContext, number: int, samples: list[Provenance], events: list[dict[str, Any]]
+    ) -> dict[str, Tensor]:
+        """Put the newest checkpoint, or the untrained network, in the place of what was trained since; returns the optimizer's tensors.
+
+        A kill after it changes nothing: the next start comes to the same step by itself, and goes back again.
+
+        Args:
+            samples: that may have to do with it.
+            events: rollbacks so far to the newest checkpoint; one is added.
+
+        Raises:
+            Halt: the cause, when going back does not help.
+        """
+        progress, halt, names = work.progress, bad.halt, list(self.run.phases)
+        assert halt.step is not None
+        work.saver.wait()
+        whole = self.family.untrained(torch.device("cpu"))
+        work.carried.clear()
+        with raise_on_all_ranks(self.world):
+            back, moments, _ = reader.load_checkpoint(self.checkpoints, whole, work.carried) or (Progress(corpus=progress.corpus), {}, [])
+        assert_same_on_all_ranks({"newest checkpoint": {"step": back.global_step}}, self.world)
+        if events and events[-1]["to"] != back.global_step:
+            events.clear()
+        if len(events) == _ROLLBACKS:
+            again = f"{halt}. The run went back to step {back.global_step} {_ROLLBACKS} times: lower the learning rate, or look at the data"
+            raise self._halted(type(halt)(again), work, samples)
+        inside = back.phase == names[number]
+        if not inside and (names.index(back.phase) + 1 if back.phase else 0) != number:
+            raise self._halted(halt, work, samples)  # Checkpoints were damaged; the next start goes on in an earlier phase.
+        steps = halt.step + 1 - (back.step if inside else 0)
+        back.passed, back.seconds = progress.passed + steps * bad.passes, progress.seconds
+        with torch.no_grad():
+            tensors = self.model.state_dict()
+            for name, tensor in whole.state_dict().items():
+                tensors[name].copy_(distribute_like(tensors[name], tensor))
+        work.metrics.back_to(back.metrics_bytes, back.global_step)
+        work.progress = back
+        place = {"phase": names[number], "global_step": back.global_step, "from": back.global_step + steps, "to": back.global_step}
+        data = f", passing over {plural(steps, 'step')} of data" if bad.passes else ""
+        text = ". ".join(part for part in (str(halt), provenance_text(samples)) if part)
+        message = f"phase {names[number]}: gone back from step {place['from']} to step {place['to']} of the run{data}: {text}"
+        self.line.say(message)
+        events.append({"what": "rolled back", "message": message, **place, "cause": halt.what, "passed": back.passed, "samples": samples})
+        return moments
+
+    def _halted(self, halt: TrainingError, work: PhaseContext, samples: list[Provenance]) -> TrainingError:
+        """The error that ends the run, with its place, its data and the way back."""
+        text = ". ".join(part for part in (f"phase {work.progress.phase}, {halt}", provenance_text(samples)) if part)
+        place = {"phase": work.progress.phase, "global_step": work.progress.global_step}
+        work.metrics.write("event", what=halt.what, message=text, **place, **({"samples": samples} if samples else {}))
+        return type(halt)(f"{text}.\n{self._way_back(work.saver)}")
+
+    def finished(self, progress: Progress) -> bool:
+        """Whether the last phase is done."""
+        name = list(self.run.phases)[-1]
+        return progress.phase == name and progress.step >= self.run.phases[name].steps
+
+    def _same_optimizer(self, progress: Progress) -> None:
+        theirs, ours = progress.optimizer, self.run.phases[progress.phase].optim.name if progress.phase else ""
+        if theirs and theirs != ours:
+            raise DataError(
+                f"the checkpoints in {self.checkpoints} are of {theirs}, and phase {progress.phase} trains with {ours}, which cannot go on "
+                "with its moments; give this run a new folder (--out=...)"
+            )
+
+    def _way_back(self, saver: CheckpointWriter) -> str:
+        saver.settle()
+        newest = reader.newest_checkpoint(self.checkpoints)
+        good = f"The last good checkpoint is {newest}, and" if newest else "There is no checkpoint yet, and"
+        return f"{good} the same command goes on from there" + (f"; the {saver.error}" if saver.error else "")
+
+
+def pretrain(run: Run, line: Line | None = None, extend: bool = False) -> Path:
+    """Pretrain the phases of a run whose data is prepared, in this process or with all that torchrun started; returns the newest checkpoint.
+
+    Args:
+        extend: the run folder may hold a shorter run, which this one goes on from.
+
+    Raises:
+        ConfigError, DataError, Interrupted, Halt.
+        UserError: when another process is writing the run folder.
+    """
+    with process_group(run) as world, ExitStack() as held:
+        with raise_on_all_ranks(world):
+            # First what can fail: a folder is claimed by a run that can begin.
+            work = Pretraining(find_data(run), line or Line(), world)
+            check_folder(run, extend)
+        assert_same_on_all_ranks(shared_facts(run, work.manifest.fingerprint(), world), world)
+        with raise_on_all_ranks(world):
+            if world.main:
+                run.run_dir.mkdir(parents=True, exist_ok=True)
+                held.enter_context(run_lock(run.run_dir))
+                claim_folder(run, extend)
+        try:
+            work.go()
+        except (Interrupted, TrainingError) as error:  # in all processes; one says it
+            raise error if world.main else ErrorOnOtherRank(error.exit_code) from None
+        finally:
+            work.line.clear()
+        # DDP must be gone before its process group is, or the last thread of gloo waits for the interpreter, and the interpreter for it.
+        work.objective = work.model.losses
+        gc.collect()
+    newest = reader.newest_checkpoint(work.checkpoints)
+    assert newest is not None or not world.main, "every phase ends with a checkpoint"
+    return newest or work.checkpoints

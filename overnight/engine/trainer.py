@@ -1,0 +1,386 @@
+"""One phase of pretraining: its steps, and between them what is logged, evaluated, saved and watched over."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overnight.batches.batch_size import batch_size, micro_batch, micro_batch_sizes, pad_to_multiple, sequences_before
+from overnight.batches.packing import Provenance
+from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.run_corpus import assert_same_corpus
+from overnight.checkpoint.writer import CheckpointWriter
+from overnight.config import Run
+from overnight.console import Line, Status, facts
+from overnight.corpus.shards import load_manifest
+from overnight.display import measures, share
+from overnight.distributed.replicas import ReplicaMismatch, StragglerMonitor, compare_replicas
+from overnight.distributed.world import World, all_reduce_max, raise_on_all_ranks
+from overnight.engine.loop import LoopConfig, Objective, StepResult, due, evaluate, training_steps
+from overnight.engine.memory import HOW_TO_SAVE_MEMORY, OutOfMemory, first_line, is_out_of_memory, peak_gb, release, reset_peak
+from overnight.engine.micro_batch import BatchSizeFinder, MicroBatchSchedule, conditions, optimizer_state_bytes
+from overnight.engine.precision import DTYPES, INITIAL_SCALE, LossScale, NonFiniteError, describe_losses, nonfinite_tensors
+from overnight.engine.spikes import Rollback, SpikeDetector, minimized, provenance_text
+from overnight.engine.throughput import Throughput
+from overnight.engine.workload import Workload, bits_per_character
+from overnight.errors import first_names
+from overnight.models.flops import Peak
+from overnight.optim.groups import group_lines
+from overnight.optim.noise import NoiseScale, follow, noise_text
+from overnight.optim.offload import offload
+from overnight.optim.schedules import learning_rate, peak_lr
+from overnight.run_dir.lock import Heartbeat
+from overnight.run_dir.metrics import Metrics
+from overnight.signals import Interrupted, Signals
+from overnight.wording import plural
+
+# In the place of a signal's number: a checkpoint could not be written, which the processes must know at the same step.
+_UNSAVED = 1 << 16
+
+
+@dataclass
+class PhaseContext:
+    """What the phases of a run share in one process."""
+
+    run: Run
+    family: Workload
+    """Data and network."""
+    objective: Objective
+    """Losses of the network, of which the backward pass adds up the gradients of all processes."""
+    world: World
+    progress: Progress
+    saver: CheckpointWriter
+    metrics: Metrics
+    line: Line
+    signals: Signals
+    peak: Peak | None = None
+    """What the devices of all processes compute at most; None leaves out the share of it that is used."""
+    carried: dict[str, Tensor] = field(default_factory=dict)
+    """State of the checkpoint that the run goes on from, of a model that carries one."""
+
+
+class Trainer:
+    """A phase in one process, from the step where the progress stands to its end.
+
+    Args:
+        work: what all phases share.
+        number: of the phase, from 0.
+        optimizer: with the state of that step.
+    """
+
+    def __init__(self, work: PhaseContext, number: int, optimizer: torch.optim.Optimizer) -> None:
+        self.work, self.run, self.model, self.objective, self.world = work, work.run, work.family.model, work.objective, work.world
+        self.progress, self.metrics, self.line, self.signals = work.progress, work.metrics, work.line, work.signals
+        self.saver, self.optimizer, self.number = work.saver, optimizer, number
+        self.name, self.phase = list(work.run.phases.items())[number]
+        self.samples, self.valid = (work.family.samples(self.phase, number, split) for split in ("train", "valid"))
+        self.family, self.carry = work.family, work.family.carry(self.samples)
+        if self.carry and work.carried:
+            self.carry.load(work.carried["lanes"])
+        self.settings = self._settings()
+        self.peak, self.values, self.held, self.saved = work.peak, dict[str, Any](), "", ""
+        self.speed = Throughput(work.run, number, work.world, work.family.flops, work.peak)
+        train = work.run.train
+        self.watch = SpikeDetector(train.spike, work.progress.watched, train.log_every if train.on_spike == "ignore" else 1)
+        self.pace = StragglerMonitor(work.world)
+
+    def _settings(self) -> LoopConfig:
+        """What the loop needs to know of the phase."""
+        phase, train = self.phase, self.run.train
+        return LoopConfig(
+            steps=phase.steps,
+            lr=lambda step: learning_rate(phase, step),
+            max_grad_norm=phase.optim.max_grad_norm,
+            dtype=DTYPES[train.precision],
+            device=self.world.device,
+            seed=(self.run.seed, self.number),
+            measure_every=train.telemetry_every,
+            noise_every=train.noise_every,
+            weights={"label": phase.label_weight},
+            on_nonfinite=train.on_nonfinite,
+            on_spike="stop" if train.on_spike == "ignore" else train.on_spike,
+            world=self.world,
+        )
+
+    def train(self) -> None:
+        """Take the steps that are left.
+
+        Raises:
+            DataError: when the checkpoint before could not be written, or the data is another by now.
+            Interrupted: after a checkpoint.
+            Halt: when training cannot go on.
+            OutOfMemory: when not even one sequence fits, or on many processes.
+            Rollback: when it must go back to the newest checkpoint.
+        """
+        train, progress = self.run.train, self.progress
+        with raise_on_all_ranks(self.world):
+            if self.world.main:  # The others find its plans of the first epoch in the folder.
+                self.samples.epoch_size(), self.valid.epoch_size()
+        if train.offload and self.world.device.type == "cuda":  # a CPU is its own host
+            offload(self.optimizer)
+        self.cuts = self._cuts()
+        reset_peak(self.world.device)
+        self._cut()
+        self._announce()
+        heartbeat = Heartbeat(self.run.run_dir)
+        scale = LossScale(progress.loss_scale or INITIAL_SCALE, progress.clean_steps) if train.precision == "fp16" else None
+        while progress.step < self.phase.steps:
+            self._cut()
+            try:
+                self._steps(heartbeat, scale)
+            except OutOfMemory as error:
+                self._halve(error)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                # In the optimizer or the evaluation, where a smaller micro-batch is of no use.
+                raise OutOfMemory(f"after step {progress.step} of phase {self.name}: {first_line(error)}. {HOW_TO_SAVE_MEMORY}") from None
+
+    def _steps(self, heartbeat: Heartbeat, scale: LossScale | None) -> None:
+        """Take steps as long as the batches are cut as they are now."""
+        phase, train, world, progress = self.phase, self.run.train, self.world, self.progress
+        settings, passed = replace(self.settings, steps=self.cuts.until(progress.step, phase.steps)), progress.passed
+        fill = pad_to_multiple(phase, micro_batch(phase, phase.steps, world.size))
+        step = partial(self.samples.step, rank=world.rank, world=world.size, grain=fill)
+        watch = None if train.on_spike == "ignore" else self.watch
+        steps = training_steps(
+            self.model, self.objective, self.optimizer, lambda t: step(t + passed), settings, progress.step, scale, watch, self.carry
+        )
+        for done in steps:
+            last = done.step == phase.steps
+            logs, evaluates, saves = (last or due(done.step - 1, n) for n in (train.log_every, train.eval_every, train.checkpoint_every))
+            self.speed.note(done, progress, wait=logs or evaluates or saves)
+            received = all_reduce_max(_UNSAVED if self.saver.error else self.signals.received or 0, world)
+            if received == _UNSAVED:
+                self.saver.wait()
+            if world.main:
+                heartbeat.beat(self.name, done.step)
+            self.pace.note(done.waited, done.worked)
+            self._note_scale(done, scale)
+            if logs or evaluates or saves or received:
+                self._see_finite(done, bool(saves or received))
+            if saves or received or due(done.step - 1, train.checksum_every):
+                self._see_alike(done)
+            self._measures(done)
+            if logs:
+                self._log(done)
+                self._see_carry(done)
+            if logs or self.line.due():
+                self.line.show(self._status(), final=last)
+            if evaluates:
+                self._evaluate(done)
+            if last:
+                self._note_memory()
+                self.metrics.write("phase", phase=self.name, event="end", global_step=progress.global_step, seconds=self._seconds())
+            if saves or received:
+                self._save()
+            if received:
+                self.saver.wait()
+                raise Interrupted(received, f"step {done.step} of phase {self.name}")
+
+    def _cuts(self) -> MicroBatchSchedule:
+        """The micro-batches of the phase: as remembered, as the recipe says, or found by trial."""
+        run, phase, world, step = self.run, self.phase, self.world, self.progress.step
+        found = MicroBatchSchedule(run.run_dir / "memory.json", self.name, conditions(run, phase, world), world)
+        if found.since:
+            if found.at(step) != phase.micro_batch:
+                self.line.say(f"micro-batch {found.at(step)}, as {found.path} says")
+        elif phase.micro_batch:
+            found.use(0, phase.micro_batch)
+        else:
+            trials = BatchSizeFinder(run, self.model, self.objective, self.samples, self.settings.dtype, world)
+            count, text = trials.micro_batch(optimizer_state_bytes(self.optimizer))
+            found.use(step, count)
+            with raise_on_all_ranks(world):
+                if world.main:
+                    found.keep()
+            self._tell("micro-batch", text, micro_batch=count)
+        return found
+
+    def _cut(self) -> None:
+        """Cut the batches as it is due from the present step on."""
+        self.phase = replace(self.phase, micro_batch=self.cuts.at(self.progress.step))
+        self.samples.phase = self.valid.phase = self.phase
+        self.held_out = self.valid.held_out(self.run.train.eval_sequences)
+
+    def _halve(self, error: OutOfMemory) -> None:
+        """Let the step at which memory ran out be taken again in smaller micro-batches.
+
+        Raises:
+            OutOfMemory: where there is none smaller, or other processes wait for this one in a step that it cannot end.
+        """
+        phase, world, step = self.phase, self.world, self.progress.step
+        held = micro_batch(phase, step + self.progress.passed, world.size)
+        what = f"{error} with micro-batches of {held}"
+        smaller = [count for count in micro_batch_sizes(phase, world.size) if count <= held // 2]
+        if not smaller:
+            raise OutOfMemory(f"phase {self.name}, {what} up to {phase.length} tokens. {HOW_TO_SAVE_MEMORY}") from None
+        self.cuts.use(step, smaller[-1])
+        self.cuts.keep()
+        if world.size > 1:
+            raise OutOfMemory(
+                f"process {world.rank}, phase {self.name}, {what}. The others cannot go on without it. {self.cuts.path} now says "
+                f"{smaller[-1]}, with which the same command, or a restart by the launcher, goes on from the newest checkpoint"
+            ) from None
+        release(self.model, world.device)
+        self._tell("out of memory", f"{what}: taken again with {smaller[-1]}", micro_batch=smaller[-1])
+
+    def _note_memory(self) -> None:
+        """Write what the phase took at most, by what it follows from."""
+        phase, recompute, most = self.phase, self.run.train.recompute, round(peak_gb(self.world.device), 3)
+        facts = {"micro_batch": phase.micro_batch, "length": phase.length, "recompute": recompute, "peak_gb": most}
+        self.metrics.write("event", what="memory", phase=self.name, global_step=self.progress.global_step, **facts)
+
+    def _seconds(self) -> float:
+        return round(self.progress.seconds, 3)
+
+    def _where(self, step: int) -> dict[str, str | int | float]:
+        return {"phase": self.name, "step": step, "global_step": self.progress.global_step, "seconds": self._seconds()}
+
+    def _log(self, done: StepResult) -> None:
+        """Write a line of metrics, and keep it for the live view."""
+        progress = self.progress
+        means = {name: total / count for name, (total, count) in progress.running.items() if count}
+        losses, progress.running = (
+            minimized(means, {name: count for name, (_, count) in progress.running.items()}, self.settings.weights),
+            {},
+        )
+        rate = self.speed.rate()
+        norm = float(done.grad_norm)
+        if not means:  # Every step since the last line was skipped, with a loss that is no number.
+            return
+        values = dict(
+            loss=next(iter(losses.values())),
+            **{f"{name}_loss": value for name, value in means.items()},
+            lr=done.lr,
+            **({"batch": done.sequences} if self.phase.batch_warmup.start else {}),
+            grad_norm=norm if math.isfinite(norm) else None,
+            **({"loss_scale": progress.loss_scale} if progress.loss_scale else {}),
+            **({"skipped": progress.skipped} if progress.loss_scale or progress.skipped else {}),
+            tokens=progress.tokens,
+            sequences=progress.sequences,
+            **rate,
+            **({"memory_gb": memory} if (memory := round(peak_gb(self.world.device), 3)) else {}),
+            **self._pace(),
+        )
+        self.metrics.write("train", **self._where(done.step), **values)
+        if self.run.train.on_spike == "ignore" and (spike := self.watch.first({**losses, "grad_norm": norm})):
+            self._tell("spike", f"step {done.step}: {spike}")
+        self.values = values
+        if wrong := self.speed.exceeds():
+            self._tell("peak", wrong)
+            self.peak = self.work.peak = self.speed.peak = None
+
+    def _pace(self) -> dict[str, float]:
+        share, slow = self.pace.line()
+        if slow:
+            self._tell("slow process", slow)
+        return share
+
+    def _tell(self, what: str, message: str, **more: Any) -> None:
+        self.line.say(message)
+        self.metrics.write("event", what=what, message=message, phase=self.name, global_step=self.progress.global_step, **more)
+
+    def _status(self) -> Status:
+        phases = list(self.run.phases.items())
+        done = {name: p.steps if at < self.number else 0 for at, (name, p) in enumerate(phases)} | {self.name: self.progress.step}
+        peak = " of the measured peak" if self.peak and self.peak.measured else ""
+        words = facts(self.values, peak, {"held-out accuracy": self.held, "checkpoint": self.saved})
+        return Status(self.name, {name: (done[name], p.steps) for name, p in phases}, self.speed.left(self.progress), words)
+
+    def _evaluate(self, done: StepResult) -> None:
+        held = evaluate(self.model, self.objective, self.held_out, self.settings, self.family.held_out_carry())
+        held |= bits_per_character(held)
+        self.metrics.write("eval", **self._where(done.step), **held)
+        self.held = next((share(held[name]) for name in ("mlm_accuracy", "byte_accuracy") if name in held), "")
+        self.line.say(f"{self.name} {done.step:,}/{self.phase.steps:,}  held out: {measures(held)}")
+        if "run" in self.progress.noise:
+            self.line.say(noise_text(NoiseScale(*self.progress.noise["run"]).value, done.sequences))
+        self.speed.pause()
+
+    def _save(self) -> None:
+        with raise_on_all_ranks(self.world):
+            assert_same_corpus(self.progress, load_manifest(self.run.data_dir), self.run.data_dir, self.run)
+        self.speed.read(self.progress)
+        self.progress.metrics_bytes = self.metrics.size()
+        stood = self.saver.save(self.model, self.optimizer, self.progress, {"lanes": self.carry.whole()} if self.carry else None)
+        self.metrics.write("event", what="saved", **self._where(self.progress.step), save_seconds=round(stood, 3))
+        self.saved = f"step {self.progress.global_step:,}"
+        self.speed.pause()
+
+    def _note_scale(self, done: StepResult, scale: LossScale | None) -> None:
+        """Keep the loss scale for the next checkpoint, and tell of a step that was skipped."""
+        if scale:
+            self.progress.loss_scale, self.progress.clean_steps = scale.scale, scale.clean
+        if done.skipped:
+            # Of an overflow of fp16 the scale is the cause, not the data.
+            samples = [] if scale else self.origin(done.step - 1, done.worst)
+            then = f"; the loss scale is now {scale.scale:g}" if scale else f". {provenance_text(samples)}"
+            self._tell("skipped", f"step {done.step} skipped: {done.skipped}{then}", **({"samples": samples} if samples else {}))
+
+    def _see_finite(self, done: StepResult, saves: bool) -> None:
+        """See that what goes into metrics, and above all into a checkpoint, is finite: the loop does not look at every step of a GPU.
+
+        Raises:
+            NotFinite: naming the weights that are not.
+        """
+        broken = not done.skipped and not math.isfinite(float(done.grad_norm))
+        bad = nonfinite_tensors(self.model.named_parameters()) if saves or broken else []
+        if bad or broken:
+            weights = f"the weights of {first_names(bad)} are not finite" if bad else "the weights are still finite, their gradient is not"
+            text = f"step {done.step}, or one since the last line of metrics: {describe_losses(done.losses, self.world)}; {weights}"
+            halt = NonFiniteError(text, done.step - 1)
+            raise Rollback(halt) if self.run.train.on_nonfinite == "rollback" else halt
+
+    def _see_carry(self, done: StepResult) -> None:
+        if self.carry and (lanes := self.carry.broken()):
+            named = first_names([str(lane) for lane in lanes])
+            self._tell("carry", f"step {done.step}: the carried state of lanes {named} was not finite and begins anew at zero", lanes=lanes)
+
+    def _see_alike(self, done: StepResult) -> None:
+        """See that all processes hold the same numbers, above all before a checkpoint takes those of the first.
+
+        Raises:
+            Diverged: naming the processes and the tensors that differ.
+        """
+        if self.world.size == 1 or not self.run.train.checksum_every:
+            return
+        try:
+            compare_replicas(self.model, self.optimizer, self.world)
+        except ReplicaMismatch as halt:
+            halt = ReplicaMismatch(f"step {done.step}: {halt}", done.step - 1)
+            raise (Rollback(halt, passes=False) if self.run.train.on_divergence == "rollback" else halt) from None
+
+    def origin(self, step: int | None, worst: int | None) -> list[Provenance]:
+        """Where the sequences of micro-batch number `worst` of step `step` (from 0) come from; nothing where that is not known."""
+        return [] if step is None or worst is None else self.samples.origin(step + self.progress.passed, self.world.size, worst)
+
+    def _measures(self, done: StepResult) -> None:
+        """Write what the loop measured at this step, if it did."""
+        if done.tensors:
+            rows: dict[str, list[float | None]] = done.tensors.rows()
+            tensors = {name: rows[name] for name, _ in self.model.named_parameters() if name in rows}
+            self.metrics.write("tensors", **self._where(done.step), tensors=tensors)
+        if done.noise:
+            groups = follow(self.progress.noise, done.noise)
+            self.metrics.write("noise", **self._where(done.step), batch=done.sequences, groups=groups)
+
+    def _announce(self) -> None:
+        phase, processes = self.phase, self.world.size
+        size, micro = self.samples.epoch_size(), micro_batch(phase, phase.steps, processes)
+        accumulation = phase.global_batch // micro // processes
+        cut = f"{micro} x {accumulation}" if accumulation > 1 else f"{micro}"
+        cut += f" in each of {processes} processes" if processes > 1 else ""
+        growing = f"{batch_size(phase, 0):,} to " if phase.batch_warmup.start else ""
+        self.line.say(
+            f"phase {self.name}: {plural(phase.steps, 'step')} of {growing}{plural(phase.global_batch, 'sequence')} ({cut}) up to {phase.length} tokens, "
+            f"{sequences_before(phase, phase.steps) / size:.2f} epochs of {plural(size, 'example')}, {phase.optim.name} at {peak_lr(phase):g}, "
+            f"{self.run.train.precision} on {self.world.device}" + (f" ({self.peak.text()})" if self.peak else "")
+        )
+        for text in group_lines(self.optimizer.param_groups):
+            self.line.say(f"  {text}")

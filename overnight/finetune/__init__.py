@@ -1,0 +1,1 @@
+"""Fine-tuning an encoder on labeled tasks, and prediction with it."""

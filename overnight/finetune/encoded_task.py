@@ -1,0 +1,204 @@
+"""A task of fine-tuning, read and encoded: the sequences to train on, and how the outputs of the network are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from overnight.batches.order import key, order
+from overnight.batches.packing import Batch, StepBatches, balance_by_length
+from overnight.config import Finetune, environment_path
+from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
+from overnight.finetune import metrics, question_answering
+from overnight.finetune.encode import encode_rows
+from overnight.tasks.examples import Example, TaskData, drawn, drawn_note
+
+# All seeds of a task train on the same rows, so that their spread is that of the training alone.
+_DRAW = 0
+
+
+@dataclass(frozen=True)
+class EncodedExamples:
+    """Token sequences with their targets, ready to be batched."""
+
+    ids: list[np.ndarray]
+    segments: list[np.ndarray]
+    targets: dict[str, np.ndarray]
+    """One value a sequence, by name; empty where they are not known."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batch(self, index: np.ndarray) -> Batch:
+        """The flat batch of some sequences, in the order given."""
+        lengths = [len(self.ids[i]) for i in index]
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        return Batch(
+            ids_N=torch.from_numpy(np.concatenate([self.ids[i] for i in index]).astype(np.int64)),
+            positions_N=torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])),
+            segments_N=torch.from_numpy(np.concatenate([self.segments[i] for i in index]).astype(np.int64)),
+            starts=torch.from_numpy(starts.astype(np.int32)),
+            lengths=tuple(lengths),
+            targets={name: torch.from_numpy(values[index]) for name, values in self.targets.items()},
+        )
+
+    def step(self, step: int, batch: int, micro_batch: int, seed: tuple[int, ...]) -> StepBatches:
+        """The micro-batches of a step: `batch` rows of an endless stream of shuffled epochs."""
+        positions = np.arange(step * batch, (step + 1) * batch)
+        epochs, index = positions // len(self), positions % len(self)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            index[here] = order(index[here], len(self), key(*seed, int(epoch)))
+        lengths = [len(self.ids[i]) for i in index]
+        bins = balance_by_length(lengths, batch // micro_batch)
+        return StepBatches(tuple(self.batch(index[rows]) for rows in bins), sum(lengths), batch)
+
+    def in_order(self, size: int) -> list[tuple[np.ndarray, Batch]]:
+        """All sequences once, longest first in batches of `size`, each with the indices of its sequences."""
+        longest_first = np.argsort([-len(x) for x in self.ids], kind="stable")
+        return [(index, self.batch(index)) for index in np.split(longest_first, range(size, len(self), size))]
+
+
+@dataclass(frozen=True)
+class EncodedTask:
+    """A task, read and encoded: what to train on, and how to judge the outputs of the network."""
+
+    name: str
+    kind: str
+    """classification, regression or spans."""
+    labels: tuple[str, ...]
+    metric: str
+    train: EncodedExamples
+    dev: EncodedExamples
+    judge: Callable[[list[np.ndarray]], tuple[dict[str, float], dict[str, Any]]]
+    """Outputs of the network for every dev sequence → metrics by name, and files to write by name (JSON values)."""
+    test: dict[str, tuple[EncodedExamples, list[Example]]]
+    """Further splits to predict, by file name."""
+    also: dict[str, Callable[[list[np.ndarray]], dict[str, float]]]
+    """Those of them that are scored: outputs → metrics by name, which say the split (`accuracy_mismatched`)."""
+    notes: tuple[str, ...]
+    baselines: dict[str, float]
+    """Scores of simple rules on the same dev rows."""
+    pairs: bool = False
+    """Whether a row is two texts."""
+
+
+def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> EncodedTask:
+    """Read and encode a task.
+
+    Args:
+        spec: which task, where, how long.
+        folder: holds the tokenizer.
+
+    Raises:
+        DataError: when a file is missing or a row cannot be used.
+    """
+    tokenizer = load_tokenizer(folder)
+    if spec.task == "squad":
+        return _read_squad(spec, tokenizer, vocabulary)
+    if spec.task == "docnames":
+        from overnight.tasks.docnames import load_docnames, overlap_baseline
+
+        task = load_docnames()
+        baselines = {"word overlap": overlap_baseline(task)}
+    else:
+        task, baselines = _load(spec), {}
+
+    # A metric that lacks its package says so here, before any training.
+    metrics.score(task.name, task.kind, *[[0.0, 1.0] if task.kind == "regression" else ["0", "1"]] * 2)
+
+    def encoded(rows: list[Example]) -> EncodedExamples:
+        sequences = encode_rows(tokenizer, vocabulary, rows, spec.length)
+        targets = {}
+        if rows and all(row.label is not None for row in rows):
+            if task.kind == "regression":
+                targets["label"] = np.array([float(row.label or 0) for row in rows], np.float32)
+            else:
+                number = {label: i for i, label in enumerate(task.labels)}
+                targets["label"] = np.array([number[str(row.label)] for row in rows], np.int64)
+        return EncodedExamples([e.ids for e in sequences], [e.segments for e in sequences], targets)
+
+    def answers(outputs: list[np.ndarray]) -> list[str | float]:
+        return [float(o[0]) if task.kind == "regression" else task.labels[int(o.argmax())] for o in outputs]
+
+    def scored(rows: list[Example], given: list[str | float]) -> dict[str, float]:
+        return metrics.score(task.name, task.kind, [row.label for row in rows if row.label is not None], given)
+
+    def judge(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
+        given = answers(outputs)
+        return scored(task.dev, given), {"predictions.json": {row.id: answer for row, answer in zip(task.dev, given, strict=True)}}
+
+    def judge_also(split: str, rows: list[Example], outputs: list[np.ndarray]) -> dict[str, float]:
+        return {f"{name}_{split.removeprefix('dev_')}": value for name, value in scored(rows, answers(outputs)).items()}
+
+    train, notes = task.train, task.notes
+    if 0 < spec.max_rows < len(train):
+        by_label = task.kind == "classification"
+        texts = [f"{row.text_a}\x00{row.text_b or ''}" for row in train]
+        train = [train[i] for i in drawn(texts, spec.max_rows, _DRAW, [str(row.label) for row in train] if by_label else ())]
+        notes += (drawn_note(len(train), len(task.train), by_label=by_label),)
+    tests = {"test": task.test, **task.extra}
+    return EncodedTask(
+        name=task.name,
+        kind=task.kind,
+        labels=task.labels,
+        metric=task.main_metric,
+        train=encoded(train),
+        dev=encoded(task.dev),
+        judge=judge,
+        test={name: (encoded(rows), rows) for name, rows in tests.items() if rows},
+        also={name: partial(judge_also, name, rows) for name, rows in task.extra.items() if name.startswith("dev_")},
+        notes=notes,
+        baselines=baselines,
+        pairs=any(row.text_b is not None for row in train),
+    )
+
+
+def _load(spec: Finetune) -> TaskData:
+    from overnight.tasks.classification import load_task
+
+    return load_task(spec.task, environment_path(spec.path, "finetune.path"), columns=spec.columns, dev=_dev(spec))
+
+
+def _dev(spec: Finetune) -> Path | None:
+    return environment_path(spec.dev, "finetune.dev") if spec.dev else None
+
+
+def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:
+    from overnight.tasks.squad import load_squad
+
+    data = load_squad(environment_path(spec.path, "finetune.path"), _dev(spec), spec.misplaced)
+    # A question whose answers do not stand where its file says has nothing to learn from.
+    placed = [q for q in data.train if any(answer.start >= 0 for answer in q.answers)]
+    notes = data.notes
+    if 0 < spec.max_rows < len(placed):
+        chosen = drawn([f"{q.context}\x00{q.question}" for q in placed], spec.max_rows, _DRAW)
+        notes += (drawn_note(len(chosen), len(placed), "questions", by_label=False),)
+        placed = [placed[i] for i in chosen]
+    cut = {
+        "train": question_answering.windows(tokenizer, vocabulary, placed, spec.length, spec.stride),
+        "dev": question_answering.windows(tokenizer, vocabulary, data.dev, spec.length, spec.stride),
+    }
+
+    def judge(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
+        starts, ends = [o[:, 0] for o in outputs], [o[:, 1] for o in outputs]
+        predictions, nbest = question_answering.best_answers(cut["dev"], starts, ends, max_answer=spec.max_answer)
+        scores = metrics.squad_scores({q.id: [a.text for a in q.answers] for q in data.dev}, predictions)
+        return scores, {"predictions.json": predictions, "nbest_predictions.json": nbest}
+
+    examples = {
+        # As in run_squad.py, a window without the answer points at [CLS].
+        split: EncodedExamples(
+            [w.ids for w in windows],
+            [w.segments for w in windows],
+            {name: np.array([getattr(w, name) or 0 for w in windows], np.int64) for name in ("start", "end")},
+        )
+        for split, windows in cut.items()
+    }
+    return EncodedTask("squad", "spans", (), "f1", examples["train"], examples["dev"], judge, {}, {}, notes, {})

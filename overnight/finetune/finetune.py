@@ -1,0 +1,261 @@
+"""Fine-tuning: a pretrained encoder and a labelled task to a model, its predictions and its score, seed by seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save as serialize
+from torch import Tensor, nn
+
+from overnight.batches.order import key
+from overnight.checkpoint import reader
+from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary
+from overnight.checkpoint.task_folder import read_facts, write_facts
+from overnight.config import Finetune, Optim, Run, Schedule
+from overnight.console import Line
+from overnight.corpus.shards import load_manifest
+from overnight.corpus.tokenizer import Vocabulary, copy_tokenizer
+from overnight.display import duration, measures, number, scale_of
+from overnight.engine.loop import LoopConfig, training_steps
+from overnight.engine.precision import DTYPES, LossScale
+from overnight.engine.pretrain import set_up_machine
+from overnight.errors import DataError
+from overnight.finetune.encoded_task import EncodedExamples, EncodedTask, encode_task
+from overnight.models.heads import BertForQuestionAnswering, Classifier
+from overnight.optim.groups import build_optimizer
+from overnight.optim.schedules import factor
+from overnight.run_dir.atomic import write_json, write_whole
+from overnight.run_dir.lock import run_lock
+from overnight.run_dir.task_results import append_result, results_of
+
+# Sub-streams of a task's seed.
+_INIT, _ORDER, _DROPOUT = 1, 2, 3
+
+
+def task_model(problem_kind: str, labels: int, run: Run, vocab_size: int) -> Classifier | BertForQuestionAnswering:
+    """The untrained network of a task, with the encoder of a run."""
+    if problem_kind == "spans":
+        return BertForQuestionAnswering(run.model, vocab_size)
+    return Classifier(run.model, vocab_size, labels if problem_kind == "classification" else 1)
+
+
+@torch.no_grad()
+def outputs(
+    model: nn.Module,
+    examples: EncodedExamples,
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    say: Callable[[int, float], None] | None = None,
+) -> list[np.ndarray]:
+    """The network's outputs for every sequence, in the order of the examples.
+
+    Args:
+        size: sequences at once.
+        say: told the sequences read and their share of all tokens, after each batch.
+    """
+    model.eval()
+    out: list[np.ndarray] = [np.empty(0)] * len(examples)
+    done, tokens, total = 0, 0, sum(map(len, examples.ids))
+    for index, batch in examples.in_order(size):
+        for i, row in zip(index, model(batch.to(device), dtype).cpu().numpy(), strict=True):
+            out[i] = row
+        done, tokens = done + len(index), tokens + sum(batch.lengths)
+        if say:
+            say(done, tokens / total)
+    return out
+
+
+def finetune(run: Run, name: str, line: Line | None = None) -> list[dict[str, Any]]:
+    """Fine-tune one task of a run with every seed, and, if asked, the same network from scratch.
+
+    What is done already, with the same settings from the same checkpoint, is not done again. The best model by dev score goes
+    to `finetune/NAME/` in the run folder, with its predictions.
+
+    Args:
+        run: a run whose pretraining has a checkpoint.
+        name: key in `run.finetune`.
+
+    Returns:
+        the lines of `tasks.jsonl` of this task.
+
+    Raises:
+        UserError: when another process is writing the run folder.
+    """
+    source = reader.newest_checkpoint(run.run_dir / "checkpoints")
+    if source is None:
+        raise DataError(f"{run.run_dir} has no checkpoint to fine-tune; run `overnight pretrain` first")
+    with run_lock(run.run_dir):
+        return _finetune(run, name, source, line or Line())
+
+
+def _finetune(run: Run, name: str, source: Path, line: Line) -> list[dict[str, Any]]:
+    spec, device = run.finetune[name], set_up_machine(run)
+    progress, state, _ = reader.read_checkpoint(source)
+    corpus, vocabulary = kept_vocabulary(run)
+    assert_same_corpus(progress, load_manifest(corpus), corpus, run)
+    pretrained = {k: v for k, v in state.items() if k.startswith(("encoder.", "pooler."))}
+    log = run.run_dir / "tasks.jsonl"
+    facts = json.dumps([asdict(spec) | {"seeds": [], "baseline": False, "micro_batch": 0}, source.name, run.train.precision])
+    tag = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
+    jobs = [(init, seed) for init in (["pretrained", "scratch"] if spec.baseline else ["pretrained"]) for seed in spec.seeds]
+    # The folder holds one model: what was done with other settings since is not what it holds, so all is done again.
+    mine = results_of(log, name, tag) if _kept_tag(run.run_dir / "finetune" / name) == tag else []
+    missing = [job for job in jobs if job not in {(e.get("init"), e.get("seed")) for e in mine}]
+    if not missing:
+        if not (run.run_dir / "finetune" / name / "vocab.txt").exists():  # an older version left it with the prepared data
+            copy_tokenizer(corpus, run.run_dir / "finetune" / name)
+        line.say(f"{name}: done already")
+        return mine
+    problem = encode_task(spec, corpus, vocabulary)
+    for note in problem.notes:
+        line.say(f"{name}: {note}")
+    for what, value in problem.baselines.items():
+        if not any(e["kind"] == "baseline" for e in mine):
+            mine.append(
+                append_result(log, {"kind": "baseline", "name": name, "tag": tag, "what": what, "metric": problem.metric, "value": value})
+            )
+            line.say(f"{name}: {what}  {measures({problem.metric: value})}")
+    for init, seed in missing:
+        entry = _one(run, spec, name, problem, pretrained if init == "pretrained" else None, seed, vocabulary, device, line)
+        entry["tag"] = tag
+        best = max((e["value"] for e in mine if e.get("init") == "pretrained"), default=None)
+        model, files = entry.pop("model"), entry.pop("files")
+        if init == "pretrained" and (best is None or entry["value"] > best):
+            _keep(run, name, spec, problem, model, files, entry, vocabulary, device, line)
+        mine.append(append_result(log, entry))
+        line.say(f"{name}: seed {seed} {init}  " + measures(entry["metrics"], scale_of(spec.task)))
+    return mine
+
+
+def _one(
+    run: Run,
+    spec: Finetune,
+    name: str,
+    problem: EncodedTask,
+    pretrained: dict[str, Tensor] | None,
+    seed: int,
+    vocabulary: Vocabulary,
+    device: torch.device,
+    line: Line,
+) -> dict[str, Any]:
+    start = time.perf_counter()
+    torch.manual_seed(key(seed, _INIT) >> 1)
+    model = task_model(problem.kind, len(problem.labels), run, vocabulary.size).to(device)
+    if pretrained is not None:
+        own = model.state_dict()
+        reader.fill(model, {**own, **{k: v for k, v in pretrained.items() if k in own}}, run.run_dir / "checkpoints")
+    batch = min(spec.batch, len(problem.train))
+    micro = next(size for size in range(min(spec.micro_batch, batch), 0, -1) if batch % size == 0)
+    steps = max(1, round(spec.epochs * len(problem.train) / batch))
+    schedule = Schedule(warmup=spec.warmup)
+    settings = LoopConfig(
+        steps=steps,
+        lr=lambda step: spec.lr * factor(schedule, step, steps),
+        max_grad_norm=1.0,
+        dtype=DTYPES[run.train.precision],
+        device=device,
+        seed=(seed, _DROPOUT),
+        # It has no checkpoints to go back to.
+        on_nonfinite="skip" if run.train.on_nonfinite == "skip" else "stop",
+    )
+    scale = LossScale() if run.train.precision == "fp16" else None
+    optimizer = build_optimizer(model, Optim(name="adamw", lr=spec.lr, weight_decay=spec.weight_decay))
+    loss = 0.0
+    init = "scratch" if pretrained is None else "pretrained"
+    work = partial(problem.train.step, batch=batch, micro_batch=micro, seed=(seed, _ORDER))
+    for step in training_steps(model, model.losses, optimizer, work, settings, scale=scale):
+        now = sum(float(x) for x in step.losses.values())
+        loss = now if step.step == 1 else 0.98 * loss + 0.02 * now
+        left = (time.perf_counter() - start) / step.step * (steps - step.step)
+        line.show(f"{name} seed {seed} {init}  {step.step:,}/{steps:,}  loss {number(loss, 3)}  lr {step.lr:.3g}  left {duration(left)}")
+
+    def scored(examples: EncodedExamples) -> list[np.ndarray]:
+        told = _scoring(line, f"{name} seed {seed} {init}", len(examples))
+        return outputs(model, examples, spec.micro_batch, settings.dtype, device, told)
+
+    results, files = problem.judge(scored(problem.dev))
+    for split, judge in problem.also.items():
+        results |= judge(scored(problem.test[split][0]))
+    return {
+        "kind": "finetune",
+        "name": name,
+        "task": spec.task,
+        "seed": seed,
+        "init": init,
+        "metric": problem.metric,
+        "value": results[problem.metric],
+        "metrics": results,
+        "rows": len(problem.train),
+        "seconds": round(time.perf_counter() - start, 2),
+        "model": model,
+        "files": files,
+    }
+
+
+def _scoring(line: Line, what: str, total: int) -> Callable[[int, float], None]:
+    """What :func:`outputs` tells its progress, to show it: the longest sequences come first, so time goes by tokens."""
+    start = time.perf_counter()
+
+    def say(done: int, share: float) -> None:
+        left = (time.perf_counter() - start) * (1 - share) / share
+        line.show(f"{what}  scored {done:,}/{total:,}  left {duration(left)}")
+
+    return say
+
+
+def _keep(
+    run: Run,
+    name: str,
+    spec: Finetune,
+    problem: EncodedTask,
+    model: nn.Module,
+    files: dict[str, Any],
+    entry: dict[str, Any],
+    vocabulary: Vocabulary,
+    device: torch.device,
+    line: Line,
+) -> None:
+    """Write the model, what it predicts, and what is needed to load it, as one folder that is there whole or not at all."""
+    place, beside = run.run_dir / "finetune" / name, run.run_dir / "finetune" / f".{name}.tmp"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    write_whole(beside / "model.safetensors", [serialize(weights)])
+    copy_tokenizer(kept_vocabulary(run)[0], beside)
+    facts = {
+        "kind": problem.kind,
+        "labels": problem.labels,
+        "pairs": problem.pairs,
+        "vocab_size": vocabulary.size,
+        "tokenizer": vocabulary.hash,
+        "spec": asdict(spec),
+        "result": entry,
+    }
+    for file, content in files.items():
+        write_json(beside / file, content)
+    write_facts(beside, facts)
+    for split, (examples, rows) in problem.test.items():
+        given = outputs(
+            model, examples, spec.micro_batch, DTYPES[run.train.precision], device, _scoring(line, f"{name} {split}", len(rows))
+        )
+        answers = [f"{o[0]:.4f}" if problem.kind == "regression" else problem.labels[int(o.argmax())] for o in given]
+        table = "index\tprediction\n" + "".join(f"{row.id}\t{answer}\n" for row, answer in zip(rows, answers, strict=True))
+        write_whole(beside / f"{split}.tsv", [table.encode()])
+    shutil.rmtree(place, ignore_errors=True)
+    beside.rename(place)
+
+
+def _kept_tag(folder: Path) -> str | None:
+    """The settings with which the model in a task's folder was made."""
+    return read_facts(folder)["result"].get("tag") if (folder / "task.json").exists() else None

@@ -1,0 +1,143 @@
+"""Metrics of the tasks: accuracy, F1, Matthews, Pearson and Spearman as GLUE uses them, exact match and F1 of SQuAD."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from overnight.errors import UserError
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_EXTRA = "this metric needs scikit-learn and scipy, which are not installed: pip install 'overnight[tasks]'"
+# GLUE reports F1 beside accuracy where the classes are unbalanced.
+_WITH_F1 = ("mrpc", "qqp")
+
+
+def score(task_name: str, kind: str, labels_or_scores: Sequence[str | float], predictions: Sequence[str | float]) -> dict[str, float]:
+    """Score predictions by the metrics that GLUE uses for the task (Wang et al. 2018, arXiv:1804.07461, table 1).
+
+    Args:
+        task_name: as in :class:`overnight.tasks.examples.TaskData`.
+        kind: classification or regression.
+        labels_or_scores: what is right, one a row.
+        predictions: what was answered, one a row.
+
+    Returns:
+        `mcc` and `accuracy` for cola; `accuracy` and `f1` (of class `1`) for mrpc and qqp; `pearson` and `spearman` for regression; else
+        `accuracy`. All 0 to 1, correlations -1 to 1; a correlation with a constant is 0.
+
+    Raises:
+        UserError: predictions that are not finite.
+    """
+    assert len(labels_or_scores) == len(predictions) > 0, (len(labels_or_scores), len(predictions))
+    if kind == "regression":
+        gold = np.asarray([float(x) for x in labels_or_scores])
+        guess = np.asarray([float(x) for x in predictions])
+        if not np.isfinite(guess).all():
+            raise UserError(
+                f"task {task_name}: {int((~np.isfinite(guess)).sum())} predictions are not finite; training diverged, lower the learning rate"
+            )
+        return {"pearson": pearson(gold, guess), "spearman": spearman(gold, guess)}
+    gold_labels, guesses = [str(x) for x in labels_or_scores], [str(x) for x in predictions]
+    scores = {"accuracy": accuracy(gold_labels, guesses)}
+    if task_name == "cola":
+        return {"mcc": matthews(gold_labels, guesses), **scores}
+    if task_name in _WITH_F1:
+        scores["f1"] = f1(gold_labels, guesses, "1")
+    return scores
+
+
+def accuracy(labels: Sequence[str], predictions: Sequence[str]) -> float:
+    """Share of predictions that equal their label (0 to 1)."""
+    return sum(a == b for a, b in zip(labels, predictions, strict=True)) / len(labels)
+
+
+def f1(labels: Sequence[str], predictions: Sequence[str], positive: str) -> float:
+    """Harmonic mean of precision and recall of one class (0 to 1); 0 where the class occurs on neither side."""
+    try:
+        from sklearn.metrics import f1_score
+    except ImportError:
+        raise UserError(_EXTRA) from None
+
+    return float(f1_score(labels, predictions, labels=[positive], average="macro", zero_division=0.0))
+
+
+def matthews(labels: Sequence[str], predictions: Sequence[str]) -> float:
+    """Matthews' correlation coefficient (-1 to 1); 0 where one side is constant."""
+    try:
+        from sklearn.metrics import matthews_corrcoef
+    except ImportError:
+        raise UserError(_EXTRA) from None
+
+    if len({*labels, *predictions}) == 1:
+        return 0.0
+    return float(matthews_corrcoef(labels, predictions))
+
+
+def pearson(labels: Sequence[float] | np.ndarray, predictions: Sequence[float] | np.ndarray) -> float:
+    """Pearson's correlation coefficient (-1 to 1); 0 where one side is constant or there is one row."""
+    try:
+        from scipy.stats import pearsonr
+    except ImportError:
+        raise UserError(_EXTRA) from None
+
+    return float(pearsonr(labels, predictions).statistic) if _varies(labels) and _varies(predictions) else 0.0
+
+
+def spearman(labels: Sequence[float] | np.ndarray, predictions: Sequence[float] | np.ndarray) -> float:
+    """Spearman's rank correlation, ties given their mean rank (-1 to 1); 0 where one side is constant or there is one row."""
+    try:
+        from scipy.stats import spearmanr
+    except ImportError:
+        raise UserError(_EXTRA) from None
+
+    return float(spearmanr(labels, predictions).statistic) if _varies(labels) and _varies(predictions) else 0.0
+
+
+def _varies(values: Sequence[float] | np.ndarray) -> bool:
+    return bool(np.ptp(np.asarray(values, dtype=np.float64)) > 0)
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case, without ASCII punctuation and the articles a, an, the, white space collapsed (evaluate-v1.1.py of SQuAD)."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, answer: str) -> float:
+    """1 if the two are the same after :func:`normalize_answer`, else 0."""
+    return float(normalize_answer(prediction) == normalize_answer(answer))
+
+
+def token_f1(prediction: str, answer: str) -> float:
+    """F1 of the bags of words of a prediction and one answer (0 to 1), as evaluate-v1.1.py: no common word is 0, also where both are empty."""
+    guess, gold = normalize_answer(prediction).split(), normalize_answer(answer).split()
+    common = (Counter(guess) & Counter(gold)).total()
+    if common == 0:
+        return 0.0
+    precision, recall = common / len(guess), common / len(gold)
+    return 2 * precision * recall / (precision + recall)
+
+
+def squad_scores(answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
+    """Exact match and F1 of SQuAD 1.1: of every question the best over its answers, averaged.
+
+    Args:
+        answers: the texts of the right answers, by question id; one or more each.
+        predictions: the answered text, by question id; a question without one counts 0, as in the official script.
+
+    Returns:
+        `exact_match` and `f1`, in per cent (0 to 100) as the official script prints them.
+    """
+    assert answers and all(answers.values()), "every question needs an answer"
+    exact = total = 0.0
+    for question, texts in answers.items():
+        guess = predictions.get(question)
+        if guess is not None:
+            exact += max(exact_match(guess, text) for text in texts)
+            total += max(token_f1(guess, text) for text in texts)
+    return {"exact_match": 100.0 * exact / len(answers), "f1": 100.0 * total / len(answers)}

@@ -1,0 +1,160 @@
+"""Answers of a trained model for new text: JSON lines or plain lines in, JSON lines out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from overnight.checkpoint import reader
+from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary, task_vocabulary
+from overnight.checkpoint.task_folder import read_facts, read_weights
+from overnight.config import Run
+from overnight.corpus.shards import load_manifest
+from overnight.corpus.tokenizer import load_tokenizer
+from overnight.engine.precision import DTYPES
+from overnight.engine.pretrain import set_up_machine
+from overnight.engine.workload import new_model
+from overnight.errors import DataError
+from overnight.finetune import question_answering
+from overnight.finetune.encode import encode_rows, join
+from overnight.finetune.encoded_task import EncodedExamples
+from overnight.finetune.finetune import outputs, task_model
+from overnight.models.bert import padded_vocabulary
+from overnight.run_dir.atomic import write_json, write_whole
+from overnight.tasks.inputs import parts, question_of, read_input, row_of
+from overnight.tasks.squad import question_lines
+
+_MICRO = 32
+TOP = 5
+
+
+def predict(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Answer lines one by one, in order.
+
+    Args:
+        run: a finished run.
+        name: a fine-tuned task of it; or `mask`, which fills in every [MASK] with the pretrained model.
+        lines: JSON objects (`text`, or `text_a` and `text_b`; `question` and `context` for SQuAD), or plain text, a pair
+            separated by a tab. Empty lines are skipped.
+
+    Raises:
+        DataError: when the task was not fine-tuned, or a line (named by its number) cannot be used.
+    """
+    if name == "mask":
+        yield from _fill(run, lines)
+        return
+    folder, facts = run.run_dir / "finetune" / name, _facts(run, name)
+    device = set_up_machine(run)
+    vocabulary = task_vocabulary(folder, facts.get("tokenizer", ""))
+    tokenizer = load_tokenizer(folder)
+    model = task_model(facts["kind"], len(facts["labels"]), run, facts["vocab_size"])
+    reader.fill(model, read_weights(folder, facts), folder)
+    model.to(device)
+    dtype, length = DTYPES[run.train.precision], facts["spec"]["length"]
+    for part in parts(lines):
+        if facts["kind"] == "spans":
+            questions = [question_of(number, fields) for number, fields in part]
+            windows = question_answering.windows(tokenizer, vocabulary, questions, length, facts["spec"]["stride"])
+            given = outputs(model, EncodedExamples([w.ids for w in windows], [w.segments for w in windows], {}), _MICRO, dtype, device)
+            answers, nbest = question_answering.best_answers(
+                windows, [o[:, 0] for o in given], [o[:, 1] for o in given], max_answer=facts["spec"]["max_answer"]
+            )
+            for question, (_, fields) in zip(questions, part, strict=True):
+                best = nbest[question.id][0]
+                yield {
+                    "id": fields.get("id", question.id),
+                    "answer": answers[question.id],
+                    "probability": _round(float(best["probability"])),
+                }
+            continue
+        rows = [row_of(number, fields) for number, fields in part]
+        sequences = encode_rows(tokenizer, vocabulary, rows, length)
+        given = outputs(model, EncodedExamples([e.ids for e in sequences], [e.segments for e in sequences], {}), _MICRO, dtype, device)
+        for row, output in zip(rows, given, strict=True):
+            if facts["kind"] == "regression":
+                yield {"id": row.id, "score": _round(float(output[0]))}
+                continue
+            p = np.exp(output - output.max())
+            shares = dict(zip(facts["labels"], map(_round, (p / p.sum()).tolist()), strict=True))
+            yield {"id": row.id, "label": facts["labels"][int(output.argmax())], "probabilities": shares}
+
+
+def predict_file(run: Run, name: str, path: str) -> Iterator[dict[str, Any]]:
+    """Answer the rows of a file one by one, in order: a table with the columns of the task, or lines as :func:`predict` takes them.
+
+    Args:
+        run: a finished run.
+        name: as of :func:`predict`.
+        path: .csv, .tsv and .jsonl are tables, a .json may be questions in SQuAD's format; any other file, and standard input (`-`), is lines.
+    """
+    spec = {"task": "mask"} if name == "mask" else _facts(run, name)["spec"]
+    yield from predict(run, name, question_lines(path) or read_input(path, spec))
+
+
+def _facts(run: Run, name: str) -> dict[str, Any]:
+    """What `task.json` says of a fine-tuned task."""
+    path = run.run_dir / "finetune" / name / "task.json"
+    if not path.exists():
+        have = ", ".join(sorted(p.parent.name for p in run.run_dir.glob("finetune/*/task.json"))) or "none"
+        raise DataError(
+            f"{run.run_dir} has no fine-tuned task {name!r} (it has: {have}); run `overnight finetune {name}` first, or ask for `mask`"
+        )
+    return read_facts(path.parent)
+
+
+@torch.no_grad()
+def _fill(run: Run, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    source = reader.newest_checkpoint(run.run_dir / "checkpoints")
+    if source is None:
+        raise DataError(f"{run.run_dir} has no checkpoint; run `overnight pretrain` first")
+    device = set_up_machine(run)
+    corpus, vocabulary = kept_vocabulary(run)
+    tokenizer = load_tokenizer(corpus)
+    model = new_model(run, vocabulary, device)
+    progress, state, _ = reader.read_checkpoint(source)
+    reader.fill(model, state, source)
+    assert_same_corpus(progress, load_manifest(corpus), corpus, run)
+    model.eval()
+    assert padded_vocabulary(vocabulary.size) == len(model.encoder.word.weight)
+    for number, fields in (item for part in parts(lines) for item in part):
+        row = row_of(number, fields)
+        if row.text_b is not None:
+            raise DataError(f"line {number}: is a pair; to fill in [MASK], give one text a line")
+        # The text around each [MASK] is tokenized by itself: a tokenizer may not know the mark.
+        pieces = tokenizer.encode_batch_fast(row.text_a.split("[MASK]"), add_special_tokens=False)
+        ids = [token for i, piece in enumerate(pieces) for token in ([vocabulary.mask] if i else []) + piece.ids]
+        sequence = join(ids, None, vocabulary.cls, vocabulary.sep, run.model.max_length)
+        batch = EncodedExamples([sequence.ids], [sequence.segments], {}).batch(np.array([0])).to(device)
+        at = (batch.ids_N == vocabulary.mask).nonzero().squeeze(1)
+        if not len(at):
+            raise DataError(f"line {number}: no [MASK] within the first {run.model.max_length} tokens; write the word to guess as [MASK]")
+        logits = model.mlm_logits(model.encoder(batch, DTYPES[run.train.precision])[at]).float()
+        top = torch.softmax(logits, -1).topk(TOP, -1)
+        guesses = [
+            [{"token": tokenizer.id_to_token(i), "probability": _round(p)} for i, p in zip(row_ids, row_p, strict=True)]
+            for row_ids, row_p in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        ]
+        yield {"id": row.id, "text": row.text_a, "masks": guesses}
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> None:
+    """Print answers as JSON lines, or write them to a file: whole or not at all, and as `{id: text}` where they are texts and it is a .json."""
+    if path is None:
+        for answer in answers:
+            print(json.dumps(answer, ensure_ascii=False), flush=True)
+        return
+    given = list(answers)
+    if path.suffix == ".json" and all("answer" in answer for answer in given):
+        write_json(path, {answer["id"]: answer["answer"] for answer in given})
+    else:
+        write_whole(path, [(json.dumps(answer, ensure_ascii=False) + "\n").encode() for answer in given])
+    print(f"written: {path} ({len(given):,} answers)")

@@ -1,0 +1,218 @@
+"""Extractive question answering: windows over a long paragraph, and the answer from the scores of its tokens.
+
+Shapes: W windows, T tokens of a window with [CLS] and [SEP], C tokens of the context in a window.
+A window is [CLS] question [SEP] context part [SEP], as in run_squad.py of google-research/bert.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from overnight.errors import ConfigError, UserError
+from overnight.finetune.encode import join
+from overnight.tasks.squad import Question
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from overnight.corpus.tokenizer import Vocabulary
+
+MAX_QUESTION = 64
+"""Longest question (tokens), as in run_squad.py; the rest is cut."""
+# Texts tokenized at once: offsets of a whole data set would take gigabytes as Python objects.
+_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Window:
+    """A question beside a part of its context."""
+
+    id: str
+    """Of the question."""
+    context: str
+    """The whole paragraph, which the offsets count in."""
+    ids: npt.NDArray[np.int32]
+    """(T,)"""
+    segments: npt.NDArray[np.int8]
+    """(T,) 0 for the question, 1 for the context."""
+    first: int
+    """Position of the first context token in the window."""
+    offsets: npt.NDArray[np.int32]
+    """(C, 2) characters of the context, from and to, of each context token."""
+    max_context: npt.NDArray[np.bool_]
+    """(C,) whether this is the window in which the token has the most context on its shorter side."""
+    start: int | None
+    """Position in the window of the answer's first token; None where the answer is not, or not wholly, in this window."""
+    end: int | None
+    """Position of its last token (inclusive)."""
+
+
+def windows(tokenizer: Tokenizer, vocabulary: Vocabulary, questions: Sequence[Question], length: int, stride: int) -> list[Window]:
+    """Cut the contexts into windows, each beside its question.
+
+    The answer of a window is the first of the question's answers that has a place, snapped outwards to whole tokens.
+
+    Args:
+        tokenizer: a tokenizer without truncation or padding that gives offsets into the original text.
+        vocabulary: gives the ids of [CLS] and [SEP].
+        questions: in any order; one or more windows each, in order.
+        length: most tokens of a window (T).
+        stride: context tokens by which successive windows of a context advance.
+
+    Raises:
+        ConfigError: a length that leaves no room for the context beside a question.
+    """
+    assert stride > 0, stride
+    asked = _tokenize(tokenizer, [q.question for q in questions])
+    unique = {context: i for i, context in enumerate(dict.fromkeys(q.context for q in questions))}
+    contexts = _tokenize(tokenizer, list(unique))
+    result: list[Window] = []
+    for question, (question_ids, _) in zip(questions, asked, strict=True):
+        ids, offsets = contexts[unique[question.context]]
+        query = question_ids[:MAX_QUESTION].tolist()
+        room = length - len(query) - 3
+        if room < 1:
+            raise ConfigError(
+                f"length = {length}: leaves no room for the paragraph beside question {question.id} of {len(query)} tokens; use 128 or more"
+            )
+        answer = _answer_tokens(question, offsets)
+        spans = _spans(len(ids), room, stride)
+        for (begin, count), best in zip(spans, _max_context(len(ids), spans), strict=True):
+            part = slice(begin, begin + count)
+            encoded = join(query, ids[part].tolist(), vocabulary.cls, vocabulary.sep, length)
+            first = len(query) + 2
+            inside = answer is not None and begin <= answer[0] and answer[1] < begin + count
+            start, end = (first + answer[0] - begin, first + answer[1] - begin) if answer is not None and inside else (None, None)
+            result.append(Window(question.id, question.context, encoded.ids, encoded.segments, first, offsets[part], best, start, end))
+    return result
+
+
+def _tokenize(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
+    """Of every text the ids (n,) and the character offsets (n, 2)."""
+    tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text
+    result = []
+    for begin in range(0, len(texts), _BATCH):
+        for encoding in tokenizer.encode_batch(texts[begin : begin + _BATCH], add_special_tokens=False):
+            result.append((np.array(encoding.ids, dtype=np.int32), np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)))
+    return result
+
+
+def _answer_tokens(question: Question, offsets: npt.NDArray[np.int32]) -> tuple[int, int] | None:
+    """First and last context token that touch the answer, None for no answer or one without a token."""
+    for answer in question.answers:
+        if answer.start < 0:
+            continue
+        touching = np.flatnonzero((offsets[:, 1] > answer.start) & (offsets[:, 0] < answer.start + len(answer.text)))
+        return (int(touching[0]), int(touching[-1])) if len(touching) else None
+    return None
+
+
+def _spans(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
+    """(first token, tokens) of each window over a context, as run_squad.py makes them; one empty window for an empty context."""
+    spans = []
+    begin = 0
+    while True:
+        count = min(tokens - begin, room)
+        spans.append((begin, count))
+        if begin + count == tokens:
+            return spans
+        begin += min(count, stride)
+
+
+def _max_context(tokens: int, spans: list[tuple[int, int]]) -> list[npt.NDArray[np.bool_]]:
+    """For each window, of which of its tokens it is the best: most context on the shorter side + 0.01 x window, the first at equality."""
+    best = np.full(tokens, -1.0)
+    owner = np.full(tokens, -1)
+    for index, (begin, count) in enumerate(spans):
+        place = np.arange(count)
+        value = np.minimum(place, count - 1 - place) + 0.01 * count
+        better = value > best[begin : begin + count]
+        best[begin : begin + count][better] = value[better]
+        owner[begin : begin + count][better] = index
+    return [owner[begin : begin + count] == index for index, (begin, count) in enumerate(spans)]
+
+
+def best_answers(
+    windows: Sequence[Window],
+    start_logits: Sequence[npt.NDArray[np.floating[Any]]],
+    end_logits: Sequence[npt.NDArray[np.floating[Any]]],
+    n_best: int = 20,
+    max_answer: int = 30,
+) -> tuple[dict[str, str], dict[str, list[dict[str, str | float]]]]:
+    """The answers with the highest start + end score, as exact text of the original context.
+
+    The search is over all spans, not only over the n best starts and ends as in run_squad.py, so it always finds one; like there an
+    answer starts at a token for which its window has the most context, and equal texts of a question are listed once.
+
+    Args:
+        windows: of any number of questions.
+        start_logits, end_logits: one row a window, T or more scores each (padding is not read).
+        n_best: answers listed for a question.
+        max_answer: longest answer (tokens).
+
+    Returns:
+        What `predictions.json` holds (id -> text) and `nbest_predictions.json` (id -> text, probability, start_logit, end_logit, best
+        first; probabilities are among those listed).
+
+    Raises:
+        UserError: scores that are not finite.
+    """
+    assert len(windows) == len(start_logits) == len(end_logits) and n_best > 0 and max_answer > 0
+    found: dict[str, list[tuple[float, float, float, str]]] = {}
+    for window, start, end in zip(windows, start_logits, end_logits, strict=True):
+        found.setdefault(window.id, []).extend(_candidates(window, start, end, n_best, max_answer))
+    predictions: dict[str, str] = {}
+    nbest: dict[str, list[dict[str, str | float]]] = {}
+    for question, candidates in found.items():
+        candidates.sort(key=lambda c: -c[0])
+        unique: dict[str, tuple[float, float, float, str]] = {}
+        for candidate in candidates:
+            unique.setdefault(candidate[3], candidate)
+        # A context without a token has no span; the answer is then the empty text.
+        kept = list(unique.values())[:n_best] or [(0.0, 0.0, 0.0, "")]
+        weights = np.exp(np.array([c[0] for c in kept]) - kept[0][0])
+        shares = weights / weights.sum()
+        predictions[question] = kept[0][3]
+        nbest[question] = [
+            {"text": text, "probability": float(p), "start_logit": s, "end_logit": e}
+            for (_, s, e, text), p in zip(kept, shares, strict=True)
+        ]
+    return predictions, nbest
+
+
+def _candidates(
+    window: Window, start_logits: npt.NDArray[np.floating[Any]], end_logits: npt.NDArray[np.floating[Any]], n_best: int, max_answer: int
+) -> list[tuple[float, float, float, str]]:
+    """(score, start logit, end logit, text) of the best spans of a window, best first."""
+    count = len(window.offsets)
+    assert len(start_logits) >= len(window.ids) and len(end_logits) >= len(window.ids)
+    part = slice(window.first, window.first + count)
+    start, end = np.asarray(start_logits[part], dtype=np.float64), np.asarray(end_logits[part], dtype=np.float64)
+    if not (np.isfinite(start).all() and np.isfinite(end).all()):
+        raise UserError(f"question {window.id}: the scores of its tokens are not finite; training diverged, lower the learning rate")
+    starts = np.flatnonzero(window.max_context)
+    if not len(starts):
+        return []
+    reach = min(max_answer, count)
+    padded = np.concatenate([end, np.full(reach, -np.inf)])
+    # (starts, reach): the score of the span from each start over 1, 2, ... tokens; spans beyond the window are -inf.
+    scores = (start[starts, None] + np.lib.stride_tricks.sliding_window_view(padded, reach)[starts]).ravel()
+    n = min(n_best, int(np.isfinite(scores).sum()))
+    top = np.argpartition(-scores, n - 1)[:n]
+    top = top[np.lexsort((top, -scores[top]))]
+    spans = [(int(starts[i // reach]), int(starts[i // reach] + i % reach)) for i in top]
+    return [(float(start[s] + end[e]), float(start[s]), float(end[e]), _text(window, s, e)) for s, e in spans]
+
+
+def _text(window: Window, first: int, last: int) -> str:
+    """The characters of a span of tokens, with the accents that follow its last letter: stripping them leaves them outside every token."""
+    end = int(window.offsets[last, 1])
+    while end < len(window.context) and unicodedata.combining(window.context[end]):
+        end += 1
+    return window.context[window.offsets[first, 0] : end]

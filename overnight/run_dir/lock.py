@@ -1,0 +1,90 @@
+"""One job a run folder: a lock that the kernel frees however the process ends, and a sign that the job is alive."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from overnight.errors import UserError
+from overnight.run_dir.atomic import write_json
+from overnight.state_files import parse_json
+
+# Seconds between heartbeats at least.
+_BEAT_EVERY = 10.0
+# Seconds that a job which was started again waits for the lock, because a process of its last start may still be ending on another machine.
+_PATIENCE = 60.0
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Within it, this process alone writes a run folder, which is made if absent.
+
+    The lock is `flock` on `folder/lock`: it ends with the process, also after `kill -9`, and leaves nothing to clear away. A job that its
+    launcher or scheduler has started again waits up to a minute for it.
+
+    Raises:
+        UserError: when another process holds it, naming its number and host.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + (_PATIENCE if _started_again() else 0.0)
+    with (folder / "lock").open("a+", encoding="utf-8") as file:
+        while not _locked(file):
+            if time.monotonic() >= deadline:
+                file.seek(0)
+                raise UserError(
+                    f"{folder} is being written by another job, {_holder(file.read())}; wait until it ends, stop it, "
+                    "or give this run its own folder (--out=...)"
+                )
+            time.sleep(0.1)
+        file.truncate(0)
+        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
+        file.flush()
+        yield
+
+
+def _locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _started_again() -> bool:
+    # `overnight launch`, torchrun and Slurm count the starts.
+    return any(os.environ.get(name, "0") not in ("", "0") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+
+
+def _holder(text: str) -> str:
+    try:
+        holder = parse_json(text)
+        return f"process {holder['pid']} on {holder['host']}"
+    except (ValueError, KeyError, TypeError):  # It has the lock and not yet written its name.
+        return "which has just begun"
+
+
+class Heartbeat:
+    """`heartbeat.json` in a run folder: when the job was last seen alive, and where it was.
+
+    Args:
+        folder: the run folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "heartbeat.json"
+        self._last = -_BEAT_EVERY
+
+    def beat(self, phase: str, step: int) -> None:
+        """Write it anew, unless that was done in the last ten seconds."""
+        now = time.monotonic()
+        if now - self._last >= _BEAT_EVERY:
+            self._last = now
+            here = {"time": time.time(), "phase": phase, "step": step, "pid": os.getpid(), "host": socket.gethostname()}
+            write_json(self._path, here)

@@ -1,0 +1,216 @@
+"""What a run writes of itself: metrics.jsonl always, TensorBoard and Weights & Biases where they are asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, TextIO
+
+from overnight.config import Run, to_tree
+from overnight.errors import DataError, UserError
+from overnight.run_dir.atomic import write_json
+from overnight.state_files import read_json
+
+# Seconds that Weights & Biases may take to begin and to end, before the run goes on without the network.
+_BEGIN_WITHIN, _END_WITHIN = 30.0, 60.0
+
+
+class Logger(Protocol):
+    """A place beside metrics.jsonl that is shown the same numbers."""
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Show numbers by name (`train/loss`) of a step, counted over all phases."""
+
+    def back_to(self, step: int) -> None:
+        """The run goes on from this step: what came after it is written again."""
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+
+
+class Metrics:
+    """The run's metrics.jsonl: one JSON object a line, in the order of the steps.
+
+    Args:
+        path: the file; made if absent. None writes nothing, where another process does.
+        keep_bytes: forget what was written after this many bytes, because the run goes on from there.
+        boards: are shown the numbers of `train` and `eval` lines.
+    """
+
+    def __init__(self, path: Path | None, keep_bytes: int = 0, boards: Sequence[Logger] = ()) -> None:
+        self._path, self._boards = path, boards
+        self._file = self._open(keep_bytes)
+
+    def _open(self, keep_bytes: int) -> TextIO:
+        if self._path is not None:
+            self._path.touch()
+            with self._path.open("rb+") as file:
+                kept = file.read(keep_bytes).rfind(b"\n") + 1
+                file.seek(kept)
+                # The line that says how long the checkpoint of these bytes took can only follow them.
+                saved = file.readline()
+                file.truncate(kept + (len(saved) if b'"what": "saved"' in saved and saved.endswith(b"\n") else 0))
+        return (self._path or Path(os.devnull)).open("a", encoding="utf-8")
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one line."""
+        self._file.write(json.dumps({"kind": kind, **values}) + "\n")
+        self._file.flush()
+        if kind in ("train", "eval"):
+            numbers = {f"{kind}/{k}": v for k, v in values.items() if isinstance(v, int | float) and k not in ("step", "global_step")}
+            for board in self._boards:
+                board.add(numbers, values["global_step"])
+
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._file.tell()
+
+    def back_to(self, keep_bytes: int, step: int) -> None:
+        """Forget what was written after this many bytes, which was the size at this step (of all phases)."""
+        self._file.close()
+        self._file = self._open(keep_bytes)
+        for board in self._boards:
+            board.back_to(step)
+
+    def close(self) -> None:
+        """Close the file and the boards."""
+        self._file.close()
+        for board in self._boards:
+            board.close()
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def open_loggers(run: Run, step: int, say: Callable[[str], None]) -> list[Logger]:
+    """The boards that a run asks for, to go on from a step.
+
+    Args:
+        step: counted over all phases; 0 at the start.
+        say: told where a board goes, if that is not where it should.
+
+    Raises:
+        UserError: where one is not installed.
+    """
+    boards: list[Logger] = []
+    if run.train.tensorboard:
+        boards.append(TensorBoard(run.run_dir / "tensorboard", step))
+    if run.train.wandb:
+        boards.append(WeightsAndBiases(run, say))
+    return boards
+
+
+class TensorBoard:
+    """TensorBoard events in a folder; those of an earlier process after `step` are withdrawn."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self._folder = folder
+        self._writer = self._open(step)
+
+    def _open(self, step: int) -> Any:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError(
+                "train.tensorboard = True: needs the extra `tensorboard`: pip install 'overnight[tensorboard]', or leave it out"
+            ) from None
+        return SummaryWriter(str(self._folder), purge_step=step + 1)  # type: ignore[no-untyped-call]
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Write numbers as scalars."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def back_to(self, step: int) -> None:
+        """Withdraw the events after a step."""
+        self._writer.close()
+        self._writer = self._open(step)
+
+    def close(self) -> None:
+        """Close the file of events."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """One run of Weights & Biases for a run folder, however often it is resumed; its id lies in `wandb.json`.
+
+    Without a key or the network it records offline, in `wandb/` of the run folder, for `wandb sync`; so it does with WANDB_MODE=offline.
+
+    Args:
+        run: its `train.wandb` names the project.
+        say: told when it records offline unasked.
+    """
+
+    def __init__(self, run: Run, say: Callable[[str], None]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise UserError(
+                f"train.wandb = {run.train.wandb!r}: needs the extra `wandb`: pip install 'overnight[wandb]', or leave it out"
+            ) from None
+
+        self._say = say
+
+        def begin(mode: str | None) -> Any:
+            return wandb.init(
+                project=run.train.wandb,
+                id=_wandb_id(run.run_dir / "wandb.json"),
+                name=run.name,
+                config=to_tree(run),
+                dir=run.run_dir,
+                resume="allow",
+                allow_val_change=True,
+                mode=mode,
+                # Its capture of the terminal would tear the live view.
+                settings=wandb.Settings(console="off", silent=True, init_timeout=_BEGIN_WITHIN, finish_timeout=_END_WITHIN),
+            )
+
+        try:
+            # Without a key, `init` would ask for one on a terminal, and the training would wait.
+            if os.environ.get("WANDB_MODE", "online") == "online" and not wandb.login(prompt=False):
+                raise wandb.Error("no API key is configured; `wandb login` stores one")
+            self._run: Any = begin(None)
+        except wandb.Error as error:
+            place = run.run_dir / "wandb"
+            say(f"Weights & Biases: {_without_key(error)}. Recording offline in {place}; `wandb sync {place}/offline-run-*` sends it later")
+            self._run = begin("offline")
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Log numbers; those of a step that it has already are equal after a resume, and are not sent again."""
+        if self._run is None or step < self._run.step:
+            return
+        try:
+            self._run.log(dict(values), step=step)
+        except Exception as error:  # Whatever its service died of, the training has lost nothing.
+            self._say(f"Weights & Biases: {_without_key(error)}. The training goes on without it")
+            self._run = None
+
+    def back_to(self, step: int) -> None:
+        """Its steps only grow, so what is trained again shows from the step that was reached."""
+
+    def close(self) -> None:
+        """Send what is left."""
+        if self._run is not None:
+            self._run.finish()
+
+
+def _wandb_id(path: Path) -> str:
+    if not path.exists():
+        write_json(path, {"id": secrets.token_hex(4)})
+    found: dict[str, str] = read_json(path, dict[str, str], remedy := "delete it, and another run of Weights & Biases is begun")
+    if "id" not in found:
+        raise DataError(f"{path}: has no id; {remedy}")
+    return found["id"]
+
+
+def _without_key(error: Exception) -> str:
+    """The first line of an error, in which no key can stand."""
+    line = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+    return line.replace(os.environ.get("WANDB_API_KEY") or "\0", "...")

@@ -1,0 +1,57 @@
+"""`tasks.jsonl` of a run folder: one line for every task, seed and initialisation."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from overnight.state_files import fitted, read_lines, sealed
+
+REMEDY = "delete that line, and the task is done again, or put the file back"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What a line must have; there is more, by its kind."""
+
+    kind: str
+    name: str
+    value: float
+    tag: str = ""
+    init: str = ""
+    seed: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    unit: dict[str, Any] | None = None
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """Return all lines, none where there is no file; a last line that was cut short is none.
+
+    Raises:
+        DataError: naming the line that is damaged, was changed since it was written, or is of no task.
+    """
+    entries = []
+    for number, entry in read_lines(path, REMEDY) if path.exists() else ():
+        if entry is not None:
+            fitted(entry, _Entry, f"{path}:{number}", REMEDY)
+            entries.append(entry)
+    return entries
+
+
+def results_of(path: Path, name: str, tag: str) -> list[dict[str, Any]]:
+    """The lines of a task with the same settings."""
+    return [entry for entry in read_results(path) if entry["name"] == name and entry.get("tag") == tag]
+
+
+def append_result(path: Path, entry: dict[str, Any]) -> dict[str, Any]:
+    """Add a line with its own checksum, in the place of a last one that was cut short; returns what was given."""
+    with path.open("ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write((json.dumps(sealed(entry)) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+    return entry

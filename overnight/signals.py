@@ -1,0 +1,50 @@
+"""The signals that ask a run to stop: the step in hand ends, a checkpoint is written, and the exit code names the signal."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from overnight.errors import UserError
+
+STOP_SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGUSR1: "stopped by SIGUSR1"}
+"""The signals, and how the run then says it. Schedulers send SIGUSR1 some time before they end a job."""
+
+
+class Interrupted(UserError):
+    """A signal asked the run to stop; a checkpoint was written.
+
+    Args:
+        number: of the signal.
+        where: the step and the phase.
+    """
+
+    def __init__(self, number: int, where: str) -> None:
+        super().__init__(f"{STOP_SIGNALS[signal.Signals(number)]} at {where}; a checkpoint is written, the same command continues")
+        self.exit_code = 128 + number
+
+
+class Signals:
+    """Which signal came first; Ctrl-C after it stops at once."""
+
+    received: int | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received = number
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def catch_signals() -> Iterator[Signals]:
+    """Within it, the signals of `STOPS` are noted instead of obeyed, so that the step in hand can end and be saved."""
+    signals = Signals()
+    before = {number: signal.signal(number, signals) for number in STOP_SIGNALS}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

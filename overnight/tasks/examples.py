@@ -1,0 +1,112 @@
+"""Rows of a labelled task, and the task as one value."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from overnight.errors import DataError
+
+
+@dataclass(frozen=True)
+class Example:
+    """One example: a text or a pair of texts, and what it should be answered with (None where that is not known)."""
+
+    id: str
+    """Unique within its split: the file's own index, or the 0-based number of the row."""
+    text_a: str
+    text_b: str | None
+    label: str | float | None
+    """A label for classification, a number for regression."""
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task read into memory."""
+
+    name: str
+    kind: Literal["classification", "regression"]
+    labels: tuple[str, ...]
+    """The classes in the order of the classifier's outputs; empty for regression."""
+    train: list[Example]
+    dev: list[Example]
+    test: list[Example]
+    """Empty where the task has none; its labels may be None."""
+    main_metric: str
+    """The key of :func:`overnight.finetune.metrics.score` by which the task is judged."""
+    extra: dict[str, list[Example]] = field(default_factory=dict)
+    """Further splits to score or predict, by name: `dev_mismatched` and `test_mismatched` of MNLI."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the score has to know: which split was made here, which rows were left out."""
+
+
+def held_out(text: str, seed: int, share: float = 0.1) -> bool:
+    """Whether a row belongs to the held-out part: a function of its text, so that equal texts are never on both sides.
+
+    Args:
+        text: what decides (the row's texts, not its position).
+        seed: another seed holds out other rows.
+        share: expected size of the held-out part (0 to 1).
+    """
+    digest = hashlib.blake2b(f"{seed}\x00{text}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") < share * 2**64
+
+
+def split(rows: list[Example], seed: int, where: str) -> tuple[list[Example], list[Example]]:
+    """Hold out a tenth of the rows by a hash of their texts.
+
+    Args:
+        rows: all labelled rows.
+        seed: which tenth.
+        where: the file or folder, for the message.
+
+    Returns:
+        (train, dev), each in the order given.
+
+    Raises:
+        DataError: if one of the two would be empty.
+    """
+    train: list[Example] = []
+    dev: list[Example] = []
+    for row in rows:
+        (dev if held_out(f"{row.text_a}\x00{row.text_b or ''}", seed) else train).append(row)
+    if not train or not dev:
+        raise DataError(f"{where}: {len(rows)} rows are too few to hold out a tenth for evaluation; give a dev file beside the train file")
+    return train, dev
+
+
+def drawn(texts: Sequence[str], count: int, seed: int, labels: Sequence[str] = ()) -> list[int]:
+    """Return which rows to take where `max_rows` asks for fewer: each label in its share, no label left out.
+
+    A row is ranked by a hash of the seed and its text, so the draw depends neither on the order of the file nor on the machine, and a
+    larger one holds every smaller one. Labels get their rows as seats are dealt by Sainte-Laguë, after one for each.
+
+    Args:
+        texts: what identifies each row; equal ones are told apart by how often they came before.
+        count: rows to take; all where there are fewer.
+        seed: another seed takes other rows.
+        labels: the label of each row; without, all rows are alike.
+
+    Returns:
+        indices, ascending.
+    """
+    came: Counter[str] = Counter()
+    groups: dict[str, list[tuple[bytes, int]]] = {}
+    for index, text in enumerate(texts):
+        came[text] += 1
+        rank = hashlib.blake2b(f"{seed}\x00{came[text]}\x00{text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        groups.setdefault(labels[index] if labels else "", []).append((rank, index))
+    queue = [
+        (place > 0, (place + 0.5) / len(group), rank, index)
+        for group in groups.values()
+        for place, (rank, index) in enumerate(sorted(group))
+    ]
+    return sorted(index for *_, index in sorted(queue)[:count])
+
+
+def drawn_note(count: int, of: int, what: str = "rows", by_label: bool = True) -> str:
+    """Return what to say of a draw beside its score."""
+    return f"trained on {count:,} of {of:,} {what}, drawn by a hash of their texts" + (", each label in its share" if by_label else "")

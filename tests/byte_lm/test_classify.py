@@ -1,0 +1,132 @@
+"""A byte model answers new texts by the classifier of its transfer, with the answers by which that was scored."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overnight.byte_lm.classify import classify, classify_file
+from overnight.byte_lm.linear_probe import linear_probe
+from overnight.cli.main import main
+from overnight.console import Line
+from overnight.errors import ConfigError, DataError
+from overnight.interop.byte_models import import_byte_model, stored_run
+from overnight.state_files import SEAL
+from tests.interop.byte_formula import random_arrays, write_openai
+
+pytest.importorskip("sklearn")
+Captured = pytest.CaptureFixture[str]
+LABELS = ("bad", "fair", "good")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An imported model beside tables of two and of three classes, in three parts each."""
+    import_byte_model(write_openai(tmp_path / "openai", random_arrays(24, 6)), tmp_path / "ours")
+    chance = np.random.default_rng(0)
+    for classes in (2, 3):
+        (tmp_path / f"of{classes}").mkdir()
+        for part, count in (("train", 90), ("dev", 30), ("test", 40)):
+            lines = [
+                f"{i},the {LABELS[k]} film {chance.integers(99)},{LABELS[k]}\n" for i, k in enumerate(chance.integers(0, classes, count))
+            ]
+            (tmp_path / f"of{classes}" / f"{part}.csv").write_text("id,text,label\n" + "".join(lines))
+    return tmp_path / "ours"
+
+
+def go(folder: Path, classes: int = 2, *overrides: str) -> dict[str, Any]:
+    """Transfer to `mine` with one seed; returns the line of the pretrained model."""
+    task = [f"transfer.mine.{text}" for text in ("task=csv", f"path={folder.parent / f'of{classes}'}", "seeds=[0]", *overrides)]
+    lines = linear_probe(stored_run(folder, [*task, "train.device=cpu", "train.threads=1"]), "mine", Line(io.StringIO()))
+    return next(line for line in lines if line.get("init") == "pretrained")
+
+
+@pytest.mark.parametrize(("classes", "features"), [(2, "cell"), (2, "cell+mean"), (3, "mean")])
+def test_the_answers_are_those_by_which_the_transfer_was_scored(classes: int, features: str, folder: Path) -> None:
+    scored = go(folder, classes, f"features={features}")
+    path = folder.parent / f"of{classes}" / "test.csv"
+    right = [line.split(",")[2] for line in path.read_text().splitlines()[1:]]
+    found = list(classify_file(stored_run(folder), "mine", str(path)))
+    assert [answer["id"] for answer in found] == [str(i) for i in range(40)]
+    assert np.mean([answer["label"] == label for answer, label in zip(found, right, strict=True)]) == scored["value"] > 1 / classes
+    for answer in found:
+        assert list(answer["probabilities"]) == list(LABELS[:classes]) == sorted(answer["probabilities"])
+        assert sum(answer["probabilities"].values()) == pytest.approx(1, abs=1e-4)
+        assert max(answer["probabilities"], key=answer["probabilities"].get) == answer["label"]
+
+
+def test_lines_in_every_form_are_answered_alike_and_a_bad_one_is_named(folder: Path) -> None:
+    go(folder)
+    plain, named = classify(stored_run(folder), "mine", ["a good film\n", "\n", '{"id": "x", "text": "a good film"}'])
+    assert plain["probabilities"] == named["probabilities"] and [plain["id"], named["id"]] == ["1", "x"]
+    with pytest.raises(DataError, match="line 2: is a pair; the classifier was fitted to single texts"):
+        list(classify(stored_run(folder), "mine", ["one", "two\ttexts"]))
+
+
+def test_what_is_not_there_is_said_with_a_command_that_works(folder: Path) -> None:
+    run = stored_run(folder)
+    with pytest.raises(DataError, match=r"no classifier 'csv' \(it has: none\); run `overnight transfer csv --from .*ours --path=FOLDER`"):
+        list(classify(run, "csv", ["text"]))
+    with pytest.raises(ConfigError, match=r"a byte model has no \[MASK\] to fill in; `overnight generate --from .*ours` goes on"):
+        list(classify(run, "mask", ["[MASK]"]))
+
+
+def test_a_classifier_of_other_weights_or_another_width_is_refused(folder: Path) -> None:
+    go(folder)
+    path = folder / "transfer" / "mine" / "classifier.json"
+    facts = {key: value for key, value in json.loads(path.read_text()).items() if key != SEAL}
+    path.write_text(json.dumps(facts | {"checkpoint": "step-0000100"}))
+    with pytest.raises(
+        DataError, match=r"features of step-0000100, and the newest weights are model\.safetensors; run `overnight transfer mine"
+    ):
+        list(classify(stored_run(folder), "mine", ["text"]))
+    path.write_text(json.dumps(facts | {"weights": [[0.5] * 7]}))
+    with pytest.raises(DataError, match=r"has weights \(1, 7\), the model has 24 features"):
+        list(classify(stored_run(folder), "mine", ["text"]))
+
+
+def test_a_classifier_that_was_changed_or_is_of_another_shape_is_refused_by_name(folder: Path) -> None:
+    go(folder)
+    path = folder / "transfer" / "mine" / "classifier.json"
+    facts = json.loads(path.read_text())
+    unsealed = {key: value for key, value in facts.items() if key != SEAL}
+    wrong = {
+        "was changed since it was written": facts | {"bias": [0.5]},
+        "bias.0: input should be a valid number": unsealed | {"bias": ["0.5"]},
+        "are not of one regression": unsealed | {"weights": [[0.5] * 24, [0.5] * 7]},
+    }
+    for said, tree in wrong.items():
+        path.write_text(json.dumps(tree))
+        with pytest.raises(DataError, match=rf"classifier\.json: .*{said}.*; delete .*mine and run `overnight transfer mine"):
+            list(classify(stored_run(folder), "mine", ["text"]))
+
+
+def test_the_classifier_is_that_of_the_settings_asked_for_last(folder: Path) -> None:
+    path = folder / "transfer" / "mine" / "classifier.json"
+    first = go(folder, 2, "features=cell")
+    kept = path.read_text()
+    go(folder, 2, "features=mean")
+    assert json.loads(path.read_text())["spec"]["features"] == "mean"
+    assert go(folder, 2, "features=cell")["value"] == first["value"]
+    again = json.loads(path.read_text())
+    assert again["spec"] == json.loads(kept)["spec"] and again["weights"] == json.loads(kept)["weights"]
+    path.unlink()
+    go(folder, 2, "features=cell")
+    assert json.loads(path.read_text())["weights"] == again["weights"]
+
+
+def test_the_verb_answers_for_an_exported_model(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    go(folder)
+    table = tmp_path / "of2" / "test.csv"
+    assert main(["predict", "mine", "--from", str(folder), "--input", str(table)]) == 0
+    assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [str(i) for i in range(40)]
+    assert main(["predict", "mine", "--from", str(tmp_path), "--input", str(table)]) == 2
+    assert "is not a run folder" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert main(["predict", "mask", "--from", str(tmp_path)]) == 2
+    assert "holds a model in the Hugging Face layout; name the run folder" in capsys.readouterr().err

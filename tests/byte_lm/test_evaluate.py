@@ -1,0 +1,89 @@
+"""Bits per character are those of the equations, over exactly the bytes that were predicted."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from overnight.batches.streams import Streams
+from overnight.byte_lm import evaluate as module
+from overnight.byte_lm.evaluate import evaluate
+from overnight.cli.main import main
+from overnight.config import Run
+from overnight.corpus.pipeline import prepare
+from overnight.corpus.shards import open_shards
+from overnight.errors import ConfigError, DataError
+from overnight.interop.byte_models import import_byte_model, stored_run
+from tests.interop.byte_formula import Arrays, random_arrays, read, write_openai
+
+WIDTH = 12
+
+
+@pytest.fixture(scope="module")
+def arrays() -> Arrays:
+    return random_arrays(WIDTH, 6)
+
+
+@pytest.fixture(scope="module")
+def run(arrays: Arrays, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """An imported model with a prepared corpus of 60 short documents, about half of them for the test."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    chance = np.random.default_rng(0)
+    words = ["Ödipus", "saw", "a", "film", "twice"]
+    texts = [" ".join(words[k] for k in chance.integers(0, 5, 4 + i % 7)) + f" {i}" for i in range(60)]
+    (folder / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    import_byte_model(write_openai(folder / "openai", arrays), folder / "ours")
+    data = [f"data.paths={folder / 'in.jsonl'}", f"data.dir={folder / 'data'}", "data.min_chars=1", "data.workers=1"]
+    more = ["data.valid_fraction=0.1", "data.test_fraction=0.5", "train.device=cpu", "train.threads=1", "phases.elsewhere.length=16"]
+    made = stored_run(folder / "ours", data + more)
+    prepare(made.data, made.data_dir, log=lambda text: None)
+    return made
+
+
+def lane_texts(run: Run, shards: int | None) -> list[bytes]:
+    """What each lane reads, from its first byte to its last."""
+    lanes = Streams(open_shards(run.data_dir, "test"), run.phases["elsewhere"], (run.seed, 0, 1))
+    texts: dict[int, bytes] = {}
+    for step in lanes.whole(module._LANES) if shards is None else lanes.random_shards(shards):
+        for batch in step.micro:
+            for lane, ids, targets in zip(batch.lanes.tolist(), batch.ids_BT, batch.targets["byte"], strict=True):
+                known = targets[targets >= 0].tolist()
+                texts[lane] = texts.get(lane, bytes(ids[:1].tolist())) + bytes(known)
+    return [texts[lane] for lane in sorted(texts)]
+
+
+@pytest.mark.parametrize("shards", [3, 16, None])
+def test_bits_are_those_of_the_equations_over_every_byte_that_has_one_before_it(
+    shards: int | None, run: Run, arrays: Arrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LANES", 4)
+    texts = lane_texts(run, shards)
+    log_p = [read(arrays, text, "ifog")[2] for text in texts]
+    nats = sum(-table[t, text[t + 1]] for table, text in zip(log_p, texts, strict=True) for t in range(len(text) - 1))
+    right = sum(table[t].argmax() == text[t + 1] for table, text in zip(log_p, texts, strict=True) for t in range(len(text) - 1))
+    count = sum(len(text) - 1 for text in texts)
+    found = evaluate(run, "test", shards)
+    assert found.characters == count
+    assert found.bits == pytest.approx(nats / np.log(2) / count, rel=1e-5)
+    assert found.accuracy == pytest.approx(right / count, abs=2 / count)
+    if shards is None:
+        whole = sum(len(shard.tokens) for shard in open_shards(run.data_dir, "test"))
+        assert count == whole - len(texts)  # nothing stands before the first byte of a lane
+
+
+def test_a_split_that_is_not_there_and_a_number_that_makes_no_sense_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="must be 1 or more"):
+        evaluate(run, "test", 0)
+    monkeypatch.setattr(module, "open_shards", lambda folder, split: [])
+    with pytest.raises(DataError, match=r"holds no test text; raise data\.test_fraction"):
+        evaluate(run, "test")
+
+
+def test_the_verb_says_bits_and_over_how_many_bytes(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["evaluate", "--from", str(run.run_dir), f"--data.dir={run.data_dir}", "--phases.elsewhere.length=16", "--train.device=cpu"]
+    assert main([*argv, "--split", "valid", "--whole"]) == 0
+    found = evaluate(run, "valid", None)
+    assert f"{found.bits:.4f} bits per character over {found.characters:,} bytes of valid" in capsys.readouterr().out
+    assert main([*argv, "--whole", "--shards", "2"]) == 2

@@ -1,0 +1,163 @@
+"""A finished run is made longer on purpose: it goes on from its last checkpoint, and only then."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from overnight import config
+from overnight.checkpoint import reader
+from overnight.checkpoint.run_identity import check_folder, claim_folder
+from overnight.config import Run
+from overnight.console import Line
+from overnight.engine.pretrain import pretrain
+from overnight.errors import ConfigError
+from overnight.optim.schedules import learning_rate
+from overnight.report.summary import summarise
+from tests.conftest import CLOCK
+
+Make = Callable[..., Run]
+LONGER: dict[str, Any] = {"phases.long.steps": 9}
+
+
+def finish(run: Run, extend: bool = False) -> str:
+    out = io.StringIO()
+    pretrain(run, Line(out), extend)
+    return out.getvalue()
+
+
+def lines(run: Run, *kinds: str) -> list[dict[str, Any]]:
+    found = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in CLOCK} for line in found if line["kind"] in kinds]
+
+
+def newest(run: Run) -> Path:
+    place = reader.newest_checkpoint(run.run_dir / "checkpoints")
+    assert place is not None
+    return place
+
+
+def test_a_finished_run_goes_on_and_keeps_its_history(tiny: Make) -> None:
+    short, longer = tiny(), tiny(**LONGER)
+    finish(short)
+    before, old = lines(short, "train", "eval"), (short.run_dir / "run.yaml").read_bytes()
+    told = finish(longer, extend=True)
+    assert newest(longer).name == "step-0000015" and lines(longer, "train", "eval")[: len(before)] == before
+    assert (short.run_dir / "run.1.yaml").read_bytes() == old and config.load_run(str(short.run_dir / "run.yaml")) == longer
+    (event,) = (line for line in lines(longer, "event") if line["what"] == "extended")
+    assert event["global_step"] == 10 and event["was"] == "run.1.yaml" and event["message"] in told
+    assert event["message"].startswith("extended: phase long has 9 steps instead of 4; the learning rate goes on at ")
+    # The schedule is that of a run of the new length, from the step at which it stands.
+    rates = [line["lr"] for line in lines(longer, "train") if line["phase"] == "long"]
+    phases = [run.phases["long"] for run in (short, longer)]
+    assert rates == [learning_rate(phases[0], step) for step in range(4)] + [learning_rate(phases[1], step) for step in range(4, 9)]
+    assert summarise(longer.run_dir)["phases"][1]["finished"] and "all phases are done" in finish(longer)
+
+
+@pytest.mark.slow
+def test_with_a_constant_rate_it_is_the_run_that_was_long_from_the_beginning(tiny: Make, tmp_path: Path) -> None:
+    constant = {f"phases.{name}.optim.schedule": {"name": "constant", "warmup": 0.0} for name in ("short", "long")}
+    short, longer, whole = tiny(**constant), tiny(**constant, **LONGER), tiny(**constant, **LONGER, out=str(tmp_path / "whole"))
+    finish(short)
+    finish(longer, extend=True)
+    finish(whole)
+    ours, theirs = (load_file(newest(run) / "model.safetensors") for run in (longer, whole))
+    assert all(ours[name].equal(theirs[name]) for name in theirs) and ours.keys() == theirs.keys()
+    assert lines(longer, "train") == lines(whole, "train")
+
+
+@pytest.mark.slow
+def test_a_phase_is_added_behind_the_others(tiny: Make) -> None:
+    short = tiny()
+    more = config.to_tree(short)["phases"]["long"] | {"steps": 3}
+    longer = tiny(**{"phases.more": more, "phases.long.steps": 5})
+    finish(short)
+    finish(longer, extend=True)
+    assert newest(longer).name == "step-0000014"
+    (event,) = (line for line in lines(longer, "event") if line["what"] == "extended")
+    assert "phase long has 5 steps instead of 4, phase more is added" in event["message"]
+
+
+@pytest.mark.slow
+def test_it_may_be_stopped_and_extended_again(tiny: Make) -> None:
+    finish(tiny())
+    again, third = tiny(**LONGER), tiny(**{"phases.long.steps": 12})
+    claim_folder(again, extend=True)  # and killed there
+    assert not summarise(again.run_dir)["finished"] and "continuing at step 4 of phase long" in finish(again)
+    finish(third, extend=True)
+    assert [line["was"] for line in lines(third, "event") if line["what"] == "extended"] == ["run.1.yaml", "run.2.yaml"]
+    finish(third, extend=True)  # the same command again is no extension
+    assert not (third.run_dir / "run.3.yaml").exists() and newest(third).name == "step-0000018"
+
+
+def test_a_kill_between_the_two_files_keeps_the_old_settings_once(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from overnight.checkpoint import run_identity as folder
+
+    short, longer, real = tiny(), tiny(**LONGER), folder.write_whole
+    claim_folder(short)
+
+    def killed(path: Path, parts: Any) -> None:
+        if path.name == "run.yaml":
+            raise KeyboardInterrupt
+        real(path, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "write_whole", killed)
+        with pytest.raises(KeyboardInterrupt):
+            claim_folder(longer, extend=True)
+    claim_folder(longer, extend=True)
+    assert sorted(path.name for path in short.run_dir.glob("*.yaml")) == ["run.1.yaml", "run.yaml"]
+
+
+def test_without_the_option_the_refusal_names_it(tiny: Make) -> None:
+    claim_folder(tiny())
+    with pytest.raises(
+        ConfigError, match=r"phases\.long\.steps: 4 there, 9 here\nTo go on .* add --extend\. Or give this one its own folder"
+    ):
+        check_folder(tiny(**LONGER))
+    with pytest.raises(ConfigError, match=r"seed: 0 there, 1 here\nGive this one its own folder") as other:
+        check_folder(tiny(seed=1))
+    assert "--extend" not in str(other.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"phases.long.steps": 3}, "phases.long.steps: 4 there, 3 here"),
+        ({"phases.short.steps": 7}, "phases.short.steps: 6 there, 7 here"),
+        ({**LONGER, "phases.long.optim.lr": 0.02}, "phases.long.optim.lr: 0.01 there, 0.02 here"),
+        ({**LONGER, "model.width": 64}, "model.width: 32 there, 64 here"),
+        ({**LONGER, "seed": 1}, "seed: 0 there, 1 here"),
+        ({**LONGER, "train.precision": "bf16"}, "train.precision: fp32 there, bf16 here"),
+    ],
+)
+def test_anything_but_more_training_is_refused(tiny: Make, changes: dict[str, Any], said: str) -> None:
+    claim_folder(tiny())
+    with pytest.raises(ConfigError, match="cannot be extended to this run; only the steps of its last phase may grow") as error:
+        claim_folder(tiny(**changes), extend=True)
+    assert str(error.value).endswith(f"\n  {said}")
+    assert not list(tiny().run_dir.glob("run.*.yaml"))
+
+
+def test_a_phase_between_or_a_missing_one_is_refused(tiny: Make) -> None:
+    run = tiny()
+    claim_folder(run)
+    tree = config.to_tree(run)
+    for phases in (["long", "short"], ["short"]):
+        other = config.build_run({**tree, "phases": {name: tree["phases"][name] for name in phases}})
+        with pytest.raises(ConfigError, match=f"phases: short, long there, {', '.join(phases)} here"):
+            check_folder(other, extend=True)
+        with pytest.raises(ConfigError, match="holds another run") as without:
+            check_folder(other)
+        assert "--extend" not in str(without.value)
+
+
+def test_a_new_folder_takes_the_option_too(tiny: Make) -> None:
+    claim_folder(tiny(), extend=True)
+    assert (tiny().run_dir / "run.yaml").exists()

@@ -1,0 +1,195 @@
+"""The verbs of byte models work on run folders and on exported ones, and answer a mistake in words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from overnight import config
+from overnight.byte_lm.features import extract_features
+from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.writer import CheckpointWriter
+from overnight.cli.main import main
+from overnight.corpus.bytes import document_bytes
+from overnight.interop.byte_models import load_byte_model
+from overnight.models.bytes import ByteModel, byte_model
+from tests.interop.byte_formula import bits, random_arrays, write_openai
+
+Captured = pytest.CaptureFixture[str]
+TEXT = "\n It was a film. "
+
+
+def call(*argv: str | Path) -> int:
+    return main([str(word) for word in argv])
+
+
+def strong(model: ByteModel) -> ByteModel:
+    """Weights that make more of a text than fresh ones do."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(2.5)
+    return model
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder as pretraining leaves it, with two checkpoints."""
+    folder = tmp_path_factory.mktemp("made") / "run"
+    tree = {
+        "name": "small",
+        "out": str(folder),
+        "data": {"units": "bytes"},
+        "model": {"kind": "mlstm", "layers": 1, "width": 24, "embedding": 8},
+        "phases": {"only": {"steps": 2, "global_batch": 2}},
+        "train": {"device": "cpu", "threads": 1},
+    }
+    run = config.build_run(tree)
+    folder.mkdir()
+    (folder / "run.yaml").write_text(config.run_yaml(run))
+    for step in (1, 2):
+        torch.manual_seed(step)
+        model = strong(byte_model(run.model))
+        optimizer = torch.optim.SGD([{"params": model.parameters(), "param_names": [n for n, _ in model.named_parameters()]}], lr=0.1)
+        with CheckpointWriter(folder / "checkpoints", keep=2) as saver:
+            saver.save(model, optimizer, Progress(global_step=step))
+    return folder
+
+
+@pytest.fixture
+def run_folder(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def bits_a_byte(model: ByteModel) -> float:
+    ids = torch.tensor([list(TEXT.encode())])
+    with torch.no_grad():
+        hidden, _, _ = model.hidden(ids, None, torch.float32)
+        return float(nn.functional.cross_entropy(model.logits(hidden[0, :-1]), ids[0, 1:]) / np.log(2))
+
+
+def test_an_export_is_the_newest_checkpoint_bit_for_bit_and_takes_the_same_verbs(
+    run_folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    assert call("export", "--from", run_folder, "--to", tmp_path / "out") == 0
+    (one, settings), (other, again) = load_byte_model(run_folder), load_byte_model(tmp_path / "out")
+    assert settings == again
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    assert bits_a_byte(one) == bits_a_byte(other)
+    torch.manual_seed(2)
+    assert bits_a_byte(one) == bits_a_byte(strong(byte_model(settings)))
+    capsys.readouterr()
+    said = []
+    for folder in (run_folder, tmp_path / "out"):
+        assert call("generate", "--from", folder, "--prompt", "It ", "--length", 20, "--seed", 3) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] and said[0].startswith("It ")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"model.safetensors", "config.json", "README.md"}
+
+
+def test_an_imported_model_has_the_bits_of_the_equations(tmp_path: Path, capsys: Captured) -> None:
+    arrays = random_arrays(24, 6)
+    assert call("import", "--from", write_openai(tmp_path / "openai", arrays), "--to", tmp_path / "ours") == 0
+    assert "mlstm, 1 layer of 24" in capsys.readouterr().out
+    assert bits_a_byte(load_byte_model(tmp_path / "ours")[0]) == pytest.approx(bits(arrays, TEXT.encode(), "ifog"), abs=1e-5)
+
+
+def test_featurise_writes_what_the_function_gives_in_the_precision_asked(run_folder: Path, tmp_path: Path) -> None:
+    texts = ["one text", "", "another, longer text"]
+    (tmp_path / "in.json").write_text(json.dumps([{"review": text} for text in texts]))
+    options = ("--from", run_folder, "--input", tmp_path / "in.json", "--field", "review", "--features", "cell+mean")
+    assert call("featurise", *options, "--to", tmp_path / "a.npy") == 0
+    model, _ = load_byte_model(run_folder)
+    wanted = extract_features(model, [document_bytes(text) for text in texts], "cell+mean")
+    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), wanted, atol=1e-5)
+    assert call("featurise", *options, "--to", tmp_path / "b.npy", "--train.precision=bf16") == 0
+    half = np.load(tmp_path / "b.npy")
+    assert not np.array_equal(half, wanted)
+    assert np.abs(half - wanted).mean() < 0.02
+
+
+def test_transfer_heatmap_and_a_held_unit_follow_each_other(run_folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    pytest.importorskip("sklearn")
+    rows = "".join(f"{'a good' if i % 2 else 'so bad a'} film {i},{i % 2}\n" for i in range(120))
+    (tmp_path / "mine.csv").write_text("text,label\n" + rows)
+    (run_folder / "metrics.jsonl").write_text("")
+    page = tmp_path / "page.html"
+    (tmp_path / "in.txt").write_text("Good <b>film</b>\n")
+    heatmap = ("heatmap", "--from", run_folder, "--unit", "best", "--input", tmp_path / "in.txt", "--to", page)
+    assert call(*heatmap) == 1
+    assert "run `overnight transfer` first" in capsys.readouterr().err
+    assert call("transfer", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}") == 0
+    out = capsys.readouterr().out
+    assert "random weights" in out and "byte n-grams" in out
+    assert call(*heatmap, "--tanh") == 0
+    assert "tanh of cell " in page.read_text()
+    assert call("generate", "--from", run_folder, "--length", 5, "--unit", "best", "--value", "-2.5", "--temperature", 0) == 0
+    assert call("transfer", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}") == 0
+    assert "done already" in capsys.readouterr().out
+    # The task's keys, and how this machine computes: features of another precision are judged anew.
+    assert call("transfer", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}", "--train.precision=bf16", "--seeds=[1]") == 0
+    assert "csv: seed 1 pretrained" in capsys.readouterr().out
+
+
+def test_the_best_unit_of_a_transfer_on_means_is_shown_and_held(run_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    rows = "".join(f"{'a good' if i % 2 else 'so bad a'} film {i},{i % 2}\n" for i in range(120))
+    (tmp_path / "mine.csv").write_text("text,label\n" + rows)
+    (run_folder / "metrics.jsonl").write_text("")
+    assert call("transfer", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}", "--features=mean") == 0
+    page = tmp_path / "page.html"
+    assert call("heatmap", "--from", run_folder, "--unit", "best", "--input", tmp_path / "mine.csv", "--to", page) == 0
+    lines = [json.loads(line) for line in (run_folder / "tasks.jsonl").read_text().splitlines()]
+    unit = next(line["unit"] for line in reversed(lines) if line["kind"] == "transfer" and line["init"] == "pretrained")
+    assert f"hidden {unit['number']} of run" in page.read_text()
+    assert call("generate", "--from", run_folder, "--length", 5, "--unit", "best", "--value", "-0.5") == 0
+
+
+def test_a_task_of_the_recipe_is_known_by_its_name(run_folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    tree = yaml.safe_load((run_folder / "run.yaml").read_text())
+    tree["transfer"] = {"reviews": {"task": "csv", "path": str(tmp_path / "absent.csv")}}
+    (run_folder / "run.yaml").write_text(yaml.safe_dump(tree))
+    assert call("transfer", "reviews", "--from", run_folder) == 1
+    assert "absent.csv: does not exist" in capsys.readouterr().err
+    assert call("transfer", "other", "--from", run_folder) == 2
+    assert "'other' is neither a task of this run nor one of sst, imdb, csv" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("generate", "--from", "RUN", "--unit", "3"), "--unit and --value belong together"),
+        (("generate", "--from", "RUN", "--unit", "24", "--value", "1"), "the model has units 0 to 23"),
+        (("generate", "--from", "RUN", "--train.precision=fp4"), "train.precision = 'fp4'"),
+        (("generate", "--from", "NOTHING"), "is neither a run folder"),
+        (("transfer", "sst", "--from", "RUN", "--train.speed=9"), "train.speed = 9: unknown key"),
+        (("transfer", "sst", "--from", "RUN", "--speed=9"), "transfer.sst.speed = 9: unknown key"),
+        (("featurise", "--from", "RUN", "--input", "x", "--to", "x.csv"), "features are written as .npy"),
+        (("featurise", "--from", "RUN", "--input", "x", "--to", "x.npy", "--features", "gates"), "invalid choice: 'gates'"),
+        (("heatmap", "--from", "RUN", "--input", "README", "--to", "x", "--unit", "first"), "must be a number or `best`"),
+        (("export", "--from", "RUN", "--to", "x", "--task", "sst"), "has no fine-tuned tasks"),
+        (("import", "--from", "RUN", "--to", "x", "--what=y"), "unrecognized arguments"),
+    ],
+)
+def test_a_mistake_is_said_and_ends_with_2(argv: tuple[str, ...], said: str, run_folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "README").write_text("a text\n")
+    places = {"RUN": run_folder, "NOTHING": tmp_path, "README": tmp_path / "README"}
+    assert call(*(places.get(word, word) for word in argv)) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_without_a_checkpoint_and_a_damaged_one_are_said(run_folder: Path, capsys: Captured) -> None:
+    newest = run_folder / "checkpoints" / "step-0000002" / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-4] + b"xxxx")
+    assert call("generate", "--from", run_folder) == 1
+    assert "was cut short or changed" in capsys.readouterr().err
+    shutil.rmtree(run_folder / "checkpoints")
+    assert call("generate", "--from", run_folder) == 1
+    assert "has no checkpoint" in capsys.readouterr().err

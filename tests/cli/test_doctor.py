@@ -1,0 +1,58 @@
+"""The doctor says what is there and what is missing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from overnight.cli import doctor as subject
+from overnight.cli.doctor import doctor, findings
+
+
+def states(folder: Path) -> dict[str, str]:
+    return {finding.what: finding.state for finding in findings(folder)}
+
+
+def test_this_machine_can_run_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVERNIGHT_DATA", str(tmp_path))
+    text = doctor(tmp_path)
+    assert "nothing is missing" in text
+    for what in ("Python", "torch", "varlen attention", "bf16", "C++ compiler", "extra report", "free disk", "memory", "OVERNIGHT_DATA"):
+        assert any(line[2:].startswith(what) for line in text.splitlines()), what
+
+
+def test_the_lines_are_aligned_and_fit(tmp_path: Path) -> None:
+    lines = doctor(tmp_path).splitlines()[:-2]
+    width = max(len(finding.what) for finding in findings(tmp_path))
+    assert all(line[2 + width : 4 + width] == "  " for line in lines)
+
+
+def test_a_missing_package_is_named_with_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = subject.package_version
+    monkeypatch.setattr(subject, "package_version", lambda name: None if name in ("zstandard", "plotly") else there(name))
+    text = doctor(tmp_path)
+    assert "pip install zstandard" in text and "missing: packages needed" in text
+    assert "without plotly: pip install 'overnight[report]'" in text
+    assert states(tmp_path)["extra report"] == "note"
+
+
+def test_a_missing_compiler_and_a_wrong_data_folder_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("OVERNIGHT_DATA", str(tmp_path / "absent"))
+    found = states(tmp_path)
+    assert found["C++ compiler"] == "note" and found["OVERNIGHT_DATA"] == "missing"
+    monkeypatch.delenv("OVERNIGHT_DATA")
+    assert states(tmp_path)["OVERNIGHT_DATA"] == "note"
+
+
+def test_an_older_torch_without_varlen_attention_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
+    assert states(tmp_path)["varlen attention"] == "note"
+
+
+def test_it_works_without_psutil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert states(tmp_path)["memory"] == "ok"

@@ -1,0 +1,351 @@
+"""Every verb answers, ends with the promised exit code, and tells a user's mistake without a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from overnight import config
+from overnight.cli import main as cli
+from overnight.cli.main import main
+from overnight.config import Run
+from tests.conftest import ROOT, tiny_tree
+
+VERBS = ("run", "prepare", "pretrain", "launch", "finetune", "predict", "export", "report", "plan", "bench", "doctor", "recipes")
+VERBS += ("evaluate", "transfer", "featurise", "heatmap", "generate", "import")  # tests/test_byte_verbs.py
+RECIPE_VERBS = ("run", "prepare", "pretrain", "plan")
+Captured = pytest.CaptureFixture[str]
+
+
+def call(*argv: str | Path) -> int:
+    return main([str(word) for word in argv])
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tiny_data: Path) -> Path:
+    """A tiny recipe on the prepared corpus."""
+    tree = tiny_tree(tmp_path, tiny_data.parent / "topics.jsonl")
+    tree["data"]["dir"] = str(tiny_data)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return path
+
+
+@pytest.fixture
+def copy(pretrained: Run, tmp_path: Path) -> Path:
+    """A copy of a run folder whose pretraining is done."""
+    shutil.copytree(pretrained.run_dir, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.csv"
+    path.write_text(
+        "text,label\n" + "".join(f"a {w} object {i},{label}\n" for i in range(20) for w, label in (("good", "yes"), ("bad", "no")))
+    )
+    return path
+
+
+def files(folder: Path) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*")}
+
+
+def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
+    script = """
+import sys
+from overnight.cli.main import main
+code = main(["--help"])
+heavy = {"torch", "numpy", "pydantic", "yaml", "pyarrow", "tokenizers", "transformers", "rich"} & set(sys.modules)
+sys.exit(f"imported {heavy}" if heavy else code)
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    for verb in VERBS:
+        assert f"\n    {verb} " in result.stdout or f"\n    {verb}\n" in result.stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb: str, capsys: Captured) -> None:
+    assert call(verb, "--help") == 0
+    assert capsys.readouterr().out.startswith(f"usage: overnight {verb} ")
+
+
+def test_the_version_is_told(capsys: Captured) -> None:
+    import overnight
+
+    assert call("--version") == 0
+    assert capsys.readouterr().out == f"overnight {overnight.__version__}\n"
+
+
+def test_recipes_are_listed_with_what_they_are(capsys: Captured) -> None:
+    assert call("recipes") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(config.recipes())
+    assert all(len(line.split()) > 5 for line in lines)
+
+
+def test_doctor_tells_of_torch(capsys: Captured) -> None:
+    assert call("doctor") == 0
+    assert "torch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", RECIPE_VERBS)
+def test_print_config_gives_a_recipe_that_gives_itself(verb: str, recipe: Path, tmp_path: Path, capsys: Captured) -> None:
+    before = files(tmp_path)
+    assert call(verb, recipe, "--print_config", "--phases.long.optim.lr=4e-3", "--data.paths", "one/folder") == 0
+    first = capsys.readouterr().out
+    assert yaml.safe_load(first)["phases"]["long"]["optim"]["lr"] == 0.004
+    assert yaml.safe_load(first)["data"]["paths"] == ["one/folder"]
+    assert files(tmp_path) == before
+    again = tmp_path / "again.yaml"
+    again.write_text(first)
+    assert call(verb, again, "--print_config") == 0
+    assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        (["--phases.long.optim.rl=1"], ["phases.long.optim.rl = 1", "unknown key", "Allowed:", "betas"]),
+        (["--phases.long.steps=many"], ["phases.long.steps = 'many'", "integer"]),
+        (["--phases.long.steps", "0"], ["phases.long.steps = 0", "above 0"]),
+        (["--seed", "-1"], ["seed = -1", "0 to 2^32-1"]),
+        (["--train.precision=fp4"], ["train.precision = 'fp4'", "'fp32', 'tf32', 'bf16', 'fp16' or 'fp8'"]),
+        (["--phases.short.global_batch=7"], ["phases.short.global_batch = 7", "cannot be cut"]),
+        (["--phases.short.optim.schedule.warmup=2"], ["warmup = 2", "longer than the phase"]),
+        (["--model.heads=5"], ["model.heads = 5", "must divide model.width = 32"]),
+        (["--data.vocab_file=/nowhere/vocab.txt"], ["data.vocab_file = '/nowhere/vocab.txt'"]),
+        (["--na=x"], ["na = 'x'", "unknown key"]),
+        (["--name"], ["--name", "has no value"]),
+        (["name=x"], ["'name=x'", "--key=value"]),
+        (["--name=[a"], ["name = '[a'", "not a YAML value"]),
+    ],
+)
+def test_a_wrong_override_names_key_value_and_what_is_allowed_before_any_work(
+    override: list[str], says: list[str], recipe: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    before = files(tmp_path)
+    for verb in RECIPE_VERBS:
+        assert call(verb, recipe, *override) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith("overnight: ") and captured.out == ""
+        for text in says:
+            assert text in captured.err
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "VERB"),
+        (["train"], "invalid choice: 'train'"),
+        (["run"], "name a recipe"),
+        (["run", "dmeo"], "did you mean 'demo'?"),
+        (["predict", "mask"], "--from"),
+        (["predict", "mask", "--from", "nowhere"], "nowhere is not a run folder: it has no run.yaml"),
+        (["finetune", "sst2", "--from", "nowhere"], "nowhere is not a run folder"),
+        (["export", "--from", "nowhere", "--to", "x"], "nowhere is not a run folder"),
+        (["recipes", "--seed=1"], "unrecognized arguments: --seed=1"),
+        (["bench", "speed"], "invalid choice: 'speed'"),
+    ],
+)
+def test_a_usage_error_ends_with_2_and_says_what_is_wrong(argv: list[str], says: str, capsys: Captured) -> None:
+    assert call(*argv) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_run_file_that_is_not_one_is_named(tmp_path: Path, capsys: Captured) -> None:
+    for content in ("- a list", "name: [", "name: x\n", "\xff"):
+        (tmp_path / "run.yaml").write_bytes(content.encode("latin-1"))
+        assert call("predict", "mask", "--from", tmp_path) == 2
+        assert "overnight: " in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there_is_refused(recipe: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert call("pretrain", recipe, "--train.device=cuda") == 2
+    assert "train.device = 'cuda': no GPU" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_pretraining_without_preparing_says_so_and_claims_no_folder(recipe: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert call("pretrain", recipe, f"--data.dir={tmp_path / 'none'}") == 1
+    assert "run `overnight prepare` first" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_the_system_refuses_is_told_without_a_traceback(recipe: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "file").touch()
+    assert call("pretrain", recipe, f"--out={tmp_path / 'file'}") == 1
+    assert f"'{tmp_path / 'file'}'" in capsys.readouterr().err
+
+
+def test_prepare_and_pretrain_do_their_part_and_again_nothing(recipe: Path, tmp_path: Path, capsys: Captured) -> None:
+    data = [f"--data.dir={tmp_path / 'data'}", "--data.vocab_size=400"]
+    assert call("prepare", recipe, *data) == 0
+    assert "shards" in capsys.readouterr().out
+    assert call("pretrain", recipe, *data) == 0
+    assert "long 4/4  held out: mlm loss" in capsys.readouterr().out
+    checkpoints = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    assert call("prepare", recipe, *data) == call("pretrain", recipe, *data) == 0
+    assert checkpoints == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+
+
+def test_an_own_table_is_tuned_asked_exported_and_reported(
+    copy: Path, table: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["--length=16", "--epochs", "1", "--batch=8", "--micro_batch=8"]
+    assert call("finetune", "opinion", "--from", copy, "--task=csv", f"--path={table}", *settings) == 0
+    out = capsys.readouterr().out
+    assert "opinion: seed 0 pretrained  accuracy" in out and "opinion, accuracy  seed 0" in out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a good object\na bad object\n")))
+    assert call("predict", "opinion", "--from", copy) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [a["id"] for a in answers] == ["1", "2"] and {a["label"] for a in answers} <= {"yes", "no"}
+    assert call("export", "--from", copy, "--to", tmp_path / "hf", "--task", "opinion") == 0
+    exported = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert exported["architectures"] == ["BertForSequenceClassification"] and exported["id2label"] == {"0": "no", "1": "yes"}
+    assert call("report", copy, "--to", tmp_path / "page.html") == 0
+    assert "opinion" in (tmp_path / "page.html").read_text()
+
+
+def test_a_file_of_lines_is_answered(copy: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "lines").write_text("The [MASK].\n")
+    assert call("predict", "mask", "--from", copy, "--input", tmp_path / "lines") == 0
+    assert len(json.loads(capsys.readouterr().out)["masks"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (["finetune", "sts"], 2, "(did you mean 'stsb'?); say what it is: --task=csv"),
+        (["finetune", "csv", "--length=16"], 2, "finetune.csv.path = ''"),
+        (["finetune", "csv", "--path=/nowhere.csv", "--length=16"], 1, "/nowhere.csv: does not exist"),
+        (["finetune", "csv", "--path=x", "--length=16", "--lr=[x"], 2, "finetune.csv.lr = '[x' is not a YAML value"),
+        (["finetune", "csv", "--path=x", "--size=16"], 2, "finetune.csv.size = 16: unknown key"),
+        (["finetune", "csv", "--path=x"], 2, "finetune.csv.length = 128: must be 8 to model.max_length = 48"),
+        (["predict", "sst2"], 1, "it has: none"),
+        (["export", "--to", "x", "--task", "sst2"], 1, "no fine-tuned task 'sst2'"),
+    ],
+)
+def test_a_wrong_request_of_a_run_is_explained(argv: list[str], code: int, says: str, copy: Path, capsys: Captured) -> None:
+    before = files(copy)
+    assert call(*argv, "--from", copy) == code
+    assert says in capsys.readouterr().err
+    assert files(copy) == before
+
+
+def test_export_refuses_a_folder_that_holds_something_else(copy: Path, tmp_path: Path, capsys: Captured) -> None:
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "chapter.tex").write_text("years of work")
+    assert call("export", "--from", copy, "--to", folder) == 1
+    assert "holds 'chapter.tex', which no export wrote" in capsys.readouterr().err
+    assert files(folder) == {"chapter.tex"}
+
+
+def test_a_run_moved_away_from_its_vocabulary_can_still_be_used(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = copy / "run.yaml"
+    tree = yaml.safe_load(path.read_text())
+    tree["data"]["vocab_file"] = "$OVERNIGHT_GONE/vocab.txt"
+    path.write_text(yaml.safe_dump(tree))
+    assert call("export", "--from", copy, "--to", tmp_path / "out") == 0
+
+
+def test_an_own_bug_is_not_hidden(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*args: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "_export", bug)
+    with pytest.raises(ZeroDivisionError):
+        call("export", "--from", copy, "--to", "x")
+
+
+def test_a_signal_that_a_library_swallows_and_breaks_at_is_still_a_signal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        with contextlib.suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise RecursionError("a module that was imported by half")
+
+    monkeypatch.setattr(cli, "_doctor", broken)
+    assert main(["doctor"]) == 143
+    assert "terminated" in capsys.readouterr().err
+
+
+def test_the_handler_of_sigterm_is_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert call("recipes") == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_reader_that_goes_away_is_no_error(recipe: Path) -> None:
+    command = f'{sys.executable} -c \'from overnight.cli.main import main; import sys; sys.exit(main(["run", "-h"]))\''
+    script = f"{command} | true; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def stop_at(argv: list[str], sign: str, number: signal.Signals, folder: Path) -> tuple[int, str]:
+    """Run a command; send it a signal once it has printed a text; its exit code and all output."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "overnight", *argv],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if sign in line:
+            time.sleep(0.05)
+            process.send_signal(number)
+            break
+    rest, _ = process.communicate(timeout=60)
+    return process.returncode, seen + rest
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated"), (signal.SIGUSR1, 138, "terminated")],
+)
+def test_prepare_can_be_stopped_and_the_same_command_continues(
+    number: signal.Signals, code: int, word: str, recipe: Path, tmp_path: Path, tiny_data: Path
+) -> None:
+    argv = ["prepare", str(recipe), f"--data.dir={tmp_path / 'data'}"]
+    found, output = stop_at(argv, "read and clean", number, tmp_path)
+    assert found == code, output
+    assert f"overnight: {word}; the same command continues" in output and "Traceback" not in output
+    assert not (tmp_path / "data" / "manifest.json").exists()
+    assert main(argv) == 0
+    for file in ("manifest.json", "vocab.txt", "train-00000.arrow"):
+        assert (tmp_path / "data" / file).read_bytes() == (tiny_data / file).read_bytes()
+
+
+@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
+def test_finetuning_can_be_stopped_and_the_same_command_continues(
+    number: signal.Signals, code: int, word: str, copy: Path, table: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    argv = ["finetune", "csv", "--from", str(copy), f"--path={table}", "--length=16", "--epochs=12", "--batch=8", "--micro_batch=8"]
+    found, output = stop_at([*argv, "--seeds=[0,1,2,3,4,5]"], "csv: seed 0 pretrained  accuracy", number, tmp_path)
+    assert found == code, output
+    assert f"overnight: {word}; the same command continues" in output and "Traceback" not in output
+    before = [json.loads(line)["seed"] for line in (copy / "tasks.jsonl").read_text().splitlines()]
+    assert 0 in before and 5 not in before
+    assert main([*argv, "--seeds=[0,5]"]) == 0
+    after = [json.loads(line)["seed"] for line in (copy / "tasks.jsonl").read_text().splitlines()]
+    assert after == [*before, 5]

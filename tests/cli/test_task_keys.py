@@ -1,0 +1,150 @@
+"""Fine-tuning from the command line as one meets it first: the help, a table of one's own, this machine's keys, and what comes next."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from overnight import config
+from overnight.cli.main import main
+from overnight.cli.task_keys import keys_text, machine_overrides, task_overrides
+from overnight.config import Run, load
+from overnight.config.schema import Finetune, Transfer
+from overnight.errors import ConfigError
+
+Captured = pytest.CaptureFixture[str]
+FAST = ["--length=16", "--epochs=0.2", "--batch=8", "--micro_batch=8"]
+
+
+def call(*argv: str | Path) -> int:
+    return main([str(word) for word in argv])
+
+
+@pytest.fixture
+def copy(pretrained: Run, tmp_path: Path) -> Path:
+    """A copy of a run folder whose pretraining is done, at a place with a blank in its name."""
+    shutil.copytree(pretrained.run_dir, tmp_path / "my run")
+    return tmp_path / "my run"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.csv"
+    path.write_text(
+        "body,stars\n" + "".join(f"a {w} object {i},{label}\n" for i in range(20) for w, label in (("good", "5"), ("bad", "1")))
+    )
+    return path
+
+
+@pytest.mark.parametrize(("verb", "kind"), [("finetune", Finetune), ("transfer", Transfer)])
+def test_the_help_lists_every_key_of_a_task_with_its_meaning_and_examples(verb: str, kind: Any, capsys: Captured) -> None:
+    assert call(verb, "--help") == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: overnight {verb} TASK --from RUN [--KEY=VALUE ...]")
+    flat = " ".join(out.split())
+    for key, kind_name, _, text in config.describe(kind):
+        assert text and f" --{key}={kind_name} {' '.join(text.split())}" in flat, key
+    assert "--train.precision=fp32|tf32|bf16" in out and "more:" not in out
+    assert out.count(f"\n  overnight {verb} ") >= 2
+
+
+@pytest.mark.parametrize("kind", [Finetune, Transfer])
+def test_the_examples_of_the_help_are_recipes(kind: Any) -> None:
+    examples = re.findall(r"^  overnight (.*)$", keys_text(kind), re.M)
+    for verb, name, _, _, *words in map(shlex.split, examples):
+        assert verb == kind.__name__.lower()
+        tree: dict[str, Any] = {"name": "x", "phases": {"a": {"steps": 10, "global_batch": 32}}}
+        if kind is Transfer:
+            tree |= {"model": {"kind": "mlstm"}, "data": {"units": "bytes"}}
+        for override in task_overrides(kind, name, [word.removeprefix("--") for word in words], known=False):
+            load._override(tree, override)
+        assert name in getattr(config.build_run(tree), verb)
+
+
+def test_an_own_table_needs_its_path_alone_and_what_comes_next_is_said(
+    copy: Path, table: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["--columns.text=body", "--columns.label=stars"]
+    assert call("finetune", "opinion", "--from", copy, f"--path={table}", *names, *FAST, "--train.precision=bf16") == 0
+    out = capsys.readouterr().out
+    assert json.loads((copy / "tasks.jsonl").read_text())["task"] == "csv"
+    assert f"report: {copy / 'report.html'}" in out and "opinion" in (copy / "report.html").read_text()
+    ask, export = out.partition("next:\n")[2].splitlines()
+    given, _, predict = ask.partition(" | ")
+    assert shlex.split(given) == ["echo", "a text"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a text\n")))
+    assert call(*shlex.split(predict)[1:], "--train.precision=bf16") == 0
+    assert json.loads(capsys.readouterr().out)["label"] in ("1", "5")
+    assert call(*shlex.split(export)[1:], "--train.threads=1") == 0
+    assert "classifier.weight" in load_file(tmp_path / "my run-opinion" / "model.safetensors")
+    assert (copy / "run.yaml").read_text().count("bf16") == 0
+
+
+def test_the_keys_of_this_machine_are_part_of_what_a_result_says_it_was_made_with(copy: Path, table: Path, capsys: Captured) -> None:
+    words = ["--from", str(copy), f"--path={table}", "--columns.text=body", "--columns.label=stars", *FAST]
+    for precision in ("fp32", "bf16", "fp32"):
+        assert call("finetune", "opinion", *words, f"--train.precision={precision}") == 0
+    tags = [json.loads(line)["tag"] for line in (copy / "tasks.jsonl").read_text().splitlines()]
+    assert tags[0] == tags[2] != tags[1]
+
+
+def test_questions_of_ones_own_are_tuned_and_answered_from_files_of_their_format(copy: Path, tmp_path: Path, capsys: Captured) -> None:
+    for name in ("train", "dev"):
+        qas = [{"id": i, "question": "what?", "answers": [{"text": f"number {i}", "answer_start": 4 + (i == 0)}]} for i in range(2)]
+        paragraphs = [{"context": f"The number {i}.", "qas": [qas[i]]} for i in range(2)]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    words = ["faq", "--from", copy, f"--path={tmp_path / 'train.json'}", f"--dev={tmp_path / 'dev.json'}", *FAST, "--length=24"]
+    assert call("finetune", *words) == 1
+    assert "1 of 2 answers do not stand at their answer_start" in capsys.readouterr().err
+    assert call("finetune", *words, "--misplaced=0.5") == 0
+    out = capsys.readouterr().out
+    assert "faq: trained on train.json, scored on dev.json" in out and "SQuAD" not in out and " exact match " in out and " %" in out
+    assert "overnight predict faq --from" in out and "--input QUESTIONS.json" in out
+    answers = tmp_path / "predictions.json"
+    assert call("predict", "faq", "--from", copy, "--input", tmp_path / "dev.json", "--to", answers) == 0
+    assert set(json.loads(answers.read_text())) == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["finetune", "mine", "--path=FOLDER"], "--task=csv for a table of your own (.csv, .tsv, .jsonl), --task=squad for questions"),
+        (["finetune", "mine", "--path=$OVERNIGHT_GONE/x"], "finetune.mine.path = '$OVERNIGHT_GONE/x': the environment variable"),
+        (["finetune", "mnly"], "did you mean 'mnli'?"),
+        (["finetune", "csv", "--path=x.csv", "--train.precision=fp4"], "train.precision = 'fp4'"),
+        (["finetune", "sst2", "--path=x", "--columns.text=a"], "finetune.sst2.columns: only a table of your own (csv)"),
+        (["finetune", "sst2", "--path=x", "--dev=a"], "finetune.sst2.dev = 'a': only csv and squad"),
+        (["finetune", "csv", "--path=x", "--columns.label=a", "--columns.score=b"], "give either columns.label (classes) or columns.score"),
+        (["finetune", "csv", "--path=x", "--columns.txt=a"], "finetune.csv.columns.txt = 'a': unknown key, did you mean 'text'?"),
+        (
+            ["predict", "mask", "--seed=1"],
+            "--seed: `overnight predict` takes only keys of this machine's part, such as --train.precision=bf16",
+        ),
+        (["export", "--to", "x", "--phases.a.steps=1"], "--phases.a.steps: `overnight export` takes only keys"),
+    ],
+)
+def test_a_request_that_cannot_be_understood_says_what_to_write(argv: list[str], says: str, copy: Path, capsys: Captured) -> None:
+    assert call(*argv, "--from", copy) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_task_is_found_by_its_name_or_by_what_its_path_names(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").touch()
+    for path, task in (("x.csv", "csv"), ("a/b.tsv", "csv"), (str(tmp_path), "csv"), ("q.json", "squad")):
+        assert task_overrides(Finetune, "mine", [f"path={path}"], False) == [f"finetune.mine.task={task}", f"finetune.mine.path={path}"]
+    assert task_overrides(Finetune, "sst2", ["path=x.csv"], False)[0] == "finetune.sst2.task=sst2"
+    assert task_overrides(Finetune, "mine", ["path=x.csv", "task=sst"], False) == ["finetune.mine.path=x.csv", "finetune.mine.task=sst"]
+    assert task_overrides(Finetune, "mine", ["lr=1", "train.threads=1"], True) == ["finetune.mine.lr=1", "train.threads=1"]
+    with pytest.raises(ConfigError, match="neither a task"):
+        task_overrides(Transfer, "mine", ["path=q.json"], False)
+    assert machine_overrides("predict", ["train.device=cpu"]) == ["train.device=cpu"]

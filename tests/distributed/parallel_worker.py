@@ -1,0 +1,67 @@
+"""One process of tests/distributed/test_parallel.py: `python -m tests.distributed.parallel_worker RANK WORLD JOBS.json`.
+
+A job is a recipe to pretrain (one for all processes, or a list), perhaps the process that gets a SIGTERM and in which step, perhaps a
+plant (:mod:`tests.engine.planted_faults`), and perhaps where the loss scale starts.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overnight import config
+from overnight.console import Line
+from overnight.engine import loop, trainer
+from overnight.engine.pretrain import pretrain
+from overnight.errors import UserError
+from tests.engine.planted_faults import planted
+
+
+def signal_after(steps: int) -> None:
+    """Send this process a SIGTERM in its optimizer step number `steps`."""
+    real, count = loop.clip_and_step, 0
+
+    def step(*args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        if count == steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args, **kwargs)
+
+    loop.clip_and_step = step
+
+
+def main(rank: int, world: int, jobs: Path) -> None:
+    """Do all jobs; print the exit code and the message of each."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "", "MASTER_PORT": ""}
+    dist.init_process_group("gloo", init_method=f"file://{jobs}.rendezvous", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    step, start, said = loop.clip_and_step, trainer.INITIAL_SCALE, []
+    for job in json.loads(jobs.read_text()):
+        recipe = job["recipe"] if isinstance(job["recipe"], str) else job["recipe"][rank]
+        trainer.INITIAL_SCALE = job.get("start", start)
+        if job.get("signal", [None])[0] == rank:
+            signal_after(job["signal"][1])
+        try:
+            with planted(job["plant"], rank) if "plant" in job else nullcontext():
+                pretrain(config.load_run(recipe), Line(io.StringIO()))
+            said.append([0, ""])
+        except UserError as error:
+            said.append([error.exit_code, str(error)])
+        loop.clip_and_step = step
+    print(json.dumps(said))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,269 @@
+"""Training on 2 and 4 processes is training on one: DDP and FSDP2, interruptions, errors, and what is written."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from overnight import config
+from overnight.checkpoint import reader
+from overnight.cli import main as cli
+from overnight.config import Run
+from overnight.console import Line
+from overnight.distributed import world
+from overnight.engine.pretrain import pretrain
+from overnight.errors import ConfigError, UserError
+from tests.conftest import CLOCK, ROOT, tiny_tree
+
+KINDS = ("ddp", "fsdp")
+Said = list[list[tuple[int, str]]]
+
+
+class Runs:
+    """Runs of one recipe in folders of their own, on any number of processes."""
+
+    def __init__(self, folder: Path, data: Path) -> None:
+        self.folder, self._data = folder, data
+
+    def make(self, name: str, **changes: Any) -> Run:
+        """50 steps of 8 sequences in two phases, one sequence a micro-batch, without dropout."""
+        tree = tiny_tree(self.folder, self._data.parent / "topics.jsonl")
+        tree["out"], tree["data"]["dir"] = str(self.folder / name), str(self._data)
+        tree["model"] |= {"dropout": 0.0, "attention_dropout": 0.0, **changes.get("model", {})}
+        tree["train"] |= {"checkpoint_every": 25, "eval_every": 25, "eval_sequences": 10}
+        for phase, steps in (("short", 30), ("long", 20)):
+            tree["phases"][phase] = {**tree["phases"][phase], "steps": steps, "micro_batch": 1, **changes.get("phase", {})}
+        tree["train"] |= changes.get("train", {})
+        run = config.build_run(tree)
+        (self.folder / f"{name}.yaml").write_text(config.run_yaml(run))
+        return run
+
+    def recipe(self, name: str, **changes: Any) -> str:
+        """A recipe as a file."""
+        self.make(name, **changes)
+        return str(self.folder / f"{name}.yaml")
+
+    def on(self, world: int, *jobs: dict[str, Any], seconds: float = 90, warnings: str = "error") -> Said:
+        """Do jobs one after another on so many processes, within so many seconds; for each, the exit code and the message of every process."""
+        path = self.folder / f"jobs-{world}.json"
+        path.write_text(json.dumps(jobs))
+        command = [sys.executable, "-W", f"{warnings}::UserWarning", "-m", "tests.distributed.parallel_worker"]
+        ranks = [
+            subprocess.Popen([*command, str(rank), str(world), str(path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            for rank in range(world)
+        ]
+        try:
+            outputs = [rank.communicate(timeout=seconds) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.communicate()
+        assert [rank.returncode for rank in ranks] == [0] * world, b"\n".join(error for _, error in outputs).decode()[-3000:]
+        return list(zip(*(map(tuple, json.loads(out)) for out, _ in outputs), strict=True))  # type: ignore[arg-type]
+
+
+def newest(run: Path) -> dict[str, torch.Tensor]:
+    place = reader.newest_checkpoint(run / "checkpoints")
+    assert place is not None
+    _, model, optimizer = reader.read_checkpoint(place)
+    return {**model, **{f"optimizer {k}": v for k, v in optimizer.items()}}
+
+
+def distance(run: Path, reference: Path) -> float:
+    """Of the newest parameters, as one vector, relative to the reference."""
+    ours, theirs = newest(run), newest(reference)
+    assert ours.keys() == theirs.keys()
+    names = [name for name in theirs if not name.startswith("optimizer ")]
+    a, b = (torch.cat([tensors[name].double().flatten() for name in names]) for tensors in (ours, theirs))
+    return float((a - b).norm() / b.norm())
+
+
+def lines(run: Path, *kinds: str) -> list[dict[str, Any]]:
+    found = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in CLOCK} for line in found if line["kind"] in kinds]
+
+
+def assert_same_curve(run: Path, reference: Path) -> None:
+    """The same lines, with counts that are equal and numbers that are so to rounding."""
+    ours, theirs = lines(run, "train", "eval", "phase"), lines(reference, "train", "eval", "phase")
+    assert [list(line) for line in ours] == [list(line) for line in theirs]
+    for a, b in zip(ours, theirs, strict=True):
+        assert a == {k: pytest.approx(v, rel=2e-5, abs=1e-6) if isinstance(v, float) else v for k, v in b.items()}
+
+
+OTHER = {
+    "phase": {"steps": 4, "nsp": False, "whole_word": True, "optim": {"name": "adamw", "lr": 1e-3, "max_grad_norm": 0.5}},
+    "train": {"telemetry_every": 2},
+}
+"""What the first recipe does not have: a clipped AdamW, parameters without gradient, target counts that only masking knows, telemetry."""
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """All runs that end well, by name: kind-processes; `one` is of a single process."""
+    runs = Runs(tmp_path_factory.mktemp("parallel"), tiny_data)
+    for run in (runs.make("one"), runs.make("other-one", **OTHER)):
+        pretrain(run, Line(io.StringIO()))
+    jobs: list[dict[str, Any]] = []
+    for kind in KINDS:
+        train = {"parallel": kind}
+        jobs += [{"recipe": runs.recipe(f"{kind}-2", train=train)}, {"recipe": runs.recipe(f"{kind}-2-again", train=train)}]
+        jobs.append({"recipe": runs.recipe(f"other-{kind}-2", **{**OTHER, "train": {**OTHER["train"], **train}})})
+        jobs.append({"recipe": runs.recipe(f"{kind}-cut", train=train), "signal": [1, 7]})
+    said = runs.on(2, *jobs)
+    assert [codes[0][0] for codes in said] == [0, 0, 0, 143] * 2, said
+    for kind in KINDS:
+        for name in (f"{kind}-cut-to-1", f"{kind}-cut-to-4"):
+            shutil.copytree(runs.folder / f"{kind}-cut", runs.folder / name)
+    for kind in KINDS:
+        pretrain(runs.make(f"{kind}-cut-to-1"), Line(io.StringIO()))
+    jobs = [{"recipe": runs.recipe(f"{kind}-4", train={"parallel": kind})} for kind in KINDS]
+    jobs += [{"recipe": runs.recipe(f"{kind}-cut-to-4", train={"parallel": other})} for kind, other in zip(KINDS, KINDS[::-1], strict=True)]
+    assert {code for job in runs.on(4, *jobs) for code, _ in job} == {0}
+    return runs
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_8_micro_batches_are_2_times_4_and_4_times_2(kind: str, world: int, runs: Runs) -> None:
+    run, reference = runs.folder / f"{kind}-{world}", runs.folder / "one"
+    # What is left is the rounding of gradients that were added in another order.
+    assert distance(run, reference) <= 1e-6
+    assert_same_curve(run, reference)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adamw_unused_parameters_whole_words_and_telemetry_are_the_same_too(kind: str, runs: Runs) -> None:
+    run, reference = runs.folder / f"other-{kind}-2", runs.folder / "other-one"
+    assert distance(run, reference) <= 1e-6
+    assert_same_curve(run, reference)
+    ours, theirs = lines(run, "tensors"), lines(reference, "tensors")
+    assert len(ours) == len(theirs) == 4
+    for a, b in zip(ours, theirs, strict=True):
+        assert a["tensors"].keys() == b["tensors"].keys()
+        for name, row in b["tensors"].items():
+            assert a["tensors"][name] == [None if v is None else pytest.approx(v, rel=2e-2, abs=1e-6) for v in row]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_processes_give_the_same_bits(kind: str, runs: Runs) -> None:
+    ours, theirs = newest(runs.folder / f"{kind}-2"), newest(runs.folder / f"{kind}-2-again")
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert lines(runs.folder / f"{kind}-2", "train", "eval") == lines(runs.folder / f"{kind}-2-again", "train", "eval")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_signal_to_one_process_stops_all_after_the_same_step(kind: str, runs: Runs) -> None:
+    place = reader.newest_checkpoint(runs.folder / f"{kind}-cut" / "checkpoints")
+    assert place is not None and place.name == "step-0000007"
+
+
+@pytest.mark.parametrize("name", [f"{kind}-cut-to-{world}" for kind in KINDS for world in (1, 4)])
+def test_a_run_begun_by_2_processes_goes_on_with_1_and_with_4(name: str, runs: Runs) -> None:
+    assert distance(runs.folder / name, runs.folder / "one") <= 1e-6
+    assert_same_curve(runs.folder / name, runs.folder / "one")
+    assert [line["what"] for line in lines(runs.folder / name, "event") if line["what"] not in ("saved", "memory")] == ["resumed"]
+
+
+def test_errors_stop_all_processes_and_one_says_them(tiny_data: Path, tmp_path: Path) -> None:
+    runs = Runs(tmp_path, tiny_data)
+    seeds = [runs.recipe(f"rate-{rate}", train={"eval_every": rate}) for rate in (3, 4)]
+    for name in ("blocked-ddp", "blocked-fsdp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "checkpoints").write_text("a file where the folder should be")
+    said = runs.on(
+        2,
+        {"recipe": seeds},
+        {"recipe": runs.recipe("noise", train={"noise_every": 1})},
+        {"recipe": runs.recipe("uneven", phase={"global_batch": 3})},
+        *({"recipe": runs.recipe(f"blocked-{kind}", train={"parallel": kind})} for kind in KINDS),
+    )
+    told = [[message for _, message in job if message] for job in said]
+    assert [[code for code, _ in job] for job in said] == [[2, 2], [2, 2], [2, 2], [1, 1], [1, 1]]
+    assert [len(messages) for messages in told] == [1] * 5, told
+    assert "process 1 does not have what process 0 has:\n  recipe.train.eval_every: 3 there, 4 here" in told[0][0]
+    assert "noise is measured in one process only" in told[1][0]
+    assert "global_batch = 3: cannot be cut for 2 processes" in told[2][0]
+    assert "could not be written" in told[3][0] and "could not be written" in told[4][0]
+    assert not (tmp_path / "rate-3").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_whose_others_do_not_come_waits_no_longer_than_it_says(
+    rank: int, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(world, "JOIN", timedelta(seconds=1))
+    said = f"process {rank} of 2 did not find all others at 127.0.0.1:{place['MASTER_PORT']} within "
+    with pytest.raises(UserError, match=said), world.process_group(config.build_run(tiny_tree(tiny_data, tmp_path))):
+        pass
+
+
+def test_muon_cannot_be_cut() -> None:
+    tree = tiny_tree(Path("x"), Path("y"))
+    tree["phases"]["short"]["optim"], tree["train"]["parallel"] = {"name": "muon", "lr": 1e-3}, "fsdp"
+    with pytest.raises(ConfigError, match="Muon needs whole matrices"):
+        config.build_run(tree)
+
+
+def test_only_pretraining_runs_in_many_processes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, count in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert cli.main(["run", "demo"]) == 2
+        assert capsys.readouterr().err.count("`overnight run` works in one process") == count
+    assert cli.main(["pretrain", "demo"]) == 2
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_job_and_leaves_a_whole_checkpoint(tiny_data: Path, tmp_path: Path) -> None:
+    runs = Runs(tmp_path, tiny_data)
+    recipe = runs.recipe("run", phase={"steps": 4000})
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "overnight", "pretrain"]
+    job = subprocess.Popen([*command, recipe], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while reader.newest_checkpoint(tmp_path / "run" / "checkpoints") is None and job.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(json.loads((tmp_path / "run" / "lock").read_text())["pid"], signal.SIGKILL)
+        output, _ = job.communicate(timeout=60)
+    finally:
+        job.kill()
+    assert job.returncode not in (0, None)
+    assert "SIGKILL" in output
+    before = reader.newest_checkpoint(tmp_path / "run" / "checkpoints")
+    assert before is not None
+    reader.read_checkpoint(before)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_layers_on_2_processes_train_as_eager_ones_and_resume_to_the_same_bits(kind: str, tiny_data: Path, tmp_path: Path) -> None:
+    runs = Runs(tmp_path, tiny_data)
+    train, dropout = {"parallel": kind, "compile": True}, {"model": {"dropout": 0.1, "attention_dropout": 0.1}}
+    eager, compiled = runs.recipe("eager", train={"parallel": kind}), runs.recipe("compiled", train=train)
+    whole, cut = runs.recipe("whole", train=train, **dropout), runs.recipe("cut", train=train, **dropout)
+    jobs = [{"recipe": eager}, {"recipe": compiled}, {"recipe": whole}, {"recipe": cut, "signal": [1, 7]}, {"recipe": cut}]
+    said = runs.on(2, *jobs, seconds=600, warnings="ignore")  # the compiler has some of its own
+    assert [[code for code, _ in job] for job in said] == [[0, 0], [0, 0], [0, 0], [143, 143], [0, 0]], said
+    assert distance(tmp_path / "compiled", tmp_path / "eager") <= 1e-6
+    ours, theirs = newest(tmp_path / "cut"), newest(tmp_path / "whole")
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert distance(tmp_path / "whole", tmp_path / "compiled") > 1e-3, "dropout was on"

@@ -1,0 +1,106 @@
+"""A run whose batch warms up: stopped anywhere or cut in any way, it is the same run."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from overnight.batches.batch_size import batch_size, sequences_before
+from overnight.checkpoint import reader
+from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.run_identity import claim_folder
+from overnight.config import Run
+from overnight.console import Line
+from overnight.engine.pretrain import Pretraining, pretrain
+from overnight.engine.throughput import Spent, Throughput
+
+Make = Callable[..., Run]
+GROWING = {
+    "phases.short.batch_warmup": {"start": 2, "steps": 5},
+    "phases.short.optim.scaling": {"rule": "sqrt", "batch": 2},
+    "model.dropout": 0.0,
+    "model.attention_dropout": 0.0,
+}
+
+
+class Stop(Exception):
+    """What stands for a crash."""
+
+
+def finish(run: Run) -> str:
+    told = io.StringIO()
+    pretrain(run, Line(told))
+    return told.getvalue()
+
+
+def lines(run: Run, kind: str) -> list[dict[str, Any]]:
+    found = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    newest = reader.newest_checkpoint(run.run_dir / "checkpoints")
+    assert newest is not None
+    return reader.read_checkpoint(newest)[1]
+
+
+@pytest.fixture
+def undisturbed(tiny: Make, tmp_path: Path) -> tuple[Run, str]:
+    run = tiny(**GROWING, out=str(tmp_path / "undisturbed"))
+    return run, finish(run)
+
+
+def test_the_log_has_the_true_batches_and_the_resolved_rate(undisturbed: tuple[Run, str]) -> None:
+    run, told = undisturbed
+    phase = run.phases["short"]
+    train = [line for line in lines(run, "train") if line["phase"] == "short"]
+    assert [line["batch"] for line in train] == [batch_size(phase, step) for step in range(6)] == [2, 2, 4, 4, 6, 8]
+    assert [line["sequences"] for line in train] == [sequences_before(phase, step) for step in range(1, 7)]
+    assert "6 steps of 2 to 8 sequences (4 x 2)" in told and "lamb at 0.02" in told and max(line["lr"] for line in train) == 0.02
+    assert all("batch" not in line for line in lines(run, "train") if line["phase"] == "long")
+
+
+@pytest.mark.parametrize("at", [1, 3, 5, 7])
+def test_a_crash_while_the_batch_warms_up_does_not_change_the_result(at: int, tiny: Make, undisturbed: tuple[Run, str]) -> None:
+    run, calls = tiny(**GROWING), 0
+    work = Pretraining(run, Line(io.StringIO()))
+    claim_folder(run)
+
+    def losses(batch: Any, dtype: torch.dtype) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at + 1:
+            raise Stop
+        return work.model.losses(batch, dtype)
+
+    work.objective = losses
+    with pytest.raises(Stop):
+        work.go()
+    finish(run)
+    clean, mine = weights(undisturbed[0]), weights(run)
+    assert all(torch.equal(mine[name], clean[name]) for name in clean)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 8])
+def test_accumulation_does_not_change_the_training_while_the_batch_warms_up(
+    micro_batch: int, tiny: Make, undisturbed: tuple[Run, str]
+) -> None:
+    run = tiny(**GROWING, **{"phases.short.micro_batch": micro_batch})
+    finish(run)
+    clean, mine = weights(undisturbed[0]), weights(run)
+    for name in clean:
+        torch.testing.assert_close(mine[name], clean[name], rtol=1e-4, atol=2e-6, msg=name)
+
+
+def test_the_time_left_counts_the_true_batches(tiny: Make) -> None:
+    run = tiny(**GROWING)
+    speed = Throughput(run, 0)
+    # Of 26 sequences 4 are done, at one a second; 4 steps of 8 longer sequences follow.
+    speed._all = Spent(seconds=4.0, tokens=64, sequences=4)
+    assert speed.left(Progress(step=2)) == {"short": 22.0, "long": pytest.approx(4 * 8 * 48 / 32)}

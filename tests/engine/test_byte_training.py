@@ -1,0 +1,306 @@
+"""A byte model trains through the same engine: carried state, resumes, micro-batches, processes, labels."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from overnight import config
+from overnight.batches.streams import ByteBatch
+from overnight.checkpoint import reader
+from overnight.config import Run
+from overnight.console import Line
+from overnight.corpus.pipeline import prepare
+from overnight.engine import loop
+from overnight.engine.pretrain import pretrain
+from overnight.errors import ConfigError
+from overnight.models.bytes import ByteModel
+from tests.conftest import topics
+from tests.distributed.test_parallel import Runs
+
+Make = Callable[..., Run]
+
+
+def byte_tree(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Shards of about 8 windows, so that lanes begin anew in the middle of the run."""
+    optim = {"name": "adamw", "lr": 0.01, "weight_decay": 0.0, "schedule": {"name": "constant", "warmup": 0.0}}
+    phase = {"steps": 12, "global_batch": 8, "length": 16, "micro_batch": 4, "shards": 60, "optim": optim, **changes.get("phase", {})}
+    return {
+        "name": "bytes",
+        "out": str(folder / "run"),
+        "data": {
+            "paths": [str(folder / "text.jsonl")],
+            "dir": str(folder / "data"),
+            "units": "bytes",
+            "label": "length",
+            "min_chars": 10,
+            "valid_fraction": 0.1,
+            "workers": 1,
+        },
+        "model": {"kind": "mlstm", "layers": 1, "width": 32, "embedding": 16, **changes.get("model", {})},
+        "phases": {"short": phase},
+        "train": {"eval_every": 4, "eval_sequences": 32, "checkpoint_every": 5, "log_every": 1, "keep": 9, "threads": 1, "device": "cpu"}
+        | changes.get("train", {}),
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared bytes: the first hundred letters or so of each topic, labelled with a number."""
+    folder = tmp_path_factory.mktemp("bytes")
+    texts = [text[at : at + 110] for text in topics().values() for at in (0, 200)]
+    rows = [{"text": text, "length": len(set(text)) / 10} for text in texts]
+    (folder / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    run = config.build_run(byte_tree(folder))
+    prepare(run.data, run.data_dir, log=lambda text: None)
+    return folder
+
+
+@pytest.fixture
+def make(folder: Path, tmp_path: Path) -> Make:
+    def made(name: str = "run", **changes: Any) -> Run:
+        return config.build_run(byte_tree(folder, **changes) | {"out": str(tmp_path / name)})
+
+    return made
+
+
+def finish(run: Run) -> str:
+    out = io.StringIO()
+    pretrain(run, Line(out))
+    return out.getvalue()
+
+
+def state(run: Run) -> dict[str, Tensor]:
+    """Everything in the newest checkpoint, the carried state included."""
+    from safetensors.torch import load_file
+
+    place = reader.newest_checkpoint(run.run_dir / "checkpoints")
+    assert place is not None and (place / "carry.safetensors").exists()
+    return {f"{path.stem} {name}": t for path in place.glob("*.safetensors") for name, t in load_file(path).items()}
+
+
+def assert_equal(a: Run, b: Run) -> None:
+    ours, theirs = state(a), state(b)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[name], tensor), name
+
+
+def lines(run: Run, kind: str) -> list[dict[str, Any]]:
+    found = map(json.loads, (run.run_dir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in found if line["kind"] == kind]
+
+
+def losses(run: Run) -> list[float]:
+    return [line["byte_loss"] for line in lines(run, "train") + lines(run, "eval")]
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "mlstm": {"kind": "mlstm"},
+    "lstm": {"kind": "lstm"},
+    "transformer": {"kind": "transformer", "heads": 2, "max_length": 16, "dropout": 0.1, "embedding": config.Model.embedding},
+}
+
+
+class Stop(Exception):
+    """What stands for a crash."""
+
+
+def crash(run: Run, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin a run, which crashes in optimizer step number `at`."""
+    real, count = loop.clip_and_step, 0
+
+    def step(*args: Any, **kwargs: Any) -> Tensor:
+        nonlocal count
+        count += 1
+        if count == at:
+            raise Stop
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(loop, "clip_and_step", step)
+        finish(run)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("at", [6, 11])
+def test_a_run_that_was_stopped_in_the_middle_of_a_shard_ends_with_the_same_bits(
+    kind: str, at: int, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, cut = make("whole", model=MODELS[kind]), make("cut", model=MODELS[kind])
+    finish(whole)
+    crash(cut, at, monkeypatch)
+    assert "continuing at step" in finish(cut)
+    assert_equal(cut, whole)
+    assert losses(cut) == losses(whole)
+
+
+def test_the_carried_state_matters_and_begins_anew_with_a_shard(make: Make) -> None:
+    run = make()
+    finish(run)
+    carried = state(run)["carry lanes"]
+    assert carried.shape == (8, 1, 2, 32) and carried.abs().min(0).values.max() > 0
+
+
+@pytest.mark.parametrize("micro_batch", [1, 8])
+def test_micro_batches_of_lanes_do_not_change_the_training(micro_batch: int, make: Make) -> None:
+    whole, cut = make("whole"), make("cut", phase={"micro_batch": micro_batch})
+    finish(whole)
+    finish(cut)
+    for name, tensor in state(whole).items():
+        torch.testing.assert_close(state(cut)[name], tensor, rtol=2e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_16_bits_follow_fp32(precision: str, make: Make) -> None:
+    fp32, half = make("fp32"), make(precision, train={"precision": precision})
+    finish(fp32)
+    finish(half)
+    taken = [line["byte_loss"] for line in lines(half, "eval")][-1]
+    assert taken == pytest.approx(lines(fp32, "eval")[-1]["byte_loss"], rel=0.05 if precision == "bf16" else 1.0)
+
+
+def test_bits_per_character_are_the_held_out_nats_over_log_2_and_fall_below_chance(make: Make) -> None:
+    run = make(phase={"steps": 60})
+    finish(run)
+    found = lines(run, "eval")
+    assert all(line["bits_per_character"] == pytest.approx(line["byte_loss"] / math.log(2)) for line in found)
+    assert found[-1]["bits_per_character"] < 5.5 < found[0]["bits_per_character"] < 8.5
+
+
+def test_the_label_is_learned_beside_the_bytes_with_its_weight(make: Make) -> None:
+    run = make(phase={"steps": 60, "label_weight": 0.5}, train={"eval_every": 60, "eval_sequences": 320})
+    finish(run)
+    found = lines(run, "train")
+    labels = [line["label_loss"] for line in found if "label_loss" in line]  # absent where no document ended
+    for line in found:
+        assert line["loss"] == pytest.approx(line["byte_loss"] + 0.5 * line.get("label_loss", 0.0), rel=1e-5)
+    assert len(labels) > 20 and sum(labels[-10:]) < 0.5 * sum(labels[:10])
+    assert "label_loss" in lines(run, "eval")[-1]
+
+
+def test_a_state_that_is_not_finite_begins_anew_and_the_others_go_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from overnight.engine import pretrain as module
+
+    run, real = make(), module.Pretraining
+
+    class Broken(real):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            whole, calls = self.model.losses, 0
+
+            def losses(batch: Any, dtype: torch.dtype) -> Any:
+                nonlocal calls
+                calls += 1
+                found, hits, after = whole(batch, dtype)
+                if calls == 3:  # the first micro-batch of step 2
+                    after = after.clone()
+                    after[1, 0, 1, 5] = math.nan
+                return found, hits, after
+
+            self.objective = losses
+
+    monkeypatch.setattr(module, "Pretraining", Broken)
+    told = finish(run)
+    assert "step 2: the carried state of lanes 1 was not finite and begins anew at zero" in told
+    (event,) = (line for line in lines(run, "event") if line["what"] == "carry")
+    assert event["lanes"] == [1] and all(math.isfinite(loss) for loss in losses(run))
+
+
+def remembered(run: Run) -> list[list[int]]:
+    return list(json.loads((run.run_dir / "memory.json").read_text())["short"]["since"])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_micro_batches_of_lanes_are_found_by_trial_and_the_run_is_that_of_the_same_number_given(kind: str, make: Make) -> None:
+    def of(micro_batch: int) -> Run:
+        return make(f"of-{micro_batch}", model=MODELS[kind], phase={"micro_batch": micro_batch, "label_weight": 0.5})
+
+    assert "that were tried" in finish(of(0))
+    ((since, count),) = remembered(of(0))
+    assert since == 0 and count in (1, 2, 4, 8)
+    finish(of(count))
+    assert_equal(of(0), of(count))
+
+
+@pytest.mark.parametrize(("kind", "recompute"), [("mlstm", "none"), ("mlstm", "full"), ("transformer", "none")])
+def test_lanes_that_find_no_memory_are_read_again_in_halves_from_the_state_before(
+    kind: str, recompute: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"model": {**MODELS[kind], "max_length": 32} if kind == "transformer" else MODELS[kind], "train": {"recompute": recompute}}
+    run, reference = (make(name, **changes, phase={"length": 32}) for name in ("run", "reference"))
+    real, count = ByteModel.losses, 0
+
+    def losses(self: ByteModel, batch: ByteBatch, dtype: torch.dtype) -> Any:
+        nonlocal count
+        found, *rest = real(self, batch, dtype)
+        count += self.training
+        if self.training and count == 12:  # the second micro-batch of step 6, whose first has left its state
+            found["byte"].register_hook(none_left)
+        return found, *rest
+
+    def none_left(grad: Tensor) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ByteModel, "losses", losses)
+        told = finish(run)
+    assert "step 6 ran out of memory (CUDA out of memory.) with micro-batches of 4: taken again with 2" in told
+    assert remembered(run) == [[0, 4], [5, 2]]
+    # The checkpoint before it is that of step 5.
+    crash(reference, 6, monkeypatch)
+    reference = make("reference", **changes, phase={"length": 32, "micro_batch": 2})
+    finish(reference)
+    assert_equal(run, reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.heavy)])
+def test_2_processes_are_one_and_go_on_with_what_one_began(kind: str, folder: Path, tmp_path: Path) -> None:
+    """In fp32: the parameters and the carried state of every lane agree to rounding, with labels that only some windows have."""
+    runs = Runs(tmp_path, folder)
+    changes = {"phase": {"label_weight": 0.5, "micro_batch": 2}, "train": {"parallel": kind, "precision": "fp32"}}
+
+    def recipe(name: str, **phase: int) -> str:
+        path, tree = tmp_path / f"{name}.yaml", byte_tree(folder, **changes) | {"out": str(tmp_path / name)}
+        tree["phases"]["short"] |= phase
+        path.write_text(config.run_yaml(config.build_run(tree)))
+        return str(path)
+
+    one, begun = config.load_run(recipe("one")), config.load_run(recipe("begun"))
+    finish(one)
+    finish(begun)
+    for late in ("step-0000010", "step-0000012"):
+        import shutil
+
+        shutil.rmtree(begun.run_dir / "checkpoints" / late)
+    said = runs.on(2, *({"recipe": path} for path in (recipe("two"), recipe("begun"), recipe("automatic", micro_batch=0))))
+    assert {code for job in said for code, _ in job} == {0}, said
+    theirs = state(one)
+    for name in ("two", "begun", "automatic"):
+        ours = state(config.load_run(recipe(name)))
+        assert ours.keys() == theirs.keys()
+        for key, tensor in theirs.items():
+            torch.testing.assert_close(ours[key], tensor, rtol=1e-4, atol=2e-6, msg=f"{name} {key}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train": {"compile": True}}, "train.compile = True: mlstm is not compiled"),
+        ({"train": {"precision": "fp8"}}, "the products of mlstm are not made in 8 bits"),
+        ({"train": {"recompute": "selective"}}, "mlstm has none or full"),
+        ({"model": {"kind": "transformer", "heads": 2}, "train": {"graphs": True}}, "train.graphs = True: transformer has no recurrence"),
+    ],
+)
+def test_what_the_network_does_nothing_with_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config.build_run(byte_tree(tmp_path, **changes))

@@ -1,0 +1,44 @@
+"""Steps on a device that is not the host's. The meta device stands for a GPU: the same paths, without its numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from overnight.batches.packing import StepBatches
+from overnight.distributed.world import World
+from overnight.engine.loop import LoopConfig, training_steps
+from overnight.engine.recurrent_state import RecurrentState
+from overnight.models.bert import BertForPretraining
+from overnight.models.bytes import ByteModel
+from overnight.optim import Lamb
+from tests.models.sample import Copies, pretraining, random_batch
+from tests.models.test_bytes import batch as window
+from tests.models.test_bytes import model as byte_network
+
+META = torch.device("meta")
+SETTINGS = [{}, {"recompute": 4}, {"label": True}, {"dtype": torch.bfloat16}, {"measure_every": 1, "noise_every": 1}]
+
+
+@pytest.mark.parametrize("kind", ["bert", "mlstm", "lstm", "transformer"])
+@pytest.mark.parametrize("changes", SETTINGS, ids=lambda changes: " ".join(changes) or "plain")
+def test_all_of_a_step_is_on_the_device_and_the_host_waits_for_no_copy(kind: str, changes: dict[str, Any]) -> None:
+    given = dict(changes)
+    label, recompute = given.pop("label", False), given.pop("recompute", 0)
+    carry: RecurrentState | None = None
+    net: BertForPretraining | ByteModel
+    if kind == "bert":
+        net = pretraining(dropout=0.1, attention_dropout=0.1).to(META)
+        net.encoder.recompute_layers("full" if recompute else "none")
+    else:
+        net = byte_network(kind, label, recompute).to(META)
+        carry = RecurrentState(range(4), net.state_shape, World(device=META))
+    micro = tuple(random_batch([20, 13, 9], seed=i) if kind == "bert" else window(label=label, seed=i) for i in range(2))
+    values = {"steps": 2, "lr": lambda step: 0.01, "max_grad_norm": 1.0, "dtype": torch.float32, "device": META, "seed": (1, 2)}
+    settings = LoopConfig(**{**values, "world": World(device=META), **given})
+    with Copies() as copies:
+        steps = list(training_steps(net, net.losses, Lamb(net.parameters()), lambda step: StepBatches(micro, 96, 8), settings, carry=carry))
+    assert len(steps) == 2 and all(loss.device == META for step in steps for loss in step.losses.values())
+    assert copies.waited and not any(copies.waited)

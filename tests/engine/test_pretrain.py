@@ -1,0 +1,265 @@
+"""A run that is stopped anywhere, by anything, ends as the undisturbed one does, bit by bit."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from overnight import config
+from overnight.checkpoint import reader
+from overnight.config import Run
+from overnight.console import Line
+from overnight.engine import loop, pretrain
+from overnight.errors import ConfigError, DataError
+from overnight.signals import Interrupted
+from tests.conftest import CLOCK
+
+Make = Callable[..., Run]
+
+
+def finish(run: Run) -> None:
+    pretrain.pretrain(run, Line(io.StringIO()))
+
+
+def parameters(run: Run) -> dict[str, torch.Tensor]:
+    newest = reader.newest_checkpoint(run.run_dir / "checkpoints")
+    assert newest is not None
+    _, model, optimizer = reader.read_checkpoint(newest)
+    return {**model, **{f"optimizer {k}": v for k, v in optimizer.items()}}
+
+
+def metrics(run: Run) -> list[dict[str, Any]]:
+    """The lines without events and without what the clock decides."""
+    lines = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in CLOCK} for line in lines if line["kind"] != "event"]
+
+
+def assert_same_run(a: Run, b: Run) -> None:
+    mine, theirs = parameters(a), parameters(b)
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        assert torch.equal(mine[name], theirs[name]), name
+    assert metrics(a) == metrics(b)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    from tests.conftest import tiny_tree
+
+    tree = tiny_tree(tmp_path_factory.mktemp("undisturbed"), tiny_data.parent / "topics.jsonl")
+    tree["data"]["dir"] = str(tiny_data)
+    run = config.build_run(tree)
+    finish(run)
+    return run
+
+
+class Stop(Exception):
+    """What stands for a crash inside one process."""
+
+
+@pytest.mark.parametrize("at", [1, 3, 5, 6, 7, 9])
+def test_a_crash_in_any_phase_does_not_change_the_result(at: int, tiny: Make, undisturbed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, real, count = tiny(), loop.clip_and_step, 0
+
+    def crash(*args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        if count == at + 1:
+            raise Stop
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "clip_and_step", crash)
+        with pytest.raises(Stop):
+            finish(run)
+    finish(run)
+    assert_same_run(run, undisturbed)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_writes_a_checkpoint_and_exits_with_its_code(number: signal.Signals, tiny: Make, undisturbed: Run) -> None:
+    run = tiny(**{"train.checkpoint_every": 1000})
+    work = pretrain.Pretraining(run, Line(io.StringIO()))
+    pretrain.claim_folder(run)
+    calls = 0
+
+    def losses(batch: Any, dtype: torch.dtype) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            os.kill(os.getpid(), number)
+        return work.model.losses(batch, dtype)
+
+    work.objective = losses
+    with pytest.raises(Interrupted) as caught:
+        work.go()
+    assert caught.value.exit_code == 128 + number
+    newest = reader.newest_checkpoint(run.run_dir / "checkpoints")
+    assert newest is not None and newest.name == "step-0000001"
+    finish(run)
+    assert_same_run(run, undisturbed)
+
+
+def spawn(run: Run) -> subprocess.Popen[str]:
+    path = run.run_dir.parent / "recipe.yaml"
+    path.write_text(config.run_yaml(run))
+    command = [sys.executable, "-m", "overnight", "pretrain", str(path)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_do_not_change_the_result(tiny: Make, undisturbed: Run) -> None:
+    run, moment = tiny(), random.Random(0)
+    checkpoints = run.run_dir / "checkpoints"
+    for _ in range(4):
+        before = {p.name for p in checkpoints.glob("*step-*")} if checkpoints.exists() else set()
+        process = spawn(run)
+        # Wait until this process writes a checkpoint (it may be in the middle of one), and a little more.
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            now = {p.name for p in checkpoints.glob("*step-*")} if checkpoints.exists() else set()
+            if now - before:
+                break
+            time.sleep(0.0005)
+        time.sleep(moment.uniform(0, 0.01))
+        process.kill()
+        process.communicate()
+    process = spawn(run)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert_same_run(run, undisturbed)
+
+
+def test_a_finished_run_is_left_alone(tiny: Make) -> None:
+    run = tiny()
+    finish(run)
+    before = {p: p.stat().st_mtime_ns for p in (run.run_dir / "checkpoints").rglob("*")} | {"metrics": metrics(run)}
+    finish(run)
+    assert before == {p: p.stat().st_mtime_ns for p in (run.run_dir / "checkpoints").rglob("*")} | {"metrics": metrics(run)}
+
+
+@pytest.mark.parametrize("part", ["model.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["cut", "missing", "flipped"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(part: str, damage: str, tiny: Make, undisturbed: Run) -> None:
+    run = tiny()
+    finish(run)
+    newest = reader.newest_checkpoint(run.run_dir / "checkpoints")
+    assert newest is not None
+    path = newest / part
+    content = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 3] ^= 0x40
+        path.write_bytes(content)
+    finish(run)
+    events = [json.loads(t) for t in (run.run_dir / "metrics.jsonl").read_text().splitlines() if '"event"' in t]
+    assert any(newest.name in e.get("message", "") for e in events)
+    assert_same_run(run, undisturbed)
+
+
+def test_without_any_whole_checkpoint_nothing_is_overwritten(tiny: Make) -> None:
+    run = tiny()
+    finish(run)
+    for path in (run.run_dir / "checkpoints").glob("step-*/model.safetensors"):
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match="no checkpoint is whole"):
+        finish(run)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_full_disk_during_a_checkpoint_keeps_the_one_before(asynchronous: bool, tiny: Make) -> None:
+    run = tiny(**{"train.checkpoint_every": 4, "train.asynchronous": asynchronous})
+    recipe = run.run_dir.parent / "recipe.yaml"
+    recipe.write_text(config.run_yaml(run))
+    # A limit on the size of files (the weights are larger, the plans are not) makes the write itself fail, as a full disk does,
+    # once the first checkpoint exists.
+    script = f"""
+import resource, signal, sys
+from overnight.checkpoint import reader, writer
+from overnight.cli.main import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+real = writer.write_checkpoint
+def write(folder, *args):
+    if reader.newest_checkpoint(folder):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
+    return real(folder, *args)
+writer.write_checkpoint = write
+sys.exit(main(["pretrain", {str(recipe)!r}]))
+"""
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 1, result.stderr
+    assert "step-0000006 could not be written" in result.stderr and "Traceback" not in result.stderr
+    assert sorted(p.name for p in (run.run_dir / "checkpoints").iterdir()) == ["latest", "step-0000004"]
+
+
+def test_a_folder_of_another_recipe_is_refused_with_the_fields_that_differ(tiny: Make) -> None:
+    run = tiny()
+    finish(run)
+    with pytest.raises(ConfigError, match=r"seed: 0 there, 7 here"):
+        finish(tiny(seed=7))
+
+
+def test_hardware_settings_may_change_between_resumes(tiny: Make) -> None:
+    finish(tiny())
+    finish(tiny(**{"phases.short.micro_batch": 8, "train.keep": 5}))
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 8])
+def test_accumulation_does_not_change_the_training(micro_batch: int, tiny: Make, tmp_path: Path) -> None:
+    quiet = {"model.dropout": 0.0, "model.attention_dropout": 0.0}
+    whole = tiny(**quiet, out=str(tmp_path / "whole"))
+    cut = tiny(**quiet, out=str(tmp_path / "cut"), **{"phases.short.micro_batch": micro_batch, "phases.long.micro_batch": micro_batch})
+    finish(whole)
+    finish(cut)
+    a, b = parameters(whole), parameters(cut)
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=2e-6, msg=name)
+
+
+def test_only_the_last_checkpoints_are_kept(undisturbed: Run) -> None:
+    kept = sorted(p.name for p in (undisturbed.run_dir / "checkpoints").glob("step-*"))
+    assert kept == ["step-0000008", "step-0000010"]
+    assert (undisturbed.run_dir / "checkpoints" / "latest").read_text() == "step-0000010"
+
+
+def test_the_loss_falls(tiny: Make) -> None:
+    run = tiny(**{"phases.short.steps": 60, "phases.short.global_batch": 32, "phases.short.micro_batch": 32, "train.eval_every": 0})
+    finish(run)
+    losses = [line["mlm_loss"] for line in metrics(run) if line["kind"] == "train" and line["phase"] == "short"]
+    assert sum(losses[-5:]) / 5 < sum(losses[:5]) / 5 - 0.3
+
+
+def test_bf16_follows_fp32(tiny: Make, tmp_path: Path) -> None:
+    runs = [tiny(**{"train.precision": kind}, out=str(tmp_path / kind)) for kind in ("fp32", "bf16")]
+    for run in runs:
+        finish(run)
+    fp32, bf16 = ([line["mlm_loss"] for line in metrics(run) if line["kind"] == "eval"] for run in runs)
+    assert fp32 == pytest.approx(bf16, rel=0.01)
+    assert fp32 != bf16
+
+
+def test_several_processes_that_do_not_know_each_other_are_refused(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        ConfigError, match="WORLD_SIZE = 2: without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; start the processes with torchrun"
+    ):
+        finish(tiny())

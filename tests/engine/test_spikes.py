@@ -1,0 +1,314 @@
+"""Spikes are told from noise; a step that is one is skipped, or the run goes back and passes over its data, bit by bit as without it."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overnight import config
+from overnight.batches.loader import Samples
+from overnight.batches.pairs import A_END, A_START
+from overnight.checkpoint import reader
+from overnight.config import Optim, Run
+from overnight.config.schema import Train
+from overnight.console import Line
+from overnight.engine import loop, trainer
+from overnight.engine.precision import LossScale, NonFiniteError
+from overnight.engine.pretrain import pretrain
+from overnight.engine.spikes import LEAST, WINDOW, Rollback, Spike, SpikeDetector, largest_gradients
+from overnight.optim.groups import build_optimizer
+from tests.conftest import ROOT
+from tests.engine.planted_faults import planted, samples_of, spike
+from tests.engine.test_loop_measurements import work
+from tests.engine.test_nonfinite import lines
+from tests.engine.test_pretrain import Stop, assert_same_run, finish, metrics
+from tests.models.sample import pretraining
+
+Make = Callable[..., Run]
+CURVES = sorted((ROOT / "benchmarks" / "results").glob("*/metrics.jsonl"))
+
+
+def values(curve: Path) -> dict[str, list[dict[str, float]]]:
+    """What is watched of a stored run, by phase."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for text in curve.read_text().splitlines():
+        line = json.loads(text)
+        if line["kind"] == "train":
+            found.setdefault(line["phase"], []).append({name: line[name] for name in ("loss", "grad_norm")})
+    return found
+
+
+@pytest.mark.parametrize("curve", CURVES, ids=[curve.parent.name for curve in CURVES])
+def test_stored_runs_have_no_spike_and_planted_ones_are_found(curve: Path) -> None:
+    judged = found = 0
+    for points in values(curve).values():
+        watch = SpikeDetector(Train.spike, {})
+        for point in points:
+            assert watch.spike(point) == ""
+            if len(watch.window.get("loss", [])) >= LEAST:
+                judged += 1
+                found += bool(watch.spike({**point, "loss": 2 * point["loss"]}))
+                assert watch.spike({**point, "loss": 6 * point["loss"]}).startswith("the loss is ")
+                assert watch.spike({**point, "grad_norm": 1000 * point["grad_norm"]}).startswith("the gradient norm is ")
+            watch.note(point)
+    assert judged > 50 and found > 0.8 * judged, (judged, found)
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(0, 10**6), st.floats(0, 0.5), st.floats(-0.02, 0.02), st.floats(1e-6, 1e6), st.sampled_from(["gauss", "double exponential"])
+)
+def test_noise_of_any_size_and_any_steady_slope_is_no_spike(seed: int, noise: float, slope: float, level: float, kind: str) -> None:
+    rng, watch = random.Random(seed), SpikeDetector(Train.spike, {})
+    for step in range(300):
+        draw = rng.gauss(0, 1) if kind == "gauss" else rng.choice((-1, 1)) * rng.expovariate(math.sqrt(2))
+        point = {"loss": level * math.exp(slope * step + noise * draw)}
+        assert watch.spike(point) == ""
+        watch.note(point)
+    assert watch.spike({"loss": point["loss"] * math.exp(40 * noise + 1000 * abs(slope) + 0.2)})
+
+
+def test_nothing_is_judged_at_first_nor_by_a_window_of_other_steps() -> None:
+    window: dict[str, list[float]] = {}
+    watch = SpikeDetector(10.0, window)
+    for _ in range(LEAST):
+        assert watch.spike({"loss": 1e9}) == ""
+        watch.note({"loss": 2.0, "grad_norm": math.nan})
+    assert watch.spike({"loss": 1e9}) and not watch.spike({"loss": math.inf}) and not watch.spike({"loss": 2.1})
+    assert SpikeDetector(10.0, window).spike({"loss": 1e9})
+    assert not SpikeDetector(10.0, window, every=5).spike({"loss": 1e9}) and window == {"every": [5.0]}
+
+
+def test_a_level_that_stays_is_said_once_and_then_is_the_usual() -> None:
+    watch = SpikeDetector(10.0, {})
+    said = [watch.first({"loss": loss}) for loss in [1.0] * WINDOW + [9.0] * WINDOW + [100.0]]
+    assert [at for at, text in enumerate(said) if text] == [WINDOW, 2 * WINDOW]
+
+
+def test_the_tensors_that_carry_a_gradient_are_named_with_their_usual_share() -> None:
+    for name in ("lamb", "adamw", "lans", "lars"):
+        model = pretraining()
+        optimizer = build_optimizer(model, Optim(name=name, lr=1e-3))  # type: ignore[arg-type]
+        for step in range(2):
+            for batch in work(step).micro:
+                losses, _ = model.losses(batch, torch.float32)
+                (losses["mlm"] + losses["nsp"]).backward()
+            if step == 0:
+                loop.clip_and_step(optimizer, 1.0)
+                optimizer.zero_grad()
+        with torch.no_grad():
+            model.pooler.weight.grad.fill_(1e3)
+        told = largest_gradients(optimizer)
+        assert told.startswith("most of the gradient is in pooler.weight (100.0 % of it")
+        assert (", usually " in told) == (name in ("lamb", "adamw"))
+
+
+def test_the_samples_of_a_micro_batch_are_found_in_the_shards(tiny: Make) -> None:
+    samples = samples_of(tiny())
+    for step, number in ((0, 1), (30, 0), (500, 1)):
+        found, dealt = samples.origin(step, 2, number), samples.dealt(step, 2)
+        micro = samples.step(step, rank=number % 2, world=2).micro[number // 2]
+        assert len(found) == len(micro.lengths)
+        for at, source in enumerate(found):
+            (shard,) = (s for s in samples.shards if s.name == source["shard"])
+            first, last = shard.document_sentences[source["row"] : source["row"] + 2]
+            row = dealt.rows[dealt.bins[number][at]]
+            assert shard.sentence_starts[first] <= row[A_START] < row[A_END] <= shard.sentence_starts[last]
+            inside = micro.ids_N[micro.starts[at] + 1 : micro.starts[at] + 1 + row[A_END] - row[A_START]]
+            same = inside == torch.from_numpy(shard.tokens[row[A_START] : row[A_END]].astype("int64"))
+            assert same.float().mean() > 0.5  # the rest is masked
+
+
+def long_run(tiny: Make, **changes: Any) -> Run:
+    """14 and 4 steps with a checkpoint every fourth."""
+    base = {"phases.short.steps": 14, "train.checkpoint_every": 4, "train.eval_every": 8, "train.keep": 10, "train.spike": 30.0}
+    return tiny(**{**base, **changes})
+
+
+def shifted(first: int, passed: int, number: int = 0) -> Any:
+    """The stream of a phase that from step `first` on gives the batch of so many steps later."""
+    real = Samples.step
+
+    def step(self: Samples, step: int, **rest: Any) -> Any:
+        here = self.seed[1] == number and self.seed[2] == 0 and step >= first
+        return real(self, step + passed * here, **rest)
+
+    return mock.patch.object(Samples, "step", step)
+
+
+def final(run: Run) -> dict[str, torch.Tensor]:
+    place = reader.newest_checkpoint(run.run_dir / "checkpoints")
+    assert place is not None
+    _, model, optimizer = reader.read_checkpoint(place)
+    return {**model, **{f"optimizer {name}": tensor for name, tensor in optimizer.items()}}
+
+
+def assert_same_end(run: Run, reference: Run) -> None:
+    ours, theirs = final(run), final(reference)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert metrics(run) == metrics(reference)
+
+
+@pytest.mark.parametrize(
+    ("precision", "cause", "factor"),
+    [*((precision, "spike", 1000.0) for precision in ("fp32", "bf16", "fp16")), ("fp32", "not finite", math.nan)],
+)
+def test_a_rollback_is_the_run_without_the_data_it_passed_over(
+    precision: str, cause: str, factor: float, tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "INITIAL_SCALE", 2.0**10)
+    policy = {"train.on_spike": "rollback", "train.on_nonfinite": "rollback", "train.precision": precision}
+    reference, run = (long_run(tiny, out=str(tmp_path / name), **policy) for name in ("reference", "run"))
+    with shifted(first=8, passed=3):  # back to step 8, and over the data of steps 8, 9 and 10
+        finish(reference)
+    with planted(spike(run, 10, factor=factor)):
+        finish(run)
+    assert_same_end(run, reference)
+    (event,) = (line for line in lines(run, "event") if line["what"] == "rolled back")
+    assert (event["from"], event["to"], event["passed"], event["cause"]) == (11, 8, 3, cause)
+    assert event["message"].startswith("phase short: gone back from step 11 to step 8 of the run, passing over 3 steps of data: step 11: ")
+    assert ("most of the gradient is in" in event["message"]) == (cause == "spike")
+    assert event["samples"] == samples_of(run).origin(10, 1, 0)
+
+
+def test_without_a_checkpoint_and_at_a_second_phase_it_goes_back_to_the_beginning(tiny: Make, tmp_path: Path) -> None:
+    for number, step, passed in ((0, 6, 7), (1, 1, 2)):
+        changes = {"train.on_nonfinite": "rollback", "train.checkpoint_every": 100}
+        reference, run = (long_run(tiny, out=str(tmp_path / f"{name}-{number}"), **changes) for name in ("reference", "run"))
+        with shifted(first=0, passed=passed, number=number):
+            finish(reference)
+        with planted(spike(run, step, number=number, factor=math.inf)):
+            finish(run)
+        assert_same_end(run, reference)
+
+
+def test_a_second_spike_goes_back_again_and_both_are_recorded(tiny: Make, tmp_path: Path) -> None:
+    reference, run = (long_run(tiny, out=str(tmp_path / name), **{"train.on_spike": "rollback"}) for name in ("reference", "run"))
+    with shifted(first=8, passed=5):
+        finish(reference)
+    with planted(spike(run, 10, 12)):
+        finish(run)
+    assert_same_end(run, reference)
+    events = [(line["from"], line["to"], line["passed"]) for line in lines(run, "event") if line["what"] == "rolled back"]
+    assert events == [(11, 8, 3), (10, 8, 5)]  # the second time, step 10 read the data of step 12
+
+
+def test_a_loss_scale_at_its_floor_goes_back_too_and_a_spike_leaves_the_scale_alone() -> None:
+    def settings(policy: Any) -> loop.LoopConfig:
+        return loop.LoopConfig(1, lambda t: 1.0, 1.0, torch.float16, torch.device("cpu"), (0,), on_nonfinite=policy, on_spike="skip")
+
+    with pytest.raises(Rollback, match=r"step 3: bad\. the loss scale is at its floor"):
+        loop.handle_bad_step(2, NonFiniteError, "bad", 0, 1, settings("rollback"), LossScale(1.0))
+    for policy in ("stop", "skip"):
+        with pytest.raises(NonFiniteError, match="at its floor"):
+            loop.handle_bad_step(2, NonFiniteError, "bad", 0, 1, settings(policy), LossScale(1.0))
+    scale = LossScale(8.0)
+    loop.handle_bad_step(2, Spike, "high", 0, 1, settings("stop"), scale)
+    assert (scale.scale, scale.clean) == (8.0, 1)
+    loop.handle_bad_step(2, NonFiniteError, "bad", 0, 1, settings("rollback"), scale)
+    assert (scale.scale, scale.clean) == (4.0, 0)
+
+
+def test_twenty_rollbacks_to_one_checkpoint_end_the_run(tiny: Make) -> None:
+    run = long_run(tiny, **{"train.on_nonfinite": "rollback"})
+    with planted(spike(run, *range(5, 60), factor=math.nan)), pytest.raises(NonFiniteError) as caught:
+        finish(run)
+    assert "phase short, step 5: the mlm loss is nan" in str(caught.value) and "went back to step 4 20 times" in str(caught.value)
+    assert [line["what"] for line in lines(run, "event")].count("rolled back") == 20
+    assert "The last good checkpoint is " in str(caught.value)
+
+
+KILLED = """
+import os, signal, sys, json
+from overnight import config
+from overnight.engine import loop
+from overnight.engine.pretrain import pretrain
+from tests.engine.planted_faults import planted
+real, count = loop.clip_and_step, 0
+def step(*args):
+    global count
+    count += 1
+    if count == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args)
+loop.clip_and_step = step
+with planted(json.loads(sys.argv[2])):
+    pretrain(config.load_run(sys.argv[1]))
+"""
+
+
+def test_a_crash_or_a_kill_after_a_rollback_changes_nothing(tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, killed = (long_run(tiny, out=str(tmp_path / name), **{"train.on_spike": "rollback"}) for name in ("whole", "killed"))
+    plant, real = spike(whole, 10), loop.clip_and_step
+    (tmp_path / "killed.yaml").write_text(config.run_yaml(killed))
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "killed.yaml"), json.dumps(plant)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == -signal.SIGKILL and "gone back from step 11 to step 8" in process.stdout, process.stderr
+    with planted(plant):
+        finish(whole)
+        finish(killed)
+        assert_same_run(whole, killed)
+        for at in (12, 15):  # at the first step after it, and after the next checkpoint
+            cut, count = long_run(tiny, out=str(tmp_path / f"cut-{at}"), **{"train.on_spike": "rollback"}), 0
+
+            def crash(*args: Any, at: int = at) -> torch.Tensor:
+                nonlocal count
+                count += 1
+                if count == at:
+                    raise Stop
+                return real(*args)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(loop, "clip_and_step", crash)
+                with pytest.raises(Stop):
+                    finish(cut)
+            finish(cut)
+            assert_same_run(whole, cut)
+            assert [line["what"] for line in lines(cut, "event")].count("rolled back") == 1
+
+
+def test_skip_takes_no_step_and_leaves_the_window_alone(tiny: Make) -> None:
+    run, told = long_run(tiny, **{"train.on_spike": "skip"}), io.StringIO()
+    with planted(spike(run, 6, 9)):
+        pretrain(run, Line(told))
+    skipped = [line for line in lines(run, "event") if line["what"] == "skipped"]
+    assert [line["global_step"] for line in skipped] == [7, 10]
+    assert "step 7 skipped: the loss is " in told.getvalue() and "deviations above its usual" in skipped[0]["message"]
+    assert skipped[0]["samples"] == samples_of(run).origin(6, 1, 0)
+    at = {p: reader.read_checkpoint(run.run_dir / "checkpoints" / f"step-{p:07d}")[0] for p in (8, 12)}
+    assert [len(at[p].watched["loss"]) for p in at] == [7, 10] and [at[p].skipped for p in at] == [1, 2]
+
+
+def test_stop_names_the_batch_and_the_same_command_meets_it_again(tiny: Make) -> None:
+    run = long_run(tiny, **{"train.on_spike": "stop"})
+    with planted(spike(run, 10)):
+        for _ in range(2):
+            with pytest.raises(
+                Spike, match=r"phase short, step 11: the loss is .* The micro-batch with the largest loss holds the samples "
+            ):
+                finish(run)
+            assert lines(run, "event")[-1]["what"] == "spike"
+    finish(dataclasses.replace(run, train=dataclasses.replace(run.train, on_spike="skip")))
+
+
+def test_ignore_says_it_once_and_goes_on(tiny: Make) -> None:
+    run, told = long_run(tiny), io.StringIO()
+    with planted(spike(run, 6, 7)):
+        pretrain(run, Line(told))
+    assert [line["global_step"] for line in lines(run, "event") if line["what"] == "spike"] == [7]
+    assert told.getvalue().count("deviations above its usual") == 1

@@ -1,0 +1,69 @@
+"""Rows to ids: special tokens, segments, and the original's truncation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from overnight.corpus.tokenizer import build_tokenizer
+from overnight.finetune.encode import encode_rows, join, truncated
+from overnight.tasks.examples import Example
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 50))
+def test_truncation_is_the_originals_one_token_at_a_time(length_a: int, length_b: int, room: int) -> None:
+    a, b = length_a, length_b
+    while a + b > room:  # _truncate_seq_pair
+        if a > b:
+            a -= 1
+        else:
+            b -= 1
+    assert truncated(length_a, length_b, room) == (a, b)
+
+
+@given(st.lists(st.integers(5, 99)), st.none() | st.lists(st.integers(5, 99)), st.integers(3, 40))
+def test_a_row_is_cls_a_sep_b_sep_within_the_length(a: list[int], b: list[int] | None, length: int) -> None:
+    row = join(a, b, 2, 3, length)
+    ids, segments = row.ids.tolist(), row.segments.tolist()
+    assert row.ids.dtype == "int32" and row.segments.dtype == "int8" and len(ids) == len(segments) <= length
+    assert ids[0] == 2 and ids[-1] == 3 and ids.count(3) == (1 if b is None else 2)
+    first = ids.index(3) + 1
+    assert segments == [0] * first + [1] * (len(ids) - first)
+    assert ids[1 : first - 1] == a[: first - 2]
+    if b is not None:
+        assert ids[first:-1] == b[: len(ids) - first - 1]
+        assert len(ids) == min(length, len(a) + len(b) + 3)
+
+
+def test_singles_and_pairs_mix_and_are_tokenized_as_one_by_one(tokenizer: Tokenizer, vocabulary: Any) -> None:
+    rows = [
+        Example("0", "The cat", None, None),
+        Example("1", "who?", "the mat", None),
+        Example("2", "", "cat", None),
+        Example("3", "sat", "", None),
+    ]
+    encoded = encode_rows(tokenizer, vocabulary, rows, 64)
+    pieces = [[tokenizer.id_to_token(i) for i in e.ids] for e in encoded]
+    assert pieces == [
+        ["[CLS]", "the", "cat", "[SEP]"],
+        ["[CLS]", "who", "?", "[SEP]", "the", "mat", "[SEP]"],
+        ["[CLS]", "[SEP]", "cat", "[SEP]"],
+        ["[CLS]", "sat", "[SEP]", "[SEP]"],
+    ]
+
+
+def test_special_pieces_in_a_text_are_text(vocabulary: Any) -> None:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "[", "]", "sep", "mask"]
+    (encoded,) = encode_rows(build_tokenizer(pieces, lowercase=True), vocabulary, [Example("0", "cat [SEP]", "[MASK] cat", None)], 32)
+    assert encoded.ids.tolist() == [2, 5, 6, 8, 7, 3, 6, 9, 7, 5, 3]
+
+
+def test_more_rows_than_one_batch_keep_their_order(tokenizer: Tokenizer, vocabulary: Any) -> None:
+    rows = [Example(str(i), str(i), str(-i) if i % 2 else None, None) for i in range(9000)]
+    encoded = encode_rows(tokenizer, vocabulary, rows, 32)
+    for i in (0, 1, 4095, 4096, 8999):
+        assert (encode_rows(tokenizer, vocabulary, [rows[i]], 32)[0].ids == encoded[i].ids).all()
+    assert len(encoded) == 9000

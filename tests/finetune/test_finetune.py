@@ -1,0 +1,388 @@
+"""Fine-tuning does what was asked once, says it all in files, and goes on where it was cut off."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from overnight import config, console
+from overnight.config import Run
+from overnight.console import Line
+from overnight.errors import ConfigError, DataError, UserError
+from overnight.finetune import finetune as module
+from overnight.finetune.encoded_task import EncodedExamples, encode_task
+from overnight.finetune.finetune import finetune
+from overnight.state_files import SEAL
+
+Task = Callable[..., Run]
+SPEC = {"epochs": 2, "batch": 8, "micro_batch": 8, "lr": 3e-3, "length": 24, "stride": 8}
+
+
+@pytest.fixture
+def with_task(pretrained: Run, tmp_path: Path) -> Task:
+    """Makes a copy of the pretrained run with one task named `mine`."""
+    folder = tmp_path / "run"
+    shutil.copytree(pretrained.run_dir, folder)
+
+    def make(task: str, path: Path, **settings: Any) -> Run:
+        tree = config.to_tree(pretrained)
+        tree["finetune"] = {"mine": {**SPEC, "task": task, "path": str(path), **settings}}
+        for key in [key for key in tree["finetune"]["mine"] if "." in key]:
+            part, _, name = key.partition(".")
+            tree[part][name] = tree["finetune"]["mine"].pop(key)
+        return dataclasses.replace(config.build_run(tree), out=str(folder))
+
+    return make
+
+
+def tune(run: Run) -> str:
+    """Fine-tune; returns what was printed."""
+    out = io.StringIO()
+    finetune(run, "mine", Line(out))
+    return out.getvalue()
+
+
+def lines(run: Run) -> list[dict[str, Any]]:
+    path = run.run_dir / "tasks.jsonl"
+    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+
+
+def kept(run: Run) -> Path:
+    return run.run_dir / "finetune" / "mine"
+
+
+@pytest.fixture
+def classes(tmp_path: Path) -> Path:
+    folder = tmp_path / "classes"
+    folder.mkdir()
+    words = {
+        "number": ["integer division", "float value", "complex number"],
+        "text": ["string literal", "the text method", "format string"],
+    }
+    rows = [(f"{word} {i % 7}", label) for i in range(12) for label, texts in words.items() for word in texts]
+    for split, part in (("train", rows[:40]), ("dev", rows[40:60]), ("test", rows[60:])):
+        table = "".join(f"{i},{text},{label if split != 'test' else ''}\n" for i, (text, label) in enumerate(part))
+        (folder / f"{split}.csv").write_text("id,text,label\n" + table)
+    return folder
+
+
+@pytest.fixture
+def scores(tmp_path: Path) -> Path:
+    path = tmp_path / "scores.csv"
+    path.write_text("text_a,text_b,score\n" + "".join(f"class number {i % 9},object {i},{i % 9 / 3:.2f}\n" for i in range(80)))
+    return path
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    """SQuAD's layout; one paragraph is longer than a window, and one answer does not stand where it should."""
+    folder = tmp_path / "squad"
+    folder.mkdir()
+
+    def article(title: str, count: int) -> dict[str, Any]:
+        paragraphs = []
+        for i in range(count):
+            context = f"The object {title} {i} has an attribute. " + "Every class defines a method. " * 6 + f"The value is number {i}."
+            asked = [("What is the value?", f"number {i}"), ("What has it?", "an attribute")]
+            qas = [
+                {"id": f"{title}-{i}-{k}", "question": q, "answers": [{"text": a, "answer_start": context.index(a)}]}
+                for k, (q, a) in enumerate(asked)
+            ]
+            paragraphs.append({"context": context, "qas": qas})
+        return {"title": title, "paragraphs": paragraphs}
+
+    for name, articles in (("train", [article("a", 6)]), ("dev", [article("b", 3)])):
+        (folder / f"{name}-v1.1.json").write_text(json.dumps({"version": "1.1", "data": articles}))
+    return folder
+
+
+def test_every_seed_is_tuned_with_and_without_pretraining(with_task: Task, classes: Path) -> None:
+    run = with_task("csv", classes, seeds=[0, 3], baseline=True)
+    out = tune(run)
+    found = lines(run)
+    assert [(e["init"], e["seed"]) for e in found] == [("pretrained", 0), ("pretrained", 3), ("scratch", 0), ("scratch", 3)]
+    for entry in found:
+        assert entry["kind"] == "finetune" and entry["name"] == "mine" and entry["task"] == "csv" and entry["rows"] == 40
+        assert entry["metric"] == "accuracy" and entry["value"] == entry["metrics"]["accuracy"]
+        assert 0 <= entry["value"] <= 1
+        assert f"mine: seed {entry['seed']} {entry['init']}  accuracy {100 * entry['value']:.1f} %" in out
+
+
+def test_the_folder_holds_the_best_pretrained_model_and_what_it_answers(with_task: Task, classes: Path) -> None:
+    run = with_task("csv", classes, seeds=[0, 1], baseline=True)
+    tune(run)
+    facts = json.loads((kept(run) / "task.json").read_text())
+    best = max(e["value"] for e in lines(run) if e["init"] == "pretrained")
+    assert facts["result"]["value"] == best and facts["result"]["init"] == "pretrained"
+    assert facts["kind"] == "classification" and facts["labels"] == ["number", "text"]
+    assert facts["spec"]["task"] == "csv" and facts["spec"]["length"] == 24
+    answers = json.loads((kept(run) / "predictions.json").read_text())
+    truth = dict(line.split(",")[::2] for line in (classes / "dev.csv").read_text().splitlines()[1:])
+    assert answers.keys() == truth.keys()
+    assert sum(answers[i] == truth[i] for i in truth) / len(truth) == pytest.approx(best)
+    table = [line.split("\t") for line in (kept(run) / "test.tsv").read_text().splitlines()]
+    assert table[0] == ["index", "prediction"] and [row[0] for row in table[1:]] == [str(i) for i in range(12)]
+    assert {row[1] for row in table[1:]} <= {"number", "text"}
+    assert not [p.name for p in (run.run_dir / "finetune").iterdir() if p.name != "mine"]
+
+
+def test_a_repeated_call_does_nothing(with_task: Task, classes: Path) -> None:
+    run = with_task("csv", classes, seeds=[0, 1])
+    tune(run)
+    before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.run_dir.rglob("*") if p.is_file() and p.name != "lock"}
+    assert tune(run) == "mine: done already\n"
+    # Where to cut the batch does not change the result, so it is no reason to begin again.
+    tune(with_task("csv", classes, seeds=[0, 1], micro_batch=4))
+    assert before == {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.run_dir.rglob("*") if p.is_file() and p.name != "lock"}
+
+
+def test_more_seeds_and_the_baseline_are_added_to_what_is_there(with_task: Task, classes: Path) -> None:
+    tune(with_task("csv", classes, seeds=[0]))
+    run = with_task("csv", classes, seeds=[0, 1], baseline=True)
+    out = tune(run)
+    assert "seed 0 pretrained  acc" not in out
+    assert [(e["init"], e["seed"]) for e in lines(run)] == [("pretrained", 0), ("pretrained", 1), ("scratch", 0), ("scratch", 1)]
+
+
+class Stop(BaseException):
+    """What stands for a kill."""
+
+
+@pytest.mark.parametrize("half_a_line", [b"", b'{"kind": "finetune", "na'])
+@pytest.mark.parametrize("where", ["_one", "_keep", "append_result"])
+def test_after_a_cut_only_what_is_missing_is_done_and_the_result_is_the_same(
+    where: str, half_a_line: bytes, with_task: Task, classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = with_task("csv", classes, seeds=[0, 1], baseline=True)
+    whole = dataclasses.replace(run, out=str(tmp_path / "whole"))
+    shutil.copytree(run.run_dir, whole.run_dir)
+    tune(whole)
+    real, calls = getattr(module, where), 0
+
+    def cut(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2 or where == "_keep":
+            raise Stop
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, where, cut)
+        with pytest.raises(Stop):
+            tune(run)
+    done = len(lines(run))
+    assert done == (0 if where == "_keep" else 1)
+    with (run.run_dir / "tasks.jsonl").open("ab") as file:
+        file.write(half_a_line)
+    tune(run)
+    assert len(lines(run)) == 4
+    clock = ("seconds", SEAL)
+    assert [{k: v for k, v in e.items() if k not in clock} for e in lines(run)] == [
+        {k: v for k, v in e.items() if k not in clock} for e in lines(whole)
+    ]
+    for file in ("model.safetensors", "predictions.json", "test.tsv"):
+        assert (kept(run) / file).read_bytes() == (kept(whole) / file).read_bytes()
+
+
+def test_other_settings_are_done_again_and_the_folder_holds_what_was_asked_last(with_task: Task, classes: Path) -> None:
+    first, second = with_task("csv", classes), with_task("csv", classes, lr=1e-3)
+    for run in (first, second, first):
+        tune(run)
+        assert json.loads((kept(run) / "task.json").read_text())["spec"]["lr"] == run.finetune["mine"].lr
+        assert lines(run)[-1]["value"] == json.loads((kept(run) / "task.json").read_text())["result"]["value"]
+    assert len(lines(first)) == 3
+    assert lines(first)[0]["value"] == lines(first)[2]["value"]
+
+
+def quiet(run: Run) -> Run:
+    """Without dropout, whose random numbers depend on how a batch is cut."""
+    return dataclasses.replace(run, model=dataclasses.replace(run.model, dropout=0.0, attention_dropout=0.0))
+
+
+@pytest.mark.parametrize("task", ["classes", "scores", "questions"])
+def test_accumulation_does_not_change_the_result(task: str, with_task: Task, classes: Path, scores: Path, questions: Path) -> None:
+    path, kind = {"classes": (classes, "csv"), "scores": (scores, "csv"), "questions": (questions, "squad")}[task]
+    models = []
+    for micro_batch in (8, 2):
+        run = quiet(with_task(kind, path, micro_batch=micro_batch, epochs=1))
+        tune(run)
+        models.append(load_file(kept(run) / "model.safetensors"))
+        shutil.rmtree(kept(run))
+    if kind == "squad":
+        # A softmax over the tokens does not feel what is added to all: the bias has no gradient but rounding.
+        models[0].pop("head.bias")
+    for name in models[0]:
+        torch.testing.assert_close(models[0][name], models[1][name], rtol=1e-3, atol=2e-5, msg=name)
+
+
+def test_a_long_evaluation_shows_how_far_it_is(with_task: Task, classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "_LINE_EVERY", 0.0)
+    out = tune(with_task("csv", classes, epochs=0.2, micro_batch=8))
+    scored = [line.partition("  left ")[0] for line in out.splitlines() if "scored" in line]
+    assert scored == [*(f"mine seed 0 pretrained  scored {n}/20" for n in (8, 16, 20)), "mine test  scored 8/12", "mine test  scored 12/12"]
+
+
+def test_a_regression_is_scored_by_its_correlation(with_task: Task, scores: Path) -> None:
+    run = with_task("csv", scores)
+    out = tune(run)
+    (entry,) = lines(run)
+    assert entry["metric"] == "spearman" and set(entry["metrics"]) == {"pearson", "spearman"}
+    assert "held out of scores.csv" in out
+    answers = json.loads((kept(run) / "predictions.json").read_text())
+    assert answers and all(isinstance(value, float) for value in answers.values())
+    assert json.loads((kept(run) / "task.json").read_text())["labels"] == []
+
+
+def test_questions_are_answered_with_text_of_the_paragraph(with_task: Task, questions: Path) -> None:
+    run = with_task("squad", questions)
+    tune(run)
+    (entry,) = lines(run)
+    assert entry["metric"] == "f1" and set(entry["metrics"]) == {"exact_match", "f1"}
+    contexts = {
+        qa["id"]: paragraph["context"]
+        for article in json.loads((questions / "dev-v1.1.json").read_text())["data"]
+        for paragraph in article["paragraphs"]
+        for qa in paragraph["qas"]
+    }
+    answers = json.loads((kept(run) / "predictions.json").read_text())
+    nbest = json.loads((kept(run) / "nbest_predictions.json").read_text())
+    assert answers.keys() == nbest.keys() == contexts.keys()
+    for question, text in answers.items():
+        assert text in contexts[question] and nbest[question][0]["text"] == text
+        assert sum(guess["probability"] for guess in nbest[question]) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_question_whose_answer_is_misplaced_is_not_trained_on(pretrained: Run, questions: Path) -> None:
+    from overnight.config import Finetune
+    from overnight.corpus.tokenizer import load_vocabulary
+
+    path = questions / "train-v1.1.json"
+    tree = json.loads(path.read_text())
+    tree["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] += 1
+    path.write_text(json.dumps(tree))
+    spec = Finetune(task="squad", path=str(questions), length=512, misplaced=0.5)
+    problem = encode_task(spec, pretrained.data_dir, load_vocabulary(pretrained.data_dir))
+    assert len(problem.train) == 11 and (problem.train.targets["start"] > 0).all()
+
+
+@hypothesis_settings(max_examples=40)
+@given(rows=st.integers(1, 60), batch=st.integers(1, 20), seed=st.integers(0, 5))
+def test_an_epoch_covers_every_row_once_in_an_order_of_its_own(rows: int, batch: int, seed: int) -> None:
+    ids = [np.array([2, 10 + i, 3]) for i in range(rows)]
+    examples = EncodedExamples(ids, [np.zeros(3, np.int8)] * rows, {"label": np.arange(rows)})
+    epochs = 3
+    seen: list[int] = []
+    for step in range(-(-epochs * rows // batch)):
+        work = examples.step(step, batch, batch, (seed, 2))
+        # Inside a step the rows are sorted by length for packing; epochs are told apart by whole steps below.
+        seen += [int(x) for micro in work.micro for x in micro.targets["label"]]
+        for micro in work.micro:
+            assert micro.ids_N[micro.starts[:-1].long() + 1].tolist() == [10 + int(x) for x in micro.targets["label"]]
+    if rows % batch == 0:
+        for epoch in range(epochs):
+            assert sorted(seen[epoch * rows : (epoch + 1) * rows]) == list(range(rows))
+    counts = np.bincount(seen, minlength=rows)
+    assert counts.min() >= epochs and counts.max() <= epochs + -(-batch // rows) + 1
+    if rows >= 30 and rows % batch == 0:
+        assert seen[:rows] != seen[rows : 2 * rows]
+
+
+def test_without_a_checkpoint_it_says_what_to_do(with_task: Task, classes: Path) -> None:
+    run = with_task("csv", classes)
+    shutil.rmtree(run.run_dir / "checkpoints")
+    with pytest.raises(DataError, match="no checkpoint to fine-tune; run `overnight pretrain` first"):
+        tune(run)
+
+
+def test_a_damaged_checkpoint_is_named(with_task: Task, classes: Path) -> None:
+    run = with_task("csv", classes)
+    (run.run_dir / "checkpoints" / "step-0000010" / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(DataError, match=r"step-0000010/model.safetensors was cut short or changed"):
+        tune(run)
+
+
+@pytest.mark.parametrize("task", ["csv", "squad", "sst2", "mrpc", "sst", "imdb"])
+def test_missing_data_is_named_and_nothing_is_written(task: str, with_task: Task, tmp_path: Path) -> None:
+    run = with_task(task, tmp_path / "nowhere")
+    with pytest.raises(DataError, match="nowhere"):
+        tune(run)
+    assert not kept(run).exists() and not lines(run)
+
+
+def test_an_unset_variable_in_the_path_is_named(with_task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OVERNIGHT_NOWHERE", raising=False)
+    with pytest.raises(ConfigError, match="OVERNIGHT_NOWHERE is not set"):
+        tune(with_task("csv", Path("$OVERNIGHT_NOWHERE/x.csv")))
+
+
+@pytest.mark.parametrize(("task", "package"), [("scores", "scipy"), ("cola", "sklearn"), ("mrpc", "sklearn")])
+def test_a_package_that_the_metric_needs_is_asked_for_before_training(
+    task: str, package: str, with_task: Task, scores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "glue"
+    folder.mkdir()
+    for split in ("train", "dev", "test"):
+        if task == "cola":
+            head = "index\tsentence\n" if split == "test" else ""
+            row = "{0}\tcat {0}\n" if split == "test" else "gj04\t{1}\t\tcat {0}\n"
+        else:
+            head, row = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n", "{1}\t1\t2\tcat {0}\tmat {0}\n"
+        (folder / f"{split}.tsv").write_text(head + "".join(row.format(i, i % 2) for i in range(20)))
+    run = with_task("csv", scores) if task == "scores" else with_task(task, folder)
+    real = builtins.__import__
+
+    def absent(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.split(".")[0] == package:
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    monkeypatch.setattr(module, "_one", lambda *args: pytest.fail("training began"))
+    with pytest.raises(UserError, match=r"pip install 'overnight\[tasks\]'"):
+        tune(run)
+
+
+def test_the_rule_of_word_overlap_is_written_beside_the_docnames_task(with_task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    from overnight.tasks import docnames
+    from overnight.tasks.examples import Example, TaskData
+
+    rows = [Example(str(i), "open file", "opens a file" if i % 2 else "adds numbers", str(i % 2)) for i in range(16)]
+    task = TaskData("docnames", "classification", ("0", "1"), rows, rows, [], "accuracy", notes=("made here",))
+    monkeypatch.setattr(docnames, "load_docnames", lambda: task)
+    run = with_task("docnames", Path())
+    out = tune(run)
+    kinds = [(e["kind"], e.get("what")) for e in lines(run)]
+    assert kinds == [("baseline", "word overlap"), ("finetune", None)]
+    assert "mine: made here" in out
+    tune(run)
+    assert len(lines(run)) == 2
+
+
+def test_fp16_scales_its_loss_and_ends_where_fp32_does(with_task: Task, classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, real = [], module.training_steps
+
+    def optimise(*args: Any, **kwargs: Any) -> Any:
+        given.append(kwargs["scale"])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, "training_steps", optimise)
+    for kind in ("fp32", "fp16"):
+        run = with_task("csv", classes, **{"train.precision": kind})
+        tune(run)
+    fp32, fp16 = lines(run)
+    assert given[0] is None and given[1].scale >= 1 and given[1].clean > 0
+    assert fp16["tag"] != fp32["tag"] and fp16["value"] == pytest.approx(fp32["value"], abs=0.1)

@@ -1,0 +1,51 @@
+"""MNLI is judged by two dev sets, each scored for every seed and shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import shutil
+from pathlib import Path
+
+from overnight import config
+from overnight.config import Run
+from overnight.console import Line
+from overnight.finetune.finetune import finetune
+from overnight.report.page import write_report
+from overnight.report.summary import summary_text
+
+LABELS = ("contradiction", "entailment", "neutral")
+
+
+def write_mnli(folder: Path) -> None:
+    """The files of MNLI with the columns that are read; the labels of the mismatched rows are known."""
+    folder.mkdir()
+    for name, count in (("train", 60), ("dev_matched", 12), ("dev_mismatched", 10), ("test_matched", 3), ("test_mismatched", 3)):
+        labelled = not name.startswith("test")
+        rows = [f"{i}\tobject {i} is good\tobject {i % 5} is bad" + f"\t{LABELS[i % 3]}" * labelled for i in range(count)]
+        head = "index\tsentence1\tsentence2" + "\tgold_label" * labelled
+        (folder / f"{name}.tsv").write_text("\n".join([head, *rows]) + "\n")
+
+
+def test_the_mismatched_rows_of_mnli_are_scored_and_shown(pretrained: Run, tmp_path: Path) -> None:
+    shutil.copytree(pretrained.run_dir, tmp_path / "run")
+    write_mnli(tmp_path / "mnli")
+    tree = config.to_tree(pretrained)
+    spec = {"epochs": 1, "batch": 8, "micro_batch": 8, "lr": 3e-3, "length": 24}
+    tree["finetune"] = {"mnli": {**spec, "task": "mnli", "path": str(tmp_path / "mnli"), "seeds": [0, 1]}}
+    run = dataclasses.replace(config.build_run(tree), out=str(tmp_path / "run"))
+    (run.run_dir / "run.yaml").write_text(config.run_yaml(run))
+    said = io.StringIO()
+    entries = finetune(run, "mnli", Line(said))
+    kept = json.loads((run.run_dir / "finetune" / "mnli" / "task.json").read_text())["result"]
+    answers = (run.run_dir / "finetune" / "mnli" / "dev_mismatched.tsv").read_text().splitlines()[1:]
+    right = sum(line.split("\t")[1] == LABELS[i % 3] for i, line in enumerate(answers))
+    assert kept["metrics"]["accuracy_mismatched"] == right / 10
+    scores = sorted(entry["metrics"]["accuracy_mismatched"] for entry in entries)
+    assert [set(entry["metrics"]) for entry in entries] == [{"accuracy", "accuracy_mismatched"}] * 2
+    assert f"accuracy mismatched {100 * entries[0]['metrics']['accuracy_mismatched']:.1f} %" in said.getvalue()
+    row = next(line for line in summary_text(run.run_dir).splitlines() if line.startswith("pretrained, mismatched"))
+    assert row.split()[2:] == [f"{50 * sum(scores):.1f}", "%"]
+    write_report([run.run_dir], tmp_path / "page.html")
+    assert "accuracy_mismatched" in (tmp_path / "page.html").read_text()

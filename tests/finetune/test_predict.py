@@ -1,0 +1,206 @@
+"""Answers come in the order of the lines, in every form that a line may have, and a bad line is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overnight import config
+from overnight.config import Run
+from overnight.console import Line
+from overnight.errors import DataError
+from overnight.finetune.finetune import finetune
+from overnight.finetune.predict import predict, predict_file, write_answers
+from overnight.tasks import inputs as module
+from overnight.tasks.inputs import read_lines
+
+
+@pytest.fixture(scope="module")
+def run(pretrained: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run with a classification, a regression and a question task, each barely trained."""
+    folder = tmp_path_factory.mktemp("predict")
+    shutil.copytree(pretrained.run_dir, folder / "run")
+    words = [("integer division", "number"), ("string literal", "text"), ("raised exception", "error")]
+    (folder / "classes.csv").write_text("text,label\n" + "".join(f"{w} {i},{label}\n" for i in range(12) for w, label in words))
+    (folder / "scores.csv").write_text("text_a,text_b,score\n" + "".join(f"class {i},object {i},{i / 10}\n" for i in range(40)))
+    squad = folder / "squad"
+    squad.mkdir()
+    for name in ("train", "dev"):
+        context = f"The {name} value is number seven."
+        qas = [
+            {"id": f"{name}{i}", "question": "What is it?", "answers": [{"text": "seven", "answer_start": context.index("seven")}]}
+            for i in range(8)
+        ]
+        (squad / f"{name}-v1.1.json").write_text(json.dumps({"data": [{"title": name, "paragraphs": [{"context": context, "qas": qas}]}]}))
+    spec = {"epochs": 2, "batch": 8, "micro_batch": 8, "lr": 3e-3, "length": 32, "stride": 8}
+    tree = config.to_tree(pretrained)
+    tree["finetune"] = {
+        "classes": {**spec, "task": "csv", "path": str(folder / "classes.csv")},
+        "scores": {**spec, "task": "csv", "path": str(folder / "scores.csv")},
+        "squad": {**spec, "task": "squad", "path": str(squad)},
+    }
+    result = dataclasses.replace(config.build_run(tree), out=str(folder / "run"))
+    for name in result.finetune:
+        finetune(result, name, Line(io.StringIO()))
+    return result
+
+
+def answers(run: Run, name: str, *lines: str) -> list[dict[str, Any]]:
+    return list(predict(run, name, lines))
+
+
+def test_plain_lines_and_json_are_answered_alike(run: Run) -> None:
+    plain, spaced, named = answers(
+        run, "classes", "a string literal\n", "\n", "   a string literal  ", '{"id": "x", "text": "a string literal"}'
+    )
+    assert plain["label"] in ("number", "text", "error")
+    assert list(plain["probabilities"]) == ["error", "number", "text"]
+    assert sum(plain["probabilities"].values()) == pytest.approx(1, abs=1e-4)
+    assert max(plain["probabilities"], key=plain["probabilities"].get) == plain["label"]
+    assert plain["probabilities"] == spaced["probabilities"] == named["probabilities"]
+    assert [plain["id"], spaced["id"], named["id"]] == ["1", "3", "x"]
+
+
+def test_a_pair_is_two_columns_or_two_keys(run: Run) -> None:
+    tab, keys, single = answers(run, "scores", "class 3\tobject 3", '{"text_a": "class 3", "text_b": "object 3"}', "class 3 object 3")
+    assert tab["score"] == keys["score"] != single["score"]
+    assert set(tab) == {"id", "score"}
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl"])
+def test_a_table_is_answered_by_its_columns_and_not_as_lines(ending: str, run: Run, tmp_path: Path) -> None:
+    rows = [{"label": "number", "id": "x", "text": "integer division"}, {"label": "text", "id": "", "text": 'a "string", literal'}]
+    path = tmp_path / f"in{ending}"
+    if ending == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif ending == ".tsv":
+        path.write_text("label\tid\ttext\n" + "".join("\t".join(row.values()) + "\n" for row in rows))
+    else:
+        path.write_text('label,id,text\nnumber,x,integer division\ntext,,"a ""string"", literal"\n')
+    found = list(predict_file(run, "classes", str(path)))
+    assert [a["id"] for a in found] == ["x", "2" if ending == ".jsonl" else "3"]
+    alone = answers(run, "classes", *(row["text"] for row in rows))
+    assert [a["probabilities"] for a in found] == [a["probabilities"] for a in alone]
+
+
+def test_a_table_of_pairs_and_one_of_questions_are_answered(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("text_a,text_b,score\nclass 3,object 3,0.3\n")
+    (pair,) = predict_file(run, "scores", str(tmp_path / "pairs.csv"))
+    assert pair["score"] == answers(run, "scores", "class 3\tobject 3")[0]["score"]
+    (tmp_path / "asked.csv").write_text("id,question,context\nq,What is the value?,The value is nine.\n")
+    (answer,) = predict_file(run, "squad", str(tmp_path / "asked.csv"))
+    assert answer == answers(run, "squad", '{"id": "q", "question": "What is the value?", "context": "The value is nine."}')[0]
+    (tmp_path / "masks.csv").write_text("text\nThe [MASK] of an object.\n")
+    (filled,) = predict_file(run, "mask", str(tmp_path / "masks.csv"))
+    assert filled["text"] == "The [MASK] of an object."
+
+
+def test_the_order_of_the_lines_is_kept_over_parts_and_lengths(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_AT_ONCE", 7)
+    texts = [" ".join(["object"] * n) for n in range(1, 21)]
+    random.Random(0).shuffle(texts)
+    together = answers(run, "classes", *texts)
+    assert [a["id"] for a in together] == [str(i) for i in range(1, 21)]
+    for text, answer in zip(texts, together, strict=True):
+        (alone,) = answers(run, "classes", text)
+        assert alone["probabilities"] == pytest.approx(answer["probabilities"], abs=1e-4)
+
+
+def test_questions_are_answered_from_their_context(run: Run) -> None:
+    context = "The value is number nine. " + "Every class has a method. " * 10
+    asked = [json.dumps({"id": i, "question": "What is the value?", "context": context}) for i in ("b", "a")]
+    first, second, plain = answers(run, "squad", *asked, f"What is the value?\t{context}")
+    assert (first["id"], second["id"], plain["id"]) == ("b", "a", "3")
+    assert first["answer"] and first["answer"] in context
+    assert first["answer"] == second["answer"] == plain["answer"] and 0 < first["probability"] <= 1
+
+
+def test_answers_go_to_a_file_in_the_form_that_fits(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = answers(run, "squad", '{"id": "é", "question": "What?", "context": "This value."}')
+    write_answers(given, tmp_path / "predictions.json")
+    assert json.loads((tmp_path / "predictions.json").read_text()) == {"é": given[0]["answer"]}
+    write_answers(given, tmp_path / "predictions.jsonl")
+    assert [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text(encoding="utf-8").splitlines()] == given
+    assert capsys.readouterr().out.count("(1 answers)") == 2
+    write_answers(given, None)
+    assert json.loads(capsys.readouterr().out) == given[0]
+
+
+def test_an_empty_context_has_an_empty_answer(run: Run) -> None:
+    assert answers(run, "squad", '{"question": "What?", "context": ""}')[0]["answer"] == ""
+
+
+def test_masks_are_filled_with_pieces_and_their_probabilities(run: Run) -> None:
+    one, two = answers(run, "mask", "The [MASK] of an object.", '{"text": "A [MASK] is a [MASK]."}')
+    assert one["text"] == "The [MASK] of an object." and len(one["masks"]) == 1 and len(two["masks"]) == 2
+    for guesses in [*one["masks"], *two["masks"]]:
+        assert len(guesses) == 5
+        shares = [guess["probability"] for guess in guesses]
+        assert shares == sorted(shares, reverse=True) and all(0 < p < 1 for p in shares)
+        assert all(isinstance(guess["token"], str) and guess["token"] for guess in guesses)
+
+
+@pytest.mark.parametrize(
+    ("task", "line", "message"),
+    [
+        ("classes", '{"text": "cut', "line 2: is not JSON"),
+        ("classes", '{"words": "a"}', "line 2: has the keys words; it needs `text`, or `text_a` and `text_b`"),
+        ("classes", '{"text": 3}', "line 2: .* as strings"),
+        ("scores", '{"text_a": "a", "text_b": 1}', "line 2: .* as strings"),
+        ("squad", '{"question": "What?"}', "line 2: .* needs `question` and `context`"),
+        ("squad", "only a question", "line 2: .* needs `question` and `context`"),
+        ("mask", "nothing to fill in", r"line 2: no \[MASK\]"),
+        ("mask", "object " * 60 + "[MASK]", r"line 2: no \[MASK\] within the first 48 tokens"),
+        ("mask", "a [MASK]\tpair", "line 2: is a pair"),
+    ],
+)
+def test_a_bad_line_is_named_by_its_number(task: str, line: str, message: str, run: Run) -> None:
+    good = {"squad": "What?\tThis.", "mask": "A [MASK]."}.get(task, "some text")
+    with pytest.raises(DataError, match=message):
+        answers(run, task, good, line)
+
+
+def test_an_unknown_task_lists_what_there_is(run: Run) -> None:
+    with pytest.raises(
+        DataError, match=r"'sst2' \(it has: classes, scores, squad\); run `overnight finetune sst2` first, or ask for `mask`"
+    ):
+        answers(run, "sst2", "text")
+
+
+def test_without_a_checkpoint_the_mask_says_what_to_do(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no checkpoint; run `overnight pretrain` first"):
+        answers(dataclasses.replace(run, out=str(tmp_path)), "mask", "[MASK]")
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_lines_come_from_a_file_or_standard_input(mark: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = mark + "é one\r\ntwo\u2028still two\n\nfour".encode()
+    (tmp_path / "lines").write_bytes(content)
+    stdin(monkeypatch, content)
+    expected = ["é one\r\n", "two\u2028still two\n", "\n", "four"]
+    assert list(read_lines(str(tmp_path / "lines"))) == list(read_lines("-")) == expected
+
+
+def test_what_is_no_text_is_named_by_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lines").write_bytes(b"good\nbad \xff\n")
+    with pytest.raises(DataError, match=r"lines: line 2: is not UTF-8 \(invalid start byte at byte 4\)"):
+        list(read_lines(str(tmp_path / "lines")))
+    stdin(monkeypatch, b"\xff")
+    with pytest.raises(DataError, match="standard input: line 1: is not UTF-8"):
+        list(read_lines("-"))
+    with pytest.raises(DataError, match="No such file"):
+        list(read_lines(str(tmp_path / "absent")))
+    with pytest.raises(DataError, match="directory"):
+        list(read_lines(str(tmp_path)))

@@ -1,0 +1,156 @@
+"""Windows with stride and the answer search, against plain restatements of run_squad.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from overnight.errors import ConfigError, UserError
+from overnight.finetune.metrics import squad_scores
+from overnight.finetune.question_answering import MAX_QUESTION, Window, _max_context, _spans, best_answers, windows
+from overnight.tasks.squad import Answer, Question, load_squad
+
+CONTEXT = "The cat sat on the mat. Déjà vu: 1990s, caf\u0065\u0301 and the Bronco."
+
+
+def _question(answer: str, context: str = CONTEXT, question: str = "who?") -> Question:
+    return Question("q", "t", question, context, (Answer(answer, context.index(answer)),))
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 30))
+def test_windows_cover_every_token_and_max_context_is_the_originals(tokens: int, room: int, stride: int) -> None:
+    spans = _spans(tokens, room, stride)
+    assert {t for begin, count in spans for t in range(begin, begin + count)} == set(range(tokens))
+    assert all(1 <= count <= room for _, count in spans)
+    assert all(b - a == min(stride, count) for (a, count), (b, _) in itertools.pairwise(spans))
+    flags = _max_context(tokens, spans)
+    for position in range(tokens):  # _check_is_max_context
+        best_score, best_index = None, None
+        for index, (begin, count) in enumerate(spans):
+            end = begin + count - 1
+            if begin <= position <= end:
+                value = min(position - begin, end - position) + 0.01 * count
+                if best_score is None or value > best_score:
+                    best_score, best_index = value, index
+        owners = [i for i, (begin, count) in enumerate(spans) if begin <= position < begin + count and flags[i][position - begin]]
+        assert owners == [best_index]
+
+
+@given(st.integers(0, len(CONTEXT) - 1), st.integers(1, 30), st.integers(12, 80), st.integers(1, 40))
+def test_the_span_of_a_window_is_the_answer_snapped_to_whole_tokens(
+    tokenizer: Tokenizer, vocabulary: Any, begin: int, size: int, length: int, stride: int
+) -> None:
+    text = CONTEXT[begin : begin + size]
+    cut = windows(tokenizer, vocabulary, [Question("q", "t", "who?", CONTEXT, (Answer(text, begin),))], length, stride)
+    for window in cut:
+        ids, question = window.ids.tolist(), [vocabulary.cls, *tokenizer.encode("who?", add_special_tokens=False).ids, vocabulary.sep]
+        assert len(ids) <= length and ids[: window.first] == question and ids[-1] == vocabulary.sep
+        assert window.segments.tolist() == [0] * window.first + [1] * (len(ids) - window.first)
+        assert len(window.offsets) == len(window.max_context) == len(ids) - window.first - 1
+        for (a, b), piece in zip(window.offsets, ids[window.first : -1], strict=True):
+            assert tokenizer.encode(CONTEXT[a:b], add_special_tokens=False).ids[0] == piece or tokenizer.id_to_token(piece).startswith("##")
+        if window.start is not None and window.end is not None:
+            first, last = window.offsets[window.start - window.first], window.offsets[window.end - window.first]
+            assert first[1] > begin and last[0] < begin + size
+            marks, far = [np.where(np.arange(len(ids)) == place, 9.0, 0.0) for place in (window.start, window.end)], 400
+            found = best_answers(
+                [dataclasses.replace(window, max_context=np.ones_like(window.max_context))], *[[m] for m in marks], 1, far
+            )[0]
+            assert text.strip().lstrip("\u0301 ") in found["q"] and found["q"] in CONTEXT
+    whole = windows(tokenizer, vocabulary, [Question("q", "t", "who?", CONTEXT, (Answer(text, begin),))], 400, 128)
+    assert len(whole) == 1 and (whole[0].start is None) == (not text.strip("\u0301 "))
+
+
+def test_an_answer_that_a_window_does_not_wholly_hold_is_not_in_it(tokenizer: Tokenizer, vocabulary: Any) -> None:
+    cut = windows(tokenizer, vocabulary, [_question("cat sat on the mat", "the cat sat on the mat the cat the cat")], 12, 3)
+    tokens = len(cut[0].offsets)
+    assert tokens == 12 - 2 - 3 and len(cut) > 1
+    answers = [(w.start, w.end) for w in cut]
+    assert (None, None) in answers and all((a is None) == (b is None) for a, b in answers)
+
+
+def test_long_questions_are_cut_to_64_tokens_and_too_short_a_length_is_refused(tokenizer: Tokenizer, vocabulary: Any) -> None:
+    question = _question("cat", question="cat " * 100)
+    cut = windows(tokenizer, vocabulary, [question], 128, 64)
+    assert cut[0].first == MAX_QUESTION + 2
+    with pytest.raises(ConfigError, match="length = 64: leaves no room for the paragraph beside question q of 64 tokens"):
+        windows(tokenizer, vocabulary, [question], 64, 64)
+
+
+def test_the_first_answer_with_a_place_is_trained_on(tokenizer: Tokenizer, vocabulary: Any) -> None:
+    question = Question("q", "t", "who?", CONTEXT, (Answer("elsewhere", -1), Answer("mat", CONTEXT.index("mat")), Answer("cat", 4)))
+    (window,) = windows(tokenizer, vocabulary, [question], 128, 64)
+    assert window.start is not None
+    a, b = window.offsets[window.start - window.first]
+    assert CONTEXT[a:b] == "mat"
+
+
+def _window(count: int, question: str = "q", first: int = 3, max_context: list[bool] | None = None) -> Window:
+    offsets = np.array([[2 * i, 2 * i + 1] for i in range(count)], dtype=np.int32).reshape(-1, 2)
+    size = first + count + 1
+    flags = np.ones(count, dtype=bool) if max_context is None else np.array(max_context)
+    context = " ".join(chr(0x4E00 + i) for i in range(count))
+    return Window(question, context, np.zeros(size, np.int32), np.zeros(size, np.int8), first, offsets, flags, None, None)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_the_search_finds_the_best_spans_of_all(data: st.DataObject) -> None:
+    count, limit, n_best = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 14)), data.draw(st.integers(1, 25))
+    flags = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    window = _window(count, max_context=flags)
+    logits = st.lists(st.integers(-20, 20), min_size=len(window.ids), max_size=len(window.ids) + 3)
+    start, end = np.array(data.draw(logits), dtype=np.float32), np.array(data.draw(logits), dtype=np.float32)
+    predictions, nbest = best_answers([window], [start], [end], n_best, limit)
+    every = {(i, j): float(start[3 + i] + end[3 + j]) for i in range(count) if flags[i] for j in range(i, min(count, i + limit))}
+    if not every:
+        assert predictions == {"q": ""} and nbest["q"][0]["text"] == ""
+        return
+    found = nbest["q"]
+    assert [float(e["start_logit"]) + float(e["end_logit"]) for e in found] == sorted(every.values(), reverse=True)[:n_best]
+    texts = {window.context[2 * i : 2 * j + 1]: value for (i, j), value in every.items()}
+    assert all(texts[str(e["text"])] == float(e["start_logit"]) + float(e["end_logit"]) for e in found)
+    assert predictions["q"] == found[0]["text"] and len({e["text"] for e in found}) == len(found)
+    assert sum(float(e["probability"]) for e in found) == pytest.approx(1.0)
+
+
+def test_windows_of_a_question_compete_and_equal_texts_are_listed_once() -> None:
+    first, second = _window(4), _window(4)
+    low, high = np.zeros(8), np.zeros(8)
+    low[4] = high[4] = 1.0
+    high[5] = 3.0
+    predictions, nbest = best_answers([first, second, _window(2, "other")], [low, high, np.zeros(6)], [low, high, np.zeros(6)], 5, 30)
+    assert set(predictions) == {"q", "other"}
+    assert predictions["q"] == first.context[4:5] and nbest["q"][0]["start_logit"] == 3.0
+    assert len({e["text"] for e in nbest["q"]}) == len(nbest["q"]) == 5
+    probabilities = [float(e["probability"]) for e in nbest["q"]]
+    assert probabilities == sorted(probabilities, reverse=True)
+
+
+def test_scores_that_are_not_finite_are_refused_by_question() -> None:
+    bad = np.zeros(8)
+    bad[5] = np.nan
+    with pytest.raises(UserError, match="question q: the scores of its tokens are not finite"):
+        best_answers([_window(4)], [bad], [np.zeros(8)])
+
+
+def test_marked_real_answers_are_found_again(data: Path, tokenizer: Tokenizer, vocabulary: Any) -> None:
+    questions = load_squad(data / "squad").dev[:60]
+    cut = windows(tokenizer, vocabulary, questions, 384, 128)
+    assert len(cut) > len(questions)
+    starts, ends = [np.zeros(len(w.ids)) for w in cut], [np.zeros(len(w.ids)) for w in cut]
+    for w, start, end in zip(cut, starts, ends, strict=True):
+        if w.start is not None and w.end is not None:
+            start[w.start] = end[w.end] = 9.0
+    predictions, nbest = best_answers(cut, starts, ends, max_answer=200)
+    assert set(nbest) == {q.id for q in questions}
+    scores = squad_scores({q.id: [a.text for a in q.answers] for q in questions}, predictions)
+    assert scores["exact_match"] > 98.0

@@ -1,0 +1,107 @@
+"""What a finished run shows of itself: drawn by its seed from held-out text, the same each time."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from overnight import config
+from overnight.config import Run
+from overnight.console import Line
+from overnight.corpus.pipeline import prepare
+from overnight.corpus.shards import load_manifest, open_shards
+from overnight.corpus.tokenizer import load_tokenizer
+from overnight.engine.pretrain import pretrain
+from overnight.errors import DataError
+from overnight.finetune import samples as module
+from overnight.finetune.predict import predict
+from overnight.finetune.samples import filled_masks, write_samples
+from overnight.report.summary import quoted, summary_text
+
+
+@pytest.fixture
+def run(pretrained: Run, tmp_path: Path) -> Run:
+    """A finished run whose folder may be written to."""
+    shutil.copytree(pretrained.run_dir, tmp_path / "run")
+    return dataclasses.replace(pretrained, out=str(tmp_path / "run"))
+
+
+def test_masked_words_are_of_held_out_sentences_and_the_guesses_are_those_of_predict(run: Run) -> None:
+    tokenizer, found = load_tokenizer(run.data_dir), filled_masks(run)
+    held_out = " ".join(tokenizer.decode(shard.tokens.tolist()) for shard in open_shards(run.data_dir, "valid"))
+    assert 1 <= len(found) <= module.SENTENCES and len({mask["text"] for mask in found}) == len(found)
+    for mask, answer in zip(found, predict(run, "mask", [mask["text"] for mask in found]), strict=True):
+        assert mask["text"].count("[MASK]") == 1 and mask["text"].replace("[MASK]", mask["word"]) in held_out
+        assert len(mask["word"]) >= 4 and mask["word"].isalpha()
+        assert mask["guesses"] == answer["masks"][0][:3]
+        shares = [guess["probability"] for guess in mask["guesses"]]
+        assert shares == sorted(shares, reverse=True) and 0 < sum(shares) <= 1
+    assert found == filled_masks(run), "the same again"
+
+
+def test_damaged_samples_are_made_anew_and_refused_by_the_report(run: Run) -> None:
+    path = run.run_dir / "samples.json"
+    write_samples(run)
+    whole = path.read_text()
+    path.write_text(whole.replace('"valid"', '"vapid"'))
+    with pytest.raises(DataError, match=r"samples\.json: was changed since it was written, its checksum differs; remove the file"):
+        summary_text(run.run_dir)
+    write_samples(run)
+    assert path.read_text() == whole
+
+
+def test_samples_are_written_once_a_checkpoint_and_shown_in_the_summary(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run.run_dir / "samples.json"
+    write_samples(run)
+    found = json.loads(path.read_text())
+    manifest = load_manifest(run.data_dir)
+    assert found["corpus"]["valid"] == {what: manifest.count("valid", what) for what in ("documents", "tokens")}
+    text = summary_text(run.run_dir)
+    assert f"{found['parameters']:,} parameters, trained on " in text
+    for mask in found["masks"]:
+        best = mask["guesses"][0]
+        assert (
+            f"- {mask['text']}\n  {quoted(best['token'])} {100 * best['probability']:.1f} %, " in text
+            and f"(right: {mask['word']})" in text
+        )
+    monkeypatch.setattr(module, "filled_masks", lambda run: pytest.fail("made anew"))
+    write_samples(run)
+    shutil.rmtree(run.run_dir / "checkpoints" / found["checkpoint"])
+    monkeypatch.setattr(module, "filled_masks", lambda run: [])
+    write_samples(run)
+    assert json.loads(path.read_text())["checkpoint"] != found["checkpoint"]
+
+
+def test_without_held_out_sentences_nothing_is_masked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "open_shards", lambda *place, **more: [])
+    assert filled_masks(run) == []
+
+
+def test_a_byte_model_goes_on_with_held_out_beginnings(tmp_path: Path) -> None:
+    source = tmp_path / "lines.jsonl"
+    source.write_text(
+        "".join(json.dumps({"text": f"the number {i} is followed by {i + 1} and more words. " * 4}) + "\n" for i in range(60))
+    )
+    tree = {
+        "name": "small",
+        "out": str(tmp_path / "run"),
+        "data": {"paths": [str(source)], "dir": str(tmp_path / "data"), "units": "bytes", "valid_fraction": 0.2, "workers": 1},
+        "model": {"kind": "mlstm", "layers": 1, "width": 16, "embedding": 8},
+        "phases": {"only": {"steps": 2, "global_batch": 2, "length": 16, "shards": 4, "micro_batch": 2}},
+        "train": {"device": "cpu", "threads": 1, "checkpoint_every": 2, "eval_sequences": 4},
+    }
+    run = config.build_run(tree)
+    prepare(run.data, run.data_dir, log=lambda text: None)
+    pretrain(run, Line(io.StringIO()))
+    write_samples(run)
+    texts = json.loads((run.run_dir / "samples.json").read_text())["texts"]
+    assert len(texts) == 2 and all(
+        text["prompt"].startswith("the number ") and len(text["prompt"]) <= 60 and text["text"] for text in texts
+    )
+    assert f"- {texts[0]['prompt']} | " in summary_text(run.run_dir)
+    assert module.continued_texts(run) == texts
