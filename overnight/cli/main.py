@@ -69,7 +69,7 @@ def command() -> NoReturn:
     A process that shares its training with others ends without the interpreter's own end. All files are closed by then, and all collectives
     done or lost. But a thread of gloo drops the tensors of a collective a moment after it is done, and needs the interpreter for it: one
     that asks while the interpreter is ending is ended by it, which aborts the process ("terminate called without an active exception"),
-    and the launcher takes an error that was told for a crash. The thread cannot be waited for after an error (train.parallel.joined).
+    and the launcher takes an error that was told for a crash. The thread cannot be waited for after an error (distributed.world.process_group).
     """
     if os.environ.get("WORLD_SIZE", "1") in ("", "0", "1"):
         sys.exit(main())
