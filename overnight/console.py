@@ -16,8 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from overnight.display import duration, number, share
-from overnight.wording import folded
+from overnight.display import duration, folded, number, share
 
 # Seconds between plain progress lines where the output is no terminal, and between pictures where it is one.
 _LINE_EVERY, _PICTURE_EVERY = 10.0, 0.25

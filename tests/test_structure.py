@@ -35,14 +35,13 @@ LAYERS = [
     ["run_dir"],
     ["config"],
     ["native", "signals", "state_files"],
-    ["errors", "display", "wording", ""],
+    ["errors", "display", ""],
 ]
 # These, and everything of ours that they import, run without torch.
 NO_TORCH = [
     "config",
     "errors",
     "display",
-    "wording",
     "state_files",
     "corpus",
     "report",

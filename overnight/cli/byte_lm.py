@@ -10,9 +10,8 @@ from typing import get_args, get_type_hints
 
 from overnight.cli.task_keys import task_overrides
 from overnight.config.schema import Transfer
-from overnight.display import duration, number
+from overnight.display import duration, for_stream, number, plural
 from overnight.errors import ConfigError
-from overnight.wording import for_stream, plural
 
 TAKE_OVERRIDES = ("evaluate", "transfer", "featurise", "heatmap", "generate")
 """Verbs that take keys of a recipe: `transfer` those of its task, the others such as `--train.precision=bf16`."""

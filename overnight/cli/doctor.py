@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from overnight.display import plural
 from overnight.run_dir.environment import environment, package_version
-from overnight.wording import plural
 
 # As in pyproject.toml; a test compares them.
 EXTRAS = {

@@ -18,8 +18,8 @@ from overnight.cli.byte_lm import TAKE_OVERRIDES, add_byte_commands
 from overnight.cli.launch_options import BENCHMARKS, EXTEND, LAUNCH
 from overnight.cli.task_keys import KeysHelp, machine_overrides, next_commands, task_overrides
 from overnight.config.schema import Finetune
+from overnight.display import for_stream
 from overnight.errors import ConfigError, UserError
-from overnight.wording import for_stream
 
 if TYPE_CHECKING:
     from overnight.config import Run

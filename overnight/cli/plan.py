@@ -23,13 +23,12 @@ from overnight.config import Optim, Phase, Run
 from overnight.config.validate import settings
 from overnight.corpus.shards import load_manifest, open_shards
 from overnight.corpus.tokenizer import load_vocabulary
-from overnight.display import share
+from overnight.display import plural, share
 from overnight.errors import DataError
 from overnight.models.bert import BertForPretraining, padded_vocabulary
 from overnight.models.bytes import BYTES, byte_model
 from overnight.optim.groups import parameter_groups
 from overnight.optim.schedules import learning_rate, peak_lr, reference, resolved
-from overnight.wording import plural
 
 _SAMPLES = 1000
 _JUDGED_TOKENS = 1_000_000

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 from overnight import config
 from overnight.config.schema import Model
 from overnight.config.validate import belongs
-from overnight.wording import folded, yaml_text
+from overnight.display import folded, yaml_text
 
 # What a verb is begun with, and which sections it reads.
 _EXAMPLES: dict[str, list[tuple[str, str]]] = {

@@ -8,9 +8,8 @@ from functools import partial
 from overnight.config import Run, environment_path
 from overnight.console import Line
 from overnight.corpus.pipeline import prepare
-from overnight.display import duration
+from overnight.display import duration, plural
 from overnight.errors import ConfigError
-from overnight.wording import plural
 
 
 def run_all(run: Run, extend: bool = False) -> None:

@@ -15,9 +15,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from overnight.config.schema import Run
 from overnight.config.validate import validate_run
+from overnight.display import yaml_text
 from overnight.errors import ConfigError
 from overnight.state_files import parse_yaml, read_yaml
-from overnight.wording import yaml_text
 
 
 def recipes() -> dict[str, Path]:

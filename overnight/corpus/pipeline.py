@@ -45,10 +45,10 @@ from overnight.corpus.tasks import (
 )
 from overnight.corpus.tokenizer import load_pieces, read_pieces, save_tokenizer, train_pieces, vocabulary
 from overnight.corpus.workers import core_count, run_tasks
+from overnight.display import plural
 from overnight.errors import ConfigError, DataError
 from overnight.run_dir.atomic import write_json
 from overnight.state_files import STRICT, read_json, sealed
-from overnight.wording import plural
 
 # A task: large enough to hide a process's and a file's costs, small enough that its memory (about 30 times this) does not count.
 CHUNK_BYTES = 5 << 20

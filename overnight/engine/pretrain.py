@@ -20,6 +20,7 @@ from overnight.checkpoint.run_identity import check_folder, claim_folder, unreco
 from overnight.checkpoint.writer import CheckpointWriter
 from overnight.config import Run
 from overnight.console import Line
+from overnight.display import plural
 from overnight.distributed.world import (
     ErrorOnOtherRank,
     World,
@@ -46,7 +47,6 @@ from overnight.run_dir.lock import run_lock
 from overnight.run_dir.metrics import Metrics, open_loggers
 from overnight.signals import Interrupted, catch_signals
 from overnight.state_files import sealed
-from overnight.wording import plural
 
 _TRAIN, _HELD_OUT = 0, 1
 # Rollbacks to one checkpoint before the run stops.

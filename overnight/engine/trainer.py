@@ -18,7 +18,7 @@ from overnight.checkpoint.writer import CheckpointWriter
 from overnight.config import Run
 from overnight.console import Line, Status, facts
 from overnight.corpus.shards import load_manifest
-from overnight.display import measures, share
+from overnight.display import measures, plural, share
 from overnight.distributed.replicas import ReplicaMismatch, StragglerMonitor, compare_replicas
 from overnight.distributed.world import World, all_reduce_max, raise_on_all_ranks
 from overnight.engine.loop import LoopConfig, Objective, StepResult, due, evaluate, training_steps
@@ -37,7 +37,6 @@ from overnight.optim.schedules import learning_rate, peak_lr
 from overnight.run_dir.lock import Heartbeat
 from overnight.run_dir.metrics import Metrics
 from overnight.signals import Interrupted, Signals
-from overnight.wording import plural
 
 # In the place of a signal's number: a checkpoint could not be written, which the processes must know at the same step.
 _UNSAVED = 1 << 16

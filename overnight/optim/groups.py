@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from overnight.config import Optim
+from overnight.display import plural
 from overnight.optim import native
 from overnight.optim.lamb import Lamb
 from overnight.optim.lans import Lans
 from overnight.optim.lars import Lars
 from overnight.optim.muon import Muon
-from overnight.wording import plural
 
 
 def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:

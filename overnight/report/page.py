@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from overnight.config import describe
-from overnight.display import duration, number, points, share
+from overnight.display import duration, number, plural, points, share, yaml_text
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.run_reader import Record, RunFolder, read_folder
 from overnight.report.summary import facts_lines, of_bytes, quoted, summarise_folder, unit_text
 from overnight.report.tensors import heat_maps, noise_curves
 from overnight.run_dir.atomic import write_whole
-from overnight.wording import plural, yaml_text
 
 # Points of a curve in the page; of longer runs every k-th line is shown.
 _POINTS = 3000

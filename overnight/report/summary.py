@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from overnight.display import duration, number, points, scale_of, share, unit
+from overnight.display import duration, number, plural, points, scale_of, share, unit
 from overnight.report.run_reader import Record, RunFolder, read_folder
-from overnight.wording import plural
 
 _HELD_OUT = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
 
