@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -16,23 +14,8 @@ from overnight.config import describe
 from overnight.display import duration, number, plural, points, share, yaml_text
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.run_reader import Record, RunFolder, read_folder
-from overnight.report.summary import facts_lines, of_bytes, quoted, summarise_folder, unit_text
-from overnight.report.tensors import heat_maps, noise_curves
+from overnight.report.summary import facts_lines, quoted, summarise_folder, unit_text
 from overnight.run_dir.atomic import write_whole
-
-# Points of a curve in the page; of longer runs every k-th line is shown.
-_POINTS = 3000
-_CURVES = {
-    "train": (
-        *("loss", "mlm_loss", "nsp_loss", "byte_loss", "label_loss", "lr", "grad_norm", "loss_scale", "skipped"),
-        *("tokens_per_s", "sequences_per_s", "mfu", "memory_gb", "loader_wait"),
-    ),
-    "eval": ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "byte_loss", "byte_accuracy", "label_loss"),
-}
-
-
-# Events that every run has; the others are worth a look.
-ROUTINE = ("saved", "memory", "micro-batch")
 
 
 def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
@@ -77,9 +60,12 @@ def _render(folders: Sequence[RunFolder]) -> str:
     try:
         import jinja2
         from plotly.offline import get_plotlyjs
+
+        from overnight.report import figures
     except ImportError as error:
         raise UserError(f"the report needs {error.name}: pip install 'overnight[report]'") from None
     names = _names(folders)
+    charts = figures.Charts(folders, names)
     runs = [{**summarise_folder(folder), "name": name} for folder, name in zip(folders, names, strict=True)]
     own = resources.files("overnight.report")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -91,17 +77,18 @@ def _render(folders: Sequence[RunFolder]) -> str:
         dots=_dots,
         unit_text=unit_text,
         facts_lines=facts_lines,
-        event_text=event_text,
-        routine=ROUTINE,
+        event_text=figures.event_text,
+        histogram=figures.histogram,
+        routine=figures.ROUTINE,
         settings=_side_by_side([folder.settings for folder in folders]),
         defaults=_defaults(),
         machines=_side_by_side([folder.environment or {} for folder in folders]),
         style=(own / "page.css").read_text(encoding="utf-8"),
         script=(own / "page.js").read_text(encoding="utf-8"),
         plotly=get_plotlyjs(),
-        curves=_as_script_data({"runs": [_curves(folder, name) for folder, name in zip(folders, names, strict=True)], "routine": ROUTINE}),
-        measured=any(folder.records["tensors"] for folder in folders),
-        skipped=max((math.ceil(len(folder.records["train"]) / _POINTS) for folder in folders), default=1),
+        charts=charts,
+        pale=figures.PALE,
+        skipped=max((math.ceil(len(folder.records["train"]) / figures.POINTS) for folder in folders), default=1),
     )
 
 
@@ -112,73 +99,6 @@ def _names(folders: Sequence[RunFolder]) -> list[str]:
     if len(set(names)) < len(names):
         raise DataError(f"two of the runs cannot be told apart: {', '.join(names)}")
     return names
-
-
-def _curves(folder: RunFolder, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": name, "phases": _phase_starts(folder)}
-    for kind, keys in _CURVES.items():
-        records = folder.records[kind]
-        records = records[:: max(1, math.ceil(len(records) / _POINTS))]
-        found[kind] = {"step": [r["global_step"] for r in records], "seconds": [r["seconds"] for r in records]}
-        found[kind] |= {key: [_finite(r.get(key)) for r in records] for key in keys if any(key in r for r in records)}
-    found["events"] = _events(folder)
-    found["tensors"] = heat_maps(folder.records["tensors"])
-    found["noise"] = noise_curves(folder.records["noise"], _POINTS)
-    # A run without NSP has one loss only.
-    if "mlm_loss" not in found["train"] and "loss" in found["train"] and not of_bytes(folder):
-        found["train"]["mlm_loss"] = found["train"]["loss"]
-    return found
-
-
-def _events(folder: RunFolder) -> list[dict[str, Any]]:
-    """What happened at which step and time (that of the last line of metrics before it, where it has none of its own)."""
-    lines = [*folder.records["train"], *folder.records["eval"]]
-    times = sorted((record["global_step"], record["seconds"]) for record in lines)
-
-    def seconds(event: Record) -> float:
-        before = bisect.bisect_right(times, (event["global_step"], math.inf))
-        return float(event.get("seconds", times[before - 1][1] if before else 0.0))
-
-    events = [event for event in folder.records["event"] if isinstance(event.get("global_step"), int)]
-    return [
-        {
-            "what": event["what"],
-            "step": event["global_step"],
-            "seconds": seconds(event),
-            "message": event_text(event).removeprefix(f"{event['what']}: ") if event_text(event) != event["what"] else "",
-        }
-        for event in events
-    ]
-
-
-def event_text(event: Record) -> str:
-    """What happened, in words."""
-    if event["what"] == "memory" and isinstance(event.get("peak_gb"), int | float):
-        size = f"{plural(event['micro_batch'], 'sequence')} at once" if isinstance(event.get("micro_batch"), int) else ""
-        return f"phase {event.get('phase', '?')} took {event['peak_gb']:.2f} GB at most{f', with {size}' if size else ''}"
-    message = str(event.get("message", ""))
-    return f"{event['what']}: {message}" if message else str(event["what"])
-
-
-def _phase_starts(folder: RunFolder) -> list[dict[str, Any]]:
-    """Step and time at which each phase was begun first (a resumed run begins a phase again)."""
-    starts: dict[str, Record] = {}
-    for record in folder.records["phase"]:
-        if record["event"] == "start":
-            starts.setdefault(record["phase"], record)
-    for record in [*folder.records["train"], *folder.records["eval"]]:
-        starts.setdefault(record["phase"], record)
-    return [{"name": name, "step": r["global_step"], "seconds": r.get("seconds", 0)} for name, r in starts.items()]
-
-
-def _finite(value: Any) -> float | None:
-    """A number that JSON has; NaN and infinity leave a gap in the curve."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _as_script_data(value: Any) -> str:
-    """JSON that can stand inside a script element: `</script>` in a name would end it."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _ordinal(value: int) -> str:
