@@ -1,19 +1,20 @@
-"""What a run says while it works: a live view on a terminal, elsewhere a line every ten seconds, with the same numbers."""
+"""What a run prints while it works: a live view on a terminal, elsewhere a line every ten seconds, with the same numbers; and aligned tables."""
 
 from __future__ import annotations
 
-import io
 import math
-import os
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from io import StringIO
+from typing import Any, Self, TextIO
 
-from rich.cells import cell_len
-from rich.console import Console
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from overnight.display import duration, folded, number, share
@@ -23,6 +24,24 @@ _LINE_EVERY, _PICTURE_EVERY = 10.0, 0.25
 _WIDEST_BAR = 50
 # Share of the time that a loop may wait for its batches without a word.
 _LONG_WAIT = 0.005
+
+
+def table(rows: Sequence[Sequence[str]], left: int = 1, width: int = 10_000) -> str:
+    """Return rows as aligned lines without colors.
+
+    Args:
+        rows: of cells, as many in each.
+        left: number of columns that are aligned to the left; the others hold numbers.
+        width: of the whole table (characters); cells that do not fit go on in the next line.
+    """
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for column in range(len(rows[0])):
+        grid.add_column(justify="left" if column < left else "right", overflow="fold")
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    out = StringIO()
+    Console(file=out, width=width, color_system=None).print(grid)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 @dataclass(frozen=True)
@@ -47,29 +66,21 @@ class Status:
             words[-1] += f" (all phases {duration(sum(self.left.values()))})"
         return "  ".join(words)
 
-    def picture(self, width: int, ascii_only: bool = False) -> Iterator[Text]:
-        """A bar for each phase, and below them the facts, as lines of at most `width` columns."""
-        counts = {name: f"{done:>{len(f'{steps:,}')},}/{steps:,}" for name, (done, steps) in self.steps.items()}
-        times = {name: duration(self.left[name]) + " left" if name in self.left else "" for name in self.steps}
-        columns = [max(map(len, texts)) for texts in (self.steps, counts.values(), times.values())]
-        bar = min(width - sum(columns) - 6, _WIDEST_BAR)
+    def picture(self) -> RenderableType:
+        """Return a bar for each phase, and below them the facts."""
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True)
+        grid.add_column()
+        grid.add_column(justify="right", no_wrap=True)
+        grid.add_column(justify="right", no_wrap=True)
         for name, (done, steps) in self.steps.items():
-            style = "green" if done == steps else "cyan" if name == self.phase else "dim"
-            line = Text().append(f"{name:{columns[0]}}  ", "bold" if name == self.phase else "dim")
-            if bar > 4:
-                line.append_text(_bar(done / steps, bar, style, ascii_only)).append("  ")
-            yield line.append(f"{counts[name]:>{columns[1]}}  {times[name]:>{columns[2]}}".rstrip(), "" if name == self.phase else "dim")
+            left = f"{duration(self.left[name])} left" if name in self.left else ""
+            color = "green" if done == steps else "cyan"
+            bar = ProgressBar(steps, done, _WIDEST_BAR, complete_style=color, finished_style=color)
+            grid.add_row(Text(name), bar, f"{done:,}/{steps:,}", left, style="" if name == self.phase else "dim")
         if len(self.left) > 1:
-            whole = duration(sum(self.left.values())) + " left in all"
-            yield Text(f"{whole:>{sum(columns) + (bar + 2 if bar > 4 else 0) + 4}}", "dim")
-        line = Text()
-        for name, value in self.facts.items():
-            if line and len(line) + 3 + len(name) + 1 + len(value) > width:
-                yield line
-                line = Text()
-            line.append("   " if line else "").append(f"{name} ", "dim").append(value)
-        if line:
-            yield line
+            grid.add_row("", "", "in all", f"{duration(sum(self.left.values()))} left", style="dim")
+        return Group(grid, Columns([Text.assemble((f"{name} ", "dim"), value) for name, value in self.facts.items()], padding=(0, 3)))
 
 
 def facts(values: Mapping[str, Any], peak: str = "", known: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -99,15 +110,8 @@ def facts(values: Mapping[str, Any], peak: str = "", known: Mapping[str, str] | 
     return {name: text for name, text in (shown | said | dict(known or {}) | at_times).items() if text}
 
 
-def _bar(share: float, width: int, style: str, ascii_only: bool) -> Text:
-    full, half, empty = ("#", "", "-") if ascii_only else ("━", "╸", "━")
-    halves = round(2 * width * min(share, 1.0))
-    done = full * (halves // 2) + half * (halves % 2)
-    return Text(done, style).append(empty * (width - len(done)), "bright_black")
-
-
 class Line:
-    """The lines that a run says, and its progress below them.
+    """The lines that a run prints, and its progress below them.
 
     On a terminal the progress stays at the bottom and is painted over in place, a few times a second; elsewhere, and with TERM=dumb,
     it is a plain line every ten seconds. NO_COLOR is obeyed.
@@ -118,107 +122,60 @@ class Line:
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
-        self._live = self._out.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-        self._console = Console(file=self._out, highlight=False)
+        self._console = Console(file=self._out, highlight=False, markup=False, emoji=False)
+        self._terminal = self._out.isatty() and self._console.is_interactive
         self._last = -math.inf
-        self._shown: str | Status = ""
-        self._painted: list[int] = []  # columns of each line of the picture that stands on the terminal
-        self._stderr: TextIO | None = None
+        self._live: Live | None = None
+        self._stays = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.clear()
 
     def due(self) -> bool:
-        """Whether a terminal waits for a new picture; elsewhere every line is worth showing to :meth:`show`."""
-        return self._live and time.monotonic() - self._last >= _PICTURE_EVERY
+        """Return whether a terminal waits for a new picture; elsewhere every line is worth giving to :meth:`update`."""
+        return self._terminal and time.monotonic() - self._last >= _PICTURE_EVERY
 
-    def show(self, state: str | Status, final: bool = False) -> None:
+    def update(self, state: str | Status, final: bool = False) -> None:
         """Show the newest state, if that before is old enough; `final` leaves it standing as a line."""
-        now = time.monotonic()
+        text = state if isinstance(state, str) else state.text()
         if final:
             self.clear()
-            self.say(_text(state))
-        elif self._live:
-            self._shown = state
-            if self.due():
-                self._last = now
-                self._catch_stderr()
-                self._write(self._up() + self._picture())
-        elif now - self._last >= _LINE_EVERY:
-            self._last = now
-            self.say(_text(state))
+            self.print(text)
+            return
+        now = time.monotonic()
+        if now - self._last < (_PICTURE_EVERY if self._terminal else _LINE_EVERY):
+            return
+        self._last = now
+        if not self._terminal:
+            self.print(text)
+            return
+        self._stays = isinstance(state, Status)
+        if self._live is None:
+            # Where standard error is the terminal too, warnings come above the picture instead of into it.
+            to_terminal = sys.stderr.isatty()
+            self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=to_terminal)
+            self._live.start()
+            # Live hides the cursor until it ends, which a killed run does not.
+            self._console.show_cursor()
+        picture = state.picture() if isinstance(state, Status) else Text(text, no_wrap=True, overflow="ellipsis")
+        self._live.update(picture, refresh=True)
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a line that stays, above the progress; a terminal narrower than the line breaks it between words."""
-        above = (
-            self._up()
-            + ("\x1b[J" if self._painted else "")
-            + (folded(text, shutil.get_terminal_size().columns) if self._live else text)
-            + "\n"
-        )
-        self._painted = []
-        if isinstance(self._shown, Status):
-            above += self._picture()
-        self._write(above)
+        if not self._stays:
+            self.clear()
+        if self._terminal:
+            self._console.print(folded(text, self._console.width), soft_wrap=True)
+        else:
+            self._out.write(f"{text}\n")
+        self._out.flush()
 
     def clear(self) -> None:
         """Take the progress off the terminal, until something is shown again."""
-        if self._painted:
-            self._write(self._up() + "\x1b[J")
-        self._shown, self._painted = "", []
-        if self._stderr is not None:
-            sys.stderr, self._stderr = self._stderr, None
-
-    def _write(self, text: str) -> None:
-        self._out.write(text)
-        self._out.flush()
-
-    def _up(self) -> str:
-        """To the beginning of the picture; lines that are wider than the terminal has become have been wrapped by it."""
-        if not self._painted:
-            return ""
-        columns = shutil.get_terminal_size().columns
-        rows = sum(max(1, -(-width // columns)) for width in self._painted)
-        return "\r" + (f"\x1b[{rows - 1}A" if rows > 1 else "")
-
-    def _picture(self) -> str:
-        """The shown state in the terminal's own language, painted over what stands there, with nothing erased first that comes again."""
-        # A line as wide as the terminal would be wrapped by some.
-        size = shutil.get_terminal_size()
-        width = max(size.columns - 1, 1)
-        ascii_only = not self._console.encoding.startswith("utf")
-        lines = [Text(self._shown)] if isinstance(self._shown, str) else list(self._shown.picture(width, ascii_only))
-        lines = lines[: max(size.lines - 1, 1)]
-        with self._console.capture() as captured:
-            for line in lines:
-                line.truncate(width, overflow="ellipsis" if not ascii_only else "crop")
-                self._console.print(line, soft_wrap=True)
-        self._painted = [cell_len(line.plain) for line in lines]
-        painted = captured.get().removesuffix("\n").split("\n")
-        # The cursor hides while it moves, and no longer: a killed run leaves it there.
-        return "\x1b[?25l" + "\n".join(line + "\x1b[K" for line in painted) + "\x1b[J\x1b[?25h"
-
-    def _catch_stderr(self) -> None:
-        """Let what others print, such as warnings, come above the picture instead of into it."""
-        if isinstance(self._shown, Status) and self._stderr is None and sys.stderr.isatty():
-            self._stderr, sys.stderr = sys.stderr, _Above(self, sys.stderr)
-
-
-class _Above(io.TextIOBase):
-    """Standard error while a picture stands at the bottom of the terminal: whole lines go above it."""
-
-    def __init__(self, line: Line, below: TextIO) -> None:
-        self._line, self._below, self._rest = line, below, ""
-
-    def fileno(self) -> int:
-        return self._below.fileno()
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            self._line.say(line)
-        return len(text)
-
-
-def _text(state: str | Status) -> str:
-    return state if isinstance(state, str) else state.text()
+        if self._live is not None:
+            self._live.update("")  # else a picture that is taller than the terminal would be painted whole at the end
+            self._live.stop()
+        self._live, self._stays = None, False

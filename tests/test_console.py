@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from overnight import console
 from overnight.config import Run
-from overnight.console import Line, Status, duration, facts
+from overnight.console import Line, Status, duration, facts, table
 from overnight.engine.pretrain import pretrain
 from overnight.signals import Interrupted
 
@@ -32,10 +32,6 @@ class Terminal(io.StringIO):
 
     encoding = "utf-8"  # type: ignore[assignment]
 
-    def __init__(self, columns: int = 80, rows: int = 24) -> None:
-        super().__init__()
-        self.size = os.terminal_size((columns, rows))
-
     def isatty(self) -> bool:
         return True
 
@@ -45,7 +41,6 @@ class Terminal(io.StringIO):
             if text:
                 lines[row] = lines[row][:column].ljust(column) + text + lines[row][column + len(text) :]
                 column += len(text)
-                assert not self.hidden or column <= self.size.columns, "a line of the picture would wrap"
             elif code == "\r":
                 column = 0
             elif code == "\n":
@@ -53,15 +48,16 @@ class Terminal(io.StringIO):
                 lines += [""] * (row == len(lines))
             elif code[-1] == "A":
                 row -= int(code[2:-1])
+                lines[row] = lines[row].ljust(column)
                 assert row >= 0
-            elif code[-1] == "K":
-                lines[row] = lines[row][:column]
-            elif code[-1] == "J":
-                lines[row:] = [lines[row][:column]]
+            elif code == "\x1b[2K":
+                lines[row] = ""
             elif code[-1] in "lh":
                 self.hidden = code[-1] == "l"
             else:
                 assert code[-1] == "m", code
+        while len(lines) > row + 1 and not lines[-1].strip():
+            lines.pop()
         return [line.rstrip() for line in lines]
 
 
@@ -79,8 +75,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Terminal]:
     monkeypatch.delenv("NO_COLOR", raising=False)
 
     def make(columns: int = 80, rows: int = 24) -> Terminal:
-        made = Terminal(columns, rows)
-        monkeypatch.setattr(console.shutil, "get_terminal_size", lambda: made.size)
+        made = Terminal()
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("LINES", str(rows))
         return made
 
     return make
@@ -90,33 +87,33 @@ def test_on_a_terminal_a_text_is_rewritten_in_place(terminal: Callable[..., Term
     out = terminal()
     line = Line(out)
     for text in ("step 1  a long text about it", "step 2  short"):
-        line.show(text)
+        line.update(text)
         clock[0] += 1
     assert out.screen() == ["step 2  short"]
-    line.say("held out: good")
-    line.show("step 3")
-    line.show("step 4", final=True)
-    line.say("done")
+    line.print("held out: good")
+    line.update("step 3")
+    line.update("step 4", final=True)
+    line.print("done")
     assert out.screen() == ["held out: good", "step 4", "done", ""]
 
 
 def test_a_picture_stays_below_the_lines_that_are_said(terminal: Callable[..., Terminal], clock: list[float]) -> None:
     out = terminal()
     line = Line(out)
-    line.say("phase long")
-    line.show(STATUS)
+    line.print("phase long")
+    line.update(STATUS)
     first = out.screen()
     assert first[0] == "phase long"
     assert first[1].startswith("short    ━") and first[1].endswith("1,800/1,800")
     assert first[2].endswith("1,030/4,100  1 min 10 s left") and first[3].endswith("  0/100  2 min 10 s left")
-    assert first[4].endswith("  3 min 20 s left in all") and len({len(text) for text in first[2:4]}) == 1
-    assert " ".join(first[5:]) == "loss 2.346   lr 0.00123   tokens/s 12,346   MFU 31.2 % of the measured peak memory 1.2 GB"
-    line.say("held out: good\nand more")
+    assert first[4].endswith("     in all  3 min 20 s left") and len({len(text) for text in first[2:4]}) == 1
+    assert first[5:] == ["loss 2.346      lr 0.00123   tokens/s 12,346   MFU 31.2 % of the measured peak", "memory 1.2 GB"]
+    line.print("held out: good\nand more")
     assert out.screen() == ["phase long", "held out: good", "and more", *first[1:]]
     clock[0] += 1
-    line.show(replace(STATUS, facts={"loss": "2.3"}))
+    line.update(replace(STATUS, facts={"loss": "2.3"}))
     assert out.screen()[-1] == "loss 2.3"
-    line.show(STATUS, final=True)
+    line.update(STATUS, final=True)
     assert out.screen()[:3] == ["phase long", "held out: good", "and more"] and out.screen()[3].startswith("long 1,030/4,100  loss 2.346")
     assert " ".join(text.strip() for text in out.screen()[3:-1]) == STATUS.text(), "broken between words, where 80 columns end"
     assert all(len(text) <= 80 for text in out.screen())
@@ -130,20 +127,9 @@ def test_a_terminal_is_painted_four_times_a_second_at_most(terminal: Callable[..
         clock[0] += 0.01
         before = len(out.getvalue())
         if line.due():
-            line.show(STATUS)
+            line.update(STATUS)
         pictures += len(out.getvalue()) > before
     assert 35 <= pictures <= 40
-
-
-def test_nothing_is_erased_that_is_painted_again(terminal: Callable[..., Terminal], clock: list[float]) -> None:
-    out = terminal()
-    line = Line(out)
-    for step in range(3):
-        clock[0] += 1
-        line.show(replace(STATUS, steps=STATUS.steps | {"long": (1030 + step, 4100)}))
-    # Lines are cleared behind their new end only, and what is below the picture after its last line.
-    again = out.getvalue().split("\x1b[?25h")[1]
-    assert re.fullmatch(r"\r\x1b\[\dA\x1b\[\?25l(?:[^\x1b]|\x1b\[[\d;]*m)+(\x1b\[K\n(?:[^\x1b]|\x1b\[[\d;]*m)+)+\x1b\[K\x1b\[J", again)
 
 
 @given(
@@ -154,36 +140,24 @@ def test_nothing_is_erased_that_is_painted_again(terminal: Callable[..., Termina
 def test_pictures_fit_any_terminal_and_leave_what_is_above_them(columns: int, rows: int, facts: list[dict[str, str]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TERM", "xterm")
-        out = Terminal(columns, rows)
-        patch.setattr(console.shutil, "get_terminal_size", lambda: out.size)
+        patch.setenv("COLUMNS", str(columns))
+        patch.setenv("LINES", str(rows))
+        out = Terminal()
         patch.setattr(console, "_PICTURE_EVERY", 0.0)
         line = Line(out)
-        line.say("above")
+        line.print("above")
         for known in [{}, *facts, STATUS.facts]:
-            line.show(replace(STATUS, facts=known))
-        line.say("and more")
-        assert out.screen()[:2] == ["above", "and more"] and len(out.screen()) <= 2 + rows - 1
+            line.update(replace(STATUS, facts=known))
+        line.print("and more")
+        assert out.screen()[:2] == ["above", "and more"] and len(out.screen()) <= 2 + rows
         line.clear()
         assert out.screen() == ["above", "and more", ""]
-
-
-def test_a_terminal_that_became_narrower_and_wrapped_the_picture_is_cleaned(terminal: Callable[..., Terminal], clock: list[float]) -> None:
-    out = terminal(80)
-    line = Line(out)
-    line.show(STATUS)
-    widths = [len(text) for text in out.screen()]
-    out.size = os.terminal_size((40, 24))
-    clock[0] += 1
-    before = len(out.getvalue())
-    line.show(STATUS)
-    up = re.match(r"\r\x1b\[(\d+)A", out.getvalue()[before:])
-    assert up is not None and int(up[1]) == sum(-(-width // 40) for width in widths) - 1
 
 
 def test_the_cursor_is_there_after_every_write(terminal: Callable[..., Terminal], clock: list[float]) -> None:
     out = terminal()
     line = Line(out)
-    line.show(STATUS)
+    line.update(STATUS)
     out.screen()
     assert not out.hidden
     line.clear()
@@ -193,7 +167,7 @@ def test_the_cursor_is_there_after_every_write(terminal: Callable[..., Terminal]
 def test_no_color_leaves_no_color(terminal: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     out = terminal()
-    Line(out).show(STATUS)
+    Line(out).update(STATUS)
     # 1, 2 and 0 are bold, dim and plain.
     assert {code for codes in re.findall(r"\x1b\[([\d;]*)m", out.getvalue()) for code in codes.split(";")} <= {"0", "1", "2"}
 
@@ -208,15 +182,15 @@ def test_a_dumb_terminal_gets_plain_lines(
     for _ in range(15):
         clock[0] += 1
         assert not line.due()
-        line.show(STATUS)
+        line.update(STATUS)
     assert out.getvalue() == (STATUS.text() + "\n") * 2
 
 
 def test_a_terminal_without_unicode_gets_ascii_bars(terminal: Callable[..., Terminal]) -> None:
     out = terminal()
     out.encoding = "ascii"  # type: ignore[misc]
-    Line(out).show(STATUS)
-    assert out.getvalue().isascii() and "####" in out.getvalue() and "----" in out.getvalue()
+    Line(out).update(STATUS)
+    assert out.getvalue().isascii() and "----" in out.getvalue()
 
 
 def test_warnings_come_above_the_picture_and_standard_error_is_given_back(
@@ -225,7 +199,7 @@ def test_warnings_come_above_the_picture_and_standard_error_is_given_back(
     out, error = terminal(columns=200), Terminal()
     monkeypatch.setattr(sys, "stderr", error)
     line = Line(out)
-    line.show(STATUS)
+    line.update(STATUS)
     picture = out.screen()
     print("UserWarning: the disk is slow\n  disk()", file=sys.stderr)
     sys.stderr.write("half a ")
@@ -240,8 +214,8 @@ def test_elsewhere_a_line_comes_every_ten_seconds_and_the_last_always(clock: lis
     line = Line(out)
     for step in range(1, 31):
         clock[0] += 1
-        line.show(f"step {step}")
-    line.show("step 31", final=True)
+        line.update(f"step {step}")
+    line.update("step 31", final=True)
     assert out.getvalue() == "step 1\nstep 11\nstep 21\nstep 31\n"
 
 
@@ -290,6 +264,18 @@ def test_the_facts_of_a_line_of_metrics_are_in_words_and_only_those_that_matter(
         ("waits for data", "0.7 %"),
         ("skipped", "3"),
     ]
+
+
+def test_a_table_aligns_its_columns_and_leaves_its_cells_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    rows = [("name", "steps", "time"), ("[bold]short[/] :smile:", "1,800", "2 min"), ("", "9", "")]
+    assert table(rows).split("\n") == [
+        "name                    steps   time",
+        "[bold]short[/] :smile:  1,800  2 min",
+        "                            9",
+    ]
+    assert table([("a", "one two three")], left=2, width=11) == "a  one two\n   three"
+    assert len(table([("a", "word " * 1000)], left=2).splitlines()) == 1
 
 
 def test_a_run_on_a_terminal_shows_every_phase_and_leaves_it_clean(

@@ -123,11 +123,10 @@ def linear_probe(run: Run, name: str, line: Line | None = None) -> list[dict[str
         ConfigError, DataError: when the model has no state to describe a text by, or the task cannot be read.
         UserError: when another process is writing the folder.
     """
-    line = line or Line()
     spec, device = run.transfer[name], set_up_machine(run)
     facts = json.dumps([asdict(spec) | {"seeds": []}, weights_name(run.run_dir), run.train.precision])
     tag = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
-    with run_lock(run.run_dir):
+    with run_lock(run.run_dir), line or Line() as line:
         log = run.run_dir / "tasks.jsonl"
         mine = results_of(log, name, tag)
         # The folder holds one classifier: what was done with other settings since is not what it holds, so all is done again.
@@ -140,17 +139,17 @@ def linear_probe(run: Run, name: str, line: Line | None = None) -> list[dict[str
             if (init, seed) not in {(e.get("init"), e.get("seed")) for e in mine}
         ]
         if not missing:
-            line.say(f"{name}: done already")
+            line.print(f"{name}: done already")
             return mine
         problem = read_problem(spec)
         for note in problem.notes:
-            line.say(f"{name}: {note}")
+            line.print(f"{name}: {note}")
         if not any(e["kind"] == "baseline" for e in mine):
             counts = ngram_counts(problem.documents)
             value = statistics.median(_ngram_score(problem, counts, seed) for seed in spec.seeds)
             baseline = {"kind": "baseline", "name": name, "tag": tag, "what": NGRAMS, "metric": "accuracy", "value": value}
             mine.append(append_result(log, baseline))
-            line.say(f"{name}: {NGRAMS}  {measures({'accuracy': value})}")
+            line.print(f"{name}: {NGRAMS}  {measures({'accuracy': value})}")
         model, settings = load_byte_model(run.run_dir)
         judge = _Judge(name, spec, problem, DTYPES[run.train.precision], line)
         features = None
@@ -166,7 +165,7 @@ def linear_probe(run: Run, name: str, line: Line | None = None) -> list[dict[str
             if init == "pretrained":
                 _keep(run.run_dir, spec, problem, found, entry, mine)
             mine.append(append_result(log, entry))
-            line.say(f"{name}: seed {seed} {init}  " + measures(entry["metrics"]))
+            line.print(f"{name}: seed {seed} {init}  " + measures(entry["metrics"]))
     return mine
 
 
@@ -184,13 +183,13 @@ class _Judge:
         """Features of all documents of the task."""
         start, total = time.perf_counter(), sum(map(len, self.problem.documents))
 
-        def say(documents: int, size: int) -> None:
+        def update(documents: int, size: int) -> None:
             rate = size / (time.perf_counter() - start)
-            self.line.show(
+            self.line.update(
                 f"{self.name} {init} seed {seed}  {documents:,} texts read  {rate:,.0f} bytes/s  left {duration((total - size) / rate)}"
             )
 
-        return extract_features(model, self.problem.documents, self.spec.features, self.dtype, say)
+        return extract_features(model, self.problem.documents, self.spec.features, self.dtype, update)
 
     def fit(self, features: np.ndarray, width: int, seed: int) -> tuple[Classifier, dict[str, Any]]:
         """The regression on all features, and its line of `tasks.jsonl`."""

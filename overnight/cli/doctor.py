@@ -7,12 +7,12 @@ import importlib.util
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from overnight.console import table
 from overnight.display import plural
 from overnight.run_dir.environment import environment, package_version
 
@@ -47,21 +47,11 @@ def doctor(folder: Path | None = None) -> str:
         folder: where runs would be written, for the free space; the current folder by default.
     """
     found = list(findings(folder or Path.cwd()))
-    width = max(len(finding.what) for finding in found)
-    lines = [
-        textwrap.fill(
-            finding.text,
-            min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST),
-            break_long_words=False,
-            break_on_hyphens=False,
-            initial_indent=f"{_MARKS[finding.state]} {finding.what.ljust(width)}  ",
-            subsequent_indent=" " * (width + 4),
-        )
-        for finding in found
-    ]
+    rows = [(f"{_MARKS[finding.state]} {finding.what}", finding.text) for finding in found]
+    lines = table(rows, left=2, width=min(shutil.get_terminal_size().columns, _WIDEST)) if sys.stdout.isatty() else table(rows, left=2)
     missing = [finding.what for finding in found if finding.state == "missing"]
     last = f"missing: {', '.join(missing)}" if missing else "nothing is missing"
-    return "\n".join([*lines, "", f"{last}   (+ there, - worth knowing, ! missing)"])
+    return "\n".join([lines, "", f"{last}   (+ there, - worth knowing, ! missing)"])
 
 
 def findings(folder: Path) -> Iterator[Finding]:

@@ -390,9 +390,10 @@ def _doctor(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _recipes(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.config import recipes
+    from overnight.console import table
 
-    for name, path in recipes().items():
-        print(f"{name:20} {path.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}")
+    rows = [(name, path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")) for name, path in recipes().items()]
+    print(for_stream(table(rows, left=2), sys.stdout))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from overnight.batches.loader import Samples
 from overnight.cli.ascii_plot import Panel, Stretch, draw
 from overnight.config import Optim, Phase, Run
 from overnight.config.validate import settings
+from overnight.console import table
 from overnight.corpus.shards import load_manifest, open_shards
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.display import plural, share
@@ -271,10 +272,10 @@ def _parts_text(plan: Plan) -> str:
         rows.append((name, each, f"{part.parameters:,}", share(part.parameters / plan.parameters)))
     rows.append(("total", "", f"{plan.parameters:,}", ""))
     if plan.model["kind"] != "bert":
-        return _table(rows)
+        return table(rows)
     padded = padded_vocabulary(plan.vocabulary)
     note = f"The word embedding ({padded:,} rows) is also the decoder of the masked-LM head, and counted once."
-    return f"{_table(rows)}\n{note}"
+    return f"{table(rows)}\n{note}"
 
 
 def _phase_text(phase: PhasePlan, before: str) -> str:
@@ -297,10 +298,7 @@ def _phase_text(phase: PhasePlan, before: str) -> str:
         ("rate", f"peak {phase.peak_lr:.4g}{rule}; {', '.join(shape)}"),
         ("moments", kept if phase.start == "keep" and before else "fresh"),
     ]
-    lines = [f"phase {phase.name}: {plural(phase.steps, 'step')}"]
-    for name, text in rows:
-        lines += textwrap.wrap(text, _WIDTH, initial_indent=f"  {name:<11}", subsequent_indent=" " * 13, break_on_hyphens=False)
-    return "\n".join(lines)
+    return f"phase {phase.name}: {plural(phase.steps, 'step')}\n{textwrap.indent(table(rows, left=2, width=_WIDTH - 2), '  ')}"
 
 
 def _groups_text(chosen: Sequence[Group], total: int) -> str:
@@ -310,13 +308,13 @@ def _groups_text(chosen: Sequence[Group], total: int) -> str:
         how = "" if not last else ("Muon" if group.muon else "AdamW") if group.adapt is None else "yes" if group.adapt else "no"
         decay = f"{group.weight_decay:g}" if group.weight_decay else "none"
         rows.append((group.name, f"{len(group.tensors):,}", f"{group.parameters:,}", share(group.parameters / total), decay, how))
-    return _table(rows)
+    return table(rows)
 
 
 def _tensors_text(chosen: Sequence[Group]) -> str:
     rows = [("tensor", "shape", "group")]
     rows += [(name, " x ".join(map(str, shape)), group.name) for group in chosen for name, shape in group.tensors.items()]
-    return _table(rows)
+    return table(rows)
 
 
 def _curves(plan: Plan) -> str:
@@ -341,11 +339,3 @@ def _yaml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"[{','.join(map(_yaml, value))}]" if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)

@@ -34,13 +34,13 @@ def run_all(run: Run, extend: bool = False) -> None:
     line, start = Line(), time.perf_counter()
     tasks = [*(f"fine-tune {name}" for name in run.finetune), *(f"transfer to {name}" for name in run.transfer)]
     stages = 4 + len(tasks)
-    line.say(f"run {run.name}: {plural(stages, 'stage')}: {', '.join(['prepare', 'pretrain', *tasks, 'export', 'report'])}")
+    line.print(f"run {run.name}: {plural(stages, 'stage')}: {', '.join(['prepare', 'pretrain', *tasks, 'export', 'report'])}")
 
     def stage(number: int, text: str) -> None:
-        line.say(f"[{number}/{stages}] {text}  (after {duration(time.perf_counter() - start)})")
+        line.print(f"[{number}/{stages}] {text}  (after {duration(time.perf_counter() - start)})")
 
     stage(1, f"prepare {', '.join(run.data.paths)}")
-    prepare(run.data, with_data(run).data_dir, log=line.say)
+    prepare(run.data, with_data(run).data_dir, log=line.print)
     stage(2, f"pretrain {', '.join(run.phases)}")
     pretrain(run, line, extend)
     from overnight.byte_lm.linear_probe import linear_probe
@@ -65,6 +65,6 @@ def run_all(run: Run, extend: bool = False) -> None:
     from overnight.report.summary import summary_text
 
     write_samples(run)
-    line.say(summary_text(run.run_dir))
-    line.say(refresh_report(run.run_dir))
-    line.say(f"done in {duration(time.perf_counter() - start)}; model in {run.run_dir / 'export'}")
+    line.print(summary_text(run.run_dir))
+    line.print(refresh_report(run.run_dir))
+    line.print(f"done in {duration(time.perf_counter() - start)}; model in {run.run_dir / 'export'}")

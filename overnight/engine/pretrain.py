@@ -122,7 +122,7 @@ class Pretraining:
         if self.world.size > 1:
             self.objective = parallelize_model(self.model, self.world, self.run)
         with raise_on_all_ranks(self.world):
-            boards = open_loggers(self.run, progress.global_step, self.line.say) if main and not self.finished(progress) else []
+            boards = open_loggers(self.run, progress.global_step, self.line.print) if main and not self.finished(progress) else []
         # Measured in all processes at once, which may share a machine.
         peak = peak_of_all(device_peak(self.device, self.run.train.precision, DTYPES[self.run.train.precision]), self.world)
         path = self.run.run_dir / "metrics.jsonl" if main else None
@@ -133,15 +133,15 @@ class Pretraining:
             CheckpointWriter(self.checkpoints, train.keep, train.keep_every, train.asynchronous, self.world) as saver,
         ):
             for problem in problems:
-                self.line.say(f"falling back to an older checkpoint: {problem}")
+                self.line.print(f"falling back to an older checkpoint: {problem}")
                 metrics.write("event", what="checkpoint fell back", message=problem, global_step=progress.global_step)
             for event in unrecorded_extensions(self.run, progress) if main else ():
-                self.line.say(event["message"])
+                self.line.print(event["message"])
                 metrics.write("event", **event, global_step=progress.global_step)
             if self.finished(progress):
-                self.line.say(f"all phases are done; the newest checkpoint is {reader.newest_checkpoint(self.checkpoints)}")
+                self.line.print(f"all phases are done; the newest checkpoint is {reader.newest_checkpoint(self.checkpoints)}")
             elif progress.phase:
-                self.line.say(f"continuing at step {progress.step} of phase {progress.phase}")
+                self.line.print(f"continuing at step {progress.step} of phase {progress.phase}")
                 metrics.write("event", what="resumed", global_step=progress.global_step, seconds=progress.seconds)
             work = PhaseContext(
                 self.run, self.family, self.objective, self.world, progress, saver, metrics, self.line, signals, peak, carried
@@ -230,7 +230,7 @@ class Pretraining:
         data = f", passing over {plural(steps, 'step')} of data" if bad.passes else ""
         text = ". ".join(part for part in (str(halt), provenance_text(samples)) if part)
         message = f"phase {names[number]}: gone back from step {place['from']} to step {place['to']} of the run{data}: {text}"
-        self.line.say(message)
+        self.line.print(message)
         events.append({"what": "rolled back", "message": message, **place, "cause": halt.what, "passed": back.passed, "samples": samples})
         return moments
 

@@ -170,7 +170,7 @@ class Trainer:
                 self._log(done)
                 self._see_carry(done)
             if logs or self.line.due():
-                self.line.show(self._status(), final=last)
+                self.line.update(self._status(), final=last)
             if evaluates:
                 self._evaluate(done)
             if last:
@@ -188,7 +188,7 @@ class Trainer:
         found = MicroBatchSchedule(run.run_dir / "memory.json", self.name, conditions(run, phase, world), world)
         if found.since:
             if found.at(step) != phase.micro_batch:
-                self.line.say(f"micro-batch {found.at(step)}, as {found.path} says")
+                self.line.print(f"micro-batch {found.at(step)}, as {found.path} says")
         elif phase.micro_batch:
             found.use(0, phase.micro_batch)
         else:
@@ -282,7 +282,7 @@ class Trainer:
         return share
 
     def _tell(self, what: str, message: str, **more: Any) -> None:
-        self.line.say(message)
+        self.line.print(message)
         self.metrics.write("event", what=what, message=message, phase=self.name, global_step=self.progress.global_step, **more)
 
     def _status(self) -> Status:
@@ -297,9 +297,9 @@ class Trainer:
         held |= bits_per_character(held)
         self.metrics.write("eval", **self._where(done.step), **held)
         self.held = next((share(held[name]) for name in ("mlm_accuracy", "byte_accuracy") if name in held), "")
-        self.line.say(f"{self.name} {done.step:,}/{self.phase.steps:,}  held out: {measures(held)}")
+        self.line.print(f"{self.name} {done.step:,}/{self.phase.steps:,}  held out: {measures(held)}")
         if "run" in self.progress.noise:
-            self.line.say(noise_text(NoiseScale(*self.progress.noise["run"]).value, done.sequences))
+            self.line.print(noise_text(NoiseScale(*self.progress.noise["run"]).value, done.sequences))
         self.speed.pause()
 
     def _save(self) -> None:
@@ -376,10 +376,10 @@ class Trainer:
         cut = f"{micro} x {accumulation}" if accumulation > 1 else f"{micro}"
         cut += f" in each of {processes} processes" if processes > 1 else ""
         growing = f"{batch_size(phase, 0):,} to " if phase.batch_warmup.start else ""
-        self.line.say(
+        self.line.print(
             f"phase {self.name}: {plural(phase.steps, 'step')} of {growing}{plural(phase.global_batch, 'sequence')} ({cut}) up to {phase.length} tokens, "
             f"{sequences_before(phase, phase.steps) / size:.2f} epochs of {plural(size, 'example')}, {phase.optim.name} at {peak_lr(phase):g}, "
             f"{self.run.train.precision} on {self.world.device}" + (f" ({self.peak.text()})" if self.peak else "")
         )
         for text in group_lines(self.optimizer.param_groups):
-            self.line.say(f"  {text}")
+            self.line.print(f"  {text}")

@@ -56,13 +56,13 @@ def outputs(
     size: int,
     dtype: torch.dtype,
     device: torch.device,
-    say: Callable[[int, float], None] | None = None,
+    update: Callable[[int, float], None] | None = None,
 ) -> list[np.ndarray]:
     """The network's outputs for every sequence, in the order of the examples.
 
     Args:
         size: sequences at once.
-        say: told the sequences read and their share of all tokens, after each batch.
+        update: told the sequences read and their share of all tokens, after each batch.
     """
     model.eval()
     out: list[np.ndarray] = [np.empty(0)] * len(examples)
@@ -71,8 +71,8 @@ def outputs(
         for i, row in zip(index, model(batch.to(device), dtype).cpu().numpy(), strict=True):
             out[i] = row
         done, tokens = done + len(index), tokens + sum(batch.lengths)
-        if say:
-            say(done, tokens / total)
+        if update:
+            update(done, tokens / total)
     return out
 
 
@@ -95,8 +95,8 @@ def finetune(run: Run, name: str, line: Line | None = None) -> list[dict[str, An
     source = reader.newest_checkpoint(run.run_dir / "checkpoints")
     if source is None:
         raise DataError(f"{run.run_dir} has no checkpoint to fine-tune; run `overnight pretrain` first")
-    with run_lock(run.run_dir):
-        return _finetune(run, name, source, line or Line())
+    with run_lock(run.run_dir), line or Line() as line:
+        return _finetune(run, name, source, line)
 
 
 def _finetune(run: Run, name: str, source: Path, line: Line) -> list[dict[str, Any]]:
@@ -115,17 +115,17 @@ def _finetune(run: Run, name: str, source: Path, line: Line) -> list[dict[str, A
     if not missing:
         if not (run.run_dir / "finetune" / name / "vocab.txt").exists():  # an older version left it with the prepared data
             copy_tokenizer(corpus, run.run_dir / "finetune" / name)
-        line.say(f"{name}: done already")
+        line.print(f"{name}: done already")
         return mine
     problem = encode_task(spec, corpus, vocabulary)
     for note in problem.notes:
-        line.say(f"{name}: {note}")
+        line.print(f"{name}: {note}")
     for what, value in problem.baselines.items():
         if not any(e["kind"] == "baseline" for e in mine):
             mine.append(
                 append_result(log, {"kind": "baseline", "name": name, "tag": tag, "what": what, "metric": problem.metric, "value": value})
             )
-            line.say(f"{name}: {what}  {measures({problem.metric: value})}")
+            line.print(f"{name}: {what}  {measures({problem.metric: value})}")
     for init, seed in missing:
         entry = _one(run, spec, name, problem, pretrained if init == "pretrained" else None, seed, vocabulary, device, line)
         entry["tag"] = tag
@@ -134,7 +134,7 @@ def _finetune(run: Run, name: str, source: Path, line: Line) -> list[dict[str, A
         if init == "pretrained" and (best is None or entry["value"] > best):
             _keep(run, name, spec, problem, model, files, entry, vocabulary, device, line)
         mine.append(append_result(log, entry))
-        line.say(f"{name}: seed {seed} {init}  " + measures(entry["metrics"], scale_of(spec.task)))
+        line.print(f"{name}: seed {seed} {init}  " + measures(entry["metrics"], scale_of(spec.task)))
     return mine
 
 
@@ -178,7 +178,7 @@ def _one(
         now = sum(float(x) for x in step.losses.values())
         loss = now if step.step == 1 else 0.98 * loss + 0.02 * now
         left = (time.perf_counter() - start) / step.step * (steps - step.step)
-        line.show(f"{name} seed {seed} {init}  {step.step:,}/{steps:,}  loss {number(loss, 3)}  lr {step.lr:.3g}  left {duration(left)}")
+        line.update(f"{name} seed {seed} {init}  {step.step:,}/{steps:,}  loss {number(loss, 3)}  lr {step.lr:.3g}  left {duration(left)}")
 
     def scored(examples: EncodedExamples) -> list[np.ndarray]:
         told = _scoring(line, f"{name} seed {seed} {init}", len(examples))
@@ -207,11 +207,11 @@ def _scoring(line: Line, what: str, total: int) -> Callable[[int, float], None]:
     """What :func:`outputs` tells its progress, to show it: the longest sequences come first, so time goes by tokens."""
     start = time.perf_counter()
 
-    def say(done: int, share: float) -> None:
+    def update(done: int, share: float) -> None:
         left = (time.perf_counter() - start) * (1 - share) / share
-        line.show(f"{what}  scored {done:,}/{total:,}  left {duration(left)}")
+        line.update(f"{what}  scored {done:,}/{total:,}  left {duration(left)}")
 
-    return say
+    return update
 
 
 def _keep(

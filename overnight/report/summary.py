@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from overnight.console import table
 from overnight.display import duration, number, plural, points, scale_of, share, unit
 from overnight.report.run_reader import Record, RunFolder, read_folder
 
@@ -262,7 +263,7 @@ def summary_text(run_dir: Path) -> str:
     head = [found["name"], found["device"], duration(found["seconds"])]
     if found["tokens"]:
         head.append(f"{plural(found['tokens'], 'token')} seen")
-    lines = ["  ".join(head), *facts_lines(found["samples"]), "", *_table(*_phase_cells(found["phases"], found["of_bytes"]))]
+    lines = ["  ".join(head), *facts_lines(found["samples"]), "", table(_phase_cells(found["phases"], found["of_bytes"]))]
     for task in found["tasks"]:
         lines += ["", *_task_lines(task)]
     lines += _sample_lines(found["samples"])
@@ -307,10 +308,9 @@ def quoted(token: str) -> str:
     return token if token.isalnum() else f'"{token}"'
 
 
-def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> tuple[list[str], list[list[str]]]:
+def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> list[list[str]]:
     scores = ["bits per character", "byte accuracy"] if of_bytes else ["masked-LM loss", "masked-LM accuracy", "NSP accuracy"]
-    head = ["held out after", "steps", *scores, "time", "tokens/s"]
-    cells = []
+    cells = [["held out after", "steps", *scores, "time", "tokens/s"]]
     for row in rows:
         steps = f"{row['steps']:,}" if row["finished"] else f"{row['steps']:,} of {row['planned'] or '?'}"
         if of_bytes:
@@ -318,14 +318,13 @@ def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> tuple[list[s
         else:
             scores = [number(row["mlm_loss"], 3), share(row["mlm_accuracy"]), share(row["nsp_accuracy"])]
         cells.append([row["name"], steps, *scores, duration(row["seconds"]), number(row["tokens_per_s"], 0)])
-    return head, cells
+    return cells
 
 
 def _task_lines(task: dict[str, Any]) -> list[str]:
     how = (task["scale"], task["unit"])
     seeds = sorted({seed for init in ("pretrained", "scratch") for seed in (task[init] or {"values": {}})["values"]})
-    head = [f"{task['name']}, {task['metric'] or 'not run yet'}", *(f"seed {seed}" for seed in seeds), "median", "spread"]
-    cells = []
+    cells = [[f"{task['name']}, {task['metric'] or 'not run yet'}", *(f"seed {seed}" for seed in seeds), "median", "spread"]]
     for init, label in (("pretrained", "pretrained"), ("scratch", task["scratch_label"])):
         found = task[init]
         if found:
@@ -335,7 +334,7 @@ def _task_lines(task: dict[str, Any]) -> list[str]:
                 cells.append([f"{label}, mismatched", *("" for _ in seeds), share(mismatched, *how), ""])
     for baseline in task["baselines"]:
         cells.append([baseline["what"], *("" for _ in seeds), share(baseline["value"], *how), ""])
-    return [*_table(head, cells), *([unit_text(task)] if task["best_unit"] else []), task["verdict"]]
+    return [table(cells), *([unit_text(task)] if task["best_unit"] else []), task["verdict"]]
 
 
 def unit_text(task: dict[str, Any]) -> str:
@@ -343,14 +342,3 @@ def unit_text(task: dict[str, Any]) -> str:
     best, others = task["best_unit"], task["pretrained"]["others"]
     alone, without = (share(others.get(key)) for key in ("accuracy of the unit alone", "accuracy without it"))
     return f"{best['of']} {best['number']} says most: {alone} alone ({best['above']} above {best['threshold']:.3g}), {without} without it"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Aligned lines: the first column to the left, numbers to the right."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [head, *rows]
-    ]
