@@ -57,7 +57,7 @@ class Status:
     """What else is known, in words: loss, learning rate, speed."""
 
     def text(self) -> str:
-        """All of it in one line."""
+        """Return all of it in one line."""
         done, steps = self.steps[self.phase]
         words = [f"{self.phase} {done:,}/{steps:,}", *(f"{name} {value}" for name, value in self.facts.items())]
         if self.left:
@@ -84,7 +84,7 @@ class Status:
 
 
 def facts(values: Mapping[str, Any], peak: str = "", known: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a `train` line of metrics says, in words.
+    """Return what a `train` line of metrics says, in words.
 
     Args:
         values: of the line; those that are absent are left out.

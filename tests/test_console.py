@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from overnight import console
 from overnight.config import Run
-from overnight.console import Line, Status, duration, facts, table
+from overnight.console import Line, Status, facts, table
 from overnight.engine.pretrain import pretrain
 from overnight.signals import Interrupted
 
@@ -225,22 +225,6 @@ def test_the_plain_line_has_the_same_numbers() -> None:
         "left 1 min 10 s (all phases 3 min 20 s)"
     )
     assert replace(STATUS, left={"long": 70.0}).text().endswith("left 1 min 10 s")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min 00 s"),
-        (185, "3 min 05 s"),
-        (3599.7, "1 h 00 min"),
-        (7650, "2 h 07 min"),
-        (360000, "100 h 00 min"),
-    ],
-)
-def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_the_facts_of_a_line_of_metrics_are_in_words_and_only_those_that_matter() -> None:

@@ -31,6 +31,9 @@ from tests.test_structure import sources
         (display.measure("mlm_loss", math.nan), "nan"),
         (display.measures({"mlm_loss": 5.6764, "mlm_accuracy": 0.1439}), "mlm loss 5.676  mlm accuracy 14.4 %"),
         (display.duration(59.4), "59 s"),
+        (display.duration(59.6), "1 min 00 s"),
+        (display.duration(185), "3 min 05 s"),
+        (display.duration(360000), "100 h 00 min"),
         (display.duration(3599.6), "1 h 00 min"),
     ],
 )

@@ -33,7 +33,7 @@ class Panel:
 
 
 def draw(stretches: Sequence[Stretch], panels: Sequence[Panel], width: int = 72) -> str:
-    """The panels and their axis; the stretches share the width by their steps, but each has room for its labels.
+    """Return the panels and their axis; the stretches share the width by their steps, but each has room for its labels.
 
     Args:
         width: of the curves (characters), unless the labels need more.
@@ -55,7 +55,7 @@ def draw(stretches: Sequence[Stretch], panels: Sequence[Panel], width: int = 72)
 
 
 def _widths(stretches: Sequence[Stretch], width: int) -> list[int]:
-    """Columns of each stretch: by its steps, and no fewer than its labels need."""
+    """Return the columns of each stretch: by its steps, and no fewer than its labels need."""
     shares = {i: max(map(len, stretch.labels)) + 2 for i, stretch in enumerate(stretches)}
     free = list(shares)
     while free:
@@ -70,7 +70,7 @@ def _widths(stretches: Sequence[Stretch], width: int) -> list[int]:
 
 
 def _levels(values: Sequence[float], columns: int, panel: Panel) -> list[int]:
-    """Eighths of a line that each column is filled, by its highest value; at least one where that is above 0."""
+    """Return the eighths of a line that each column is filled, by its highest value; at least one where that is above 0."""
     found = []
     for column in range(columns):
         first, end = column * len(values) // columns, (column + 1) * len(values) // columns

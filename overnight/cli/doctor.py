@@ -41,7 +41,7 @@ class Finding:
 
 
 def doctor(folder: Path | None = None) -> str:
-    """What this machine has and what is missing, as aligned lines.
+    """Return what this machine has and what is missing, as aligned lines.
 
     Args:
         folder: where runs would be written, for the free space; the current folder by default.
@@ -55,7 +55,7 @@ def doctor(folder: Path | None = None) -> str:
 
 
 def findings(folder: Path) -> Iterator[Finding]:
-    """What the doctor found, in the order it is printed."""
+    """Yield what the doctor found, in the order it is printed."""
     machine = environment()
     commit = f", commit {machine['commit'][:12]}" if machine["commit"] else ""
     yield Finding("ok", "overnight", machine["overnight"] + commit)

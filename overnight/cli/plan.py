@@ -134,7 +134,7 @@ class Plan:
 
 
 def make_plan(run: Run) -> Plan:
-    """The numbers of a run; nothing is written and no network is filled.
+    """Return the numbers of a run; nothing is written and no network is filled.
 
     Raises:
         DataError: when the prepared data cannot be read.
@@ -159,7 +159,7 @@ def make_plan(run: Run) -> Plan:
 
 
 def parts(network: torch.nn.Module) -> list[Part]:
-    """The parts of a network, with their parameters; a tied tensor counts once."""
+    """Return the parts of a network, with their parameters; a tied tensor counts once."""
     found: dict[str, int] = {}
     for name, p in network.named_parameters():
         part = next(part for pattern, part in _PARTS if re.match(pattern, name))
@@ -169,7 +169,7 @@ def parts(network: torch.nn.Module) -> list[Part]:
 
 
 def epoch_size(run: Run, phase: Phase, number: int) -> float:
-    """Examples in an epoch of a phase: those of the first documents, times what there is more (tokens)."""
+    """Return the number of examples in an epoch of a phase: those of the first documents, times what there is more (tokens)."""
     shards = open_shards(run.data_dir, "train")
     if not shards:
         raise DataError(f"{run.data_dir} holds no train text; lower data.valid_fraction or add documents")
@@ -184,7 +184,7 @@ def epoch_size(run: Run, phase: Phase, number: int) -> float:
 
 
 def phase_plan(name: str, phase: Phase, network: torch.nn.Module, epoch: float | None) -> PhasePlan:
-    """The numbers of a phase.
+    """Return the numbers of a phase.
 
     Args:
         epoch: examples in an epoch, if known.
@@ -218,7 +218,7 @@ def phase_plan(name: str, phase: Phase, network: torch.nn.Module, epoch: float |
 
 
 def groups(network: torch.nn.Module, optim: Optim) -> Iterator[Group]:
-    """The groups of an optimizer, without the tensors' contents."""
+    """Yield the groups of an optimizer, without the tensors' contents."""
     for group in parameter_groups(network, optim):
         yield Group(
             name=group["name"],
@@ -231,7 +231,7 @@ def groups(network: torch.nn.Module, optim: Optim) -> Iterator[Group]:
 
 
 def plan_text(plan: Plan, tensors: bool = False) -> str:
-    """A plan for people.
+    """Return a plan for people.
 
     Args:
         tensors: list the tensors of every group.
@@ -335,7 +335,7 @@ def _batches(phase: PhasePlan) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """A setting as an override has it."""
+    """Return a setting as an override has it."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"[{','.join(map(_yaml, value))}]" if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else str(value)

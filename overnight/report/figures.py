@@ -10,8 +10,8 @@ import bisect
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
@@ -20,7 +20,7 @@ import plotly.graph_objects as go
 from overnight.display import plural
 from overnight.report.run_reader import Record, RunFolder
 from overnight.report.summary import of_bytes
-from overnight.report.tensors import heat_maps, noise_curves
+from overnight.report.tensors import heat_maps, noise_curves, places
 
 # Points of a curve; of longer runs every k-th line is shown.
 POINTS = 3000
@@ -69,38 +69,31 @@ class _Curve:
     hover: str
     train: str = ""
     held: str = ""
-    scale: Callable[[float], float] = float
-    zero: bool = False
-    """Whether the axis begins at 0."""
+    scale: float = 1
+    axis: Record = field(default_factory=dict)
+    """What the vertical axis has beyond the usual."""
     above: float = -math.inf
     """Only what is ever above it is worth a chart."""
 
 
-def _percent(value: float) -> float:
-    return 100 * value
-
-
-def _log2(value: float) -> float:
-    return math.log2(value) if value > 0 else math.nan
-
-
+_FROM_0 = {"rangemode": "tozero"}
 _CURVES = (
     _Curve("Masked-LM loss", "nats", "%{y:.3f} nats", train="mlm_loss", held="mlm_loss"),
-    _Curve("Masked-LM accuracy", "%, held out", "%{y:.1f} %", held="mlm_accuracy", scale=_percent),
+    _Curve("Masked-LM accuracy", "%, held out", "%{y:.1f} %", held="mlm_accuracy", scale=100),
     _Curve("NSP loss", "nats", "%{y:.3f} nats", train="nsp_loss", held="nsp_loss"),
-    _Curve("NSP accuracy", "%, held out", "%{y:.1f} %", held="nsp_accuracy", scale=_percent),
-    _Curve("Bits per character", "", "%{y:.3f} bits", train="byte_loss", held="byte_loss", scale=lambda nats: nats / math.log(2)),
-    _Curve("Byte accuracy", "%, held out", "%{y:.1f} %", held="byte_accuracy", scale=_percent),
+    _Curve("NSP accuracy", "%, held out", "%{y:.1f} %", held="nsp_accuracy", scale=100),
+    _Curve("Bits per character", "", "%{y:.3f} bits", train="byte_loss", held="byte_loss", scale=1 / math.log(2)),
+    _Curve("Byte accuracy", "%, held out", "%{y:.1f} %", held="byte_accuracy", scale=100),
     _Curve("Label loss", "squared error", "%{y:.4f}", train="label_loss", held="label_loss"),
-    _Curve("Learning rate", "", "%{y:.3g}", train="lr", zero=True),
-    _Curve("Gradient norm", "before clipping", "%{y:.3g}", train="grad_norm", zero=True),
-    _Curve("Throughput", "tokens/s", "%{y:,.0f} tokens/s", train="tokens_per_s", zero=True),
-    _Curve("Throughput", "sequences/s", "%{y:,.1f} sequences/s", train="sequences_per_s", zero=True),
-    _Curve("Model FLOP utilization", "% of the peak", "%{y:.1f} %", train="mfu", scale=_percent, zero=True),
-    _Curve("Memory", "GB", "%{y:.2f} GB", train="memory_gb", zero=True),
-    _Curve("Loss scale", "fp16, powers of 2", "%{y:.0f} powers of 2", train="loss_scale", scale=_log2),
-    _Curve("Skipped steps", "so far", "%{y:,.0f} steps", train="skipped", zero=True, above=0),
-    _Curve("Waiting for data", "% of the time", "%{y:.1f} %", train="loader_wait", scale=_percent, zero=True, above=0.005),
+    _Curve("Learning rate", "", "%{y:.3g}", train="lr", axis={**_FROM_0, "exponentformat": "e"}),
+    _Curve("Gradient norm", "before clipping", "%{y:.3g}", train="grad_norm", axis=_FROM_0),
+    _Curve("Throughput", "tokens/s", "%{y:,.0f} tokens/s", train="tokens_per_s", axis=_FROM_0),
+    _Curve("Throughput", "sequences/s", "%{y:,.1f} sequences/s", train="sequences_per_s", axis=_FROM_0),
+    _Curve("Model FLOP utilization", "% of the peak", "%{y:.1f} %", train="mfu", scale=100, axis=_FROM_0),
+    _Curve("Memory", "GB", "%{y:.2f} GB", train="memory_gb", axis=_FROM_0),
+    _Curve("Loss scale", "fp16", "%{y:,.0f}", train="loss_scale", axis={"type": "log", "dtick": math.log10(2)}),
+    _Curve("Skipped steps", "so far", "%{y:,.0f} steps", train="skipped", axis=_FROM_0, above=0),
+    _Curve("Waiting for data", "% of the time", "%{y:.1f} %", train="loader_wait", scale=100, axis=_FROM_0, above=0.005),
 )
 _MAPS = {"ratio": ("Trust ratio", "of the tensors that are adapted"), "change": ("Update over weight", "|Δx| / |x| of one step")}
 
@@ -108,14 +101,14 @@ _MAPS = {"ratio": ("Trust ratio", "of the tensors that are adapted"), "change": 
 class _Run:
     """A run with its color and what its charts show."""
 
-    def __init__(self, name: str, color: str, folder: RunFolder, points: int = POINTS) -> None:
+    def __init__(self, name: str, color: str, folder: RunFolder) -> None:
         self.name, self.color, records = name, color, folder.records
-        self.lines = {kind: records[kind][:: max(1, math.ceil(len(records[kind]) / points))] for kind in ("train", "eval")}
+        self.lines = {kind: records[kind][:: max(1, math.ceil(len(records[kind]) / POINTS))] for kind in ("train", "eval")}
         # A run of BERT without NSP has one loss only.
         self.one_loss = not of_bytes(folder) and not any("mlm_loss" in line for line in records["train"])
         self.phases, self.events = _phase_starts(folder), _events(folder)
         self.tensors: Any = heat_maps(records["tensors"])
-        self.noise: Any = noise_curves(records["noise"], points)
+        self.noise: Any = noise_curves(records["noise"], POINTS)
 
     def values(self, kind: str, key: str) -> list[float | None]:
         """Return a number of each line, None where it has none; nothing at all where no line has one."""
@@ -158,14 +151,13 @@ class Charts:
                 faint = kind == "train" and bool(curve.held)
                 style: Record = {"mode": "lines" if kind == "train" or len(values) > 60 else "lines+markers", "marker": {"size": 6}}
                 style["line"] = {"color": PALE if faint and not self.several else run.color, "width": 1.3 if faint else 2}
-                scaled = [value if value is None else curve.scale(value) for value in values]
+                scaled = [value if value is None else curve.scale * value for value in values]
                 traces.append(
                     self._scatter(
-                        run, what, _places(run.lines[kind]), scaled, curve.hover, opacity=0.5 if faint and self.several else 1, **style
+                        run, what, places(run.lines[kind]), scaled, curve.hover, opacity=0.5 if faint and self.several else 1, **style
                     )
                 )
-        axis = {"rangemode": "tozero" if curve.zero else "normal", "nticks": 6, "exponentformat": "e" if curve.train == "lr" else "SI"}
-        return self._figure(traces, axis) if traces else None
+        return self._figure(traces, {"nticks": 6, "exponentformat": "SI", **curve.axis}) if traces else None
 
     def _scatter(self, run: _Run, what: str, places: Record, values: Sequence[Any], hover: str, **style: Any) -> go.Scatter:
         name = escape(f"{run.name}, {what}" if self.several else what, quote=False)
@@ -201,7 +193,7 @@ class Charts:
             style = {"size": 9, "symbol": "line-ns-open", "line": {"width": 2}, "color": [self._color(run, event) for event in run.events]}
             where = [escape(event["what"], quote=False) for event in run.events]
             shown = {"mode": "markers", "marker": style, "text": [escape(text, quote=False) for text in texts]}
-            traces.append(self._scatter(run, "event", _places(run.events), where, "%{text}", **shown))
+            traces.append(self._scatter(run, "event", places(run.events), where, "%{text}", **shown))
         if kinds:
             axis = {"type": "category", "categoryarray": [escape(what, quote=False) for what in kinds]}
             figure = self._figure(traces, axis, events=False, hovermode="closest")
@@ -265,13 +257,13 @@ class Charts:
         """Return a line where a phase begins, with its name where there is one run, and short marks where something happened."""
         found, names = list(shapes), []
         for run in runs:
-            starts, odd = _places(run.phases), [event for event in run.events if event["what"] not in ROUTINE and events]
+            starts, odd = places(run.phases), [event for event in run.events if event["what"] not in ROUTINE and events]
             at = self._x(starts)["meta" if time else "x"]
             found += [_rule((x, x), (0, 1), mark) for x in at[1:]]
             if len(runs) == 1:
                 place = {"y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "left", "showarrow": False, "font": {"size": 11}}
                 names = [{**place, "x": x, "text": escape(start["phase"], quote=False)} for x, start in zip(at, run.phases, strict=True)]
-            for x, event in zip(self._x(_places(odd))["meta" if time else "x"], odd, strict=True):
+            for x, event in zip(self._x(places(odd))["meta" if time else "x"], odd, strict=True):
                 found.append(_rule((x, x), (0, 0.05), {"color": self._color(run, event), "width": 1.5}))
         return {"shapes": found, "annotations": names}
 
@@ -313,16 +305,8 @@ def _events(folder: RunFolder) -> list[Record]:
         before = bisect.bisect_right(times, (event["global_step"], math.inf))
         return float(event.get("seconds", times[before - 1][1] if before else 0.0))
 
-    return [
-        {
-            "what": event["what"],
-            "global_step": event["global_step"],
-            "seconds": seconds(event),
-            "message": event_text(event),
-        }
-        for event in folder.records["event"]
-        if isinstance(event.get("global_step"), int)
-    ]
+    events = [event for event in folder.records["event"] if isinstance(event.get("global_step"), int)]
+    return [{**event, "seconds": seconds(event), "message": event_text(event)} for event in events]
 
 
 def _phase_starts(folder: RunFolder) -> list[Record]:
@@ -332,11 +316,6 @@ def _phase_starts(folder: RunFolder) -> list[Record]:
     for record in [*begun, *folder.records["train"], *folder.records["eval"]]:
         starts.setdefault(record["phase"], record)
     return list(starts.values())
-
-
-def _places(lines: Sequence[Record]) -> Record:
-    """Return the steps and times of lines of metrics."""
-    return {"step": [line["global_step"] for line in lines], "seconds": [line.get("seconds", 0) for line in lines]}
 
 
 def _rank(what: str) -> int:

@@ -67,6 +67,6 @@ def _marked(text: Characters, most: float) -> Iterator[str]:
 
 
 def _shade(value: float) -> str:
-    """The class of a value from -1 to 1; none around 0."""
+    """Return the class of a value from -1 to 1; none around 0."""
     level = round(value * _SHADES)
     return f"{'p' if level > 0 else 'n'}{abs(level)}" if level else ""

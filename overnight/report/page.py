@@ -93,7 +93,7 @@ def _render(folders: Sequence[RunFolder]) -> str:
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:
-    """The runs' names, with their folders where two runs have the same."""
+    """Return the runs' names, with their folders where two runs have the same."""
     plain = [folder.name for folder in folders]
     names = [name if plain.count(name) == 1 else f"{name} ({folder.path})" for name, folder in zip(plain, folders, strict=True)]
     if len(set(names)) < len(names):
@@ -111,7 +111,7 @@ def _seeds(task: dict[str, Any]) -> list[int]:
 
 
 def _dots(task: dict[str, Any], init: str, width: float = 160.0) -> list[float]:
-    """Where the seeds of one kind lie on a strip from the task's worst to its best value (pixels)."""
+    """Return where the seeds of one kind lie on a strip from the task's worst to its best value (pixels)."""
     every = [value for kind in ("pretrained", "scratch") if task[kind] for value in task[kind]["values"].values()]
     low, high = min(every), max(every)
     margin = 6.0
@@ -121,7 +121,7 @@ def _dots(task: dict[str, Any], init: str, width: float = 160.0) -> list[float]:
 
 
 def _side_by_side(trees: Sequence[Record]) -> list[tuple[str, list[str], bool]]:
-    """Dotted key, the value in each run, and whether the runs differ in it."""
+    """Return the dotted key, the value in each run, and whether the runs differ in it."""
     flat = [dict(_flatten(tree)) for tree in trees]
     keys = dict.fromkeys(key for tree in flat for key in tree)
     rows = [(key, [tree.get(key, "-") for tree in flat]) for key in keys]
@@ -140,6 +140,6 @@ def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _defaults() -> Callable[[str, Sequence[str]], bool]:
-    """A function of a dotted key and its values: whether they all are what a recipe has that does not mention the key."""
+    """Return a function of a dotted key and its values: whether they all are what a recipe has that does not mention the key."""
     known = {key: default for key, _, default, _ in describe()}
     return lambda key, values: set(values) == {known.get(re.sub(r"^(phases|finetune|transfer)\.[^.]+", r"\1.NAME", key), "-")}

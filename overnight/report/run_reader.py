@@ -58,12 +58,12 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """Name of the run."""
+        """Return the name of the run."""
         return str(self.settings.get("name") or self.path.name)
 
 
 def read_folder(path: Path) -> RunFolder:
-    """A run folder's settings, environment and metrics.
+    """Return a run folder's settings, environment and metrics.
 
     A cut last line, as a kill leaves it, is left out and noted.
 
@@ -226,18 +226,18 @@ def _is_number(value: Any) -> bool:
 
 
 def _flat(value: Any) -> Iterator[Any]:
-    """The values of lists and mappings within each other."""
+    """Yield the values of lists and mappings within each other."""
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _flat(inner) if isinstance(inner, dict | list) else (inner,)
 
 
 def _newest(records: list[Record]) -> list[Record]:
-    """One line a step, the last that was written: a run that went back to an older checkpoint repeats steps."""
+    """Return one line a step, the last that was written: a run that went back to an older checkpoint repeats steps."""
     by_step = {record["global_step"]: record for record in records}
     return [by_step[step] for step in sorted(by_step)]
 
 
 def _same_settings(records: list[Record]) -> list[Record]:
-    """Of each task the lines that were made with the settings, and from the checkpoint, of its last line."""
+    """Return of each task the lines that were made with the settings, and from the checkpoint, of its last line."""
     newest = {record["name"]: record.get("tag") for record in records}
     return [record for record in records if record.get("tag") == newest[record["name"]]]

@@ -16,7 +16,7 @@ _HELD_OUT = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_c
 
 
 def summarise(run_dir: Path) -> dict[str, Any]:
-    """The results of a run folder as plain values.
+    """Return the results of a run folder as plain values.
 
     Returns:
         `name`, `device`, `of_bytes` (see :func:`of_bytes`), `seconds`, `tokens`, `sequences`, `finished`, `phases` (see :func:`phases`), `tasks`
@@ -29,7 +29,7 @@ def summarise(run_dir: Path) -> dict[str, Any]:
 
 
 def summarise_folder(folder: RunFolder) -> dict[str, Any]:
-    """The results of a run folder that was read before; see :func:`summarise`."""
+    """Return the results of a run folder that was read before; see :func:`summarise`."""
     train, evals = folder.records["train"], folder.records["eval"]
     rows, results = phases(folder), tasks(folder)
     todo = [row["name"] for row in rows if not row["finished"]]
@@ -56,7 +56,7 @@ def summarise_folder(folder: RunFolder) -> dict[str, Any]:
 
 
 def device(folder: RunFolder) -> str:
-    """Where a run was trained, in words."""
+    """Return where a run was trained, in words."""
     environment = folder.environment or {}
     wanted = (folder.settings.get("train") or {}).get("device", "auto")
     gpus = [gpu.get("name", "GPU") for gpu in environment.get("gpus") or [] if isinstance(gpu, dict)]
@@ -67,12 +67,12 @@ def device(folder: RunFolder) -> str:
 
 
 def of_bytes(folder: RunFolder) -> bool:
-    """Whether the run trains a byte model, which has other scores than BERT."""
+    """Return whether the run trains a byte model, which has other scores than BERT."""
     return (folder.settings.get("model") or {}).get("kind", "bert") != "bert"
 
 
 def phases(folder: RunFolder) -> list[dict[str, Any]]:
-    """One row a phase, in the order of the recipe.
+    """Return one row a phase, in the order of the recipe.
 
     Returns:
         `name`, `steps` done of `planned`, `finished`, the last held-out `mlm_loss`, `mlm_accuracy`, `nsp_loss` and `nsp_accuracy`, of a byte
@@ -110,7 +110,7 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def saved(folder: RunFolder) -> dict[str, Any] | None:
-    """The checkpoints that were written: `count`, and the `seconds` for which training stood still; None without any."""
+    """Return the checkpoints that were written: `count`, and the `seconds` for which training stood still; None without any."""
     events = [record for record in folder.records["event"] if record["what"] == "saved"]
     stood = (record.get("save_seconds") for record in events)
     return {"count": len(events), "seconds": sum(value for value in stood if isinstance(value, int | float))} if events else None
@@ -126,7 +126,7 @@ def _median(records: Sequence[Record], key: str) -> float | None:
 
 
 def tasks(folder: RunFolder) -> list[dict[str, Any]]:
-    """One row a task of fine-tuning or transfer, in the order of the recipe.
+    """Return one row a task of fine-tuning or transfer, in the order of the recipe.
 
     Returns:
         `name`, `task`, `metric`, `scale` (100 where the values are shares, 1 where they are per cent already), `unit`, `rows` trained on, `pretrained` and
@@ -181,7 +181,7 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
 
 
 def spread(by_seed: dict[int, Record]) -> dict[str, Any] | None:
-    """Every seed's value, the median, and the spread from worst to best; None without a line.
+    """Return every seed's value, the median, and the spread from worst to best; None without a line.
 
     Returns:
         `values` by seed, `median`, `low`, `high`, `spread` (high - low; None for a single seed), and `others`, the medians of the other metrics.
@@ -254,7 +254,7 @@ def _missing_seeds(name: str, settings: Record, pretrained: dict[str, Any] | Non
 
 
 def summary_text(run_dir: Path) -> str:
-    """The results of a run folder as plain text, for the end of `overnight run`.
+    """Return the results of a run folder as plain text, for the end of `overnight run`.
 
     Raises:
         DataError: when the folder cannot be read.
@@ -273,7 +273,7 @@ def summary_text(run_dir: Path) -> str:
 
 
 def facts_lines(samples: dict[str, Any]) -> list[str]:
-    """The size of the network and of its corpus, in words; nothing where they are not known."""
+    """Return the size of the network and of its corpus, in words; nothing where they are not known."""
     corpus = samples.get("corpus") or {}
     sizes = [
         f"{words} {plural(corpus[split]['documents'], 'document')} of {plural(corpus[split]['tokens'], 'token')}"
@@ -298,13 +298,13 @@ def _sample_lines(samples: dict[str, Any]) -> list[str]:
 
 
 def guesses_text(mask: dict[str, Any]) -> str:
-    """The best guesses for a masked word with their probabilities, and the right word."""
+    """Return the best guesses for a masked word with their probabilities, and the right word."""
     guesses = [f"{quoted(guess['token'])} {share(guess['probability'])}" for guess in mask["guesses"]]
     return f"{', '.join(guesses)} (right: {mask['word']})"
 
 
 def quoted(token: str) -> str:
-    """A token as it stands in a list: marks, which would be taken for the list's own, between quotes."""
+    """Return a token as it stands in a list: marks, which would be taken for the list's own, between quotes."""
     return token if token.isalnum() else f'"{token}"'
 
 
@@ -338,7 +338,7 @@ def _task_lines(task: dict[str, Any]) -> list[str]:
 
 
 def unit_text(task: dict[str, Any]) -> str:
-    """What the unit that says most knows alone, in words (medians of the seeds)."""
+    """Return what the unit that says most knows alone, in words (medians of the seeds)."""
     best, others = task["best_unit"], task["pretrained"]["others"]
     alone, without = (share(others.get(key)) for key in ("accuracy of the unit alone", "accuracy without it"))
     return f"{best['of']} {best['number']} says most: {alone} alone ({best['above']} above {best['threshold']:.3g}), {without} without it"

@@ -12,8 +12,13 @@ from overnight.report.run_reader import Record
 COLUMNS = 240
 
 
+def places(records: Sequence[Record]) -> dict[str, list[Any]]:
+    """Return the `step` and `seconds` of lines of metrics."""
+    return {"step": [record["global_step"] for record in records], "seconds": [record.get("seconds", 0) for record in records]}
+
+
 def heat_maps(records: Sequence[Record]) -> dict[str, Any] | None:
-    """The measured tensors as rows of numbers over the measured steps; None without any.
+    """Return the measured tensors as rows of numbers over the measured steps; None without any.
 
     Args:
         records: lines of the kind `tensors`, in the order of the steps.
@@ -33,15 +38,14 @@ def heat_maps(records: Sequence[Record]) -> dict[str, Any] | None:
         return {"names": list(shown), "values": list(shown.values())}
 
     return {
-        "step": [record["global_step"] for record in records],
-        "seconds": [record["seconds"] for record in records],
+        **places(records),
         "ratio": rows(lambda row: row[3]),
         "change": rows(lambda row: row[2] / row[0] if row[0] and row[2] is not None else None),
     }
 
 
 def noise_curves(records: Sequence[Record], most: int) -> dict[str, Any] | None:
-    """The noise scale of the run and of its parameter groups over the steps, beside the batch; None without any.
+    """Return the noise scale of the run and of its parameter groups over the steps, with the batch; None without any.
 
     Args:
         records: lines of the kind `noise`, in the order of the steps.
@@ -56,8 +60,7 @@ def noise_curves(records: Sequence[Record], most: int) -> dict[str, Any] | None:
         return None
     names = dict.fromkeys(name for record in records for name in record["groups"])
     return {
-        "step": [record["global_step"] for record in records],
-        "seconds": [record["seconds"] for record in records],
+        **places(records),
         "batch": [record["batch"] for record in records],
         "groups": {name: [_short(record["groups"].get(name)) for record in records] for name in names},
         "says": _cost(known[-1]) if known else "never known: the gradient did not stand out from its noise",
@@ -65,7 +68,7 @@ def noise_curves(records: Sequence[Record], most: int) -> dict[str, Any] | None:
 
 
 def _cost(record: Record) -> str:
-    """What a batch costs beside the fewest steps and the fewest examples: 1 + B_c/B and 1 + B/B_c times them (arXiv 1812.06162)."""
+    """Return what a batch costs compared with the fewest steps and the fewest examples: 1 + B_c/B and 1 + B/B_c times them (arXiv 1812.06162)."""
     scale, batch = record["groups"]["run"], record["batch"]
     return (
         f"at step {record['global_step']:,}: {scale:,.0f}; with {batch:,} sequences a batch, {1 + scale / batch:.1f} times the fewest steps "
@@ -74,5 +77,5 @@ def _cost(record: Record) -> str:
 
 
 def _short(value: Any) -> float | None:
-    """Three significant digits, above 0: all that a logarithmic scale shows."""
+    """Return three significant digits of what is above 0: all that a logarithmic scale shows."""
     return float(f"{value:.3g}") if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None
