@@ -4,7 +4,7 @@
 
 A multiplicative LSTM of 256 units reads 6 MiB of Amazon's music reviews, windows of 64 bytes, 64 lanes, Adam; with `label_weight` it also
 predicts the stars from the cell state at the end of each review (squared error; stars of the held-out reviews beside those of always saying
-the mean of the training reviews). Then the frozen cell state is judged on binary SST as `overnight transfer` does. Same seeds, data and
+the mean of the training reviews). Then the frozen cell state is judged on binary SST as `overnight linear-probe` does. Same seeds, data and
 order for all weights. Into --out go trials.jsonl and summary.json.
 """
 
@@ -29,7 +29,7 @@ from overnight import config
 from overnight.byte_lm.features import extract_features
 from overnight.byte_lm.linear_probe import Problem, read_problem
 from overnight.byte_lm.logistic import fit
-from overnight.config import Run, Transfer
+from overnight.config import LinearProbe, Run
 from overnight.console import Line
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import open_shards
@@ -58,12 +58,12 @@ class Trial:
 
 def recipe(paths: Sequence[str], data: Path, out: Path, weight: float, seed: int, width: int, characters: int) -> Run:
     """A training."""
-    optim = {"name": "adamw", "lr": 3e-3, "eps": 1e-8, "weight_decay": 0.0, "schedule": {"name": "linear", "warmup": 0.02}}
+    optim = {"name": "adamw", "lr": 3e-3, "eps": 1e-8, "weight_decay": 0.0, "schedule": {"name": "linear", "warmup_ratio": 0.02}}
     phase = {
         "steps": max(1, characters // (64 * 64)),
-        "global_batch": 64,
-        "micro_batch": 64,
-        "length": 64,
+        "global_batch_size": 64,
+        "micro_batch_size": 64,
+        "seq_len": 64,
         "label_weight": weight,
         "optim": optim,
     }
@@ -72,7 +72,7 @@ def recipe(paths: Sequence[str], data: Path, out: Path, weight: float, seed: int
         "seed": seed,
         "out": str(out),
         "data": {
-            "units": "bytes",
+            "tokenizer": "bytes",
             "paths": list(paths),
             "dir": str(data),
             "field": "reviewText",
@@ -80,9 +80,11 @@ def recipe(paths: Sequence[str], data: Path, out: Path, weight: float, seed: int
             "min_chars": 1,
             "valid_fraction": 0.05,
         },
-        "model": {"kind": "mlstm", "layers": 1, "width": width},
+        "model": {"kind": "mlstm", "num_layers": 1, "hidden_size": width},
         "phases": {"main": phase},
-        "train": {"eval_every": 0, "eval_sequences": 2048, "checkpoint_every": 1 << 30, "log_every": 100, "threads": 1, "device": "cpu"},
+        "logging": {"eval_every": 0, "eval_examples": 2048, "log_every": 100},
+        "checkpoint": {"save_every": 1 << 30},
+        "compute": {"threads": 1, "device": "cpu"},
     }
     return config.build_run(tree)
 
@@ -142,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     log = options.out / "trials.jsonl"
     trials = [Trial(**json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
-    problem = read_problem(Transfer(task="sst", path=options.sst, seeds=list(options.seeds)))
+    problem = read_problem(LinearProbe(task="sst", path=options.sst, seeds=list(options.seeds)))
     with tempfile.TemporaryDirectory() as folder:
         for seed in options.seeds:
             for weight in WEIGHTS:

@@ -102,9 +102,15 @@ def train(study: Study, paths: Sequence[str], data: Path, rule: str, times: int,
             "eps": 1e-8,
             "weight_decay": 0.0,
             "max_grad_norm": 0.0,
-            "schedule": {"name": "linear", "warmup": 0.0},
+            "schedule": {"name": "linear", "warmup_ratio": 0.0},
         }
-        main = {"steps": study.steps(batch), "global_batch": batch, "micro_batch": min(batch, 256), "length": study.length, "optim": optim}
+        main = {
+            "steps": study.steps(batch),
+            "global_batch_size": batch,
+            "micro_batch_size": min(batch, 256),
+            "seq_len": study.length,
+            "optim": optim,
+        }
         run = config.build_run(tree | {"phases": {"main": main}})
         with open(os.devnull, "w", encoding="utf-8") as nowhere:
             try:
@@ -121,12 +127,14 @@ def train(study: Study, paths: Sequence[str], data: Path, rule: str, times: int,
 def recipe(study: Study, paths: Sequence[str], data: Path) -> dict[str, object]:
     """A run without its phase."""
     tree = config.to_tree(config.load_run("mlstm-small"))
-    quiet = {"eval_every": 0, "eval_sequences": study.held_out, "checkpoint_every": 1 << 30, "log_every": 50, "threads": 1, "device": "cpu"}
     return {
         "name": "rules",
         "data": tree["data"] | {"dir": str(data)} | ({"paths": list(paths)} if paths else {}),
-        "model": tree["model"] | {"width": study.width},
-        "train": tree["train"] | quiet,
+        "model": tree["model"] | {"hidden_size": study.width},
+        "precision": tree["precision"],
+        "compute": {"threads": 1, "device": "cpu"},
+        "logging": {"eval_every": 0, "eval_examples": study.held_out, "log_every": 50},
+        "checkpoint": {"save_every": 1 << 30},
     }
 
 
@@ -230,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.draw:
         return draw(out, study)
     out.mkdir(parents=True, exist_ok=True)
-    run = config.build_run(recipe(study, options.paths, options.data) | {"phases": {"main": {"steps": 1, "global_batch": 1}}})
+    run = config.build_run(recipe(study, options.paths, options.data) | {"phases": {"main": {"steps": 1, "global_batch_size": 1}}})
     prepare(run.data, options.data, log=print)
     # The smallest batches take longest: first, so that both processes end together.
     jobs = [(out, study, options.paths, options.data, rule, times, seed) for times in study.times for rule in RULES for seed in study.seeds]

@@ -5,7 +5,7 @@
 
 Real steps of the training loop. Now and then a checkpoint is taken, waited for and not in turns. Lost is the time stood still, and what the steps until the
 checkpoint is whole (at least one) took beyond the median of the undisturbed ones. The share is of 100 undisturbed steps, the default of
-train.checkpoint_every; bert-base takes small batches, so that its steps are short and the share is the larger.
+checkpoint.save_every; bert-base takes small batches, so that its steps are short and the share is the larger.
 Into benchmarks/results/<date>-<machine>-checkpoint-pause/ goes result.json.
 """
 
@@ -77,8 +77,8 @@ def measure(model: str, saves: int, folder: Path) -> dict[str, Any]:
     work = Pretraining(run, Line(StringIO()))
     ((_, phase),) = run.phases.items()
     optimizer = build_optimizer(work.model, phase.optim)
-    step = partial(work.samples(phase, 0, "train").step, grain=pad_to_multiple(phase, phase.micro_batch))
-    settings = LoopConfig(phase.steps, lambda step: learning_rate(phase, step), 1.0, DTYPES[run.train.precision], work.device, (0,))
+    step = partial(work.samples(phase, 0, "train").step, grain=pad_to_multiple(phase, phase.micro_batch_size))
+    settings = LoopConfig(phase.steps, lambda step: learning_rate(phase, step), 1.0, DTYPES[run.precision], work.device, (0,))
     savers = [CheckpointWriter(folder / kind, 2, asynchronous=kind == "asynchronous") for kind in ("asynchronous", "waited")]
     taken: list[Save] = []
     undisturbed: list[float] = []
@@ -128,7 +128,8 @@ def measure(model: str, saves: int, folder: Path) -> dict[str, Any]:
 def _run(folder: Path, model: str) -> Run:
     run = recipe(folder, model, steps=1000)
     phases = {
-        name: dataclasses.replace(phase, global_batch=BATCHES[model], micro_batch=BATCHES[model]) for name, phase in run.phases.items()
+        name: dataclasses.replace(phase, global_batch_size=BATCHES[model], micro_batch_size=BATCHES[model])
+        for name, phase in run.phases.items()
     }
     return dataclasses.replace(run, phases=phases)
 

@@ -242,31 +242,38 @@ def topics(folder: Path) -> Path:
     return path
 
 
+_PHASE = {"steps": 4, "seq_len": 32, "optim": {"name": "adamw", "lr": 0.01}}
+
+
 def bert_tree(folder: Path, source: Path) -> dict[str, Any]:
     """The smallest recipe of a BERT with a task."""
-    phase = {"steps": 4, "global_batch": 8, "length": 32, "micro_batch": 0, "max_predictions": 5, "optim": {"name": "lamb", "lr": 0.01}}
-    task = {"task": "csv", "path": str(folder / "mine.csv"), "batch": 16, "epochs": 1, "length": 16, "seeds": [0, 1]}
+    phase = {**_PHASE, "global_batch_size": 8, "micro_batch_size": 0, "max_predictions_per_seq": 5}
+    task = {"task": "csv", "path": str(folder / "mine.csv"), "global_batch_size": 16, "epochs": 1, "seq_len": 16, "seeds": [0, 1]}
     data = {"paths": [str(source)], "dir": str(folder / "live" / "data"), "vocab_size": 400, "valid_fraction": 0.2, "workers": 1}
     return {
         "name": "bert",
         "out": str(folder / "live" / "run"),
         "data": data,
-        "model": {"layers": 1, "width": 32, "heads": 2, "max_length": 48},
+        "model": {"num_layers": 1, "hidden_size": 32, "num_heads": 2, "max_position_embeddings": 48},
         "phases": {"only": phase},
-        "train": {"eval_every": 2, "eval_sequences": 16, "checkpoint_every": 2, "log_every": 1, "keep": 2, "threads": 1, "device": "cpu"},
+        "logging": {"eval_every": 2, "eval_examples": 16, "log_every": 1},
+        "checkpoint": {"save_every": 2, "keep_latest_k": 2},
+        "compute": {"threads": 1, "device": "cpu"},
         "finetune": {"mine": task},
     }
 
 
 def byte_tree(folder: Path, source: Path) -> dict[str, Any]:
-    """The smallest recipe of a byte model with a transfer."""
+    """The smallest recipe of a byte model with a linear probe."""
     tree = bert_tree(folder, source)
-    data = {**tree["data"], "units": "bytes", "label": "label", "test_fraction": 0.2}
+    del tree["finetune"]
+    data = {**tree["data"], "tokenizer": "bytes", "label": "label", "test_fraction": 0.2}
     data.pop("vocab_size")
-    phase = {"steps": 4, "global_batch": 4, "length": 32, "micro_batch": 4, "shards": 16, "optim": {"name": "adamw", "lr": 0.01}}
+    phase = {**_PHASE, "global_batch_size": 4, "micro_batch_size": 4, "num_document_groups": 16}
     task = {"task": "csv", "path": str(folder / "mine.csv"), "seeds": [0]}
-    model = {"kind": "mlstm", "layers": 1, "width": 24, "embedding": 8}
-    return {**tree, "name": "bytes", "data": data, "model": model, "phases": {"only": phase}, "finetune": {}, "transfer": {"mine": task}}
+    model = {"kind": "mlstm", "num_layers": 1, "hidden_size": 24, "embedding_size": 8}
+    parts = {"data": data, "model": model, "phases": {"only": phase}, "linear_probe": {"mine": task}}
+    return {**tree, "name": "bytes", **parts}
 
 
 def prepared(live: Path) -> Callable[[str], Any]:
@@ -346,16 +353,16 @@ def trained_scenes(name: str, recipe: str, live: Path, keep: Callable[[str], Pat
         (live.parent / "mask.txt").write_text("so bad a [MASK]\n", encoding="utf-8")
         state = ("run/run.yaml", "run/*.json*", "run/corpus/*", "run/checkpoints/*/*", "run/finetune/mine/*.*")
     else:
-        whole("transfer", "mine", *source)
+        whole("linear-probe", "mine", *source)
         commands = (
             Command(("evaluate", *source), said),
             Command(("predict", "mine", *source, "--input", str(text)), said),
             Command(("generate", *source, "--length", "20", "--unit", "best", "--value", "1"), said),
             export,
             page,
-            Command(("transfer", "mine", *source), lambda _: digests(run / "transfer" / "mine", "*")),
+            Command(("linear-probe", "mine", *source), lambda _: digests(run / "linear_probe" / "mine", "*")),
         )
-        state = ("run/run.yaml", "run/*.json*", "run/corpus/*", "run/checkpoints/*/*", "run/transfer/mine/*", "data/*.*")
+        state = ("run/run.yaml", "run/*.json*", "run/corpus/*", "run/checkpoints/*/*", "run/linear_probe/mine/*", "data/*.*")
     found.append(Scene(f"{name} use", keep(f"{name}-used"), state, commands))
     return found
 

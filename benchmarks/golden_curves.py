@@ -46,9 +46,9 @@ CASES = (
 def recipe(folder: Path, case: str) -> dict[str, Any]:
     """The recipe of a case, whose run and data lie in the folder."""
     family, precision = case.split("-")[:2]
-    optim = {"name": "lamb", "lr": 0.01, "schedule": {"name": "poly", "warmup": 0.1}}
-    phase: dict[str, Any] = {"steps": 20, "global_batch": 16, "length": 32, "micro_batch": 4, "optim": optim}
-    second = {"steps": 10, "length": 64, "optim": {**optim, "name": "lans"}}
+    optim = {"name": "lamb", "lr": 0.01, "schedule": {"name": "poly", "warmup_ratio": 0.1}}
+    phase: dict[str, Any] = {"steps": 20, "global_batch_size": 16, "seq_len": 32, "micro_batch_size": 4, "optim": optim}
+    second = {"steps": 10, "seq_len": 64, "optim": {**optim, "name": "lans"}}
     data: dict[str, Any] = {
         "paths": [str(folder / "text.jsonl")],
         "dir": str(folder / f"data-{family}"),
@@ -56,23 +56,20 @@ def recipe(folder: Path, case: str) -> dict[str, Any]:
         "workers": 1,
     }
     if family == "bert":
-        model: dict[str, Any] = {"layers": 2, "width": 64, "heads": 2, "max_length": 64}
+        model: dict[str, Any] = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "max_position_embeddings": 64}
         data["vocab_size"] = 600
-        phase |= {"max_predictions": 5}
+        phase |= {"max_predictions_per_seq": 5}
     else:
-        model = {"kind": "mlstm", "layers": 1, "width": 64, "embedding": 16}
-        data["units"] = "bytes"
-        phase |= {"shards": 32}
+        model = {"kind": "mlstm", "num_layers": 1, "hidden_size": 64, "embedding_size": 16}
+        data["tokenizer"] = "bytes"
+        phase |= {"num_document_groups": 32}
     return {
         "name": "golden",
         "out": str(folder / case),
         "data": data,
         "model": model,
         "phases": {"short": phase, "long": phase | second},
-        "train": {
-            "precision": precision, "threads": 1, "device": "cpu", "log_every": 1, "eval_every": 10, "eval_sequences": 32,
-            "checkpoint_every": 5, "keep": 9,
-        },
+        "precision": precision, "compute": {"threads": 1, "device": "cpu"}, "logging": {"log_every": 1, "eval_every": 10, "eval_examples": 32}, "checkpoint": {"save_every": 5, "keep_latest_k": 9},
     }  # fmt: skip
 
 

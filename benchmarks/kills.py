@@ -92,14 +92,16 @@ class Campaign:
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.draw = folder, random.Random(seed)
         data = {"dir": str(folder / "data"), "vocab_size": 1000, "min_chars": 400, "valid_fraction": 0.05}
-        optim = {"name": "lamb", "lr": 0.01, "schedule": {"name": "poly", "warmup": 0.1}}
-        phase = {"steps": 120, "global_batch": 16, "length": 48, "micro_batch": 4, "max_predictions": 8, "optim": optim}
+        optim = {"name": "lamb", "lr": 0.01, "schedule": {"name": "poly", "warmup_ratio": 0.1}}
+        phase = {"steps": 120, "global_batch_size": 16, "seq_len": 48, "micro_batch_size": 4, "max_predictions_per_seq": 8, "optim": optim}
         self.tree = {
             "name": "kills",
             "data": data,
-            "model": {"layers": 2, "width": 64, "heads": 2, "max_length": 64},
-            "phases": {"short": phase, "long": {**phase, "steps": 80, "length": 64, "optim": {**optim, "start": "keep"}}},
-            "train": {"log_every": 1, "eval_every": 40, "eval_sequences": 32, "checkpoint_every": _EVERY, "threads": 1, "device": "cpu"},
+            "model": {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "max_position_embeddings": 64},
+            "phases": {"short": phase, "long": {**phase, "steps": 80, "seq_len": 64, "optim": {**optim, "reset_moments": False}}},
+            "logging": {"log_every": 1, "eval_every": 40, "eval_examples": 32},
+            "checkpoint": {"save_every": _EVERY},
+            "compute": {"threads": 1, "device": "cpu"},
         }
         run = config.build_run(self.tree)
         prepare(run.data, run.data_dir, log=lambda text: None)

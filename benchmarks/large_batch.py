@@ -6,9 +6,7 @@
     python -m benchmarks.large_batch --draw --out DIR  # only the pictures, from the trials that are there
 
 Two problems (`large_batch_problems.py`): a convolutional network on scikit-learn's digits, and a small BERT on the documentation inside
-this Python environment. (`batch_rules.py` is the
-study of the byte model.) Each optimizer is tuned anew at each
-batch, with the same budget: its learning rate on a grid of 8 powers of 2, by the loss on held-out examples that are not the reported
+this Python environment. (`batch_rules.py` is the study of the byte model.) Each optimizer is tuned anew at each batch, with the same budget: its learning rate on a grid of 8 powers of 2, by the loss on held-out examples that are not the reported
 ones, with seeds that are not reported (two for the digits, one for the BERT). Where the best is at an edge of the grid, the grid grows
 there, 4 times at most; the report says how many were tried. All else is fixed and the same for all batches: linear warm-up over a fifth
 of the steps, linear decay to 0, decay 0.01 (1e-4 for SGD and LARS, where it is part of the gradient), none for biases and norms, which
@@ -16,8 +14,7 @@ are not adapted either; beta 0.9 and 0.999, eps 1e-6, momentum 0.9 (Muon 0.95); 
 which normalises them). SGD has Nesterov's momentum. Muon takes the matrices of two dimensions; tables of words, kernels of convolutions
 and vectors go to AdamW.
 
-Nado et al. 2021 (arXiv 2102.06356) found that Nesterov and Adam, tuned as well, match LARS and LAMB. What comes out here is printed as it
-falls.
+Nado et al. 2021 (arXiv 2102.06356) found that Nesterov and Adam, tuned as well, match LARS and LAMB. What comes out here is printed as is.
 
 Into --out go trials.jsonl (a line a training), summary.json and a picture a problem.
 """
@@ -33,7 +30,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -44,14 +41,14 @@ from torch import nn
 
 from benchmarks.large_batch_problems import Digits, MaskedLM, Problem
 from benchmarks.plots import Spread, study_figure
-from overnight.config import Optim, Schedule
+from overnight.config import OPTIMIZERS, LambConfig, Schedule
 from overnight.engine.loop import clip_and_step
 from overnight.optim.groups import build_optimizer, parameter_groups
 from overnight.optim.schedules import factor
 from overnight.run_dir.environment import environment
 
 NAMES = {"lars": "LARS", "lamb": "LAMB", "lans": "LANS", "adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
-SCHEDULE = Schedule(name="linear", warmup=0.2)
+SCHEDULE = Schedule(name="linear", warmup_ratio=0.2)
 GRID, GROWTH = 8, 4
 """Learning rates tried, and how many more where the best is at an edge."""
 
@@ -96,11 +93,15 @@ def problems(data: Path, tiny: bool) -> dict[str, Problem]:
 
 def optimizer_of(name: str, network: nn.Module, lr: float, max_grad_norm: float) -> torch.optim.Optimizer:
     """An optimizer over the groups of :func:`overnight.optim.groups.parameter_groups`: vectors are neither decayed nor adapted."""
-    optim = Optim(lr=lr, weight_decay=1e-4 if name in ("sgd", "lars") else 0.01, max_grad_norm=max_grad_norm)
+    settings: dict[str, Any] = {"lr": lr, "weight_decay": 1e-4 if name in ("sgd", "lars") else 0.01}
     if name == "sgd":
-        groups = [{key: group[key] for key in ("params", "weight_decay")} for group in parameter_groups(network, optim)]
+        groups = [{key: group[key] for key in ("params", "weight_decay")} for group in parameter_groups(network, LambConfig(**settings))]
         return torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True)
-    return build_optimizer(network, replace(optim, name=name, momentum=0.95 if name == "muon" else 0.9))  # type: ignore[arg-type]
+    if name != "lans":  # which never clips
+        settings["max_grad_norm"] = max_grad_norm
+    if name == "muon":
+        settings["momentum"] = 0.95
+    return build_optimizer(network, OPTIMIZERS[name](**settings))
 
 
 def train(problem: Problem, name: str, optimizer_name: str, batch: int, lr: float, seed: int) -> Trial:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from overnight.batches.loader import Samples
 from overnight.batches.packing import Batch
-from overnight.config import Model, Phase, load_run
+from overnight.config import BertConfig, BertPhase, load_run
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import open_shards
 from overnight.corpus.tokenizer import load_vocabulary
@@ -120,7 +120,7 @@ class MaskedLM:
 
     def _samples(self, split: str, batch: int, seed: int) -> Samples:
         # At most 64 sequences at once, which stay in the cache; it does not change the gradient.
-        phase = Phase(self.examples // batch, batch, length=32, micro_batch=min(batch, 64), nsp=False, max_predictions=8)
+        phase = BertPhase(self.examples // batch, batch, seq_len=32, micro_batch_size=min(batch, 64), nsp=False, max_predictions_per_seq=8)
         shards = open_shards(self.folder, split, verify=False)
         return Samples(shards, load_vocabulary(self.folder), phase, (seed, 0, int(split == "valid")))
 
@@ -139,7 +139,7 @@ class MaskedLM:
 
     def network(self) -> nn.Module:
         """243,970 parameters, 131,072 of them the table of words; the next-sentence head has no target and stays as it was."""
-        sizes = Model(layers=1, width=64, heads=2, max_length=32, dropout=0.0, attention_dropout=0.0)
+        sizes = BertConfig(num_layers=1, hidden_size=64, num_heads=2, max_position_embeddings=32, dropout=0.0, attention_dropout=0.0)
         return BertForPretraining(sizes, load_vocabulary(self.folder).size)
 
     def steps(self, network: nn.Module, batch: int, seed: int) -> Iterator[float]:

@@ -1,10 +1,11 @@
-"""What `train.recompute` saves and costs: bytes kept for the backward pass, the most in use in a step, and its time, for none, selective and full.
+"""What `memory.activation_checkpointing` saves and costs: bytes kept for the backward pass, the most in use in a step, and its time.
 
     python benchmarks/memory.py                     # bert-mini and bert-base at length 128 and 512, a quarter of an hour on two cores
     python benchmarks/memory.py --models bert-mini
 
 Bytes are counted, not sampled: every storage that an operation makes, until it is freed (those of the parameters and the gradients are not in
-it). torch's hooks for saved tensors would not see what `checkpoint` keeps by itself. The three take turns in one process, and dropout is on.
+it). torch's hooks for saved tensors would not see what `checkpoint` keeps by itself. none, selective and full take turns in one process, and
+dropout is on.
 Into benchmarks/results/<date>-<machine>-memory/ goes result.json.
 """
 

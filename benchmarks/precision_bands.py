@@ -45,30 +45,33 @@ Curve = dict[int, float]
 
 def train(folder: Path, name: str, device: str, steps: int) -> tuple[Curve, float, int]:
     """Train in a precision: the held-out losses, the seconds, and how many steps were skipped."""
-    optim = {"name": "lamb", "lr": 0.02, "schedule": {"name": "poly", "warmup": 0.1}}
+    optim = {"name": "lamb", "lr": 0.02, "schedule": {"name": "poly", "warmup_ratio": 0.1}}
     tree = {
         "name": "bands",
         "out": str(folder / name.replace(" ", "-")),
         "data": {"dir": str(folder / "data"), "vocab_size": 4000, "valid_fraction": 0.02},
-        "model": {"layers": 2, "width": 128, "heads": 2, "max_length": 64, "dropout": 0.0, "attention_dropout": 0.0},
+        "model": {
+            "num_layers": 2,
+            "hidden_size": 128,
+            "num_heads": 2,
+            "max_position_embeddings": 64,
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+        },
         "phases": {
             "short": {
                 "steps": steps,
-                "global_batch": 64,
-                "length": 64,
-                "micro_batch": 16 if name == OTHERWISE else 64,
-                "max_predictions": 10,
+                "global_batch_size": 64,
+                "seq_len": 64,
+                "micro_batch_size": 16 if name == OTHERWISE else 64,
+                "max_predictions_per_seq": 10,
                 "optim": optim,
             }
         },
-        "train": {
-            "precision": name.partition(",")[0],
-            "device": device,
-            "eval_every": EVERY,
-            "eval_sequences": 1024,
-            "checkpoint_every": steps,
-            "threads": 1,
-        },
+        "precision": name.partition(",")[0],
+        "compute": {"device": device, "threads": 1},
+        "logging": {"eval_every": EVERY, "eval_examples": 1024},
+        "checkpoint": {"save_every": steps},
     }
     run = config.build_run(tree)
     prepare(run.data, run.data_dir, log=lambda words: None)

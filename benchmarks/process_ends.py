@@ -59,7 +59,7 @@ _WITHIN = 60.0
 KINDS: dict[str, tuple[tuple[int, int], list[str], tuple[int, int]]] = {
     # exit codes expected; overrides; the rank that gets a signal in its third step, and which
     "normal end": ((0, 0), [], (-1, 0)),
-    "wrong recipe": ((2, 2), ["train.noise_every=1"], (-1, 0)),
+    "wrong recipe": ((2, 2), ["logging.grad_noise_every=1"], (-1, 0)),
     "SIGTERM to one": ((143, 143), [], (1, signal.SIGTERM)),
     "kill -9 of one": ((1, -9), [], (1, signal.SIGKILL)),
 }
@@ -67,7 +67,14 @@ KINDS: dict[str, tuple[tuple[int, int], list[str], tuple[int, int]]] = {
 
 def tree(folder: Path) -> dict[str, Any]:
     """A network that trains in a moment."""
-    phase = {"steps": 4, "global_batch": 4, "length": 32, "micro_batch": 1, "max_predictions": 5, "optim": {"name": "lamb", "lr": 0.01}}
+    phase = {
+        "steps": 4,
+        "global_batch_size": 4,
+        "seq_len": 32,
+        "micro_batch_size": 1,
+        "max_predictions_per_seq": 5,
+        "optim": {"name": "lamb", "lr": 0.01},
+    }
     return {
         "name": "ends",
         "out": str(folder / "run"),
@@ -78,9 +85,11 @@ def tree(folder: Path) -> dict[str, Any]:
             "valid_fraction": 0.2,
             "workers": 1,
         },
-        "model": {"layers": 1, "width": 32, "heads": 2, "max_length": 32},
+        "model": {"num_layers": 1, "hidden_size": 32, "num_heads": 2, "max_position_embeddings": 32},
         "phases": {"short": phase},
-        "train": {"eval_every": 4, "eval_sequences": 4, "checkpoint_every": 100, "log_every": 1, "threads": 1, "device": "cpu"},
+        "logging": {"eval_every": 4, "eval_examples": 4, "log_every": 1},
+        "checkpoint": {"save_every": 100},
+        "compute": {"threads": 1, "device": "cpu"},
     }
 
 

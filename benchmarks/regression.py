@@ -1,9 +1,10 @@
 """How long liblinear and Newton's method take over a network's features, and how far from the optimum they end.
 
-    OVERNIGHT_DATA=... python -m benchmarks.regression sst --from RUN      # keys of the recipe may follow: --train.threads=1
+    OVERNIGHT_DATA=... python -m benchmarks.regression sst --from RUN      # keys of the recipe may follow: --compute.threads=1
 
-RUN is a run folder of a byte model with this task of transfer. The features are those of `overnight transfer`; both fit the training rows at every strength of the published grid, in turns. Distance: the
-farthest that a slope of the loss is from an optimum's, in units of the penalty. liblinear takes 100 steps at most, as published.
+RUN is a run folder of a byte model with this task in `linear_probe`. The features are those of `overnight linear-probe`; both fit the training
+rows at every strength of the published grid, in turns. Distance: the farthest that a slope of the loss is from an optimum's, in units of the
+penalty. liblinear takes 100 steps at most, as published.
 """
 
 from __future__ import annotations
@@ -28,17 +29,15 @@ from overnight.run_dir.environment import environment
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fit, print a line for each strength, and write the numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", help="a task of transfer of the run's recipe, of two classes")
+    parser.add_argument("task", help="a task of `linear_probe` in the run's recipe, of two classes")
     parser.add_argument("--from", dest="source", type=Path, required=True, metavar="RUN")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options, overrides = parser.parse_known_args(arguments)
     run = stored_run(options.source, overrides)
     set_up_machine(run)
-    spec = run.transfer[options.task]
+    spec = run.linear_probe[options.task]
     problem, seed = read_problem(spec), spec.seeds[0]
-    x = extract_features(load_byte_model(options.source)[0], problem.documents, spec.features, DTYPES[run.train.precision]).astype(
-        np.float64
-    )
+    x = extract_features(load_byte_model(options.source)[0], problem.documents, spec.features, DTYPES[run.precision]).astype(np.float64)
     rows, y = problem.parts[seed], problem.classes == 1
     train, valid = rows["train"], rows["valid"]
     print(f"{len(train):,} rows of {x.shape[1]:,} features; seconds, distance from the optimum and validation accuracy of each")

@@ -112,8 +112,8 @@ class Case:
 
 def tree(folder: Path, name: str) -> dict[str, Any]:
     """A small recipe whose batch can be cut for one, two and three processes."""
-    optim = {"name": "lamb", "lr": 0.01, "schedule": {"name": "poly", "warmup": 0.1}}
-    phase = {"steps": STEPS, "global_batch": 12, "length": 48, "micro_batch": 2, "max_predictions": 8, "optim": optim}
+    optim = {"name": "lamb", "lr": 0.01, "schedule": {"name": "poly", "warmup_ratio": 0.1}}
+    phase = {"steps": STEPS, "global_batch_size": 12, "seq_len": 48, "micro_batch_size": 2, "max_predictions_per_seq": 8, "optim": optim}
     return {
         "name": name,
         "out": str(folder / name),
@@ -124,9 +124,18 @@ def tree(folder: Path, name: str) -> dict[str, Any]:
             "valid_fraction": 0.2,
             "workers": 1,
         },
-        "model": {"layers": 2, "width": 64, "heads": 2, "max_length": 48, "dropout": 0.0, "attention_dropout": 0.0},
+        "model": {
+            "num_layers": 2,
+            "hidden_size": 64,
+            "num_heads": 2,
+            "max_position_embeddings": 48,
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+        },
         "phases": {"short": phase},
-        "train": {"eval_every": 40, "eval_sequences": 24, "checkpoint_every": 20, "log_every": 5, "device": "cpu"},
+        "logging": {"eval_every": 40, "eval_examples": 24, "log_every": 5},
+        "checkpoint": {"save_every": 20},
+        "compute": {"device": "cpu"},
     }
 
 

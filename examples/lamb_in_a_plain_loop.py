@@ -29,7 +29,7 @@ def main() -> None:
     # Biases and norms are neither decayed nor given a trust ratio, as in the published runs.
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0, "adapt": False}]
+    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0, "trust_ratio": False}]
     optimizer = Lamb(groups, lr=0.05, max_grad_norm=1.0)
     # Large batches want a warm-up; any scheduler of torch drives the optimizer.
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=STEPS, pct_start=0.2, cycle_momentum=False)

@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from overnight import config
 from overnight.config import Run
+from tests.recipe import change
 
 settings.register_profile("ci", deadline=None, derandomize=True)
 
@@ -39,15 +40,17 @@ def topics() -> dict[str, str]:
 
 def tiny_tree(folder: Path, source: Path) -> dict[str, Any]:
     """The smallest recipe that has every part, as a mapping."""
-    optim = {"name": "lamb", "lr": 0.01, "schedule": {"name": "poly", "warmup": 0.1}}
-    phase = {"steps": 6, "global_batch": 8, "length": 32, "micro_batch": 4, "max_predictions": 5, "optim": optim}
+    optim = {"name": "lamb", "lr": 0.01, "schedule": {"name": "poly", "warmup_ratio": 0.1}}
+    phase = {"steps": 6, "global_batch_size": 8, "seq_len": 32, "micro_batch_size": 4, "max_predictions_per_seq": 5, "optim": optim}
     return {
         "name": "tiny",
         "out": str(folder / "run"),
         "data": {"paths": [str(source)], "dir": str(folder / "data"), "vocab_size": 600, "valid_fraction": 0.2, "workers": 1},
-        "model": {"layers": 1, "width": 32, "heads": 2, "max_length": 48},
-        "phases": {"short": phase, "long": {**phase, "steps": 4, "length": 48, "optim": {**optim, "start": "keep"}}},
-        "train": {"eval_every": 3, "eval_sequences": 16, "checkpoint_every": 2, "log_every": 1, "keep": 2, "threads": 1, "device": "cpu"},
+        "model": {"num_layers": 1, "hidden_size": 32, "num_heads": 2, "max_position_embeddings": 48},
+        "phases": {"short": phase, "long": {**phase, "steps": 4, "seq_len": 48, "optim": {**optim, "reset_moments": False}}},
+        "logging": {"eval_every": 3, "eval_examples": 16, "log_every": 1},
+        "checkpoint": {"save_every": 2, "keep_latest_k": 2},
+        "compute": {"threads": 1, "device": "cpu"},
     }
 
 
@@ -86,12 +89,6 @@ def tiny(tmp_path: Path, tiny_data: Path) -> Callable[..., Run]:
     def make(**overrides: Any) -> Run:
         tree = tiny_tree(tmp_path, tiny_data.parent / "topics.jsonl")
         tree["data"]["dir"] = str(tiny_data)
-        for key, value in overrides.items():
-            *parents, last = key.split(".")
-            node = tree
-            for part in parents:
-                node = node.setdefault(part, {})
-            node[last] = value
-        return config.build_run(tree)
+        return config.build_run(change(tree, overrides))
 
     return make

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -14,16 +14,21 @@ def tree(**changes: Any) -> dict[str, Any]:
     """A small valid recipe with dotted changes, written with __ for a dot."""
     found: dict[str, Any] = {
         "name": "x",
-        "phases": {"short": {"steps": 100, "global_batch": 64}},
+        "phases": {"short": {"steps": 100, "global_batch_size": 64}},
         "finetune": {"names": {"task": "docnames"}},
     }
+    return change(found, {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def change(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree, with settings changed in place that are named as on the command line: `phases.short.steps`."""
     for key, value in changes.items():
-        *parents, last = key.split("__")
-        node = found
+        *parents, last = key.split(".")
+        node = tree
         for part in parents:
             node = node.setdefault(part, {})
         node[last] = value
-    return found
+    return tree
 
 
 def message(what: Callable[[], object]) -> str:

@@ -59,7 +59,7 @@ def tree_paths(readme: str) -> list[str]:
 def verbs() -> set[str]:
     """The verbs of `overnight --help`."""
     text = subprocess.run([sys.executable, "-m", "overnight", "--help"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
-    return set(re.findall(r"^ {4}([a-z]+)(?: {2}|$)", text, re.M))
+    return set(re.findall(r"^ {4}([a-z-]+)(?: {2}|$)", text, re.M))
 
 
 def test_every_command_in_the_readme_and_the_documentation_exists() -> None:

@@ -1,6 +1,6 @@
 """How many sequences a step has: the global batch, or less while the batch warms up.
 
-The warm-up adds `start` sequences at a time, on a line from `start` in step 0 to the global batch in step `steps`. What it takes from the
+The warm-up adds `initial_batch_size` sequences at a time, on a line from that many in step 0 to the global batch in step `steps`. What it takes from the
 stream of samples depends on these numbers alone, so every sample comes once and in order, whatever the hardware and wherever it stopped.
 """
 
@@ -8,32 +8,37 @@ from __future__ import annotations
 
 import numpy as np
 
-from overnight.config import Phase
+from overnight.config import BatchWarmup, BertPhase, Phase
 from overnight.errors import ConfigError
+
+
+def batch_warmup(phase: Phase) -> BatchWarmup:
+    """Return how the batch of a phase begins; that of a byte model, whose sequences are read on from step to step, cannot grow."""
+    return phase.batch_warmup if isinstance(phase, BertPhase) else BatchWarmup()
 
 
 def batch_size(phase: Phase, step: int) -> int:
     """Sequences of step `step` (from 0) of a phase."""
-    start, steps = phase.batch_warmup.start, phase.batch_warmup.steps
+    start, steps = batch_warmup(phase).initial_batch_size, batch_warmup(phase).steps
     if not start or step >= steps:
-        return phase.global_batch
-    return start * (1 + (phase.global_batch // start - 1) * step // steps)
+        return phase.global_batch_size
+    return start * (1 + (phase.global_batch_size // start - 1) * step // steps)
 
 
 def sequences_before(phase: Phase, step: int) -> int:
     """Sequences of all steps of a phase before `step`; of all the phase for `phase.steps`."""
-    start, steps = phase.batch_warmup.start, phase.batch_warmup.steps
+    start, steps = batch_warmup(phase).initial_batch_size, batch_warmup(phase).steps
     if not start:
-        return step * phase.global_batch
+        return step * phase.global_batch_size
     # Portion k of `start` sequences is first part of a batch in the step ceil(k·steps / last).
-    last = phase.global_batch // start - 1
+    last = phase.global_batch_size // start - 1
     begins = -(-np.arange(last + 1) * steps // last)
     return start * int(np.maximum(step - begins, 0).sum())
 
 
 def micro_batch_sizes(phase: Phase, world: int = 1) -> list[int]:
     """All micro-batches that cut a process's share of the global batch equally, the smallest first."""
-    share = phase.global_batch // world
+    share = phase.global_batch_size // world
     return [count for count in range(1, share + 1) if share % count == 0]
 
 
@@ -42,7 +47,7 @@ def pad_to_multiple(phase: Phase, count: int) -> int:
 
     A compiled model wants few shapes, and so does oneDNN, which keeps a kernel for each (a GB after 250 steps of ever new sizes).
     """
-    return max(64, count * phase.length // 64)
+    return max(64, count * phase.seq_len // 64)
 
 
 def micro_batch(phase: Phase, step: int, world: int = 1) -> int:
@@ -57,11 +62,15 @@ def micro_batch(phase: Phase, step: int, world: int = 1) -> int:
     Raises:
         ConfigError: when a batch cannot be cut into equal shares for the processes, or the global one not into micro-batches.
     """
-    full, batch = phase.global_batch, batch_size(phase, step)
-    most = min(phase.micro_batch or 1, full // world)
+    full, batch = phase.global_batch_size, batch_size(phase, step)
+    most = min(phase.micro_batch_size or 1, full // world)
     if most == 0 or full % (most * world):
-        raise ConfigError(f"global_batch = {full}: cannot be cut for {world} processes into micro-batches of {most or 1}; it must divide")
+        raise ConfigError(
+            f"global_batch_size = {full}: cannot be cut for {world} processes into micro-batches of {most or 1}; it must divide"
+        )
     if batch % world:
-        raise ConfigError(f"batch_warmup.start = {phase.batch_warmup.start}: cannot be cut for {world} processes; it must divide")
+        raise ConfigError(
+            f"batch_warmup.initial_batch_size = {batch_warmup(phase).initial_batch_size}: cannot be cut for {world} processes; it must divide"
+        )
     share = batch // world
     return max(count for count in range(1, min(most, share) + 1) if share % count == 0)

@@ -30,7 +30,7 @@ class Documents:
     def __init__(self, shards: list[Shard]) -> None:
         for shard in shards:
             if shard.tokens.dtype != np.uint8:
-                raise DataError(f"{shard.name} holds word pieces, not bytes; prepare another folder with data.units = bytes")
+                raise DataError(f"{shard.name} holds word pieces, not bytes; prepare another folder with data.tokenizer = bytes")
             assert len(shard.document_sentences) == len(shard.sentence_starts), "a document of bytes is one sentence"
         self.names = [shard.name for shard in shards]
         self.bytes = [shard.tokens for shard in shards]

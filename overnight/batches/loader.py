@@ -11,7 +11,7 @@ import io
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -23,7 +23,7 @@ from overnight.batches import masking, pairs
 from overnight.batches.batch_size import batch_size, micro_batch, pad_to_multiple, sequences_before
 from overnight.batches.order import key, mix, order
 from overnight.batches.packing import IGNORED, Batch, Provenance, Sizes, StepBatches, balance_by_length
-from overnight.config import Phase
+from overnight.config import BertPhase
 from overnight.corpus.shards import Shard
 from overnight.corpus.tokenizer import Vocabulary
 from overnight.errors import DataError
@@ -61,7 +61,7 @@ class Samples:
 
     shards: list[Shard]
     vocabulary: Vocabulary
-    phase: Phase
+    phase: BertPhase
     seed: tuple[int, ...]
     cache: Path | None = None
 
@@ -80,6 +80,10 @@ class Samples:
                 raise DataError("the corpus holds no example: it has no document with a sentence; add text or lower data.min_chars")
             self._sizes.append(size)
         return np.concatenate([[0], np.cumsum(self._sizes)])
+
+    def set_micro_batch_size(self, size: int) -> None:
+        """Cut the steps from now on into micro-batches of so many sequences; 0: still to be found."""
+        self.phase = replace(self.phase, micro_batch_size=size)
 
     def epoch_size(self) -> int:
         """Samples in the first epoch."""
@@ -108,12 +112,12 @@ class Samples:
         seed = key(*self.seed, _PLAN, epoch, number)
 
         def fresh() -> np.ndarray:
-            return make(shard, self.phase.length, self.phase.short_fraction, seed)
+            return make(shard, self.phase.seq_len, self.phase.short_seq_prob, seed)
 
         if self.cache is None:
             return fresh()
         # The name holds everything that the plan depends on, so a stale one is never read.
-        facts = repr((pairs.VERSION, self._boundaries[number], self.phase.length, self.phase.short_fraction, self.phase.nsp, seed))
+        facts = repr((pairs.VERSION, self._boundaries[number], self.phase.seq_len, self.phase.short_seq_prob, self.phase.nsp, seed))
         path = self.cache / f"{hashlib.blake2b(facts.encode(), digest_size=12).hexdigest()}.npy"
         if (kept := _kept_plan(path)) is not None:
             return kept
@@ -163,19 +167,19 @@ class Samples:
                 segments[split + 1 : end] = 1
         # key(*seed, _MASK, epoch, sample) of each.
         keys = mix(mix(np.uint64(key(*self.seed, _MASK)) ^ epochs.astype(np.uint64)) ^ samples.astype(np.uint64))
-        counts = masking.predictions(lengths, phase.mask_rate, phase.max_predictions)
+        counts = masking.predictions(lengths, phase.mlm_probability, phase.max_predictions_per_seq)
         ids, predicted, labels = masking.mask(ids, starts, keys, counts, vocabulary, phase.whole_word)
         positions = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
         if grain:
             # The fill is sequences of its own, so that attention never sees it beside text; always equally many, none empty.
-            slots = -(-grain // phase.length) + 1
+            slots = -(-grain // phase.seq_len) + 1
             fill = slots + -(len(ids) + slots) % grain
             fills = np.full(slots, fill // slots) + (np.arange(slots) < fill % slots)
             ids, segments = np.pad(ids, (0, fill), constant_values=vocabulary.pad), np.pad(segments, (0, fill))
             positions = np.concatenate([positions, *[np.arange(n) for n in fills]]).astype(np.int64)
             starts = np.concatenate([starts, starts[-1] + np.cumsum(fills)])
             lengths = np.concatenate([lengths, fills]).astype(np.int64)
-            room = int(len(ids) * phase.mask_rate) + len(counts)
+            room = int(len(ids) * phase.mlm_probability) + len(counts)
             predicted = np.pad(predicted, (0, room - len(predicted)))
             labels = np.pad(labels, (0, room - len(labels)), constant_values=IGNORED)
         targets = {"mlm": torch.from_numpy(labels)}
@@ -187,7 +191,7 @@ class Samples:
             segments_N=torch.from_numpy(segments),
             starts=torch.from_numpy(starts.astype(np.int32)),
             lengths=tuple(lengths.tolist()),
-            longest=phase.length if grain else 0,
+            longest=phase.seq_len if grain else 0,
             predicted_M=torch.from_numpy(predicted),
             targets=targets,
         )
@@ -195,7 +199,7 @@ class Samples:
     def longest(self, count: int) -> Batch:
         """A micro-batch of so many sequences that are all of full length, laid out as those of the stream are: what memory is measured with."""
         number = max(range(len(self.shards)), key=lambda i: len(self.shards[i].tokens))
-        inner = min(self.phase.length - (3 if self.phase.nsp else 2), len(self.shards[number].tokens))
+        inner = min(self.phase.seq_len - (3 if self.phase.nsp else 2), len(self.shards[number].tokens))
         half = inner // 2 if self.phase.nsp else inner
         rows = np.zeros((count, pairs.COLUMNS), np.int64)
         rows[:, [pairs.A_END, pairs.B_START, pairs.B_END]] = half, half, inner
@@ -214,7 +218,7 @@ class Samples:
         """
         epochs, samples, numbers, rows, bins = self.dealt(step, world)
         lengths = self.lengths(rows)
-        predicted = int(masking.predictions(lengths, self.phase.mask_rate, self.phase.max_predictions).sum())
+        predicted = int(masking.predictions(lengths, self.phase.mlm_probability, self.phase.max_predictions_per_seq).sum())
         batch = len(epochs)
         return StepBatches(
             micro=tuple(self.batch(epochs[m], samples[m], numbers[m], rows[m], grain) for m in map(np.array, bins[rank::world])),
@@ -259,8 +263,8 @@ class Samples:
         lengths = self.lengths(rows)
         by_length = np.argsort(-lengths, kind="stable")
         steps = []
-        for at in range(0, len(positions), self.phase.micro_batch):
-            m = by_length[at : at + self.phase.micro_batch]
+        for at in range(0, len(positions), self.phase.micro_batch_size):
+            m = by_length[at : at + self.phase.micro_batch_size]
             batch = self.batch(epochs[m], samples[m], numbers[m], rows[m])
             steps.append(StepBatches((batch,), int(lengths[m].sum()), len(m)))
         return steps

@@ -25,13 +25,13 @@ COLUMNS = 5
 VERSION = 1
 
 
-def plan_pairs(shard: Shard, length: int, short_fraction: float, seed: int) -> np.ndarray:
+def plan_pairs(shard: Shard, length: int, short_seq_prob: float, seed: int) -> np.ndarray:
     """The pairs of one epoch of a shard.
 
     Args:
         shard: the documents, none empty; a random B comes from another document of the same shard, if it has one.
         length: longest example (tokens, with [CLS] and two [SEP]).
-        short_fraction: share of examples that aim at a uniform length in [2, length - 3].
+        short_seq_prob: share of examples that aim at a uniform length in [2, length - 3].
         seed: of this shard and epoch, from :func:`overnight.batches.order.key`.
 
     Returns:
@@ -45,7 +45,7 @@ def plan_pairs(shard: Shard, length: int, short_fraction: float, seed: int) -> n
     for document in range(count):
         sentence, end = documents[document], documents[document + 1]
         while sentence < end:
-            target = 2 + int(draw() * (room - 1)) if draw() < short_fraction else room
+            target = 2 + int(draw() * (room - 1)) if draw() < short_seq_prob else room
             # The first sentence boundary at or past the target, or the end of the document.
             stop = min(bisect_left(starts, starts[sentence] + target, sentence + 1, end), end)
             split = sentence + (1 + int(draw() * (stop - sentence - 1)) if stop - sentence > 1 else 1)
@@ -88,7 +88,7 @@ def _truncate(start: int, end: int, cut: int, rng: Random) -> tuple[int, int]:
     return start + front, end - (cut - front)
 
 
-def plan_segments(shard: Shard, length: int, short_fraction: float, seed: int) -> np.ndarray:
+def plan_segments(shard: Shard, length: int, short_seq_prob: float, seed: int) -> np.ndarray:
     """The single segments of one epoch of a shard: every token of every document once, in runs that fill the length.
 
     Args, returns: as :func:`plan_pairs`; B is empty and `is_random` 0. `length` counts [CLS] and one [SEP].
@@ -98,7 +98,7 @@ def plan_segments(shard: Shard, length: int, short_fraction: float, seed: int) -
     out = array("i")
     for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         while start < end:
-            target = 2 + int(rng.random() * (room - 1)) if rng.random() < short_fraction else room
+            target = 2 + int(rng.random() * (room - 1)) if rng.random() < short_seq_prob else room
             stop = min(start + target, end)
             out.extend((start, stop, stop, stop, 0))
             start = stop

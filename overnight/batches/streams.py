@@ -22,7 +22,7 @@ from overnight.batches.batch_size import micro_batch
 from overnight.batches.concat_documents import Documents, Joined
 from overnight.batches.order import key
 from overnight.batches.packing import IGNORED, Provenance, Sizes, StepBatches, moved
-from overnight.config import Phase
+from overnight.config import BytePhase
 from overnight.corpus.shards import Shard
 from overnight.errors import DataError
 
@@ -65,7 +65,7 @@ class Streams:
     """The endless stream of a phase's windows over the epochs of a corpus of bytes.
 
     Args:
-        shards: of one split, prepared with `data.units = bytes`.
+        shards: of one split, prepared with `data.tokenizer = bytes`.
         phase: batch, length and shards.
         seed: of the run, the phase's place in it, and whether this is the held-out stream.
 
@@ -73,15 +73,15 @@ class Streams:
         DataError: when the corpus holds word pieces, or lacks the labels that the phase needs.
     """
 
-    def __init__(self, shards: list[Shard], phase: Phase, seed: tuple[int, ...]) -> None:
+    def __init__(self, shards: list[Shard], phase: BytePhase, seed: tuple[int, ...]) -> None:
         self.documents, self.phase, self.seed = Documents(shards), phase, seed
         if phase.label_weight > 0 and self.documents.labels_D is None:
             raise DataError(f"label_weight = {phase.label_weight}, but the corpus was prepared without data.label; prepare it with one")
-        self.shards = phase.shards or max(LEAST_SHARDS, phase.global_batch)
+        self.shards = phase.num_document_groups or max(LEAST_SHARDS, phase.global_batch_size)
         self._joined: dict[int, Joined] = {}
         # Bytes of the shards of the epochs so far, and the windows that each lane has read when it ends each of its shards (turns, B).
         self._lengths = np.zeros(0, np.int64)
-        self._ends = np.zeros((0, phase.global_batch), np.int64)
+        self._ends = np.zeros((0, phase.global_batch_size), np.int64)
 
     def lanes(self, rank: int = 0, world: int = 1) -> range:
         """The lanes of one process: neighbours, so that the states of all processes on end are in the order of the lanes.
@@ -91,26 +91,30 @@ class Streams:
             DataError: when there are fewer documents than shards.
         """
         micro_batch(self.phase, 0, world)
-        count, batch = len(self.documents), self.phase.global_batch
+        count, batch = len(self.documents), self.phase.global_batch_size
         if count < self.shards:
-            way = f"set the phase's `shards` to {batch:,} (its global_batch) to {count:,}"
+            way = f"set the phase's `num_document_groups` to {batch:,} (its global_batch_size) to {count:,}"
             raise DataError(
-                f"the corpus holds {count:,} documents to train on, but an epoch is cut into {self.shards:,} shards of at least one; "
-                f"{way if count >= batch else f'lower global_batch and `shards` of the phase to {count:,} at most'}, or add documents"
+                f"the corpus holds {count:,} documents to train on, but an epoch is cut into {self.shards:,} groups of at least one; "
+                f"{way if count >= batch else f'lower global_batch_size and `num_document_groups` of the phase to {count:,} at most'}, or add documents"
             )
         share = batch // world
         return range(rank * share, (rank + 1) * share)
 
+    def set_micro_batch_size(self, size: int) -> None:
+        """Cut the steps from now on into micro-batches of so many sequences; 0: still to be found."""
+        self.phase = replace(self.phase, micro_batch_size=size)
+
     def epoch_size(self) -> int:
         """Windows that the bytes of an epoch fill; the last one of a shard may be short."""
-        return -(-int(self.documents.lengths_D.sum(dtype=np.int64)) // self.phase.length)
+        return -(-int(self.documents.lengths_D.sum(dtype=np.int64)) // self.phase.seq_len)
 
     def longest(self, count: int) -> ByteBatch:
         """Windows of so many lanes without a byte that only fills up, laid out as those of the stream are: what memory is measured with.
 
         The bytes are random, and a document with a label ends in each window.
         """
-        length = self.phase.length
+        length = self.phase.seq_len
         text_BT = torch.randint(256, (count, length + 1), generator=torch.Generator().manual_seed(0))
         targets, ends_K = {"byte": text_BT[:, 1:].contiguous()}, None
         if self.phase.label_weight > 0:
@@ -128,7 +132,7 @@ class Streams:
         Raises:
             as :meth:`lanes`.
         """
-        batch, length = self.phase.global_batch, self.phase.length
+        batch, length = self.phase.global_batch_size, self.phase.seq_len
         mine, rows = self.lanes(rank, world), micro_batch(self.phase, step, world)
         numbers_B, windows_B = self._locate(step)
         counts_B = np.minimum(self._lengths[numbers_B] - windows_B * length, length + 1)
@@ -161,7 +165,7 @@ class Streams:
         for lane in range(first, first + rows):
             epoch, shard = divmod(int(numbers_B[lane]), self.shards)
             joined = self._join(self._order_of(int(numbers_B[lane])))
-            name, row = joined.document(int(joined.starts_S[shard] + windows_B[lane] * self.phase.length))
+            name, row = joined.document(int(joined.starts_S[shard] + windows_B[lane] * self.phase.seq_len))
             found.append({"epoch": epoch, "lane": lane, "shard": name, "row": row})
         return found
 
@@ -183,7 +187,7 @@ class Streams:
 
     def _walk(self, shards: int, lanes: int) -> Walk:
         """The first `lanes` shards of the documents in `shards`, side by side to their end."""
-        length, most = self.phase.length, len(self.documents)
+        length, most = self.phase.seq_len, len(self.documents)
         joined = Joined(self.documents, key(*self.seed, _ORDER, 0), min(shards, most))
         bounds = joined.starts_S[: min(lanes, most) + 1]
         windows = -(-np.diff(bounds) // length)
@@ -202,13 +206,13 @@ class Streams:
 
         A shard of L bytes is L / T windows, rounded up: its last byte is read too, where the label of a document belongs.
         """
-        batch = self.phase.global_batch
+        batch = self.phase.global_batch_size
         while not len(self._ends) or self._ends[-1].min() <= step:
             epoch = self._order_of(len(self._lengths))
             self._lengths = np.concatenate([self._lengths, np.diff(self._join(epoch).starts_S)])
             self._joined.pop(epoch - 2, None)
             turns = len(self._lengths) // batch
-            windows = -(-self._lengths[: turns * batch] // self.phase.length)
+            windows = -(-self._lengths[: turns * batch] // self.phase.seq_len)
             self._ends = np.cumsum(windows.reshape(turns, batch), axis=0)
         turn = (self._ends <= step).sum(0)
         lanes = np.arange(batch)
@@ -233,7 +237,7 @@ class Streams:
             fresh_B: whether a shard begins.
             pieces: rows, and of which joined documents which bytes [start, end) they read, with the one behind the window.
         """
-        length = self.phase.length
+        length = self.phase.seq_len
         text, counts = np.zeros((len(lanes), length + 1), np.int64), np.zeros(len(lanes), np.int64)
         ends, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
         for rows, joined, starts, stops in pieces:

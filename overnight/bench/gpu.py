@@ -18,7 +18,7 @@ from overnight.batches.packing import Batch
 from overnight.bench import optim
 from overnight.bench.measure import Row, measure, print_result, rate_row, time_row
 from overnight.bench.sizes import MODELS, VOCABULARY, full_batch, sequence_flops
-from overnight.config import Model, Optim
+from overnight.config import BertConfig, LambConfig
 from overnight.models import layers
 from overnight.models.bert import BertForPretraining
 from overnight.optim import Lamb
@@ -87,9 +87,9 @@ def _sync(device: torch.device) -> Callable[[], object]:
     return torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
 
 
-def uneven_batch(model: Model, vocabulary: int) -> Batch:
+def uneven_batch(model: BertConfig, vocabulary: int) -> Batch:
     """A packed batch of four lengths."""
-    lengths = (model.max_length, 7, 33, 18)
+    lengths = (model.max_position_embeddings, 7, 33, 18)
     whole = full_batch(1, sum(lengths), 12, vocabulary)
     positions = torch.cat([torch.arange(n) for n in lengths])
     starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
@@ -110,7 +110,7 @@ def _encoded(net: BertForPretraining, batch: Batch, dtype: torch.dtype, device: 
 
 def _gate_model() -> tuple[BertForPretraining, Batch]:
     torch.manual_seed(0)
-    model = Model(layers=2, width=128, heads=2, max_length=64, dropout=0.0, attention_dropout=0.0)
+    model = BertConfig(num_layers=2, hidden_size=128, num_heads=2, max_position_embeddings=64, dropout=0.0, attention_dropout=0.0)
     net = BertForPretraining(model, 1000)
     with torch.no_grad():
         for p in net.parameters():
@@ -184,7 +184,7 @@ def train_rows(case: Case, peak: float, device: torch.device, tiny: bool) -> lis
     net = BertForPretraining(model, VOCABULARY).to(device)
     batch = full_batch(case.sequences, case.length, round(0.15 * case.length)).to(device)
     parameters = list(net.parameters())
-    optimizer = build_optimizer(net, Optim())
+    optimizer = build_optimizer(net, LambConfig())
     if not tiny:
         net.encoder.compile_layers()
 

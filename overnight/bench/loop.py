@@ -73,17 +73,18 @@ def recipe(folder: Path, model: str, steps: int) -> Run:
                 "vocab_size": VOCABULARY,
                 "valid_fraction": 0.05,
             },
-            "model": {name: getattr(MODELS[model], name) for name in ("layers", "width", "heads")},
+            "model": {name: getattr(MODELS[model], name) for name in ("num_layers", "hidden_size", "num_heads")},
             "phases": {
                 "short": {
                     "steps": steps,
-                    "global_batch": _BATCH,
-                    "micro_batch": _BATCH,
-                    "length": _LENGTH,
-                    "optim": {"name": "adamw", "lr": 1e-4, "schedule": {"name": "constant", "warmup": 0.0}},
+                    "global_batch_size": _BATCH,
+                    "micro_batch_size": _BATCH,
+                    "seq_len": _LENGTH,
+                    "optim": {"name": "adamw", "lr": 1e-4, "schedule": {"name": "constant", "warmup_ratio": 0.0}},
                 }
             },
-            "train": {"log_every": _TURN, "eval_every": 0, "eval_sequences": 1, "checkpoint_every": steps + 1},
+            "logging": {"log_every": _TURN, "eval_every": 0, "eval_examples": 1},
+            "checkpoint": {"save_every": steps + 1},
         }
     )
 
@@ -98,7 +99,7 @@ def bare_loop(run: Run) -> Callable[[int], float]:
     vectors = [p for p in net.parameters() if p.ndim < 2]
     groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-4, eps=1e-6, fused=True)
-    grain = max(64, phase.micro_batch * phase.length // 64)
+    grain = max(64, phase.micro_batch_size * phase.seq_len // 64)
 
     def turn(first: int) -> float:
         ready: list[StepBatches] = [samples.step(step, grain=grain) for step in range(first, first + _TURN)]

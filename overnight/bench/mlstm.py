@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from overnight.batches.packing import Sizes
 from overnight.batches.streams import ByteBatch
 from overnight.bench.measure import Row, measure, print_result, rate_row
-from overnight.config import Model
+from overnight.config import RecurrentLMConfig
 from overnight.models.bytes import BYTES, ByteModel, byte_model
 from overnight.models.flops import training_flops
 from overnight.models.recurrence import multiplier, weight_gradient
@@ -94,7 +94,10 @@ def describe(row: Row, case: Case) -> str:
 def flops(case: Case) -> float:
     """Return the operations of a character's forward and backward pass in a window of the case."""
     characters = case.rows * case.steps
-    return training_flops(Model(kind="mlstm", layers=1, width=case.width), BYTES, Sizes(characters, 0, characters, 0)) / characters
+    return (
+        training_flops(RecurrentLMConfig(kind="mlstm", num_layers=1, hidden_size=case.width), BYTES, Sizes(characters, 0, characters, 0))
+        / characters
+    )
 
 
 def window(case: Case) -> ByteBatch:
@@ -108,7 +111,7 @@ def window(case: Case) -> ByteBatch:
 def network(kind: str, width: int) -> ByteModel:
     """One layer, as published."""
     torch.manual_seed(0)
-    return byte_model(Model(kind=kind, layers=1, width=width, weight_norm=kind == "mlstm"))  # type: ignore[arg-type]
+    return byte_model(RecurrentLMConfig(kind=kind, num_layers=1, hidden_size=width, weight_norm=kind == "mlstm"))  # type: ignore[arg-type]
 
 
 def stepped(parameters: list[nn.Parameter], loss: Callable[[], Tensor]) -> Callable[[], object]:

@@ -57,17 +57,19 @@ def tensors(name: str, device: torch.device) -> list[Tensor]:
     return params
 
 
-def groups(params: Sequence[Tensor], adapt: bool = True) -> list[dict[str, Any]]:
+def groups(params: Sequence[Tensor], trust_ratio: bool = True) -> list[dict[str, Any]]:
     """Matrices and tables; and vectors, which are not decayed (and not adapted, where the optimizer has that setting)."""
     vectors: dict[str, Any] = {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0}
-    return [{"params": [p for p in params if p.ndim > 1]}, vectors | {"adapt": False} if adapt else vectors]
+    return [{"params": [p for p in params if p.ndim > 1]}, vectors | {"trust_ratio": False} if trust_ratio else vectors]
 
 
 def measure_case(case: str, device: torch.device, repeats: int = 15) -> list[Row]:
     """Steps of all optimizers on the tensors of a case, taking turns."""
     wait = torch.cuda.synchronize if device.type == "cuda" else None
     # For a CPU this needs a C compiler, for a GPU Triton; `fused` says clearly what is missing.
-    steps: dict[str, Callable[[], object]] = {"fused AdamW": torch.optim.AdamW(groups(tensors(case, device), adapt=False), fused=True).step}
+    steps: dict[str, Callable[[], object]] = {
+        "fused AdamW": torch.optim.AdamW(groups(tensors(case, device), trust_ratio=False), fused=True).step
+    }
     steps["LAMB as written"] = eager_lamb(tensors(case, device))
     for name, make in CLASSES.items():
         for how, fused in (("fused", True), ("foreach", False)):

@@ -130,7 +130,7 @@ def _efficiency(rows: list[Row], world: int) -> float:
 
 
 def _recipe() -> Run:
-    return config.build_run({"name": "scaling", "phases": {"short": {"steps": 1, "global_batch": _SEQUENCES}}})
+    return config.build_run({"name": "scaling", "phases": {"short": {"steps": 1, "global_batch_size": _SEQUENCES}}})
 
 
 def main(store: str, model: str, repeats: str, size: str, rank: str) -> None:

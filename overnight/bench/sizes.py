@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 
 from overnight.batches.packing import Batch, Sizes
-from overnight.config import Model
+from overnight.config import BertConfig
 from overnight.models.flops import training_flops
 
 VOCABULARY = 30522
 
 MODELS = {
-    "bert-mini": Model(layers=4, width=256, heads=4),
-    "bert-24m": Model(layers=16, width=282, heads=6),
-    "bert-base": Model(),
-    "bert-large": Model(layers=24, width=1024, heads=16),
-    "bert-tiny": Model(layers=2, width=64, heads=2),
+    "bert-mini": BertConfig(num_layers=4, hidden_size=256, num_heads=4),
+    "bert-24m": BertConfig(num_layers=16, hidden_size=282, num_heads=6),
+    "bert-base": BertConfig(),
+    "bert-large": BertConfig(num_layers=24, hidden_size=1024, num_heads=16),
+    "bert-tiny": BertConfig(num_layers=2, hidden_size=64, num_heads=2),
 }
 
 
@@ -43,6 +43,6 @@ def full_batch(sequences: int, length: int, predictions: int, vocabulary: int = 
     )
 
 
-def sequence_flops(model: Model, length: int) -> float:
+def sequence_flops(model: BertConfig, length: int) -> float:
     """Floating-point operations of training on one full sequence, with 15 % of its tokens predicted."""
     return training_flops(model, VOCABULARY, Sizes(length, length**2, round(0.15 * length), 1))

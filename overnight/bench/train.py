@@ -15,7 +15,7 @@ import torch
 from overnight.batches.packing import Batch
 from overnight.bench.measure import Row, measure, print_result, rate_row
 from overnight.bench.sizes import MODELS, VOCABULARY, full_batch, sequence_flops
-from overnight.config import Model, Optim
+from overnight.config import AdamWConfig, BertConfig
 from overnight.engine.loop import clip
 from overnight.errors import UserError
 from overnight.models.bert import BertForPretraining
@@ -76,19 +76,19 @@ def measure_case(case: Case, peer: str) -> Row:
     return rate_row(case.name, "sequences/s", case.sequences, times["overnight"])
 
 
-def describe(row: Row, model: Model, length: int) -> str:
+def describe(row: Row, model: BertConfig, length: int) -> str:
     """A row as a line to read."""
     gflops = row.value * sequence_flops(model, length) / 1e9
     text = f"{row.name:24} {row.value:8.2f} sequences/s  ({gflops:,.0f} GFLOP/s)"
     return text if row.ratio is None else f"{text}  {row.peer} {row.peer_value:.2f}  ratio {row.ratio:.2f}"
 
 
-def our_step(model: Model, batch: Batch, dtype: torch.dtype) -> Callable[[], object]:
+def our_step(model: BertConfig, batch: Batch, dtype: torch.dtype) -> Callable[[], object]:
     """One optimizer step of ours on a batch."""
     torch.manual_seed(0)
     net = BertForPretraining(model, VOCABULARY)
     parameters = list(net.parameters())
-    optimizer = build_optimizer(net, Optim(name="adamw", lr=1e-4))
+    optimizer = build_optimizer(net, AdamWConfig(lr=1e-4))
     predicted, sequences = len(batch.targets["mlm"]), len(batch.lengths)
 
     def step() -> None:
@@ -101,7 +101,7 @@ def our_step(model: Model, batch: Batch, dtype: torch.dtype) -> Callable[[], obj
     return step
 
 
-def transformers_step(model: Model, batch: Batch, precision: str) -> Callable[[], object]:
+def transformers_step(model: BertConfig, batch: Batch, precision: str) -> Callable[[], object]:
     """The same step by transformers' BertForPreTraining, with autocast for bf16, and torch's fused AdamW.
 
     Raises:
@@ -116,11 +116,11 @@ def transformers_step(model: Model, batch: Batch, precision: str) -> Callable[[]
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=VOCABULARY,
-        hidden_size=model.width,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        intermediate_size=model.ffn or 4 * model.width,
-        max_position_embeddings=model.max_length,
+        hidden_size=model.hidden_size,
+        num_hidden_layers=model.num_layers,
+        num_attention_heads=model.num_heads,
+        intermediate_size=model.intermediate_size or 4 * model.hidden_size,
+        max_position_embeddings=model.max_position_embeddings,
     )
     net: Any = BertForPreTraining(config).train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, weight_decay=0.01, fused=True)

@@ -1,4 +1,4 @@
-"""Answers of a byte model for new text: its features, and the regression that `overnight transfer` fitted to them."""
+"""Answers of a byte model for new text: its features, and the regression that `overnight linear-probe` fitted to them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, An
     model, settings = load_byte_model(run.run_dir)
     model = without_weight_norm(model, settings).to(device)
     weights_KF, bias_K = np.array(facts["weights"], np.float64), np.array(facts["bias"], np.float64)
-    wanted = len(features.split("+")) * settings.width
+    wanted = len(features.split("+")) * settings.hidden_size
     if weights_KF.shape != (1 if len(labels) == 2 else len(labels), wanted):
         raise DataError(
             f"{classifier_path(run.run_dir, name)}: has weights {weights_KF.shape}, the model has {wanted} features; {_again(run.run_dir, name)}"
@@ -60,7 +60,7 @@ def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, An
         for (number, _), row in zip(part, rows, strict=True):
             if row.text_b is not None:
                 raise DataError(f"line {number}: is a pair; the classifier was fitted to single texts")
-        found = extract_features(model, [document_bytes(row.text_a) for row in rows], features, DTYPES[run.train.precision])
+        found = extract_features(model, [document_bytes(row.text_a) for row in rows], features, DTYPES[run.precision])
         for row, p in zip(rows, _probabilities(found @ weights_KF.T + bias_K), strict=True):
             shares = {label: float(f"{value:.5g}") for label, value in zip(labels, p, strict=True)}
             yield {"id": row.id, "label": labels[int(p.argmax())], "probabilities": shares}
@@ -74,7 +74,7 @@ def _probabilities(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def classifier_path(folder: Path, name: str) -> Path:
     """Return where a transfer to a task leaves its classifier."""
-    return folder / "transfer" / name / "classifier.json"
+    return folder / "linear_probe" / name / "classifier.json"
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ def _facts(folder: Path, name: str) -> dict[str, Any]:
         raise ConfigError(f"mask: a byte model has no [MASK] to fill in; `overnight generate --from {folder}` goes on with a text")
     path = classifier_path(folder, name)
     if not path.exists():
-        have = ", ".join(sorted(p.parent.name for p in folder.glob("transfer/*/classifier.json"))) or "none"
+        have = ", ".join(sorted(p.parent.name for p in folder.glob("linear_probe/*/classifier.json"))) or "none"
         raise DataError(
-            f"{folder} has no classifier {name!r} (it has: {have}); run `overnight transfer {name} --from {folder} --path=FOLDER` first, "
+            f"{folder} has no classifier {name!r} (it has: {have}); run `overnight linear-probe {name} --from {folder} --path=FOLDER` first, "
             "for sst, imdb or csv"
         )
     facts = read_classifier(folder, name)
@@ -133,4 +133,4 @@ def _facts(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _again(folder: Path, name: str) -> str:
-    return f"run `overnight transfer {name} --from {folder}` again, with the settings of then"
+    return f"run `overnight linear-probe {name} --from {folder}` again, with the settings of then"

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from overnight.batches.streams import Streams
-from overnight.config import Run
+from overnight.config import ByteRun
 from overnight.corpus.shards import open_shards
 from overnight.distributed.world import World
 from overnight.engine import loop
@@ -35,7 +35,7 @@ class Score:
     seconds: float
 
 
-def evaluate(run: Run, split: str, shards: int | None = 16) -> Score:
+def evaluate(run: ByteRun, split: str, shards: int | None = 16) -> Score:
     """Predict every byte of some documents from those before it.
 
     Args:
@@ -61,9 +61,7 @@ def evaluate(run: Run, split: str, shards: int | None = 16) -> Score:
     lanes = Streams(files, list(run.phases.values())[-1], (run.seed, 0, _HELD_OUT))
     work = lanes.whole(_LANES) if shards is None else lanes.random_shards(shards)
     carry = RecurrentState(work[0].micro[0].lanes.tolist(), model.state_shape, World(device=device))
-    how = loop.LoopConfig(
-        steps=0, lr=lambda step: 0.0, max_grad_norm=0.0, dtype=DTYPES[run.train.precision], device=device, seed=(run.seed,)
-    )
+    how = loop.LoopConfig(steps=0, lr=lambda step: 0.0, max_grad_norm=0.0, dtype=DTYPES[run.precision], device=device, seed=(run.seed,))
     found = loop.evaluate(model, model.losses, work, how, carry)
     characters = sum(step.tokens for step in work)
     return Score(found["byte_loss"] / math.log(2), found["byte_accuracy"], characters, time.perf_counter() - start)

@@ -55,13 +55,13 @@ def unit_values(model: ByteModel, text: str, unit: Unit, tanh: bool = False, dty
 
 
 def chosen_unit(folder: Path, unit: str) -> Unit:
-    """Return the cell of a number, or for `best` the unit that the newest transfer in a folder found to say most.
+    """Return the cell of a number, or for `best` the unit that the newest linear probe in a folder found to say most.
 
     Of the features `hidden` and `mean`, a mean of hidden states, the unit is a hidden state.
 
     Raises:
         ConfigError: when it is no number.
-        DataError: when no transfer found one.
+        DataError: when no linear probe found one.
     """
     if unit != "best":
         try:
@@ -71,6 +71,6 @@ def chosen_unit(folder: Path, unit: str) -> Unit:
     found = [line["unit"] for line in probe_results(folder) if line.get("unit")]
     if not found:
         raise DataError(
-            f"{folder}: no transfer to a task of two classes has found a best unit yet; run `overnight transfer` first, or give --unit a number"
+            f"{folder}: no linear probe on a task of two classes has found a best unit yet; run `overnight linear-probe` first, or give --unit a number"
         )
     return Unit(int(found[-1]["number"]), "cell" if found[-1]["of"] == "cell" else "hidden")

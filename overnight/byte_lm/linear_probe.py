@@ -1,4 +1,4 @@
-"""Transfer: the features of a frozen byte model and a labelled task to a logistic regression, its score, and the unit that says most.
+"""LinearProbe: the features of a frozen byte model and a labelled task to a logistic regression, its score, and the unit that says most.
 
 Beside it stand the same network with random weights, and the counts of byte n-grams, judged by the same classifier on the same rows.
 """
@@ -22,7 +22,7 @@ from overnight.byte_lm.classify import classifier_path, read_classifier
 from overnight.byte_lm.features import extract_features
 from overnight.byte_lm.logistic import Classifier, Labels, best_unit, fit, histogram, threshold
 from overnight.byte_lm.ngrams import LONGEST, ngram_counts, tf_idf
-from overnight.config import Run, Transfer, environment_path
+from overnight.config import ByteRun, LinearProbe, environment_path
 from overnight.console import Line
 from overnight.corpus.bytes import document_bytes
 from overnight.display import duration, measures
@@ -54,7 +54,7 @@ class Problem:
     notes: tuple[str, ...]
 
 
-def read_problem(spec: Transfer) -> Problem:
+def read_problem(spec: LinearProbe) -> Problem:
     """Read a task.
 
     SST comes with its three parts. Of IMDB's training reviews a tenth is for validation. A table of one's own is judged on its labelled
@@ -63,10 +63,10 @@ def read_problem(spec: Transfer) -> Problem:
     Raises:
         DataError: when a file is missing, or the rows are not single texts of two classes or more.
     """
-    path = environment_path(spec.path, "transfer.path")
+    path = environment_path(spec.path, "linear_probe.path")
     task = load_task(spec.task, path, columns=spec.columns)
     if task.kind != "classification" or any(row.text_b for row in task.train):
-        raise DataError(f"{path}: transfer needs single texts (`text`) with classes (`label`); pairs and scores are for finetune")
+        raise DataError(f"{path}: a linear probe needs single texts (`text`) with classes (`label`); pairs and scores are for finetune")
     labelled = bool(task.test) and all(row.label is not None for row in task.test)
     fixed = labelled and not task.notes  # else the dev rows were split off by what read the task
     # Rows of which a tenth, by a hash of the text and the seed, is for validation; where there is one already, that.
@@ -79,9 +79,9 @@ def read_problem(spec: Transfer) -> Problem:
         first, second = len(pool), len(pool) + len(valid)
         inside = np.array([bool(not fixed and held_out(row.text_a, seed)) for row in pool])
         train = np.flatnonzero(~inside)
-        if spec.max_rows and spec.max_rows < len(train):
+        if spec.max_train_examples and spec.max_train_examples < len(train):
             texts, labels = [pool[i].text_a for i in train], [str(pool[i].label) for i in train]
-            train = train[drawn(texts, spec.max_rows, seed, labels)]
+            train = train[drawn(texts, spec.max_train_examples, seed, labels)]
         return {
             "train": train,
             "valid": np.arange(first, second) if fixed else np.flatnonzero(inside),
@@ -99,22 +99,22 @@ def read_problem(spec: Transfer) -> Problem:
     notes: tuple[str, ...] = (
         () if spec.task == "sst" else (f"scored on {judged}{'' if fixed else '; validation is a tenth of the training rows, by a hash'}",)
     )
-    if 0 < spec.max_rows == len(parts[spec.seeds[0]]["train"]):
-        notes += (drawn_note(spec.max_rows, len(pool)) + ", others for each seed",)
+    if 0 < spec.max_train_examples == len(parts[spec.seeds[0]]["train"]):
+        notes += (drawn_note(spec.max_train_examples, len(pool)) + ", others for each seed",)
     used = np.unique(np.concatenate([index for found in parts.values() for index in found.values()]))
     parts = {seed: {name: np.searchsorted(used, index) for name, index in found.items()} for seed, found in parts.items()}
     return Problem(task.labels, [document_bytes(rows[i].text_a) for i in used], classes[used], parts, notes)
 
 
-def linear_probe(run: Run, name: str, line: Line | None = None) -> list[dict[str, Any]]:
+def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict[str, Any]]:
     """Judge a run's features on a task with every seed, beside the network with random weights and the n-grams.
 
     What is done already, with the same settings from the same checkpoint, is not done again. The regression of the best seed by
-    validation goes to `transfer/NAME/` in the run folder.
+    validation goes to `linear_probe/NAME/` in the run folder.
 
     Args:
         run: settings of a run folder or of an exported model, as :func:`overnight.interop.byte_models.stored_run` gives them.
-        name: key in `run.transfer`.
+        name: key in `run.linear_probe`.
 
     Returns:
         the lines of `tasks.jsonl` of this task.
@@ -123,8 +123,8 @@ def linear_probe(run: Run, name: str, line: Line | None = None) -> list[dict[str
         ConfigError, DataError: when the model has no state to describe a text by, or the task cannot be read.
         UserError: when another process is writing the folder.
     """
-    spec, device = run.transfer[name], set_up_machine(run)
-    facts = json.dumps([asdict(spec) | {"seeds": []}, weights_name(run.run_dir), run.train.precision])
+    spec, device = run.linear_probe[name], set_up_machine(run)
+    facts = json.dumps([asdict(spec) | {"seeds": []}, weights_name(run.run_dir), run.precision])
     tag = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
     with run_lock(run.run_dir), line or Line() as line:
         log = run.run_dir / "tasks.jsonl"
@@ -151,7 +151,7 @@ def linear_probe(run: Run, name: str, line: Line | None = None) -> list[dict[str
             mine.append(append_result(log, baseline))
             line.print(f"{name}: {NGRAMS}  {measures({'accuracy': value})}")
         model, settings = load_byte_model(run.run_dir)
-        judge = _Judge(name, spec, problem, DTYPES[run.train.precision], line)
+        judge = _Judge(name, spec, problem, DTYPES[run.precision], line)
         features = None
         for init, seed in missing:
             start = time.perf_counter()
@@ -160,7 +160,7 @@ def linear_probe(run: Run, name: str, line: Line | None = None) -> list[dict[str
                 model, features = byte_model(settings), None
             if features is None:
                 features = judge.features(model.to(device), init, seed)
-            found, entry = judge.fit(features, settings.width, seed)
+            found, entry = judge.fit(features, settings.hidden_size, seed)
             entry |= {"init": init, "tag": tag, "seconds": round(time.perf_counter() - start, 2)}
             if init == "pretrained":
                 _keep(run.run_dir, spec, problem, found, entry, mine)
@@ -174,7 +174,7 @@ class _Judge:
     """What is the same for every network that is judged on a task."""
 
     name: str
-    spec: Transfer
+    spec: LinearProbe
     problem: Problem
     dtype: torch.dtype
     line: Line
@@ -197,7 +197,7 @@ class _Judge:
         part = {name: (features[index], classes[index]) for name, index in rows.items()}
         found = fit(part["train"], part["valid"], len(self.problem.labels), seed)
         accuracy = found.accuracy(*part["test"])
-        entry: dict[str, Any] = {"kind": "transfer", "name": self.name, "task": self.spec.task, "seed": seed, "metric": "accuracy"}
+        entry: dict[str, Any] = {"kind": "linear_probe", "name": self.name, "task": self.spec.task, "seed": seed, "metric": "accuracy"}
         entry |= {"value": accuracy, "metrics": {"accuracy": accuracy, "validation accuracy": found.valid}, "rows": len(rows["train"])}
         entry |= {"features": self.spec.features, "c": found.strength, "nonzero": found.used}
         if len(self.problem.labels) == 2 and found.used:
@@ -229,7 +229,9 @@ def _ngram_score(problem: Problem, counts: Any, seed: int) -> float:
     return found.accuracy(test, classes[rows["test"]])
 
 
-def _keep(run_dir: Path, spec: Transfer, problem: Problem, found: Classifier, entry: dict[str, Any], before: list[dict[str, Any]]) -> None:
+def _keep(
+    run_dir: Path, spec: LinearProbe, problem: Problem, found: Classifier, entry: dict[str, Any], before: list[dict[str, Any]]
+) -> None:
     """Write the regression, unless one of an earlier seed is better by validation."""
     valid = [e["metrics"]["validation accuracy"] for e in before if e.get("init") == "pretrained"]
     if not valid or entry["metrics"]["validation accuracy"] > max(valid):
@@ -245,4 +247,4 @@ def _kept_tag(run_dir: Path, name: str) -> str | None:
 
 def probe_results(folder: Path) -> list[dict[str, Any]]:
     """The lines of a folder's transfers of the pretrained model, oldest first."""
-    return [line for line in read_results(folder / "tasks.jsonl") if line["kind"] == "transfer" and line.get("init") == "pretrained"]
+    return [line for line in read_results(folder / "tasks.jsonl") if line["kind"] == "linear_probe" and line.get("init") == "pretrained"]

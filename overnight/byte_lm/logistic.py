@@ -68,7 +68,7 @@ def fit(train: tuple[Any, Labels], valid: tuple[Any, Labels], classes: int, seed
     try:
         import sklearn  # noqa: F401
     except ImportError:
-        raise UserError("transfer needs scikit-learn, which is not installed: pip install 'overnight[tasks]'") from None
+        raise UserError("linear-probe needs scikit-learn, which is not installed: pip install 'overnight[tasks]'") from None
     x, sparse = train[0].astype(np.float64), hasattr(train[0], "indptr")  # once, else the solver copies at every strength
     if not np.isfinite(x.data if sparse else x).all():
         raise UserError("the features are not finite: the model has diverged")

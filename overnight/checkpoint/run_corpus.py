@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from overnight.checkpoint import reader
 from overnight.checkpoint.reader import Progress
@@ -18,6 +18,8 @@ from overnight.corpus.tokenizer import Vocabulary, copy_tokenizer, load_vocabula
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_json
 from overnight.state_files import read_json, sealed
+
+AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def assert_same_corpus(progress: Progress, manifest: Manifest, folder: Path, run
         raise DataError(_another_corpus(run, folder))
 
 
-def with_data(run: Run) -> Run:
+def with_data(run: AnyRun) -> AnyRun:
     """Return the run with the folder of its prepared data as it can be reached from here.
 
     A relative `data.dir` is looked up in the working directory; where nothing is prepared there, it is the folder that the run was
@@ -120,7 +122,7 @@ def with_data(run: Run) -> Run:
     return dataclasses.replace(run, data=dataclasses.replace(run.data, dir=str(place)))
 
 
-def find_data(run: Run) -> Run:
+def find_data(run: AnyRun) -> AnyRun:
     """Return the run with the prepared data on which it was trained, as :func:`with_data` finds it.
 
     Raises:

@@ -17,9 +17,9 @@ from overnight.state_files import fitted, read_mapping, sealed
 @dataclass(frozen=True)
 class _Spec:
     task: str
-    length: int
-    stride: int
-    max_answer: int
+    seq_len: int
+    doc_stride: int
+    max_answer_length: int
     columns: dict[str, str | None] | None = None
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 from overnight.cli.task_keys import task_overrides
-from overnight.config.schema import Transfer
+from overnight.config.schema import LinearProbe
 from overnight.display import duration, for_stream, number, plural
 from overnight.errors import ConfigError
 
-TAKE_OVERRIDES = ("evaluate", "transfer", "featurise", "heatmap", "generate")
-"""Verbs that take keys of a recipe: `transfer` those of its task, the others such as `--train.precision=bf16`."""
-_FEATURES = get_args(get_type_hints(Transfer)["features"])
+TAKE_OVERRIDES = ("evaluate", "linear-probe", "extract-features", "heatmap", "generate")
+"""Commands that take keys of a recipe: `linear-probe` those of its task, the others such as `--precision=bf16`."""
+_FEATURES = get_args(get_type_hints(LinearProbe)["features"])
 
 
 def add_byte_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -27,7 +27,7 @@ def add_byte_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
             dest="source",
             required=True,
             metavar="RUN",
-            help="run folder or exported folder; --train.precision=bf16 and the like follow",
+            help="run folder or exported folder; --precision=bf16 and the like follow",
         )
         return verb
 
@@ -37,9 +37,9 @@ def add_byte_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     how.add_argument("--shards", type=int, default=16, metavar="N", help="read N random shards side by side; default 16")
     how.add_argument("--whole", action="store_true", help="read every document")
     summary = "judge a byte model's features on a task of its recipe, or on a new one (sst, imdb, csv) given by --path"
-    verb = model(add("transfer", _transfer, summary, keys=Transfer))
+    verb = model(add("linear-probe", _linear_probe, summary, keys=LinearProbe))
     verb.add_argument("task", metavar="TASK", help="a task of the recipe; sst, imdb, csv; or a name of your own for what --path names")
-    verb = model(add("featurise", _featurise, "texts to features of a byte model, as .npy"))
+    verb = model(add("extract-features", _extract_features, "texts to features of a byte model, as .npy"))
     verb.add_argument("--input", required=True, metavar="FILE", help="csv, tsv, json, JSON lines, or plain lines; - is standard input")
     verb.add_argument("--to", required=True, metavar="FILE", help="array to write, .npy")
     verb.add_argument("--features", default="cell", choices=_FEATURES, metavar="WHAT", help=f"one of {', '.join(_FEATURES)}; default cell")
@@ -49,9 +49,9 @@ def add_byte_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--unit",
         required=True,
         metavar="N",
-        help="which cell, from 0; `best` is the unit that the newest transfer found, a cell or hidden state",
+        help="which cell, from 0; `best` is the unit that the newest linear probe found, a cell or hidden state",
     )
-    verb.add_argument("--input", required=True, metavar="FILE", help="as of featurise")
+    verb.add_argument("--input", required=True, metavar="FILE", help="as of extract-features")
     verb.add_argument("--to", required=True, metavar="FILE", help="page to write")
     verb.add_argument("--field", default="text", help="column or key of the texts; default text")
     verb.add_argument("--tanh", action="store_true", help="show tanh of the cell, which is -1 to 1")
@@ -81,12 +81,12 @@ def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
     print(f"{number(found.bits, 4)} bits per character over {found.characters:,} bytes of {options.split} in {duration(found.seconds)}")
 
 
-def _transfer(options: argparse.Namespace, overrides: list[str]) -> None:
+def _linear_probe(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.interop.byte_models import stored_run
 
     name, folder = options.task, Path(options.source)
-    known = name in stored_run(folder).transfer
-    run = stored_run(folder, task_overrides(Transfer, name, [o.removeprefix("--") for o in overrides], known))
+    known = name in stored_run(folder).linear_probe
+    run = stored_run(folder, task_overrides(LinearProbe, name, [o.removeprefix("--") for o in overrides], known))
     from overnight.byte_lm.linear_probe import linear_probe
     from overnight.report.summary import summary_text
 
@@ -97,7 +97,7 @@ def _transfer(options: argparse.Namespace, overrides: list[str]) -> None:
         print(for_stream(f"{summary_text(folder)}\n{refresh_report(folder)}", sys.stdout))
 
 
-def _featurise(options: argparse.Namespace, overrides: list[str]) -> None:
+def _extract_features(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.byte_lm.features import extract_features, features_file, read_texts, write_features
     from overnight.corpus.bytes import document_bytes
     from overnight.interop.byte_models import ready_model
@@ -145,4 +145,4 @@ def _import(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.interop.byte_models import import_byte_model
 
     model = import_byte_model(Path(options.source), Path(options.to))
-    print(f"written: {options.to} ({model.kind}, {plural(model.layers, 'layer')} of {model.width})")
+    print(f"written: {options.to} ({model.kind}, {plural(model.num_layers, 'layer')} of {model.hidden_size})")

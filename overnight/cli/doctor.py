@@ -148,7 +148,7 @@ def _has(module: str, name: str) -> bool:
 def _compilers() -> Iterator[Finding]:
     kinds = (
         ("C", "CC", ["cc", "gcc"], "for LAMB, LANS and LARS on a CPU", "on a CPU, LAMB, LANS and LARS take four times as long"),
-        ("C++", "CXX", ["g++", "clang++", "c++"], "for torch.compile", "train.compile=true will not work on a CPU"),
+        ("C++", "CXX", ["g++", "clang++", "c++"], "for torch.compile", "compute.torch_compile=true will not work on a CPU"),
     )
     for kind, variable, usual, use, without in kinds:
         names = [os.environ[variable]] if os.environ.get(variable) else usual

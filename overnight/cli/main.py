@@ -17,7 +17,7 @@ from overnight import __version__
 from overnight.cli.byte_lm import TAKE_OVERRIDES, add_byte_commands
 from overnight.cli.launch_options import BENCHMARKS, EXTEND, LAUNCH
 from overnight.cli.task_keys import KeysHelp, machine_overrides, next_commands, task_overrides
-from overnight.config.schema import Finetune
+from overnight.config.schema import BertRun, ByteRun, Finetune
 from overnight.display import for_stream
 from overnight.errors import ConfigError, UserError
 
@@ -150,7 +150,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
             verb.add_argument(
                 "recipe", nargs="?", metavar="RECIPE", help="a shipped recipe's name, a YAML file, or a run folder to go on with"
             )
-            verb.add_argument("--print_config", action="store_true", help="print the resolved recipe and stop")
+            verb.add_argument("--print-config", action="store_true", help="print the resolved recipe and stop")
             verb.add_argument("-h", "--help", action="store_true", help="show this help, with every key of a recipe")
         if keys is not None:
             verb.usage = f"overnight {name} TASK --from RUN [--KEY=VALUE ...]"
@@ -181,10 +181,8 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     verb = add(
         "predict", _predict, "answer a table, JSON lines or text with a task that was fine-tuned or transferred to, or fill in [MASK]"
     )
-    verb.add_argument("task", metavar="TASK", help="a fine-tuned task of the run, or `mask`; of a byte model a task of `transfer`")
-    verb.add_argument(
-        "--from", dest="source", required=True, metavar="RUN", help="run folder; --train.precision=bf16 and the like may follow"
-    )
+    verb.add_argument("task", metavar="TASK", help="a fine-tuned task of the run, or `mask`; of a byte model a task of `linear-probe`")
+    verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder; --precision=bf16 and the like may follow")
     verb.add_argument(
         "--input",
         default="-",
@@ -195,9 +193,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "--to", metavar="FILE", help="write there; answers to questions in a .json are {id: text}, as SQuAD's scripts read them"
     )
     verb = add("export", _export, "write a model in the Hugging Face layout; a byte model as safetensors with its settings")
-    verb.add_argument(
-        "--from", dest="source", required=True, metavar="RUN", help="run folder; --train.precision=bf16 and the like may follow"
-    )
+    verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder; --precision=bf16 and the like may follow")
     verb.add_argument("--to", required=True, metavar="DIR", help="folder to write")
     verb.add_argument("--task", metavar="TASK", help="a fine-tuned task instead of the pretrained model")
     add_byte_commands(add)
@@ -286,6 +282,13 @@ def _stored(folder: str, overrides: Sequence[str] = ()) -> Run:
     return dataclasses.replace(run, out=folder)
 
 
+def _stored_bert(folder: str, overrides: Sequence[str] = ()) -> BertRun:
+    run = _stored(folder, overrides)
+    if not isinstance(run, BertRun):
+        raise ConfigError(f"{folder} is a run of a byte model ({run.model.kind}), which is not fine-tuned; use `overnight linear-probe`")
+    return run
+
+
 def _prepare(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.corpus.pipeline import prepare
 
@@ -328,8 +331,8 @@ def _run(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
     name = options.task
-    known = name in _stored(options.source).finetune
-    run = _stored(options.source, task_overrides(Finetune, name, overrides, known))
+    known = name in _stored_bert(options.source).finetune
+    run = _stored_bert(options.source, task_overrides(Finetune, name, overrides, known))
     from overnight.finetune.finetune import finetune
     from overnight.report.page import refresh_report
     from overnight.report.summary import summary_text
@@ -344,19 +347,19 @@ def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
     folder, machine = Path(options.source), machine_overrides("predict", overrides)
     # Of an exported model, which has no run.yaml, only a byte model answers.
     exported = not (folder / "run.yaml").is_file() and (folder / "config.json").is_file()
-    if exported or _stored(options.source).model.kind != "bert":
+    if exported or not isinstance(_stored(options.source), BertRun):
         from overnight.byte_lm.classify import classify_file
         from overnight.interop.byte_models import stored_run
 
         answers = classify_file(stored_run(folder, machine), options.task, options.input)
     else:
-        answers = predict_file(_stored(options.source, machine), options.task, options.input)
+        answers = predict_file(_stored_bert(options.source, machine), options.task, options.input)
     write_answers(answers, Path(options.to) if options.to else None)
 
 
 def _export(options: argparse.Namespace, overrides: list[str]) -> None:
     run = _stored(options.source, machine_overrides("export", overrides))
-    if run.model.kind == "bert":
+    if isinstance(run, BertRun):
         from overnight.interop.export import export_run
 
         export_run(run, Path(options.to), options.task)
@@ -365,6 +368,7 @@ def _export(options: argparse.Namespace, overrides: list[str]) -> None:
     else:
         from overnight.interop.byte_models import export_byte_model
 
+        assert isinstance(run, ByteRun)
         export_byte_model(run, Path(options.to))
     print(f"written: {options.to}")
 
@@ -394,7 +398,3 @@ def _recipes(options: argparse.Namespace, overrides: list[str]) -> None:
 
     rows = [(name, path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")) for name, path in recipes().items()]
     print(for_stream(table(rows, left=2), sys.stdout))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from overnight.batches.batch_size import batch_size, sequences_before
+from overnight.batches.batch_size import batch_size, batch_warmup, sequences_before
 from overnight.batches.loader import Samples
 from overnight.cli.ascii_plot import Panel, Stretch, draw
-from overnight.config import Optim, Phase, Run
-from overnight.config.validate import settings
+from overnight.config import BertPhase, BertRun, ByteRun, Optim, Phase, Run
+from overnight.config.optimizers import LayerwiseOptim
 from overnight.console import table
 from overnight.corpus.shards import load_manifest, open_shards
 from overnight.corpus.tokenizer import load_vocabulary
@@ -32,6 +32,8 @@ from overnight.optim.groups import parameter_groups
 from overnight.optim.schedules import learning_rate, peak_lr, reference, resolved
 
 _SAMPLES = 1000
+# What a plan says of an optimizer elsewhere.
+_NOT_SETTINGS = ("name", "lr", "scaling", "schedule", "reset_moments")
 _JUDGED_TOKENS = 1_000_000
 _WIDTH = 100
 # Names of tensors, and the part of the network they belong to; those of the layers are counted together.
@@ -72,7 +74,7 @@ class Group:
 
     name: str
     weight_decay: float
-    adapt: bool | None
+    trust_ratio: bool | None
     """Whether they take the trust ratio; None where the optimizer has none."""
     muon: bool | None
     """Whether Muon steps them, else AdamW; None under another optimizer."""
@@ -109,8 +111,8 @@ class PhasePlan:
     """Rate and warm-up, and the batch for which they were tuned."""
     schedule: dict[str, Any]
     """With `warmup` and `total` as they come out."""
-    start: str
-    """Moments at its start: `reset` or `keep`."""
+    reset_moments: bool
+    """Whether its moments begin at zero."""
     groups: list[Group]
     at: list[int]
     """Steps (from 0) at which the following two are given."""
@@ -140,10 +142,11 @@ def make_plan(run: Run) -> Plan:
         DataError: when the prepared data cannot be read.
     """
     prepared = (run.data_dir / "manifest.json").is_file()
-    bert = run.model.kind == "bert"
+    assert isinstance(run, BertRun | ByteRun)
+    bert = isinstance(run, BertRun)
     vocabulary = BYTES if not bert else load_vocabulary(run.data_dir).size if prepared else run.data.vocab_size
     with torch.device("meta"):
-        network = BertForPretraining(run.model, vocabulary) if bert else byte_model(run.model, run.predicts_label)
+        network = BertForPretraining(run.model, vocabulary) if isinstance(run, BertRun) else byte_model(run.model, run.predicts_label)
     return Plan(
         name=run.name,
         model=vars(run.model),
@@ -177,8 +180,8 @@ def epoch_size(run: Run, phase: Phase, number: int) -> float:
     ends = shard.sentence_starts[shard.document_sentences]
     documents = max(1, int(np.searchsorted(ends, _JUDGED_TOKENS, side="right")) - 1)
     first = dataclasses.replace(shard, document_sentences=shard.document_sentences[: documents + 1])
-    if run.model.kind != "bert":
-        return load_manifest(run.data_dir).count("train", "tokens") / phase.length
+    if not isinstance(phase, BertPhase):
+        return load_manifest(run.data_dir).count("train", "tokens") / phase.seq_len
     samples = Samples([first], load_vocabulary(run.data_dir), phase, (run.seed, number, 0))
     return samples.epoch_size() * load_manifest(run.data_dir).count("train", "tokens") / int(ends[documents])
 
@@ -195,21 +198,21 @@ def phase_plan(name: str, phase: Phase, network: torch.nn.Module, epoch: float |
     return PhasePlan(
         name=name,
         steps=phase.steps,
-        length=phase.length,
-        nsp=phase.nsp,
-        global_batch=phase.global_batch,
-        batch_warmup=vars(phase.batch_warmup),
-        micro_batch=min(phase.micro_batch, phase.global_batch),
+        length=phase.seq_len,
+        nsp=isinstance(phase, BertPhase) and phase.nsp,
+        global_batch=phase.global_batch_size,
+        batch_warmup=dataclasses.asdict(batch_warmup(phase)),
+        micro_batch=min(phase.micro_batch_size, phase.global_batch_size),
         sequences=sequences,
-        tokens=sequences * phase.length,
+        tokens=sequences * phase.seq_len,
         epochs=sequences / epoch if epoch else None,
         optimizer=optim.name,
-        settings={"weight_decay": optim.weight_decay, **settings(optim)},
+        settings={name: value for name, value in vars(optim).items() if name not in _NOT_SETTINGS},
         peak_lr=peak_lr(phase),
         rule=optim.scaling.rule,
         tuned=reference(optim)._asdict(),
         schedule=vars(resolved(phase)),
-        start=optim.start,
+        reset_moments=optim.reset_moments,
         groups=list(groups(network, optim)),
         at=at,
         lr=[learning_rate(phase, step) for step in at],
@@ -223,7 +226,7 @@ def groups(network: torch.nn.Module, optim: Optim) -> Iterator[Group]:
         yield Group(
             name=group["name"],
             weight_decay=group["weight_decay"],
-            adapt=group["adapt"] if "adapt" in settings(optim) else None,
+            trust_ratio=group["trust_ratio"] if isinstance(optim, LayerwiseOptim) else None,
             muon=group["muon"] if optim.name == "muon" else None,
             tensors={name: list(p.shape) for name, p in group["params"]},
             parameters=sum(p.numel() for _, p in group["params"]),
@@ -261,8 +264,8 @@ def plan_text(plan: Plan, tensors: bool = False) -> str:
 
 def _network(model: dict[str, Any]) -> str:
     kind = {"bert": "BERT", "mlstm": "multiplicative LSTM", "lstm": "LSTM", "transformer": "causal Transformer"}[model["kind"]]
-    heads = f", heads {model['heads']}" if model["kind"] in ("bert", "transformer") else ""
-    return f"{kind}, layers {model['layers']}, width {model['width']:,}{heads}"
+    heads = f", {model['num_heads']} attention heads" if model["kind"] in ("bert", "transformer") else ""
+    return f"{kind}, {plural(model['num_layers'], 'layer')}, hidden size {model['hidden_size']:,}{heads}"
 
 
 def _parts_text(plan: Plan) -> str:
@@ -282,30 +285,30 @@ def _phase_text(phase: PhasePlan, before: str) -> str:
     cut = phase.global_batch // phase.micro_batch if phase.micro_batch else 0
     micro = f" ({cut:,} micro-batches of {phase.micro_batch})" if cut > 1 else "" if cut else " (micro-batch found by trial)"
     epochs = f", about {phase.epochs:.2f} epochs" if phase.epochs is not None else ""
-    schedule, total = phase.schedule, phase.schedule["total"]
-    w = schedule["warmup"] * total
+    schedule, total = phase.schedule, phase.schedule["total_steps"]
+    w = schedule["warmup_ratio"] * total
     shape = [f"{schedule['name']} over {plural(total, 'step')}", f"warm-up {w:,.0f}" if w else "no warm-up"]
-    shape += [f"at the peak {schedule['hold'] * total:,.0f}"] if schedule["name"] == "hold" else []
-    shape += [f"power {schedule['power']:g}"] if schedule["name"] in ("poly", "poly_nvidia", "hold") else []
-    shape += [f"this phase is {schedule['offset']:,} to {schedule['offset'] + phase.steps:,}"] if total != phase.steps else []
-    rule = f", by the rule {phase.rule} from {phase.tuned['lr']:.4g} at batch {phase.tuned['batch']:,}" if phase.rule != "none" else ""
-    growing = f"; the batch grows over {plural(phase.batch_warmup['steps'], 'step')}" if phase.batch_warmup["start"] else ""
-    kept = f"kept from {before}" + ("" if schedule["offset"] else "; their step count begins anew")
+    shape += [f"at the peak {schedule['stable_ratio'] * total:,.0f}"] if schedule["name"] == "wsd" else []
+    shape += [f"power {schedule['power']:g}"] if schedule["name"] in ("poly", "poly_nvidia", "wsd") else []
+    shape += [f"this phase is {schedule['step_offset']:,} to {schedule['step_offset'] + phase.steps:,}"] if total != phase.steps else []
+    rule = f", by the rule {phase.rule} from {phase.tuned['lr']:.4g} at batch {phase.tuned['batch_size']:,}" if phase.rule != "none" else ""
+    growing = f"; the batch grows over {plural(phase.batch_warmup['steps'], 'step')}" if phase.batch_warmup["initial_batch_size"] else ""
+    kept = f"kept from {before}" + ("" if schedule["step_offset"] else "; their step count begins anew")
     rows = [
         ("batches", f"{_batches(phase)} sequences{micro} of up to {phase.length} tokens{growing}"),
         ("seen", f"{plural(phase.sequences, 'sequence')}, at most {plural(phase.tokens, 'token')}{epochs}"),
         ("optimizer", f"{phase.optimizer}: {' '.join(f'{key}={_yaml(value)}' for key, value in phase.settings.items())}"),
         ("rate", f"peak {phase.peak_lr:.4g}{rule}; {', '.join(shape)}"),
-        ("moments", kept if phase.start == "keep" and before else "fresh"),
+        ("moments", "reset" if phase.reset_moments or not before else kept),
     ]
     return f"phase {phase.name}: {plural(phase.steps, 'step')}\n{textwrap.indent(table(rows, left=2, width=_WIDTH - 2), '  ')}"
 
 
 def _groups_text(chosen: Sequence[Group], total: int) -> str:
-    last = "trust ratio" if chosen[0].adapt is not None else "stepped by" if chosen[0].muon is not None else ""
+    last = "trust ratio" if chosen[0].trust_ratio is not None else "stepped by" if chosen[0].muon is not None else ""
     rows = [("group", "tensors", "parameters", "share", "decay", last)]
     for group in chosen:
-        how = "" if not last else ("Muon" if group.muon else "AdamW") if group.adapt is None else "yes" if group.adapt else "no"
+        how = "" if not last else ("Muon" if group.muon else "AdamW") if group.trust_ratio is None else "yes" if group.trust_ratio else "no"
         decay = f"{group.weight_decay:g}" if group.weight_decay else "none"
         rows.append((group.name, f"{len(group.tensors):,}", f"{group.parameters:,}", share(group.parameters / total), decay, how))
     return table(rows)
@@ -320,7 +323,7 @@ def _tensors_text(chosen: Sequence[Group]) -> str:
 def _curves(plan: Plan) -> str:
     stretches = []
     for number, phase in enumerate(plan.phases):
-        kept = "kept" if number and phase.start == "keep" else "fresh"
+        kept = "kept" if number and not phase.reset_moments else "reset"
         labels = (phase.name, plural(phase.steps, "step"), f"peak {phase.peak_lr:.4g}", f"batch {_batches(phase)}", f"moments {kept}")
         stretches.append(Stretch(phase.steps, labels))
     rate, batch = max(phase.peak_lr for phase in plan.phases), max(phase.global_batch for phase in plan.phases)

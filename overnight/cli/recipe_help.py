@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from overnight import config
-from overnight.config.schema import Model
-from overnight.config.validate import belongs
+from overnight.config.describe import ANY, describe
+from overnight.config.schema import RUNS
+from overnight.config.validate import COMPUTE_SETTINGS, DATA_SETTINGS
 from overnight.display import folded, yaml_text
 
 # What a verb is begun with, and which sections it reads.
@@ -16,17 +17,18 @@ _EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "run": [
         ("demo", "minutes, no data needed"),
         ("my.yaml --name=mine --data.paths=FOLDER", "your own text; again to continue"),
-        ("demo --phases.short.optim.lr=4e-3 --train.precision=bf16", "any key changed"),
+        ("demo --phases.short.optim.lr=4e-3 --precision=bf16", "any key changed"),
     ],
     "prepare": [("bert-mini-books --data.paths=FOLDER --data.workers=8", "the shards of data/bert-mini-books")],
-    "pretrain": [("demo --name=mine --train.checkpoint_every=50", "again to continue")],
+    "pretrain": [("demo --name=mine --checkpoint.save_every=50", "again to continue")],
     "launch": [
         ("bert-base --processes=8", "eight GPUs of this machine"),
         ("bert-large-lamb --nodes=4 --slurm --time=1-00:00:00 > job.sh", "a script for sbatch"),
     ],
     "plan": [("bert-large-lamb --tensors", "every tensor with its group")],
 }
-_PRETRAINING = ("run", "data", "model", "phases", "optim", "train")
+_MACHINE = ("compute", "memory", "distributed", "stability", "checkpoint", "logging")
+_PRETRAINING = ("run", "data", "model", "phases", "optim", *_MACHINE)
 _SECTIONS_OF = {"prepare": ("run", "data"), "pretrain": _PRETRAINING, "launch": _PRETRAINING, "plan": _PRETRAINING}
 _TITLES = {
     "run": "run: its name, folder and seed",
@@ -34,9 +36,14 @@ _TITLES = {
     "model": "model: the network",
     "phases": "phases: stretches of pretraining, in order; NAME is yours",
     "optim": "optim: optimizer, rate at another batch, and schedule of a phase",
-    "train": "train: this machine's part, which changes nothing that is learned beyond rounding",
+    "compute": "compute: where and how this machine computes",
+    "memory": "memory: less memory for more time",
+    "distributed": "distributed: how many processes share a step",
+    "stability": "stability: what is done at steps that should not stand",
+    "checkpoint": "checkpoint: when the state is saved, and what is kept",
+    "logging": "logging: what is measured and written on the way",
     "finetune": "finetune: tasks after pretraining; NAME is yours",
-    "transfer": "transfer: tasks on the features of a byte model; NAME is yours",
+    "linear_probe": "linear_probe: tasks on the features of a byte model; NAME is yours",
 }
 # Wider lines are hard to read, whatever the terminal has.
 _WIDEST = 110
@@ -61,12 +68,12 @@ def recipe_help(verb: str, recipe: str | None, options: Sequence[tuple[str, str]
     wide = max(len(words) for words, _ in examples)
     lines += [f"  {words:{wide}}  {why}" for words, why in examples]
     lines += ["", f"RECIPE is a YAML file or one of: {', '.join(config.recipes())}", ""]
-    own_options = [*options, ("--print_config", "print the resolved recipe and stop"), ("-h, --help", "show this help")]
+    own_options = [*options, ("--print-config", "print the resolved recipe and stop"), ("-h, --help", "show this help")]
     wide = max(len(name) for name, _ in own_options)
     lines += ["options:", *(f"  {name:{wide}}  {text}" for name, text in own_options)]
     model = tree.get("model") or {}
     kind = model.get("kind", "bert") if recipe and isinstance(model, dict) else None
-    kind = kind if kind in get_args(get_type_hints(Model)["kind"]) else None
+    kind = kind if kind in RUNS else None
     lines += ["", f"keys of {recipe}, where model.kind={kind}:" if kind else "keys of a recipe:", *_keys(verb, kind, tree, recipe or "")]
     if verb in _SECTIONS_OF:
         lines += ["", "the other keys of a recipe: overnight run --help"]
@@ -77,9 +84,9 @@ def recipe_help(verb: str, recipe: str | None, options: Sequence[tuple[str, str]
 def _keys(verb: str, kind: str | None, tree: Mapping[str, Any], recipe: str) -> Iterator[str]:
     """The sections that a verb reads, each with a title, and two lines a key."""
     sections: dict[str, list[str]] = {}
-    for key, type_name, default, text in config.describe():
+    for key, type_name, default, text in describe({"": RUNS[kind]} if kind else ANY, network=kind or ""):
         section = _section(key)
-        if section not in _SECTIONS_OF.get(verb, _TITLES) or (kind and not belongs(key, kind)):
+        if section not in _SECTIONS_OF.get(verb, _TITLES) or (kind and _does_nothing(key, kind)):
             continue
         if type_name.count("|") > 7:  # too many for the line of the key
             type_name, text = "WORD", f"{text} One of {type_name.replace('|', ', ')}."
@@ -89,6 +96,14 @@ def _keys(verb: str, kind: str | None, tree: Mapping[str, Any], recipe: str) -> 
     for section in _TITLES:
         if section in sections:
             yield from ("", _TITLES[section], *sections[section])
+
+
+def _does_nothing(key: str, kind: str) -> bool:
+    section, _, name = key.partition(".")
+    if section == "compute":
+        return kind not in COMPUTE_SETTINGS.get(name, (kind,))
+    other = DATA_SETTINGS["bytes" if kind == "bert" else "wordpiece"]
+    return section == "data" and name in other
 
 
 def _section(key: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 
-from overnight.config import Run, environment_path
+from overnight.config import BertRun, ByteRun, Run, environment_path
 from overnight.console import Line
 from overnight.corpus.pipeline import prepare
 from overnight.display import duration, plural
@@ -13,7 +14,7 @@ from overnight.errors import ConfigError
 
 
 def run_all(run: Run, extend: bool = False) -> None:
-    """Prepare, pretrain, fine-tune or transfer, export and report a run; again after an interruption, it goes on where it was.
+    """Prepare, pretrain, fine-tune or probe, export and report a run; again after an interruption, it goes on where it was.
 
     Args:
         extend: the run folder may hold a shorter run, which this one goes on from; what followed its pretraining is done again.
@@ -22,7 +23,9 @@ def run_all(run: Run, extend: bool = False) -> None:
         ConfigError: before anything is done, when the data of a task is not there.
         UserError: from the stage that could not go on.
     """
-    for kind, specs in (("finetune", run.finetune), ("transfer", run.transfer)):
+    finetunes = run.finetune if isinstance(run, BertRun) else {}
+    probes = run.linear_probe if isinstance(run, ByteRun) else {}
+    for kind, specs in (("finetune", finetunes), ("linear_probe", probes)):
         for name, spec in specs.items():
             if spec.path and not environment_path(spec.path, f"{kind}.{name}.path").exists():
                 raise ConfigError(f"{kind}.{name}.path = {spec.path!r}: does not exist; name the folder or file with the task's data")
@@ -32,7 +35,7 @@ def run_all(run: Run, extend: bool = False) -> None:
 
     check_folder(run, extend)
     line, start = Line(), time.perf_counter()
-    tasks = [*(f"fine-tune {name}" for name in run.finetune), *(f"transfer to {name}" for name in run.transfer)]
+    tasks = [*(f"fine-tune {name}" for name in finetunes), *(f"probe on {name}" for name in probes)]
     stages = 4 + len(tasks)
     line.print(f"run {run.name}: {plural(stages, 'stage')}: {', '.join(['prepare', 'pretrain', *tasks, 'export', 'report'])}")
 
@@ -49,16 +52,20 @@ def run_all(run: Run, extend: bool = False) -> None:
     from overnight.interop.export import export_run
 
     claim_folder(run)
-    works = [
-        *(partial(finetune, run, name, line) for name in run.finetune),
-        *(partial(linear_probe, run, name, line) for name in run.transfer),
-    ]
+    works: list[Callable[[], object]]
+    if isinstance(run, BertRun):
+        works = [partial(finetune, run, name, line) for name in run.finetune]
+    else:
+        assert isinstance(run, ByteRun)
+        works = [partial(linear_probe, run, name, line) for name in run.linear_probe]
     for number, (text, work) in enumerate(zip(tasks, works, strict=True), 3):
         stage(number, text)
         work()
     stage(stages - 1, f"export to {run.run_dir / 'export'}")
-    export = export_run if run.model.kind == "bert" else export_byte_model
-    export(run, run.run_dir / "export")
+    if isinstance(run, BertRun):
+        export_run(run, run.run_dir / "export")
+    else:
+        export_byte_model(run, run.run_dir / "export")
     stage(stages, "report")
     from overnight.finetune.samples import write_samples
     from overnight.report.page import refresh_report

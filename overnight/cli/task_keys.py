@@ -1,4 +1,4 @@
-"""What `finetune`, `transfer`, `predict` and `export` understand beside their options: the keys of a task, and those of this machine."""
+"""What `finetune`, `linear-probe`, `predict` and `export` understand beside their options: the keys of a task, and those of this machine."""
 
 from __future__ import annotations
 
@@ -11,32 +11,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from overnight.config.schema import Finetune, Train, Transfer
+from overnight.config.schema import Finetune, LinearProbe
 from overnight.config.validate import environment_path
 from overnight.errors import ConfigError
 
 # Sections of the help, with their keys; a key that is in none comes last.
 _SECTIONS = {
-    "the data": ("task", "path", "dev", "columns", "max_rows", "misplaced"),
-    "the training": ("epochs", "batch", "lr", "warmup", "weight_decay", "length"),
-    "questions": ("stride", "max_answer"),
+    "the data": ("task", "path", "dev", "columns", "max_train_examples", "max_misplaced_answers"),
+    "the training": ("epochs", "global_batch_size", "lr", "warmup_ratio", "weight_decay", "seq_len"),
+    "questions": ("doc_stride", "max_answer_length"),
     "the features": ("features",),
-    "repetitions": ("seeds", "baseline"),
-    "this machine": ("micro_batch", "train.precision", "train.device", "train.threads"),
+    "repetitions": ("seeds", "random_init_baseline"),
+    "this machine": ("micro_batch_size", "precision", "compute.device", "compute.threads"),
     "more": (),
 }
 _EXAMPLES = {
     Finetune: """\
   overnight finetune sst2 --from runs/mine --path=glue/SST-2
   overnight finetune reviews --from runs/mine --path=reviews.csv --columns.text=body --columns.label=stars
-  overnight finetune faq --from runs/mine --path=train.json --dev=dev.json --length=384
-  overnight finetune sst2 --from runs/mine --path=glue/SST-2 --seeds=[0,1,2] --baseline=true --train.precision=bf16""",
-    Transfer: """\
-  overnight transfer sst --from runs/mine --path=sst
-  overnight transfer reviews --from runs/mine --path=reviews.csv --columns.text=body --columns.label=stars --max_rows=2000""",
+  overnight finetune faq --from runs/mine --path=train.json --dev=dev.json --seq_len=384
+  overnight finetune sst2 --from runs/mine --path=glue/SST-2 --seeds=[0,1,2] --random_init_baseline=true --precision=bf16""",
+    LinearProbe: """\
+  overnight linear-probe sst --from runs/mine --path=sst
+  overnight linear-probe reviews --from runs/mine --path=reviews.csv --columns.text=body --columns.label=stars --max_train_examples=2000""",
 }
 _TABLES = (".csv", ".tsv", ".jsonl")
 _WIDEST = 100
+_SHOWN = ("precision", "compute.device", "compute.threads")
+# Sections of a recipe that are no task's own; `train` is the old name of most of them, which is refused with the new ones.
+_OF_THE_RUN = ("precision", "compute", "memory", "distributed", "stability", "checkpoint", "logging", "train")
+_PART = {Finetune: "finetune", LinearProbe: "linear_probe"}
+
+
+def is_machine_key(override: str) -> bool:
+    """Return whether an override is of the run, not of a task: how this machine computes."""
+    return override.partition("=")[0].partition(".")[0] in _OF_THE_RUN
 
 
 class KeysHelp(argparse.Action):
@@ -50,14 +59,14 @@ class KeysHelp(argparse.Action):
         parser.exit()
 
 
-def keys_text(kind: type[Finetune] | type[Transfer]) -> str:
+def keys_text(kind: type[Finetune] | type[LinearProbe]) -> str:
     """Return every key of a task, in sections, with type, meaning and default, and examples."""
-    from overnight.config import describe
+    from overnight.config import BertRun
+    from overnight.config.describe import Setting, describe
 
     width = min(shutil.get_terminal_size().columns, _WIDEST)
-    train = {f"train.{f}" for f in ("precision", "device", "threads")}
-    rows = [*describe(kind), *(row for row in describe(Train, "train.") if row[0] in train)]
-    placed: dict[str, list[tuple[str, str, str, str]]] = {section: [] for section in _SECTIONS}
+    rows = [*describe({"": kind}), *(row for row in describe({"": BertRun}) if row.key in _SHOWN)]
+    placed: dict[str, list[Setting]] = {section: [] for section in _SECTIONS}
     for row in rows:
         placed[next((s for s, keys in _SECTIONS.items() if row[0] in keys or row[0].partition(".")[0] in keys), "more")].append(row)
     lines = []
@@ -71,8 +80,8 @@ def keys_text(kind: type[Finetune] | type[Transfer]) -> str:
     return "\n".join([*lines, "examples:", _EXAMPLES[kind]])
 
 
-def task_overrides(kind: type[Finetune] | type[Transfer], name: str, overrides: Sequence[str], known: bool) -> list[str]:
-    """Return dotted overrides of a run from those of one of its tasks; `train.KEY` is this machine's.
+def task_overrides(kind: type[Finetune] | type[LinearProbe], name: str, overrides: Sequence[str], known: bool) -> list[str]:
+    """Return dotted overrides of a run from those of one of its tasks; `precision` and the like are this machine's.
 
     Args:
         kind: of task.
@@ -83,17 +92,17 @@ def task_overrides(kind: type[Finetune] | type[Transfer], name: str, overrides: 
     Raises:
         ConfigError: for a new name that says nothing of its task.
     """
-    part = kind.__name__.lower()
+    part = _PART[kind]
     if not known and not any(override.startswith("task=") for override in overrides):
         overrides = [f"task={_task_of(kind, name, overrides)}", *overrides]
-    return [override if override.startswith("train.") else f"{part}.{name}.{override}" for override in overrides]
+    return [override if is_machine_key(override) else f"{part}.{name}.{override}" for override in overrides]
 
 
-def _task_of(kind: type[Finetune] | type[Transfer], name: str, overrides: Sequence[str]) -> str:
+def _task_of(kind: type[Finetune] | type[LinearProbe], name: str, overrides: Sequence[str]) -> str:
     tasks: tuple[str, ...] = get_args(get_type_hints(kind)["task"])
     if name in tasks:
         return name
-    part = kind.__name__.lower()
+    part = _PART[kind]
     given = next((text.partition("=")[2] for text in overrides if text.startswith("path=")), "")
     path = environment_path(given, f"{part}.{name}.path") if given else Path()
     if path.suffix in _TABLES or any((path / f"train{ending}").is_file() for ending in _TABLES):
@@ -115,9 +124,9 @@ def machine_overrides(verb: str, overrides: Sequence[str]) -> list[str]:
         ConfigError: naming the first that is not.
     """
     for override in overrides:
-        if not override.startswith("train."):
+        if not is_machine_key(override):
             key = override.partition("=")[0]
-            raise ConfigError(f"--{key}: `overnight {verb}` takes only keys of this machine's part, such as --train.precision=bf16")
+            raise ConfigError(f"--{key}: `overnight {verb}` takes only keys of this machine's part, such as --precision=bf16")
     return list(overrides)
 
 

@@ -1,24 +1,61 @@
 """What a run does, as one frozen value: read, checked and written here. Nothing in it needs torch."""
 
-from overnight.config.load import build_run, describe, differences, identity, load_run, read_recipe, recipes, run_yaml, to_tree
-from overnight.config.schema import BatchWarmup, Columns, Data, Finetune, Model, Optim, Phase, Run, Scaling, Schedule, Train, Transfer
+from overnight.config.load import build_run, differences, identity, load_run, read_recipe, recipes, run_yaml, to_tree
+from overnight.config.machine import Checkpoint, Compute, Distributed, Logging, Memory, Stability
+from overnight.config.optimizers import OPTIMIZERS, AdamWConfig, LambConfig, LansConfig, LarsConfig, MuonConfig, Optim, Scaling, Schedule
+from overnight.config.schema import (
+    MODELS,
+    BatchWarmup,
+    BertConfig,
+    BertPhase,
+    BertRun,
+    BytePhase,
+    ByteRun,
+    CausalLMConfig,
+    Columns,
+    Data,
+    Finetune,
+    LinearProbe,
+    Model,
+    Phase,
+    RecurrentLMConfig,
+    Run,
+)
 from overnight.config.validate import environment_path, validate_run
 
 __all__ = [
+    "MODELS",
+    "OPTIMIZERS",
+    "AdamWConfig",
     "BatchWarmup",
+    "BertConfig",
+    "BertPhase",
+    "BertRun",
+    "BytePhase",
+    "ByteRun",
+    "CausalLMConfig",
+    "Checkpoint",
     "Columns",
+    "Compute",
     "Data",
+    "Distributed",
     "Finetune",
+    "LambConfig",
+    "LansConfig",
+    "LarsConfig",
+    "LinearProbe",
+    "Logging",
+    "Memory",
     "Model",
+    "MuonConfig",
     "Optim",
     "Phase",
+    "RecurrentLMConfig",
     "Run",
     "Scaling",
     "Schedule",
-    "Train",
-    "Transfer",
+    "Stability",
     "build_run",
-    "describe",
     "differences",
     "environment_path",
     "identity",

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
-from overnight.config.schema import Run
+from overnight.config.fields import MACHINE, hints
+from overnight.config.old_names import old_names
+from overnight.config.reading import member, read_section
+from overnight.config.schema import RUNS, Run
 from overnight.config.validate import validate_run
-from overnight.display import yaml_text
 from overnight.errors import ConfigError
 from overnight.state_files import parse_yaml, read_yaml
 
@@ -66,7 +68,7 @@ def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 def _named(tree: Mapping[str, Any]) -> dict[str, list[str]]:
     """Names that a recipe gives itself: of its phases and tasks."""
-    kinds = [f.name for f in dataclasses.fields(Run) if get_origin(get_type_hints(Run)[f.name]) is dict]
+    kinds = [name for name, (hint, _) in hints(run_kind(tree)).items() if get_origin(hint) is Mapping]
     return {kind: list(tree[kind]) if isinstance(tree.get(kind), dict) else [] for kind in kinds}
 
 
@@ -75,7 +77,7 @@ def _new_and_incomplete(tree: Mapping[str, Any], named: Mapping[str, Sequence[st
     what = {"phases": "phase"}
     for kind, names in _named(tree).items():
         required = [
-            f.name for f in dataclasses.fields(_field_type([kind, ""])) if f.default is f.default_factory is dataclasses.MISSING
+            f.name for f in dataclasses.fields(_field_type([kind, ""], tree)) if f.default is f.default_factory is dataclasses.MISSING
         ] or ["task"]
         for name in names:
             lacking = [key for key in required if not isinstance(tree[kind][name], dict) or key not in tree[kind][name]]
@@ -105,20 +107,31 @@ def _repeated(root: Any) -> Iterator[tuple[int, str]]:
 
 
 def build_run(tree: Mapping[str, Any]) -> Run:
-    """A checked run from a plain mapping, as read from YAML."""
-    from pydantic import TypeAdapter, ValidationError
+    """Return the checked run that a plain mapping, as read from YAML, describes.
 
-    problems = dict(_boolean_problems(tree))
-    try:
-        run = TypeAdapter(Run).validate_python(tree)
-    except ValidationError as error:
-        problems = {loc: _explain(loc, e) for e in error.errors() for loc in [tuple(e["loc"])]} | problems
-    if problems:
-        raise ConfigError("\n".join(problems.values()))
-    impossible = list(validate_run(run))
-    if impossible:
-        raise ConfigError("\n".join(impossible))
+    Raises:
+        ConfigError: naming every wrong key, its value and what is allowed.
+    """
+    problems = [text for _, text in old_names(tree)]
+    run: Run | None = None if problems else read_section(run_kind(tree), tree, "", problems)
+    if run is not None:
+        problems += validate_run(run)
+    if run is None or problems:
+        raise ConfigError("\n".join(problems))
     return run
+
+
+def run_kind(tree: Mapping[str, Any]) -> type[Run]:
+    """Return which kind of run a recipe is, by its `model.kind`.
+
+    Raises:
+        ConfigError: when there is no such network.
+    """
+    model = tree.get("model", {})
+    name = model.get("kind", "bert") if isinstance(model, Mapping) else "bert"
+    if not isinstance(name, str) or name not in RUNS:
+        raise ConfigError(f"model.kind = {name!r}: must be one of {', '.join(RUNS)}")
+    return RUNS[name]
 
 
 def run_yaml(run: Run) -> str:
@@ -148,29 +161,21 @@ def differences(a: Any, b: Any, prefix: str = "") -> Iterator[str]:
         yield f"{prefix}: {a} there, {b} here"
 
 
-# What only says how this machine carries the run out, and the tasks, whose results say themselves with what they were made.
-NOT_IDENTITY = ("train", "out", "data.dir", "data.workers", "phases.*.micro_batch", "finetune", "transfer")
-
-
 def identity(run: Run) -> dict[str, Any]:
-    """The part of a run that decides what pretraining learns; a run folder belongs to one identity.
+    """Return the part of a run that decides what pretraining learns: all settings but those marked :data:`MACHINE`.
 
-    Precision, and the type of sums between processes, are part of it: they change the curve beyond rounding of the order of summation.
+    A run folder belongs to one identity. Precision, and the type of sums between processes, are part of it: they change the curve beyond rounding
+    of the order of summation.
     """
-    tree = to_tree(run)
-    train = {key: tree["train"][key] for key in ("precision", "reduce")}
-    for key in NOT_IDENTITY:
-        _drop(tree, key.split("."))
-    return {**tree, "train": train}
 
+    def marked(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {name: marked(getattr(value, name)) for name, (_, notes) in hints(type(value)).items() if MACHINE not in notes}
+        if isinstance(value, Mapping):
+            return {name: marked(inner) for name, inner in value.items()}
+        return list(value) if isinstance(value, tuple) else value
 
-def _drop(tree: dict[str, Any], parts: Sequence[str]) -> None:
-    head, *rest = parts
-    for key in list(tree) if head == "*" else [head]:
-        if not rest:
-            tree.pop(key, None)
-        elif isinstance(tree.get(key), dict):
-            _drop(tree[key], rest)
+    return dict(marked(run))
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
@@ -190,7 +195,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
     if not isinstance(node, dict):
         raise ConfigError(f"{key}: {parents[-1]!r} is a value, it holds no keys")
     # `--data.paths=my/folder` should not need YAML's brackets, nor `--name=2026` its quotes.
-    kind = _field_type(key.split("."))
+    kind = _field_type(key.split("."), tree)
     if get_origin(kind) is list and not isinstance(value, list):
         value = [value]
     if kind is str and not isinstance(value, str):
@@ -198,69 +203,16 @@ def _override(tree: dict[str, Any], override: str) -> None:
     node[last] = value
 
 
-def _field_type(parts: Iterable[Any]) -> Any:
-    """The type of a key, or None for an unknown one."""
-    kind: Any = Run
+def _field_type(parts: Sequence[str], tree: Any) -> Any:
+    """Return the type of a key in a recipe, or None for an unknown one."""
+    kind: Any = run_kind(tree)
     for part in parts:
-        if get_origin(kind) is dict:
+        tree = tree.get(part, {}) if isinstance(tree, Mapping) else {}
+        if get_origin(kind) is Mapping:
             kind = get_args(kind)[1]
-        elif get_origin(kind) in (list, tuple):
-            kind = get_args(kind)[0]
         elif dataclasses.is_dataclass(kind):
-            kind = get_type_hints(kind).get(str(part))
+            kind, notes = hints(kind).get(part, (None, ()))  # type: ignore[arg-type]
+            kind = member(kind, notes, tree)
         else:
             return None
     return kind
-
-
-def _boolean_problems(node: Any, *loc: Any) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """Places of numbers given as true or false and the reverse, which pydantic would take for 1 and 0."""
-    if isinstance(node, Mapping | list | tuple):
-        for part, value in node.items() if isinstance(node, Mapping) else enumerate(node):
-            yield from _boolean_problems(value, *loc, part)
-        return
-    kind = _field_type(loc)
-    if kind in (int, float, bool) and isinstance(node, bool) != (kind is bool):
-        allowed = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
-        yield loc, f"{'.'.join(map(str, loc))} = {node!r}: must be {allowed}"
-
-
-def _explain(loc: tuple[Any, ...], error: Mapping[str, Any]) -> str:
-    """One pydantic error as key, value and what is allowed."""
-    key = ".".join(str(part) for part in loc)
-    if error["type"] == "unexpected_keyword_argument":
-        allowed = [f.name for f in dataclasses.fields(_field_type(loc[:-1]))]
-        near = difflib.get_close_matches(str(loc[-1]), allowed, 1)
-        return f"{key} = {error['input']!r}: unknown key{f', did you mean {near[0]!r}?' if near else ';'} Allowed: {', '.join(allowed)}"
-    if error["type"] == "missing":
-        return f"{key}: is missing and has no default"
-    return f"{key} = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
-
-
-def describe(kind: Any = Run, prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """Every key of a recipe with its type, default and documentation, for `--help`."""
-    from pydantic import TypeAdapter
-
-    hints = get_type_hints(kind)
-    schema = TypeAdapter(kind).json_schema()
-    properties = schema.get("properties") or schema["$defs"][kind.__name__]["properties"]
-    for f in dataclasses.fields(kind):
-        hint = hints[f.name]
-        key = f"{prefix}{f.name}"
-        if get_origin(hint) is dict:
-            yield from describe(get_args(hint)[1], f"{key}.NAME.")
-        elif dataclasses.is_dataclass(hint):
-            yield from describe(hint, f"{key}.")
-        else:
-            default: Any = "required"
-            if f.default is not dataclasses.MISSING:
-                default = f.default
-            elif f.default_factory is not dataclasses.MISSING:
-                default = f.default_factory()
-            yield key, _type_name(hint), yaml_text(default), properties[f.name].get("description", "")
-
-
-def _type_name(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return "|".join(get_args(hint))
-    return getattr(hint, "__name__", str(hint)) if get_origin(hint) is None else str(hint)

@@ -1,6 +1,6 @@
 """Prepare: documents -> clean chunks -> decisions -> vocabulary -> token chunks -> shards, as pure tasks from files to files.
 
-With `data.units = bytes` there is no vocabulary, and tokens are the bytes of the clean text.
+With `data.tokenizer = bytes` there is no vocabulary, and tokens are the bytes of the clean text.
 
 The output of a task appears by rename, so a run that was killed goes on where it was. What is between lies in `work/`
 below the data folder and is removed at the end. Nothing that is written depends on the number of workers.
@@ -61,7 +61,7 @@ _WORK_VERSION = 2
 # Values of `Data` that decide the bytes of the shards.
 SETTINGS = (
     "paths",
-    "units",
+    "tokenizer",
     "format",
     "field",
     "documents",
@@ -73,7 +73,7 @@ SETTINGS = (
     "vocab_size",
     "lowercase",
     "encoding_errors",
-    "truncated",
+    "on_truncated_file",
 )
 
 
@@ -164,7 +164,7 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
     chunks, sources = _read_and_clean(data, work, workers, log, reading)
     splits, duplicates, short = _decide(chunks, data, log)
     tokenizer, vocab_size = byte_text.VOCABULARY_HASH, byte_text.VOCABULARY_SIZE
-    if data.units == "wordpiece":
+    if data.tokenizer == "wordpiece":
         pieces = _vocabulary(data, folder, chunks, splits, workers, log)
         tokenizer, vocab_size = vocabulary(pieces, data.lowercase).hash, len(pieces)
     _tokenise(data, folder, chunks, splits, workers, log)
@@ -231,7 +231,7 @@ def _read_and_clean(data: Data, work: Path, workers: int, log: Callable[[str], N
     if done.exists():
         read = read_json(done, _Read, f"delete the folder {work.parent} and prepare again")
         count, sources = read.chunks, read.sources
-        _check_skipped(sources, data.max_bad_lines)
+        _check_skipped(sources, data.max_invalid_lines)
     else:
         progress = Progress("read and clean", log)
 
@@ -254,7 +254,7 @@ def _read_and_clean(data: Data, work: Path, workers: int, log: Callable[[str], N
 
 def _check_skipped(sources: list[Source], allowed: int) -> None:
     if (skipped := sum(source.skipped_lines for source in sources)) > allowed:
-        raise DataError(f"{skipped} lines were skipped, data.max_bad_lines = {allowed}; mend them or allow more")
+        raise DataError(f"{skipped} lines were skipped, data.max_invalid_lines = {allowed}; mend them or allow more")
 
 
 def _chunks(found: Iterator[Document]) -> Iterator[list[Document]]:
@@ -328,7 +328,7 @@ def _vocabulary(
 
 def _tokenise(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]) -> None:
     progress = Progress("tokenise", log, "M tokens")
-    tasks = (TokenTask(path, split, folder, data.units) for path, split in zip(chunks, splits, strict=True))
+    tasks = (TokenTask(path, split, folder, data.tokenizer) for path, split in zip(chunks, splits, strict=True))
     done = 0
     for number, tokens in enumerate(run_tasks(token_chunk, tasks, workers)):
         done += tokens

@@ -141,8 +141,8 @@ class _Reader:
                 self.source.files += 1
                 yield from self.plain(stream, inner)
         except TruncatedError as error:
-            if self.data.truncated == "error":
-                raise DataError(f"{error}; get it again, or set data.truncated=keep to use what is readable") from None
+            if self.data.on_truncated_file == "error":
+                raise DataError(f"{error}; get it again, or set data.on_truncated_file=keep to use what is readable") from None
             if name not in self.source.truncated:
                 self.source.truncated.append(name)
             # Inside an archive everything behind the cut is lost as well: the archive's own stream says so next.
@@ -190,7 +190,7 @@ class _Reader:
             cut = error
         # The last character of a cut text may be cut as well.
         text = self.decoded(b"".join(blocks).removeprefix(codecs.BOM_UTF8), name, 0, whole=cut is None)
-        if text and (cut is None or self.data.truncated == "keep"):
+        if text and (cut is None or self.data.on_truncated_file == "keep"):
             yield text
         if cut:
             raise cut
@@ -233,7 +233,7 @@ class _Reader:
                 if size > MAX_DOCUMENT_BYTES:
                     raise _too_long(f"{name}:{number}", "paragraph")
                 continue
-            if block and (cut is None or self.data.truncated == "keep"):
+            if block and (cut is None or self.data.on_truncated_file == "keep"):
                 yield "\n".join(block)
             block, size = [], 0
             if cut:
@@ -252,9 +252,9 @@ class _Reader:
                 continue
             self.source.skipped_lines += 1
             skipped = sum(source.skipped_lines for source in self.reading.sources)
-            if skipped > self.data.max_bad_lines:
+            if skipped > self.data.max_invalid_lines:
                 raise DataError(
-                    f"{name}:{number}: {found}; mend it, or allow more bad lines than data.max_bad_lines={self.data.max_bad_lines}"
+                    f"{name}:{number}: {found}; mend it, or allow more bad lines than data.max_invalid_lines={self.data.max_invalid_lines}"
                 )
 
     def json_line(self, line: str) -> Document | str:
@@ -302,7 +302,7 @@ class _Reader:
                 )
         if block is not None:
             # An article that never ends is the mark of a file cut short.
-            if self.data.truncated == "keep":
+            if self.data.on_truncated_file == "keep":
                 yield "\n".join(block)
             raise TruncatedError(f"{name}:{began}: the file ends inside this article")
 

@@ -25,7 +25,7 @@ from overnight.errors import DataError
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.state_files import STRICT, fitted, read_json, read_mapping, sealed
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SPLITS = ("train", "valid", "test")
 
 

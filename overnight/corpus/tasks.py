@@ -45,7 +45,7 @@ class CleanTask:
     names: list[str]
     path: Path
     min_chars: int
-    units: str
+    tokenizer: str
 
 
 def clean_task(documents: list[Document], path: Path, data: Data) -> CleanTask:
@@ -54,14 +54,14 @@ def clean_task(documents: list[Document], path: Path, data: Data) -> CleanTask:
     labels = [document.label for document in documents] if data.label and not done else None
     texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
     names = [name.encode("utf-8", "backslashreplace").decode() for name in names]  # a file's name may be no UTF-8
-    return CleanTask(texts, labels, names, path, data.min_chars, data.units)
+    return CleanTask(texts, labels, names, path, data.min_chars, data.tokenizer)
 
 
 def clean_chunk(task: CleanTask) -> None:
     """Documents -> clean ones with their hashes, names and labels: a sentence a line, or the bytes that are read."""
     if task.texts is None:
         return
-    make = _framed if task.units == "bytes" else _split
+    make = _framed if task.tokenizer == "bytes" else _split
     texts: list[str | bytes] = []
     hashes, rows = [], []
     for row, text in enumerate(task.texts):
@@ -70,7 +70,7 @@ def clean_chunk(task: CleanTask) -> None:
             texts.append(found)
             hashes.append(digest)
             rows.append(row)
-    kind = pa.large_binary() if task.units == "bytes" else pa.large_string()
+    kind = pa.large_binary() if task.tokenizer == "bytes" else pa.large_string()
     columns = {
         "hash": pa.array(hashes, pa.binary(16)),
         "text": pa.array(texts, kind),
@@ -114,7 +114,7 @@ class TokenTask:
     clean: Path
     split: np.ndarray  # of each document: 0 dropped, else its place in SPLITS, from 1
     folder: Path
-    units: str
+    tokenizer: str
 
 
 def token_path(clean: Path, split: str) -> Path:
@@ -124,7 +124,7 @@ def token_path(clean: Path, split: str) -> Path:
 def token_chunk(task: TokenTask) -> int:
     """Clean text -> tokens, one file a split; returns how many tokens."""
     total = 0
-    tokenizer = load_tokenizer(task.folder) if task.units == "wordpiece" else None
+    tokenizer = load_tokenizer(task.folder) if task.tokenizer == "wordpiece" else None
     for kind, name in enumerate(SPLITS, 1):
         path = token_path(task.clean, name)
         if not is_sealed(path):

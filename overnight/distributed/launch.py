@@ -159,7 +159,7 @@ def check_cut(run: Run, nodes: tuple[int, int], processes: int) -> None:
 
 def processes_here(run: Run) -> int:
     """As many as there are GPUs; 1 without, or where the recipe trains on the CPU."""
-    if run.train.device == "cpu":
+    if run.compute.device == "cpu":
         return 1
     import torch
 
@@ -172,7 +172,7 @@ def slurm_script(run: Run, job: Job) -> str:
         "job-name": re.sub(r"[^\w.-]+", "-", run.name, flags=re.ASCII),
         "nodes": job.nodes,
         "ntasks-per-node": 1,
-        "gpus-per-node": None if run.train.device == "cpu" else job.processes,
+        "gpus-per-node": None if run.compute.device == "cpu" else job.processes,
         "cpus-per-task": job.cpus,
         "partition": job.partition,
         "account": job.account,

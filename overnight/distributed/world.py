@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
 from overnight import __version__
-from overnight.config import Run, differences, to_tree
+from overnight.config import BertPhase, Run, differences, to_tree
 from overnight.distributed.wire import listening
 from overnight.errors import ConfigError, UserError
 from overnight.models.bert import BertForPretraining
@@ -30,10 +30,19 @@ TIMEOUT = timedelta(minutes=30)
 # How long for the others to come at all. A launcher ends those that wait for one that has died; without one, nobody would.
 JOIN = timedelta(minutes=5)
 # What a machine may have of its own: where things lie on it, and what none of the others waits for.
-_OWN = (("out",), ("data", "dir"), ("data", "workers"), ("finetune",), ("train", "threads"), ("train", "tensorboard"), ("train", "wandb"))
+_OWN = (
+    ("out",),
+    ("data", "dir"),
+    ("data", "workers"),
+    ("finetune",),
+    ("linear_probe",),
+    ("compute", "threads"),
+    ("logging", "tensorboard"),
+    ("logging", "wandb_project"),
+)
 
 _REDUCE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Type in which gradients are added up between processes, by `train.reduce`."""
+"""Type in which gradients are added up between processes, by `distributed.grad_reduce_dtype`."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +80,9 @@ def device_of(run: Run) -> torch.device:
     Raises:
         ConfigError: when it asks for a GPU that is not there, or there are more processes than GPUs.
     """
-    wanted, count = run.train.device, torch.cuda.device_count() if torch.cuda.is_available() else 0
+    wanted, count = run.compute.device, torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cuda" and not count:
-        raise ConfigError("train.device = 'cuda': no GPU is visible to torch; use 'auto' or 'cpu'")
+        raise ConfigError("compute.device = 'cuda': no GPU is visible to torch; use 'auto' or 'cpu'")
     if wanted == "cpu" or not count:
         return torch.device("cpu")
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -226,7 +235,7 @@ def shared_facts(run: Run, corpus: str, world: World) -> dict[str, Any]:
         node = tree
         for parent in parents:
             node = node[parent]
-        del node[last]
+        node.pop(last, None)  # a setting of one family
     versions = {"overnight": __version__, "torch": torch.__version__}
     return {"recipe": tree, "data": corpus, "versions": versions, "device": world.device.type, "processes": world.size}
 
@@ -269,14 +278,16 @@ def parallelize_model(model: BertForPretraining | ByteModel, world: World, run: 
     """The objective of a network on all processes; its backward pass adds the gradients up.
 
     Args:
-        model: whole and alike on every process; with `train.parallel = fsdp` its parameters become DTensors, cut along their first dimension.
+        model: whole and alike on every process; with `distributed.strategy = fsdp` its parameters become DTensors, cut along their first dimension.
     """
     if world.size == 1:
         return model.losses
-    whole, dtype = Losses(model), _REDUCE[run.train.reduce]
-    if run.train.parallel == "ddp":
+    whole, dtype = Losses(model), _REDUCE[run.distributed.grad_reduce_dtype]
+    if run.distributed.strategy == "ddp":
         # Without next-sentence prediction its head has no gradient, and DDP would wait for it.
-        unused = isinstance(model, BertForPretraining) and not all(phase.nsp for phase in run.phases.values())
+        unused = isinstance(model, BertForPretraining) and not all(
+            isinstance(phase, BertPhase) and phase.nsp for phase in run.phases.values()
+        )
         ddp = nn.parallel.DistributedDataParallel(whole, find_unused_parameters=unused)
         # A sum, not DDP's mean: each process has divided by the targets of all.
         ddp.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer(), dtype))

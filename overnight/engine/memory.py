@@ -20,8 +20,8 @@ _HEADROOM = 0.1
 _SIGNS = ("can't allocate memory", "could not create a primitive", "ALLOC_FAILED", "CUDA error: out of memory", "std::bad_alloc")
 
 HOW_TO_SAVE_MEMORY = (
-    "Less memory is taken with train.recompute=selective or full, train.offload=true, a 16-bit train.precision, a shorter length, or on more "
-    "processes with train.parallel=fsdp"
+    "Less memory is taken with memory.activation_checkpointing=selective or full, memory.optimizer_cpu_offload=true, a 16-bit precision, a shorter length, or on more "
+    "processes with distributed.strategy=fsdp"
 )
 
 

@@ -156,12 +156,12 @@ class BatchSizeFinder:
             ConfigError: where memory cannot be measured.
             OutOfMemory: where one sequence does not fit.
         """
-        device, world, train = self.world.device, self.world, self.run.train
+        device, world = self.world.device, self.world
         if all_reduce_max(int(not reset_peak(device)), world):
-            problem = ConfigError("micro_batch = 0: this system does not tell the memory of a process; give the number of sequences")
+            problem = ConfigError("micro_batch_size = 0: this system does not tell the memory of a process; give the number of sequences")
             raise problem if world.main else ErrorOnOtherRank(problem.exit_code)
         choices = micro_batch_sizes(self.samples.phase, world.size)
-        if train.noise_every:  # which is seen between micro-batches
+        if self.run.logging.grad_noise_every:  # which is seen between micro-batches
             choices = choices[:-1]
         space, was_training = memory_budget(device), self.model.training
         space = space._replace(limit=space.limit - owed)
@@ -169,7 +169,7 @@ class BatchSizeFinder:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             found, tried = search(choices, self.measure, space, device.type == "cpu", world)
         self.model.train(was_training)
-        if train.compile:
+        if self.run.compute.torch_compile:
             torch._dynamo.reset()
         (chosen,) = (trial for trial in tried if trial.micro_batch == found)
         return found, (
@@ -185,7 +185,7 @@ class BatchSizeFinder:
             OutOfMemory: where the others wait for this process in the middle of a pass, and cannot be told.
         """
         device, fsdp = self.world.device, hasattr(self.objective, "set_requires_gradient_sync")
-        if self.run.train.compile:
+        if self.run.compute.torch_compile:
             # Else the shapes that are tried would use up the number of those that are compiled at all.
             torch._dynamo.reset()
         batch, took, failed = self.samples.longest(count), [], ""
@@ -281,8 +281,14 @@ class MicroBatchSchedule:
 def conditions(run: Run, phase: Phase, world: World) -> dict[str, Any]:
     """What the micro-batches of a phase depend on beside the recipe's identity."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else world.device.type
-    train = {name: getattr(run.train, name) for name in ("recompute", "offload", "compile", "graphs", "parallel")}
-    return {"device": device, "processes": world.size, "micro_batch": phase.micro_batch, **train}
+    settings = {
+        "activation_checkpointing": run.memory.activation_checkpointing,
+        "optimizer_cpu_offload": run.memory.optimizer_cpu_offload,
+        "torch_compile": run.compute.torch_compile,
+        "cuda_graphs": run.compute.cuda_graphs,
+        "strategy": run.distributed.strategy,
+    }
+    return {"device": device, "processes": world.size, "micro_batch_size": phase.micro_batch_size, **settings}
 
 
 def from_first(numbers: Sequence[int], world: World) -> list[int]:

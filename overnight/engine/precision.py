@@ -58,7 +58,7 @@ class LossScale:
         elif not self.lower():
             raise NonFiniteError(
                 f"the loss scale is at its floor of {FLOOR:g}, so it is not the scale that overflows fp16. "
-                "Train with train.precision=bf16 (in a folder of its own), or lower the learning rate"
+                "Train with precision=bf16 (in a folder of its own), or lower the learning rate"
             )
 
     def lower(self) -> bool:
@@ -83,7 +83,7 @@ def to_fp8(model: nn.Module, device: torch.device) -> None:
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError:
-        raise ConfigError("train.precision = fp8: needs the extra `fp8`: pip install 'overnight[fp8]', or use bf16") from None
+        raise ConfigError("precision = fp8: needs the extra `fp8`: pip install 'overnight[fp8]', or use bf16") from None
     hardware = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
     # Rows of a batch need not be a multiple of 16, which the hardware wants.
     config = Float8LinearConfig(emulate=not hardware, pad_inner_dim=True)

@@ -55,10 +55,10 @@ _ROLLBACKS = 20
 
 def set_up_machine(run: Run) -> torch.device:
     """Threads, device and kind of products of a run in this process."""
-    if run.train.threads:
-        torch.set_num_threads(run.train.threads)
+    if run.compute.threads:
+        torch.set_num_threads(run.compute.threads)
     device = device_of(run)
-    set_matmul_precision(run.train.precision, device)
+    set_matmul_precision(run.precision, device)
     return device
 
 
@@ -68,14 +68,16 @@ def check_batches(run: Run, processes: int = 1) -> None:
     Raises:
         ConfigError: naming the batch, or the phase that takes its batch at once.
     """
-    if run.train.noise_every and processes > 1:
-        raise ConfigError(f"train.noise_every = {run.train.noise_every}: noise is measured in one process only; set it to 0 under torchrun")
+    if run.logging.grad_noise_every and processes > 1:
+        raise ConfigError(
+            f"logging.grad_noise_every = {run.logging.grad_noise_every}: noise is measured in one process only; set it to 0 under torchrun"
+        )
     for name, phase in run.phases.items():
         micro_batch(phase, 0, processes)
-        if run.train.noise_every and (phase.micro_batch or 1) >= phase.global_batch:
+        if run.logging.grad_noise_every and (phase.micro_batch_size or 1) >= phase.global_batch_size:
             raise ConfigError(
-                f"train.noise_every = {run.train.noise_every}: noise is seen between micro-batches, and phase {name} takes its batch of "
-                f"{phase.global_batch} sequences as one; set phases.{name}.micro_batch below {phase.global_batch}"
+                f"logging.grad_noise_every = {run.logging.grad_noise_every}: noise is seen between micro-batches, and phase {name} takes its batch of "
+                f"{phase.global_batch_size} sequences as one; set phases.{name}.micro_batch_size below {phase.global_batch_size}"
             )
 
 
@@ -124,13 +126,18 @@ class Pretraining:
         with raise_on_all_ranks(self.world):
             boards = open_loggers(self.run, progress.global_step, self.line.print) if main and not self.finished(progress) else []
         # Measured in all processes at once, which may share a machine.
-        peak = peak_of_all(device_peak(self.device, self.run.train.precision, DTYPES[self.run.train.precision]), self.world)
+        peak = peak_of_all(device_peak(self.device, self.run.precision, DTYPES[self.run.precision]), self.world)
         path = self.run.run_dir / "metrics.jsonl" if main else None
-        train = self.run.train
         with (
             Metrics(path, progress.metrics_bytes, boards) as metrics,
             catch_signals() as signals,
-            CheckpointWriter(self.checkpoints, train.keep, train.keep_every, train.asynchronous, self.world) as saver,
+            CheckpointWriter(
+                self.checkpoints,
+                self.run.checkpoint.keep_latest_k,
+                self.run.checkpoint.keep_every_n_steps,
+                self.run.checkpoint.async_save,
+                self.world,
+            ) as saver,
         ):
             for problem in problems:
                 self.line.print(f"falling back to an older checkpoint: {problem}")
@@ -166,8 +173,8 @@ class Pretraining:
             if progress.phase == name:
                 reader.restore_optimizer(optimizer, moments)
             else:
-                if phase.optim.start == "keep" and moments:
-                    reader.restore_optimizer(optimizer, moments, restart_count=phase.optim.schedule.offset == 0)
+                if moments and not phase.optim.reset_moments:
+                    reader.restore_optimizer(optimizer, moments, restart_count=phase.optim.schedule.step_offset == 0)
                 progress.phase, progress.step, progress.running, progress.noise, progress.watched = name, 0, {}, {}, {}
                 work.carried.clear()
                 held = {f"held_out_{what}": self.manifest.count("valid", what) for what in ("documents", "tokens")}

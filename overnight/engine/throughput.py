@@ -135,7 +135,7 @@ class Throughput:
     def left(self, progress: Progress) -> dict[str, float]:
         """Seconds left in this phase and in each later one, at the same rate of tokens."""
         phase = self._phases[self._number]
-        per_token = self._all.seconds / self._all.sequences / phase.length
-        whole = {name: sequences_before(p, p.steps) * p.length for name, p in list(self._run.phases.items())[self._number :]}
-        done = sequences_before(phase, progress.step) * phase.length
+        per_token = self._all.seconds / self._all.sequences / phase.seq_len
+        whole = {name: sequences_before(p, p.steps) * p.seq_len for name, p in list(self._run.phases.items())[self._number :]}
+        done = sequences_before(phase, progress.step) * phase.seq_len
         return {name: (tokens - done * (at == 0)) * per_token for at, (name, tokens) in enumerate(whole.items())}

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overnight.batches.batch_size import batch_size, micro_batch, micro_batch_sizes, pad_to_multiple, sequences_before
+from overnight.batches.batch_size import batch_size, batch_warmup, micro_batch, micro_batch_sizes, pad_to_multiple, sequences_before
 from overnight.batches.packing import Provenance
 from overnight.checkpoint.reader import Progress
 from overnight.checkpoint.run_corpus import assert_same_corpus
 from overnight.checkpoint.writer import CheckpointWriter
-from overnight.config import Run
+from overnight.config import BytePhase, LansConfig, Phase, Run
 from overnight.console import Line, Status, facts
 from overnight.corpus.shards import load_manifest
 from overnight.display import measures, plural, share
@@ -76,7 +76,8 @@ class Trainer:
         self.work, self.run, self.model, self.objective, self.world = work, work.run, work.family.model, work.objective, work.world
         self.progress, self.metrics, self.line, self.signals = work.progress, work.metrics, work.line, work.signals
         self.saver, self.optimizer, self.number = work.saver, optimizer, number
-        self.name, self.phase = list(work.run.phases.items())[number]
+        self.name = list(work.run.phases)[number]
+        self.phase: Phase = work.run.phases[self.name]
         self.samples, self.valid = (work.family.samples(self.phase, number, split) for split in ("train", "valid"))
         self.family, self.carry = work.family, work.family.carry(self.samples)
         if self.carry and work.carried:
@@ -84,25 +85,28 @@ class Trainer:
         self.settings = self._settings()
         self.peak, self.values, self.held, self.saved = work.peak, dict[str, Any](), "", ""
         self.speed = Throughput(work.run, number, work.world, work.family.flops, work.peak)
-        train = work.run.train
-        self.watch = SpikeDetector(train.spike, work.progress.watched, train.log_every if train.on_spike == "ignore" else 1)
+        self.watch = SpikeDetector(
+            work.run.stability.spike_threshold,
+            work.progress.watched,
+            work.run.logging.log_every if work.run.stability.on_spike == "ignore" else 1,
+        )
         self.pace = StragglerMonitor(work.world)
 
     def _settings(self) -> LoopConfig:
         """What the loop needs to know of the phase."""
-        phase, train = self.phase, self.run.train
+        phase, run = self.phase, self.run
         return LoopConfig(
             steps=phase.steps,
             lr=lambda step: learning_rate(phase, step),
-            max_grad_norm=phase.optim.max_grad_norm,
-            dtype=DTYPES[train.precision],
+            max_grad_norm=0.0 if isinstance(phase.optim, LansConfig) else phase.optim.max_grad_norm,
+            dtype=DTYPES[run.precision],
             device=self.world.device,
             seed=(self.run.seed, self.number),
-            measure_every=train.telemetry_every,
-            noise_every=train.noise_every,
-            weights={"label": phase.label_weight},
-            on_nonfinite=train.on_nonfinite,
-            on_spike="stop" if train.on_spike == "ignore" else train.on_spike,
+            measure_every=run.logging.tensor_norms_every,
+            noise_every=run.logging.grad_noise_every,
+            weights={"label": phase.label_weight} if isinstance(phase, BytePhase) else {},
+            on_nonfinite=run.stability.on_nonfinite,
+            on_spike="stop" if run.stability.on_spike == "ignore" else run.stability.on_spike,
             world=self.world,
         )
 
@@ -116,18 +120,18 @@ class Trainer:
             OutOfMemory: when not even one sequence fits, or on many processes.
             Rollback: when it must go back to the newest checkpoint.
         """
-        train, progress = self.run.train, self.progress
+        progress = self.progress
         with raise_on_all_ranks(self.world):
             if self.world.main:  # The others find its plans of the first epoch in the folder.
                 self.samples.epoch_size(), self.valid.epoch_size()
-        if train.offload and self.world.device.type == "cuda":  # a CPU is its own host
+        if self.run.memory.optimizer_cpu_offload and self.world.device.type == "cuda":  # a CPU is its own host
             offload(self.optimizer)
         self.cuts = self._cuts()
         reset_peak(self.world.device)
         self._cut()
         self._announce()
         heartbeat = Heartbeat(self.run.run_dir)
-        scale = LossScale(progress.loss_scale or INITIAL_SCALE, progress.clean_steps) if train.precision == "fp16" else None
+        scale = LossScale(progress.loss_scale or INITIAL_SCALE, progress.clean_steps) if self.run.precision == "fp16" else None
         while progress.step < self.phase.steps:
             self._cut()
             try:
@@ -142,17 +146,20 @@ class Trainer:
 
     def _steps(self, heartbeat: Heartbeat, scale: LossScale | None) -> None:
         """Take steps as long as the batches are cut as they are now."""
-        phase, train, world, progress = self.phase, self.run.train, self.world, self.progress
+        phase, world, progress = self.phase, self.world, self.progress
         settings, passed = replace(self.settings, steps=self.cuts.until(progress.step, phase.steps)), progress.passed
         fill = pad_to_multiple(phase, micro_batch(phase, phase.steps, world.size))
         step = partial(self.samples.step, rank=world.rank, world=world.size, grain=fill)
-        watch = None if train.on_spike == "ignore" else self.watch
+        watch = None if self.run.stability.on_spike == "ignore" else self.watch
         steps = training_steps(
             self.model, self.objective, self.optimizer, lambda t: step(t + passed), settings, progress.step, scale, watch, self.carry
         )
         for done in steps:
             last = done.step == phase.steps
-            logs, evaluates, saves = (last or due(done.step - 1, n) for n in (train.log_every, train.eval_every, train.checkpoint_every))
+            logs, evaluates, saves = (
+                last or due(done.step - 1, n)
+                for n in (self.run.logging.log_every, self.run.logging.eval_every, self.run.checkpoint.save_every)
+            )
             self.speed.note(done, progress, wait=logs or evaluates or saves)
             received = all_reduce_max(_UNSAVED if self.saver.error else self.signals.received or 0, world)
             if received == _UNSAVED:
@@ -163,7 +170,7 @@ class Trainer:
             self._note_scale(done, scale)
             if logs or evaluates or saves or received:
                 self._see_finite(done, bool(saves or received))
-            if saves or received or due(done.step - 1, train.checksum_every):
+            if saves or received or due(done.step - 1, self.run.stability.replica_check_every):
                 self._see_alike(done)
             self._measures(done)
             if logs:
@@ -187,10 +194,10 @@ class Trainer:
         run, phase, world, step = self.run, self.phase, self.world, self.progress.step
         found = MicroBatchSchedule(run.run_dir / "memory.json", self.name, conditions(run, phase, world), world)
         if found.since:
-            if found.at(step) != phase.micro_batch:
+            if found.at(step) != phase.micro_batch_size:
                 self.line.print(f"micro-batch {found.at(step)}, as {found.path} says")
-        elif phase.micro_batch:
-            found.use(0, phase.micro_batch)
+        elif phase.micro_batch_size:
+            found.use(0, phase.micro_batch_size)
         else:
             trials = BatchSizeFinder(run, self.model, self.objective, self.samples, self.settings.dtype, world)
             count, text = trials.micro_batch(optimizer_state_bytes(self.optimizer))
@@ -203,9 +210,11 @@ class Trainer:
 
     def _cut(self) -> None:
         """Cut the batches as it is due from the present step on."""
-        self.phase = replace(self.phase, micro_batch=self.cuts.at(self.progress.step))
-        self.samples.phase = self.valid.phase = self.phase
-        self.held_out = self.valid.held_out(self.run.train.eval_sequences)
+        size = self.cuts.at(self.progress.step)
+        self.phase = replace(self.phase, micro_batch_size=size)
+        for source in (self.samples, self.valid):
+            source.set_micro_batch_size(size)
+        self.held_out = self.valid.held_out(self.run.logging.eval_examples)
 
     def _halve(self, error: OutOfMemory) -> None:
         """Let the step at which memory ran out be taken again in smaller micro-batches.
@@ -218,7 +227,7 @@ class Trainer:
         what = f"{error} with micro-batches of {held}"
         smaller = [count for count in micro_batch_sizes(phase, world.size) if count <= held // 2]
         if not smaller:
-            raise OutOfMemory(f"phase {self.name}, {what} up to {phase.length} tokens. {HOW_TO_SAVE_MEMORY}") from None
+            raise OutOfMemory(f"phase {self.name}, {what} up to {phase.seq_len} tokens. {HOW_TO_SAVE_MEMORY}") from None
         self.cuts.use(step, smaller[-1])
         self.cuts.keep()
         if world.size > 1:
@@ -231,8 +240,8 @@ class Trainer:
 
     def _note_memory(self) -> None:
         """Write what the phase took at most, by what it follows from."""
-        phase, recompute, most = self.phase, self.run.train.recompute, round(peak_gb(self.world.device), 3)
-        facts = {"micro_batch": phase.micro_batch, "length": phase.length, "recompute": recompute, "peak_gb": most}
+        phase, recompute, most = self.phase, self.run.memory.activation_checkpointing, round(peak_gb(self.world.device), 3)
+        facts = {"micro_batch": phase.micro_batch_size, "length": phase.seq_len, "recompute": recompute, "peak_gb": most}
         self.metrics.write("event", what="memory", phase=self.name, global_step=self.progress.global_step, **facts)
 
     def _seconds(self) -> float:
@@ -257,7 +266,7 @@ class Trainer:
             loss=next(iter(losses.values())),
             **{f"{name}_loss": value for name, value in means.items()},
             lr=done.lr,
-            **({"batch": done.sequences} if self.phase.batch_warmup.start else {}),
+            **({"batch": done.sequences} if batch_warmup(self.phase).initial_batch_size else {}),
             grad_norm=norm if math.isfinite(norm) else None,
             **({"loss_scale": progress.loss_scale} if progress.loss_scale else {}),
             **({"skipped": progress.skipped} if progress.loss_scale or progress.skipped else {}),
@@ -268,7 +277,7 @@ class Trainer:
             **self._pace(),
         )
         self.metrics.write("train", **self._where(done.step), **values)
-        if self.run.train.on_spike == "ignore" and (spike := self.watch.first({**losses, "grad_norm": norm})):
+        if self.run.stability.on_spike == "ignore" and (spike := self.watch.first({**losses, "grad_norm": norm})):
             self._tell("spike", f"step {done.step}: {spike}")
         self.values = values
         if wrong := self.speed.exceeds():
@@ -334,7 +343,7 @@ class Trainer:
             weights = f"the weights of {first_names(bad)} are not finite" if bad else "the weights are still finite, their gradient is not"
             text = f"step {done.step}, or one since the last line of metrics: {describe_losses(done.losses, self.world)}; {weights}"
             halt = NonFiniteError(text, done.step - 1)
-            raise Rollback(halt) if self.run.train.on_nonfinite == "rollback" else halt
+            raise Rollback(halt) if self.run.stability.on_nonfinite == "rollback" else halt
 
     def _see_carry(self, done: StepResult) -> None:
         if self.carry and (lanes := self.carry.broken()):
@@ -347,13 +356,13 @@ class Trainer:
         Raises:
             Diverged: naming the processes and the tensors that differ.
         """
-        if self.world.size == 1 or not self.run.train.checksum_every:
+        if self.world.size == 1 or not self.run.stability.replica_check_every:
             return
         try:
             compare_replicas(self.model, self.optimizer, self.world)
         except ReplicaMismatch as halt:
             halt = ReplicaMismatch(f"step {done.step}: {halt}", done.step - 1)
-            raise (Rollback(halt, passes=False) if self.run.train.on_divergence == "rollback" else halt) from None
+            raise (Rollback(halt, passes=False) if self.run.stability.on_replica_mismatch == "rollback" else halt) from None
 
     def origin(self, step: int | None, worst: int | None) -> list[Provenance]:
         """Where the sequences of micro-batch number `worst` of step `step` (from 0) come from; nothing where that is not known."""
@@ -372,14 +381,14 @@ class Trainer:
     def _announce(self) -> None:
         phase, processes = self.phase, self.world.size
         size, micro = self.samples.epoch_size(), micro_batch(phase, phase.steps, processes)
-        accumulation = phase.global_batch // micro // processes
+        accumulation = phase.global_batch_size // micro // processes
         cut = f"{micro} x {accumulation}" if accumulation > 1 else f"{micro}"
         cut += f" in each of {processes} processes" if processes > 1 else ""
-        growing = f"{batch_size(phase, 0):,} to " if phase.batch_warmup.start else ""
+        growing = f"{batch_size(phase, 0):,} to " if batch_warmup(phase).initial_batch_size else ""
         self.line.print(
-            f"phase {self.name}: {plural(phase.steps, 'step')} of {growing}{plural(phase.global_batch, 'sequence')} ({cut}) up to {phase.length} tokens, "
+            f"phase {self.name}: {plural(phase.steps, 'step')} of {growing}{plural(phase.global_batch_size, 'sequence')} ({cut}) up to {phase.seq_len} tokens, "
             f"{sequences_before(phase, phase.steps) / size:.2f} epochs of {plural(size, 'example')}, {phase.optim.name} at {peak_lr(phase):g}, "
-            f"{self.run.train.precision} on {self.world.device}" + (f" ({self.peak.text()})" if self.peak else "")
+            f"{self.run.precision} on {self.world.device}" + (f" ({self.peak.text()})" if self.peak else "")
         )
         for text in group_lines(self.optimizer.param_groups):
             self.line.print(f"  {text}")

@@ -12,7 +12,7 @@ import torch
 from overnight.batches.loader import Samples
 from overnight.batches.order import key
 from overnight.batches.streams import VALIDATION_STREAMS, Streams
-from overnight.config import Phase, Run
+from overnight.config import BertPhase, BertRun, BytePhase, ByteRun, Phase, Run
 from overnight.corpus.bytes import VOCABULARY_SIZE
 from overnight.corpus.shards import Shard, load_manifest, open_shards
 from overnight.corpus.tokenizer import Vocabulary, load_vocabulary
@@ -26,7 +26,7 @@ from overnight.models.bytes import ByteModel, byte_model
 from overnight.models.flops import training_flops
 
 _TRAIN, _HELD_OUT = 0, 1
-# Bytes of a window that are recomputed at once (`train.recompute: full`).
+# Bytes of a window that are recomputed at once (`memory.activation_checkpointing: full`).
 _SEGMENT = 16
 
 
@@ -37,16 +37,16 @@ class BertWorkload:
         DataError: when the data is not prepared.
     """
 
-    def __init__(self, run: Run, world: World) -> None:
+    def __init__(self, run: BertRun, world: World) -> None:
         self.run, self.world = run, world
         self.manifest = load_manifest(run.data_dir)
         self.vocabulary = load_vocabulary(run.data_dir)
         self.shards = {split: open_shards(run.data_dir, split) for split in ("train", "valid")}
         self.model = self.untrained(world.device)
-        if run.train.precision == "fp8":
+        if run.precision == "fp8":
             to_fp8(self.model, world.device)
-        self.model.encoder.recompute_layers(run.train.recompute)
-        if run.train.compile:
+        self.model.encoder.recompute_layers(run.memory.activation_checkpointing)
+        if run.compute.torch_compile:
             self.model.encoder.compile_layers()
 
     def untrained(self, device: torch.device) -> BertForPretraining:
@@ -55,6 +55,7 @@ class BertWorkload:
 
     def samples(self, phase: Phase, number: int, split: str) -> Samples:
         """The stream of a split's examples for a phase and its number."""
+        assert isinstance(phase, BertPhase)
         return Samples(_some(self, split), self.vocabulary, phase, _seed(self.run, number, split), self.run.run_dir / "plans")
 
     def flops(self, done: StepResult) -> float:
@@ -75,7 +76,7 @@ class ByteWorkload:
         DataError: when the data is not prepared.
     """
 
-    def __init__(self, run: Run, world: World) -> None:
+    def __init__(self, run: ByteRun, world: World) -> None:
         self.run, self.world = run, world
         self.manifest = load_manifest(run.data_dir)
         self.shards = {split: open_shards(run.data_dir, split) for split in ("train", "valid")}
@@ -84,13 +85,14 @@ class ByteWorkload:
     def untrained(self, device: torch.device) -> ByteModel:
         """The network before its first step: the same numbers every time."""
         torch.manual_seed(key(self.run.seed, 0) >> 1)
-        segment = _SEGMENT if self.run.train.recompute == "full" else 0
+        segment = _SEGMENT if self.run.memory.activation_checkpointing == "full" else 0
         return byte_model(
-            self.run.model, label=self.run.predicts_label, recompute=segment, graphs=self.run.train.graphs and device.type == "cuda"
+            self.run.model, label=self.run.predicts_label, recompute=segment, graphs=self.run.compute.cuda_graphs and device.type == "cuda"
         ).to(device)
 
     def samples(self, phase: Phase, number: int, split: str) -> Streams:
         """The lanes of a split for a phase and its number."""
+        assert isinstance(phase, BytePhase)
         return Streams(_some(self, split), phase, _seed(self.run, number, split))
 
     def flops(self, done: StepResult) -> float:
@@ -112,10 +114,11 @@ Workload = BertWorkload | ByteWorkload
 
 def build_workload(run: Run, world: World) -> Workload:
     """Data and network of a run."""
-    return BertWorkload(run, world) if run.model.kind == "bert" else ByteWorkload(run, world)
+    assert isinstance(run, BertRun | ByteRun)
+    return BertWorkload(run, world) if isinstance(run, BertRun) else ByteWorkload(run, world)
 
 
-def new_model(run: Run, vocabulary: Vocabulary, device: torch.device) -> BertForPretraining:
+def new_model(run: BertRun, vocabulary: Vocabulary, device: torch.device) -> BertForPretraining:
     """The untrained BERT of a run: the same numbers on any device."""
     torch.manual_seed(key(run.seed, 0) >> 1)
     return BertForPretraining(run.model, vocabulary.size).to(device)

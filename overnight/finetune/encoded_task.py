@@ -114,7 +114,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     metrics.score(task.name, task.kind, *[[0.0, 1.0] if task.kind == "regression" else ["0", "1"]] * 2)
 
     def encoded(rows: list[Example]) -> EncodedExamples:
-        sequences = encode_rows(tokenizer, vocabulary, rows, spec.length)
+        sequences = encode_rows(tokenizer, vocabulary, rows, spec.seq_len)
         targets = {}
         if rows and all(row.label is not None for row in rows):
             if task.kind == "regression":
@@ -138,10 +138,10 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         return {f"{name}_{split.removeprefix('dev_')}": value for name, value in scored(rows, answers(outputs)).items()}
 
     train, notes = task.train, task.notes
-    if 0 < spec.max_rows < len(train):
+    if 0 < spec.max_train_examples < len(train):
         by_label = task.kind == "classification"
         texts = [f"{row.text_a}\x00{row.text_b or ''}" for row in train]
-        train = [train[i] for i in drawn(texts, spec.max_rows, _DRAW, [str(row.label) for row in train] if by_label else ())]
+        train = [train[i] for i in drawn(texts, spec.max_train_examples, _DRAW, [str(row.label) for row in train] if by_label else ())]
         notes += (drawn_note(len(train), len(task.train), by_label=by_label),)
     tests = {"test": task.test, **task.extra}
     return EncodedTask(
@@ -173,22 +173,22 @@ def _dev(spec: Finetune) -> Path | None:
 def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:
     from overnight.tasks.squad import load_squad
 
-    data = load_squad(environment_path(spec.path, "finetune.path"), _dev(spec), spec.misplaced)
+    data = load_squad(environment_path(spec.path, "finetune.path"), _dev(spec), spec.max_misplaced_answers)
     # A question whose answers do not stand where its file says has nothing to learn from.
     placed = [q for q in data.train if any(answer.start >= 0 for answer in q.answers)]
     notes = data.notes
-    if 0 < spec.max_rows < len(placed):
-        chosen = drawn([f"{q.context}\x00{q.question}" for q in placed], spec.max_rows, _DRAW)
+    if 0 < spec.max_train_examples < len(placed):
+        chosen = drawn([f"{q.context}\x00{q.question}" for q in placed], spec.max_train_examples, _DRAW)
         notes += (drawn_note(len(chosen), len(placed), "questions", by_label=False),)
         placed = [placed[i] for i in chosen]
     cut = {
-        "train": question_answering.windows(tokenizer, vocabulary, placed, spec.length, spec.stride),
-        "dev": question_answering.windows(tokenizer, vocabulary, data.dev, spec.length, spec.stride),
+        "train": question_answering.windows(tokenizer, vocabulary, placed, spec.seq_len, spec.doc_stride),
+        "dev": question_answering.windows(tokenizer, vocabulary, data.dev, spec.seq_len, spec.doc_stride),
     }
 
     def judge(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
         starts, ends = [o[:, 0] for o in outputs], [o[:, 1] for o in outputs]
-        predictions, nbest = question_answering.best_answers(cut["dev"], starts, ends, max_answer=spec.max_answer)
+        predictions, nbest = question_answering.best_answers(cut["dev"], starts, ends, max_answer=spec.max_answer_length)
         scores = metrics.squad_scores({q.id: [a.text for a in q.answers] for q in data.dev}, predictions)
         return scores, {"predictions.json": predictions, "nbest_predictions.json": nbest}
 

@@ -21,7 +21,7 @@ from overnight.batches.order import key
 from overnight.checkpoint import reader
 from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary
 from overnight.checkpoint.task_folder import read_facts, write_facts
-from overnight.config import Finetune, Optim, Run, Schedule
+from overnight.config import AdamWConfig, BertRun, Finetune, Schedule
 from overnight.console import Line
 from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import Vocabulary, copy_tokenizer
@@ -42,7 +42,7 @@ from overnight.run_dir.task_results import append_result, results_of
 _INIT, _ORDER, _DROPOUT = 1, 2, 3
 
 
-def task_model(problem_kind: str, labels: int, run: Run, vocab_size: int) -> Classifier | BertForQuestionAnswering:
+def task_model(problem_kind: str, labels: int, run: BertRun, vocab_size: int) -> Classifier | BertForQuestionAnswering:
     """The untrained network of a task, with the encoder of a run."""
     if problem_kind == "spans":
         return BertForQuestionAnswering(run.model, vocab_size)
@@ -76,7 +76,7 @@ def outputs(
     return out
 
 
-def finetune(run: Run, name: str, line: Line | None = None) -> list[dict[str, Any]]:
+def finetune(run: BertRun, name: str, line: Line | None = None) -> list[dict[str, Any]]:
     """Fine-tune one task of a run with every seed, and, if asked, the same network from scratch.
 
     What is done already, with the same settings from the same checkpoint, is not done again. The best model by dev score goes
@@ -99,16 +99,16 @@ def finetune(run: Run, name: str, line: Line | None = None) -> list[dict[str, An
         return _finetune(run, name, source, line)
 
 
-def _finetune(run: Run, name: str, source: Path, line: Line) -> list[dict[str, Any]]:
+def _finetune(run: BertRun, name: str, source: Path, line: Line) -> list[dict[str, Any]]:
     spec, device = run.finetune[name], set_up_machine(run)
     progress, state, _ = reader.read_checkpoint(source)
     corpus, vocabulary = kept_vocabulary(run)
     assert_same_corpus(progress, load_manifest(corpus), corpus, run)
     pretrained = {k: v for k, v in state.items() if k.startswith(("encoder.", "pooler."))}
     log = run.run_dir / "tasks.jsonl"
-    facts = json.dumps([asdict(spec) | {"seeds": [], "baseline": False, "micro_batch": 0}, source.name, run.train.precision])
+    facts = json.dumps([asdict(spec) | {"seeds": [], "random_init_baseline": False, "micro_batch_size": 0}, source.name, run.precision])
     tag = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
-    jobs = [(init, seed) for init in (["pretrained", "scratch"] if spec.baseline else ["pretrained"]) for seed in spec.seeds]
+    jobs = [(init, seed) for init in (["pretrained", "scratch"] if spec.random_init_baseline else ["pretrained"]) for seed in spec.seeds]
     # The folder holds one model: what was done with other settings since is not what it holds, so all is done again.
     mine = results_of(log, name, tag) if _kept_tag(run.run_dir / "finetune" / name) == tag else []
     missing = [job for job in jobs if job not in {(e.get("init"), e.get("seed")) for e in mine}]
@@ -139,7 +139,7 @@ def _finetune(run: Run, name: str, source: Path, line: Line) -> list[dict[str, A
 
 
 def _one(
-    run: Run,
+    run: BertRun,
     spec: Finetune,
     name: str,
     problem: EncodedTask,
@@ -155,22 +155,22 @@ def _one(
     if pretrained is not None:
         own = model.state_dict()
         reader.fill(model, {**own, **{k: v for k, v in pretrained.items() if k in own}}, run.run_dir / "checkpoints")
-    batch = min(spec.batch, len(problem.train))
-    micro = next(size for size in range(min(spec.micro_batch, batch), 0, -1) if batch % size == 0)
+    batch = min(spec.global_batch_size, len(problem.train))
+    micro = next(size for size in range(min(spec.micro_batch_size, batch), 0, -1) if batch % size == 0)
     steps = max(1, round(spec.epochs * len(problem.train) / batch))
-    schedule = Schedule(warmup=spec.warmup)
+    schedule = Schedule(warmup_ratio=spec.warmup_ratio)
     settings = LoopConfig(
         steps=steps,
         lr=lambda step: spec.lr * factor(schedule, step, steps),
         max_grad_norm=1.0,
-        dtype=DTYPES[run.train.precision],
+        dtype=DTYPES[run.precision],
         device=device,
         seed=(seed, _DROPOUT),
         # It has no checkpoints to go back to.
-        on_nonfinite="skip" if run.train.on_nonfinite == "skip" else "stop",
+        on_nonfinite="skip" if run.stability.on_nonfinite == "skip" else "stop",
     )
-    scale = LossScale() if run.train.precision == "fp16" else None
-    optimizer = build_optimizer(model, Optim(name="adamw", lr=spec.lr, weight_decay=spec.weight_decay))
+    scale = LossScale() if run.precision == "fp16" else None
+    optimizer = build_optimizer(model, AdamWConfig(lr=spec.lr, weight_decay=spec.weight_decay))
     loss = 0.0
     init = "scratch" if pretrained is None else "pretrained"
     work = partial(problem.train.step, batch=batch, micro_batch=micro, seed=(seed, _ORDER))
@@ -182,7 +182,7 @@ def _one(
 
     def scored(examples: EncodedExamples) -> list[np.ndarray]:
         told = _scoring(line, f"{name} seed {seed} {init}", len(examples))
-        return outputs(model, examples, spec.micro_batch, settings.dtype, device, told)
+        return outputs(model, examples, spec.micro_batch_size, settings.dtype, device, told)
 
     results, files = problem.judge(scored(problem.dev))
     for split, judge in problem.also.items():
@@ -215,7 +215,7 @@ def _scoring(line: Line, what: str, total: int) -> Callable[[int, float], None]:
 
 
 def _keep(
-    run: Run,
+    run: BertRun,
     name: str,
     spec: Finetune,
     problem: EncodedTask,
@@ -246,9 +246,7 @@ def _keep(
         write_json(beside / file, content)
     write_facts(beside, facts)
     for split, (examples, rows) in problem.test.items():
-        given = outputs(
-            model, examples, spec.micro_batch, DTYPES[run.train.precision], device, _scoring(line, f"{name} {split}", len(rows))
-        )
+        given = outputs(model, examples, spec.micro_batch_size, DTYPES[run.precision], device, _scoring(line, f"{name} {split}", len(rows)))
         answers = [f"{o[0]:.4f}" if problem.kind == "regression" else problem.labels[int(o.argmax())] for o in given]
         table = "index\tprediction\n" + "".join(f"{row.id}\t{answer}\n" for row, answer in zip(rows, answers, strict=True))
         write_whole(beside / f"{split}.tsv", [table.encode()])

@@ -13,7 +13,7 @@ import torch
 from overnight.checkpoint import reader
 from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary, task_vocabulary
 from overnight.checkpoint.task_folder import read_facts, read_weights
-from overnight.config import Run
+from overnight.config import BertRun
 from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import load_tokenizer
 from overnight.engine.precision import DTYPES
@@ -33,7 +33,7 @@ _MICRO = 32
 TOP = 5
 
 
-def predict(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def predict(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Answer lines one by one, in order.
 
     Args:
@@ -55,14 +55,14 @@ def predict(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, Any
     model = task_model(facts["kind"], len(facts["labels"]), run, facts["vocab_size"])
     reader.fill(model, read_weights(folder, facts), folder)
     model.to(device)
-    dtype, length = DTYPES[run.train.precision], facts["spec"]["length"]
+    dtype, length = DTYPES[run.precision], facts["spec"]["seq_len"]
     for part in parts(lines):
         if facts["kind"] == "spans":
             questions = [question_of(number, fields) for number, fields in part]
-            windows = question_answering.windows(tokenizer, vocabulary, questions, length, facts["spec"]["stride"])
+            windows = question_answering.windows(tokenizer, vocabulary, questions, length, facts["spec"]["doc_stride"])
             given = outputs(model, EncodedExamples([w.ids for w in windows], [w.segments for w in windows], {}), _MICRO, dtype, device)
             answers, nbest = question_answering.best_answers(
-                windows, [o[:, 0] for o in given], [o[:, 1] for o in given], max_answer=facts["spec"]["max_answer"]
+                windows, [o[:, 0] for o in given], [o[:, 1] for o in given], max_answer=facts["spec"]["max_answer_length"]
             )
             for question, (_, fields) in zip(questions, part, strict=True):
                 best = nbest[question.id][0]
@@ -84,7 +84,7 @@ def predict(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, Any
             yield {"id": row.id, "label": facts["labels"][int(output.argmax())], "probabilities": shares}
 
 
-def predict_file(run: Run, name: str, path: str) -> Iterator[dict[str, Any]]:
+def predict_file(run: BertRun, name: str, path: str) -> Iterator[dict[str, Any]]:
     """Answer the rows of a file one by one, in order: a table with the columns of the task, or lines as :func:`predict` takes them.
 
     Args:
@@ -96,7 +96,7 @@ def predict_file(run: Run, name: str, path: str) -> Iterator[dict[str, Any]]:
     yield from predict(run, name, question_lines(path) or read_input(path, spec))
 
 
-def _facts(run: Run, name: str) -> dict[str, Any]:
+def _facts(run: BertRun, name: str) -> dict[str, Any]:
     """What `task.json` says of a fine-tuned task."""
     path = run.run_dir / "finetune" / name / "task.json"
     if not path.exists():
@@ -108,7 +108,7 @@ def _facts(run: Run, name: str) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _fill(run: Run, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def _fill(run: BertRun, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     source = reader.newest_checkpoint(run.run_dir / "checkpoints")
     if source is None:
         raise DataError(f"{run.run_dir} has no checkpoint; run `overnight pretrain` first")
@@ -128,12 +128,14 @@ def _fill(run: Run, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         # The text around each [MASK] is tokenized by itself: a tokenizer may not know the mark.
         pieces = tokenizer.encode_batch_fast(row.text_a.split("[MASK]"), add_special_tokens=False)
         ids = [token for i, piece in enumerate(pieces) for token in ([vocabulary.mask] if i else []) + piece.ids]
-        sequence = join(ids, None, vocabulary.cls, vocabulary.sep, run.model.max_length)
+        sequence = join(ids, None, vocabulary.cls, vocabulary.sep, run.model.max_position_embeddings)
         batch = EncodedExamples([sequence.ids], [sequence.segments], {}).batch(np.array([0])).to(device)
         at = (batch.ids_N == vocabulary.mask).nonzero().squeeze(1)
         if not len(at):
-            raise DataError(f"line {number}: no [MASK] within the first {run.model.max_length} tokens; write the word to guess as [MASK]")
-        logits = model.mlm_logits(model.encoder(batch, DTYPES[run.train.precision])[at]).float()
+            raise DataError(
+                f"line {number}: no [MASK] within the first {run.model.max_position_embeddings} tokens; write the word to guess as [MASK]"
+            )
+        logits = model.mlm_logits(model.encoder(batch, DTYPES[run.precision])[at]).float()
         top = torch.softmax(logits, -1).topk(TOP, -1)
         guesses = [
             [{"token": tokenizer.id_to_token(i), "probability": _round(p)} for i, p in zip(row_ids, row_p, strict=True)]

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import safe_open
 
 from overnight.checkpoint import reader
-from overnight.config import Run
+from overnight.config import BertRun, Run
 from overnight.corpus.shards import Manifest, Shard, load_manifest, open_shards
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer, load_vocabulary
 from overnight.errors import DataError
@@ -49,7 +49,7 @@ def write_samples(run: Run) -> None:
         "parameters": _parameters(place),
         "corpus": corpus_facts(load_manifest(run.data_dir)),
     }
-    found |= {"masks": filled_masks(run)} if run.model.kind == "bert" else {"texts": continued_texts(run)}
+    found |= {"masks": filled_masks(run)} if isinstance(run, BertRun) else {"texts": continued_texts(run)}
     write_json(path, sealed(found))
 
 
@@ -72,7 +72,7 @@ def corpus_facts(manifest: Manifest) -> dict[str, Any]:
     return {"vocabulary": manifest.vocab_size, **{split: found for split, found in counts.items() if found["documents"]}}
 
 
-def filled_masks(run: Run) -> list[dict[str, Any]]:
+def filled_masks(run: BertRun) -> list[dict[str, Any]]:
     """Mask a word in each of a few held-out sentences and let the pretrained model guess it.
 
     Returns:

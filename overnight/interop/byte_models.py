@@ -20,16 +20,17 @@ from torch import Tensor
 
 from overnight import config
 from overnight.checkpoint import reader
-from overnight.config import Model, Run
+from overnight.config import ByteRun, RecurrentLMConfig
+from overnight.config.schema import ByteLMConfig
 from overnight.engine.precision import DTYPES
 from overnight.engine.pretrain import set_up_machine
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.models.bytes import BYTES, ByteModel, Layer, byte_model
 from overnight.run_dir.atomic import write_json, write_whole
 
-_FILES = ("config.json", "model.safetensors", "README.md", "tasks.jsonl", "lock", "transfer")
+_FILES = ("config.json", "model.safetensors", "README.md", "tasks.jsonl", "lock", "linear_probe")
 # Nothing is known of how an imported model was trained; a recipe must have a phase.
-_ELSEWHERE = {"elsewhere": {"steps": 1, "global_batch": 1}}
+_ELSEWHERE = {"elsewhere": {"steps": 1, "global_batch_size": 1}}
 _MATRICES = ("w_x", "w_h", "w_mx", "w_mh")
 _README = """# A byte model of overnight
 
@@ -49,7 +50,7 @@ c = sigmoid(f) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c). A text is read as
 """
 
 
-def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
+def stored_run(folder: Path, overrides: Sequence[str] = ()) -> ByteRun:
     """The settings of a byte model's run folder, or of a folder that :func:`export_byte_model` or :func:`import_byte_model` wrote.
 
     Raises:
@@ -61,12 +62,12 @@ def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
     if path.name == "config.json" and b'"model_type"' in path.read_bytes():
         raise ConfigError(f"{folder} holds a model in the Hugging Face layout; name the run folder from which it was exported")
     run = config.load_run(str(path), ["data.vocab_file=", *overrides])
-    if run.model.kind == "bert":
+    if not isinstance(run, ByteRun):
         raise ConfigError(f"{path}: model.kind = 'bert': this verb is for byte models (mlstm, lstm, transformer)")
     return dataclasses.replace(run, out=str(folder))
 
 
-def load_byte_model(folder: Path) -> tuple[ByteModel, Model]:
+def load_byte_model(folder: Path) -> tuple[ByteModel, ByteLMConfig]:
     """A byte model, from the newest checkpoint of its run folder or from an exported one.
 
     Returns:
@@ -86,16 +87,16 @@ def load_byte_model(folder: Path) -> tuple[ByteModel, Model]:
 
 
 def ready_model(folder: Path, overrides: Sequence[str]) -> tuple[ByteModel, torch.dtype]:
-    """A byte model on the device of its settings, and the type of its products; overrides change the settings (`train.precision=bf16`)."""
+    """A byte model on the device of its settings, and the type of its products; overrides change the settings (`precision=bf16`)."""
     run = stored_run(folder, overrides)
     device = set_up_machine(run)
     model, settings = load_byte_model(folder)
-    return without_weight_norm(model, settings).to(device), DTYPES[run.train.precision]
+    return without_weight_norm(model, settings).to(device), DTYPES[run.precision]
 
 
-def without_weight_norm(model: ByteModel, settings: Model) -> ByteModel:
+def without_weight_norm(model: ByteModel, settings: ByteLMConfig) -> ByteModel:
     """The same function with the norms worked into the matrices, so that they are not computed again for every window."""
-    if not settings.weight_norm or not model.recurrent:
+    if not isinstance(settings, RecurrentLMConfig) or not settings.weight_norm:
         return model
     plain = byte_model(dataclasses.replace(settings, weight_norm=False), label=model.label is not None)
     state = {name: tensor for name, tensor in model.state_dict().items() if name in plain.state_dict()}
@@ -125,7 +126,7 @@ def _state(folder: Path) -> tuple[Path, dict[str, Tensor]]:
         raise DataError(f"{path}: cannot be read: {error}; export or import the model again") from None
 
 
-def export_byte_model(run: Run, out: Path) -> None:
+def export_byte_model(run: ByteRun, out: Path) -> None:
     """Write the newest checkpoint of a run as a folder of safetensors, settings and a README of the layout.
 
     Raises:
@@ -135,14 +136,14 @@ def export_byte_model(run: Run, out: Path) -> None:
     tree = config.to_tree(run)
     kept = {
         "name": run.name,
-        "data": {key: tree["data"][key] for key in ("units", "label")},
+        "data": {key: tree["data"][key] for key in ("tokenizer", "label")},
         "model": tree["model"],
         "phases": tree["phases"],
     }
     _write(out, _state(run.run_dir)[1], kept)
 
 
-def import_byte_model(source: Path, out: Path) -> Model:
+def import_byte_model(source: Path, out: Path) -> ByteLMConfig:
     """Write another program's model as a folder of ours.
 
     Args:
@@ -156,12 +157,12 @@ def import_byte_model(source: Path, out: Path) -> Model:
         DataError: naming the array or tensor that is missing, of the wrong shape, or not readable without unpickling.
     """
     state, model = _openai(source) if source.is_dir() else _nvidia(source)
-    _write(out, state, {"name": out.resolve().name, "data": {"units": "bytes"}, "model": _model_tree(model), "phases": _ELSEWHERE})
+    _write(out, state, {"name": out.resolve().name, "data": {"tokenizer": "bytes"}, "model": _model_tree(model), "phases": _ELSEWHERE})
     return model
 
 
-def _model_tree(model: Model) -> dict[str, Any]:
-    return {key: getattr(model, key) for key in ("kind", "layers", "width", "embedding", "weight_norm")}
+def _model_tree(model: ByteLMConfig) -> dict[str, Any]:
+    return {key: getattr(model, key) for key in ("kind", "num_layers", "hidden_size", "embedding_size", "weight_norm")}
 
 
 def _write(out: Path, state: Mapping[str, Tensor], tree: Mapping[str, Any]) -> None:
@@ -170,7 +171,7 @@ def _write(out: Path, state: Mapping[str, Tensor], tree: Mapping[str, Any]) -> N
     if strange:
         raise UserError(f"{out}: exists and holds {strange[0]!r}, which no export wrote; name another folder")
     try:
-        for old in ("tasks.jsonl", "transfer"):  # of the model that was here before
+        for old in ("tasks.jsonl", "linear_probe"):  # of the model that was here before
             shutil.rmtree(out / old) if (out / old).is_dir() else (out / old).unlink(missing_ok=True)
         whole = {name: tensor.to(torch.float32).contiguous() for name, tensor in state.items()}
         write_whole(out / "model.safetensors", [save(whole, metadata={"format": "pt"})])
@@ -180,7 +181,7 @@ def _write(out: Path, state: Mapping[str, Tensor], tree: Mapping[str, Any]) -> N
         raise UserError(f"{out}: cannot be written: {error}") from None
 
 
-def _openai(folder: Path) -> tuple[dict[str, Tensor], Model]:
+def _openai(folder: Path) -> tuple[dict[str, Tensor], ByteLMConfig]:
     """The arrays of github.com/openai/generating-reviews-discovering-sentiment: (inputs, outputs), W_h cut into 4 parts along the outputs."""
     arrays = [_array(folder / f"{number}.npy") for number in range(15)]
     table, w_x, *parts, w_mx, w_mh, b, g_x, g_h, g_mx, g_mh, decoder, bias = arrays
@@ -218,7 +219,7 @@ def _array(path: Path) -> np.ndarray:
     return array.astype(np.float32)
 
 
-def _nvidia(path: Path) -> tuple[dict[str, Tensor], Model]:
+def _nvidia(path: Path) -> tuple[dict[str, Tensor], ByteLMConfig]:
     """A checkpoint of github.com/NVIDIA/sentiment-discovery: the language model, in fp32 or fp16, with weight norm or after its removal.
 
     A table of 257 rows has the padding in row 0 and byte b in row b + 1 (its `CharacterLevelTokenizer`); that row goes, and so does its logit.
@@ -271,7 +272,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
         raise DataError(f"{path}: holds a {type(tree).__name__}, not the tensors of a model by name")
     for name, tensor in _flat(tree):
         name = name.removeprefix("module.")
-        # The language model puts table and recurrence under `encoder`, the featuriser does not; a fitted classifier is not wanted.
+        # The language model puts table and recurrence under `encoder`, the classifier of features does not; a fitted classifier is not wanted.
         if not name.startswith("classifier."):
             yield (name.removeprefix("encoder.") if name.startswith(("encoder.encoder.", "encoder.rnn.")) else name), tensor
 
@@ -293,5 +294,5 @@ def _take(left: dict[str, Tensor], name: str, path: Path, shape: tuple[int, ...]
     return left.pop(name).to(torch.float32)
 
 
-def _sizes(layers: int, width: int, embedding: int, weight_norm: bool) -> Model:
-    return Model(kind="mlstm", layers=layers, width=width, embedding=embedding, weight_norm=weight_norm)
+def _sizes(layers: int, width: int, embedding: int, weight_norm: bool) -> ByteLMConfig:
+    return RecurrentLMConfig(kind="mlstm", num_layers=layers, hidden_size=width, embedding_size=embedding, weight_norm=weight_norm)

@@ -8,13 +8,13 @@ from typing import Literal
 from overnight.checkpoint import reader
 from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary, task_vocabulary
 from overnight.checkpoint.task_folder import read_facts, read_weights
-from overnight.config import Run
+from overnight.config import BertRun
 from overnight.corpus.shards import load_manifest
 from overnight.errors import DataError
 from overnight.interop.huggingface import export
 
 
-def export_run(run: Run, out: Path, task: str | None = None) -> None:
+def export_run(run: BertRun, out: Path, task: str | None = None) -> None:
     """Write the newest checkpoint, or a fine-tuned task, so that transformers loads it by its Auto classes.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from overnight.config import Model
+from overnight.config import BertConfig
 from overnight.errors import DataError, UserError
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.state_files import parse_json
@@ -152,7 +152,9 @@ def _take(left: dict[str, Tensor], name: str) -> Tensor:
     return left.pop(name)
 
 
-def export(state: Mapping[str, Tensor], kind: Kind, model: Model, tokenizer_folder: Path, out: Path, labels: Sequence[str] = ()) -> None:
+def export(
+    state: Mapping[str, Tensor], kind: Kind, model: BertConfig, tokenizer_folder: Path, out: Path, labels: Sequence[str] = ()
+) -> None:
     """Write a model and its tokenizer as a folder that `transformers.AutoModelFor...` and `AutoTokenizer.from_pretrained` load.
 
     The folder appears whole, by rename; an earlier export of that name is replaced.
@@ -201,19 +203,19 @@ def export(state: Mapping[str, Tensor], kind: Kind, model: Model, tokenizer_fold
         raise UserError(f"{out}: cannot be written: {error}") from None
 
 
-def _config(kind: Kind, model: Model, pieces: list[str], labels: Sequence[str], outputs: int) -> dict[str, Any]:
+def _config(kind: Kind, model: BertConfig, pieces: list[str], labels: Sequence[str], outputs: int) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": [_ARCHITECTURE[kind]],
         "model_type": "bert",
         "vocab_size": len(pieces),
-        "hidden_size": model.width,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "intermediate_size": model.ffn or 4 * model.width,
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "intermediate_size": model.intermediate_size or 4 * model.hidden_size,
         "hidden_act": "gelu",
         "hidden_dropout_prob": model.dropout,
         "attention_probs_dropout_prob": model.attention_dropout,
-        "max_position_embeddings": model.max_length,
+        "max_position_embeddings": model.max_position_embeddings,
         "type_vocab_size": 2,
         "initializer_range": 0.02,
         "layer_norm_eps": 1e-12,
@@ -264,7 +266,7 @@ def _with_template(tokenizer: dict[str, Any], pieces: list[str]) -> dict[str, An
     return {**tokenizer, "post_processor": template, "truncation": None, "padding": None}
 
 
-def _tokenizer_config(tokenizer: dict[str, Any], model: Model) -> dict[str, Any]:
+def _tokenizer_config(tokenizer: dict[str, Any], model: BertConfig) -> dict[str, Any]:
     """BERT's own class where it does exactly this; it rebuilds the tokenizer from the vocabulary. Else the class that takes the file as it is."""
     normalizer = tokenizer.get("normalizer") or {}
     wordpiece = tokenizer["model"]
@@ -276,7 +278,7 @@ def _tokenizer_config(tokenizer: dict[str, Any], model: Model) -> dict[str, Any]
         and wordpiece.get("max_input_chars_per_word") == 100
         and wordpiece.get("unk_token") == "[UNK]"
     )
-    config: dict[str, Any] = {**_SPECIAL, "model_max_length": model.max_length}
+    config: dict[str, Any] = {**_SPECIAL, "model_max_length": model.max_position_embeddings}
     if not plain:
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -292,7 +294,7 @@ def _tokenizer_config(tokenizer: dict[str, Any], model: Model) -> dict[str, Any]
     }
 
 
-def load_pretrained(folder: Path) -> tuple[dict[str, Tensor], Model, int]:
+def load_pretrained(folder: Path) -> tuple[dict[str, Tensor], BertConfig, int]:
     """Read a Hugging Face BERT folder.
 
     Args:
@@ -321,26 +323,26 @@ def load_pretrained(folder: Path) -> tuple[dict[str, Tensor], Model, int]:
     except DataError as error:
         raise DataError(f"{weights}: {error}") from None
     vocab_size = config["vocab_size"]
-    inner = model.ffn or 4 * model.width
+    inner = model.intermediate_size or 4 * model.hidden_size
     expected = {
-        "encoder.word.weight": (-(-vocab_size // 64) * 64, model.width),
-        "encoder.position.weight": (model.max_length, model.width),
-        "encoder.segment.weight": (2, model.width),
-        f"encoder.layers.{model.layers - 1}.up.weight": (inner, model.width),
+        "encoder.word.weight": (-(-vocab_size // 64) * 64, model.hidden_size),
+        "encoder.position.weight": (model.max_position_embeddings, model.hidden_size),
+        "encoder.segment.weight": (2, model.hidden_size),
+        f"encoder.layers.{model.num_layers - 1}.up.weight": (inner, model.hidden_size),
     }
     layers = _layers(state, "encoder.layers.")
     wrong = next((n for n, shape in expected.items() if n not in state or tuple(state[n].shape) != shape), None)
-    if wrong or layers != model.layers:
+    if wrong or layers != model.num_layers:
         found = (
             f"{wrong} {tuple(state[wrong].shape)} where {expected[wrong]} belongs"
             if wrong in state
-            else f"{layers} layers where {model.layers} belong"
+            else f"{layers} layers where {model.num_layers} belong"
         )
         raise DataError(f"{weights}: does not fit {folder / 'config.json'}: {found}")
     return state, model, vocab_size
 
 
-def _model(config: dict[str, Any], path: Path) -> Model:
+def _model(config: dict[str, Any], path: Path) -> BertConfig:
     fixed = {
         "model_type": "bert",
         "hidden_act": "gelu",
@@ -363,12 +365,12 @@ def _model(config: dict[str, Any], path: Path) -> Model:
     width, inner = sizes["hidden_size"], sizes["intermediate_size"]
     if width % sizes["num_attention_heads"]:
         raise DataError(f"{path}: num_attention_heads = {sizes['num_attention_heads']}: must divide hidden_size = {width}")
-    return Model(
-        layers=sizes["num_hidden_layers"],
-        width=width,
-        heads=sizes["num_attention_heads"],
-        ffn=0 if inner == 4 * width else inner,
-        max_length=sizes["max_position_embeddings"],
+    return BertConfig(
+        num_layers=sizes["num_hidden_layers"],
+        hidden_size=width,
+        num_heads=sizes["num_attention_heads"],
+        intermediate_size=0 if inner == 4 * width else inner,
+        max_position_embeddings=sizes["max_position_embeddings"],
         dropout=float(config.get("hidden_dropout_prob", 0.1)),
         attention_dropout=float(config.get("attention_probs_dropout_prob", 0.1)),
     )

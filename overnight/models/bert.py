@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from overnight.batches.packing import Batch
-from overnight.config import Model
+from overnight.config import BertConfig
 from overnight.models.layers import Layout, _onednn_linear, attention, dropout, layer_norm, layout, linear
 from overnight.models.vocabulary_loss import vocabulary_loss
 
@@ -76,10 +76,10 @@ def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolic
 class Layer(nn.Module):
     """One Transformer layer: x = norm(x + attention(x)); x = norm(x + ffn(x))."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: BertConfig) -> None:
         super().__init__()
-        width, inner = model.width, model.ffn or 4 * model.width
-        self.heads, self.dropout, self.attention_dropout = model.heads, model.dropout, model.attention_dropout
+        width, inner = model.hidden_size, model.intermediate_size or 4 * model.hidden_size
+        self.heads, self.dropout, self.attention_dropout = model.num_heads, model.dropout, model.attention_dropout
         self.qkv, self.out, self.norm1 = Linear(width, 3 * width), Linear(width, width), Norm(width)
         self.up, self.down, self.norm2 = Linear(width, inner), Linear(inner, width), Norm(width)
         self.recompute: Recompute = "none"
@@ -108,15 +108,15 @@ class Encoder(nn.Module):
         vocab_size: pieces of the tokenizer; the table is padded.
     """
 
-    def __init__(self, model: Model, vocab_size: int) -> None:
+    def __init__(self, model: BertConfig, vocab_size: int) -> None:
         super().__init__()
-        self.word = Embedding(padded_vocabulary(vocab_size), model.width)
+        self.word = Embedding(padded_vocabulary(vocab_size), model.hidden_size)
         with torch.no_grad():  # The padding has no gradient, so it stays 0, and the norm of the table is that of the pieces.
             self.word.weight[vocab_size:] = 0.0
-        self.position = Embedding(model.max_length, model.width)
-        self.segment = Embedding(2, model.width)
-        self.norm = Norm(model.width)
-        self.layers = nn.ModuleList(Layer(model) for _ in range(model.layers))
+        self.position = Embedding(model.max_position_embeddings, model.hidden_size)
+        self.segment = Embedding(2, model.hidden_size)
+        self.norm = Norm(model.hidden_size)
+        self.layers = nn.ModuleList(Layer(model) for _ in range(model.num_layers))
         self.dropout, self.attention_dropout = model.dropout, model.attention_dropout
 
     def forward(self, batch: Batch, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -178,12 +178,12 @@ class MaskedLMHead(nn.Module):
 class BertForPretraining(nn.Module):
     """The encoder with the masked-LM and next-sentence heads."""
 
-    def __init__(self, model: Model, vocab_size: int) -> None:
+    def __init__(self, model: BertConfig, vocab_size: int) -> None:
         super().__init__()
         self.encoder = Encoder(model, vocab_size)
-        self.pooler = Linear(model.width, model.width)
-        self.mlm = MaskedLMHead(model.width, vocab_size)
-        self.nsp = Linear(model.width, 2)
+        self.pooler = Linear(model.hidden_size, model.hidden_size)
+        self.mlm = MaskedLMHead(model.hidden_size, vocab_size)
+        self.nsp = Linear(model.hidden_size, 2)
 
     def mlm_logits(self, hidden_MD: Tensor) -> Tensor:
         """Logits over the (padded) vocabulary, (M, V)."""

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from overnight.batches.streams import ByteBatch
-from overnight.config import Model
+from overnight.config import CausalLMConfig
+from overnight.config.schema import ByteLMConfig
 from overnight.models.bert import Embedding, Linear, Norm
 from overnight.models.layers import dropout, linear
 from overnight.models.recurrence import Workspace, recur
@@ -54,7 +55,7 @@ class Matrices:
 Prepared = tuple[list[Matrices], Tensor]
 
 
-def byte_model(model: Model, label: bool = False, recompute: int = 0, graphs: bool = False) -> ByteModel:
+def byte_model(model: ByteLMConfig, label: bool = False, recompute: int = 0, graphs: bool = False) -> ByteModel:
     """The network of a configuration, with random weights.
 
     Args:
@@ -74,22 +75,23 @@ class ByteModel(nn.Module):
     window alone.
     """
 
-    def __init__(self, model: Model, label: bool, recompute: int, graphs: Graphs | None) -> None:
+    def __init__(self, model: ByteLMConfig, label: bool, recompute: int, graphs: Graphs | None) -> None:
         super().__init__()
-        self.recurrent, self.recompute, self.dropout = model.kind != "transformer", recompute, model.dropout
-        self.state_shape: tuple[int, ...] = (model.layers, 2, model.width) if self.recurrent else (0,)
+        self.recurrent, self.recompute = not isinstance(model, CausalLMConfig), recompute
+        self.dropout = model.dropout if isinstance(model, CausalLMConfig) else 0.0
+        self.state_shape: tuple[int, ...] = (model.num_layers, 2, model.hidden_size) if self.recurrent else (0,)
         self.layers, self.workspace, self.graphs = nn.ModuleList(), Workspace(), graphs
-        if self.recurrent:
-            self.embedding = nn.Embedding(BYTES, model.embedding)
-            for at in range(model.layers):
-                inputs = model.width if at else model.embedding
-                self.layers.append(Layer(inputs, model.width, model.kind == "mlstm", model.weight_norm))
+        if not isinstance(model, CausalLMConfig):
+            self.embedding = nn.Embedding(BYTES, model.embedding_size)
+            for at in range(model.num_layers):
+                inputs = model.hidden_size if at else model.embedding_size
+                self.layers.append(Layer(inputs, model.hidden_size, model.kind == "mlstm", model.weight_norm))
         else:
-            self.embedding, self.position = Embedding(BYTES, model.width), Embedding(model.max_length, model.width)
-            self.layers.extend(Block(model) for _ in range(model.layers))
-            self.norm = Norm(model.width)
-        self.decoder = nn.Linear(model.width, BYTES)  # U(±1/√H), also its bias
-        self.label = Linear(model.width, 1) if label else None
+            self.embedding, self.position = Embedding(BYTES, model.hidden_size), Embedding(model.max_position_embeddings, model.hidden_size)
+            self.layers.extend(Block(model) for _ in range(model.num_layers))
+            self.norm = Norm(model.hidden_size)
+        self.decoder = nn.Linear(model.hidden_size, BYTES)  # U(±1/√H), also its bias
+        self.label = Linear(model.hidden_size, 1) if label else None
 
     def hidden(
         self, ids_BT: Tensor, state_B: Tensor | None, dtype: torch.dtype, prepared: Prepared | None = None
@@ -238,15 +240,15 @@ class Layer(nn.Module):
 class Block(nn.Module):
     """One layer: x = x + attention(norm(x)); x = x + ffn(norm(x))."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: CausalLMConfig) -> None:
         super().__init__()
-        width, inner = model.width, model.ffn or 4 * model.width
-        self.heads, self.dropout = model.heads, model.dropout
+        width, inner = model.hidden_size, model.intermediate_size or 4 * model.hidden_size
+        self.heads, self.dropout = model.num_heads, model.dropout
         self.norm1, self.qkv, self.out = Norm(width), Linear(width, 3 * width), Linear(width, width)
         self.norm2, self.up, self.down = Norm(width), Linear(width, inner), Linear(inner, width)
         with torch.no_grad():  # so that the sum over all layers has the variance of one
             for last in (self.out, self.down):
-                last.weight.div_(math.sqrt(2 * model.layers))
+                last.weight.div_(math.sqrt(2 * model.num_layers))
 
     def forward(self, x_ND: Tensor, steps: int) -> Tensor:
         width = x_ND.shape[1]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from overnight.batches.packing import Sizes
-from overnight.config import Model
+from overnight.config import BertConfig, CausalLMConfig, Model, RecurrentLMConfig
 from overnight.models.bert import padded_vocabulary
 from overnight.models.recurrence import multiplier
 
@@ -60,45 +60,49 @@ def training_flops(model: Model, vocabulary: int, sizes: Sizes) -> float:
     """Return the operations of a network's forward and backward pass over some sequences; a multiply-add is two.
 
     Matrix products only, each counted three times: once forward, twice backward (Chowdhery et al. 2022, arXiv 2204.02311, appendix B, with the
-    heads where they are computed). Nothing is counted twice that is only computed again (`train.recompute`), and embeddings, positions, norms
+    heads where they are computed). Nothing is counted twice that is only computed again (`memory.activation_checkpointing`), and embeddings, positions, norms
     and the head of the auxiliary objective, one number a document, count 0.
 
     Args:
         vocabulary: pieces of the tokenizer; a byte model's is 256, whatever is given.
         sizes: of the sequences; of BERT, 0 sequences leaves out next-sentence prediction.
     """
-    products = {"bert": _bert_products, "transformer": _transformer_products, "mlstm": _recurrent_products, "lstm": _recurrent_products}
-    return 6 * products[model.kind](model, vocabulary, sizes)
+    if isinstance(model, RecurrentLMConfig):
+        return 6 * _recurrent_products(model, sizes)
+    if isinstance(model, CausalLMConfig):
+        return 6 * _transformer_products(model, sizes)
+    assert isinstance(model, BertConfig)
+    return 6 * _bert_products(model, vocabulary, sizes)
 
 
-def _layers(model: Model, sizes: Sizes) -> float:
+def _layers(model: BertConfig | CausalLMConfig, sizes: Sizes) -> float:
     """Multiply-adds of Transformer layers: 4h² + 2·h·ff a token; scores and mixture, h each, a pair of tokens, of a causal one all pairs too."""
-    h, ff = model.width, model.ffn or 4 * model.width
-    return model.layers * ((4 * h * h + 2 * h * ff) * sizes.tokens + 2 * h * sizes.squares)
+    h, ff = model.hidden_size, model.intermediate_size or 4 * model.hidden_size
+    return model.num_layers * ((4 * h * h + 2 * h * ff) * sizes.tokens + 2 * h * sizes.squares)
 
 
-def _bert_products(model: Model, vocabulary: int, sizes: Sizes) -> float:
-    h = model.width
+def _bert_products(model: BertConfig, vocabulary: int, sizes: Sizes) -> float:
+    h = model.hidden_size
     heads = (h * h + h * padded_vocabulary(vocabulary)) * sizes.predicted + (h * h + 2 * h) * sizes.sequences
     return _layers(model, sizes) + heads
 
 
-def _transformer_products(model: Model, vocabulary: int, sizes: Sizes) -> float:
-    return _layers(model, sizes) + model.width * _BYTES * sizes.predicted
+def _transformer_products(model: CausalLMConfig, sizes: Sizes) -> float:
+    return _layers(model, sizes) + model.hidden_size * _BYTES * sizes.predicted
 
 
-def _recurrent_products(model: Model, vocabulary: int, sizes: Sizes) -> float:
+def _recurrent_products(model: RecurrentLMConfig, sizes: Sizes) -> float:
     """Multiply-adds of the recurrence; the first layer's products with the input are 256, one for each byte value, made once a step."""
-    h, columns = model.width, (5 if model.kind == "mlstm" else 4) * model.width
-    inputs = model.embedding * _BYTES + (model.layers - 1) * h * sizes.tokens
-    return columns * (inputs + model.layers * h * sizes.tokens) + h * _BYTES * sizes.predicted
+    h, columns = model.hidden_size, (5 if model.kind == "mlstm" else 4) * model.hidden_size
+    inputs = model.embedding_size * _BYTES + (model.num_layers - 1) * h * sizes.tokens
+    return columns * (inputs + model.num_layers * h * sizes.tokens) + h * _BYTES * sizes.predicted
 
 
 def known_peak(name: str, precision: str) -> Peak | None:
     """The peak of a GPU by its name, or None where it is not known.
 
     Args:
-        precision: as in `train.precision`.
+        precision: as in `precision`.
     """
     kind = {"fp8": 0, "bf16": 1, "fp16": 1, "tf32": 2, "fp32": 3}[precision]
     # A slice of a GPU, or a smaller one of nearly the same name, has another peak.
@@ -115,7 +119,7 @@ def device_peak(device: torch.device, precision: str, dtype: torch.dtype) -> Pea
     None where neither is possible: 8 bits on a GPU that is not in the table.
 
     Args:
-        precision: as in `train.precision`.
+        precision: as in `precision`.
         dtype: of products.
     """
     known = known_peak(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overnight.batches.packing import Batch
-from overnight.config import Model
+from overnight.config import BertConfig
 from overnight.models.bert import Encoder, Linear, first_tokens
 from overnight.models.layers import dropout
 
@@ -24,11 +24,11 @@ class Classifier(nn.Module):
         outputs: classes; 1 is a regression.
     """
 
-    def __init__(self, model: Model, vocab_size: int, outputs: int) -> None:
+    def __init__(self, model: BertConfig, vocab_size: int, outputs: int) -> None:
         super().__init__()
         self.encoder = Encoder(model, vocab_size)
-        self.pooler = Linear(model.width, model.width)
-        self.head = Linear(model.width, outputs)
+        self.pooler = Linear(model.hidden_size, model.hidden_size)
+        self.head = Linear(model.hidden_size, outputs)
         self.probability = model.dropout
 
     def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
@@ -48,10 +48,10 @@ class Classifier(nn.Module):
 class BertForQuestionAnswering(nn.Module):
     """Start and end of an answer, a softmax over the tokens of each window (Devlin et al. 2018, section 4.2)."""
 
-    def __init__(self, model: Model, vocab_size: int) -> None:
+    def __init__(self, model: BertConfig, vocab_size: int) -> None:
         super().__init__()
         self.encoder = Encoder(model, vocab_size)
-        self.head = Linear(model.width, 2)
+        self.head = Linear(model.hidden_size, 2)
 
     def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """Logits (S, T, 2) of start and end, fp32, -inf behind the end of a window."""

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from overnight.config import Optim
+from overnight.config import AdamWConfig, LambConfig, LansConfig, LarsConfig, MuonConfig, Optim
+from overnight.config.optimizers import LayerwiseOptim
 from overnight.display import plural
 from overnight.optim import native
 from overnight.optim.lamb import Lamb
@@ -20,7 +21,7 @@ from overnight.optim.muon import Muon
 def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
     """The parameters of a network by kind: matrices, tables (embeddings), kernels (of convolutions) and vectors (biases, norms).
 
-    Vectors are not decayed and, unless `adapt` is `all`, not adapted. A tied tensor appears once, under its first name, as
+    Vectors are not decayed and, unless `trust_ratio_on` is `all`, not adapted. A tied tensor appears once, under its first name, as
     `named_parameters` yields it; frozen ones do not appear.
 
     Args:
@@ -28,7 +29,7 @@ def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
         optim: decay, and what is adapted.
 
     Returns:
-        a group for each kind that there is, with `name` (of the kind), `params` (name, tensor), `weight_decay`, `adapt` (whether the trust
+        a group for each kind that there is, with `name` (of the kind), `params` (name, tensor), `weight_decay`, `trust_ratio` (whether the trust
         ratio applies) and `muon` (whether Muon can step it).
     """
     tables = {id(p) for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters(recurse=False)}
@@ -39,6 +40,7 @@ def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
         return "kernels" if p.ndim > 2 else "tables" if id(p) in tables else "matrices"
 
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    ratio_on = optim.trust_ratio_on if isinstance(optim, LayerwiseOptim) else "none"
     groups = []
     for name in ("matrices", "tables", "kernels", "vectors"):
         if chosen := [(label, p) for label, p in named if kind(p) == name]:
@@ -48,7 +50,7 @@ def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
                     "name": name,
                     "params": chosen,
                     "weight_decay": 0.0 if vectors else optim.weight_decay,
-                    "adapt": optim.adapt == "all" or (optim.adapt == "matrices" and not vectors),
+                    "trust_ratio": ratio_on == "all" or (ratio_on == "matrices" and not vectors),
                     "muon": name == "matrices",
                 }
             )
@@ -67,40 +69,40 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
         optim: settings.
     """
     groups = parameter_groups(module, optim)
-    bound = optim.max_grad_norm or None
     fused = all(p.device.type == "cpu" for p in module.parameters()) and native.available()
 
     def only(*keys: str) -> list[dict[str, Any]]:
         return [{key: group[key] for key in ("name", "params", "weight_decay", *keys)} for group in groups]
 
-    if optim.name == "lamb":
+    if isinstance(optim, LambConfig):
         return Lamb(
-            only("adapt"),
+            only("trust_ratio"),
             lr=optim.lr,
             betas=optim.betas,
             eps=optim.eps,
             bias_correction=optim.bias_correction,
-            trust_clip=optim.trust_clip or None,
-            max_grad_norm=bound,
+            max_trust_ratio=optim.max_trust_ratio or None,
+            max_grad_norm=optim.max_grad_norm or None,
             skip_zero_grad=optim.skip_zero_grad,
             fused=fused,
         )
-    if optim.name == "lans":
-        return Lans(only("adapt"), lr=optim.lr, betas=optim.betas, eps=optim.eps, skip_zero_grad=optim.skip_zero_grad, fused=fused)
-    if optim.name == "lars":
+    if isinstance(optim, LansConfig):
+        return Lans(only("trust_ratio"), lr=optim.lr, betas=optim.betas, eps=optim.eps, skip_zero_grad=optim.skip_zero_grad, fused=fused)
+    if isinstance(optim, LarsConfig):
         return Lars(
-            only("adapt"),
+            only("trust_ratio"),
             lr=optim.lr,
             momentum=optim.momentum,
             trust_coefficient=optim.trust_coefficient,
             nesterov=optim.nesterov,
             lr_in_momentum=optim.lr_in_momentum,
-            max_grad_norm=bound,
+            max_grad_norm=optim.max_grad_norm or None,
             skip_zero_grad=optim.skip_zero_grad,
             fused=fused,
         )
-    if optim.name == "muon":
+    if isinstance(optim, MuonConfig):
         return Muon(only("muon"), lr=optim.lr, momentum=optim.momentum, betas=optim.betas, eps=optim.eps)
+    assert isinstance(optim, AdamWConfig)
     return torch.optim.AdamW(only(), lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
 
 
@@ -110,8 +112,8 @@ def group_lines(groups: Sequence[dict[str, Any]]) -> list[str]:
     for group in groups:
         tensors = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
         done = [f"decay {group['weight_decay']:g}" if group["weight_decay"] else "no decay"]
-        if "adapt" in group:
-            done.append("trust ratio" if group["adapt"] else "no trust ratio")
+        if "trust_ratio" in group:
+            done.append("trust ratio" if group["trust_ratio"] else "no trust ratio")
         if "muon" in group:
             done.append("Muon" if group["muon"] else "AdamW")
         lines.append(

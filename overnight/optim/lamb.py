@@ -63,8 +63,8 @@ def rates(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, Any]) 
         group: settings of :class:`Lamb`.
     """
     trust = torch.ones_like(s.lr) if norms is None else ratio(norms[0], norms[1])
-    if norms is not None and group["trust_clip"] is not None:
-        trust = trust.clamp(max=group["trust_clip"])
+    if norms is not None and group["max_trust_ratio"] is not None:
+        trust = trust.clamp(max=group["max_trust_ratio"])
     return (s.lr * trust,), trust
 
 
@@ -78,8 +78,8 @@ class Lamb(Layerwise):
         eps: added to the root of the second moment.
         weight_decay: wd, decoupled.
         bias_correction: divide the moments by 1−β^t.
-        adapt: use the trust ratio |x|/|u|; False is the plain Adam step, as NVIDIA takes for biases and norms.
-        trust_clip: upper bound of the ratio (LAMBC), or None.
+        trust_ratio: use the trust ratio |x|/|u|; False is the plain Adam step, as NVIDIA takes for biases and norms.
+        max_trust_ratio: upper bound of the ratio (LAMBC), or None.
         max_grad_norm: first scale all gradients of all groups so that their common norm is at most this (NVLAMB), or None.
         maximize: go up the gradient.
         foreach: False steps the tensors one by one.
@@ -100,7 +100,7 @@ class Lamb(Layerwise):
     ranges: ClassVar[dict[str, Any]] = {
         "eps": lambda eps: 0 <= eps < math.inf,
         "betas": lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
-        "trust_clip": lambda clip: clip is None or clip > 0,
+        "max_trust_ratio": lambda clip: clip is None or clip > 0,
     }
 
     def __init__(
@@ -111,8 +111,8 @@ class Lamb(Layerwise):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
         bias_correction: bool = True,
-        adapt: bool = True,
-        trust_clip: float | None = None,
+        trust_ratio: bool = True,
+        max_trust_ratio: float | None = None,
         max_grad_norm: float | None = None,
         *,
         maximize: bool = False,
@@ -130,8 +130,8 @@ class Lamb(Layerwise):
                 "eps": eps,
                 "weight_decay": weight_decay,
                 "bias_correction": bias_correction,
-                "adapt": adapt,
-                "trust_clip": trust_clip,
+                "trust_ratio": trust_ratio,
+                "max_trust_ratio": max_trust_ratio,
             },
             max_grad_norm=max_grad_norm,
             maximize=maximize,

@@ -66,7 +66,7 @@ class Lans(Layerwise):
         betas: decay of the first and second moment.
         eps: added to the root of the second moment.
         weight_decay: wd, decoupled.
-        adapt: use the trust ratios; False leaves both terms as they are.
+        trust_ratio: use the trust ratios; False leaves both terms as they are.
         maximize: go up the gradient.
         foreach: False steps the tensors one by one.
         fused: compile the equations for the CPU, or use the kernels for a GPU; the same numbers, faster after the first step.
@@ -92,7 +92,7 @@ class Lans(Layerwise):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         weight_decay: float = 0.01,
-        adapt: bool = True,
+        trust_ratio: bool = True,
         *,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -103,7 +103,7 @@ class Lans(Layerwise):
     ) -> None:
         super().__init__(
             params,
-            {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": adapt},
+            {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "trust_ratio": trust_ratio},
             max_grad_norm=None,
             maximize=maximize,
             foreach=foreach,

@@ -75,7 +75,7 @@ class Lars(Layerwise):
         weight_decay: wd, part of the gradient.
         trust_coefficient: η.
         eps: added to the denominator of λ.
-        adapt: use λ; False is SGD with momentum (λ = 1), as for biases and norms.
+        trust_ratio: use λ; False is SGD with momentum (λ = 1), as for biases and norms.
         nesterov: Nesterov's momentum.
         lr_in_momentum: the paper's form, lr inside the momentum; False is that of most PyTorch code.
         max_grad_norm: first scale all gradients of all groups so that their common norm is at most this, or None.
@@ -110,7 +110,7 @@ class Lars(Layerwise):
         weight_decay: float = 1e-4,
         trust_coefficient: float = 1e-3,
         eps: float = 0.0,
-        adapt: bool = True,
+        trust_ratio: bool = True,
         nesterov: bool = False,
         lr_in_momentum: bool = True,
         max_grad_norm: float | None = None,
@@ -130,7 +130,7 @@ class Lars(Layerwise):
                 "weight_decay": weight_decay,
                 "trust_coefficient": trust_coefficient,
                 "eps": eps,
-                "adapt": adapt,
+                "trust_ratio": trust_ratio,
                 "nesterov": nesterov,
                 "lr_in_momentum": lr_in_momentum,
             },
@@ -146,7 +146,7 @@ class Lars(Layerwise):
     def scalars(self, group: dict[str, Any], t: Tensor, live: Tensor, norms: Tensor, scale: Any, x_norms: Callable[[], Tensor]) -> Scalars:
         """The numbers of a step, λ among them; arguments as in :meth:`Lamb.scalars`."""
         trust, lr = torch.ones_like(norms), group["lr"]
-        if group["adapt"]:
+        if group["trust_ratio"]:
             norm_x, norm_g = x_norms().double(), norms * abs(scale)
             bound = norm_g + group["weight_decay"] * norm_x + group["eps"]
             trust = torch.where((norm_x > 0) & (norm_g > 0), group["trust_coefficient"] * norm_x / bound, trust)

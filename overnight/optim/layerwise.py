@@ -252,7 +252,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
             if not isinstance(s.scale, float) or s.scale != 1.0:
                 g = g.mul(s.scale)
             found = type(self).directions(x, g, *rest, s, group)
-            norms = [t.norm() for t in (x, *found)] if self.measures and group["adapt"] else None
+            norms = [t.norm() for t in (x, *found)] if self.measures and group["trust_ratio"] else None
             rates, trust = type(self).rates(s, norms, group)
             for direction, rate in zip(found, rates, strict=True):
                 x.sub_(direction.mul(rate))

@@ -32,14 +32,14 @@ def adaptive(
     longest = scratch.shape[1]
     sums = torch.empty(3 * (longest // 16384 + 1), dtype=torch.float64)
     trust = table.new_empty(len(xs))
-    clip = group.get("trust_clip")
+    clip = group.get("max_trust_ratio")
     _library(table.dtype).adaptive(
         ctypes.c_int(kind == "lans"),
         ctypes.c_long(len(xs)),
         _sizes(xs),
         *(_addresses(tensors) for tensors in (xs, gs, ms, vs)),
         ctypes.c_void_p(table.data_ptr()),
-        ctypes.c_int(group["adapt"]),
+        ctypes.c_int(group["trust_ratio"]),
         *(real(value) for value in (group["eps"], group["weight_decay"], group["betas"][0], float("inf") if clip is None else clip)),
         ctypes.c_void_p(scratch.data_ptr()),
         ctypes.c_long(longest),

@@ -1,14 +1,13 @@
 """The learning rate of a step: a peak, which a rule may derive from the batch, times a factor, which is a function of the step.
 
-Step t = 0, 1, ..., T - 1 is the update number n = t + 1. With a warm-up of w·T updates, p the power and h the share of a hold:
+Step t = 0, 1, ..., T - 1 is the update number n = t + 1. With a warm-up of w·T updates, p the power and s the share of the stable part:
 
     warm-up      n / (w·T)                                    while n <= w·T
     constant     1                                            from there on
     linear       (1 - t/T) / (1 - w)
     poly         ((1 - t/T) / (1 - w))^p
-    hold         ((1 - t/T) / (1 - w - h))^p, 1 before        LANS (Zheng et al. 2020, arXiv 2006.13484); today's name is WSD
+    wsd          ((1 - t/T) / (1 - w - s))^p, 1 before        warm-up, stable, decay: LANS (Zheng et al. 2020, arXiv 2006.13484)
     cosine       (1 - cos(pi·(1 - t/T) / (1 - w))) / 2
-    puri         1 - t/T, w = 0, T = 100,000                  Puri et al. 2018 (arXiv 1812.01466): training ends before the schedule
     poly_nvidia  n / (w·T) while n < w·T, then (1 - n/T)^p
 
 Two ways of counting are in use. transformers' `get_linear_schedule_with_warmup` and Google's BERT give step t the factor t/(w·T) while it
@@ -23,7 +22,7 @@ import dataclasses
 import math
 
 from overnight.config import Optim, Phase, Schedule
-from overnight.config.schema import PURI_STEPS, UNTUNED, Reference
+from overnight.config.optimizers import UNTUNED, Reference
 
 
 def learning_rate(phase: Phase, step: int) -> float:
@@ -34,57 +33,50 @@ def learning_rate(phase: Phase, step: int) -> float:
 def peak_lr(phase: Phase) -> float:
     """The peak learning rate of a phase, after the rule of its scaling.
 
-    B is the global batch, also while a batch warm-up has not reached it. `linear` is lr·B/batch (Goyal et al. 2017, arXiv 1706.02677);
-    `sqrt` and `lamb_untuned` are lr·sqrt(B/batch) (You et al. 2019, arXiv 1904.00962).
+    B is the global batch, also while a batch warm-up has not reached it. `linear` is lr·B/base (Goyal et al. 2017, arXiv 1706.02677);
+    `sqrt` and `lamb_untuned` are lr·sqrt(B/base) (You et al. 2019, arXiv 1904.00962).
     """
     tuned, rule = reference(phase.optim), phase.optim.scaling.rule
     if rule == "none":
         return tuned.lr
-    ratio = phase.global_batch / tuned.batch
+    ratio = phase.global_batch_size / tuned.batch_size
     return tuned.lr * (ratio if rule == "linear" else math.sqrt(ratio))
 
 
 def resolved(phase: Phase) -> Schedule:
-    """The schedule of a phase with its `warmup` and `total` as they come out.
+    """The schedule of a phase with its `warmup_ratio` and `total_steps` as they come out.
 
-    `lamb_untuned` multiplies the warm-up's share by B/batch, so that it has as many steps at every batch while the epochs stay the same.
+    `lamb_untuned` multiplies the warm-up's share by B/base, so that it has as many steps at every batch while the epochs stay the same.
     """
     schedule, tuned = phase.optim.schedule, reference(phase.optim)
     if phase.optim.scaling.rule == "lamb_untuned":
-        schedule = dataclasses.replace(schedule, warmup=tuned.warmup * phase.global_batch / tuned.batch)
-    total, warmup = _total_and_warmup(schedule, phase.steps)
-    return dataclasses.replace(schedule, total=total, warmup=warmup)
-
-
-def _total_and_warmup(schedule: Schedule, steps: int) -> tuple[int, float]:
-    if schedule.name == "puri":
-        return schedule.total or PURI_STEPS, 0.0
-    return schedule.total or steps, schedule.warmup
+        schedule = dataclasses.replace(schedule, warmup_ratio=tuned.warmup_ratio * phase.global_batch_size / tuned.batch_size)
+    return dataclasses.replace(schedule, total_steps=schedule.total_steps or phase.steps)
 
 
 def reference(optim: Optim) -> Reference:
     """The rate and the warm-up that the rule begins with, and the batch for which they hold."""
-    if optim.scaling.rule == "lamb_untuned" and not optim.scaling.batch:
+    if optim.scaling.rule == "lamb_untuned" and not optim.scaling.base_batch_size:
         return UNTUNED
-    return Reference(optim.lr, optim.schedule.warmup, optim.scaling.batch)
+    return Reference(optim.lr, optim.schedule.warmup_ratio, optim.scaling.base_batch_size)
 
 
 def factor(schedule: Schedule, step: int, steps: int) -> float:
     """What to multiply the peak learning rate by, 0 to 1.
 
     Args:
-        schedule: its settings; `total` and `offset` place this phase in a longer schedule.
+        schedule: its settings; `total_steps` and `step_offset` place this phase in a longer schedule.
         step: optimizer step within the phase, from 0.
         steps: steps of the phase.
     """
-    total, w = _total_and_warmup(schedule, steps)
-    t = schedule.offset + step
+    total, w = schedule.total_steps or steps, schedule.warmup_ratio
+    t = schedule.step_offset + step
     n = t + 1
     if schedule.name == "poly_nvidia":
         return n / (w * total) if n < w * total else float(max(0.0, 1.0 - n / total) ** schedule.power)
     if n <= w * total:
         return n / (w * total)
-    rest = 1.0 - w - schedule.hold
+    rest = 1.0 - w - schedule.stable_ratio
     share = min(1.0, max(0.0, 1.0 - t / total) / rest) if rest > 0 else 1.0
     if schedule.name == "constant":
         return 1.0

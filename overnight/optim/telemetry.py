@@ -68,7 +68,7 @@ class Snapshot:
                 if p.grad is not None and p.numel():
                     self._names.append(name)
                     self._params.append(p)
-                    self._adapted.append(bool(group.get("adapt", False)))
+                    self._adapted.append(bool(group.get("trust_ratio", False)))
                     gradients.append(p.grad)
         self._columns = [whole_norms(self._params), whole_norms(gradients)]
         self._before = [p.detach().clone() for p in self._params]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from overnight.config import describe
+from overnight.config.describe import default_tree
 from overnight.display import duration, number, plural, points, share, yaml_text
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.run_reader import Record, RunFolder, read_folder
@@ -81,7 +80,7 @@ def _render(folders: Sequence[RunFolder]) -> str:
         histogram=figures.histogram,
         routine=figures.ROUTINE,
         settings=_side_by_side([folder.settings for folder in folders]),
-        defaults=_defaults(),
+        defaults=_defaults([folder.settings for folder in folders]),
         machines=_side_by_side([folder.environment or {} for folder in folders]),
         style=(own / "page.css").read_text(encoding="utf-8"),
         script=(own / "page.js").read_text(encoding="utf-8"),
@@ -139,7 +138,7 @@ def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         yield prefix, yaml_text(tree)
 
 
-def _defaults() -> Callable[[str, Sequence[str]], bool]:
-    """Return a function of a dotted key and its values: whether they all are what a recipe has that does not mention the key."""
-    known = {key: default for key, _, default, _ in describe()}
-    return lambda key, values: set(values) == {known.get(re.sub(r"^(phases|finetune|transfer)\.[^.]+", r"\1.NAME", key), "-")}
+def _defaults(trees: Sequence[Record]) -> Callable[[str, Sequence[str]], bool]:
+    """Return a function of a dotted key and its value in each run: whether all are what a recipe has that does not mention the key."""
+    known = [dict(_flatten(default_tree(tree))) for tree in trees]
+    return lambda key, values: all(value == own.get(key, "-") for value, own in zip(values, known, strict=True))

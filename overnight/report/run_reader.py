@@ -21,7 +21,7 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "noise": {"phase": str, "global_step": int, "seconds": (int, float), "batch": int, "groups": dict},
     "phase": {"phase": str, "global_step": int, "event": str},
     "finetune": {"name": str, "seed": int, "init": str, "metric": str, "value": (int, float)},
-    "transfer": {"name": str, "seed": int, "init": str, "metric": str, "value": (int, float)},
+    "linear_probe": {"name": str, "seed": int, "init": str, "metric": str, "value": (int, float)},
     "baseline": {"name": str, "what": str, "metric": str, "value": (int, float)},
     "event": {"what": str},
 }
@@ -98,10 +98,10 @@ class _Settings:
 
     name: str | None = None
     model: dict[str, Any] = field(default_factory=dict)
-    train: dict[str, Any] = field(default_factory=dict)
+    compute: dict[str, Any] = field(default_factory=dict)
     phases: dict[str, _Phase] = field(default_factory=dict)
     finetune: dict[str, _Task] = field(default_factory=dict)
-    transfer: dict[str, _Task] = field(default_factory=dict)
+    linear_probe: dict[str, _Task] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _metrics(path: Path, tasks: Path) -> tuple[dict[str, list[Record]], list[str
         notes.append("metrics.jsonl is empty: nothing was measured yet")
     for kind in ("train", "eval", "tensors", "noise"):
         records[kind] = _newest(records[kind])
-    for kind in ("finetune", "transfer", "baseline"):
+    for kind in ("finetune", "linear_probe", "baseline"):
         records[kind] = _same_settings(records[kind])
     return records, notes
 

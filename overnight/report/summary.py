@@ -58,7 +58,7 @@ def summarise_folder(folder: RunFolder) -> dict[str, Any]:
 def device(folder: RunFolder) -> str:
     """Return where a run was trained, in words."""
     environment = folder.environment or {}
-    wanted = (folder.settings.get("train") or {}).get("device", "auto")
+    wanted = (folder.settings.get("compute") or {}).get("device", "auto")
     gpus = [gpu.get("name", "GPU") for gpu in environment.get("gpus") or [] if isinstance(gpu, dict)]
     if gpus and wanted != "cpu":
         return f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else str(gpus[0])
@@ -133,7 +133,7 @@ def tasks(folder: RunFolder) -> list[dict[str, Any]]:
         `scratch` (see :func:`spread`; None where there is none), `scratch_label`, `baselines`, `verdict`, `wins` (None where it cannot be said),
         `best_unit` (of transfer: the unit that says most, of the last seed; else None) and `notes`.
     """
-    return [row for kind in ("finetune", "transfer") for row in _tasks(folder, kind)]
+    return [row for kind in ("finetune", "linear_probe") for row in _tasks(folder, kind)]
 
 
 def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
@@ -146,15 +146,15 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
         mine = [record for record in lines if record["name"] == name]
         beside = [record for (of, _), record in baselines.items() if of == name]
         settings = planned.get(name) or {}
-        if kind == "transfer":  # random weights stand beside it always
-            settings = {**settings, "baseline": True}
+        if kind == "linear_probe":  # random weights stand beside it always
+            settings = {**settings, "random_init_baseline": True}
         # Running again repeats a line; the last one holds.
         pretrained, scratch = (
             spread({record["seed"]: record for record in mine if record["init"] == init}) for init in ("pretrained", "scratch")
         )
         task = mine[-1].get("task", name) if mine else settings.get("task", name)
         metric = next((record["metric"] for record in [*reversed(mine), *beside]), None)
-        label = "random weights" if kind == "transfer" else "from scratch"
+        label = "random weights" if kind == "linear_probe" else "from scratch"
         wins, verdict = compare(pretrained, scratch, beside, label)
         missing = _missing_seeds(name, settings, pretrained, scratch)
         rows.append(
@@ -248,7 +248,7 @@ def compare(
 
 def _missing_seeds(name: str, settings: Record, pretrained: dict[str, Any] | None, scratch: dict[str, Any] | None) -> list[str]:
     seeds = settings.get("seeds") or []
-    wanted = {"pretrained": pretrained, **({"scratch": scratch} if settings.get("baseline") else {})}
+    wanted = {"pretrained": pretrained, **({"scratch": scratch} if settings.get("random_init_baseline") else {})}
     gone = {init: [seed for seed in seeds if seed not in (found or {"values": {}})["values"]] for init, found in wanted.items()}
     return [f"{name} {init}: seed {', '.join(map(str, missing))} not run yet" for init, missing in gone.items() if missing]
 

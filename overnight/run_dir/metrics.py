@@ -100,9 +100,9 @@ def open_loggers(run: Run, step: int, say: Callable[[str], None]) -> list[Logger
         UserError: where one is not installed.
     """
     boards: list[Logger] = []
-    if run.train.tensorboard:
+    if run.logging.tensorboard:
         boards.append(TensorBoard(run.run_dir / "tensorboard", step))
-    if run.train.wandb:
+    if run.logging.wandb_project:
         boards.append(WeightsAndBiases(run, say))
     return boards
 
@@ -119,7 +119,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UserError(
-                "train.tensorboard = True: needs the extra `tensorboard`: pip install 'overnight[tensorboard]', or leave it out"
+                "logging.tensorboard = True: needs the extra `tensorboard`: pip install 'overnight[tensorboard]', or leave it out"
             ) from None
         return SummaryWriter(str(self._folder), purge_step=step + 1)  # type: ignore[no-untyped-call]
 
@@ -144,7 +144,7 @@ class WeightsAndBiases:
     Without a key or the network it records offline, in `wandb/` of the run folder, for `wandb sync`; so it does with WANDB_MODE=offline.
 
     Args:
-        run: its `train.wandb` names the project.
+        run: its `logging.wandb_project` names the project.
         say: told when it records offline unasked.
     """
 
@@ -153,14 +153,14 @@ class WeightsAndBiases:
             import wandb
         except ImportError:
             raise UserError(
-                f"train.wandb = {run.train.wandb!r}: needs the extra `wandb`: pip install 'overnight[wandb]', or leave it out"
+                f"logging.wandb_project = {run.logging.wandb_project!r}: needs the extra `wandb`: pip install 'overnight[wandb]', or leave it out"
             ) from None
 
         self._say = say
 
         def begin(mode: str | None) -> Any:
             return wandb.init(
-                project=run.train.wandb,
+                project=run.logging.wandb_project,
                 id=_wandb_id(run.run_dir / "wandb.json"),
                 name=run.name,
                 config=to_tree(run),

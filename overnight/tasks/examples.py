@@ -79,7 +79,7 @@ def split(rows: list[Example], seed: int, where: str) -> tuple[list[Example], li
 
 
 def drawn(texts: Sequence[str], count: int, seed: int, labels: Sequence[str] = ()) -> list[int]:
-    """Return which rows to take where `max_rows` asks for fewer: each label in its share, no label left out.
+    """Return which rows to take where `max_train_examples` asks for fewer: each label in its share, no label left out.
 
     A row is ranked by a hash of the seed and its text, so the draw depends neither on the order of the file nor on the machine, and a
     larger one holds every smaller one. Labels get their rows as seats are dealt by Sainte-Laguë, after one for each.

@@ -14,7 +14,7 @@ from overnight.state_files import parse_json
 from overnight.tasks.examples import held_out
 from overnight.tasks.tables import read_text
 
-MISPLACED = 0.001
+MAX_MISPLACED_ANSWERS = 0.001
 """Share of answers that may stand elsewhere than their file says."""
 # Questions of SQuAD 1.1 (Rajpurkar et al. 2016), to train on and to score on.
 _PUBLISHED = (87_599, 10_570)
@@ -52,7 +52,7 @@ class SquadData:
     """Which files and articles these are; to be said wherever a score is shown."""
 
 
-def load_squad(path: Path, dev: Path | None = None, misplaced: float = MISPLACED, seed: int = 0) -> SquadData:
+def load_squad(path: Path, dev: Path | None = None, max_misplaced_answers: float = MAX_MISPLACED_ANSWERS, seed: int = 0) -> SquadData:
     """Read the questions to train on and those to score on, all in the format of SQuAD 1.1.
 
     A folder holds one file with `train` in its name and one with `dev` or `valid`, whatever else they are called; the published names
@@ -64,7 +64,7 @@ def load_squad(path: Path, dev: Path | None = None, misplaced: float = MISPLACED
     Args:
         path: the folder, or the file to train on.
         dev: the file to score on.
-        misplaced: see :func:`read_squad`.
+        max_misplaced_answers: see :func:`read_squad`.
         seed: which tenth is held out.
 
     Raises:
@@ -74,11 +74,11 @@ def load_squad(path: Path, dev: Path | None = None, misplaced: float = MISPLACED
         raise DataError(f"{path}: does not exist; name the file with the questions to train on, or the folder that holds it")
     published, beside, ten = (path / name for name in ("train-v1.1.json", "dev-v1.1.json", "train-v2.0-10articles.json"))
     if dev is None and ten.is_file() and beside.is_file() and not published.is_file():
-        return _small_split(ten, beside, misplaced)
+        return _small_split(ten, beside, max_misplaced_answers)
     file = path if path.is_file() else _find(path, ("train",), published)
     if dev is None and path.is_dir():
         dev = _find(path, ("dev", "valid"), beside)
-    train, notes = read_squad(file, misplaced)
+    train, notes = read_squad(file, max_misplaced_answers)
     _see_answers(file, train)
     if dev is None:
         scored = [q for q in train if held_out(q.context, seed)]
@@ -87,16 +87,16 @@ def load_squad(path: Path, dev: Path | None = None, misplaced: float = MISPLACED
             raise DataError(f"{file}: too few paragraphs to hold out a tenth; name the questions to score on with --dev=FILE")
         said = f"scored on {len(scored):,} questions, those of a tenth of the paragraphs of {file.name}, held out by a hash of their text"
         return SquadData(train, scored, (said, *notes))
-    scored, dev_notes = read_squad(dev, misplaced)
+    scored, dev_notes = read_squad(dev, max_misplaced_answers)
     _see_answers(dev, scored)
     whole = "SQuAD 1.1: " if (len(train), len(scored)) == _PUBLISHED else ""
     said = f"{whole}trained on {file.name}, scored on {dev.name}"
     return SquadData(train, scored, (said, *notes, *(() if dev_notes == notes else dev_notes)))
 
 
-def _small_split(ten: Path, dev_file: Path, misplaced: float) -> SquadData:
-    more, notes = read_squad(ten, misplaced)
-    dev, dev_notes = read_squad(dev_file, misplaced)
+def _small_split(ten: Path, dev_file: Path, max_misplaced_answers: float) -> SquadData:
+    more, notes = read_squad(ten, max_misplaced_answers)
+    dev, dev_notes = read_squad(dev_file, max_misplaced_answers)
     titles = list(dict.fromkeys(q.title for q in dev))
     last = set(titles[-8:])
     train = [q for q in more if q.answers] + [q for q in dev if q.title not in last]
@@ -146,11 +146,11 @@ def question_lines(path: str) -> Iterator[str] | None:
         return None
     if not isinstance(root, dict) or "data" not in root:
         return None
-    questions, _ = read_squad(Path(path), misplaced=1.0)
+    questions, _ = read_squad(Path(path), max_misplaced_answers=1.0)
     return (json.dumps({"id": q.id, "question": q.question, "context": q.context}) for q in questions)
 
 
-def read_squad(path: Path, misplaced: float = MISPLACED) -> tuple[list[Question], tuple[str, ...]]:
+def read_squad(path: Path, max_misplaced_answers: float = MAX_MISPLACED_ANSWERS) -> tuple[list[Question], tuple[str, ...]]:
     """Read the questions of one file in the format of SQuAD 1.1 or 2.0.
 
     An answer whose text does not stand at its `answer_start` is never moved: its text still counts for scoring, it is not trained on
@@ -158,7 +158,7 @@ def read_squad(path: Path, misplaced: float = MISPLACED) -> tuple[list[Question]
 
     Args:
         path: the JSON file.
-        misplaced: share of answers that may stand elsewhere (0 to 1).
+        max_misplaced_answers: share of answers that may stand elsewhere (0 to 1).
 
     Returns:
         The questions in file order, and the notes.
@@ -181,10 +181,10 @@ def read_squad(path: Path, misplaced: float = MISPLACED) -> tuple[list[Question]
         raise DataError(f"{path}: holds no question")
     answers = sum(len(q.answers) for q in questions)
     wrong = [q.id for q in questions for a in q.answers if a.start < 0]
-    if len(wrong) > misplaced * answers:
+    if len(wrong) > max_misplaced_answers * answers:
         raise DataError(
             f"{path}: {len(wrong)} of {answers} answers do not stand at their answer_start, first those of questions {', '.join(dict.fromkeys(wrong[:5]))};"
-            f" the positions count Unicode characters of the context. To train on the others, allow their share: --misplaced={_above(len(wrong) / answers)}"
+            f" the positions count Unicode characters of the context. To train on the others, allow their share: --max_misplaced_answers={_above(len(wrong) / answers)}"
         )
     if not wrong:
         return questions, ()

@@ -15,7 +15,7 @@ from overnight.batches import loader, pairs
 from overnight.batches.batch_size import batch_size, pad_to_multiple
 from overnight.batches.loader import Samples, prefetch
 from overnight.batches.packing import IGNORED, Batch, StepBatches
-from overnight.config import BatchWarmup, Phase
+from overnight.config import BatchWarmup, BertPhase
 from overnight.corpus.shards import Shard
 from overnight.errors import ConfigError, DataError
 from tests.batches.corpus import book_like, shard, words
@@ -25,7 +25,7 @@ SHARDS = [shard(book_like(seed, 12), f"train-0000{seed}.arrow") for seed in (1, 
 
 
 def samples(cache: Path | None = None, shards: list[Shard] = SHARDS, seed: tuple[int, ...] = (7, 0, 0), **changes: object) -> Samples:
-    phase = Phase(steps=100, global_batch=16, length=64, micro_batch=4, max_predictions=10)
+    phase = BertPhase(steps=100, global_batch_size=16, seq_len=64, micro_batch_size=4, max_predictions_per_seq=10)
     return Samples(shards, VOCABULARY, dataclasses.replace(phase, **changes), seed, cache)  # type: ignore[arg-type]
 
 
@@ -80,13 +80,13 @@ def test_a_batch_is_what_its_plan_says(nsp: bool, whole_word: bool) -> None:
 
 @pytest.mark.parametrize("step", [0, 11, 200])
 def test_a_step_is_the_same_samples_however_it_is_cut(step: int, tmp_path: Path) -> None:
-    whole = samples(tmp_path, micro_batch=16).step(step)
+    whole = samples(tmp_path, micro_batch_size=16).step(step)
     assert len(whole.micro) == 1 and whole.sequences == 16
     for world in (1, 2, 4, 16):
-        for micro_batch in (1, 2, 4, 16):
-            shares = [samples(tmp_path, micro_batch=micro_batch).step(step, rank, world) for rank in range(world)]
+        for micro_batch_size in (1, 2, 4, 16):
+            shares = [samples(tmp_path, micro_batch_size=micro_batch_size).step(step, rank, world) for rank in range(world)]
             assert of_steps(*shares) == of_steps(whole)
-            assert {len(share.micro) for share in shares} == {max(1, 16 // world // micro_batch)}
+            assert {len(share.micro) for share in shares} == {max(1, 16 // world // micro_batch_size)}
             assert {(share.tokens, share.sequences) for share in shares} == {(whole.tokens, 16)}
             assert sum(len(batch.ids_N) for share in shares for batch in share.micro) == whole.tokens
             totals = Counter[str]()
@@ -102,8 +102,8 @@ def test_micro_batches_differ_by_at_most_the_longest_sequence() -> None:
 
 @pytest.mark.parametrize(("batch", "world"), [(16, 3), (12, 5), (12, 2), (2, 4)])
 def test_a_global_batch_that_cannot_be_cut_for_the_processes_is_refused(batch: int, world: int) -> None:
-    with pytest.raises(ConfigError, match=f"global_batch = {batch}: cannot be cut for {world} processes"):
-        samples(global_batch=batch, micro_batch=4).step(0, 0, world)
+    with pytest.raises(ConfigError, match=f"global_batch_size = {batch}: cannot be cut for {world} processes"):
+        samples(global_batch_size=batch, micro_batch_size=4).step(0, 0, world)
 
 
 def test_every_sample_comes_once_an_epoch_across_step_boundaries() -> None:
@@ -121,7 +121,7 @@ def test_every_sample_comes_once_an_epoch_across_step_boundaries() -> None:
     assert max(content.values()) == 1
 
 
-GROWING = BatchWarmup(start=4, steps=30)
+GROWING = BatchWarmup(initial_batch_size=4, steps=30)
 
 
 def test_every_sample_comes_once_and_in_order_while_the_batch_warms_up() -> None:
@@ -137,11 +137,13 @@ def test_every_sample_comes_once_and_in_order_while_the_batch_warms_up() -> None
 
 @pytest.mark.parametrize("step", [0, 7, 29, 30])
 def test_a_warming_step_is_the_same_samples_however_it_is_cut(step: int, tmp_path: Path) -> None:
-    whole = samples(tmp_path, micro_batch=16, batch_warmup=GROWING).step(step)
+    whole = samples(tmp_path, micro_batch_size=16, batch_warmup=GROWING).step(step)
     assert len(whole.micro) == 1
     for world in (1, 2, 4):
-        for micro_batch in (1, 2, 4, 16):
-            shares = [samples(tmp_path, micro_batch=micro_batch, batch_warmup=GROWING).step(step, rank, world) for rank in range(world)]
+        for micro_batch_size in (1, 2, 4, 16):
+            shares = [
+                samples(tmp_path, micro_batch_size=micro_batch_size, batch_warmup=GROWING).step(step, rank, world) for rank in range(world)
+            ]
             assert of_steps(*shares) == of_steps(whole)
             assert len({len(batch.targets["nsp"]) for share in shares for batch in share.micro}) == 1
             assert {(share.tokens, share.sequences) for share in shares} == {(whole.tokens, whole.sequences)}
@@ -163,7 +165,7 @@ def test_each_epoch_has_other_pairs_order_and_masks() -> None:
     a, b = (stream.batch(np.full(4, epoch), np.arange(4), numbers, rows) for epoch in (0, 1))
     assert not torch.equal(a.ids_N, b.ids_N)
     # Epochs of one size, so that only the key of the order differs.
-    even = samples(nsp=False, short_fraction=0.0)
+    even = samples(nsp=False, short_seq_prob=0.0)
     size = even.epoch_size()
     orders = even.locate(np.arange(2 * size))[1].reshape(2, size)
     assert (orders[0] == orders[1]).mean() < 0.2
@@ -187,7 +189,7 @@ def test_held_out_batches_are_the_same_every_time_and_at_most_an_epoch() -> None
     stream = samples()
     held = stream.held_out(30)
     stream.step(50)
-    assert of_steps(*held) == of_steps(*stream.held_out(30)) == of_steps(*samples(micro_batch=2).held_out(30))
+    assert of_steps(*held) == of_steps(*stream.held_out(30)) == of_steps(*samples(micro_batch_size=2).held_out(30))
     assert sum(step.sequences for step in held) == 30 and [step.sequences for step in held][:-1] == [4] * 7
     assert sum(step.tokens for step in held) == sum(len(step.micro[0].ids_N) for step in held)
     assert sum(step.sequences for step in stream.held_out(10**6)) == stream.epoch_size()
@@ -280,7 +282,7 @@ def test_a_corpus_prepared_anew_with_as_many_tokens_does_not_read_the_old_plan(t
     assert of_steps(samples(tmp_path, [new]).step(0)) == of_steps(samples(shards=[new]).step(0))
 
 
-@pytest.mark.parametrize("changes", [{"length": 48}, {"nsp": False}, {"short_fraction": 0.5}])
+@pytest.mark.parametrize("changes", [{"seq_len": 48}, {"nsp": False}, {"short_seq_prob": 0.5}])
 def test_another_phase_does_not_read_the_plan(tmp_path: Path, changes: dict[str, object]) -> None:
     samples(tmp_path).step(0)
     assert of_steps(samples(tmp_path, **changes).step(0)) == of_steps(samples(**changes).step(0))  # type: ignore[arg-type]
@@ -342,7 +344,9 @@ def test_the_counters_of_plans_order_and_masks_are_distinct() -> None:
 
 @pytest.mark.parametrize("nsp", [True, False])
 def test_the_longest_micro_batch_is_as_long_as_any_of_the_stream(nsp: bool) -> None:
-    phase = Phase(steps=20, global_batch=16, length=64, micro_batch=4, max_predictions=20, nsp=nsp, short_fraction=0.0)
+    phase = BertPhase(
+        steps=20, global_batch_size=16, seq_len=64, micro_batch_size=4, max_predictions_per_seq=20, nsp=nsp, short_seq_prob=0.0
+    )
     stream = Samples([shard(book_like(1, 40), size=500)], words(500), phase, (0,))
     tried, fill = stream.longest(4), pad_to_multiple(phase, 4)
     micro = [batch for step in range(5) for batch in stream.step(step, grain=fill).micro]
@@ -354,6 +358,6 @@ def test_the_longest_micro_batch_is_as_long_as_any_of_the_stream(nsp: bool) -> N
 
 
 def test_of_a_corpus_shorter_than_a_sequence_the_longest_is_all() -> None:
-    phase = Phase(steps=1, global_batch=4, length=512)
+    phase = BertPhase(steps=1, global_batch_size=4, seq_len=512)
     tokens = shard(book_like(1, 1), size=500)
     assert Samples([tokens], words(500), phase, (0,)).longest(2).lengths[0] == min(512, len(tokens.tokens) + 3)

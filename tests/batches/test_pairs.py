@@ -18,7 +18,7 @@ LENGTHS = st.integers(8, 140)
 SHARES = st.sampled_from([0.0, 0.1, 1.0])
 
 
-def original(documents: Documents, length: int, short_fraction: float, rng: Random) -> list[tuple[int, int, int]]:
+def original(documents: Documents, length: int, short_seq_prob: float, rng: Random) -> list[tuple[int, int, int]]:
     """Lengths of A and B before they are cut, and is_random, as `create_instances_from_document` does it token by token.
 
     Written from its description; the short target is drawn for each example instead of each document, as here.
@@ -27,7 +27,7 @@ def original(documents: Documents, length: int, short_fraction: float, rng: Rand
     for number, document in enumerate(documents):
         chunk: list[int] = []
         i = 0
-        target = rng.randint(2, length - 3) if rng.random() < short_fraction else length - 3
+        target = rng.randint(2, length - 3) if rng.random() < short_seq_prob else length - 3
         while i < len(document):
             chunk.append(document[i])
             if i == len(document) - 1 or sum(chunk) >= target:
@@ -45,7 +45,7 @@ def original(documents: Documents, length: int, short_fraction: float, rng: Rand
                     b = sum(chunk[split:])
                 found.append((a, b, is_random))
                 chunk = []
-                target = rng.randint(2, length - 3) if rng.random() < short_fraction else length - 3
+                target = rng.randint(2, length - 3) if rng.random() < short_seq_prob else length - 3
             i += 1
     return found
 

@@ -17,7 +17,7 @@ from overnight.batches.concat_documents import Documents, Joined
 from overnight.batches.order import key, order
 from overnight.batches.packing import IGNORED, StepBatches
 from overnight.batches.streams import VALIDATION_STREAMS, Streams
-from overnight.config import Phase
+from overnight.config import BytePhase, Phase
 from overnight.corpus.shards import Shard
 from overnight.errors import ConfigError, DataError
 
@@ -46,7 +46,15 @@ def values(shards: list[Shard]) -> np.ndarray:
 
 
 def phase(batch: int = 4, length: int = 8, shards: int = 0, micro: int = 4, label: float = 0.0, reshuffle: bool = True) -> Phase:
-    return Phase(100, batch, length=length, shards=shards or batch, micro_batch=min(micro, batch), label_weight=label, reshuffle=reshuffle)
+    return BytePhase(
+        100,
+        batch,
+        seq_len=length,
+        num_document_groups=shards or batch,
+        micro_batch_size=min(micro, batch),
+        label_weight=label,
+        reshuffle=reshuffle,
+    )
 
 
 def rows(steps: Sequence[StepBatches]) -> list[tuple[int, int, bool, bytes, bytes, tuple[tuple[int, float], ...]]]:
@@ -73,14 +81,14 @@ def rows(steps: Sequence[StepBatches]) -> list[tuple[int, int, bool, bytes, byte
 
 def naive(shards: list[Shard], given_phase: Phase, steps: int, seed: tuple[int, ...] = SEED) -> list[list[tuple[bool, bytes, bytes]]]:
     """Each lane read by a cursor that walks on: fresh, inputs, predicted bytes of its windows."""
-    documents, batch, length = texts(shards), given_phase.global_batch, given_phase.length
+    documents, batch, length = texts(shards), given_phase.global_batch_size, given_phase.seq_len
     strings: list[bytes] = []
 
     def add_epoch() -> None:
-        epoch = len(strings) // given_phase.shards if given_phase.reshuffle else 0
+        epoch = len(strings) // given_phase.num_document_groups if given_phase.reshuffle else 0
         order_key = key(*seed, 2, epoch)
         whole = b"".join(documents[i] for i in order(np.arange(len(documents)), len(documents), order_key))
-        bounds = Joined(Documents(shards), order_key, given_phase.shards).starts_S.tolist()
+        bounds = Joined(Documents(shards), order_key, given_phase.num_document_groups).starts_S.tolist()
         assert bounds[0] == 0 and bounds[-1] == len(whole)
         strings.extend(whole[a:b] for a, b in pairwise(bounds))
 
@@ -111,10 +119,10 @@ def test_steps_are_those_of_lanes_that_walk_on(lengths: list[int], given_phase: 
     assert [(f, i, p) for _, _, f, i, p, _ in rows(steps)] == [expected[lane][n] for n in range(12) for lane in range(len(expected))]
     for n, step in enumerate(steps):
         assert step.tokens == step.divisors()["byte"] == sum(len(lane[n][2]) for lane in expected)
-        assert step.sequences == given_phase.global_batch
+        assert step.sequences == given_phase.global_batch_size
         windows = [len(lane[n][1]) for lane in expected]
         assert step.sizes == (sum(windows), sum(read * read for read in windows), step.tokens, 0)
-        assert {batch.ids_BT.shape for batch in step.micro} == {(1, given_phase.length)}
+        assert {batch.ids_BT.shape for batch in step.micro} == {(1, given_phase.seq_len)}
 
 
 @given(LENGTHS, PHASES)
@@ -175,7 +183,7 @@ def test_processes_and_micro_batches_do_not_change_the_bytes(lengths: list[int],
     shards = corpus(lengths, labels=True)
     given_phase = phase(4, 6, 5, label=0.5)
     whole = Streams(shards, given_phase, SEED).step(n)
-    cut = replace(given_phase, micro_batch=micro)
+    cut = replace(given_phase, micro_batch_size=micro)
     parts = [Streams(shards, cut, SEED).step(n, rank, world) for rank in range(world)]
     assert rows([whole]) == [(0, *row[1:]) for part in parts for row in rows([part])]
     assert all((part.tokens, part.sequences) == (whole.tokens, 4) for part in parts)
@@ -188,14 +196,14 @@ def test_processes_and_micro_batches_do_not_change_the_bytes(lengths: list[int],
 @given(st.lists(st.integers(1, 20), min_size=6, max_size=15), PHASES)
 def test_labels_stand_at_the_last_byte_of_their_documents(lengths: list[int], given_phase: Phase) -> None:
     shards = corpus(lengths, files=2, labels=True)
-    lanes = Streams(shards, replace(given_phase, label_weight=0.1, shards=6, reshuffle=False), SEED)
+    lanes = Streams(shards, replace(given_phase, label_weight=0.1, num_document_groups=6, reshuffle=False), SEED)
     found: list[tuple[int, int, float]] = []  # shard, place in it, label
     at: dict[int, tuple[int, int]] = {}
     for n in count():
         for _, lane, fresh, inputs, _, ends in rows([lanes.step(n)]):
-            number, before = at.get(lane, (lane - given_phase.global_batch, 0))
+            number, before = at.get(lane, (lane - given_phase.global_batch_size, 0))
             if fresh:
-                number, before = number + given_phase.global_batch, 0
+                number, before = number + given_phase.global_batch_size, 0
             found += [(number, before + place, label) for place, label in ends]
             at[lane] = (number, before + len(inputs))
         if min(number for number, _ in at.values()) >= 6:
@@ -258,16 +266,18 @@ def test_random_shards_are_some_of_a_thousand_or_of_as_many_as_there_are_documen
 def test_lanes_are_neighbours_and_refused_where_they_cannot_be_dealt() -> None:
     lanes = Streams(corpus([9] * 20), phase(12, micro=2), SEED)
     assert [lanes.lanes(rank, 3) for rank in range(3)] == [range(4), range(4, 8), range(8, 12)]
-    with pytest.raises(ConfigError, match="global_batch = 12: cannot be cut for 5 processes"):
+    with pytest.raises(ConfigError, match="global_batch_size = 12: cannot be cut for 5 processes"):
         lanes.step(0, world=5)
 
 
 def test_fewer_documents_than_shards_are_refused_with_a_way_out() -> None:
     shards = corpus([9] * 20)
-    default = Streams(shards, Phase(9, 8, length=8, micro_batch=8), SEED)
-    with pytest.raises(DataError, match=r"holds 20 documents .* cut into 1,000 shards .* set the phase's `shards` to 8 .* to 20, or add"):
+    default = Streams(shards, BytePhase(9, 8, seq_len=8, micro_batch_size=8), SEED)
+    with pytest.raises(
+        DataError, match=r"holds 20 documents .* cut into 1,000 groups .* set the phase's `num_document_groups` to 8 .* to 20, or add"
+    ):
         default.step(0)
-    with pytest.raises(DataError, match=r"lower global_batch and `shards` of the phase to 20 at most, or add documents"):
+    with pytest.raises(DataError, match=r"lower global_batch_size and `num_document_groups` of the phase to 20 at most, or add documents"):
         Streams(shards, phase(32), SEED).lanes()
     # What is held out need not be as much.
     assert len(default.held_out(16)) == 1 and default.epoch_size() == 23
@@ -275,7 +285,7 @@ def test_fewer_documents_than_shards_are_refused_with_a_way_out() -> None:
 
 def test_word_pieces_are_refused() -> None:
     (shard,) = corpus([9] * 8)
-    with pytest.raises(DataError, match=r"train-00000 holds word pieces, not bytes; .* data\.units = bytes"):
+    with pytest.raises(DataError, match=r"train-00000 holds word pieces, not bytes; .* data\.tokenizer = bytes"):
         Streams([replace(shard, tokens=shard.tokens.astype(np.uint16))], phase(), SEED)
 
 

@@ -24,7 +24,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
     reviews = [{"reviewText": f"review {i}: it was {'good' if i % 2 else 'bad'} {'la ' * (i % 9)}"} for i in range(2000)]
     (folder / "reviews.json").write_text("\n".join(map(json.dumps, reviews)))
     paths = [str(folder / "reviews.json")]
-    run = config.build_run(recipe(SMALL, paths, folder / "data") | {"phases": {"main": {"steps": 1, "global_batch": 1}}})
+    run = config.build_run(recipe(SMALL, paths, folder / "data") | {"phases": {"main": {"steps": 1, "global_batch_size": 1}}})
     prepare(run.data, folder / "data", log=lambda words: None)
     return paths, folder / "data"
 

@@ -71,7 +71,7 @@ def test_the_gradient_of_a_step_is_that_of_its_mean_loss(tiny_data: Path) -> Non
     found = [p.grad.clone() for p in network.parameters() if p.grad is not None]
     network.zero_grad()
     work = problem._samples("train", 128, 1)
-    whole = replace(work, phase=replace(work.phase, micro_batch=128)).step(0)
+    whole = replace(work, phase=replace(work.phase, micro_batch_size=128)).step(0)
     (batch,) = whole.micro
     expected = network.losses(batch, torch.float32)[0]["mlm"] / whole.divisors()["mlm"]  # type: ignore[operator]
     expected.backward()
@@ -89,7 +89,7 @@ def test_every_optimizer_decays_all_but_vectors_and_covers_every_parameter_once(
     assert sorted(map(id, stepped)) == sorted(map(id, network.parameters()))
     for group in optimizer.param_groups:
         assert {p.ndim > 1 for p in group["params"]} == {group["weight_decay"] > 0}
-        assert group.get("adapt", False) == (name in ("lars", "lamb", "lans") and group["weight_decay"] > 0)
+        assert group.get("trust_ratio", False) == (name in ("lars", "lamb", "lans") and group["weight_decay"] > 0)
 
 
 def test_a_training_is_the_same_twice_and_ends_where_its_loss_is_not_finite() -> None:

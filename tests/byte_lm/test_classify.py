@@ -40,9 +40,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def go(folder: Path, classes: int = 2, *overrides: str) -> dict[str, Any]:
-    """Transfer to `mine` with one seed; returns the line of the pretrained model."""
-    task = [f"transfer.mine.{text}" for text in ("task=csv", f"path={folder.parent / f'of{classes}'}", "seeds=[0]", *overrides)]
-    lines = linear_probe(stored_run(folder, [*task, "train.device=cpu", "train.threads=1"]), "mine", Line(io.StringIO()))
+    """LinearProbe to `mine` with one seed; returns the line of the pretrained model."""
+    task = [f"linear_probe.mine.{text}" for text in ("task=csv", f"path={folder.parent / f'of{classes}'}", "seeds=[0]", *overrides)]
+    lines = linear_probe(stored_run(folder, [*task, "compute.device=cpu", "compute.threads=1"]), "mine", Line(io.StringIO()))
     return next(line for line in lines if line.get("init") == "pretrained")
 
 
@@ -70,7 +70,9 @@ def test_lines_in_every_form_are_answered_alike_and_a_bad_one_is_named(folder: P
 
 def test_what_is_not_there_is_said_with_a_command_that_works(folder: Path) -> None:
     run = stored_run(folder)
-    with pytest.raises(DataError, match=r"no classifier 'csv' \(it has: none\); run `overnight transfer csv --from .*ours --path=FOLDER`"):
+    with pytest.raises(
+        DataError, match=r"no classifier 'csv' \(it has: none\); run `overnight linear-probe csv --from .*ours --path=FOLDER`"
+    ):
         list(classify(run, "csv", ["text"]))
     with pytest.raises(ConfigError, match=r"a byte model has no \[MASK\] to fill in; `overnight generate --from .*ours` goes on"):
         list(classify(run, "mask", ["[MASK]"]))
@@ -78,11 +80,11 @@ def test_what_is_not_there_is_said_with_a_command_that_works(folder: Path) -> No
 
 def test_a_classifier_of_other_weights_or_another_width_is_refused(folder: Path) -> None:
     go(folder)
-    path = folder / "transfer" / "mine" / "classifier.json"
+    path = folder / "linear_probe" / "mine" / "classifier.json"
     facts = {key: value for key, value in json.loads(path.read_text()).items() if key != SEAL}
     path.write_text(json.dumps(facts | {"checkpoint": "step-0000100"}))
     with pytest.raises(
-        DataError, match=r"features of step-0000100, and the newest weights are model\.safetensors; run `overnight transfer mine"
+        DataError, match=r"features of step-0000100, and the newest weights are model\.safetensors; run `overnight linear-probe mine"
     ):
         list(classify(stored_run(folder), "mine", ["text"]))
     path.write_text(json.dumps(facts | {"weights": [[0.5] * 7]}))
@@ -92,7 +94,7 @@ def test_a_classifier_of_other_weights_or_another_width_is_refused(folder: Path)
 
 def test_a_classifier_that_was_changed_or_is_of_another_shape_is_refused_by_name(folder: Path) -> None:
     go(folder)
-    path = folder / "transfer" / "mine" / "classifier.json"
+    path = folder / "linear_probe" / "mine" / "classifier.json"
     facts = json.loads(path.read_text())
     unsealed = {key: value for key, value in facts.items() if key != SEAL}
     wrong = {
@@ -102,12 +104,12 @@ def test_a_classifier_that_was_changed_or_is_of_another_shape_is_refused_by_name
     }
     for said, tree in wrong.items():
         path.write_text(json.dumps(tree))
-        with pytest.raises(DataError, match=rf"classifier\.json: .*{said}.*; delete .*mine and run `overnight transfer mine"):
+        with pytest.raises(DataError, match=rf"classifier\.json: .*{said}.*; delete .*mine and run `overnight linear-probe mine"):
             list(classify(stored_run(folder), "mine", ["text"]))
 
 
 def test_the_classifier_is_that_of_the_settings_asked_for_last(folder: Path) -> None:
-    path = folder / "transfer" / "mine" / "classifier.json"
+    path = folder / "linear_probe" / "mine" / "classifier.json"
     first = go(folder, 2, "features=cell")
     kept = path.read_text()
     go(folder, 2, "features=mean")

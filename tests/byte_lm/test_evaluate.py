@@ -36,7 +36,7 @@ def run(arrays: Arrays, tmp_path_factory: pytest.TempPathFactory) -> Run:
     (folder / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     import_byte_model(write_openai(folder / "openai", arrays), folder / "ours")
     data = [f"data.paths={folder / 'in.jsonl'}", f"data.dir={folder / 'data'}", "data.min_chars=1", "data.workers=1"]
-    more = ["data.valid_fraction=0.1", "data.test_fraction=0.5", "train.device=cpu", "train.threads=1", "phases.elsewhere.length=16"]
+    more = ["data.valid_fraction=0.1", "data.test_fraction=0.5", "compute.device=cpu", "compute.threads=1", "phases.elsewhere.seq_len=16"]
     made = stored_run(folder / "ours", data + more)
     prepare(made.data, made.data_dir, log=lambda text: None)
     return made
@@ -82,7 +82,7 @@ def test_a_split_that_is_not_there_and_a_number_that_makes_no_sense_are_refused(
 
 
 def test_the_verb_says_bits_and_over_how_many_bytes(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["evaluate", "--from", str(run.run_dir), f"--data.dir={run.data_dir}", "--phases.elsewhere.length=16", "--train.device=cpu"]
+    argv = ["evaluate", "--from", str(run.run_dir), f"--data.dir={run.data_dir}", "--phases.elsewhere.seq_len=16", "--compute.device=cpu"]
     assert main([*argv, "--split", "valid", "--whole"]) == 0
     found = evaluate(run, "valid", None)
     assert f"{found.bits:.4f} bits per character over {found.characters:,} bytes of valid" in capsys.readouterr().out

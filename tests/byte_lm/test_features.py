@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from overnight.byte_lm import features as module
 from overnight.byte_lm.features import extract_features, features_file, read_texts, write_features
-from overnight.config import Model
+from overnight.config import CausalLMConfig
 from overnight.corpus.bytes import document_bytes
 from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import import_byte_model, load_byte_model
@@ -91,7 +91,7 @@ def test_little_is_read_that_is_no_text(model: ByteModel, monkeypatch: pytest.Mo
 
 
 def test_a_transformer_has_no_features() -> None:
-    model = byte_model(Model(kind="transformer", layers=1, width=16, heads=2))
+    model = byte_model(CausalLMConfig(num_layers=1, hidden_size=16, num_heads=2))
     with pytest.raises(ConfigError, match="a Transformer has none"):
         extract_features(model, [b"x"])
 

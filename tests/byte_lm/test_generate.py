@@ -13,7 +13,7 @@ import torch
 from overnight.byte_lm.features import extract_features
 from overnight.byte_lm.generate import Unit, generate
 from overnight.byte_lm.heatmap import chosen_unit, unit_values
-from overnight.config import Model
+from overnight.config import CausalLMConfig
 from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import import_byte_model, load_byte_model
 from overnight.models.bytes import ByteModel, byte_model
@@ -104,7 +104,7 @@ def test_what_the_weights_alone_decide_is_made_once(model: ByteModel, monkeypatc
 
 
 def test_a_transformer_reads_all_of_its_text_again() -> None:
-    model = byte_model(Model(kind="transformer", layers=1, width=16, heads=2, max_length=7)).eval()
+    model = byte_model(CausalLMConfig(num_layers=1, hidden_size=16, num_heads=2, max_position_embeddings=7)).eval()
     found = text(model, "ab", 9, temperature=0.0)
     written = list(b"\n ab")
     with torch.no_grad():
@@ -176,7 +176,7 @@ def test_a_hidden_unit_has_the_value_whose_mean_is_its_feature(model: ByteModel)
 
 def test_the_best_unit_is_the_one_that_the_newest_transfer_found_whatever_its_features(tmp_path: Path) -> None:
     assert chosen_unit(tmp_path, "17") == Unit(17, "cell")
-    with pytest.raises(DataError, match="no transfer to a task of two classes has found a best unit yet"):
+    with pytest.raises(DataError, match="no linear probe on a task of two classes has found a best unit yet"):
         chosen_unit(tmp_path, "best")
     for of, state in (("mean", "hidden"), ("cell", "cell"), ("hidden", "hidden")):
         append_result(
@@ -186,14 +186,14 @@ def test_the_best_unit_is_the_one_that_the_newest_transfer_found_whatever_its_fe
                 "tag": "",
                 "value": 0.5,
                 "metric": "accuracy",
-                "kind": "transfer",
+                "kind": "linear_probe",
                 "init": "pretrained",
                 "unit": {"of": of, "number": 6},
             },
         )
         append_result(
             tmp_path / "tasks.jsonl",
-            {"name": "sst", "tag": "", "value": 0.5, "metric": "accuracy", "kind": "transfer", "init": "pretrained"},
+            {"name": "sst", "tag": "", "value": 0.5, "metric": "accuracy", "kind": "linear_probe", "init": "pretrained"},
         )  # of three classes
         append_result(
             tmp_path / "tasks.jsonl",
@@ -202,7 +202,7 @@ def test_the_best_unit_is_the_one_that_the_newest_transfer_found_whatever_its_fe
                 "tag": "",
                 "value": 0.5,
                 "metric": "accuracy",
-                "kind": "transfer",
+                "kind": "linear_probe",
                 "init": "scratch",
                 "unit": {"of": "cell", "number": 8},
             },

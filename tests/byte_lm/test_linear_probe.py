@@ -1,4 +1,4 @@
-"""Transfer: splits that never mix, baselines on the same rows, the unit that says most, nothing done twice, and all of it in the report."""
+"""LinearProbe: splits that never mix, baselines on the same rows, the unit that says most, nothing done twice, and all of it in the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from overnight.byte_lm.generate import Unit
 from overnight.byte_lm.heatmap import chosen_unit
 from overnight.byte_lm.linear_probe import NGRAMS, linear_probe, read_problem
 from overnight.byte_lm.logistic import STRENGTHS
-from overnight.config import Run, Transfer
+from overnight.config import LinearProbe, Run
 from overnight.console import Line
 from overnight.corpus.bytes import document_bytes
 from overnight.errors import DataError
@@ -79,8 +79,8 @@ def folder(imported: Path, tmp_path: Path) -> Path:
 def settings(folder: Path, *overrides: str) -> Run:
     return stored_run(
         folder,
-        [f"transfer.mine.{text}" for text in ("task=csv", f"path={folder.parent / 'task'}", *overrides)]
-        + ["train.device=cpu", "train.threads=1"],
+        [f"linear_probe.mine.{text}" for text in ("task=csv", f"path={folder.parent / 'task'}", *overrides)]
+        + ["compute.device=cpu", "compute.threads=1"],
     )
 
 
@@ -94,7 +94,7 @@ def test_the_planted_unit_is_found_and_knows_alone_what_the_others_do_not(folder
     monkeypatch.setattr(module, "extract_features", lambda *args: (made.append(real(*args)), made[-1])[1])
     lines = go(folder, "seeds=[0, 1]")
     assert [(e["kind"], e.get("init"), e.get("seed")) for e in lines] == [
-        ("baseline", None, None), ("transfer", "pretrained", 0), ("transfer", "pretrained", 1), ("transfer", "scratch", 0), ("transfer", "scratch", 1),
+        ("baseline", None, None), ("linear_probe", "pretrained", 0), ("linear_probe", "pretrained", 1), ("linear_probe", "scratch", 0), ("linear_probe", "scratch", 1),
     ]  # fmt: skip
     first = lines[1]
     assert first["unit"]["of"] == "cell" and first["unit"]["number"] == 4 and first["unit"]["above"] == "yes"
@@ -106,7 +106,7 @@ def test_the_planted_unit_is_found_and_knows_alone_what_the_others_do_not(folder
     # One reading with the pretrained weights, and one a seed with random ones.
     assert len(made) == 3 and not np.allclose(made[1], made[2]) and not np.allclose(made[0], made[1])
     assert read_results(folder / "tasks.jsonl") == lines
-    kept = json.loads((folder / "transfer" / "mine" / "classifier.json").read_text())
+    kept = json.loads((folder / "linear_probe" / "mine" / "classifier.json").read_text())
     assert kept["labels"] == ["no", "yes"] and len(kept["weights"][0]) == WIDTH and kept["result"]["seed"] == 0
     assert chosen_unit(folder, "best") == Unit(4)
 
@@ -116,10 +116,10 @@ def test_nothing_is_done_twice_and_other_settings_are_done_again(folder: Path, m
     monkeypatch.setattr(module, "extract_features", None)
     assert go(folder) == once
     monkeypatch.undo()
-    assert [(e["init"], e["seed"]) for e in go(folder, "seeds=[0, 3]") if e["kind"] == "transfer"] == [
+    assert [(e["init"], e["seed"]) for e in go(folder, "seeds=[0, 3]") if e["kind"] == "linear_probe"] == [
         ("pretrained", 0), ("scratch", 0), ("pretrained", 3), ("scratch", 3),
     ]  # fmt: skip
-    assert {e["features"] for e in go(folder, "features=mean") if e["kind"] == "transfer"} == {"mean"}
+    assert {e["features"] for e in go(folder, "features=mean") if e["kind"] == "linear_probe"} == {"mean"}
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3])
@@ -150,11 +150,11 @@ def test_more_classes_and_several_features_are_judged_without_a_unit(folder: Pat
         rows = [(text, label if i % 3 else "perhaps") for i, (text, label) in enumerate(sentences(90, len(name)))]
         table(path / f"{name}.csv", rows)
     found = go(folder, "features=cell+mean")
-    assert all("unit" not in e and set(e["metrics"]) == {"accuracy", "validation accuracy"} for e in found if e["kind"] == "transfer")
+    assert all("unit" not in e and set(e["metrics"]) == {"accuracy", "validation accuracy"} for e in found if e["kind"] == "linear_probe")
 
 
 def parts_of(folder: Path, **changes: Any) -> tuple[Any, Callable[[int], dict[str, set[bytes]]]]:
-    problem = read_problem(Transfer(task="csv", path=str(folder), seeds=[0, 1], **changes))
+    problem = read_problem(LinearProbe(task="csv", path=str(folder), seeds=[0, 1], **changes))
     return problem, lambda seed: {name: {problem.documents[i] for i in rows} for name, rows in problem.parts[seed].items()}
 
 
@@ -187,7 +187,7 @@ def test_fewer_rows_are_drawn_from_both_classes_and_only_for_training(tmp_path: 
     table(tmp_path / "train.csv", sorted(sentences(300, 1), key=lambda row: row[1]))
     table(tmp_path / "dev.csv", sentences(50, 2))
     table(tmp_path / "test.csv", sentences(50, 3))
-    problem, parts = parts_of(tmp_path, max_rows=40)
+    problem, parts = parts_of(tmp_path, max_train_examples=40)
     rows = problem.parts[0]
     assert len(rows["train"]) == 40 and len(rows["valid"]) == 50 and len(rows["test"]) == 50
     assert 5 < problem.classes[rows["train"]].sum() < 35
@@ -201,15 +201,15 @@ def test_pairs_scores_and_too_few_rows_are_refused(tmp_path: Path) -> None:
     (tmp_path / "scores.csv").write_text("text,score\n" + "".join(f"t{i},{i}\n" for i in range(60)))
     for name in ("pairs", "scores"):
         with pytest.raises(DataError, match="single texts"):
-            read_problem(Transfer(task="csv", path=str(tmp_path / f"{name}.csv")))
+            read_problem(LinearProbe(task="csv", path=str(tmp_path / f"{name}.csv")))
     table(tmp_path / "train.csv", [("a", "x"), ("b", "y")])
     table(tmp_path / "dev.csv", [("c", "x")])
     with pytest.raises(DataError, match="2 training rows are too few to train on every class"):
-        read_problem(Transfer(task="csv", path=str(tmp_path)))
+        read_problem(LinearProbe(task="csv", path=str(tmp_path)))
 
 
 def test_sst_comes_with_its_three_parts(real_data: Path) -> None:
-    problem = read_problem(Transfer(task="sst", path=str(real_data / "sst")))
+    problem = read_problem(LinearProbe(task="sst", path=str(real_data / "sst")))
     assert {name: len(rows) for name, rows in problem.parts[0].items()} == {"train": 6920, "valid": 872, "test": 1821}
     assert problem.labels == ("0", "1") and problem.notes == ()
 
@@ -218,7 +218,7 @@ def test_the_report_and_the_summary_show_the_scores_the_baselines_and_the_unit(f
     pytest.importorskip("jinja2")
     pytest.importorskip("plotly")
     go(folder, "seeds=[0, 1]")
-    (folder / "run.yaml").write_text(json.dumps({"name": "mine", "transfer": {"mine": {"task": "csv", "seeds": [0, 1, 2]}}}))
+    (folder / "run.yaml").write_text(json.dumps({"name": "mine", "linear_probe": {"mine": {"task": "csv", "seeds": [0, 1, 2]}}}))
     (folder / "metrics.jsonl").write_text("")
     (task,) = summarise(folder)["tasks"]
     assert set(task["pretrained"]["values"]) == {0, 1} == set(task["scratch"]["values"])
@@ -233,8 +233,8 @@ def test_the_report_and_the_summary_show_the_scores_the_baselines_and_the_unit(f
 
 def test_the_benchmark_of_the_solvers_fits_both_at_every_strength(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = folder / "solvers.json"
-    task = [f"--transfer.mine.{text}" for text in ("task=csv", f"path={folder.parent / 'task'}")]
-    regression.main(["mine", "--from", str(folder), "--out", str(out), *task, "--train.threads=1", "--train.device=cpu"])
+    task = [f"--linear_probe.mine.{text}" for text in ("task=csv", f"path={folder.parent / 'task'}")]
+    regression.main(["mine", "--from", str(folder), "--out", str(out), *task, "--compute.threads=1", "--compute.device=cpu"])
     found = json.loads(out.read_text())
     assert found["rows"] == 120 and found["features"] == WIDTH and [line["c"] for line in found["lines"]] == list(STRENGTHS)
     assert all(line["newton distance"] <= 1.1e-3 and line["liblinear distance"] <= 0.1 for line in found["lines"])

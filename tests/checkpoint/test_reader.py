@@ -21,7 +21,7 @@ from torch import nn
 from overnight.checkpoint import reader
 from overnight.checkpoint.reader import CorruptCheckpoint, Progress
 from overnight.checkpoint.writer import CheckpointWriter
-from overnight.config import Optim
+from overnight.config import OPTIMIZERS, LambConfig
 from overnight.errors import DataError
 from overnight.optim.groups import build_optimizer
 
@@ -43,7 +43,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, first:
 def saved(folder: Path, *global_steps: int, name: str = "adamw", keep: int = 9) -> Path:
     """Checkpoints of one network at some steps; returns the last."""
     model = network()
-    optimizer = build_optimizer(model, Optim(name=name, lr=0.01))
+    optimizer = build_optimizer(model, OPTIMIZERS[name](lr=0.01))
     steps(model, optimizer, 1)
     with CheckpointWriter(folder, keep=keep) as saver:
         for step in global_steps:
@@ -54,7 +54,7 @@ def saved(folder: Path, *global_steps: int, name: str = "adamw", keep: int = 9) 
 @pytest.mark.parametrize("name", ["adamw", "lamb", "lans", "lars", "muon"])
 def test_model_and_optimizer_come_back_bit_by_bit_and_go_on_alike(name: str, tmp_path: Path) -> None:
     model = network()
-    optimizer = build_optimizer(model, Optim(name=name, lr=0.01))
+    optimizer = build_optimizer(model, OPTIMIZERS[name](lr=0.01))
     steps(model, optimizer, 3)
     progress = Progress(phase="short", step=3, global_step=13, tokens=7, seconds=0.1 + 0.2, running={"mlm": [1 / 3, 2]})
     with CheckpointWriter(tmp_path, keep=3) as saver:
@@ -65,7 +65,7 @@ def test_model_and_optimizer_come_back_bit_by_bit_and_go_on_alike(name: str, tmp
     assert loaded is not None
     restored, moments, problems = loaded
     assert restored == progress and problems == []
-    other = build_optimizer(again, Optim(name=name, lr=0.01))
+    other = build_optimizer(again, OPTIMIZERS[name](lr=0.01))
     reader.restore_optimizer(other, moments)
     mine, theirs = reader.optimizer_tensors(optimizer), reader.optimizer_tensors(other)
     assert mine.keys() == theirs.keys() and len(mine) >= 6
@@ -80,10 +80,10 @@ def test_model_and_optimizer_come_back_bit_by_bit_and_go_on_alike(name: str, tmp
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_counts_restart_and_moments_stay(name: str) -> None:
     model = network()
-    optimizer = build_optimizer(model, Optim(name=name))
+    optimizer = build_optimizer(model, OPTIMIZERS[name]())
     steps(model, optimizer, 3)
     moments = reader.optimizer_tensors(optimizer)
-    fresh = build_optimizer(model, Optim(name=name))
+    fresh = build_optimizer(model, OPTIMIZERS[name]())
     reader.restore_optimizer(fresh, moments, restart_count=True)
     counts = 0
     for key, value in reader.optimizer_tensors(fresh).items():
@@ -97,11 +97,11 @@ def test_counts_restart_and_moments_stay(name: str) -> None:
 
 def test_fp32_moments_of_bf16_parameters_stay_fp32() -> None:
     model = network(dtype=torch.bfloat16)
-    optimizer = build_optimizer(model, Optim(name="lamb"))
+    optimizer = build_optimizer(model, LambConfig())
     steps(model, optimizer, 2)
     moments = reader.optimizer_tensors(optimizer)
     assert {value.dtype for key, value in moments.items() if not key.endswith("/step")} == {torch.float32}
-    fresh = build_optimizer(model, Optim(name="lamb"))
+    fresh = build_optimizer(model, LambConfig())
     reader.restore_optimizer(fresh, moments)
     for key, value in reader.optimizer_tensors(fresh).items():
         assert value.dtype == moments[key].dtype and torch.equal(value, moments[key]), key
@@ -109,11 +109,11 @@ def test_fp32_moments_of_bf16_parameters_stay_fp32() -> None:
 
 def test_restored_moments_are_not_shared_with_what_was_loaded() -> None:
     model = network()
-    optimizer = build_optimizer(model, Optim(name="lamb"))
+    optimizer = build_optimizer(model, LambConfig())
     steps(model, optimizer, 1)
     moments = {key: value.clone() for key, value in reader.optimizer_tensors(optimizer).items()}
     before = {key: value.clone() for key, value in moments.items()}
-    fresh = build_optimizer(model, Optim(name="lamb"))
+    fresh = build_optimizer(model, LambConfig())
     reader.restore_optimizer(fresh, moments)
     steps(model, fresh, 2)
     assert all(torch.equal(before[key], moments[key]) for key in moments)
@@ -121,7 +121,7 @@ def test_restored_moments_are_not_shared_with_what_was_loaded() -> None:
 
 def test_carried_state_comes_back_and_its_damage_is_seen(tmp_path: Path) -> None:
     model = network()
-    optimizer = build_optimizer(model, Optim())
+    optimizer = build_optimizer(model, LambConfig())
     carry = {"hidden": torch.randn(3, 5), "cell": torch.randn(3, 5, dtype=torch.float64)}
     with CheckpointWriter(tmp_path, keep=3) as saver:
         saver.save(model, optimizer, Progress(global_step=1))
@@ -298,7 +298,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_nothing_changed(other: nn.
     ],
 )
 def test_the_state_of_another_networks_optimizer_is_refused(tensors: dict[str, torch.Tensor], told: str) -> None:
-    optimizer = build_optimizer(network(), Optim())
+    optimizer = build_optimizer(network(), LambConfig())
     with pytest.raises(DataError, match=told):
         reader.restore_optimizer(optimizer, {"0.bias/step": torch.tensor(3.0), **tensors})
     assert reader.optimizer_tensors(optimizer) == {}

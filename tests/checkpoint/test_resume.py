@@ -124,7 +124,7 @@ def test_a_failed_write_stops_the_training_at_the_next_step(tiny: Make, monkeypa
 
 
 def test_each_checkpoint_says_how_long_the_training_stood_still(tiny: Make) -> None:
-    run = tiny(**{"train.keep": 1, "train.keep_every": 5})
+    run = tiny(**{"checkpoint.keep_latest_k": 1, "checkpoint.keep_every_n_steps": 5})
     finish(run)
     events = saves(run)
     assert [(line["phase"], line["step"], line["global_step"]) for line in events] == [
@@ -143,8 +143,8 @@ def test_each_checkpoint_says_how_long_the_training_stood_still(tiny: Make) -> N
 def test_another_precision_and_another_optimizer_are_refused(tiny: Make) -> None:
     run = tiny()
     finish(run)
-    with pytest.raises(ConfigError, match=r"train\.precision: fp32 there, bf16 here"):
-        finish(tiny(**{"train.precision": "bf16"}))
+    with pytest.raises(ConfigError, match=r"\n  precision: fp32 there, bf16 here"):
+        finish(tiny(**{"precision": "bf16"}))
     lans = {f"phases.{name}.optim": {"name": "lans", "lr": 0.01} for name in ("short", "long")}
     with pytest.raises(ConfigError, match=r"phases.short.optim.name: lamb there, lans here"):
         finish(tiny(**lans))

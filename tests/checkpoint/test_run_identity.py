@@ -62,7 +62,7 @@ def test_a_finished_run_goes_on_and_keeps_its_history(tiny: Make) -> None:
 
 @pytest.mark.slow
 def test_with_a_constant_rate_it_is_the_run_that_was_long_from_the_beginning(tiny: Make, tmp_path: Path) -> None:
-    constant = {f"phases.{name}.optim.schedule": {"name": "constant", "warmup": 0.0} for name in ("short", "long")}
+    constant = {f"phases.{name}.optim.schedule": {"name": "constant", "warmup_ratio": 0.0} for name in ("short", "long")}
     short, longer, whole = tiny(**constant), tiny(**constant, **LONGER), tiny(**constant, **LONGER, out=str(tmp_path / "whole"))
     finish(short)
     finish(longer, extend=True)
@@ -132,9 +132,9 @@ def test_without_the_option_the_refusal_names_it(tiny: Make) -> None:
         ({"phases.long.steps": 3}, "phases.long.steps: 4 there, 3 here"),
         ({"phases.short.steps": 7}, "phases.short.steps: 6 there, 7 here"),
         ({**LONGER, "phases.long.optim.lr": 0.02}, "phases.long.optim.lr: 0.01 there, 0.02 here"),
-        ({**LONGER, "model.width": 64}, "model.width: 32 there, 64 here"),
+        ({**LONGER, "model.hidden_size": 64}, "model.hidden_size: 32 there, 64 here"),
         ({**LONGER, "seed": 1}, "seed: 0 there, 1 here"),
-        ({**LONGER, "train.precision": "bf16"}, "train.precision: fp32 there, bf16 here"),
+        ({**LONGER, "precision": "bf16"}, "precision: fp32 there, bf16 here"),
     ],
 )
 def test_anything_but_more_training_is_refused(tiny: Make, changes: dict[str, Any], said: str) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from overnight.checkpoint import reader, writer
 from overnight.checkpoint.reader import Progress
 from overnight.checkpoint.writer import CheckpointWriter
-from overnight.config import Optim, Run
+from overnight.config import LambConfig, Run
 from overnight.errors import DataError, UserError
 from overnight.optim.groups import build_optimizer
 from tests.checkpoint.test_reader import network, saved, steps
@@ -33,7 +33,7 @@ class Training:
 
     def __init__(self, device: str = "cpu") -> None:
         self.model = network().to(device)
-        self.optimizer = build_optimizer(self.model, Optim(name="lamb", lr=0.01))
+        self.optimizer = build_optimizer(self.model, LambConfig(lr=0.01))
         self.progress = Progress(running={"mlm": [0.5, 1]})
 
     def step(self) -> None:

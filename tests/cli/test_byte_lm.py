@@ -45,10 +45,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = {
         "name": "small",
         "out": str(folder),
-        "data": {"units": "bytes"},
-        "model": {"kind": "mlstm", "layers": 1, "width": 24, "embedding": 8},
-        "phases": {"only": {"steps": 2, "global_batch": 2}},
-        "train": {"device": "cpu", "threads": 1},
+        "data": {"tokenizer": "bytes"},
+        "model": {"kind": "mlstm", "num_layers": 1, "hidden_size": 24, "embedding_size": 8},
+        "phases": {"only": {"steps": 2, "global_batch_size": 2}},
+        "compute": {"device": "cpu", "threads": 1},
     }
     run = config.build_run(tree)
     folder.mkdir()
@@ -105,11 +105,11 @@ def test_featurise_writes_what_the_function_gives_in_the_precision_asked(run_fol
     texts = ["one text", "", "another, longer text"]
     (tmp_path / "in.json").write_text(json.dumps([{"review": text} for text in texts]))
     options = ("--from", run_folder, "--input", tmp_path / "in.json", "--field", "review", "--features", "cell+mean")
-    assert call("featurise", *options, "--to", tmp_path / "a.npy") == 0
+    assert call("extract-features", *options, "--to", tmp_path / "a.npy") == 0
     model, _ = load_byte_model(run_folder)
     wanted = extract_features(model, [document_bytes(text) for text in texts], "cell+mean")
     np.testing.assert_allclose(np.load(tmp_path / "a.npy"), wanted, atol=1e-5)
-    assert call("featurise", *options, "--to", tmp_path / "b.npy", "--train.precision=bf16") == 0
+    assert call("extract-features", *options, "--to", tmp_path / "b.npy", "--precision=bf16") == 0
     half = np.load(tmp_path / "b.npy")
     assert not np.array_equal(half, wanted)
     assert np.abs(half - wanted).mean() < 0.02
@@ -124,17 +124,17 @@ def test_transfer_heatmap_and_a_held_unit_follow_each_other(run_folder: Path, tm
     (tmp_path / "in.txt").write_text("Good <b>film</b>\n")
     heatmap = ("heatmap", "--from", run_folder, "--unit", "best", "--input", tmp_path / "in.txt", "--to", page)
     assert call(*heatmap) == 1
-    assert "run `overnight transfer` first" in capsys.readouterr().err
-    assert call("transfer", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}") == 0
+    assert "run `overnight linear-probe` first" in capsys.readouterr().err
+    assert call("linear-probe", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}") == 0
     out = capsys.readouterr().out
     assert "random weights" in out and "byte n-grams" in out
     assert call(*heatmap, "--tanh") == 0
     assert "tanh of cell " in page.read_text()
     assert call("generate", "--from", run_folder, "--length", 5, "--unit", "best", "--value", "-2.5", "--temperature", 0) == 0
-    assert call("transfer", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}") == 0
+    assert call("linear-probe", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}") == 0
     assert "done already" in capsys.readouterr().out
     # The task's keys, and how this machine computes: features of another precision are judged anew.
-    assert call("transfer", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}", "--train.precision=bf16", "--seeds=[1]") == 0
+    assert call("linear-probe", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}", "--precision=bf16", "--seeds=[1]") == 0
     assert "csv: seed 1 pretrained" in capsys.readouterr().out
 
 
@@ -143,22 +143,22 @@ def test_the_best_unit_of_a_transfer_on_means_is_shown_and_held(run_folder: Path
     rows = "".join(f"{'a good' if i % 2 else 'so bad a'} film {i},{i % 2}\n" for i in range(120))
     (tmp_path / "mine.csv").write_text("text,label\n" + rows)
     (run_folder / "metrics.jsonl").write_text("")
-    assert call("transfer", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}", "--features=mean") == 0
+    assert call("linear-probe", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}", "--features=mean") == 0
     page = tmp_path / "page.html"
     assert call("heatmap", "--from", run_folder, "--unit", "best", "--input", tmp_path / "mine.csv", "--to", page) == 0
     lines = [json.loads(line) for line in (run_folder / "tasks.jsonl").read_text().splitlines()]
-    unit = next(line["unit"] for line in reversed(lines) if line["kind"] == "transfer" and line["init"] == "pretrained")
+    unit = next(line["unit"] for line in reversed(lines) if line["kind"] == "linear_probe" and line["init"] == "pretrained")
     assert f"hidden {unit['number']} of run" in page.read_text()
     assert call("generate", "--from", run_folder, "--length", 5, "--unit", "best", "--value", "-0.5") == 0
 
 
 def test_a_task_of_the_recipe_is_known_by_its_name(run_folder: Path, tmp_path: Path, capsys: Captured) -> None:
     tree = yaml.safe_load((run_folder / "run.yaml").read_text())
-    tree["transfer"] = {"reviews": {"task": "csv", "path": str(tmp_path / "absent.csv")}}
+    tree["linear_probe"] = {"reviews": {"task": "csv", "path": str(tmp_path / "absent.csv")}}
     (run_folder / "run.yaml").write_text(yaml.safe_dump(tree))
-    assert call("transfer", "reviews", "--from", run_folder) == 1
+    assert call("linear-probe", "reviews", "--from", run_folder) == 1
     assert "absent.csv: does not exist" in capsys.readouterr().err
-    assert call("transfer", "other", "--from", run_folder) == 2
+    assert call("linear-probe", "other", "--from", run_folder) == 2
     assert "'other' is neither a task of this run nor one of sst, imdb, csv" in capsys.readouterr().err
 
 
@@ -167,12 +167,12 @@ def test_a_task_of_the_recipe_is_known_by_its_name(run_folder: Path, tmp_path: P
     [
         (("generate", "--from", "RUN", "--unit", "3"), "--unit and --value belong together"),
         (("generate", "--from", "RUN", "--unit", "24", "--value", "1"), "the model has units 0 to 23"),
-        (("generate", "--from", "RUN", "--train.precision=fp4"), "train.precision = 'fp4'"),
+        (("generate", "--from", "RUN", "--precision=fp4"), "precision = 'fp4'"),
         (("generate", "--from", "NOTHING"), "is neither a run folder"),
-        (("transfer", "sst", "--from", "RUN", "--train.speed=9"), "train.speed = 9: unknown key"),
-        (("transfer", "sst", "--from", "RUN", "--speed=9"), "transfer.sst.speed = 9: unknown key"),
-        (("featurise", "--from", "RUN", "--input", "x", "--to", "x.csv"), "features are written as .npy"),
-        (("featurise", "--from", "RUN", "--input", "x", "--to", "x.npy", "--features", "gates"), "invalid choice: 'gates'"),
+        (("linear-probe", "sst", "--from", "RUN", "--train.speed=9"), "train: is now the sections compute, memory"),
+        (("linear-probe", "sst", "--from", "RUN", "--speed=9"), "linear_probe.sst.speed = 9: unknown key"),
+        (("extract-features", "--from", "RUN", "--input", "x", "--to", "x.csv"), "features are written as .npy"),
+        (("extract-features", "--from", "RUN", "--input", "x", "--to", "x.npy", "--features", "gates"), "invalid choice: 'gates'"),
         (("heatmap", "--from", "RUN", "--input", "README", "--to", "x", "--unit", "first"), "must be a number or `best`"),
         (("export", "--from", "RUN", "--to", "x", "--task", "sst"), "has no fine-tuned tasks"),
         (("import", "--from", "RUN", "--to", "x", "--what=y"), "unrecognized arguments"),

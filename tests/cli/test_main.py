@@ -24,7 +24,7 @@ from overnight.config import Run
 from tests.conftest import ROOT, tiny_tree
 
 VERBS = ("run", "prepare", "pretrain", "launch", "finetune", "predict", "export", "report", "plan", "bench", "doctor", "recipes")
-VERBS += ("evaluate", "transfer", "featurise", "heatmap", "generate", "import")  # tests/test_byte_verbs.py
+VERBS += ("evaluate", "linear-probe", "extract-features", "heatmap", "generate", "import")  # tests/test_byte_verbs.py
 RECIPE_VERBS = ("run", "prepare", "pretrain", "plan")
 Captured = pytest.CaptureFixture[str]
 
@@ -105,14 +105,14 @@ def test_doctor_tells_of_torch(capsys: Captured) -> None:
 @pytest.mark.parametrize("verb", RECIPE_VERBS)
 def test_print_config_gives_a_recipe_that_gives_itself(verb: str, recipe: Path, tmp_path: Path, capsys: Captured) -> None:
     before = files(tmp_path)
-    assert call(verb, recipe, "--print_config", "--phases.long.optim.lr=4e-3", "--data.paths", "one/folder") == 0
+    assert call(verb, recipe, "--print-config", "--phases.long.optim.lr=4e-3", "--data.paths", "one/folder") == 0
     first = capsys.readouterr().out
     assert yaml.safe_load(first)["phases"]["long"]["optim"]["lr"] == 0.004
     assert yaml.safe_load(first)["data"]["paths"] == ["one/folder"]
     assert files(tmp_path) == before
     again = tmp_path / "again.yaml"
     again.write_text(first)
-    assert call(verb, again, "--print_config") == 0
+    assert call(verb, again, "--print-config") == 0
     assert capsys.readouterr().out == first
 
 
@@ -122,11 +122,11 @@ def test_print_config_gives_a_recipe_that_gives_itself(verb: str, recipe: Path, 
         (["--phases.long.optim.rl=1"], ["phases.long.optim.rl = 1", "unknown key", "Allowed:", "betas"]),
         (["--phases.long.steps=many"], ["phases.long.steps = 'many'", "integer"]),
         (["--phases.long.steps", "0"], ["phases.long.steps = 0", "above 0"]),
-        (["--seed", "-1"], ["seed = -1", "0 to 2^32-1"]),
-        (["--train.precision=fp4"], ["train.precision = 'fp4'", "'fp32', 'tf32', 'bf16', 'fp16' or 'fp8'"]),
-        (["--phases.short.global_batch=7"], ["phases.short.global_batch = 7", "cannot be cut"]),
-        (["--phases.short.optim.schedule.warmup=2"], ["warmup = 2", "longer than the phase"]),
-        (["--model.heads=5"], ["model.heads = 5", "must divide model.width = 32"]),
+        (["--seed", "-1"], ["seed = -1", "0 to 4294967295"]),
+        (["--precision=fp4"], ["precision = 'fp4'", "'fp32', 'tf32', 'bf16', 'fp16' or 'fp8'"]),
+        (["--phases.short.global_batch_size=7"], ["phases.short.global_batch_size = 7", "cannot be split"]),
+        (["--phases.short.optim.schedule.warmup_ratio=2"], ["warmup_ratio = 2", "longer than the phase"]),
+        (["--model.num_heads=5"], ["model.num_heads = 5", "must divide model.hidden_size = 32"]),
         (["--data.vocab_file=/nowhere/vocab.txt"], ["data.vocab_file = '/nowhere/vocab.txt'"]),
         (["--na=x"], ["na = 'x'", "unknown key"]),
         (["--name"], ["--name", "has no value"]),
@@ -178,8 +178,8 @@ def test_a_gpu_that_is_not_there_is_refused(recipe: Path, tmp_path: Path, capsys
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert call("pretrain", recipe, "--train.device=cuda") == 2
-    assert "train.device = 'cuda': no GPU" in capsys.readouterr().err
+    assert call("pretrain", recipe, "--compute.device=cuda") == 2
+    assert "compute.device = 'cuda': no GPU" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -209,7 +209,7 @@ def test_prepare_and_pretrain_do_their_part_and_again_nothing(recipe: Path, tmp_
 def test_an_own_table_is_tuned_asked_exported_and_reported(
     copy: Path, table: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = ["--length=16", "--epochs", "1", "--batch=8", "--micro_batch=8"]
+    settings = ["--seq_len=16", "--epochs", "1", "--global_batch_size=8", "--micro_batch_size=8"]
     assert call("finetune", "opinion", "--from", copy, "--task=csv", f"--path={table}", *settings) == 0
     out = capsys.readouterr().out
     assert "opinion: seed 0 pretrained  accuracy" in out and "opinion, accuracy  seed 0" in out
@@ -234,11 +234,11 @@ def test_a_file_of_lines_is_answered(copy: Path, tmp_path: Path, capsys: Capture
     ("argv", "code", "says"),
     [
         (["finetune", "sts"], 2, "(did you mean 'stsb'?); say what it is: --task=csv"),
-        (["finetune", "csv", "--length=16"], 2, "finetune.csv.path = ''"),
-        (["finetune", "csv", "--path=/nowhere.csv", "--length=16"], 1, "/nowhere.csv: does not exist"),
-        (["finetune", "csv", "--path=x", "--length=16", "--lr=[x"], 2, "finetune.csv.lr = '[x' is not a YAML value"),
+        (["finetune", "csv", "--seq_len=16"], 2, "finetune.csv.path = ''"),
+        (["finetune", "csv", "--path=/nowhere.csv", "--seq_len=16"], 1, "/nowhere.csv: does not exist"),
+        (["finetune", "csv", "--path=x", "--seq_len=16", "--lr=[x"], 2, "finetune.csv.lr = '[x' is not a YAML value"),
         (["finetune", "csv", "--path=x", "--size=16"], 2, "finetune.csv.size = 16: unknown key"),
-        (["finetune", "csv", "--path=x"], 2, "finetune.csv.length = 128: must be 8 to model.max_length = 48"),
+        (["finetune", "csv", "--path=x"], 2, "finetune.csv.seq_len = 128: must be 8 to model.max_position_embeddings = 48"),
         (["predict", "sst2"], 1, "it has: none"),
         (["export", "--to", "x", "--task", "sst2"], 1, "no fine-tuned task 'sst2'"),
     ],
@@ -340,7 +340,17 @@ def test_prepare_can_be_stopped_and_the_same_command_continues(
 def test_finetuning_can_be_stopped_and_the_same_command_continues(
     number: signal.Signals, code: int, word: str, copy: Path, table: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    argv = ["finetune", "csv", "--from", str(copy), f"--path={table}", "--length=16", "--epochs=12", "--batch=8", "--micro_batch=8"]
+    argv = [
+        "finetune",
+        "csv",
+        "--from",
+        str(copy),
+        f"--path={table}",
+        "--seq_len=16",
+        "--epochs=12",
+        "--global_batch_size=8",
+        "--micro_batch_size=8",
+    ]
     found, output = stop_at([*argv, "--seeds=[0,1,2,3,4,5]"], "csv: seed 0 pretrained  accuracy", number, tmp_path)
     assert found == code, output
     assert f"overnight: {word}; the same command continues" in output and "Traceback" not in output

@@ -27,7 +27,7 @@ from overnight.optim.schedules import learning_rate, peak_lr
 from tests.conftest import ROOT
 
 Make = Callable[..., Run]
-GROWING = {"phases.short.batch_warmup": {"start": 2, "steps": 5}}
+GROWING = {"phases.short.batch_warmup": {"initial_batch_size": 2, "steps": 5}}
 
 
 @pytest.mark.parametrize("name", sorted(config.recipes()))
@@ -38,9 +38,9 @@ def test_the_plan_of_every_shipped_recipe_is_what_training_does(name: str) -> No
     assert sum(part.parameters for part in plan.parts) == plan.parameters
     for told, (name, phase) in zip(plan.phases, run.phases.items(), strict=True):
         assert (told.name, told.steps, told.peak_lr, told.epochs) == (name, phase.steps, peak_lr(phase), None)
-        assert told.sequences == phase.steps * phase.global_batch and told.tokens == told.sequences * phase.length
+        assert told.sequences == phase.steps * phase.global_batch_size and told.tokens == told.sequences * phase.seq_len
         assert told.at[0] == 0 and told.at[-1] == phase.steps - 1 and len(set(told.at)) == len(told.at) == min(1000, phase.steps)
-        assert told.lr == [learning_rate(phase, step) for step in told.at] and set(told.batch) == {phase.global_batch}
+        assert told.lr == [learning_rate(phase, step) for step in told.at] and set(told.batch) == {phase.global_batch_size}
         assert sum(group.parameters for group in told.groups) == plan.parameters
     text = plan_text(plan)
     assert max(len(line) for line in text.splitlines()) <= 100
@@ -70,7 +70,7 @@ def test_the_groups_are_those_of_the_optimizer(name: str, tiny: Make) -> None:
     for told, group in zip(plan.phases[0].groups, theirs, strict=True):
         assert list(told.tensors) == group["param_names"] and told.weight_decay == group["weight_decay"]
         assert told.tensors == {name: shapes[name] for name in told.tensors}
-        assert (told.adapt, told.muon) == (group.get("adapt"), group.get("muon"))
+        assert (told.trust_ratio, told.muon) == (group.get("trust_ratio"), group.get("muon"))
         assert told.parameters == sum(p.numel() for p in group["params"])
 
 
@@ -95,18 +95,18 @@ def test_a_batch_that_grows_is_planned_drawn_and_counted(tiny: Make) -> None:
     assert phase.sequences == [*accumulate(phase.batch)][-1]
     text = " ".join(plan_text(make_plan(run)).split())
     assert "2 to 8 sequences (2 micro-batches of 4) of up to 32 tokens; the batch grows over 5 steps" in text
-    assert "8 sequences (micro-batch found by trial) of" in plan_text(make_plan(tiny(**{"phases.short.micro_batch": 0})))
+    assert "8 sequences (micro-batch found by trial) of" in plan_text(make_plan(tiny(**{"phases.short.micro_batch_size": 0})))
     assert "batch (sequences)" in text
     assert "batch (sequences)" not in plan_text(make_plan(tiny()))
 
 
 def test_rules_restarts_and_schedules_are_told_as_they_come_out(tiny: Make) -> None:
-    scaling = {"rule": "lamb_untuned", "batch": 2}
-    optim = {"name": "lamb", "lr": 0.01, "scaling": scaling, "schedule": {"name": "hold", "warmup": 0.1, "hold": 0.2}}
+    scaling = {"rule": "lamb_untuned", "base_batch_size": 2}
+    optim = {"name": "lamb", "lr": 0.01, "scaling": scaling, "schedule": {"name": "wsd", "warmup_ratio": 0.1, "stable_ratio": 0.2}}
     text = plan_text(make_plan(tiny(**{"phases.short.optim": optim, "phases.short.steps": 100})))
-    line = "peak 0.02, by the rule lamb_untuned from 0.01 at batch 2; hold over 100 steps, warm-up 40, at the peak 20, power 1"
+    line = "peak 0.02, by the rule lamb_untuned from 0.01 at batch 2; wsd over 100 steps, warm-up 40, at the peak 20, power 1"
     assert line in " ".join(text.split())
-    assert "kept from short; their step count begins anew" in text and text.count("moments    fresh") == 1
+    assert "kept from short; their step count begins anew" in text and text.count("moments    reset") == 1
     # What sits below each phase: its name, steps, peak, batch and moments.
     tail = text.splitlines()[-7:-2]
     assert [line.split() for line in tail] == [
@@ -114,7 +114,7 @@ def test_rules_restarts_and_schedules_are_told_as_they_come_out(tiny: Make) -> N
         ["100", "steps", "4", "steps"],
         ["peak", "0.02", "peak", "0.01"],
         ["batch", "8", "batch", "8"],
-        ["moments", "fresh", "moments", "kept"],
+        ["moments", "reset", "moments", "kept"],
     ]
 
 
@@ -180,7 +180,7 @@ def test_the_byte_models_have_the_published_number_of_parameters(name: str, para
     """Puri et al. 2018: 86.3 M and 340.35 M, without the lengths of weight normalisation."""
     monkeypatch.setenv("OVERNIGHT_DATA", "/absent")
     plan = make_plan(config.load_run(name))
-    lengths = 10 * plan.model["width"]
+    lengths = 10 * plan.model["hidden_size"]
     assert plan.parameters - lengths == pytest.approx(parameters, rel=1e-3)
     text = plan_text(plan)
-    assert "multiplicative LSTM, layers 1" in text and "256 bytes" in text and "masked-LM" not in text
+    assert "multiplicative LSTM, 1 layer," in text and "256 bytes" in text and "masked-LM" not in text

@@ -8,6 +8,7 @@ import pytest
 
 from overnight import config
 from overnight.cli.main import main
+from overnight.config.describe import describe
 
 RECIPE_VERBS = ("run", "prepare", "pretrain", "launch", "plan")
 Captured = pytest.CaptureFixture[str]
@@ -32,8 +33,8 @@ def helped(out: str) -> dict[str, str]:
 def test_the_help_of_run_lists_every_key_with_type_default_and_meaning(capsys: Captured) -> None:
     assert call("run", "-h") == 0
     shown = helped(capsys.readouterr().out)
-    assert list(shown) != [] and set(shown) == {key for key, *_ in config.describe()}
-    for key, kind, default, text in config.describe():
+    assert list(shown) != [] and set(shown) == {key for key, *_ in describe()}
+    for key, kind, default, text in describe():
         assert text, f"{key} has no documentation"
         long = kind.count("|") > 7
         assert shown[key].startswith(f"{'WORD' if long else kind} {' '.join(text.split())}")
@@ -46,7 +47,7 @@ def test_the_help_of_a_recipe_verb_begins_with_examples_and_shows_its_sections(v
     out = capsys.readouterr().out
     places = [out.index(f"\n{part}") for part in ("examples:", "options:", "run: ", "data: ")]
     assert places == sorted(places) and f"overnight {verb} " in out.split("options:")[0].split("examples:")[1]
-    assert ("model.width" in helped(out)) is (verb != "prepare") and ("finetune.NAME.lr" in helped(out)) is (verb == "run")
+    assert ("model.hidden_size" in helped(out)) is (verb != "prepare") and ("finetune.NAME.lr" in helped(out)) is (verb == "run")
 
 
 def test_the_examples_of_the_help_are_of_keys_and_recipes_that_exist(capsys: Captured) -> None:
@@ -58,7 +59,7 @@ def test_the_examples_of_the_help_are_of_keys_and_recipes_that_exist(capsys: Cap
             program, of, name, *rest = re.split(r"  +|>", example.strip())[0].split()
             assert (program, of) == ("overnight", verb)
             keys = [word.removeprefix("--") for word in rest if "." in word.partition("=")[0]]
-            assert {re.sub(r"^phases\.\w+", "phases.NAME", key.partition("=")[0]) for key in keys} <= {key for key, *_ in config.describe()}
+            assert {re.sub(r"^phases\.\w+", "phases.NAME", key.partition("=")[0]) for key in keys} <= {key for key, *_ in describe()}
             if name != "my.yaml":
                 config.read_recipe(name, keys)
 
@@ -68,8 +69,21 @@ def test_the_help_of_a_recipe_shows_only_what_its_network_has_and_its_values(nam
     assert call("run", name, "--help") == 0
     shown = helped(capsys.readouterr().out)
     bert = config.read_recipe(name).get("model", {}).get("kind", "bert") == "bert"
-    of_bert = {"model.heads", "phases.NAME.nsp", "data.vocab_size", "finetune.NAME.lr", "train.compile", "phases.NAME.batch_warmup.start"}
-    of_bytes = {"model.embedding", "phases.NAME.shards", "data.test_fraction", "transfer.NAME.features", "train.graphs"}
+    of_bert = {
+        "model.num_heads",
+        "phases.NAME.nsp",
+        "data.vocab_size",
+        "finetune.NAME.lr",
+        "compute.torch_compile",
+        "phases.NAME.batch_warmup.initial_batch_size",
+    }
+    of_bytes = {
+        "model.embedding_size",
+        "phases.NAME.num_document_groups",
+        "data.test_fraction",
+        "linear_probe.NAME.features",
+        "compute.cuda_graphs",
+    }
     assert of_bert & set(shown) == (of_bert if bert else set()) and of_bytes & set(shown) == (set() if bert else of_bytes)
     assert f"({name}: {name}; required)" in shown["name"] and "seed" in shown
 

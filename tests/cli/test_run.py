@@ -35,12 +35,12 @@ def write_recipe(folder: Path, source: Path) -> Path:
         "task": "csv",
         "path": str(table),
         "epochs": 2,
-        "batch": 8,
-        "micro_batch": 8,
+        "global_batch_size": 8,
+        "micro_batch_size": 8,
         "lr": 3e-3,
-        "length": 16,
+        "seq_len": 16,
         "seeds": [0, 1],
-        "baseline": True,
+        "random_init_baseline": True,
     }
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump({**tiny_tree(folder, source), "finetune": {"opinion": spec}}, sort_keys=False))
@@ -183,7 +183,15 @@ def test_real_text_and_a_real_task_go_through(real_data: Path, tmp_path: Path, c
     tree["data"] |= {"vocab_file": str(real_data / "vocab" / "bert-base-uncased-vocab.txt"), "vocab_size": 30522, "format": "wiki"}
     for phase in tree["phases"].values():
         phase["steps"] = 2
-    spec = {"task": "sst", "path": str(real_data / "sst"), "epochs": 1, "batch": 16, "micro_batch": 16, "length": 32, "max_rows": 64}
+    spec = {
+        "task": "sst",
+        "path": str(real_data / "sst"),
+        "epochs": 1,
+        "global_batch_size": 16,
+        "micro_batch_size": 16,
+        "seq_len": 32,
+        "max_train_examples": 64,
+    }
     tree["finetune"] = {"sst": spec}
     recipe = tmp_path / "real.yaml"
     recipe.write_text(yaml.safe_dump(tree, sort_keys=False))

@@ -18,11 +18,12 @@ from overnight import config
 from overnight.cli.main import main
 from overnight.cli.task_keys import keys_text, machine_overrides, task_overrides
 from overnight.config import Run, load
-from overnight.config.schema import Finetune, Transfer
+from overnight.config.describe import describe
+from overnight.config.schema import Finetune, LinearProbe
 from overnight.errors import ConfigError
 
 Captured = pytest.CaptureFixture[str]
-FAST = ["--length=16", "--epochs=0.2", "--batch=8", "--micro_batch=8"]
+FAST = ["--seq_len=16", "--epochs=0.2", "--global_batch_size=8", "--micro_batch_size=8"]
 
 
 def call(*argv: str | Path) -> int:
@@ -45,29 +46,29 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("verb", "kind"), [("finetune", Finetune), ("transfer", Transfer)])
+@pytest.mark.parametrize(("verb", "kind"), [("finetune", Finetune), ("linear-probe", LinearProbe)])
 def test_the_help_lists_every_key_of_a_task_with_its_meaning_and_examples(verb: str, kind: Any, capsys: Captured) -> None:
     assert call(verb, "--help") == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: overnight {verb} TASK --from RUN [--KEY=VALUE ...]")
     flat = " ".join(out.split())
-    for key, kind_name, _, text in config.describe(kind):
+    for key, kind_name, _, text in describe({"": kind}):
         assert text and f" --{key}={kind_name} {' '.join(text.split())}" in flat, key
-    assert "--train.precision=fp32|tf32|bf16" in out and "more:" not in out
+    assert "--precision=fp32|tf32|bf16" in out and "more:" not in out
     assert out.count(f"\n  overnight {verb} ") >= 2
 
 
-@pytest.mark.parametrize("kind", [Finetune, Transfer])
+@pytest.mark.parametrize("kind", [Finetune, LinearProbe])
 def test_the_examples_of_the_help_are_recipes(kind: Any) -> None:
     examples = re.findall(r"^  overnight (.*)$", keys_text(kind), re.M)
     for verb, name, _, _, *words in map(shlex.split, examples):
-        assert verb == kind.__name__.lower()
-        tree: dict[str, Any] = {"name": "x", "phases": {"a": {"steps": 10, "global_batch": 32}}}
-        if kind is Transfer:
-            tree |= {"model": {"kind": "mlstm"}, "data": {"units": "bytes"}}
+        assert verb == ("finetune" if kind is Finetune else "linear-probe")
+        tree: dict[str, Any] = {"name": "x", "phases": {"a": {"steps": 10, "global_batch_size": 32}}}
+        if kind is LinearProbe:
+            tree |= {"model": {"kind": "mlstm"}, "data": {"tokenizer": "bytes"}}
         for override in task_overrides(kind, name, [word.removeprefix("--") for word in words], known=False):
             load._override(tree, override)
-        assert name in getattr(config.build_run(tree), verb)
+        assert name in getattr(config.build_run(tree), verb.replace("-", "_"))
 
 
 def test_an_own_table_needs_its_path_alone_and_what_comes_next_is_said(
@@ -75,7 +76,7 @@ def test_an_own_table_needs_its_path_alone_and_what_comes_next_is_said(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names = ["--columns.text=body", "--columns.label=stars"]
-    assert call("finetune", "opinion", "--from", copy, f"--path={table}", *names, *FAST, "--train.precision=bf16") == 0
+    assert call("finetune", "opinion", "--from", copy, f"--path={table}", *names, *FAST, "--precision=bf16") == 0
     out = capsys.readouterr().out
     assert json.loads((copy / "tasks.jsonl").read_text())["task"] == "csv"
     assert f"report: {copy / 'report.html'}" in out and "opinion" in (copy / "report.html").read_text()
@@ -83,9 +84,9 @@ def test_an_own_table_needs_its_path_alone_and_what_comes_next_is_said(
     given, _, predict = ask.partition(" | ")
     assert shlex.split(given) == ["echo", "a text"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a text\n")))
-    assert call(*shlex.split(predict)[1:], "--train.precision=bf16") == 0
+    assert call(*shlex.split(predict)[1:], "--precision=bf16") == 0
     assert json.loads(capsys.readouterr().out)["label"] in ("1", "5")
-    assert call(*shlex.split(export)[1:], "--train.threads=1") == 0
+    assert call(*shlex.split(export)[1:], "--compute.threads=1") == 0
     assert "classifier.weight" in load_file(tmp_path / "my run-opinion" / "model.safetensors")
     assert (copy / "run.yaml").read_text().count("bf16") == 0
 
@@ -93,7 +94,7 @@ def test_an_own_table_needs_its_path_alone_and_what_comes_next_is_said(
 def test_the_keys_of_this_machine_are_part_of_what_a_result_says_it_was_made_with(copy: Path, table: Path, capsys: Captured) -> None:
     words = ["--from", str(copy), f"--path={table}", "--columns.text=body", "--columns.label=stars", *FAST]
     for precision in ("fp32", "bf16", "fp32"):
-        assert call("finetune", "opinion", *words, f"--train.precision={precision}") == 0
+        assert call("finetune", "opinion", *words, f"--precision={precision}") == 0
     tags = [json.loads(line)["tag"] for line in (copy / "tasks.jsonl").read_text().splitlines()]
     assert tags[0] == tags[2] != tags[1]
 
@@ -103,10 +104,10 @@ def test_questions_of_ones_own_are_tuned_and_answered_from_files_of_their_format
         qas = [{"id": i, "question": "what?", "answers": [{"text": f"number {i}", "answer_start": 4 + (i == 0)}]} for i in range(2)]
         paragraphs = [{"context": f"The number {i}.", "qas": [qas[i]]} for i in range(2)]
         (tmp_path / f"{name}.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-    words = ["faq", "--from", copy, f"--path={tmp_path / 'train.json'}", f"--dev={tmp_path / 'dev.json'}", *FAST, "--length=24"]
+    words = ["faq", "--from", copy, f"--path={tmp_path / 'train.json'}", f"--dev={tmp_path / 'dev.json'}", *FAST, "--seq_len=24"]
     assert call("finetune", *words) == 1
     assert "1 of 2 answers do not stand at their answer_start" in capsys.readouterr().err
-    assert call("finetune", *words, "--misplaced=0.5") == 0
+    assert call("finetune", *words, "--max_misplaced_answers=0.5") == 0
     out = capsys.readouterr().out
     assert "faq: trained on train.json, scored on dev.json" in out and "SQuAD" not in out and " exact match " in out and " %" in out
     assert "overnight predict faq --from" in out and "--input QUESTIONS.json" in out
@@ -121,14 +122,14 @@ def test_questions_of_ones_own_are_tuned_and_answered_from_files_of_their_format
         (["finetune", "mine", "--path=FOLDER"], "--task=csv for a table of your own (.csv, .tsv, .jsonl), --task=squad for questions"),
         (["finetune", "mine", "--path=$OVERNIGHT_GONE/x"], "finetune.mine.path = '$OVERNIGHT_GONE/x': the environment variable"),
         (["finetune", "mnly"], "did you mean 'mnli'?"),
-        (["finetune", "csv", "--path=x.csv", "--train.precision=fp4"], "train.precision = 'fp4'"),
+        (["finetune", "csv", "--path=x.csv", "--precision=fp4"], "precision = 'fp4'"),
         (["finetune", "sst2", "--path=x", "--columns.text=a"], "finetune.sst2.columns: only a table of your own (csv)"),
         (["finetune", "sst2", "--path=x", "--dev=a"], "finetune.sst2.dev = 'a': only csv and squad"),
         (["finetune", "csv", "--path=x", "--columns.label=a", "--columns.score=b"], "give either columns.label (classes) or columns.score"),
         (["finetune", "csv", "--path=x", "--columns.txt=a"], "finetune.csv.columns.txt = 'a': unknown key, did you mean 'text'?"),
         (
             ["predict", "mask", "--seed=1"],
-            "--seed: `overnight predict` takes only keys of this machine's part, such as --train.precision=bf16",
+            "--seed: `overnight predict` takes only keys of this machine's part, such as --precision=bf16",
         ),
         (["export", "--to", "x", "--phases.a.steps=1"], "--phases.a.steps: `overnight export` takes only keys"),
     ],
@@ -144,7 +145,7 @@ def test_a_task_is_found_by_its_name_or_by_what_its_path_names(tmp_path: Path) -
         assert task_overrides(Finetune, "mine", [f"path={path}"], False) == [f"finetune.mine.task={task}", f"finetune.mine.path={path}"]
     assert task_overrides(Finetune, "sst2", ["path=x.csv"], False)[0] == "finetune.sst2.task=sst2"
     assert task_overrides(Finetune, "mine", ["path=x.csv", "task=sst"], False) == ["finetune.mine.path=x.csv", "finetune.mine.task=sst"]
-    assert task_overrides(Finetune, "mine", ["lr=1", "train.threads=1"], True) == ["finetune.mine.lr=1", "train.threads=1"]
+    assert task_overrides(Finetune, "mine", ["lr=1", "compute.threads=1"], True) == ["finetune.mine.lr=1", "compute.threads=1"]
     with pytest.raises(ConfigError, match="neither a task"):
-        task_overrides(Transfer, "mine", ["path=q.json"], False)
-    assert machine_overrides("predict", ["train.device=cpu"]) == ["train.device=cpu"]
+        task_overrides(LinearProbe, "mine", ["path=q.json"], False)
+    assert machine_overrides("predict", ["compute.device=cpu"]) == ["compute.device=cpu"]

@@ -13,7 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overnight import config
-from overnight.config import Finetune, Model, Optim, Phase, Run, Scaling, Schedule
+from overnight.config import (
+    OPTIMIZERS,
+    AdamWConfig,
+    BertConfig,
+    BertPhase,
+    BertRun,
+    Finetune,
+    LambConfig,
+    LansConfig,
+    Phase,
+    RecurrentLMConfig,
+    Run,
+    Scaling,
+    Schedule,
+)
+from overnight.config.describe import describe
 from tests.recipe import message, tree
 
 
@@ -25,7 +40,7 @@ def write(folder: Path, value: Any) -> str:
 
 def test_the_smallest_recipe_is_valid_and_frozen() -> None:
     run = config.build_run(tree())
-    assert run == Run("x", {"short": Phase(100, 64)}, finetune={"names": Finetune()})
+    assert run == BertRun(name="x", phases={"short": BertPhase(100, 64)}, finetune={"names": Finetune()})
     assert (run.run_dir, run.data_dir) == (Path("runs/x"), Path("data/x"))
     with pytest.raises(dataclasses.FrozenInstanceError):
         run.seed = 1  # type: ignore[misc]
@@ -37,7 +52,7 @@ WRONG_TYPE = [
     ("seeds", "finetune__names__seeds", [0, True], "finetune.names.seeds.1 = True: must be a whole number"),
     ("betas", "phases__short__optim__betas", [True, 0.9], "phases.short.optim.betas.0 = True: must be a number"),
     ("nsp", "phases__short__nsp", 1, "phases.short.nsp = 1: must be true or false"),
-    ("compile", "train__compile", "yes", "train.compile = 'yes': must be true or false"),
+    ("compile", "compute__torch_compile", "yes", "compute.torch_compile = 'yes': must be true or false"),
     ("fraction", "phases__short__steps", 1.5, "phases.short.steps = 1.5: input should be a valid integer"),
     ("word", "phases__short__steps", "many", "phases.short.steps = 'many': input should be a valid integer"),
     ("null", "phases__short__steps", None, "phases.short.steps = None: input should be a valid integer"),
@@ -51,15 +66,20 @@ WRONG_TYPE = [
         "literal",
         "phases__short__optim__name",
         "sgd",
-        "phases.short.optim.name = 'sgd': input should be 'lamb', 'lans', 'lars', 'adamw' or 'muon'",
+        "phases.short.optim.name = 'sgd': must be one of lamb, lans, lars, adamw, muon",
     ),
-    ("phase", "phases__short", 5, "phases.short = 5: input should be a dictionary"),
-    ("section", "data", None, "data = None: input should be a dictionary"),
-    ("missing", "phases__other", {"steps": 5}, "phases.other.global_batch: is missing and has no default"),
-    ("unknown", "phases__short__stesp", 5, "phases.short.stesp = 5: unknown key, did you mean 'steps'? Allowed: steps, global_batch"),
-    ("far off", "data__zzz", 5, "data.zzz = 5: unknown key; Allowed: paths, units, dir"),
-    ("top", "phase", {}, "phase = {}: unknown key, did you mean 'phases'? Allowed: name, phases"),
-    ("deep", "phases__short__optim__schedule__warmpu", 0, "phases.short.optim.schedule.warmpu = 0: unknown key, did you mean 'warmup'?"),
+    ("phase", "phases__short", 5, "phases.short = 5: is a section, not a value; set one of its keys: steps, global_batch_size"),
+    ("section", "data", None, "data = None: is a section, not a value; set one of its keys: paths, tokenizer"),
+    ("missing", "phases__other", {"steps": 5}, "phases.other.global_batch_size: is missing and has no default"),
+    ("unknown", "phases__short__stesp", 5, "phases.short.stesp = 5: unknown key, did you mean 'steps'? Allowed: steps, global_batch_size"),
+    ("far off", "data__zzz", 5, "data.zzz = 5: unknown key; Allowed: paths, tokenizer, dir"),
+    ("top", "phase", {}, "phase = {}: unknown key, did you mean 'phases'? Allowed: name, out"),
+    (
+        "deep",
+        "phases__short__optim__schedule__warmpu",
+        0,
+        "phases.short.optim.schedule.warmpu = 0: unknown key, did you mean 'warmup_ratio'?",
+    ),
 ]
 
 
@@ -70,9 +90,9 @@ def test_a_wrong_type_or_key_is_refused(key: str, value: Any, expected: str) -> 
 
 
 def test_every_mistake_is_named_at_once() -> None:
-    text = message(lambda: config.build_run(tree(seed="a", data__zzz=1, train__compile=1, phases__short__steps=True)))
-    assert sorted(line.split(" = ")[0] for line in text.splitlines()) == ["data.zzz", "phases.short.steps", "seed", "train.compile"]
-    text = message(lambda: config.build_run(tree(seed=-1, model__heads=5, phases__short__length=1)))
+    text = message(lambda: config.build_run(tree(seed="a", data__zzz=1, compute__torch_compile=1, phases__short__steps=True)))
+    assert sorted(line.split(" = ")[0] for line in text.splitlines()) == ["compute.torch_compile", "data.zzz", "phases.short.steps", "seed"]
+    text = message(lambda: config.build_run(tree(seed=-1, model__num_heads=5, phases__short__seq_len=1)))
     assert len(text.splitlines()) == 3
 
 
@@ -92,13 +112,13 @@ def test_numbers_may_be_written_as_yaml_reads_them() -> None:
         ("--data.paths=[a, b]", lambda run: run.data.paths, ["a", "b"]),
         ("--data.paths=builtin:python-docs", lambda run: run.data.paths, ["builtin:python-docs"]),
         ("--finetune.names.seeds=7", lambda run: run.finetune["names"].seeds, [7]),
-        ("--train.compile=true", lambda run: run.train.compile, True),
+        ("--compute.torch_compile=true", lambda run: run.compute.torch_compile, True),
         ("--name=2026", lambda run: run.name, "2026"),
         ("--name=on", lambda run: run.name, "on"),
         ("--name='quoted'", lambda run: run.name, "quoted"),
         ("--data.vocab_file=", lambda run: run.data.vocab_file, ""),
         ("--out=a=b", lambda run: run.out, "a=b"),
-        ("--phases.long={steps: 5, global_batch: 32}", lambda run: run.phases["long"], Phase(5, 32)),
+        ("--phases.long={steps: 5, global_batch_size: 32}", lambda run: run.phases["long"], BertPhase(5, 32)),
         ("--finetune={}", lambda run: run.finetune, {}),
     ],
 )
@@ -107,8 +127,8 @@ def test_an_override_reaches_any_key(tmp_path: Path, override: str, read: Callab
 
 
 def test_a_new_phase_may_be_made_of_overrides_and_the_last_one_wins(tmp_path: Path) -> None:
-    overrides = ["phases.long.steps=3", "phases.long.global_batch=64", "phases.long.steps=4"]
-    assert config.load_run(write(tmp_path, tree()), overrides).phases["long"] == Phase(4, 64)
+    overrides = ["phases.long.steps=3", "phases.long.global_batch_size=64", "phases.long.steps=4"]
+    assert config.load_run(write(tmp_path, tree()), overrides).phases["long"] == BertPhase(4, 64)
 
 
 @pytest.mark.parametrize(
@@ -147,10 +167,10 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str, expected
 def test_a_key_that_stands_twice_in_a_recipe_is_refused_with_its_lines(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        "name: a\ntrain: {keep: 2}\nphases:\n  short: {steps: 4}\n  long: {steps: 4, steps: 5}\n  short: {steps: 6}\ntrain: {keep: 3}\n",
+        "name: a\nlogging: {log_every: 2}\nphases:\n  short: {steps: 4}\n  long: {steps: 4, steps: 5}\n  short: {steps: 6}\nlogging: {log_every: 3}\n",
     )
     lines = message(lambda: config.load_run(path)).splitlines()
-    assert [line.removeprefix(path).split(" stands")[0] for line in lines] == [":5: 'steps'", ":6: 'short'", ":7: 'train'"]
+    assert [line.removeprefix(path).split(" stands")[0] for line in lines] == [":5: 'steps'", ":6: 'short'", ":7: 'logging'"]
 
 
 def test_a_file_that_is_not_utf8_or_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -176,64 +196,75 @@ def test_every_shipped_recipe_loads_and_survives_saving(name: str) -> None:
 def test_the_published_recipes_have_the_published_numbers() -> None:
     assert {"demo", "bert-mini-books", "bert-base", "bert-large-lamb", "bert-large-lans", "bert-base-original"} <= set(config.recipes())
     large = config.load_run("bert-large-lamb")
-    assert large.model == Model(layers=24, width=1024, heads=16)
+    assert large.model == BertConfig(num_layers=24, hidden_size=1024, num_heads=16)
     for name, batch, length, predictions, lr, warmup, steps in (
         ("short", 65_536, 128, 20, 6e-3, 0.2843, 7_038),
         ("long", 32_768, 512, 80, 4e-3, 0.128, 1_563),
     ):
         phase = large.phases[name]
-        assert (phase.global_batch, phase.length, phase.max_predictions, phase.steps) == (batch, length, predictions, steps)
-        assert phase.optim == Optim("lamb", lr, schedule=Schedule("poly_nvidia", warmup, 0.5), start=phase.optim.start)
-    assert [phase.optim.start for phase in large.phases.values()] == ["reset", "keep"]
+        assert (phase.global_batch_size, phase.seq_len, phase.max_predictions_per_seq, phase.steps) == (batch, length, predictions, steps)
+        assert phase.optim == LambConfig(lr=lr, schedule=Schedule("poly_nvidia", warmup, 0.5), reset_moments=phase.optim.reset_moments)
+    assert [phase.optim.reset_moments for phase in large.phases.values()] == [True, False]
     lans = config.load_run("bert-large-lans")
     assert lans.model == large.model
-    for name, batch, lr, warmup, hold, steps in (
+    for name, batch, lr, warmup, stable, steps in (
         ("short", 98_304, 6.75e-3, 0.4265, 0.2735, 3_519),
         ("long", 33_792, 5e-3, 0.192, 0.108, 782),
     ):
         phase, like = lans.phases[name], large.phases[name]
-        assert (phase.global_batch, phase.steps) == (batch, steps)
-        assert (phase.length, phase.max_predictions) == (like.length, like.max_predictions)
-        assert phase.optim == Optim("lans", lr, max_grad_norm=0.0, schedule=Schedule("hold", warmup, hold=hold))
+        assert (phase.global_batch_size, phase.steps) == (batch, steps)
+        assert (phase.seq_len, phase.max_predictions_per_seq) == (like.seq_len, like.max_predictions_per_seq)
+        assert phase.optim == LansConfig(lr=lr, schedule=Schedule("wsd", warmup, stable_ratio=stable))
     original = config.load_run("bert-base-original")
-    assert original.model == Model() and [(p.steps, p.length, p.global_batch) for p in original.phases.values()] == [
+    assert original.model == BertConfig() and [(p.steps, p.seq_len, p.global_batch_size) for p in original.phases.values()] == [
         (900_000, 128, 256),
         (100_000, 512, 256),
     ]
     for phase in original.phases.values():
-        assert (phase.optim.name, phase.optim.lr, phase.optim.schedule.warmup * phase.optim.schedule.total) == ("adamw", 1e-4, 10_000)
+        assert (phase.optim.name, phase.optim.lr, phase.optim.schedule.warmup_ratio * phase.optim.schedule.total_steps) == (
+            "adamw",
+            1e-4,
+            10_000,
+        )
 
 
 def test_the_published_byte_recipes_have_the_published_numbers() -> None:
     for width, batch, steps, per_device in ((4096, 32_768, 14_000, 256), (8192, 12_288, 12_400, 96)):
         run = config.load_run(f"mlstm-{width}-amazon")
-        assert run.model == Model(kind="mlstm", layers=1, width=width) and run.train.precision == "fp16"
+        assert run.model == RecurrentLMConfig(kind="mlstm", num_layers=1, hidden_size=width) and run.precision == "fp16"
         (phase,) = run.phases.values()
-        assert (phase.global_batch, phase.steps, phase.length, phase.micro_batch) == (batch, steps, 256, per_device)
-        assert phase.optim == Optim("adamw", 3e-3, eps=1e-8, weight_decay=0.0, max_grad_norm=0.0, schedule=Schedule("puri"))
+        assert (phase.global_batch_size, phase.steps, phase.seq_len, phase.micro_batch_size) == (batch, steps, 256, per_device)
+        assert phase.optim == AdamWConfig(
+            lr=3e-3, eps=1e-8, weight_decay=0.0, max_grad_norm=0.0, schedule=Schedule("linear", warmup_ratio=0.0, total_steps=100_000)
+        )
         # 1000 : 1 : 1
         assert run.data.valid_fraction == run.data.test_fraction == pytest.approx(1 / 1002, rel=1e-3)
     small = config.load_run("mlstm-small")
-    assert small.phases["main"].optim.weight_decay == 0 and {task.task for task in small.transfer.values()} == {"sst", "imdb"}
+    assert small.phases["main"].optim.weight_decay == 0 and {task.task for task in small.linear_probe.values()} == {"sst", "imdb"}
 
 
+OPTIMS = st.one_of(
+    *(
+        st.builds(
+            OPTIMIZERS[name],
+            lr=st.floats(1e-12, 1e3),
+            eps=st.floats(1e-300, 1),
+            betas=st.tuples(st.floats(0, 0.999), st.floats(0, 0.9999)),
+            scaling=st.builds(Scaling, st.sampled_from(["linear", "sqrt"]), st.integers(1, 10**6)),
+            schedule=st.builds(Schedule, name=st.sampled_from(["poly", "wsd"]), warmup_ratio=st.floats(0, 1), power=st.floats(0.01, 9)),
+        )
+        for name in ("lamb", "lans", "adamw", "muon")
+    )
+)
 PHASES = st.builds(
-    Phase,
+    BertPhase,
     steps=st.integers(1, 10**7),
-    global_batch=st.sampled_from([32, 64, 65_536]),
-    length=st.integers(8, 512),
+    global_batch_size=st.sampled_from([32, 64, 65_536]),
+    seq_len=st.integers(8, 512),
     nsp=st.booleans(),
-    mask_rate=st.floats(1e-3, 1),
-    short_fraction=st.floats(0, 1),
-    optim=st.builds(
-        Optim,
-        name=st.sampled_from(["lamb", "adamw", "muon"]),
-        lr=st.floats(1e-12, 1e3),
-        eps=st.floats(1e-300, 1),
-        betas=st.tuples(st.floats(0, 0.999), st.floats(0, 0.9999)),
-        scaling=st.builds(Scaling, st.sampled_from(["linear", "sqrt"]), st.integers(1, 10**6)),
-        schedule=st.builds(Schedule, name=st.sampled_from(["poly", "hold"]), warmup=st.floats(0, 1), power=st.floats(0.01, 9)),
-    ),
+    mlm_probability=st.floats(1e-3, 1),
+    short_seq_prob=st.floats(0, 1),
+    optim=OPTIMS,
 )
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
 
@@ -255,17 +286,17 @@ def test_a_saved_run_is_read_back_equal(name: str, phases: dict[str, Phase], see
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("train__device", "cuda"),
-        ("train__compile", True),
-        ("train__threads", 3),
-        ("train__telemetry_every", 5),
-        ("train__noise_every", 5),
-        ("train__keep", 9),
+        ("compute__device", "cuda"),
+        ("compute__torch_compile", True),
+        ("compute__threads", 3),
+        ("logging__tensor_norms_every", 5),
+        ("logging__grad_noise_every", 5),
+        ("checkpoint__keep_latest_k", 9),
         ("out", "elsewhere"),
         ("data__dir", "elsewhere"),
         ("data__workers", 4),
-        ("phases__short__micro_batch", 128),
-        ("finetune__names__micro_batch", 8),
+        ("phases__short__micro_batch_size", 128),
+        ("finetune__names__micro_batch_size", 8),
     ],
 )
 def test_identity_ignores_how_the_machine_carries_it_out(key: str, value: Any) -> None:
@@ -275,13 +306,13 @@ def test_identity_ignores_how_the_machine_carries_it_out(key: str, value: Any) -
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("train__precision", "bf16"),
-        ("train__reduce", "bf16"),
+        ("precision", "bf16"),
+        ("distributed__grad_reduce_dtype", "bf16"),
         ("seed", 1),
         ("data__lowercase", False),
-        ("phases__short__global_batch", 32),
+        ("phases__short__global_batch_size", 32),
         ("phases__short__optim__lr", 5e-4),
-        ("phases__short__optim__adapt", "all"),
+        ("phases__short__optim__trust_ratio_on", "all"),
         ("phases__short__optim__skip_zero_grad", False),
         ("phases__short__optim__schedule__power", 2.0),
         ("model__dropout", 0.0),
@@ -333,10 +364,10 @@ def test_a_vocabulary_file_that_cannot_be_read_is_refused(tmp_path: Path) -> Non
 
 
 def test_every_key_is_described() -> None:
-    rows = {key: (kind, default, text) for key, kind, default, text in config.describe()}
+    rows = {key: (kind, default, text) for key, kind, default, text in describe()}
     assert all(text for _, _, text in rows.values())
     assert rows["phases.NAME.optim.lr"][:2] == ("float", "0.001")
-    assert rows["phases.NAME.steps"][1] == "required" and rows["train.precision"][0] == "fp32|tf32|bf16|fp16|fp8"
+    assert rows["phases.NAME.steps"][1] == "required" and rows["precision"][0] == "fp32|tf32|bf16|fp16|fp8"
     assert set(config.recipes()) and rows["finetune.NAME.seeds"][1] == "[0]"
 
 
@@ -347,13 +378,13 @@ def test_every_key_is_described() -> None:
             "--phases.lnog.steps=5",
             "phases.lnog: the recipe has no phase 'lnog' (did you mean 'long'?). It has: long, short. To add it, give --phases.lnog.",
         ),
-        ("--phases.lnog.optim.lr=5", "give --phases.lnog.steps=..., --phases.lnog.global_batch=... too"),
+        ("--phases.lnog.optim.lr=5", "give --phases.lnog.steps=..., --phases.lnog.global_batch_size=... too"),
         ("--phases.x=5", "the recipe has no phase 'x'. It has: long, short"),
         ("--finetune.nmes.epochs=2", "finetune.nmes: the recipe has no finetune task 'nmes' (did you mean 'names'?). It has: names"),
     ],
 )
 def test_a_misspelled_phase_or_task_on_the_command_line_is_named(tmp_path: Path, override: str, said: str) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(tree(phases__long={"steps": 10, "global_batch": 64})))
+    recipe.write_text(yaml.safe_dump(tree(phases__long={"steps": 10, "global_batch_size": 64})))
     found = message(lambda: config.load_run(str(recipe), [override]))
     assert said in found and "is missing" not in found

@@ -80,7 +80,7 @@ def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, A
 
 def settings(tmp_path: Path, **changes: Any) -> Data:
     given_settings = {"field": "review", "label": "stars", "min_chars": 0, "valid_fraction": 0.1, "test_fraction": 0.2, "workers": 1}
-    return Data(paths=[str(tmp_path / "text")], units="bytes", **(given_settings | changes))
+    return Data(paths=[str(tmp_path / "text")], tokenizer="bytes", **(given_settings | changes))
 
 
 def test_every_document_arrives_in_order_on_its_side_with_its_label(reviews: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ _WORDS = ["lake", "stone", "bird", "night", "house", "river", "cloud", "snow"]
 
 
 def data(folder: Path, fraction: float, **changes: object) -> Data:
-    settings = {"documents": "line", "min_chars": 0, "valid_fraction": fraction, "workers": 1, "units": "bytes"} | changes
+    settings = {"documents": "line", "min_chars": 0, "valid_fraction": fraction, "workers": 1, "tokenizer": "bytes"} | changes
     return Data(paths=[str(folder)], **settings)  # type: ignore[arg-type]
 
 

@@ -128,7 +128,7 @@ def test_a_prepared_folder_returns_at_once_and_refuses_other_settings(corpus: Pa
     manifest = prepare(settings(corpus), tmp_path / "out", silent)
     shutil.rmtree(corpus)  # it needs no source any more
     lines: list[str] = []
-    assert prepare(settings(corpus, workers=2, max_bad_lines=5), tmp_path / "out", lines.append) == manifest
+    assert prepare(settings(corpus, workers=2, max_invalid_lines=5), tmp_path / "out", lines.append) == manifest
     assert lines == []
     with pytest.raises(ConfigError, match=r"data\.min_chars = 7 \(prepared with 100\); data\.lowercase = False"):
         prepare(settings(corpus, min_chars=7, lowercase=False), tmp_path / "out", silent)
@@ -258,13 +258,13 @@ def test_a_missing_source_is_refused_before_anything_is_written(tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_of_before_there_were_bytes_is_still_taken(corpus: Path, tmp_path: Path) -> None:
+def test_a_folder_of_before_there_was_a_setting_is_taken_where_it_has_its_default(corpus: Path, tmp_path: Path) -> None:
     manifest = prepare(settings(corpus), tmp_path / "out", silent)
-    old = {key: value for key, value in manifest.settings.items() if key not in ("units", "test_fraction", "label")}
+    old = {key: value for key, value in manifest.settings.items() if key not in ("tokenizer", "test_fraction", "label")}
     save_manifest(tmp_path / "out", dataclasses.replace(manifest, settings=old))
     assert prepare(settings(corpus), tmp_path / "out", silent).shards == manifest.shards
-    with pytest.raises(ConfigError, match=r"data\.units = 'bytes' \(prepared with 'wordpiece'\)"):
-        prepare(settings(corpus, units="bytes"), tmp_path / "out", silent)
+    with pytest.raises(ConfigError, match=r"data\.tokenizer = 'bytes' \(prepared with 'wordpiece'\)"):
+        prepare(settings(corpus, tokenizer="bytes"), tmp_path / "out", silent)
 
 
 RUNNER = """

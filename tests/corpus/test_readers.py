@@ -78,9 +78,9 @@ def test_a_truncated_file_is_refused_and_kept_only_if_asked(tmp_path: Path, endi
     packed = PACKERS[ending](content)
     path = tmp_path / f"a.txt{ending}"
     path.write_bytes(packed[: len(packed) * 3 // 4])
-    with pytest.raises(DataError, match=r"a\.txt.*ends early.*truncated=keep"):
+    with pytest.raises(DataError, match=r"a\.txt.*ends early.*on_truncated_file=keep"):
         read(path)
-    texts, source = read(path, truncated="keep")
+    texts, source = read(path, on_truncated_file="keep")
     assert content.startswith(texts[0].encode())
     assert source.truncated == [str(path)]
     # An .xz or .bz2 block is all or nothing, .gz and .zst give what was there.
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_refused_even_when_truncated_ones_are_kept(tmp_path: P
         packed[place] ^= 0x55
     (tmp_path / f"a.txt{ending}").write_bytes(packed)
     with pytest.raises(DataError, match="damaged"):
-        read(tmp_path / f"a.txt{ending}", truncated="keep")
+        read(tmp_path / f"a.txt{ending}", on_truncated_file="keep")
 
 
 @pytest.mark.parametrize("ending", PACKERS)
@@ -115,9 +115,9 @@ def test_a_truncated_tar_is_refused_and_kept_only_if_asked(tmp_path: Path, endin
     packed = PACKERS[ending](tar_of({f"{i}.txt": content[i * 1000 :] for i in range(12)}))
     path = tmp_path / f"x.tar{ending}"
     path.write_bytes(packed[: int(len(packed) * share)])
-    with pytest.raises(DataError, match=r"ends early.*truncated=keep"):
+    with pytest.raises(DataError, match=r"ends early.*on_truncated_file=keep"):
         read(path)
-    texts, source = read(path, truncated="keep")
+    texts, source = read(path, on_truncated_file="keep")
     assert str(path) in source.truncated
     assert all(text.encode() == content[i * 1000 :] for i, text in enumerate(texts[:-1]))
 
@@ -127,7 +127,7 @@ def test_a_tar_cut_between_two_members_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(whole[:1024])
     with pytest.raises(DataError, match="tar archive ends early"):
         read(tmp_path / "x.tar")
-    assert read(tmp_path / "x.tar", truncated="keep")[0] == ["a" * 512]
+    assert read(tmp_path / "x.tar", on_truncated_file="keep")[0] == ["a" * 512]
 
 
 def test_folders_are_walked_in_order_without_hidden_files(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_wikipedia_articles_are_seen_by_the_first_bytes(tmp_path: Path) -> None:
         ('<doc id="1">\nA\n<doc id="2">\n', ":3: a <doc> begins before that of line 1"),
         ('<doc id="1">\nA\n</doc>\nB\n', ":4: text outside"),
         ('<doc id="1">\nA\n</doc>\n</doc>\n', ":4: </doc> without"),
-        ('<doc id="1">\nA\n</doc>\n<doc id="2">\nB\n', ":4: the file ends inside this article.*truncated=keep"),
+        ('<doc id="1">\nA\n</doc>\n<doc id="2">\nB\n', ":4: the file ends inside this article.*on_truncated_file=keep"),
         ("<mediawiki>\n<page>", "is a Wikipedia dump"),
     ],
 )
@@ -191,14 +191,14 @@ def test_bad_json_lines_are_named_and_at_most_the_allowed_number_skipped(tmp_pat
     (tmp_path / "x.jsonl").write_text(f"{good[0]}\n{line}\n\n{good[1]}\n{line}\n{good[2]}")
     with pytest.raises(DataError, match=message):
         read(tmp_path)
-    with pytest.raises(DataError, match=r":5: .*max_bad_lines=1"):
-        read(tmp_path, max_bad_lines=1)
-    texts, source = read(tmp_path, max_bad_lines=2)
+    with pytest.raises(DataError, match=r":5: .*max_invalid_lines=1"):
+        read(tmp_path, max_invalid_lines=1)
+    texts, source = read(tmp_path, max_invalid_lines=2)
     assert (len(texts), source.skipped_lines) == (3, 2)
 
 
 def labels(*paths: Path | str, **settings: Any) -> list[float | None]:
-    data = Data(paths=[str(path) for path in paths], units="bytes", **settings)
+    data = Data(paths=[str(path) for path in paths], tokenizer="bytes", **settings)
     return [document.label for document in documents(data, start_reading(data))]
 
 
@@ -215,7 +215,7 @@ def test_a_label_that_is_no_number_is_a_bad_line(tmp_path: Path, value: str) -> 
     (tmp_path / "x.jsonl").write_text(f'{{"text": "a", "stars": 1}}\n{{"text": "b", "stars": {value}}}\n')
     with pytest.raises(DataError, match=r"x\.jsonl:2: has no finite number in 'stars' but .*\(data\.label names it"):
         labels(tmp_path, label="stars")
-    assert labels(tmp_path, label="stars", max_bad_lines=1) == [1.0]
+    assert labels(tmp_path, label="stars", max_invalid_lines=1) == [1.0]
 
 
 @pytest.mark.parametrize("ending", PACKERS)
@@ -298,7 +298,7 @@ def test_the_real_truncated_gzip_is_refused_and_gives_its_whole_lines_if_asked()
     path = DATA / "amazon/reviews_Digital_Music_5.json.truncated.gz"
     with pytest.raises(DataError, match="ends early"):
         read(path, field="reviewText")
-    texts, source = read(path, field="reviewText", truncated="keep")
+    texts, source = read(path, field="reviewText", on_truncated_file="keep")
     assert len(texts) == source.documents == 6908
     assert source.truncated == [str(path)]
 

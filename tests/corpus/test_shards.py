@@ -26,7 +26,10 @@ def prepared(tmp_path: Path) -> Path:
     size = shards.write_shard(path, np.arange(6, dtype=np.uint16), np.array([1, 2, 3], np.int32), np.array([2, 1], np.int32))
     entry = shards.ShardEntry(path.name, "train", 2, 3, 6, size, shards.checksum(path))
     shards.save_manifest(
-        tmp_path, shards.Manifest(1, tokenizer.vocabulary(pieces, True).hash, 12, {"paths": ["x"]}, [Source("x", 1, 2, 9)], 0, 0, [entry])
+        tmp_path,
+        shards.Manifest(
+            shards.FORMAT_VERSION, tokenizer.vocabulary(pieces, True).hash, 12, {"paths": ["x"]}, [Source("x", 1, 2, 9)], 0, 0, [entry]
+        ),
     )
     return tmp_path
 
@@ -95,7 +98,8 @@ def test_another_tokenizer_is_refused(prepared: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace('"version": 1', '"version": 2'), "is of format version 2, this program reads 1"),
+        (lambda text: text.replace('"version": 2', '"version": 9'), "is of format version 9, this program reads 2"),
+        (lambda text: text.replace('"version": 2', '"version": 1'), "is of format version 1, .*; delete the folder and prepare again"),
         (lambda text: text[:50], "is not JSON"),
         (lambda text: text.replace('"duplicates"', '"doubles"'), "duplicates: field required"),
         (lambda text: "[]", "is not a JSON object"),

@@ -16,11 +16,12 @@ from overnight.engine.pretrain import pretrain
 from overnight.errors import ConfigError
 from tests.conftest import tiny_tree
 from tests.distributed.test_parallel import KINDS, Runs, distance, lines, newest
+from tests.recipe import change
 
 
-def recipe(runs: Runs, name: str, steps: int, micro_batch: int = 1, **train: Any) -> str:
+def recipe(runs: Runs, name: str, steps: int, micro_batch_size: int = 1, **settings: Any) -> str:
     """A recipe of one phase, with batches of 8."""
-    path = Path(runs.recipe(name, phase={"steps": steps, "micro_batch": micro_batch}, train=train))
+    path = Path(runs.recipe(name, phase={"steps": steps, "micro_batch_size": micro_batch_size}, settings=settings))
     tree = yaml.safe_load(path.read_text())
     del tree["phases"]["long"]
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
@@ -33,8 +34,10 @@ def runs(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     runs = Runs(tmp_path_factory.mktemp("reduce"), tiny_data)
     jobs = [recipe(runs, "ddp-fp32", 4), recipe(runs, "ddp-scaled-fp32", 20, 4, precision="fp16")]
     for kind in KINDS:
-        jobs += [recipe(runs, f"{kind}-{name}", 4, parallel=kind, reduce="bf16", checksum_every=1) for name in ("bf16", "again")]
-        jobs.append(recipe(runs, f"{kind}-scaled-fp16", 20, 4, parallel=kind, reduce="fp16", precision="fp16"))
+        narrow = {"distributed.strategy": kind, "distributed.grad_reduce_dtype": "bf16", "stability.replica_check_every": 1}
+        jobs += [recipe(runs, f"{kind}-{name}", 4, **narrow) for name in ("bf16", "again")]
+        scaled = {"distributed.strategy": kind, "distributed.grad_reduce_dtype": "fp16", "precision": "fp16"}
+        jobs.append(recipe(runs, f"{kind}-scaled-fp16", 20, 4, **scaled))
     # So high that both the products and the sums overflow at first.
     said = runs.on(2, *({"recipe": path, "start": 2.0**32} for path in jobs))
     assert {code for job in said for code, _ in job} == {0}, said
@@ -66,8 +69,8 @@ def test_an_overflow_of_the_sum_is_taken_again_at_a_lower_loss_scale(kind: str, 
 
 def test_one_process_alone_has_nothing_to_add_up(tiny_data: Path, tmp_path: Path) -> None:
     runs = Runs(tmp_path, tiny_data)
-    for reduce in ("fp32", "bf16"):
-        pretrain(config.load_run(recipe(runs, reduce, 2, reduce=reduce)), Line(io.StringIO()))
+    for dtype in ("fp32", "bf16"):
+        pretrain(config.load_run(recipe(runs, dtype, 2, **{"distributed.grad_reduce_dtype": dtype})), Line(io.StringIO()))
     ours, theirs = (newest(tmp_path / name) for name in ("bf16", "fp32"))
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
@@ -75,6 +78,6 @@ def test_one_process_alone_has_nothing_to_add_up(tiny_data: Path, tmp_path: Path
 def test_sums_in_fp16_without_a_loss_scale_are_refused(tmp_path: Path) -> None:
     tree = tiny_tree(tmp_path, tmp_path)
     for precision in ("fp32", "bf16"):
-        tree["train"] |= {"reduce": "fp16", "precision": precision}
-        with pytest.raises(ConfigError, match=rf"train\.reduce = fp16: .* not {precision}; use bf16"):
+        change(tree, {"distributed.grad_reduce_dtype": "fp16", "precision": precision})
+        with pytest.raises(ConfigError, match=rf"distributed\.grad_reduce_dtype = fp16: .* not {precision}; use bf16"):
             config.build_run(tree)

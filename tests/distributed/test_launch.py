@@ -27,6 +27,7 @@ from overnight.distributed.elastic import after_signal
 from overnight.distributed.launch import Job, check_job, time_limit
 from overnight.distributed.leader import Failure, verdict
 from tests.conftest import ROOT, tiny_tree
+from tests.recipe import change
 
 Captured = pytest.CaptureFixture[str]
 STEPS = 80
@@ -51,13 +52,13 @@ sys.exit(max(task.wait() for task in tasks))
 def make(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Callable[..., Path]:
     """Writes a tiny recipe on the prepared corpus into a folder of its own; returns the file."""
 
-    def make(name: str, **train: Any) -> Path:
+    def make(name: str, **settings: Any) -> Path:
         folder = tmp_path_factory.mktemp(name)
         tree = tiny_tree(folder, tiny_data.parent / "topics.jsonl")
         tree["data"]["dir"] = str(tiny_data)
-        tree["train"] |= {"checkpoint_every": 10, "eval_every": 40, "log_every": 5, **train}
+        change(tree, {"checkpoint.save_every": 10, "logging.eval_every": 40, "logging.log_every": 5, **settings})
         for phase in tree["phases"].values():
-            phase |= {"steps": STEPS, "micro_batch": 2}
+            phase |= {"steps": STEPS, "micro_batch_size": 2}
         (folder / "recipe.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
         return folder / "recipe.yaml"
 
@@ -187,7 +188,7 @@ def test_a_killed_process_is_named_and_with_restarts_the_job_goes_on_to_the_same
 
 @pytest.mark.slow
 def test_a_wrong_recipe_is_said_once_and_not_tried_again(recipe: Path) -> None:
-    code, output = end(launched(recipe, "--processes=2", "--restarts=3", "--train.noise_every=1"))
+    code, output = end(launched(recipe, "--processes=2", "--restarts=3", "--logging.grad_noise_every=1"))
     assert (code, output.count("noise is measured in one process only")) == (2, 1), output
 
 
@@ -254,7 +255,7 @@ def test_the_option_to_extend_reaches_the_processes(recipe: Path, monkeypatch: p
 
 def test_gpus_are_asked_for_unless_the_recipe_trains_on_the_cpu(recipe: Path, capsys: Captured) -> None:
     for device, asked in (("cpu", False), ("auto", True)):
-        assert main(["launch", str(recipe), "--processes=4", "--slurm", f"--train.device={device}"]) == 0
+        assert main(["launch", str(recipe), "--processes=4", "--slurm", f"--compute.device={device}"]) == 0
         assert ("#SBATCH --gpus-per-node=4\n" in capsys.readouterr().out) == asked
 
 
@@ -277,7 +278,7 @@ def test_submit_gives_the_script_to_sbatch_and_ends_with_its_exit_code(code: int
         ("--nodes=2 --rendezvous=first", "--rendezvous=first: must be HOST:PORT"),
         ("--processes=0", "--processes=0: must be above 0"),
         ("--processes=two", "argument --processes: invalid int value: 'two'"),
-        ("--processes=16", "phases.short.global_batch = 8: cannot be cut for 16 processes into micro-batches of 1"),
+        ("--processes=16", "phases.short.global_batch_size = 8: cannot be cut for 16 processes into micro-batches of 1"),
         ("--nodes=1:3 --processes=1 --rendezvous=a:1", "cannot be cut for 3 processes into micro-batches of 2; it must divide (--nodes=3"),
         ("--restarts=-1", "--restarts=-1: must be 0 or more"),
         ("--signal-before=0", "--signal-before=0: must be 1 to 65535 seconds"),
@@ -335,7 +336,7 @@ def test_the_help_lists_every_option_and_the_keys_of_a_recipe(capsys: Captured) 
     assert main(["launch", "--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("usage: overnight launch RECIPE ")
-    assert all(f"  --{name}" in out for name in ("nodes=N", "slurm ", "signal-before=SECONDS", "cpus=C", "train.device="))
+    assert all(f"  --{name}" in out for name in ("nodes=N", "slurm ", "signal-before=SECONDS", "cpus=C", "compute.device="))
 
 
 @given(st.integers(0, 400), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))

@@ -27,6 +27,7 @@ from overnight.distributed import world
 from overnight.engine.pretrain import pretrain
 from overnight.errors import ConfigError, UserError
 from tests.conftest import CLOCK, ROOT, tiny_tree
+from tests.recipe import change
 
 KINDS = ("ddp", "fsdp")
 Said = list[list[tuple[int, str]]]
@@ -43,11 +44,10 @@ class Runs:
         tree = tiny_tree(self.folder, self._data.parent / "topics.jsonl")
         tree["out"], tree["data"]["dir"] = str(self.folder / name), str(self._data)
         tree["model"] |= {"dropout": 0.0, "attention_dropout": 0.0, **changes.get("model", {})}
-        tree["train"] |= {"checkpoint_every": 25, "eval_every": 25, "eval_sequences": 10}
+        change(tree, {"checkpoint.save_every": 25, "logging.eval_every": 25, "logging.eval_examples": 10})
         for phase, steps in (("short", 30), ("long", 20)):
-            tree["phases"][phase] = {**tree["phases"][phase], "steps": steps, "micro_batch": 1, **changes.get("phase", {})}
-        tree["train"] |= changes.get("train", {})
-        run = config.build_run(tree)
+            tree["phases"][phase] = {**tree["phases"][phase], "steps": steps, "micro_batch_size": 1, **changes.get("phase", {})}
+        run = config.build_run(change(tree, changes.get("settings", {})))
         (self.folder / f"{name}.yaml").write_text(config.run_yaml(run))
         return run
 
@@ -106,7 +106,7 @@ def assert_same_curve(run: Path, reference: Path) -> None:
 
 OTHER = {
     "phase": {"steps": 4, "nsp": False, "whole_word": True, "optim": {"name": "adamw", "lr": 1e-3, "max_grad_norm": 0.5}},
-    "train": {"telemetry_every": 2},
+    "settings": {"logging.tensor_norms_every": 2},
 }
 """What the first recipe does not have: a clipped AdamW, parameters without gradient, target counts that only masking knows, telemetry."""
 
@@ -119,10 +119,10 @@ def runs(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
         pretrain(run, Line(io.StringIO()))
     jobs: list[dict[str, Any]] = []
     for kind in KINDS:
-        train = {"parallel": kind}
-        jobs += [{"recipe": runs.recipe(f"{kind}-2", train=train)}, {"recipe": runs.recipe(f"{kind}-2-again", train=train)}]
-        jobs.append({"recipe": runs.recipe(f"other-{kind}-2", **{**OTHER, "train": {**OTHER["train"], **train}})})
-        jobs.append({"recipe": runs.recipe(f"{kind}-cut", train=train), "signal": [1, 7]})
+        settings = {"distributed.strategy": kind}
+        jobs += [{"recipe": runs.recipe(f"{kind}-2", settings=settings)}, {"recipe": runs.recipe(f"{kind}-2-again", settings=settings)}]
+        jobs.append({"recipe": runs.recipe(f"other-{kind}-2", **{**OTHER, "settings": {**OTHER["settings"], **settings}})})
+        jobs.append({"recipe": runs.recipe(f"{kind}-cut", settings=settings), "signal": [1, 7]})
     said = runs.on(2, *jobs)
     assert [codes[0][0] for codes in said] == [0, 0, 0, 143] * 2, said
     for kind in KINDS:
@@ -130,8 +130,11 @@ def runs(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
             shutil.copytree(runs.folder / f"{kind}-cut", runs.folder / name)
     for kind in KINDS:
         pretrain(runs.make(f"{kind}-cut-to-1"), Line(io.StringIO()))
-    jobs = [{"recipe": runs.recipe(f"{kind}-4", train={"parallel": kind})} for kind in KINDS]
-    jobs += [{"recipe": runs.recipe(f"{kind}-cut-to-4", train={"parallel": other})} for kind, other in zip(KINDS, KINDS[::-1], strict=True)]
+    jobs = [{"recipe": runs.recipe(f"{kind}-4", settings={"distributed.strategy": kind})} for kind in KINDS]
+    jobs += [
+        {"recipe": runs.recipe(f"{kind}-cut-to-4", settings={"distributed.strategy": other})}
+        for kind, other in zip(KINDS, KINDS[::-1], strict=True)
+    ]
     assert {code for job in runs.on(4, *jobs) for code, _ in job} == {0}
     return runs
 
@@ -180,23 +183,23 @@ def test_a_run_begun_by_2_processes_goes_on_with_1_and_with_4(name: str, runs: R
 
 def test_errors_stop_all_processes_and_one_says_them(tiny_data: Path, tmp_path: Path) -> None:
     runs = Runs(tmp_path, tiny_data)
-    seeds = [runs.recipe(f"rate-{rate}", train={"eval_every": rate}) for rate in (3, 4)]
+    seeds = [runs.recipe(f"rate-{rate}", settings={"logging.eval_every": rate}) for rate in (3, 4)]
     for name in ("blocked-ddp", "blocked-fsdp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "checkpoints").write_text("a file where the folder should be")
     said = runs.on(
         2,
         {"recipe": seeds},
-        {"recipe": runs.recipe("noise", train={"noise_every": 1})},
-        {"recipe": runs.recipe("uneven", phase={"global_batch": 3})},
-        *({"recipe": runs.recipe(f"blocked-{kind}", train={"parallel": kind})} for kind in KINDS),
+        {"recipe": runs.recipe("noise", settings={"logging.grad_noise_every": 1})},
+        {"recipe": runs.recipe("uneven", phase={"global_batch_size": 3})},
+        *({"recipe": runs.recipe(f"blocked-{kind}", settings={"distributed.strategy": kind})} for kind in KINDS),
     )
     told = [[message for _, message in job if message] for job in said]
     assert [[code for code, _ in job] for job in said] == [[2, 2], [2, 2], [2, 2], [1, 1], [1, 1]]
     assert [len(messages) for messages in told] == [1] * 5, told
-    assert "process 1 does not have what process 0 has:\n  recipe.train.eval_every: 3 there, 4 here" in told[0][0]
+    assert "process 1 does not have what process 0 has:\n  recipe.logging.eval_every: 3 there, 4 here" in told[0][0]
     assert "noise is measured in one process only" in told[1][0]
-    assert "global_batch = 3: cannot be cut for 2 processes" in told[2][0]
+    assert "global_batch_size = 3: cannot be cut for 2 processes" in told[2][0]
     assert "could not be written" in told[3][0] and "could not be written" in told[4][0]
     assert not (tmp_path / "rate-3").exists()
 
@@ -218,7 +221,7 @@ def test_a_process_whose_others_do_not_come_waits_no_longer_than_it_says(
 
 def test_muon_cannot_be_cut() -> None:
     tree = tiny_tree(Path("x"), Path("y"))
-    tree["phases"]["short"]["optim"], tree["train"]["parallel"] = {"name": "muon", "lr": 1e-3}, "fsdp"
+    change(tree, {"phases.short.optim": {"name": "muon", "lr": 1e-3}, "distributed.strategy": "fsdp"})
     with pytest.raises(ConfigError, match="Muon needs whole matrices"):
         config.build_run(tree)
 
@@ -257,9 +260,9 @@ def test_a_killed_process_ends_the_job_and_leaves_a_whole_checkpoint(tiny_data: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_layers_on_2_processes_train_as_eager_ones_and_resume_to_the_same_bits(kind: str, tiny_data: Path, tmp_path: Path) -> None:
     runs = Runs(tmp_path, tiny_data)
-    train, dropout = {"parallel": kind, "compile": True}, {"model": {"dropout": 0.1, "attention_dropout": 0.1}}
-    eager, compiled = runs.recipe("eager", train={"parallel": kind}), runs.recipe("compiled", train=train)
-    whole, cut = runs.recipe("whole", train=train, **dropout), runs.recipe("cut", train=train, **dropout)
+    settings, dropout = {"distributed.strategy": kind, "compute.torch_compile": True}, {"model": {"dropout": 0.1, "attention_dropout": 0.1}}
+    eager, compiled = runs.recipe("eager", settings={"distributed.strategy": kind}), runs.recipe("compiled", settings=settings)
+    whole, cut = runs.recipe("whole", settings=settings, **dropout), runs.recipe("cut", settings=settings, **dropout)
     jobs = [{"recipe": eager}, {"recipe": compiled}, {"recipe": whole}, {"recipe": cut, "signal": [1, 7]}, {"recipe": cut}]
     said = runs.on(2, *jobs, seconds=600, warnings="ignore")  # the compiler has some of its own
     assert [[code for code, _ in job] for job in said] == [[0, 0], [0, 0], [0, 0], [143, 143], [0, 0]], said

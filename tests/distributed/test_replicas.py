@@ -50,8 +50,8 @@ def test_any_bit_changes_the_checksum(kind: torch.dtype, size: int, data: st.Dat
     assert (a - exact) % 2**64 == 0
 
 
-CHANGES: dict[str, Any] = {"eval_every": 100, "checkpoint_every": 4, "spike": 30.0}
-PHASE = {"steps": 7, "micro_batch": 2}
+CHANGES: dict[str, Any] = {"logging.eval_every": 100, "checkpoint.save_every": 4, "stability.spike_threshold": 30.0}
+PHASE = {"steps": 7, "micro_batch_size": 2}
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +59,8 @@ def runs(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run
     """Jobs on 2 processes, and what each process said, by name."""
     runs = Runs(tmp_path_factory.mktemp("ranks"), tiny_data)
 
-    def job(name: str, plant: dict[str, Any], phase: dict[str, Any] = PHASE, **train: Any) -> dict[str, Any]:
-        return {"recipe": runs.recipe(name, phase=phase, train={**CHANGES, **train}), "plant": plant}
+    def job(name: str, plant: dict[str, Any], phase: dict[str, Any] = PHASE, **settings: Any) -> dict[str, Any]:
+        return {"recipe": runs.recipe(name, phase=phase, settings={**CHANGES, **settings}), "plant": plant}
 
     shutil.copytree(tiny_data, runs.folder / "other")
     other = runs.make("other-data", phase=PHASE)
@@ -73,14 +73,17 @@ def runs(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run
 
     plants = spike(other, 5, world=2)
     two: dict[str, dict[str, Any]] = {"other data": {"recipe": [runs.recipe("other-data", phase=PHASE), elsewhere]}}
-    two |= {f"{kind}-rollback": job(f"{kind}-rollback", plants, on_spike="rollback", parallel=kind) for kind in KINDS}
+    for kind in KINDS:
+        two[f"{kind}-rollback"] = job(f"{kind}-rollback", plants, **{"stability.on_spike": "rollback", "distributed.strategy": kind})
     two["plain"] = job("plain", {})
-    two["flip-back"] = job("flip-back", {"flip": [1, 6, "pooler.weight"]}, on_divergence="rollback", checksum_every=1)
-    two["flip-fsdp"] = job("flip-fsdp", {"flip": [1, 3, "pooler.weight/step"]}, parallel="fsdp", checksum_every=1)
-    two["flip-unseen"] = job("flip-unseen", {"flip": [1, 2, "pooler.weight"]}, {"steps": 3, "micro_batch": 4}, checksum_every=0)
-    two["slow"] = job("slow", {"sleep": [1, 0.15]}, {"steps": 4, "micro_batch": 4})
+    always, never = {"stability.replica_check_every": 1}, {"stability.replica_check_every": 0}
+    rollback, fsdp = {"stability.on_replica_mismatch": "rollback", **always}, {"distributed.strategy": "fsdp", **always}
+    two["flip-back"] = job("flip-back", {"flip": [1, 6, "pooler.weight"]}, **rollback)
+    two["flip-fsdp"] = job("flip-fsdp", {"flip": [1, 3, "pooler.weight/step"]}, **fsdp)
+    two["flip-unseen"] = job("flip-unseen", {"flip": [1, 2, "pooler.weight"]}, {"steps": 3, "micro_batch_size": 4}, **never)
+    two["slow"] = job("slow", {"sleep": [1, 0.15]}, {"steps": 4, "micro_batch_size": 4})
     two["flip-late"] = job("flip-late", {"flip": [1, 7, "encoder.layers.0.qkv.weight/exp_avg_sq"]})
-    two["too many"] = {"recipe": runs.recipe("too-many", phase={"global_batch": 1})}
+    two["too many"] = {"recipe": runs.recipe("too-many", phase={"global_batch_size": 1})}
     two["loader"] = job("loader", {"loader": [1, 2]})
     return runs, dict(zip(two, runs.on(2, *two.values()), strict=True))
 
@@ -156,7 +159,7 @@ def test_other_data_too_many_processes_and_a_broken_loader_end_all(runs: Done) -
     _, said = runs
     for name, codes, words in (
         ("other data", [2, 2], "process 1 does not have what process 0 has:\n  data: "),
-        ("too many", [2, 2], "global_batch = 1: cannot be cut for 2 processes"),
+        ("too many", [2, 2], "global_batch_size = 1: cannot be cut for 2 processes"),
         ("loader", [1, 1], "shard train-00000.arrow cannot be read"),
     ):
         assert [code for code, _ in said[name]] == codes, said[name]

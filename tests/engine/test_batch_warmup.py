@@ -22,8 +22,8 @@ from overnight.engine.throughput import Spent, Throughput
 
 Make = Callable[..., Run]
 GROWING = {
-    "phases.short.batch_warmup": {"start": 2, "steps": 5},
-    "phases.short.optim.scaling": {"rule": "sqrt", "batch": 2},
+    "phases.short.batch_warmup": {"initial_batch_size": 2, "steps": 5},
+    "phases.short.optim.scaling": {"rule": "sqrt", "base_batch_size": 2},
     "model.dropout": 0.0,
     "model.attention_dropout": 0.0,
 }
@@ -87,11 +87,11 @@ def test_a_crash_while_the_batch_warms_up_does_not_change_the_result(at: int, ti
     assert all(torch.equal(mine[name], clean[name]) for name in clean)
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 8])
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 8])
 def test_accumulation_does_not_change_the_training_while_the_batch_warms_up(
-    micro_batch: int, tiny: Make, undisturbed: tuple[Run, str]
+    micro_batch_size: int, tiny: Make, undisturbed: tuple[Run, str]
 ) -> None:
-    run = tiny(**GROWING, **{"phases.short.micro_batch": micro_batch})
+    run = tiny(**GROWING, **{"phases.short.micro_batch_size": micro_batch_size})
     finish(run)
     clean, mine = weights(undisturbed[0]), weights(run)
     for name in clean:

@@ -25,31 +25,44 @@ from overnight.errors import ConfigError
 from overnight.models.bytes import ByteModel
 from tests.conftest import topics
 from tests.distributed.test_parallel import Runs
+from tests.recipe import change
 
 Make = Callable[..., Run]
 
 
 def byte_tree(folder: Path, **changes: Any) -> dict[str, Any]:
     """Shards of about 8 windows, so that lanes begin anew in the middle of the run."""
-    optim = {"name": "adamw", "lr": 0.01, "weight_decay": 0.0, "schedule": {"name": "constant", "warmup": 0.0}}
-    phase = {"steps": 12, "global_batch": 8, "length": 16, "micro_batch": 4, "shards": 60, "optim": optim, **changes.get("phase", {})}
-    return {
+    optim = {"name": "adamw", "lr": 0.01, "weight_decay": 0.0, "schedule": {"name": "constant", "warmup_ratio": 0.0}}
+    phase = {
+        "steps": 12,
+        "global_batch_size": 8,
+        "seq_len": 16,
+        "micro_batch_size": 4,
+        "num_document_groups": 60,
+        "optim": optim,
+        **changes.get("phase", {}),
+    }
+    tree: dict[str, Any] = {
         "name": "bytes",
         "out": str(folder / "run"),
         "data": {
             "paths": [str(folder / "text.jsonl")],
             "dir": str(folder / "data"),
-            "units": "bytes",
+            "tokenizer": "bytes",
             "label": "length",
             "min_chars": 10,
             "valid_fraction": 0.1,
             "workers": 1,
         },
-        "model": {"kind": "mlstm", "layers": 1, "width": 32, "embedding": 16, **changes.get("model", {})},
+        "model": {"kind": "mlstm", "num_layers": 1, "hidden_size": 32, **changes.get("model", {})},
         "phases": {"short": phase},
-        "train": {"eval_every": 4, "eval_sequences": 32, "checkpoint_every": 5, "log_every": 1, "keep": 9, "threads": 1, "device": "cpu"}
-        | changes.get("train", {}),
+        "compute": {"threads": 1, "device": "cpu"},
+        "logging": {"eval_every": 4, "eval_examples": 32, "log_every": 1},
+        "checkpoint": {"save_every": 5, "keep_latest_k": 9},
     }
+    if tree["model"]["kind"] != "transformer":
+        tree["model"].setdefault("embedding_size", 16)
+    return change(tree, changes.get("settings", {}))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +119,7 @@ def losses(run: Run) -> list[float]:
 MODELS: dict[str, dict[str, Any]] = {
     "mlstm": {"kind": "mlstm"},
     "lstm": {"kind": "lstm"},
-    "transformer": {"kind": "transformer", "heads": 2, "max_length": 16, "dropout": 0.1, "embedding": config.Model.embedding},
+    "transformer": {"kind": "transformer", "num_heads": 2, "max_position_embeddings": 16, "dropout": 0.1},
 }
 
 
@@ -150,9 +163,9 @@ def test_the_carried_state_matters_and_begins_anew_with_a_shard(make: Make) -> N
     assert carried.shape == (8, 1, 2, 32) and carried.abs().min(0).values.max() > 0
 
 
-@pytest.mark.parametrize("micro_batch", [1, 8])
-def test_micro_batches_of_lanes_do_not_change_the_training(micro_batch: int, make: Make) -> None:
-    whole, cut = make("whole"), make("cut", phase={"micro_batch": micro_batch})
+@pytest.mark.parametrize("micro_batch_size", [1, 8])
+def test_micro_batches_of_lanes_do_not_change_the_training(micro_batch_size: int, make: Make) -> None:
+    whole, cut = make("whole"), make("cut", phase={"micro_batch_size": micro_batch_size})
     finish(whole)
     finish(cut)
     for name, tensor in state(whole).items():
@@ -161,7 +174,7 @@ def test_micro_batches_of_lanes_do_not_change_the_training(micro_batch: int, mak
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_16_bits_follow_fp32(precision: str, make: Make) -> None:
-    fp32, half = make("fp32"), make(precision, train={"precision": precision})
+    fp32, half = make("fp32"), make(precision, settings={"precision": precision})
     finish(fp32)
     finish(half)
     taken = [line["byte_loss"] for line in lines(half, "eval")][-1]
@@ -177,7 +190,7 @@ def test_bits_per_character_are_the_held_out_nats_over_log_2_and_fall_below_chan
 
 
 def test_the_label_is_learned_beside_the_bytes_with_its_weight(make: Make) -> None:
-    run = make(phase={"steps": 60, "label_weight": 0.5}, train={"eval_every": 60, "eval_sequences": 320})
+    run = make(phase={"steps": 60, "label_weight": 0.5}, settings={"logging.eval_every": 60, "logging.eval_examples": 320})
     finish(run)
     found = lines(run, "train")
     labels = [line["label_loss"] for line in found if "label_loss" in line]  # absent where no document ended
@@ -221,8 +234,9 @@ def remembered(run: Run) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_micro_batches_of_lanes_are_found_by_trial_and_the_run_is_that_of_the_same_number_given(kind: str, make: Make) -> None:
-    def of(micro_batch: int) -> Run:
-        return make(f"of-{micro_batch}", model=MODELS[kind], phase={"micro_batch": micro_batch, "label_weight": 0.5})
+    def of(micro_batch_size: int) -> Run:
+        phase = {"micro_batch_size": micro_batch_size, "label_weight": 0.5}
+        return make(f"of-{micro_batch_size}", model=MODELS[kind], phase=phase)
 
     assert "that were tried" in finish(of(0))
     ((since, count),) = remembered(of(0))
@@ -231,12 +245,15 @@ def test_micro_batches_of_lanes_are_found_by_trial_and_the_run_is_that_of_the_sa
     assert_equal(of(0), of(count))
 
 
-@pytest.mark.parametrize(("kind", "recompute"), [("mlstm", "none"), ("mlstm", "full"), ("transformer", "none")])
+@pytest.mark.parametrize(("kind", "checkpointing"), [("mlstm", "none"), ("mlstm", "full"), ("transformer", "none")])
 def test_lanes_that_find_no_memory_are_read_again_in_halves_from_the_state_before(
-    kind: str, recompute: str, make: Make, monkeypatch: pytest.MonkeyPatch
+    kind: str, checkpointing: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = {"model": {**MODELS[kind], "max_length": 32} if kind == "transformer" else MODELS[kind], "train": {"recompute": recompute}}
-    run, reference = (make(name, **changes, phase={"length": 32}) for name in ("run", "reference"))
+    changes = {
+        "model": {**MODELS[kind], "max_position_embeddings": 32} if kind == "transformer" else MODELS[kind],
+        "settings": {"memory.activation_checkpointing": checkpointing},
+    }
+    run, reference = (make(name, **changes, phase={"seq_len": 32}) for name in ("run", "reference"))
     real, count = ByteModel.losses, 0
 
     def losses(self: ByteModel, batch: ByteBatch, dtype: torch.dtype) -> Any:
@@ -257,7 +274,7 @@ def test_lanes_that_find_no_memory_are_read_again_in_halves_from_the_state_befor
     assert remembered(run) == [[0, 4], [5, 2]]
     # The checkpoint before it is that of step 5.
     crash(reference, 6, monkeypatch)
-    reference = make("reference", **changes, phase={"length": 32, "micro_batch": 2})
+    reference = make("reference", **changes, phase={"seq_len": 32, "micro_batch_size": 2})
     finish(reference)
     assert_equal(run, reference)
 
@@ -267,7 +284,7 @@ def test_lanes_that_find_no_memory_are_read_again_in_halves_from_the_state_befor
 def test_2_processes_are_one_and_go_on_with_what_one_began(kind: str, folder: Path, tmp_path: Path) -> None:
     """In fp32: the parameters and the carried state of every lane agree to rounding, with labels that only some windows have."""
     runs = Runs(tmp_path, folder)
-    changes = {"phase": {"label_weight": 0.5, "micro_batch": 2}, "train": {"parallel": kind, "precision": "fp32"}}
+    changes = {"phase": {"label_weight": 0.5, "micro_batch_size": 2}, "settings": {"precision": "fp32", "distributed.strategy": kind}}
 
     def recipe(name: str, **phase: int) -> str:
         path, tree = tmp_path / f"{name}.yaml", byte_tree(folder, **changes) | {"out": str(tmp_path / name)}
@@ -282,7 +299,7 @@ def test_2_processes_are_one_and_go_on_with_what_one_began(kind: str, folder: Pa
         import shutil
 
         shutil.rmtree(begun.run_dir / "checkpoints" / late)
-    said = runs.on(2, *({"recipe": path} for path in (recipe("two"), recipe("begun"), recipe("automatic", micro_batch=0))))
+    said = runs.on(2, *({"recipe": path} for path in (recipe("two"), recipe("begun"), recipe("automatic", micro_batch_size=0))))
     assert {code for job in said for code, _ in job} == {0}, said
     theirs = state(one)
     for name in ("two", "begun", "automatic"):
@@ -295,10 +312,13 @@ def test_2_processes_are_one_and_go_on_with_what_one_began(kind: str, folder: Pa
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"train": {"compile": True}}, "train.compile = True: mlstm is not compiled"),
-        ({"train": {"precision": "fp8"}}, "the products of mlstm are not made in 8 bits"),
-        ({"train": {"recompute": "selective"}}, "mlstm has none or full"),
-        ({"model": {"kind": "transformer", "heads": 2}, "train": {"graphs": True}}, "train.graphs = True: transformer has no recurrence"),
+        ({"settings": {"compute.torch_compile": True}}, "compute.torch_compile = true: mlstm is not compiled"),
+        ({"settings": {"precision": "fp8"}}, "the matrix products of mlstm are not made in 8 bits"),
+        ({"settings": {"memory.activation_checkpointing": "selective"}}, "mlstm has none or full"),
+        (
+            {"model": {"kind": "transformer", "num_heads": 2}, "settings": {"compute.cuda_graphs": True}},
+            "compute.cuda_graphs = true: transformer has no recurrence",
+        ),
     ],
 )
 def test_what_the_network_does_nothing_with_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ def test_the_products_of_the_layers_are_rounded_to_8_bits_and_no_others() -> Non
 
 @pytest.mark.usefixtures("torchao")
 def test_a_run_in_fp8_follows_fp32_and_resumes_with_the_same_bits(tiny: Make, tmp_path: Path) -> None:
-    runs = {kind: tiny(**{"train.precision": kind}, out=str(tmp_path / kind)) for kind in ("fp32", "fp8")}
-    cut = tiny(**{"train.precision": "fp8"}, out=str(tmp_path / "cut"))
+    runs = {kind: tiny(**{"precision": kind}, out=str(tmp_path / kind)) for kind in ("fp32", "fp8")}
+    cut = tiny(**{"precision": "fp8"}, out=str(tmp_path / "cut"))
     for run in (*runs.values(), cut):
         finish(run)
     curves = {kind: [line["mlm_loss"] for line in metrics(run) if line["kind"] == "eval"] for kind, run in runs.items()}
@@ -63,4 +63,4 @@ def test_without_torchao_fp8_is_refused_with_what_to_install(tiny: Make, monkeyp
     monkeypatch.setitem(sys.modules, "torchao", None)
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(ConfigError, match=r"needs the extra `fp8`: pip install 'overnight\[fp8\]'"):
-        finish(tiny(**{"train.precision": "fp8"}))
+        finish(tiny(**{"precision": "fp8"}))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from overnight.batches.packing import StepBatches
 from overnight.checkpoint import reader
-from overnight.config import Optim, Run
+from overnight.config import OPTIMIZERS, LambConfig, Optim, Run
 from overnight.console import Line
 from overnight.engine import loop, pretrain
 from overnight.engine.loop import LoopConfig, StepResult, training_steps
@@ -25,7 +25,6 @@ from tests.models.sample import pretraining, random_batch
 from tests.optim.test_telemetry import Readings
 
 Make = Callable[..., Run]
-OPTIMIZERS = ["lamb", "lans", "lars", "adamw", "muon"]
 
 
 def work(step: int) -> StepBatches:
@@ -42,7 +41,7 @@ def settings(steps: int = 4, **changes: Any) -> LoopConfig:
 def train(name: str = "lamb", optim: Optim | None = None, **changes: Any) -> tuple[nn.Module, Iterator[StepResult]]:
     """A small BERT with dropout, and the steps of its training."""
     model = pretraining(dropout=0.1, attention_dropout=0.1)
-    optimizer = build_optimizer(model, optim or Optim(name=name, lr=0.01))  # type: ignore[arg-type]
+    optimizer = build_optimizer(model, optim or OPTIMIZERS[name](lr=0.01))  # type: ignore[arg-type]
     return model, training_steps(model, model.losses, optimizer, work, settings(**changes))
 
 
@@ -127,7 +126,7 @@ def test_a_pair_is_made_of_the_gradients_of_the_micro_batches() -> None:
 
 def test_a_step_of_one_micro_batch_is_passed_over() -> None:
     model = pretraining()
-    optimizer = build_optimizer(model, Optim(lr=0.01))
+    optimizer = build_optimizer(model, LambConfig(lr=0.01))
 
     def whole(step: int) -> StepBatches:
         return StepBatches((random_batch([9, 7]),), 16, 2)
@@ -135,7 +134,12 @@ def test_a_step_of_one_micro_batch_is_passed_over() -> None:
     assert [step.noise for step in training_steps(model, model.losses, optimizer, whole, settings(2, noise_every=1))] == [None, None]
 
 
-MEASURED = {"train.telemetry_every": 2, "train.noise_every": 1, "phases.short.micro_batch": 2, "phases.long.micro_batch": 2}
+MEASURED = {
+    "logging.tensor_norms_every": 2,
+    "logging.grad_noise_every": 1,
+    "phases.short.micro_batch_size": 2,
+    "phases.long.micro_batch_size": 2,
+}
 
 
 def finish(run: Run) -> str:
@@ -194,16 +198,17 @@ def test_what_is_measured_is_the_same_after_a_resume(
 
 
 def test_noise_needs_two_micro_batches_and_says_so_before_anything_is_written(tiny: Make) -> None:
-    run = tiny(**{"train.noise_every": 5, "phases.long.micro_batch": 32})
+    run = tiny(**{"logging.grad_noise_every": 5, "phases.long.micro_batch_size": 32})
     with pytest.raises(
-        ConfigError, match=r"train\.noise_every = 5: .* phase long takes its batch of 8 .*; set phases\.long\.micro_batch below 8"
+        ConfigError,
+        match=r"logging\.grad_noise_every = 5: .* phase long takes its batch of 8 .*; set phases\.long\.micro_batch_size below 8",
     ):
         finish(run)
     assert not run.run_dir.exists()
 
 
 def test_losses_are_read_when_a_line_is_due_and_no_loss_is_lost(tiny: Make, tmp_path_factory: pytest.TempPathFactory) -> None:
-    every, third = tiny(), tiny(**{"train.log_every": 3, "train.checkpoint_every": 2}, out=str(tmp_path_factory.mktemp("third") / "run"))
+    every, third = tiny(), tiny(**{"logging.log_every": 3, "checkpoint.save_every": 2}, out=str(tmp_path_factory.mktemp("third") / "run"))
     finish(every)
     finish(third)
     singly = {line["global_step"]: line["mlm_loss"] for line in lines(every, "train")}

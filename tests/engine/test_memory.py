@@ -24,10 +24,11 @@ from overnight.errors import ConfigError, DataError
 from overnight.models import vocabulary_loss
 from tests.conftest import CLOCK
 from tests.engine.planted_faults import planted
+from tests.recipe import change
 
 Make = Callable[..., Run]
 CPU = torch.device("cpu")
-MEASURED = {"train.noise_every": 1, "train.telemetry_every": 1, "train.checkpoint_every": 2, "train.keep": 9}
+MEASURED = {"logging.grad_noise_every": 1, "logging.tensor_norms_every": 1, "checkpoint.save_every": 2, "checkpoint.keep_latest_k": 9}
 
 
 class Stop(Exception):
@@ -126,8 +127,7 @@ def halved(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[R
 
     tree = tiny_tree(tmp_path_factory.mktemp("halved"), tiny_data.parent / "topics.jsonl")
     tree["data"]["dir"] = str(tiny_data)
-    tree["train"] |= {key.removeprefix("train."): value for key, value in MEASURED.items()}
-    run = config.build_run(tree)
+    run = config.build_run(change(tree, MEASURED))
     return run, finish(run, OUT)
 
 
@@ -135,7 +135,7 @@ def test_out_of_memory_halves_the_micro_batch_and_the_run_is_the_one_that_had_it
     run, told = halved
     # The step is the fifth, the checkpoint before it the fourth.
     finish(tiny(**MEASURED), crash=5)
-    reference = tiny(**MEASURED, **{"phases.short.micro_batch": 2})
+    reference = tiny(**MEASURED, **{"phases.short.micro_batch_size": 2})
     finish(reference)
     assert_same(run, reference)
     text = "step 5 ran out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.) with micro-batches of 4: taken again with 2"
@@ -161,8 +161,8 @@ def test_it_is_forgotten_on_another_machine_and_with_another_setting(tiny: Make)
     run = tiny()
     finish(run, {"memory": [0, 3, 2]}, crash=4)
     assert remembered(run)["short"]["since"] == [[0, 4], [1, 2]]
-    assert "6 steps of 8 sequences (4 x 2)" in finish(tiny(**{"train.recompute": "full"}), crash=1)
-    assert "6 steps of 8 sequences (8)" in finish(tiny(**{"phases.short.micro_batch": 8}), crash=1)
+    assert "6 steps of 8 sequences (4 x 2)" in finish(tiny(**{"memory.activation_checkpointing": "full"}), crash=1)
+    assert "6 steps of 8 sequences (8)" in finish(tiny(**{"phases.short.micro_batch_size": 8}), crash=1)
     assert "6 steps of 8 sequences (2 x 4)" in finish(run, crash=1)
     (run.run_dir / "memory.json").write_text("{")
     with pytest.raises(DataError, match=r"memory\.json: is not JSON: .*; delete it"):
@@ -170,8 +170,10 @@ def test_it_is_forgotten_on_another_machine_and_with_another_setting(tiny: Make)
 
 
 def test_one_sequence_that_does_not_fit_is_an_error_that_says_what_to_do(tiny: Make) -> None:
-    with pytest.raises(OutOfMemory, match=r"phase short, step 1 ran out .* with micro-batches of 1 up to 32 tokens\. .*train\.recompute"):
-        finish(tiny(**{"phases.short.micro_batch": 1}), {"memory": [0, 1, 0]})
+    with pytest.raises(
+        OutOfMemory, match=r"phase short, step 1 ran out .* with micro-batches of 1 up to 32 tokens\. .*memory\.activation_checkpointing"
+    ):
+        finish(tiny(**{"phases.short.micro_batch_size": 1}), {"memory": [0, 1, 0]})
 
 
 def test_what_a_failed_pass_held_is_free_when_its_step_is_taken_again(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +217,7 @@ def test_another_error_of_torch_stays_what_it_is(tiny: Make, monkeypatch: pytest
 def test_an_automatic_micro_batch_is_the_one_that_could_have_been_given(
     tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    zero = {"phases.short.micro_batch": 0, "phases.long.micro_batch": 0}
+    zero = {"phases.short.micro_batch_size": 0, "phases.long.micro_batch_size": 0}
     run = tiny(**zero, out=str(tmp_path / "automatic"))
     told = finish(run, crash=5)
     found = remembered(run)["short"]["since"][0][1]
@@ -225,7 +227,7 @@ def test_an_automatic_micro_batch_is_the_one_that_could_have_been_given(
         finish(run, crash=1)
     finish(run)
     found_long = remembered(run)["long"]["since"][0][1]
-    given = tiny(**{"phases.short.micro_batch": found, "phases.long.micro_batch": found_long}, out=str(tmp_path / "given"))
+    given = tiny(**{"phases.short.micro_batch_size": found, "phases.long.micro_batch_size": found_long}, out=str(tmp_path / "given"))
     finish(given)
     assert_same(run, given)
     events = {line["phase"]: line for line in lines(run, "event") if line["what"] == "micro-batch"}
@@ -235,14 +237,14 @@ def test_an_automatic_micro_batch_is_the_one_that_could_have_been_given(
 def test_an_automatic_micro_batch_needs_a_system_that_tells_memory(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("overnight.engine.micro_batch.reset_peak", lambda device: False)
     with pytest.raises(ConfigError, match="give the number of sequences"):
-        finish(tiny(**{"phases.short.micro_batch": 0}))
+        finish(tiny(**{"phases.short.micro_batch_size": 0}))
 
 
 def test_an_automatic_micro_batch_leaves_two_where_noise_is_measured(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
     real = BatchSizeFinder.measure
     monkeypatch.setattr(BatchSizeFinder, "measure", lambda self, count: tried.append(count) or real(self, count))
-    finish(tiny(**{"phases.short.micro_batch": 0, "train.noise_every": 1}), crash=1)
+    finish(tiny(**{"phases.short.micro_batch_size": 0, "logging.grad_noise_every": 1}), crash=1)
     assert tried and max(tried) <= 4
 
 

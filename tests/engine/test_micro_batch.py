@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight.batches.batch_size import micro_batch_sizes
-from overnight.config import Phase
+from overnight.config import BertPhase
 from overnight.distributed.world import World
 from overnight.engine.memory import MemoryBudget, OutOfMemory
 from overnight.engine.micro_batch import Trial, expected, search
@@ -36,10 +36,10 @@ def line(base: int, slope: int, tried: list[int], most: int | None = None) -> An
 
 @given(**LINES)
 def test_the_largest_that_fits_is_found_and_none_far_over_the_limit_is_tried(base: int, slope: int, share: int, limit: int) -> None:
-    choices, tried = micro_batch_sizes(Phase(1, share)), []
+    choices, tried = micro_batch_sizes(BertPhase(1, share)), []
     fitting = [count for count in choices if base + slope * count <= limit]
     if not fitting:
-        with pytest.raises(OutOfMemory, match=r"the least micro-batch, 1, does not fit .*train\.recompute"):
+        with pytest.raises(OutOfMemory, match=r"the least micro-batch, 1, does not fit .*memory\.activation_checkpointing"):
             search(choices, line(base, slope, tried), MemoryBudget(base, limit, limit), by_speed=False)
         return
     found, _ = search(choices, line(base, slope, tried), MemoryBudget(base, limit, limit), by_speed=False)
@@ -50,7 +50,7 @@ def test_the_largest_that_fits_is_found_and_none_far_over_the_limit_is_tried(bas
 
 @given(**LINES, most=st.integers(1, 400))
 def test_what_finds_no_memory_is_passed_over(base: int, slope: int, share: int, limit: int, most: int) -> None:
-    choices = micro_batch_sizes(Phase(1, share))
+    choices = micro_batch_sizes(BertPhase(1, share))
     fitting = [count for count in choices if base + slope * count <= limit and count <= most]
     if fitting:
         found, _ = search(choices, line(base, slope, [], most), MemoryBudget(base, limit, limit), by_speed=False)
@@ -61,7 +61,7 @@ def test_what_finds_no_memory_is_passed_over(base: int, slope: int, share: int, 
 def test_by_speed_it_is_the_smallest_that_is_as_good_as_the_best_that_was_tried(seconds: list[float]) -> None:
     times = {2**i: second * 2**i for i, second in enumerate(seconds)}
     found, tried = search(
-        micro_batch_sizes(Phase(1, 256)), lambda n: Trial(n, 100 + n, times[n]), MemoryBudget(0, 10_000, 10_000), by_speed=True
+        micro_batch_sizes(BertPhase(1, 256)), lambda n: Trial(n, 100 + n, times[n]), MemoryBudget(0, 10_000, 10_000), by_speed=True
     )
     rates = {trial.micro_batch: trial.rate for trial in tried}
     assert rates[found] >= 0.97 * max(rates.values())
@@ -75,7 +75,7 @@ def test_by_speed_it_stops_where_more_brings_nothing() -> None:
         tried.append(count)
         return Trial(count, count, 0.1 + count * (1 if count <= 8 else 1.2))
 
-    found, _ = search(micro_batch_sizes(Phase(1, 1 << 20)), measure, MemoryBudget(0, 1 << 40, 1 << 40), by_speed=True)
+    found, _ = search(micro_batch_sizes(BertPhase(1, 1 << 20)), measure, MemoryBudget(0, 1 << 40, 1 << 40), by_speed=True)
     assert (found, tried) == (4, [1, 2, 4, 8, 16])
 
 
@@ -89,14 +89,14 @@ KINDS = ("ddp", "fsdp")
 Said = list[tuple[int, str]]
 
 
-def recipe(runs: Runs, name: str, kind: str, micro: tuple[int, int] = (2, 2), **train: Any) -> str:
+def recipe(runs: Runs, name: str, kind: str, micro: tuple[int, int] = (2, 2), **settings: Any) -> str:
     """A recipe with dropout, of three steps and one."""
-    runs.make(name, train={"parallel": kind, "checkpoint_every": 1, **train})
+    runs.make(name, settings={"distributed.strategy": kind, "checkpoint.save_every": 1, **settings})
     path = runs.folder / f"{name}.yaml"
     tree = yaml.safe_load(path.read_text())
     tree["model"] |= {"dropout": 0.1, "attention_dropout": 0.1}
     for phase, steps, count in zip(("short", "long"), (3, 1), micro, strict=True):
-        tree["phases"][phase] |= {"steps": steps, "micro_batch": count}
+        tree["phases"][phase] |= {"steps": steps, "micro_batch_size": count}
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
     return str(path)
 
@@ -110,7 +110,11 @@ def since(runs: Runs, name: str, phase: str = "short") -> list[tuple[int, int]]:
 def two(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Runs, dict[str, Said]]:
     """Runs of two processes, by name, and what is said by those in which one finds no memory: the last job of a launch."""
     runs = Runs(tmp_path_factory.mktemp("cuts"), tiny_data)
-    jobs = [{"recipe": recipe(runs, f"{kind}-{how}", kind, recompute=how)} for kind in KINDS for how in ("none", "selective", "full")]
+    jobs = [
+        {"recipe": recipe(runs, f"{kind}-{how}", kind, **{"memory.activation_checkpointing": how})}
+        for kind in KINDS
+        for how in ("none", "selective", "full")
+    ]
     jobs += [{"recipe": recipe(runs, f"{kind}-automatic", kind, (0, 0))} for kind in KINDS]
     # The fourth micro-batch of 2 sequences is the last of the second step: the others wait for its gradients.
     *well, first = runs.on(2, *jobs, {"recipe": recipe(runs, "ddp-out", "ddp"), "plant": {"memory": [1, 4, 1]}})

@@ -91,7 +91,7 @@ def test_a_nan_stops_before_the_step_and_the_same_command_continues(tiny: Make, 
 def test_where_the_loop_does_not_look_nothing_that_is_not_finite_is_saved(
     log_every: int, tiny: Make, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tiny(**{"train.log_every": log_every, "train.checkpoint_every": 4, "train.eval_every": 0})
+    run = tiny(**{"logging.log_every": log_every, "checkpoint.save_every": 4, "logging.eval_every": 0})
     with monkeypatch.context() as patch:
         patch.setattr(loop, "clip_and_step", poisoned(at=9, check=False))
         with pytest.raises(NonFiniteError) as caught:
@@ -124,7 +124,7 @@ def test_weights_that_a_step_itself_made_infinite_are_not_saved(tiny: Make, monk
 
 
 def test_a_skipped_step_is_told_and_counted_and_the_metrics_stay_json(tiny: Make) -> None:
-    run, told = tiny(**{"train.on_nonfinite": "skip"}), io.StringIO()
+    run, told = tiny(**{"stability.on_nonfinite": "skip"}), io.StringIO()
     work = pretrain.Pretraining(run, Line(told))
     claim_folder(run)
     calls = 0

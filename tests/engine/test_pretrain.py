@@ -91,7 +91,7 @@ def test_a_crash_in_any_phase_does_not_change_the_result(at: int, tiny: Make, un
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_writes_a_checkpoint_and_exits_with_its_code(number: signal.Signals, tiny: Make, undisturbed: Run) -> None:
-    run = tiny(**{"train.checkpoint_every": 1000})
+    run = tiny(**{"checkpoint.save_every": 1000})
     work = pretrain.Pretraining(run, Line(io.StringIO()))
     pretrain.claim_folder(run)
     calls = 0
@@ -182,9 +182,9 @@ def test_without_any_whole_checkpoint_nothing_is_overwritten(tiny: Make) -> None
         finish(run)
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_a_full_disk_during_a_checkpoint_keeps_the_one_before(asynchronous: bool, tiny: Make) -> None:
-    run = tiny(**{"train.checkpoint_every": 4, "train.asynchronous": asynchronous})
+@pytest.mark.parametrize("async_save", [True, False])
+def test_a_full_disk_during_a_checkpoint_keeps_the_one_before(async_save: bool, tiny: Make) -> None:
+    run = tiny(**{"checkpoint.save_every": 4, "checkpoint.async_save": async_save})
     recipe = run.run_dir.parent / "recipe.yaml"
     recipe.write_text(config.run_yaml(run))
     # A limit on the size of files (the weights are larger, the plans are not) makes the write itself fail, as a full disk does,
@@ -218,14 +218,15 @@ def test_a_folder_of_another_recipe_is_refused_with_the_fields_that_differ(tiny:
 
 def test_hardware_settings_may_change_between_resumes(tiny: Make) -> None:
     finish(tiny())
-    finish(tiny(**{"phases.short.micro_batch": 8, "train.keep": 5}))
+    finish(tiny(**{"phases.short.micro_batch_size": 8, "checkpoint.keep_latest_k": 5}))
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 8])
-def test_accumulation_does_not_change_the_training(micro_batch: int, tiny: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 8])
+def test_accumulation_does_not_change_the_training(micro_batch_size: int, tiny: Make, tmp_path: Path) -> None:
     quiet = {"model.dropout": 0.0, "model.attention_dropout": 0.0}
     whole = tiny(**quiet, out=str(tmp_path / "whole"))
-    cut = tiny(**quiet, out=str(tmp_path / "cut"), **{"phases.short.micro_batch": micro_batch, "phases.long.micro_batch": micro_batch})
+    sizes = {f"phases.{phase}.micro_batch_size": micro_batch_size for phase in ("short", "long")}
+    cut = tiny(**quiet, out=str(tmp_path / "cut"), **sizes)
     finish(whole)
     finish(cut)
     a, b = parameters(whole), parameters(cut)
@@ -240,14 +241,16 @@ def test_only_the_last_checkpoints_are_kept(undisturbed: Run) -> None:
 
 
 def test_the_loss_falls(tiny: Make) -> None:
-    run = tiny(**{"phases.short.steps": 60, "phases.short.global_batch": 32, "phases.short.micro_batch": 32, "train.eval_every": 0})
+    run = tiny(
+        **{"phases.short.steps": 60, "phases.short.global_batch_size": 32, "phases.short.micro_batch_size": 32, "logging.eval_every": 0}
+    )
     finish(run)
     losses = [line["mlm_loss"] for line in metrics(run) if line["kind"] == "train" and line["phase"] == "short"]
     assert sum(losses[-5:]) / 5 < sum(losses[:5]) / 5 - 0.3
 
 
 def test_bf16_follows_fp32(tiny: Make, tmp_path: Path) -> None:
-    runs = [tiny(**{"train.precision": kind}, out=str(tmp_path / kind)) for kind in ("fp32", "bf16")]
+    runs = [tiny(**{"precision": kind}, out=str(tmp_path / kind)) for kind in ("fp32", "bf16")]
     for run in runs:
         finish(run)
     fp32, bf16 = ([line["mlm_loss"] for line in metrics(run) if line["kind"] == "eval"] for run in runs)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from overnight.batches.packing import IGNORED, StepBatches
 from overnight.checkpoint.reader import Progress
-from overnight.config import Optim, Run
+from overnight.config import AdamWConfig, Run
 from overnight.distributed.world import World
 from overnight.engine.loop import LoopConfig, StepResult, evaluate, training_steps
 from overnight.engine.spikes import LEAST, Spike, SpikeDetector, measured
@@ -57,7 +57,7 @@ def settings(**changes: Any) -> LoopConfig:
 
 def steps(work: Callable[[int], StepBatches], weight: float, watch: SpikeDetector | None = None, **changes: Any) -> list[StepResult]:
     model = Toy()
-    optimizer = build_optimizer(model, Optim(name="adamw"))
+    optimizer = build_optimizer(model, AdamWConfig())
     return list(training_steps(model, model.losses, optimizer, work, settings(weights={"label": weight}, **changes), watch=watch))
 
 
@@ -73,7 +73,7 @@ def test_a_loss_of_no_weight_makes_no_spike_and_one_of_full_weight_does() -> Non
 def test_the_loss_that_is_watched_is_the_weighted_sum() -> None:
     model = Toy()
     model.weight.grad = torch.tensor([3.0])
-    optimizer = build_optimizer(model, Optim(name="adamw"))
+    optimizer = build_optimizer(model, AdamWConfig())
     losses, weights = {"byte": torch.tensor(5.0), "label": torch.tensor(20.0)}, {"label": 0.25}
     assert measured(losses, {"byte": 8, "label": 2}, weights, optimizer, World()) == {"loss": 10.0, "grad_norm": 3.0}
     # A step without a label is compared with those without one.
@@ -114,10 +114,10 @@ def test_held_out_losses_and_accuracies_are_means_over_targets_and_absent_withou
 
 def test_logged_losses_do_not_depend_on_how_often_they_are_logged(make: Make) -> None:  # noqa: F811
     """Where some windows have a label and some have none."""
-    changes: dict[str, Any] = {"phase": {"label_weight": 0.5, "length": 8, "global_batch": 2, "micro_batch": 2, "steps": 24}}
+    changes: dict[str, Any] = {"phase": {"label_weight": 0.5, "seq_len": 8, "global_batch_size": 2, "micro_batch_size": 2, "steps": 24}}
     found = {}
     for every in (1, 24):
-        run = make(f"every-{every}", **changes, train={"log_every": every, "eval_every": 24})
+        run = make(f"every-{every}", **changes, settings={"logging.log_every": every, "logging.eval_every": 24})
         finish(run)
         found[every] = lines(run, "train")
     (whole,) = found[24]

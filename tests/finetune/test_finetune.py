@@ -29,7 +29,7 @@ from overnight.finetune.finetune import finetune
 from overnight.state_files import SEAL
 
 Task = Callable[..., Run]
-SPEC = {"epochs": 2, "batch": 8, "micro_batch": 8, "lr": 3e-3, "length": 24, "stride": 8}
+SPEC = {"epochs": 2, "global_batch_size": 8, "micro_batch_size": 8, "lr": 3e-3, "seq_len": 24, "doc_stride": 8}
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def questions(tmp_path: Path) -> Path:
 
 
 def test_every_seed_is_tuned_with_and_without_pretraining(with_task: Task, classes: Path) -> None:
-    run = with_task("csv", classes, seeds=[0, 3], baseline=True)
+    run = with_task("csv", classes, seeds=[0, 3], random_init_baseline=True)
     out = tune(run)
     found = lines(run)
     assert [(e["init"], e["seed"]) for e in found] == [("pretrained", 0), ("pretrained", 3), ("scratch", 0), ("scratch", 3)]
@@ -123,13 +123,13 @@ def test_every_seed_is_tuned_with_and_without_pretraining(with_task: Task, class
 
 
 def test_the_folder_holds_the_best_pretrained_model_and_what_it_answers(with_task: Task, classes: Path) -> None:
-    run = with_task("csv", classes, seeds=[0, 1], baseline=True)
+    run = with_task("csv", classes, seeds=[0, 1], random_init_baseline=True)
     tune(run)
     facts = json.loads((kept(run) / "task.json").read_text())
     best = max(e["value"] for e in lines(run) if e["init"] == "pretrained")
     assert facts["result"]["value"] == best and facts["result"]["init"] == "pretrained"
     assert facts["kind"] == "classification" and facts["labels"] == ["number", "text"]
-    assert facts["spec"]["task"] == "csv" and facts["spec"]["length"] == 24
+    assert facts["spec"]["task"] == "csv" and facts["spec"]["seq_len"] == 24
     answers = json.loads((kept(run) / "predictions.json").read_text())
     truth = dict(line.split(",")[::2] for line in (classes / "dev.csv").read_text().splitlines()[1:])
     assert answers.keys() == truth.keys()
@@ -146,13 +146,13 @@ def test_a_repeated_call_does_nothing(with_task: Task, classes: Path) -> None:
     before = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.run_dir.rglob("*") if p.is_file() and p.name != "lock"}
     assert tune(run) == "mine: done already\n"
     # Where to cut the batch does not change the result, so it is no reason to begin again.
-    tune(with_task("csv", classes, seeds=[0, 1], micro_batch=4))
+    tune(with_task("csv", classes, seeds=[0, 1], micro_batch_size=4))
     assert before == {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.run_dir.rglob("*") if p.is_file() and p.name != "lock"}
 
 
 def test_more_seeds_and_the_baseline_are_added_to_what_is_there(with_task: Task, classes: Path) -> None:
     tune(with_task("csv", classes, seeds=[0]))
-    run = with_task("csv", classes, seeds=[0, 1], baseline=True)
+    run = with_task("csv", classes, seeds=[0, 1], random_init_baseline=True)
     out = tune(run)
     assert "seed 0 pretrained  acc" not in out
     assert [(e["init"], e["seed"]) for e in lines(run)] == [("pretrained", 0), ("pretrained", 1), ("scratch", 0), ("scratch", 1)]
@@ -167,7 +167,7 @@ class Stop(BaseException):
 def test_after_a_cut_only_what_is_missing_is_done_and_the_result_is_the_same(
     where: str, half_a_line: bytes, with_task: Task, classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = with_task("csv", classes, seeds=[0, 1], baseline=True)
+    run = with_task("csv", classes, seeds=[0, 1], random_init_baseline=True)
     whole = dataclasses.replace(run, out=str(tmp_path / "whole"))
     shutil.copytree(run.run_dir, whole.run_dir)
     tune(whole)
@@ -218,7 +218,7 @@ def test_accumulation_does_not_change_the_result(task: str, with_task: Task, cla
     path, kind = {"classes": (classes, "csv"), "scores": (scores, "csv"), "questions": (questions, "squad")}[task]
     models = []
     for micro_batch in (8, 2):
-        run = quiet(with_task(kind, path, micro_batch=micro_batch, epochs=1))
+        run = quiet(with_task(kind, path, micro_batch_size=micro_batch, epochs=1))
         tune(run)
         models.append(load_file(kept(run) / "model.safetensors"))
         shutil.rmtree(kept(run))
@@ -231,7 +231,7 @@ def test_accumulation_does_not_change_the_result(task: str, with_task: Task, cla
 
 def test_a_long_evaluation_shows_how_far_it_is(with_task: Task, classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "_LINE_EVERY", 0.0)
-    out = tune(with_task("csv", classes, epochs=0.2, micro_batch=8))
+    out = tune(with_task("csv", classes, epochs=0.2, micro_batch_size=8))
     scored = [line.partition("  left ")[0] for line in out.splitlines() if "scored" in line]
     assert scored == [*(f"mine seed 0 pretrained  scored {n}/20" for n in (8, 16, 20)), "mine test  scored 8/12", "mine test  scored 12/12"]
 
@@ -274,7 +274,7 @@ def test_a_question_whose_answer_is_misplaced_is_not_trained_on(pretrained: Run,
     tree = json.loads(path.read_text())
     tree["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] += 1
     path.write_text(json.dumps(tree))
-    spec = Finetune(task="squad", path=str(questions), length=512, misplaced=0.5)
+    spec = Finetune(task="squad", path=str(questions), seq_len=512, max_misplaced_answers=0.5)
     problem = encode_task(spec, pretrained.data_dir, load_vocabulary(pretrained.data_dir))
     assert len(problem.train) == 11 and (problem.train.targets["start"] > 0).all()
 
@@ -381,7 +381,7 @@ def test_fp16_scales_its_loss_and_ends_where_fp32_does(with_task: Task, classes:
 
     monkeypatch.setattr(module, "training_steps", optimise)
     for kind in ("fp32", "fp16"):
-        run = with_task("csv", classes, **{"train.precision": kind})
+        run = dataclasses.replace(with_task("csv", classes), precision=kind)
         tune(run)
     fp32, fp16 = lines(run)
     assert given[0] is None and given[1].scale >= 1 and given[1].clean > 0

@@ -32,7 +32,7 @@ def test_the_mismatched_rows_of_mnli_are_scored_and_shown(pretrained: Run, tmp_p
     shutil.copytree(pretrained.run_dir, tmp_path / "run")
     write_mnli(tmp_path / "mnli")
     tree = config.to_tree(pretrained)
-    spec = {"epochs": 1, "batch": 8, "micro_batch": 8, "lr": 3e-3, "length": 24}
+    spec = {"epochs": 1, "global_batch_size": 8, "micro_batch_size": 8, "lr": 3e-3, "seq_len": 24}
     tree["finetune"] = {"mnli": {**spec, "task": "mnli", "path": str(tmp_path / "mnli"), "seeds": [0, 1]}}
     run = dataclasses.replace(config.build_run(tree), out=str(tmp_path / "run"))
     (run.run_dir / "run.yaml").write_text(config.run_yaml(run))

@@ -90,10 +90,12 @@ def test_a_byte_model_goes_on_with_held_out_beginnings(tmp_path: Path) -> None:
     tree = {
         "name": "small",
         "out": str(tmp_path / "run"),
-        "data": {"paths": [str(source)], "dir": str(tmp_path / "data"), "units": "bytes", "valid_fraction": 0.2, "workers": 1},
-        "model": {"kind": "mlstm", "layers": 1, "width": 16, "embedding": 8},
-        "phases": {"only": {"steps": 2, "global_batch": 2, "length": 16, "shards": 4, "micro_batch": 2}},
-        "train": {"device": "cpu", "threads": 1, "checkpoint_every": 2, "eval_sequences": 4},
+        "data": {"paths": [str(source)], "dir": str(tmp_path / "data"), "tokenizer": "bytes", "valid_fraction": 0.2, "workers": 1},
+        "model": {"kind": "mlstm", "num_layers": 1, "hidden_size": 16, "embedding_size": 8},
+        "phases": {"only": {"steps": 2, "global_batch_size": 2, "seq_len": 16, "num_document_groups": 4, "micro_batch_size": 2}},
+        "compute": {"device": "cpu", "threads": 1},
+        "checkpoint": {"save_every": 2},
+        "logging": {"eval_examples": 4},
     }
     run = config.build_run(tree)
     prepare(run.data, run.data_dir, log=lambda text: None)

@@ -69,7 +69,7 @@ def agrees(folder: Path, arrays: Arrays, gates: str = "ifgo", close: float = 2e-
 def test_the_arrays_of_openai_give_what_their_equations_give(tmp_path: Path) -> None:
     arrays = random_arrays(WIDTH, INNER)
     model = import_byte_model(write_openai(tmp_path / "openai", arrays), tmp_path / "ours")
-    assert (model.kind, model.layers, model.width, model.embedding, model.weight_norm) == ("mlstm", 1, WIDTH, INNER, True)
+    assert (model.kind, model.num_layers, model.hidden_size, model.embedding_size, model.weight_norm) == ("mlstm", 1, WIDTH, INNER, True)
     agrees(tmp_path / "ours", arrays, "ifog")
     with pytest.raises(AssertionError):  # in another order of the gates it is another model
         agrees(tmp_path / "ours", arrays, "ifgo")
@@ -104,7 +104,7 @@ def test_two_layers_are_read_in_order(tmp_path: Path) -> None:
     first, second = random_arrays(WIDTH, INNER, 3, False), random_arrays(WIDTH, WIDTH, 4, False)
     tree = nvidia_tree({**first, "decoder": second["decoder"], "bias": second["bias"]})
     tree["encoder"]["rnn"] |= {name.replace("rnns.0", "rnns.1"): t for name, t in nvidia_tree(second)["encoder"]["rnn"].items()}
-    assert import_byte_model(save(tree, tmp_path / "model.pt"), tmp_path / "ours").layers == 2
+    assert import_byte_model(save(tree, tmp_path / "model.pt"), tmp_path / "ours").num_layers == 2
     # The second layer reads the hidden states of the first as its embedding.
     hidden = read(first, TEXT)[1]
     over = {**second, "embedding": np.concatenate([hidden, np.zeros((256 - len(TEXT), WIDTH))])}
@@ -201,7 +201,7 @@ def test_an_imported_folder_says_what_it_holds_and_is_replaced_by_the_next(tmp_p
     ours = tmp_path / "ours"
     import_byte_model(write_openai(tmp_path / "openai", random_arrays(WIDTH, INNER)), ours)
     (ours / "tasks.jsonl").write_text("{}\n")
-    assert json.loads((ours / "config.json").read_text())["model"]["width"] == WIDTH
+    assert json.loads((ours / "config.json").read_text())["model"]["hidden_size"] == WIDTH
     assert "i, f, g, o" in (ours / "README.md").read_text()
     arrays = random_arrays(12, INNER, 5, False)
     import_byte_model(save(nvidia_tree(arrays), tmp_path / "model.pt"), ours)
@@ -221,7 +221,7 @@ def test_a_folder_that_holds_no_byte_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"model\.safetensors: cannot be read"):
         load_byte_model(tmp_path / "ours")
     tree = json.loads((tmp_path / "ours" / "config.json").read_text())
-    (tmp_path / "ours" / "config.json").write_text(json.dumps({**tree, "model": {"kind": "bert"}, "data": {"units": "wordpiece"}}))
+    (tmp_path / "ours" / "config.json").write_text(json.dumps({**tree, "model": {"kind": "bert"}, "data": {"tokenizer": "wordpiece"}}))
     with pytest.raises(ConfigError, match="this verb is for byte models"):
         stored_run(tmp_path / "ours")
 
@@ -229,6 +229,6 @@ def test_a_folder_that_holds_no_byte_model_is_refused(tmp_path: Path) -> None:
 def test_weights_of_another_size_than_the_settings_are_refused(tmp_path: Path) -> None:
     import_byte_model(write_openai(tmp_path / "openai", random_arrays(WIDTH, INNER)), tmp_path / "ours")
     path = tmp_path / "ours" / "config.json"
-    path.write_text(path.read_text().replace('"width": 24', '"width": 36'))
+    path.write_text(path.read_text().replace('"hidden_size": 24', '"hidden_size": 36'))
     with pytest.raises(DataError, match="does not fit"):
         load_byte_model(tmp_path / "ours")

@@ -23,20 +23,17 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from overnight.config import Model
+from overnight.config import BertConfig, Model
 from overnight.corpus.tokenizer import build_tokenizer, save_tokenizer
 from overnight.errors import DataError, UserError
 from overnight.interop.huggingface import Kind, export, from_huggingface, load_pretrained, to_huggingface
 
 transformers = pytest.importorskip("transformers")
 
-MODEL = Model(layers=2, width=32, heads=4, ffn=48, max_length=40, dropout=0.2, attention_dropout=0.1)
+SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "intermediate_size": 48, "max_position_embeddings": 40}
+MODEL = BertConfig(**SIZES, dropout=0.2, attention_dropout=0.1)
 PIECES = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
+    *"[PAD] [UNK] [CLS] [SEP] [MASK]".split(),
     *"abcdefghijklmnop",
     *(f"##{c}" for c in "abcdefghijklmnop"),
     "cat",
@@ -59,10 +56,10 @@ CLASSES = {
 def _state(kind: str, model: Model = MODEL, vocab_size: int = V, outputs: int = 3) -> dict[str, Tensor]:
     """Random parameters under our names; the names are the format, so they are written out."""
     torch.manual_seed(0)
-    padded, width, inner = -(-vocab_size // 64) * 64, model.width, model.ffn or 4 * model.width
+    padded, width, inner = -(-vocab_size // 64) * 64, model.hidden_size, model.intermediate_size or 4 * model.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         "encoder.word.weight": (padded, width),
-        "encoder.position.weight": (model.max_length, width),
+        "encoder.position.weight": (model.max_position_embeddings, width),
         "encoder.segment.weight": (2, width),
     }
 
@@ -70,7 +67,7 @@ def _state(kind: str, model: Model = MODEL, vocab_size: int = V, outputs: int = 
         shapes.update({f"{name}.weight": shape, f"{name}.bias": shape[:1]})
 
     add("encoder.norm", width)
-    for i in range(model.layers):
+    for i in range(model.num_layers):
         add(f"encoder.layers.{i}.qkv", 3 * width, width)
         add(f"encoder.layers.{i}.out", width, width)
         add(f"encoder.layers.{i}.norm1", width)
@@ -151,7 +148,7 @@ def test_transformers_loads_an_export_whole_and_computes_what_our_parameters_mea
     mask = torch.arange(17) < torch.tensor([17, 11, 4])[:, None]
     with torch.no_grad():
         theirs = model.eval()(input_ids=ids, token_type_ids=segments, attention_mask=mask.long()).to_tuple()
-    ours = _forward(state, kind, ids, segments, mask, MODEL.heads)
+    ours = _forward(state, kind, ids, segments, mask, MODEL.num_heads)
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
         if a.shape[:2] == ids.shape:  # at padding both compute something, and nobody reads it
@@ -189,7 +186,7 @@ def test_the_state_loads_strictly_into_transformers_modules(kind: Kind) -> None:
 @settings(max_examples=15)
 @given(st.sampled_from(KINDS), st.integers(1, 3), st.sampled_from([(8, 2), (12, 3)]), st.integers(5, 140), st.integers(1, 4))
 def test_import_undoes_export(kind: Kind, layers: int, size: tuple[int, int], vocab_size: int, outputs: int) -> None:
-    model = Model(layers=layers, width=size[0], heads=size[1], max_length=8)
+    model = BertConfig(num_layers=layers, hidden_size=size[0], num_heads=size[1], max_position_embeddings=8)
     state = _state(kind, model, vocab_size, outputs)
     there = to_huggingface(state, kind, vocab_size)
     assert len(there["bert.embeddings.word_embeddings.weight"]) == vocab_size
@@ -242,7 +239,7 @@ def test_what_transformers_saved_is_read_whole(name: str, tmp_path: Path) -> Non
     theirs = getattr(transformers, name)(config)
     theirs.save_pretrained(tmp_path)
     state, model, vocab_size = load_pretrained(tmp_path)
-    assert vocab_size == 70 and model == Model(layers=2, width=16, heads=2, max_length=512, dropout=0.1, attention_dropout=0.1)
+    assert vocab_size == 70 and model == BertConfig(num_layers=2, hidden_size=16, num_heads=2)
     assert state["encoder.word.weight"].shape == (128, 16)
     has = {part for part in ("pooler", "mlm", "nsp", "head") if any(n.startswith(f"{part}.") for n in state)}
     assert (
@@ -391,8 +388,8 @@ def test_exporting_needs_no_transformers(tokenizer_folder: Path, tmp_path: Path)
     code = (
         "import sys; sys.modules['transformers'] = None\n"
         "from pathlib import Path; from safetensors.torch import load_file\n"
-        "from overnight.config import Model; from overnight.interop.huggingface import export, load_pretrained\n"
-        f"model = Model(layers=2, width=32, heads=4, ffn=48, max_length=40)\n"
+        "from overnight.config import BertConfig; from overnight.interop.huggingface import export, load_pretrained\n"
+        "model = BertConfig(num_layers=2, hidden_size=32, num_heads=4, intermediate_size=48, max_position_embeddings=40)\n"
         f"export(load_file({str(tmp_path / 'state.safetensors')!r}), 'spans', model, Path({str(tokenizer_folder)!r}), Path({str(tmp_path / 'out')!r}))\n"
         f"load_pretrained(Path({str(tmp_path / 'out')!r}))\n"
     )

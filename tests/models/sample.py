@@ -10,11 +10,18 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from overnight.batches.packing import Batch
-from overnight.config import Model
+from overnight.config import BertConfig
 from overnight.models.bert import BertForPretraining
 
 VOCAB = 1000
-SIZES: dict[str, Any] = {"layers": 3, "width": 64, "heads": 4, "max_length": 64, "dropout": 0.0, "attention_dropout": 0.0}
+SIZES: dict[str, Any] = {
+    "num_layers": 3,
+    "hidden_size": 64,
+    "num_heads": 4,
+    "max_position_embeddings": 64,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
 
 
 def loud(model: nn.Module) -> nn.Module:
@@ -33,7 +40,7 @@ def loud(model: nn.Module) -> nn.Module:
 def pretraining(seed: int = 0, **sizes: Any) -> BertForPretraining:
     """A loud BERT with its heads."""
     torch.manual_seed(seed)
-    model = loud(BertForPretraining(Model(**{**SIZES, **sizes}), VOCAB))
+    model = loud(BertForPretraining(BertConfig(**{**SIZES, **sizes}), VOCAB))
     assert isinstance(model, BertForPretraining)
     return model
 

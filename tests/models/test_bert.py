@@ -12,7 +12,7 @@ from torch import Tensor
 
 from overnight.batches.loader import Samples
 from overnight.batches.packing import IGNORED, Batch
-from overnight.config import Model, Optim, Phase
+from overnight.config import OPTIMIZERS, BertConfig, BertPhase
 from overnight.interop.huggingface import to_huggingface
 from overnight.models.bert import BertForPretraining, padded_vocabulary
 from overnight.optim.groups import build_optimizer
@@ -29,11 +29,11 @@ def theirs(model: BertForPretraining) -> Any:
     """transformers' model with the same weights and the vocabulary without padding."""
     config = transformers.BertConfig(
         vocab_size=VOCAB,
-        hidden_size=SIZES["width"],
-        num_hidden_layers=SIZES["layers"],
-        num_attention_heads=SIZES["heads"],
-        intermediate_size=4 * SIZES["width"],
-        max_position_embeddings=SIZES["max_length"],
+        hidden_size=SIZES["hidden_size"],
+        num_hidden_layers=SIZES["num_layers"],
+        num_attention_heads=SIZES["num_heads"],
+        intermediate_size=4 * SIZES["hidden_size"],
+        max_position_embeddings=SIZES["max_position_embeddings"],
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
@@ -110,7 +110,7 @@ def test_gradients_match_transformers(lengths: list[int]) -> None:
             ours[name] / largest, grad / largest, rtol=1e-4, atol=3e-5, msg=lambda text, name=name: f"{name}: {text}"
         )
         compared += 1
-    assert compared == 5 + 16 * SIZES["layers"] + 2 + 5 + 2
+    assert compared == 5 + 16 * SIZES["num_layers"] + 2 + 5 + 2
 
 
 def test_the_vocabulary_head_at_the_predicted_positions_equals_computing_all_and_selecting() -> None:
@@ -146,28 +146,28 @@ def test_training_and_evaluation_agree_without_dropout(lengths: list[int]) -> No
 
 @pytest.mark.parametrize(
     ("sizes", "encoder_and_pooler", "published"),
-    [({}, 109_482_240, 110_106_428), ({"layers": 24, "width": 1024, "heads": 16}, 335_141_888, 336_226_108)],
+    [({}, 109_482_240, 110_106_428), ({"num_layers": 24, "hidden_size": 1024, "num_heads": 16}, 335_141_888, 336_226_108)],
     ids=["base 110 M", "large 336 M"],
 )
 def test_parameter_counts_are_those_published(sizes: dict[str, Any], encoder_and_pooler: int, published: int) -> None:
-    model = Model(**sizes)
+    model = BertConfig(**sizes)
     padding = padded_vocabulary(30522) - 30522
     with torch.device("meta"):
         ours = BertForPretraining(model, 30522)
-        config = {"hidden_size": model.width, "num_hidden_layers": model.layers, "num_attention_heads": model.heads}
+        config = {"hidden_size": model.hidden_size, "num_hidden_layers": model.num_layers, "num_attention_heads": model.num_heads}
         reference = transformers.BertForPreTraining(
-            transformers.BertConfig(vocab_size=30522 + padding, intermediate_size=4 * model.width, **config)
+            transformers.BertConfig(vocab_size=30522 + padding, intermediate_size=4 * model.hidden_size, **config)
         )
     count = sum(p.numel() for p in ours.parameters())
     assert count == sum(p.numel() for p in reference.parameters())
-    assert count - padding * (model.width + 1) == published
+    assert count - padding * (model.hidden_size + 1) == published
     bare = sum(p.numel() for part in (ours.encoder, ours.pooler) for p in part.parameters())
-    assert bare - padding * model.width == encoder_and_pooler
+    assert bare - padding * model.hidden_size == encoder_and_pooler
 
 
 def test_initial_weights_are_as_published() -> None:
     torch.manual_seed(0)
-    model = BertForPretraining(Model(layers=2, width=128, heads=2, max_length=512), 5000)
+    model = BertForPretraining(BertConfig(num_layers=2, hidden_size=128, num_heads=2, max_position_embeddings=512), 5000)
     for name, p in model.named_parameters():
         if name == "encoder.word.weight":
             assert (p[5000:] == 0).all() and len(p) == 5056
@@ -197,9 +197,9 @@ def test_padding_rows_of_the_vocabulary_get_no_probability_and_no_gradient(dtype
 
 @pytest.mark.parametrize("name", ["lamb", "lans", "lars", "adamw"])
 def test_padding_of_the_vocabulary_is_zero_and_adds_to_no_norm_whatever_is_adapted(name: str) -> None:
-    model, batch = BertForPretraining(Model(**SIZES), VOCAB).train(), random_batch(RAGGED)
-    phase = Optim(name=name, lr=0.01, weight_decay=0.01, adapt="all" if name != "adamw" else "matrices")  # type: ignore[arg-type]
-    optimizer = build_optimizer(model, phase)
+    model, batch = BertForPretraining(BertConfig(**SIZES), VOCAB).train(), random_batch(RAGGED)
+    adapted = {"trust_ratio_on": "all"} if name != "adamw" else {}
+    optimizer = build_optimizer(model, OPTIMIZERS[name](lr=0.01, weight_decay=0.01, **adapted))  # type: ignore[arg-type]
     for _ in range(2):
         optimizer.zero_grad()
         losses, _ = model.losses(batch, torch.float32)
@@ -235,7 +235,7 @@ def test_16_bits_are_close_to_fp32(low: torch.dtype, lengths: list[int]) -> None
     batch.targets["nsp"].zero_()
     for dtype in (torch.float32, low):
         torch.manual_seed(0)
-        model = BertForPretraining(Model(**SIZES), VOCAB).train()
+        model = BertForPretraining(BertConfig(**SIZES), VOCAB).train()
         losses, _ = model.losses(batch, dtype)
         assert all(loss.dtype == torch.float32 for loss in losses.values())
         sum(losses.values()).backward()  # type: ignore[union-attr]
@@ -268,7 +268,7 @@ def test_sequences_of_a_batch_do_not_see_each_other() -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_filling_a_batch_changes_neither_losses_nor_hidden_states_nor_gradients(nsp: bool, grain: int, training: bool) -> None:
     vocabulary = words(VOCAB)
-    phase = Phase(steps=9, global_batch=8, length=64, micro_batch=4, max_predictions=10, nsp=nsp)
+    phase = BertPhase(steps=9, global_batch_size=8, seq_len=64, micro_batch_size=4, max_predictions_per_seq=10, nsp=nsp)
     stream = Samples([shard(book_like(1, 12), size=VOCAB)], vocabulary, phase, (0,))
     fills = set()
     for step in range(4):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from overnight.batches.streams import ByteBatch
-from overnight.config import Model
+from overnight.config import MODELS
 from overnight.models.bytes import ByteModel, byte_model
 
 KINDS = ["mlstm", "lstm", "transformer"]
@@ -24,8 +24,9 @@ recurrent = pytest.mark.parametrize("kind", RECURRENT)
 def model(kind: str, label: bool = False, recompute: int = 0, seed: int = 0, **sizes: Any) -> ByteModel:
     """A small network."""
     torch.manual_seed(seed)
-    given = {"layers": 2, "width": 24, "embedding": 8, "heads": 2, "dropout": 0.0, "max_length": 64} | sizes
-    return byte_model(Model(kind=kind, **given), label, recompute)  # type: ignore[arg-type]
+    own = {"num_heads": 2, "dropout": 0.0, "max_position_embeddings": 64} if kind == "transformer" else {"embedding_size": 8}
+    given: dict[str, Any] = {"num_layers": 2, "hidden_size": 24, **own, **sizes}
+    return byte_model(MODELS[kind](kind=kind, **given), label, recompute)  # type: ignore[arg-type]
 
 
 def batch(rows: int = 4, steps: int = 12, label: bool = False, seed: int = 0) -> ByteBatch:
@@ -87,7 +88,7 @@ def assert_near(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: 
 @recurrent
 @pytest.mark.parametrize(("layers", "norm", "label"), [(1, True, False), (1, False, True), (3, True, True), (3, False, False)])
 def test_losses_and_gradients_are_those_of_the_equations(kind: str, layers: int, norm: bool, label: bool) -> None:
-    net, given = model(kind, label, layers=layers, weight_norm=norm), batch(label=label)
+    net, given = model(kind, label, num_layers=layers, weight_norm=norm), batch(label=label)
     state = torch.randn(4, *net.state_shape, generator=torch.Generator().manual_seed(1)) * 0.5
     double = copy.deepcopy(net).double()
     wanted, wanted_state = reference(double, given, state.double())
@@ -194,7 +195,7 @@ def saved_bytes(net: ByteModel, rows: int, steps: int) -> int:
 
 def test_at_8192_units_and_256_sequences_of_256_bytes_under_a_gigabyte_is_kept() -> None:
     """A segment of 16 bytes, as it is recomputed, and the state between segments; each byte and each row costs the same."""
-    net = model("mlstm", layers=1, width=256, embedding=64, weight_norm=False)
+    net = model("mlstm", num_layers=1, hidden_size=256, embedding_size=64, weight_norm=False)
     # From differences, without what does not grow: tables and matrices in 16 bits.
     a, b, c = (saved_bytes(net, rows, steps) for rows, steps in ((32, 8), (32, 16), (64, 16)))
     a_byte, a_row = (b - a) / 8 / 32, (c - b) / 32
@@ -254,7 +255,7 @@ def test_without_documents_that_end_the_auxiliary_loss_is_zero() -> None:
 
 
 def test_parameters_have_the_names_and_numbers_of_the_field() -> None:
-    names = {name: tuple(p.shape) for name, p in model("mlstm", layers=1).named_parameters()}
+    names = {name: tuple(p.shape) for name, p in model("mlstm", num_layers=1).named_parameters()}
     matrices = {"w_x": (96, 8), "w_h": (96, 24), "w_mx": (24, 8), "w_mh": (24, 24)}
     wanted = {f"layers.0.{name}": shape for name, shape in matrices.items()}
     wanted |= {f"layers.0.g.{name}": shape[:1] for name, shape in matrices.items()}
@@ -262,14 +263,14 @@ def test_parameters_have_the_names_and_numbers_of_the_field() -> None:
     assert names == wanted
     assert "label.weight" in dict(model("lstm", label=True).named_parameters())
     with torch.device("meta"):
-        for width, millions in ((4096, 86.30), (8192, 340.35)):
-            count = sum(p.numel() for p in model("mlstm", layers=1, width=width, embedding=64).parameters())
+        for hidden_size, millions in ((4096, 86.30), (8192, 340.35)):
+            count = sum(p.numel() for p in model("mlstm", num_layers=1, hidden_size=hidden_size, embedding_size=64).parameters())
             assert count / 1e6 == pytest.approx(millions, rel=3e-4)
 
 
 @recurrent
 def test_initial_weights_are_as_published(kind: str) -> None:
-    net = model(kind, layers=2, width=400, embedding=64)
+    net = model(kind, num_layers=2, hidden_size=400, embedding_size=64)
     for name, p in net.named_parameters():
         if ".g." in name:
             continue
@@ -284,7 +285,7 @@ def test_initial_weights_are_as_published(kind: str) -> None:
 
 @every_kind
 def test_a_network_learns_a_repeated_text(kind: str) -> None:
-    net, text = model(kind, layers=1, width=48), torch.tensor(list(b"the quick brown fox jumps over the lazy dog; " * 3))
+    net, text = model(kind, num_layers=1, hidden_size=48), torch.tensor(list(b"the quick brown fox jumps over the lazy dog; " * 3))
     given = ByteBatch(text[None, :60], torch.arange(1), torch.tensor([True]), {"byte": text[None, 1:61]})
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     for _ in range(60):

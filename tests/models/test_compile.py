@@ -9,11 +9,11 @@ import torch
 import torch._dynamo
 
 from overnight.batches.loader import Samples
-from overnight.config import Model, Phase
+from overnight.config import BertConfig, BertPhase
 from overnight.models.bert import BertForPretraining
 from tests.batches.corpus import book_like, shard, words
 
-MODEL = Model(layers=2, width=32, heads=2, max_length=48, dropout=0.0, attention_dropout=0.0)
+MODEL = BertConfig(num_layers=2, hidden_size=32, num_heads=2, max_position_embeddings=48, dropout=0.0, attention_dropout=0.0)
 
 
 def training(model: BertForPretraining, stream: Samples, step: int) -> list[float]:
@@ -40,7 +40,12 @@ def test_compiled_layers_compute_the_same_and_are_compiled_in_the_first_two_step
         pytest.skip("torch.compile on a CPU needs a C++ compiler")
     text = shard(book_like(1, 12), size=500)
     short, long = (
-        Samples([text], words(500), Phase(steps=20, global_batch=8, length=length, micro_batch=4, max_predictions=5), (0,))
+        Samples(
+            [text],
+            words(500),
+            BertPhase(steps=20, global_batch_size=8, seq_len=length, micro_batch_size=4, max_predictions_per_seq=5),
+            (0,),
+        )
         for length in (32, 48)
     )
     shapes = {len(batch.ids_N) for stream in (short, long) for step in range(20) for batch in stream.step(step, grain=16).micro}

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from overnight.batches.packing import Batch, Sizes
 from overnight.batches.streams import ByteBatch
-from overnight.config import Model
+from overnight.config import BertConfig, CausalLMConfig, Model, RecurrentLMConfig
 from overnight.models import bytes as byte_models
 from overnight.models import flops
 from overnight.models.bert import BertForPretraining
@@ -40,7 +40,7 @@ def on_meta(batch: Any) -> Any:
 @pytest.mark.parametrize("lengths", [(48, 48, 48, 48, 48), (17, 64, 5)])
 def test_the_formula_of_bert_counts_what_torch_counts(sizes: tuple[int, int, int, int], lengths: tuple[int, ...], nsp: bool) -> None:
     layers, width, heads, ffn = sizes
-    model = Model(layers=layers, width=width, heads=heads, ffn=ffn, max_length=64)
+    model = BertConfig(num_layers=layers, hidden_size=width, num_heads=heads, intermediate_size=ffn, max_position_embeddings=64)
     # One sequence a batch: together, attention would be padded to the longest here.
     batches: list[Batch] = [on_meta(random_batch([length], nsp=nsp)) for length in lengths]
     found = Sizes(sum(lengths), sum(n * n for n in lengths), sum(max(1, n // 6) for n in lengths), len(lengths) if nsp else 0)
@@ -51,13 +51,13 @@ def test_the_formula_of_bert_counts_what_torch_counts(sizes: tuple[int, int, int
 @pytest.mark.parametrize(
     "model",
     [
-        Model(kind="mlstm", layers=1, width=48, embedding=24, weight_norm=True),
-        Model(kind="mlstm", layers=3, width=32, weight_norm=True),
-        Model(kind="lstm", layers=2, width=48),
-        Model(kind="transformer", layers=2, width=64, heads=4, max_length=64, dropout=0.0, attention_dropout=0.0),
-        Model(kind="transformer", layers=1, width=32, heads=2, ffn=80, max_length=512, dropout=0.0, attention_dropout=0.0),
+        RecurrentLMConfig(kind="mlstm", num_layers=1, hidden_size=48, embedding_size=24, weight_norm=True),
+        RecurrentLMConfig(kind="mlstm", num_layers=3, hidden_size=32, weight_norm=True),
+        RecurrentLMConfig(kind="lstm", num_layers=2, hidden_size=48),
+        CausalLMConfig(num_layers=2, hidden_size=64, num_heads=4, max_position_embeddings=64, dropout=0.0),
+        CausalLMConfig(num_layers=1, hidden_size=32, num_heads=2, intermediate_size=80, max_position_embeddings=512, dropout=0.0),
     ],
-    ids=lambda model: f"{model.kind}-{model.layers}",
+    ids=lambda model: f"{model.kind}-{model.num_layers}",
 )
 def test_the_formula_of_byte_models_counts_what_torch_counts(model: Model, rows: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     # The head computes its products again in the backward pass on all devices but a CPU; recomputation does not count.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from overnight.config import Model
+from overnight.config import BertConfig
 from overnight.interop.huggingface import to_huggingface
 from overnight.models.heads import BertForQuestionAnswering, Classifier
 from tests.models.sample import SIZES, VOCAB, loud, padded, random_batch
@@ -21,11 +21,11 @@ LENGTHS = [30, 64, 7]
 def theirs(model: nn.Module, kind: Any, name: str, **settings: Any) -> Any:
     config = transformers.BertConfig(
         vocab_size=VOCAB,
-        hidden_size=SIZES["width"],
-        num_hidden_layers=SIZES["layers"],
-        num_attention_heads=SIZES["heads"],
-        intermediate_size=4 * SIZES["width"],
-        max_position_embeddings=SIZES["max_length"],
+        hidden_size=SIZES["hidden_size"],
+        num_hidden_layers=SIZES["num_layers"],
+        num_attention_heads=SIZES["num_heads"],
+        intermediate_size=4 * SIZES["hidden_size"],
+        max_position_embeddings=SIZES["max_position_embeddings"],
         **settings,
     )
     reference = getattr(transformers, name)(config)
@@ -36,7 +36,7 @@ def theirs(model: nn.Module, kind: Any, name: str, **settings: Any) -> Any:
 @pytest.mark.parametrize("outputs", [1, 2, 3])
 def test_classifier_matches_transformers(outputs: int) -> None:
     torch.manual_seed(0)
-    model, batch = loud(Classifier(Model(**SIZES), VOCAB, outputs)).eval(), random_batch(LENGTHS)
+    model, batch = loud(Classifier(BertConfig(**SIZES), VOCAB, outputs)).eval(), random_batch(LENGTHS)
     labels = torch.tensor([0.5, 3.0, -1.0]) if outputs == 1 else torch.tensor([0, outputs - 1, 1])
     batch = dataclasses.replace(batch, predicted_M=None, targets={"label": labels})
     reference = theirs(model, "classification", "BertForSequenceClassification", num_labels=outputs)
@@ -57,7 +57,7 @@ def test_classifier_matches_transformers(outputs: int) -> None:
 
 def test_span_reader_matches_transformers() -> None:
     torch.manual_seed(0)
-    model, batch = loud(BertForQuestionAnswering(Model(**SIZES), VOCAB)).eval(), random_batch(LENGTHS)
+    model, batch = loud(BertForQuestionAnswering(BertConfig(**SIZES), VOCAB)).eval(), random_batch(LENGTHS)
     start, end = torch.tensor([3, 60, 0]), torch.tensor([9, 63, 0])
     batch = dataclasses.replace(batch, predicted_M=None, targets={"start": start, "end": end})
     mask = padded(torch.ones_like(batch.ids_N), batch)

@@ -21,10 +21,14 @@ SHAPES = [(5, 4), (3,), (1,), (2, 3, 2)]
 
 
 def vectors() -> dict[str, Any]:
-    """The file of trajectories; the test is skipped where it is not."""
+    """The file of trajectories, whose settings have two names of their own; the test is skipped where it is not."""
     if not VECTORS.is_file():
         pytest.skip(f"no optimizer vectors at {VECTORS}; set OVERNIGHT_VECTORS")
-    return dict(json.loads(VECTORS.read_text(encoding="utf-8")))
+    found = dict(json.loads(VECTORS.read_text(encoding="utf-8")))
+    ours = {"adapt": "trust_ratio", "trust_clip": "max_trust_ratio"}
+    for case in found["cases"].values():
+        case["settings"] = {ours.get(key, key): value for key, value in case["settings"].items()}
+    return found
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -45,7 +45,7 @@ def optimizer_of(net: nn.Module, name: str) -> Layerwise:
     return MAKE[name](
         [
             {"params": [(n, p) for n, p in named if p.ndim > 1], "weight_decay": 0.01},
-            {"params": [(n, p) for n, p in named if p.ndim == 1], "weight_decay": 0.0, "adapt": False},
+            {"params": [(n, p) for n, p in named if p.ndim == 1], "weight_decay": 0.0, "trust_ratio": False},
         ]
     )
 

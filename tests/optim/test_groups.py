@@ -3,57 +3,58 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from overnight.config import Model, Optim
+from overnight.config import OPTIMIZERS, AdamWConfig, BertConfig, LambConfig, LansConfig, LarsConfig, MuonConfig
 from overnight.models.bert import BertForPretraining
 from overnight.models.heads import BertForQuestionAnswering, Classifier
 from overnight.optim import Lamb, Lans, Lars, Muon
 from overnight.optim.groups import build_optimizer, group_lines, parameter_groups
 
-MODEL = Model(layers=2, width=16, heads=2, max_length=16)
+MODEL = BertConfig(num_layers=2, hidden_size=16, num_heads=2, max_position_embeddings=16)
 
 
 @pytest.mark.parametrize(
     "module", [BertForPretraining(MODEL, 50), Classifier(MODEL, 50, 3), BertForQuestionAnswering(MODEL, 50)], ids=lambda m: type(m).__name__
 )
 def test_every_parameter_is_once_in_the_group_of_its_kind(module: nn.Module) -> None:
-    groups = {group["name"]: group for group in parameter_groups(module, Optim(weight_decay=0.02))}
+    groups = {group["name"]: group for group in parameter_groups(module, LambConfig(weight_decay=0.02))}
     assert list(groups) == ["matrices", "tables", "vectors"]
     named = dict(module.named_parameters())
     assert sorted(label for group in groups.values() for label, _ in group["params"]) == sorted(named)
     assert all(named[label] is p for group in groups.values() for label, p in group["params"])
     assert {label.split(".")[-2] for label, _ in groups["tables"]["params"]} == {"word", "position", "segment"}
     assert all(label.endswith("bias") or "norm" in label for label, _ in groups["vectors"]["params"])
-    assert [(group["weight_decay"], group["adapt"], group["muon"]) for group in groups.values()] == [
+    assert [(group["weight_decay"], group["trust_ratio"], group["muon"]) for group in groups.values()] == [
         (0.02, True, True),
         (0.02, True, False),
         (0.0, False, False),
     ]
 
 
-@pytest.mark.parametrize(("adapt", "expected"), [("matrices", [True, True, False]), ("all", [True] * 3), ("none", [False] * 3)])
-def test_what_is_adapted_is_said_by_the_recipe(adapt: Any, expected: list[bool]) -> None:
-    assert [group["adapt"] for group in parameter_groups(Classifier(MODEL, 50, 3), Optim(adapt=adapt))] == expected
+@pytest.mark.parametrize(("trust_ratio", "expected"), [("matrices", [True, True, False]), ("all", [True] * 3), ("none", [False] * 3)])
+def test_what_is_adapted_is_said_by_the_recipe(trust_ratio: Any, expected: list[bool]) -> None:
+    assert [
+        group["trust_ratio"] for group in parameter_groups(Classifier(MODEL, 50, 3), LambConfig(trust_ratio_on=trust_ratio))
+    ] == expected
 
 
 def test_kernels_of_convolutions_are_decayed_and_adapted_but_not_for_muon() -> None:
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
-    groups = {group["name"]: group for group in parameter_groups(net, Optim())}
+    groups = {group["name"]: group for group in parameter_groups(net, LambConfig())}
     assert [label for label, _ in groups["kernels"]["params"]] == ["0.weight"] and list(groups) == ["matrices", "kernels", "vectors"]
-    assert groups["kernels"]["adapt"] and groups["kernels"]["weight_decay"] == 0.01 and not groups["kernels"]["muon"]
+    assert groups["kernels"]["trust_ratio"] and groups["kernels"]["weight_decay"] == 0.01 and not groups["kernels"]["muon"]
     assert group_lines(list(groups.values()))[1] == "kernels: 1 tensor, 36 parameters; decay 0.01, trust ratio, AdamW"
 
 
 def test_frozen_parameters_are_left_out() -> None:
     module = Classifier(MODEL, 50, 3)
     module.encoder.word.weight.requires_grad_(False)
-    labels = [label for group in parameter_groups(module, Optim()) for label, _ in group["params"]]
+    labels = [label for group in parameter_groups(module, LambConfig()) for label, _ in group["params"]]
     assert "encoder.word.weight" not in labels and "encoder.position.weight" in labels
 
 
@@ -65,19 +66,19 @@ def small() -> nn.Module:
 def test_every_setting_of_the_recipe_reaches_the_optimizer() -> None:
     common = {"lr": 2e-3, "weight_decay": 0.1}
     lamb = build_optimizer(
-        small(), Optim(name="lamb", betas=(0.8, 0.95), eps=1e-5, trust_clip=3.0, bias_correction=False, max_grad_norm=2.0, **common)
+        small(), LambConfig(betas=(0.8, 0.95), eps=1e-5, max_trust_ratio=3.0, bias_correction=False, max_grad_norm=2.0, **common)
     )
     assert isinstance(lamb, Lamb) and lamb.max_grad_norm == 2.0
-    lans = build_optimizer(small(), Optim(name="lans", betas=(0.8, 0.95), eps=1e-5, max_grad_norm=0.0, skip_zero_grad=False, **common))
+    lans = build_optimizer(small(), LansConfig(betas=(0.8, 0.95), eps=1e-5, skip_zero_grad=False, **common))
     assert isinstance(lans, Lans) and lans.max_grad_norm is None
     lars = build_optimizer(
-        small(), Optim(name="lars", momentum=0.7, trust_coefficient=0.01, nesterov=True, lr_in_momentum=False, max_grad_norm=0.0, **common)
+        small(), LarsConfig(momentum=0.7, trust_coefficient=0.01, nesterov=True, lr_in_momentum=False, max_grad_norm=0.0, **common)
     )
     assert isinstance(lars, Lars) and lars.max_grad_norm is None
-    muon = build_optimizer(small(), Optim(name="muon", momentum=0.7, betas=(0.8, 0.95), eps=1e-5, **common))
+    muon = build_optimizer(small(), MuonConfig(momentum=0.7, betas=(0.8, 0.95), eps=1e-5, **common))
     assert isinstance(muon, Muon)
     expected: list[tuple[torch.optim.Optimizer, dict[str, Any]]] = [
-        (lamb, {"betas": (0.8, 0.95), "eps": 1e-5, "trust_clip": 3.0, "bias_correction": False, "skip_zero_grad": True}),
+        (lamb, {"betas": (0.8, 0.95), "eps": 1e-5, "max_trust_ratio": 3.0, "bias_correction": False, "skip_zero_grad": True}),
         (lans, {"betas": (0.8, 0.95), "eps": 1e-5, "skip_zero_grad": False}),
         (lars, {"momentum": 0.7, "trust_coefficient": 0.01, "nesterov": True, "lr_in_momentum": False}),
         (muon, {"momentum": 0.7, "betas": (0.8, 0.95)}),
@@ -90,8 +91,8 @@ def test_every_setting_of_the_recipe_reaches_the_optimizer() -> None:
 
 
 def test_no_clipping_is_zero_in_a_recipe() -> None:
-    lamb = build_optimizer(small(), Optim(max_grad_norm=0.0))
-    assert isinstance(lamb, Lamb) and lamb.max_grad_norm is None and lamb.param_groups[0]["trust_clip"] is None
+    lamb = build_optimizer(small(), LambConfig(max_grad_norm=0.0))
+    assert isinstance(lamb, Lamb) and lamb.max_grad_norm is None and lamb.param_groups[0]["max_trust_ratio"] is None
 
 
 def train(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 10) -> list[float]:
@@ -107,7 +108,7 @@ def train(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 10) 
 
 
 def test_adamw_equals_torchs() -> None:
-    optim = Optim(name="adamw", lr=3e-3, betas=(0.8, 0.95), eps=1e-5, weight_decay=0.1)
+    optim = AdamWConfig(lr=3e-3, betas=(0.8, 0.95), eps=1e-5, weight_decay=0.1)
     ours, theirs = small(), small()
     groups = [
         {"params": [p for p in theirs.parameters() if p.ndim > 1], "weight_decay": 0.1},
@@ -120,7 +121,7 @@ def test_adamw_equals_torchs() -> None:
 
 def test_muon_equals_torchs_two_optimizers_also_after_loading_its_state() -> None:
     ours, theirs = small(), small()
-    optim = Optim(name="muon", lr=3e-3, momentum=0.9, betas=(0.8, 0.95), eps=1e-5, weight_decay=0.1)
+    optim = MuonConfig(lr=3e-3, momentum=0.9, betas=(0.8, 0.95), eps=1e-5, weight_decay=0.1)
     optimizer = build_optimizer(ours, optim)
     matrices, vectors = [[p for p in theirs.parameters() if (p.ndim == 2) == matrix] for matrix in (True, False)]
     muon = torch.optim.Muon(matrices, lr=3e-3, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
@@ -145,7 +146,7 @@ def test_muon_equals_torchs_two_optimizers_also_after_loading_its_state() -> Non
 
 def test_a_deep_copy_of_muon_goes_on_like_the_original() -> None:
     module = small()
-    optimizer = build_optimizer(module, Optim(name="muon", lr=3e-3))
+    optimizer = build_optimizer(module, MuonConfig(lr=3e-3))
     train(module, optimizer, 2)
     other, twin = copy.deepcopy((optimizer, module))
     train(module, optimizer, 2)
@@ -164,5 +165,5 @@ def test_muon_refuses_what_is_no_matrix_and_settings_out_of_range() -> None:
 @pytest.mark.parametrize(("name", "lr"), [("lamb", 0.02), ("lans", 0.02), ("lars", 0.1), ("adamw", 0.01), ("muon", 0.01)])
 def test_training_lowers_the_loss(name: Any, lr: float) -> None:
     module = small()
-    losses = train(module, build_optimizer(module, dataclasses.replace(Optim(), name=name, lr=lr, trust_coefficient=0.1)), 40)
+    losses = train(module, build_optimizer(module, OPTIMIZERS[name](lr=lr, **({"trust_coefficient": 0.1} if name == "lars" else {}))), 40)
     assert losses[-1] < 0.8 * losses[0]

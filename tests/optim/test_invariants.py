@@ -62,7 +62,7 @@ def test_lars_without_decay_does_not_see_the_scale_of_the_gradient(scale: float,
 @given(lr=st.floats(1e-3, 0.1), momentum=st.floats(0, 0.99), decay=st.floats(0, 0.1), nesterov=st.booleans(), inside=st.booleans())
 def test_lars_without_trust_ratio_is_torchs_sgd(lr: float, momentum: float, decay: float, nesterov: bool, inside: bool) -> None:
     params, others = parameters(), parameters()
-    ours = Lars(params, lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov, lr_in_momentum=inside, adapt=False)
+    ours = Lars(params, lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov, lr_in_momentum=inside, trust_ratio=False)
     theirs = torch.optim.SGD(others, lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov and momentum > 0)
     for step in range(5):
         for ps, optimizer in ((params, ours), (others, theirs)):
@@ -87,7 +87,7 @@ def test_lr_inside_and_outside_the_momentum_are_the_same_while_lr_is_constant_an
 
 def test_lamb_without_trust_ratio_and_decay_is_torchs_adam() -> None:
     params, others = parameters(), parameters()
-    ours, adam = Lamb(params, lr=0.01, weight_decay=0.0, adapt=False), torch.optim.Adam(others, lr=0.01, eps=1e-6)
+    ours, adam = Lamb(params, lr=0.01, weight_decay=0.0, trust_ratio=False), torch.optim.Adam(others, lr=0.01, eps=1e-6)
     for step in range(5):
         for ps, optimizer in ((params, ours), (others, adam)):
             fill(ps, step)
@@ -97,7 +97,7 @@ def test_lamb_without_trust_ratio_and_decay_is_torchs_adam() -> None:
 
 @fused
 def test_the_clipped_ratio_bounds_the_step_and_a_large_bound_does_nothing(fused: bool) -> None:
-    free, bound, loose = (run(Lamb, 1, lr=0.01, trust_clip=clip, fused=fused) for clip in (None, 0.01, 1e9))
+    free, bound, loose = (run(Lamb, 1, lr=0.01, max_trust_ratio=clip, fused=fused) for clip in (None, 0.01, 1e9))
     for i, x in enumerate(free[0]):
         assert float((free[1][i] - x).norm()) > float((bound[1][i] - x).norm()) > 0
     torch.testing.assert_close(loose, free, rtol=0, atol=0)

@@ -22,15 +22,15 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "lamb": [
         {"lr": 0.02},
         {"lr": 0.02, "weight_decay": 0.1, "betas": (0.6, 0.9), "max_grad_norm": 0.7, "maximize": True},
-        {"lr": 0.02, "trust_clip": 0.5, "bias_correction": False},
-        {"lr": 0.02, "adapt": False, "weight_decay": 0.0},
+        {"lr": 0.02, "max_trust_ratio": 0.5, "bias_correction": False},
+        {"lr": 0.02, "trust_ratio": False, "weight_decay": 0.0},
     ],
-    "lans": [{"lr": 0.02}, {"lr": 0.02, "weight_decay": 0.1, "betas": (0.6, 0.9), "maximize": True}, {"lr": 0.02, "adapt": False}],
+    "lans": [{"lr": 0.02}, {"lr": 0.02, "weight_decay": 0.1, "betas": (0.6, 0.9), "maximize": True}, {"lr": 0.02, "trust_ratio": False}],
     "lars": [
         {"lr": 2.0},
         {"lr": 2.0, "nesterov": True, "weight_decay": 0.1, "max_grad_norm": 0.7},
         {"lr": 2.0, "lr_in_momentum": False, "trust_coefficient": 0.01, "maximize": True, "eps": 0.1},
-        {"lr": 0.1, "adapt": False},
+        {"lr": 0.1, "trust_ratio": False},
     ],
 }
 EVERY = [(name, settings) for name, variants in VARIANTS.items() for settings in variants]
@@ -219,7 +219,7 @@ def test_a_scheduler_and_a_gradient_scaler_of_torch_drive_it(name: str) -> None:
 @pytest.mark.parametrize("fused", [False, True])
 def test_ratios_and_the_global_norm_are_left_to_be_read(name: str, fused: bool) -> None:
     params = parameters()
-    optimizer = CLASSES[name]([{"params": params[:2]}, {"params": params[2:], "adapt": False}], weight_decay=0.0, fused=fused)
+    optimizer = CLASSES[name]([{"params": params[:2]}, {"params": params[2:], "trust_ratio": False}], weight_decay=0.0, fused=fused)
     fill(params, 0)
     norm = math.sqrt(sum(float((p.grad**2).sum()) for p in params if p.grad is not None))
     before = [p.detach().clone() for p in params]
@@ -333,13 +333,13 @@ INVALID: dict[str, list[Any]] = {
     "weight_decay": [-0.1, math.inf, math.nan],
     "eps": [-1e-9, math.nan],
     "betas": [(1.0, 0.9), (0.9, -0.1), (0.9, math.nan), (0.9,)],
-    "trust_clip": [0.0, -1.0, math.nan],
+    "max_trust_ratio": [0.0, -1.0, math.nan],
     "momentum": [-0.1, 1.0, math.nan],
     "trust_coefficient": [0.0, math.inf, math.nan],
     "max_grad_norm": [0.0, -1.0, math.nan, math.inf],
 }
 HAS = {
-    Lamb: ("lr", "weight_decay", "eps", "betas", "trust_clip", "max_grad_norm"),
+    Lamb: ("lr", "weight_decay", "eps", "betas", "max_trust_ratio", "max_grad_norm"),
     Lans: ("lr", "weight_decay", "eps", "betas"),
     Lars: ("lr", "weight_decay", "eps", "momentum", "trust_coefficient", "max_grad_norm"),
 }

@@ -34,7 +34,7 @@ def network(dtype: torch.dtype = torch.float64) -> nn.Module:
 
 def make(name: str, model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
     """An optimizer that adapts the matrices of a network, or steps them by Muon."""
-    key = "muon" if name == "muon" else "adapt"
+    key = "muon" if name == "muon" else "trust_ratio"
     parts = [[(n, p) for n, p in model.named_parameters() if (n in MATRICES) == inside] for inside in (True, False)]
     flags = [{} if name == "adamw" else {key: inside} for inside in (True, False)]
     return OPTIMIZERS[name]([{"params": part, **flag} for part, flag in zip(parts, flags, strict=True)], **settings)

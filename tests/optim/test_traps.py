@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from overnight.config import Model, Optim
+from overnight.config import BertConfig, LambConfig
 from overnight.models.bert import BertForPretraining
 from overnight.optim import Lamb, Lans, Lars
 from overnight.optim.groups import parameter_groups
@@ -57,7 +57,7 @@ def test_3_clipping_divides_by_the_norm_over_all_groups_and_zero_is_refused(make
     def end(bound: float | None, scale: float) -> list[Tensor]:
         params = parameters()
         fill(params, 0, scale)
-        groups = [{"params": params[:1]}, {"params": params[1:], "adapt": False, "weight_decay": 0.0}]
+        groups = [{"params": params[:1]}, {"params": params[1:], "trust_ratio": False, "weight_decay": 0.0}]
         make(groups, lr=0.01, eps=0.1, max_grad_norm=bound, fused=fused).step()
         return [p.detach() for p in params]
 
@@ -91,12 +91,12 @@ def test_4_gradients_are_as_they_were_after_a_step(name: str, fused: bool, dtype
 @fused
 def test_5_a_bf16_parameter_keeps_updates_of_a_thousandth_also_after_loading(name: str, fused: bool) -> None:
     p = torch.ones(64, dtype=torch.bfloat16, requires_grad=True)
-    optimizer = CLASSES[name]([p], lr=1e-4, adapt=False, weight_decay=0.0, fused=fused)
+    optimizer = CLASSES[name]([p], lr=1e-4, trust_ratio=False, weight_decay=0.0, fused=fused)
     lr = 1e-4 if name != "lars" else 1e-2
     for step in range(100):
         if step == 50:
             saved = optimizer.state_dict()
-            optimizer = CLASSES[name]([p], lr=lr, adapt=False, fused=fused)
+            optimizer = CLASSES[name]([p], lr=lr, trust_ratio=False, fused=fused)
             optimizer.load_state_dict(saved)
         optimizer.param_groups[0]["lr"] = lr
         p.grad = torch.full_like(p, 1e-3)
@@ -153,7 +153,7 @@ def test_8_a_step_reads_no_number_from_the_device(name: str, monkeypatch: pytest
     # On the meta device there is no number to read: any .item(), float() or bool() of a tensor raises.
     params = [torch.empty(s, device="meta", requires_grad=True) for s in ((5, 4), (3,))]
     bound = {} if name == "lans" else {"max_grad_norm": 1.0}
-    optimizer = CLASSES[name]([{"params": params[:1]}, {"params": params[1:], "adapt": False}], **bound)
+    optimizer = CLASSES[name]([{"params": params[:1]}, {"params": params[1:], "trust_ratio": False}], **bound)
     for p in params:
         p.grad = torch.empty_like(p)
     for _ in range(3):
@@ -173,14 +173,14 @@ def test_9_lans_has_a_guard_at_a_gradient_of_zero(fused: bool) -> None:
 
 
 def test_10_a_tied_table_is_in_one_group_once_and_no_bias_is_among_the_matrices() -> None:
-    net = BertForPretraining(Model(layers=2, width=16, heads=2, max_length=16), 50)
+    net = BertForPretraining(BertConfig(num_layers=2, hidden_size=16, num_heads=2, max_position_embeddings=16), 50)
     assert any(isinstance(part, nn.Embedding) for part in net.modules())
-    groups = parameter_groups(net, Optim())
+    groups = parameter_groups(net, LambConfig())
     seen = [id(p) for group in groups for _, p in group["params"]]
     assert len(seen) == len(set(seen)) == len(list(net.parameters()))
     for group in groups:
         for label, p in group["params"]:
-            assert (p.ndim < 2) == (group["name"] == "vectors") == (not group["adapt"]) == (group["weight_decay"] == 0.0), label
+            assert (p.ndim < 2) == (group["name"] == "vectors") == (not group["trust_ratio"]) == (group["weight_decay"] == 0.0), label
     with pytest.raises(ValueError, match=r"more than one parameter group|duplicate"), warnings.catch_warnings():
         warnings.simplefilter("error")
         table = nn.Parameter(torch.zeros(3, 2))

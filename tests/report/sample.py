@@ -10,18 +10,19 @@ from typing import Any
 
 def settings(name: str = "demo", **changes: Any) -> dict[str, Any]:
     """Resolved settings of a run with two phases and one task."""
-    task = {"task": "docnames", "epochs": 3.0, "batch": 32, "lr": 5e-5, "seeds": [0, 1, 2], "baseline": True}
-    optim = {"name": "lamb", "lr": 4e-3, "schedule": {"name": "poly", "warmup": 0.1, "power": 1.0}}
+    task = {"task": "docnames", "epochs": 3.0, "global_batch_size": 32, "lr": 5e-5, "seeds": [0, 1, 2], "random_init_baseline": True}
+    optim = {"name": "lamb", "lr": 4e-3, "schedule": {"name": "poly", "warmup_ratio": 0.1, "power": 1.0}}
     return {
         "name": name,
         "seed": 0,
-        "model": {"layers": 2, "width": 128, "heads": 2, "max_length": 512, "dropout": 0.1},
+        "model": {"num_layers": 2, "hidden_size": 128, "num_heads": 2, "max_position_embeddings": 512, "dropout": 0.1},
         "phases": {
-            "short": {"steps": 200, "global_batch": 64, "length": 128, "nsp": True, "optim": optim},
-            "long": {"steps": 50, "global_batch": 32, "length": 256, "nsp": True, "optim": {**optim, "lr": 2e-3}},
+            "short": {"steps": 200, "global_batch_size": 64, "seq_len": 128, "nsp": True, "optim": optim},
+            "long": {"steps": 50, "global_batch_size": 32, "seq_len": 256, "nsp": True, "optim": {**optim, "lr": 2e-3}},
         },
         "finetune": {"docnames": task},
-        "train": {"precision": "fp32", "device": "auto", "threads": 0},
+        "precision": "fp32",
+        "compute": {"device": "auto", "threads": 0},
         **changes,
     }
 
@@ -59,8 +60,8 @@ def metrics(shift: float = 0.0, nsp: bool = True) -> list[dict[str, Any]]:
 
 def byte_settings(name: str = "bytes") -> dict[str, Any]:
     """Resolved settings of a run of a byte model."""
-    phase = {"steps": 60, "global_batch": 128, "length": 256}
-    return settings(name, model={"kind": "mlstm", "layers": 1, "width": 512}, phases={"only": phase}, finetune={})
+    phase = {"steps": 60, "global_batch_size": 128, "seq_len": 256}
+    return settings(name, model={"kind": "mlstm", "num_layers": 1, "hidden_size": 512}, phases={"only": phase}, finetune={})
 
 
 def byte_metrics() -> list[dict[str, Any]]:

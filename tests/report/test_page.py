@@ -229,7 +229,7 @@ def test_the_values_of_a_unit_are_counted_by_class_in_a_figure(tmp_path: Path) -
         "value": 0.9,
         "metrics": {"accuracy": 0.9, "accuracy of the unit alone": 0.8, "accuracy without it": 0.7},
     }
-    line = {"kind": "transfer", "name": "mine", "task": "csv", "seed": 0, "init": "pretrained", "rows": 9, **scores, "unit": unit}
+    line = {"kind": "linear_probe", "name": "mine", "task": "csv", "seed": 0, "init": "pretrained", "rows": 9, **scores, "unit": unit}
     page = Page(write_report([write_run(tmp_path / "run", [*byte_metrics(), line], byte_settings())], tmp_path / "report.html"))
     (figure,) = (figure for caption, figure in page.figures.items() if caption.startswith("cell 7 says most: 80.0 % alone"))
     assert [(bars["name"], bars["x"], bars["y"]) for bars in figure["data"]] == [("neg", [0.5, 1.5], [3, 1]), ("pos", [0.5, 1.5], [0, 4])]

@@ -196,7 +196,7 @@ def test_the_text_holds_every_seed_the_median_the_spread_and_the_verdict(tmp_pat
 def test_the_device_is_the_gpu_unless_the_run_asked_for_the_cpu(tmp_path: Path) -> None:
     machine = {"cpu": {"model": "P", "cores": 8}, "gpus": [{"name": "Card"}, {"name": "Card"}]}
     assert summarise(write_run(tmp_path / "a", [], environment=machine))["device"] == "2 x Card"
-    assert summarise(write_run(tmp_path / "b", [], settings(train={"device": "cpu"}), machine))["device"] == "P, 8 cores"
+    assert summarise(write_run(tmp_path / "b", [], settings(compute={"device": "cpu"}), machine))["device"] == "P, 8 cores"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def tuned(pretrained: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     (folder / "mine.csv").write_text("text,label\n" + "".join(f"a {'good' if i % 2 else 'bad'} object {i},{i % 2}\n" for i in range(40)))
     shutil.copytree(pretrained.run_dir, folder / "run")
     shutil.copytree(pretrained.data_dir, folder / "data" / pretrained.data_dir.name)
-    task = Finetune(task="csv", path=str(folder / "mine.csv"), epochs=1, batch=16, length=16, seeds=[0])
+    task = Finetune(task="csv", path=str(folder / "mine.csv"), epochs=1, global_batch_size=16, seq_len=16, seeds=[0])
     data = dataclasses.replace(pretrained.data, dir=str(folder / "data" / pretrained.data_dir.name))
     run = dataclasses.replace(pretrained, out=str(folder / "run"), data=data, finetune={"mine": task})
     claim_folder(run)
@@ -132,10 +132,10 @@ def test_a_damaged_line_of_an_older_log_is_named(tmp_path: Path) -> None:
 def test_a_changed_number_of_heads_is_told(tuned: Run, capsys: Captured) -> None:
     path = tuned.run_dir / "run.yaml"
     whole = path.read_text()
-    path.write_text(whole.replace("heads: 2", "heads: 4"))
+    path.write_text(whole.replace("num_heads: 2", "num_heads: 4"))
     try:
         code, _, err = answer(tuned, "predict", capsys)
         assert code == 2 and f"{path}: was changed since it was written" in err
     finally:
         path.write_text(whole)
-    assert config.load_run(str(path)).model.heads == 2
+    assert config.load_run(str(path)).model.num_heads == 2

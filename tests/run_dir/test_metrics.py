@@ -89,7 +89,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_tensorboard_shows_the_numbers_once_also_after_a_resume(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = tiny(**{"train.tensorboard": True, "train.checkpoint_every": 4})
+    run = tiny(**{"logging.tensorboard": True, "checkpoint.save_every": 4})
     crash_once(monkeypatch, run, 7)
     assert len(scalars(run.run_dir / "tensorboard")["train/loss"]) == 6
     finish(run)
@@ -110,11 +110,16 @@ def test_tensorboard_forgets_what_a_run_goes_back_behind(tmp_path: Path) -> None
     assert scalars(tmp_path) == {"train/loss": [(1, 1), (2, 2), (3, 30)]}
 
 
-@pytest.mark.parametrize(("key", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
-def test_a_board_that_is_not_installed_is_asked_for(key: str, module: str, tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "module", "extra"),
+    [("tensorboard", True, "torch.utils.tensorboard", "tensorboard"), ("wandb_project", "mine", "wandb", "wandb")],
+)
+def test_a_board_that_is_not_installed_is_asked_for(
+    key: str, value: object, module: str, extra: str, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=rf"train\.{key} = .*pip install 'overnight\[{key}\]'"):
-        finish(tiny(**{f"train.{key}": True if key == "tensorboard" else "mine"}))
+    with pytest.raises(UserError, match=rf"logging\.{key} = .*pip install 'overnight\[{extra}\]'"):
+        finish(tiny(**{f"logging.{key}": value}))
 
 
 def test_no_board_is_written_unasked(tiny: Make) -> None:
@@ -172,14 +177,14 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Wandb]:
 def test_wandb_gets_the_numbers_of_all_resumes_in_one_run(
     tiny: Make, online: Callable[..., Wandb], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake, run = online(), tiny(**{"train.wandb": "mine", "train.checkpoint_every": 4})
+    fake, run = online(), tiny(**{"logging.wandb_project": "mine", "checkpoint.save_every": 4})
     crash_once(monkeypatch, run, 7)
     finish(run)
     finish(run)  # All is done: nothing is begun.
     first, again = fake.begun
     assert first["project"] == "mine" and first["name"] == "tiny" and first["mode"] is None and first["resume"] == "allow"
     assert first["id"] == again["id"] == json.loads((run.run_dir / "wandb.json").read_text())["id"]
-    assert first["config"]["model"]["width"] == 32
+    assert first["config"]["model"]["hidden_size"] == 32
     (history,) = fake.server.values()
     for kind in ("train", "eval"):
         for line in lines(run, kind):
@@ -198,7 +203,7 @@ def test_wandb_records_offline_without_a_key_or_the_network_and_says_so_without_
     kind: dict[str, Any], said: str, tiny: Make, online: Callable[..., Wandb], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "sesame-42")
-    fake, run = online(**kind), tiny(**{"train.wandb": "mine"})
+    fake, run = online(**kind), tiny(**{"logging.wandb_project": "mine"})
     told = finish(run)
     assert said in told and "sesame" not in told and "wandb sync" in told
     assert [begun["mode"] for begun in fake.begun] == ["offline"] and len(next(iter(fake.server.values()))) == 10
@@ -207,12 +212,12 @@ def test_wandb_records_offline_without_a_key_or_the_network_and_says_so_without_
 def test_wandb_mode_is_obeyed_without_asking_for_a_key(tiny: Make, online: Callable[..., Wandb], monkeypatch: pytest.MonkeyPatch) -> None:
     fake = online(key=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    told = finish(tiny(**{"train.wandb": "mine"}))
+    told = finish(tiny(**{"logging.wandb_project": "mine"}))
     assert "Weights" not in told and [begun["mode"] for begun in fake.begun] == [None]
 
 
 def test_a_training_outlives_wandb(tiny: Make, online: Callable[..., Wandb]) -> None:
-    fake, run = online(dies_at=3), tiny(**{"train.wandb": "mine"})
+    fake, run = online(dies_at=3), tiny(**{"logging.wandb_project": "mine"})
     told = finish(run)
     assert told.count("Weights & Biases: the service has gone. The training goes on without it") == 1
     assert sorted(next(iter(fake.server.values()))) == [1, 2] and len(lines(run, "train")) == 10

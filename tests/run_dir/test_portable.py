@@ -18,7 +18,7 @@ from overnight.corpus.tokenizer import save_tokenizer
 from tests.conftest import tiny_tree
 
 Captured = pytest.CaptureFixture[str]
-SPEC = ["--length=16", "--epochs=1", "--batch=8", "--micro_batch=8"]
+SPEC = ["--seq_len=16", "--epochs=1", "--global_batch_size=8", "--micro_batch_size=8"]
 
 
 def call(*argv: str | Path) -> int:
@@ -202,10 +202,11 @@ def byte_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("texts.jsonl").write_text("".join(json.dumps({"text": f"Number {i} of the films was good. " * 4}) + "\n" for i in range(60)))
     tree = {
         "name": "small",
-        "data": {"paths": ["texts.jsonl"], "units": "bytes", "valid_fraction": 0.2, "test_fraction": 0.3, "min_chars": 1, "workers": 1},
-        "model": {"kind": "mlstm", "layers": 1, "width": 8, "embedding": 4},
-        "phases": {"only": {"steps": 1, "global_batch": 2, "length": 16, "micro_batch": 2, "shards": 2}},
-        "train": {"device": "cpu", "threads": 1, "eval_sequences": 2},
+        "data": {"paths": ["texts.jsonl"], "tokenizer": "bytes", "valid_fraction": 0.2, "test_fraction": 0.3, "min_chars": 1, "workers": 1},
+        "model": {"kind": "mlstm", "num_layers": 1, "hidden_size": 8, "embedding_size": 4},
+        "phases": {"only": {"steps": 1, "global_batch_size": 2, "seq_len": 16, "micro_batch_size": 2, "num_document_groups": 2}},
+        "compute": {"device": "cpu", "threads": 1},
+        "logging": {"eval_examples": 2},
     }
     Path("recipe.yaml").write_text(yaml.safe_dump(tree))
     assert call("prepare", "recipe.yaml") == call("pretrain", "recipe.yaml") == 0
@@ -234,10 +235,10 @@ def test_a_byte_model_without_its_data_does_all_but_to_be_measured_and_says_so(b
     Path("mine.csv").write_text(
         "text,label\n" + "".join(f"a {w} film {i},{label}\n" for i in range(30) for w, label in (("good", 1), ("bad", 0)))
     )
-    assert call("transfer", "csv", "--from", byte_run, "--path=mine.csv") == 0
+    assert call("linear-probe", "csv", "--from", byte_run, "--path=mine.csv") == 0
     assert call("predict", "csv", "--from", byte_run, "--input", "mine.csv") == 0
     assert call("generate", "--from", byte_run, "--length", 5) == 0
-    assert call("featurise", "--from", byte_run, "--input", "mine.csv", "--to", "mine.npy") == 0
+    assert call("extract-features", "--from", byte_run, "--input", "mine.csv", "--to", "mine.npy") == 0
     assert call("heatmap", "--from", byte_run, "--input", "mine.csv", "--to", "mine.html", "--unit", 3) == 0
     assert call("export", "--from", byte_run, "--to", "exported") == call("report", byte_run) == 0
     assert call("evaluate", "--from", byte_run) == 1

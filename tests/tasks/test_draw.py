@@ -1,4 +1,4 @@
-"""Which rows `max_rows` takes: every label in its share, the same on every machine and in every order of the file."""
+"""Which rows `max_train_examples` takes: every label in its share, the same on every machine and in every order of the file."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def imdb(folder: Path) -> Path:
 
 
 def read(pretrained: Run, **settings: Any) -> EncodedTask:
-    spec = Finetune(**{"length": 32, "max_rows": 40, **settings})
+    spec = Finetune(**{"seq_len": 32, "max_train_examples": 40, **settings})
     return encode_task(spec, pretrained.data_dir, load_vocabulary(pretrained.data_dir))
 
 
@@ -115,8 +115,8 @@ def test_questions_are_drawn_from_all_articles(pretrained: Run, tmp_path: Path) 
 
     for name in ("train", "dev"):
         (tmp_path / f"{name}-v1.1.json").write_text(json.dumps({"data": [question(i) for i in range(100)]}))
-    problem = read(pretrained, task="squad", path=str(tmp_path), max_rows=20, stride=8)
-    whole = read(pretrained, task="squad", path=str(tmp_path), max_rows=0, stride=8)
+    problem = read(pretrained, task="squad", path=str(tmp_path), max_train_examples=20, doc_stride=8)
+    whole = read(pretrained, task="squad", path=str(tmp_path), max_train_examples=0, doc_stride=8)
     assert len(problem.train) == 20 < len(whole.train) == 100
     at = [next(i for i, ids in enumerate(whole.train.ids) if list(ids) == list(own)) for own in problem.train.ids]
     assert at == sorted(at) and at[0] < 30 and at[-1] > 60
@@ -124,13 +124,13 @@ def test_questions_are_drawn_from_all_articles(pretrained: Run, tmp_path: Path) 
     assert not any("trained on 20 of" in note for note in whole.notes)
 
 
-def test_transfer_draws_each_label_in_its_share(tmp_path: Path) -> None:
-    from overnight.byte_lm.linear_probe import read_problem as read_transfer
-    from overnight.config import Transfer
+def test_a_linear_probe_draws_each_label_in_its_share(tmp_path: Path) -> None:
+    from overnight.byte_lm.linear_probe import read_problem
+    from overnight.config import LinearProbe
 
     for name in ("train", "dev", "test"):
         (tmp_path / f"{name}.csv").write_text("text,label\n" + "".join(f"{name} {i},{'rare' if i < 10 else 'usual'}\n" for i in range(200)))
-    problem = read_transfer(Transfer(task="csv", path=str(tmp_path), max_rows=40, seeds=[0, 1, 2]))
+    problem = read_problem(LinearProbe(task="csv", path=str(tmp_path), max_train_examples=40, seeds=[0, 1, 2]))
     for part in problem.parts.values():
         assert Counter(problem.classes[part["train"]].tolist()) == {0: 2, 1: 38}
     assert "trained on 40 of 200 rows" in " ".join(problem.notes)

@@ -110,9 +110,9 @@ def test_answers_at_the_wrong_place_are_refused_over_the_limit_and_never_moved_b
     path = _write(tmp_path / "x.json", _squad(("good", [("cat", 4)]), ("moved", [("cat", 5)]), ("before", [("cat", -3)])))
     with pytest.raises(DataError, match="2 of 3 answers do not stand at their answer_start, first those of questions moved, before"):
         read_squad(path)
-    with pytest.raises(DataError, match=r"allow their share: --misplaced=0\.667$"):
-        read_squad(path, misplaced=0.66)
-    questions, notes = read_squad(path, misplaced=0.667)
+    with pytest.raises(DataError, match=r"allow their share: --max_misplaced_answers=0\.667$"):
+        read_squad(path, max_misplaced_answers=0.66)
+    questions, notes = read_squad(path, max_misplaced_answers=0.667)
     assert [q.answers[0].start for q in questions] == [4, -1, -1] and [q.answers[0].text for q in questions] == ["cat"] * 3
     assert notes == ("x.json: 2 of 3 answers do not stand at their answer_start and are not trained on: moved, before",)
 

@@ -1,0 +1,169 @@
+"""The optimizers of a recipe, each with its own settings, and the schedule of the learning rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, NamedTuple
+
+from overnight.config.fields import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, Tagged
+
+
+class Reference(NamedTuple):
+    """A peak learning rate and a warm-up (share of the steps), and the batch size for which they hold (sequences)."""
+
+    lr: float
+    warmup_ratio: float
+    batch_size: int
+
+
+UNTUNED = Reference(6.25e-4, 1 / 320, 512)
+"""You et al. 2019 (arXiv 1904.00962, table 4): where the rule for untuned LAMB begins."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning-rate factor as a function of the step: linear warm-up, then decay to zero."""
+
+    name: Literal["linear", "poly", "poly_nvidia", "wsd", "cosine", "constant"] = "poly"
+    """Shape of the decay. `poly_nvidia` is (1-t/T)^power, which jumps down where the warm-up ends, with factor 0 at the last step; `wsd` (warm-up, stable, decay) stays at the peak for a while, as LANS does."""
+    warmup_ratio: float = 0.1
+    """Share of the schedule's steps spent warming up linearly from 0 (0 to 1)."""
+    power: PositiveFloat = 1.0
+    """`poly`, `poly_nvidia`, `wsd`: exponent of the decay; 1 is linear."""
+    stable_ratio: float = 0.0
+    """`wsd`: share of the schedule's steps spent at the peak (0 to 1)."""
+    total_steps: int = 0
+    """Steps of the whole schedule where it is longer than the phase; 0 is the phase's own steps."""
+    step_offset: int = 0
+    """Step of the schedule at which this phase begins."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How the peak learning rate follows the phase's global batch B (with a batch warm-up: the full one)."""
+
+    rule: Literal["none", "linear", "sqrt", "lamb_untuned"] = "none"
+    """The peak is `lr`, `lr`·B/base or `lr`·√(B/base); `lamb_untuned` (You et al.) is the last with a warm-up whose share grows as B/base."""
+    base_batch_size: NonNegativeInt = 0
+    """Batch size for which `lr` (and for `lamb_untuned` `schedule.warmup_ratio`) was tuned (sequences); `lamb_untuned`: 0 is the paper's rate 6.25e-4 and warm-up 1/320 at 512."""
+
+
+@dataclass(frozen=True)
+class Optim:
+    """What every optimizer has."""
+
+    name: str = ""
+    """Which optimizer; `muon` takes the matrices, with AdamW for the rest."""
+    lr: PositiveFloat = 1e-3
+    """Peak learning rate, for the global batch unless `scaling` says for which; never scaled by the number of GPUs."""
+    weight_decay: NonNegativeFloat = 0.01
+    """Decay, decoupled but for LARS, where it is part of the gradient; biases and norm parameters have none."""
+    scaling: Scaling = field(default_factory=Scaling)
+    """Rule for the learning rate at another batch size."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """Learning-rate schedule."""
+    reset_moments: bool = True
+    """Start the phase with moments of zero; false keeps those of the phase before (whose step count restarts with the schedule, as NVLAMB does)."""
+
+
+@dataclass(frozen=True)
+class LayerwiseOptim(Optim):
+    """What the optimizers with a trust ratio for every tensor have."""
+
+    trust_ratio_on: Literal["matrices", "all", "none"] = "matrices"
+    """Which tensors take the trust ratio; `matrices` leaves out biases and norm parameters."""
+    skip_zero_grad: bool = True
+    """Leave a tensor whose gradient is exactly 0 alone, as if it had none."""
+
+
+@dataclass(frozen=True)
+class LambConfig(LayerwiseOptim):
+    """LAMB (You et al. 2019, arXiv 1904.00962)."""
+
+    name: Literal["lamb"] = "lamb"
+    """LAMB."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    """Decay of the first and second moment (each 0 to 1)."""
+    eps: PositiveFloat = 1e-6
+    """Added to the root of the second moment."""
+    max_grad_norm: NonNegativeFloat = 1.0
+    """Global gradient norm above which gradients are scaled down; 0 is no clipping."""
+    bias_correction: bool = True
+    """Divide the moments by 1-β^t."""
+    max_trust_ratio: NonNegativeFloat = 0.0
+    """Upper bound of the trust ratio; 0 is none."""
+
+
+@dataclass(frozen=True)
+class LansConfig(LayerwiseOptim):
+    """LANS (Zheng et al. 2020, arXiv 2006.13484). It normalizes every gradient and never clips."""
+
+    name: Literal["lans"] = "lans"
+    """LANS."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    """Decay of the first and second moment (each 0 to 1)."""
+    eps: PositiveFloat = 1e-6
+    """Added to the root of the second moment."""
+
+
+@dataclass(frozen=True)
+class LarsConfig(LayerwiseOptim):
+    """LARS (You et al. 2017, arXiv 1708.03888)."""
+
+    name: Literal["lars"] = "lars"
+    """LARS."""
+    momentum: BelowOne = 0.9
+    """Share of the momentum that is kept (0 to 1)."""
+    nesterov: bool = False
+    """Nesterov's momentum."""
+    trust_coefficient: PositiveFloat = 1e-3
+    """Factor of the ratio |x| / |g|."""
+    lr_in_momentum: bool = True
+    """The learning rate is inside the momentum, as in the paper; false is outside, as in most PyTorch code."""
+    max_grad_norm: NonNegativeFloat = 1.0
+    """Global gradient norm above which gradients are scaled down; 0 is no clipping."""
+
+
+@dataclass(frozen=True)
+class AdamWConfig(Optim):
+    """AdamW of torch."""
+
+    name: Literal["adamw"] = "adamw"
+    """AdamW."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    """Decay of the first and second moment (each 0 to 1)."""
+    eps: PositiveFloat = 1e-6
+    """Added to the root of the second moment."""
+    max_grad_norm: NonNegativeFloat = 1.0
+    """Global gradient norm above which gradients are scaled down; 0 is no clipping."""
+
+
+@dataclass(frozen=True)
+class MuonConfig(Optim):
+    """Muon of torch for the matrices, AdamW for the rest."""
+
+    name: Literal["muon"] = "muon"
+    """Muon."""
+    momentum: BelowOne = 0.9
+    """Share of the momentum that is kept (0 to 1), always Nesterov's."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    """AdamW: decay of the first and second moment (each 0 to 1)."""
+    eps: PositiveFloat = 1e-6
+    """AdamW: added to the root of the second moment."""
+    max_grad_norm: NonNegativeFloat = 1.0
+    """Global gradient norm above which gradients are scaled down; 0 is no clipping."""
+
+
+AnyOptim = Annotated[LambConfig | LansConfig | LarsConfig | AdamWConfig | MuonConfig, Tagged("name", "lamb")]
+OPTIMIZERS: dict[str, type[Optim]] = {"lamb": LambConfig, "lans": LansConfig, "lars": LarsConfig, "adamw": AdamWConfig, "muon": MuonConfig}
+"""The settings of each optimizer by its name."""
+
+SCHEDULE_SETTINGS: dict[str, tuple[str, ...]] = {
+    "linear": ("warmup_ratio",),
+    "poly": ("warmup_ratio", "power"),
+    "poly_nvidia": ("warmup_ratio", "power"),
+    "wsd": ("warmup_ratio", "stable_ratio", "power"),
+    "cosine": ("warmup_ratio",),
+    "constant": ("warmup_ratio",),
+}
+"""What only some schedules have; the others do nothing with it, so there it may not be set."""
