@@ -33,7 +33,7 @@ transformers = pytest.importorskip("transformers")
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "intermediate_size": 48, "max_position_embeddings": 40}
 MODEL = BertConfig(**SIZES, dropout=0.2, attention_dropout=0.1)
 PIECES = [
-    *"[PAD] [UNK] [CLS] [SEP] [MASK]".split(),
+    *["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
     *"abcdefghijklmnop",
     *(f"##{c}" for c in "abcdefghijklmnop"),
     "cat",
