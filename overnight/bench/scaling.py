@@ -26,7 +26,8 @@ from overnight import config
 from overnight.bench.measure import Row, print_result
 from overnight.bench.sizes import MODELS, VOCABULARY, full_batch
 from overnight.config import Run
-from overnight.distributed.world import World, gradient_sync, parallelize_model
+from overnight.distributed.world import World
+from overnight.distributed.wrap import gradient_sync, parallelize_model
 from overnight.models.bert import BertForPretraining
 
 _SEQUENCES, _LENGTH, _REPEATS = 8, 128, 9

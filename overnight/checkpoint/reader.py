@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from overnight.distributed.world import distribute_like, full_tensor_cpu
+from overnight.distributed.wrap import distribute_like, full_tensor_cpu
 from overnight.errors import DataError
 from overnight.state_files import parse_json
 

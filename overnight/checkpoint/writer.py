@@ -34,7 +34,8 @@ from overnight.checkpoint.reader import (
     state_text,
     step_of,
 )
-from overnight.distributed.world import World, raise_on_all_ranks
+from overnight.distributed.collectives import raise_on_all_ranks
+from overnight.distributed.world import World
 from overnight.errors import DataError
 
 Parts = dict[str, dict[str, Tensor]]

@@ -21,10 +21,13 @@ from torch import Tensor, nn
 from overnight.batches.loader import prefetch
 from overnight.batches.order import key
 from overnight.batches.packing import Sizes, StepBatches
-from overnight.distributed.replicas import Timestamp, timestamp
-from overnight.distributed.world import World, all_reduce_sums, gradient_sync
+from overnight.distributed.collectives import all_reduce_sums
+from overnight.distributed.stragglers import Timestamp, timestamp
+from overnight.distributed.world import World
+from overnight.distributed.wrap import gradient_sync
+from overnight.engine.finite import NonFiniteError, describe_losses, finite, nonfinite_tensors
 from overnight.engine.memory import OutOfMemory, first_line, is_out_of_memory
-from overnight.engine.precision import LossScale, NonFiniteError, describe_losses, finite, nonfinite_tensors
+from overnight.engine.precision import LossScale
 from overnight.engine.recurrent_state import RecurrentState
 from overnight.engine.spikes import Rollback, Spike, SpikeDetector, largest_gradients, measured, worst_micro_batch
 from overnight.errors import TrainingError, first_names
@@ -104,7 +107,7 @@ class LoopConfig:
     on_spike: Literal["stop", "skip", "rollback"] = "stop"
     """What to do at a spike, where one is watched for."""
     world: World = field(default_factory=World)
-    """The processes that share the step; the gradients of `objective` are those of all (:func:`overnight.distributed.world.parallelize_model`)."""
+    """The processes that share the step; the gradients of `objective` are those of all (:func:`overnight.distributed.wrap.parallelize_model`)."""
 
 
 def training_steps(

@@ -20,7 +20,9 @@ from overnight.batches.batch_size import micro_batch_sizes
 from overnight.batches.loader import Samples
 from overnight.batches.streams import Streams
 from overnight.config import Phase, Run
-from overnight.distributed.world import ErrorOnOtherRank, World, all_reduce_max, gradient_sync, raise_on_all_ranks
+from overnight.distributed.collectives import ErrorOnOtherRank, all_reduce_max, raise_on_all_ranks
+from overnight.distributed.world import World
+from overnight.distributed.wrap import gradient_sync
 from overnight.engine.loop import Objective
 from overnight.engine.memory import (
     HOW_TO_SAVE_MEMORY,

@@ -20,17 +20,9 @@ from overnight.checkpoint.run_identity import check_folder, claim_folder, unreco
 from overnight.checkpoint.writer import CheckpointWriter
 from overnight.config import Run
 from overnight.console import Line
-from overnight.distributed.world import (
-    ErrorOnOtherRank,
-    World,
-    assert_same_on_all_ranks,
-    device_of,
-    distribute_like,
-    parallelize_model,
-    process_group,
-    raise_on_all_ranks,
-    shared_facts,
-)
+from overnight.distributed.collectives import ErrorOnOtherRank, assert_same_on_all_ranks, raise_on_all_ranks, shared_facts
+from overnight.distributed.world import World, device_of, process_group
+from overnight.distributed.wrap import distribute_like, parallelize_model
 from overnight.engine.loop import Objective
 from overnight.engine.precision import DTYPES, set_matmul_precision
 from overnight.engine.spikes import Rollback, provenance_text

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from overnight.batches.packing import moved
 from overnight.batches.streams import ByteBatch
-from overnight.distributed.world import World, all_gather_rows
+from overnight.distributed.collectives import all_gather
+from overnight.distributed.world import World
 from overnight.errors import DataError
 
 
@@ -63,7 +64,7 @@ class RecurrentState:
 
     def whole(self) -> Tensor:
         """The state of all lanes of all processes on the host, in the order of the lanes; all processes must ask."""
-        lanes, rows = all_gather_rows(self.lanes, self.world), all_gather_rows(self.state.cpu(), self.world)
+        lanes, rows = (all_gather(tensor, self.world).flatten(0, 1) for tensor in (self.lanes, self.state))
         return rows[torch.argsort(lanes)]
 
     def load(self, whole: Tensor) -> None:

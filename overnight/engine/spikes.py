@@ -15,7 +15,8 @@ from torch import Tensor
 
 from overnight.batches.packing import Provenance
 from overnight.display import share
-from overnight.distributed.world import World, all_reduce_sum, all_reduce_sums
+from overnight.distributed.collectives import all_reduce_sum, all_reduce_sums
+from overnight.distributed.world import World
 from overnight.errors import TrainingError
 from overnight.optim.layerwise import whole_norms
 from overnight.optim.tensor_list import total_norm

@@ -12,7 +12,8 @@ import torch
 from overnight.batches.batch_size import sequences_before
 from overnight.checkpoint.reader import Progress
 from overnight.config import Run
-from overnight.distributed.world import World, all_reduce_sum, all_reduce_sums
+from overnight.distributed.collectives import all_reduce_sum, all_reduce_sums
+from overnight.distributed.world import World
 from overnight.engine.loop import StepResult
 from overnight.models.flops import Peak
 

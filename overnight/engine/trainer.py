@@ -19,12 +19,15 @@ from overnight.config import Run
 from overnight.console import Line, Status, facts
 from overnight.corpus.shards import load_manifest
 from overnight.display import measures, share
-from overnight.distributed.replicas import ReplicaMismatch, StragglerMonitor, compare_replicas
-from overnight.distributed.world import World, all_reduce_max, raise_on_all_ranks
+from overnight.distributed.collectives import all_reduce_max, raise_on_all_ranks
+from overnight.distributed.replicas import ReplicaMismatch, compare_replicas
+from overnight.distributed.stragglers import StragglerMonitor
+from overnight.distributed.world import World
+from overnight.engine.finite import NonFiniteError, describe_losses, nonfinite_tensors
 from overnight.engine.loop import LoopConfig, Objective, StepResult, due, evaluate, training_steps
 from overnight.engine.memory import HOW_TO_SAVE_MEMORY, OutOfMemory, first_line, is_out_of_memory, peak_gb, release, reset_peak
 from overnight.engine.micro_batch import BatchSizeFinder, MicroBatchSchedule, conditions, optimizer_state_bytes
-from overnight.engine.precision import DTYPES, INITIAL_SCALE, LossScale, NonFiniteError, describe_losses, nonfinite_tensors
+from overnight.engine.precision import DTYPES, INITIAL_SCALE, LossScale
 from overnight.engine.spikes import Rollback, SpikeDetector, minimized, provenance_text
 from overnight.engine.throughput import Throughput
 from overnight.engine.workload import Workload, bits_per_character

@@ -24,7 +24,7 @@ from overnight.checkpoint.run_identity import claim_folder
 from overnight.config import Run
 from overnight.console import Line
 from overnight.engine import loop, pretrain
-from overnight.engine.precision import NonFiniteError
+from overnight.engine.finite import NonFiniteError
 from overnight.errors import UserError
 from overnight.finetune.finetune import finetune
 from overnight.report.summary import summary_text

@@ -28,7 +28,8 @@ from overnight.config import Optim, Run
 from overnight.config.schema import Train
 from overnight.console import Line
 from overnight.engine import loop, trainer
-from overnight.engine.precision import LossScale, NonFiniteError
+from overnight.engine.finite import NonFiniteError
+from overnight.engine.precision import LossScale
 from overnight.engine.pretrain import pretrain
 from overnight.engine.spikes import LEAST, WINDOW, Rollback, Spike, SpikeDetector, largest_gradients
 from overnight.optim.groups import build_optimizer
