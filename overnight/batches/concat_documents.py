@@ -1,4 +1,4 @@
-"""All documents of a byte split in one order, joined and cut into strings: the text that lanes read.
+"""All documents of a byte split in one order, joined and cut into strings: the text that streams read.
 
 Shapes: D documents, S strings of an epoch, R pieces to read.
 """

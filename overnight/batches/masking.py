@@ -87,10 +87,10 @@ def _choose_words(
     last = ends[np.searchsorted(ends, first, side="right")]
     luck = random_words(keys_N[first], position_N[first] * 4)
     chosen: list[np.ndarray] = []
-    room = counts_S.astype(np.int64).copy()
+    budget = counts_S.astype(np.int64).copy()
     for word in np.lexsort((luck, sequence_N[first])):
         sequence, size = sequence_N[first[word]], last[word] - first[word]
-        if size <= room[sequence]:
-            room[sequence] -= size
+        if size <= budget[sequence]:
+            budget[sequence] -= size
             chosen.append(np.arange(first[word], last[word]))
     return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, np.int64)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 Provenance = dict[str, int | str]
-"""Where a sequence comes from: `epoch` and `sample` of it (of bytes: `lane`), `shard`, and `row` of the shard (the document it begins in)."""
+"""Where a sequence comes from: `epoch` and `sample` of it (of bytes: `stream`), `shard`, and `row` of the shard (the document it begins in)."""
 IGNORED = -100
 """Label of a row that only fills up a shape."""
 

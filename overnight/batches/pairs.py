@@ -37,7 +37,7 @@ def plan_pairs(shard: Shard, length: int, short_fraction: float, seed: int) -> n
     Returns:
         int32 array (examples, 5): a_start, a_end, b_start, b_end, is_random.
     """
-    rng, room = Random(seed), length - 3
+    rng, budget = Random(seed), length - 3
     # memoryview items are plain ints at a fraction of numpy's cost per access.
     starts, documents = shard.sentence_starts.data, shard.document_sentences.data
     out, count = array("i"), len(shard.document_sentences) - 1
@@ -45,7 +45,7 @@ def plan_pairs(shard: Shard, length: int, short_fraction: float, seed: int) -> n
     for document in range(count):
         sentence, end = documents[document], documents[document + 1]
         while sentence < end:
-            target = 2 + int(draw() * (room - 1)) if draw() < short_fraction else room
+            target = 2 + int(draw() * (budget - 1)) if draw() < short_fraction else budget
             # The first sentence boundary at or past the target, or the end of the document.
             stop = min(bisect_left(starts, starts[sentence] + target, sentence + 1, end), end)
             split = sentence + (1 + int(draw() * (stop - sentence - 1)) if stop - sentence > 1 else 1)
@@ -59,7 +59,7 @@ def plan_pairs(shard: Shard, length: int, short_fraction: float, seed: int) -> n
                 b_start, b_end, is_random, sentence = starts[first], starts[last], 1, split
             else:
                 b_start, b_end, is_random, sentence = a_end, starts[stop], 0, stop
-            excess = (a_end - a_start) + (b_end - b_start) - room
+            excess = (a_end - a_start) + (b_end - b_start) - budget
             if excess > 0:
                 cut_a = _cut_of_a(a_end - a_start, b_end - b_start, excess)
                 a_start, a_end = _truncate(a_start, a_end, cut_a, rng)
@@ -93,12 +93,12 @@ def plan_segments(shard: Shard, length: int, short_fraction: float, seed: int) -
 
     Args, returns: as :func:`plan_pairs`; B is empty and `is_random` 0. `length` counts [CLS] and one [SEP].
     """
-    rng, room = Random(seed), length - 2
+    rng, budget = Random(seed), length - 2
     bounds = shard.sentence_starts[shard.document_sentences]
     out = array("i")
     for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         while start < end:
-            target = 2 + int(rng.random() * (room - 1)) if rng.random() < short_fraction else room
+            target = 2 + int(rng.random() * (budget - 1)) if rng.random() < short_fraction else budget
             stop = min(start + target, end)
             out.extend((start, stop, stop, stop, 0))
             start = stop

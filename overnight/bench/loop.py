@@ -98,10 +98,10 @@ def bare_loop(run: Run) -> Callable[[int], float]:
     vectors = [p for p in net.parameters() if p.ndim < 2]
     groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-4, eps=1e-6, fused=True)
-    grain = max(64, phase.micro_batch * phase.length // 64)
+    pad_to_multiple = max(64, phase.micro_batch * phase.length // 64)
 
     def turn(first: int) -> float:
-        ready: list[StepBatches] = [samples.step(step, grain=grain) for step in range(first, first + _TURN)]
+        ready: list[StepBatches] = [samples.step(step, pad_to_multiple=pad_to_multiple) for step in range(first, first + _TURN)]
         start = time.perf_counter()
         for step in ready:
             (batch,) = step.micro

@@ -18,7 +18,7 @@ from overnight.engine.pretrain import set_up_machine
 from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import load_byte_model, weights_name, without_weight_norm
 from overnight.state_files import fitted, read_mapping
-from overnight.tasks.inputs import parts, read_input, row_of
+from overnight.tasks.inputs import example_of, parts, read_input
 
 
 def classify_file(run: Run, name: str, path: str) -> Iterator[dict[str, Any]]:
@@ -56,7 +56,7 @@ def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, An
             f"{classifier_path(run.run_dir, name)}: has weights {weights_KF.shape}, the model has {wanted} features; {_again(run.run_dir, name)}"
         )
     for part in parts(lines):
-        rows = [row_of(number, fields) for number, fields in part]
+        rows = [example_of(number, fields) for number, fields in part]
         for (number, _), row in zip(part, rows, strict=True):
             if row.text_b is not None:
                 raise DataError(f"line {number}: is a pair; the classifier was fitted to single texts")

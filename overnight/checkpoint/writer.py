@@ -37,6 +37,7 @@ from overnight.checkpoint.reader import (
 from overnight.distributed.collectives import raise_on_all_ranks
 from overnight.distributed.world import World
 from overnight.errors import DataError
+from overnight.run_dir.atomic import sync
 
 Parts = dict[str, dict[str, Tensor]]
 """The tensors of a checkpoint by part (`model`, `optimizer`, `carry`) and name."""
@@ -184,11 +185,11 @@ def write_checkpoint(folder: Path, parts: Parts, progress: dict[str, Any]) -> No
         _from_disk(beside / "state.json")
         if (beside / "state.json").read_text(encoding="utf-8") != text:
             raise _misread(beside / "state.json")
-        _sync(beside)
+        sync(beside)
         _put(beside, place)
         _write_text(folder / ".latest.tmp", place.name)
         (folder / ".latest.tmp").rename(folder / "latest")
-        _sync(folder)
+        sync(folder)
     except (OSError, SafetensorError, DataError) as error:
         shutil.rmtree(beside, ignore_errors=True)
         before = newest_checkpoint(folder)
@@ -204,7 +205,7 @@ def _write_part(path: Path, named: dict[str, Tensor]) -> str:
     mode = path.stat().st_mode
     save_file(named, path)
     path.chmod(mode)  # The library's own lets nobody else read it.
-    _sync(path)
+    sync(path)
     _from_disk(path)
     digest, found = file_digest(path), load_file(path)
     if found.keys() != named.keys() or not all(_same_bits(found[name], tensor) for name, tensor in named.items()):
@@ -231,7 +232,7 @@ def _put(beside: Path, place: Path) -> None:
             _remove(aside)
         place.rename(aside)
     beside.rename(place)
-    _sync(place.parent)
+    sync(place.parent)
 
 
 def prune(folder: Path, step: int, keep: int, keep_every: int = 0) -> None:
@@ -274,15 +275,7 @@ def _remedy(error: Exception, folder: Path, needed: int) -> str:
 
 def _write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path)
 
 
 def _from_disk(path: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import json
 import shutil
 from collections import Counter
@@ -43,10 +42,12 @@ from overnight.corpus.tasks import (
     token_chunk,
     token_path,
 )
-from overnight.corpus.tokenizer import load_pieces, read_pieces, save_tokenizer, train_pieces, vocabulary
-from overnight.corpus.workers import core_count, run_tasks
+from overnight.corpus.tokenizer import load_tokens, read_tokens, save_tokenizer, train_tokens, vocabulary
+from overnight.corpus.workers import run_tasks
 from overnight.errors import ConfigError, DataError
+from overnight.machine import usable_cores
 from overnight.run_dir.atomic import write_json
+from overnight.run_dir.lock import try_lock
 from overnight.state_files import STRICT, read_json, sealed
 from overnight.wording import plural
 
@@ -137,10 +138,8 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
 def _only_one(folder: Path) -> Iterator[None]:
     """Hold a lock that the system takes back when this process ends, however it ends."""
     with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"{folder}: another process is preparing this folder; wait for it, or set data.dir to another") from None
+        if not try_lock(file):
+            raise DataError(f"{folder}: another process is preparing this folder; wait for it, or set data.dir to another")
         yield
 
 
@@ -160,13 +159,13 @@ def _full_disk(folder: Path, reading: Reading, error: OSError) -> str:
 
 def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[str, Any], reading: Reading, shard_tokens: int) -> Manifest:
     _begin(folder, _state(data, settings, shard_tokens), log)
-    work, workers = folder / "work", core_count(data.workers)
+    work, workers = folder / "work", data.workers or usable_cores()
     chunks, sources = _read_and_clean(data, work, workers, log, reading)
     splits, duplicates, short = _decide(chunks, data, log)
     tokenizer, vocab_size = byte_text.VOCABULARY_HASH, byte_text.VOCABULARY_SIZE
     if data.units == "wordpiece":
-        pieces = _vocabulary(data, folder, chunks, splits, workers, log)
-        tokenizer, vocab_size = vocabulary(pieces, data.lowercase).hash, len(pieces)
+        tokens = _vocabulary(data, folder, chunks, splits, workers, log)
+        tokenizer, vocab_size = vocabulary(tokens, data.lowercase).hash, len(tokens)
     _tokenise(data, folder, chunks, splits, workers, log)
     entries = _shard(folder, chunks, shard_tokens, workers, log)
     short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries)
@@ -188,7 +187,7 @@ def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
             sources.append(pydocs.environment())
         else:
             sources.append([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in streams.expand(path)])
-    given = read_pieces(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
+    given = read_tokens(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
     everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, CHUNK_BYTES, shard_tokens, settings, sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
 
@@ -298,14 +297,14 @@ def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple
 def _vocabulary(
     data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]
 ) -> list[str]:
-    """The given pieces, or pieces trained on the training documents; written into the folder."""
+    """The given tokens, or tokens trained on the training documents; written into the folder."""
     if (folder / "vocab.txt").exists():  # written last
-        return load_pieces(folder)[0]
+        return load_tokens(folder)[0]
     if data.vocab_file:
-        pieces = read_pieces(environment_path(data.vocab_file, "data.vocab_file"))
-        if len(pieces) != data.vocab_size:
+        tokens = read_tokens(environment_path(data.vocab_file, "data.vocab_file"))
+        if len(tokens) != data.vocab_size:
             raise ConfigError(
-                f"data.vocab_size = {data.vocab_size}: {data.vocab_file} has {len(pieces)} pieces; set data.vocab_size={len(pieces)} or give another file"
+                f"data.vocab_size = {data.vocab_size}: {data.vocab_file} has {len(tokens)} tokens; set data.vocab_size={len(tokens)} or give another file"
             )
     else:
         progress = Progress("vocabulary", log, "M words")
@@ -318,12 +317,12 @@ def _vocabulary(
                 words = Counter({word: count for word, count in words.items() if count > 1})
             counted += counts.total()
             progress.update(counted, (number + 1) / len(chunks))
-        pieces = train_pieces(words, data.vocab_size, data.lowercase)
-        progress.end(counted, f"{plural(len(pieces), 'piece')} from {plural(counted, 'word')}")
-        if len(pieces) < data.vocab_size:
-            log(f"vocabulary: the text gives no more than {len(pieces):,} of the {data.vocab_size:,} pieces of data.vocab_size")
-    save_tokenizer(folder, pieces, data.lowercase)
-    return pieces
+        tokens = train_tokens(words, data.vocab_size, data.lowercase)
+        progress.end(counted, f"{plural(len(tokens), 'token')} from {plural(counted, 'word')}")
+        if len(tokens) < data.vocab_size:
+            log(f"vocabulary: the text gives no more than {len(tokens):,} of the {data.vocab_size:,} tokens of data.vocab_size")
+    save_tokenizer(folder, tokens, data.lowercase)
+    return tokens
 
 
 def _tokenise(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]) -> None:

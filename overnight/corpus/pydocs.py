@@ -19,7 +19,8 @@ from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
-from overnight.corpus.workers import core_count, run_tasks
+from overnight.corpus.workers import run_tasks
+from overnight.machine import usable_cores
 
 # What torch, numpy and the demo bring along; one that is absent is passed over.
 PACKAGES = (
@@ -81,7 +82,7 @@ def docstrings(workers: int = 0) -> Iterator[Docstring]:
         workers: processes; 0 takes every core.
     """
     seen: set[str] = set()
-    for found in run_tasks(_docstrings_of_files, list(_tasks()), core_count(workers)):
+    for found in run_tasks(_docstrings_of_files, list(_tasks()), workers or usable_cores()):
         for doc in found:
             if doc.text not in seen:
                 seen.add(doc.text)

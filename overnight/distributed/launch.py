@@ -20,7 +20,7 @@ from pathlib import Path
 from overnight.batches.batch_size import micro_batch
 from overnight.config import Run
 from overnight.errors import ConfigError, UserError
-from overnight.run_dir.environment import usable_cores
+from overnight.machine import usable_cores
 
 _TEMPLATE = Path(__file__).with_name("slurm.sh")
 _TIME = "12:00:00"

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from overnight.errors import UserError
-from overnight.run_dir.environment import memory_bytes
+from overnight.machine import memory_bytes
 
 _HEADROOM = 0.1
 """Share of the device's memory that an automatic micro-batch leaves free: blocks that no longer fit, and what others take."""

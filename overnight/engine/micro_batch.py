@@ -148,11 +148,11 @@ class BatchSizeFinder:
     dtype: torch.dtype
     world: World
 
-    def micro_batch(self, owed: int) -> tuple[int, str]:
+    def micro_batch(self, optimizer_bytes: int) -> tuple[int, str]:
         """The micro-batch for the phase, and a sentence on it; parameters, gradients and generators are left as they were.
 
         Args:
-            owed: memory that the state of the optimizer will take besides (bytes).
+            optimizer_bytes: memory that the state of the optimizer will take besides (bytes).
 
         Raises:
             ConfigError: where memory cannot be measured.
@@ -166,7 +166,7 @@ class BatchSizeFinder:
         if train.noise_every:  # which is seen between micro-batches
             choices = choices[:-1]
         space, was_training = memory_budget(device), self.model.training
-        space = space._replace(limit=space.limit - owed)
+        space = space._replace(limit=space.limit - optimizer_bytes)
         self.model.train()
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             found, tried = search(choices, self.measure, space, device.type == "cpu", world)
@@ -176,8 +176,8 @@ class BatchSizeFinder:
         (chosen,) = (trial for trial in tried if trial.micro_batch == found)
         return found, (
             f"micro-batch {found} of {', '.join(str(trial.micro_batch) for trial in tried)} that were tried: {chosen.rate:,.1f} sequences/s, "
-            f"{chosen.peak / 1e9:.2f} GB and {owed / 1e9:.2f} GB for the optimizer, {(space.limit - chosen.peak) / 1e9:.2f} GB below "
-            f"the limit of {(space.limit + owed) / 1e9:.2f} GB"
+            f"{chosen.peak / 1e9:.2f} GB and {optimizer_bytes / 1e9:.2f} GB for the optimizer, {(space.limit - chosen.peak) / 1e9:.2f} GB below "
+            f"the limit of {(space.limit + optimizer_bytes) / 1e9:.2f} GB"
         )
 
     def measure(self, count: int) -> Trial | None:

@@ -39,13 +39,13 @@ class Rollback(Exception):
     """A step must not stand, and the run goes back to its newest checkpoint.
 
     Args:
-        halt: what is wrong; raised where going back does not help.
-        passes: whether the data up to that step is passed over.
+        error: what is wrong; raised where going back does not help.
+        skips_batches: whether the data up to that step is passed over.
     """
 
-    def __init__(self, halt: TrainingError, passes: bool = True) -> None:
-        super().__init__(str(halt))
-        self.halt, self.passes = halt, passes
+    def __init__(self, error: TrainingError, skips_batches: bool = True) -> None:
+        super().__init__(str(error))
+        self.error, self.skips_batches = error, skips_batches
 
 
 class SpikeDetector:
@@ -173,7 +173,7 @@ def provenance_text(found: Sequence[Provenance], count: int = 3) -> str:
     """Where the sequences of the worst micro-batch come from, in words, of the first; empty for none."""
     if not found:
         return ""
-    kind = "lane" if "lane" in found[0] else "sample"
+    kind = "stream" if "stream" in found[0] else "sample"
     first = ", ".join(f"{s[kind]} of epoch {s['epoch']} ({s['shard']} row {s['row']})" for s in found[:count])
     more = f" and {len(found) - count} more" if len(found) > count else ""
     return f"The micro-batch with the largest loss holds the {kind}s {first}{more}"

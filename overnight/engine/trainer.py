@@ -51,13 +51,13 @@ class PhaseContext:
     """What the phases of a run share in one process."""
 
     run: Run
-    family: Workload
+    workload: Workload
     """Data and network."""
     objective: Objective
     """Losses of the network, of which the backward pass adds up the gradients of all processes."""
     world: World
     progress: Progress
-    saver: CheckpointWriter
+    writer: CheckpointWriter
     metrics: Metrics
     line: Line
     signals: Signals
@@ -71,26 +71,27 @@ class Trainer:
     """A phase in one process, from the step where the progress stands to its end.
 
     Args:
-        work: what all phases share.
+        context: what all phases share.
         number: of the phase, from 0.
         optimizer: with the state of that step.
     """
 
-    def __init__(self, work: PhaseContext, number: int, optimizer: torch.optim.Optimizer) -> None:
-        self.work, self.run, self.model, self.objective, self.world = work, work.run, work.family.model, work.objective, work.world
-        self.progress, self.metrics, self.line, self.signals = work.progress, work.metrics, work.line, work.signals
-        self.saver, self.optimizer, self.number = work.saver, optimizer, number
-        self.name, self.phase = list(work.run.phases.items())[number]
-        self.samples, self.valid = (work.family.samples(self.phase, number, split) for split in ("train", "valid"))
-        self.family, self.carry = work.family, work.family.carry(self.samples)
-        if self.carry and work.carried:
-            self.carry.load(work.carried["lanes"])
+    def __init__(self, context: PhaseContext, number: int, optimizer: torch.optim.Optimizer) -> None:
+        self.context, self.run, self.world, self.workload = context, context.run, context.world, context.workload
+        self.progress, self.metrics, self.line, self.signals = context.progress, context.metrics, context.line, context.signals
+        self.model, self.objective, self.writer = context.workload.model, context.objective, context.writer
+        self.number, self.optimizer = number, optimizer
+        self.name, self.phase = list(self.run.phases.items())[number]
+        self.samples, self.valid = (self.workload.samples(self.phase, number, split) for split in ("train", "valid"))
+        self.carry = self.workload.carry(self.samples)
+        if self.carry and context.carried:
+            self.carry.load(context.carried["lanes"])
         self.settings = self._settings()
-        self.peak, self.values, self.held, self.saved = work.peak, dict[str, Any](), "", ""
-        self.speed = Throughput(work.run, number, work.world, work.family.flops, work.peak)
-        train = work.run.train
-        self.watch = SpikeDetector(train.spike, work.progress.watched, train.log_every if train.on_spike == "ignore" else 1)
-        self.pace = StragglerMonitor(work.world)
+        self.peak, self.values, self.accuracy, self.saved = context.peak, dict[str, Any](), "", ""
+        self.speed = Throughput(self.run, number, self.world, self.workload.flops, self.peak)
+        train = self.run.train
+        self.spike_detector = SpikeDetector(train.spike, self.progress.watched, train.log_every if train.on_spike == "ignore" else 1)
+        self.stragglers = StragglerMonitor(self.world)
 
     def _settings(self) -> LoopConfig:
         """What the loop needs to know of the phase."""
@@ -126,14 +127,14 @@ class Trainer:
                 self.samples.epoch_size(), self.valid.epoch_size()
         if train.offload and self.world.device.type == "cuda":  # a CPU is its own host
             offload(self.optimizer)
-        self.cuts = self._cuts()
+        self.schedule = self._micro_batch_schedule()
         reset_peak(self.world.device)
-        self._cut()
+        self._use_micro_batch()
         self._announce()
         heartbeat = Heartbeat(self.run.run_dir)
         scale = LossScale(progress.loss_scale or INITIAL_SCALE, progress.clean_steps) if train.precision == "fp16" else None
         while progress.step < self.phase.steps:
-            self._cut()
+            self._use_micro_batch()
             try:
                 self._steps(heartbeat, scale)
             except OutOfMemory as error:
@@ -147,32 +148,31 @@ class Trainer:
     def _steps(self, heartbeat: Heartbeat, scale: LossScale | None) -> None:
         """Take steps as long as the batches are cut as they are now."""
         phase, train, world, progress = self.phase, self.run.train, self.world, self.progress
-        settings, passed = replace(self.settings, steps=self.cuts.until(progress.step, phase.steps)), progress.passed
+        settings, passed = replace(self.settings, steps=self.schedule.until(progress.step, phase.steps)), progress.passed
         fill = pad_to_multiple(phase, micro_batch(phase, phase.steps, world.size))
-        step = partial(self.samples.step, rank=world.rank, world=world.size, grain=fill)
-        watch = None if train.on_spike == "ignore" else self.watch
-        steps = training_steps(
-            self.model, self.objective, self.optimizer, lambda t: step(t + passed), settings, progress.step, scale, watch, self.carry
-        )
-        for done in steps:
+        step = partial(self.samples.step, rank=world.rank, world=world.size, pad_to_multiple=fill)
+        detector, begin = None if train.on_spike == "ignore" else self.spike_detector, progress.step
+        for done in training_steps(
+            self.model, self.objective, self.optimizer, lambda t: step(t + passed), settings, begin, scale, detector, self.carry
+        ):
             last = done.step == phase.steps
             logs, evaluates, saves = (last or due(done.step - 1, n) for n in (train.log_every, train.eval_every, train.checkpoint_every))
             self.speed.note(done, progress, wait=logs or evaluates or saves)
-            received = all_reduce_max(_UNSAVED if self.saver.error else self.signals.received or 0, world)
+            received = all_reduce_max(_UNSAVED if self.writer.error else self.signals.received or 0, world)
             if received == _UNSAVED:
-                self.saver.wait()
+                self.writer.wait()
             if world.main:
                 heartbeat.beat(self.name, done.step)
-            self.pace.note(done.waited, done.worked)
+            self.stragglers.note(done.waited, done.worked)
             self._note_scale(done, scale)
             if logs or evaluates or saves or received:
-                self._see_finite(done, bool(saves or received))
+                self._check_finite(done, bool(saves or received))
             if saves or received or due(done.step - 1, train.checksum_every):
-                self._see_alike(done)
+                self._check_replicas(done)
             self._measures(done)
             if logs:
                 self._log(done)
-                self._see_carry(done)
+                self._check_carry(done)
             if logs or self.line.due():
                 self.line.show(self._status(), final=last)
             if evaluates:
@@ -183,10 +183,10 @@ class Trainer:
             if saves or received:
                 self._save()
             if received:
-                self.saver.wait()
+                self.writer.wait()
                 raise Interrupted(received, f"step {done.step} of phase {self.name}")
 
-    def _cuts(self) -> MicroBatchSchedule:
+    def _micro_batch_schedule(self) -> MicroBatchSchedule:
         """The micro-batches of the phase: as remembered, as the recipe says, or found by trial."""
         run, phase, world, step = self.run, self.phase, self.world, self.progress.step
         found = MicroBatchSchedule(run.run_dir / "memory.json", self.name, conditions(run, phase, world), world)
@@ -196,20 +196,20 @@ class Trainer:
         elif phase.micro_batch:
             found.use(0, phase.micro_batch)
         else:
-            trials = BatchSizeFinder(run, self.model, self.objective, self.samples, self.settings.dtype, world)
-            count, text = trials.micro_batch(optimizer_state_bytes(self.optimizer))
+            finder = BatchSizeFinder(run, self.model, self.objective, self.samples, self.settings.dtype, world)
+            count, text = finder.micro_batch(optimizer_state_bytes(self.optimizer))
             found.use(step, count)
             with raise_on_all_ranks(world):
                 if world.main:
                     found.keep()
-            self._tell("micro-batch", text, micro_batch=count)
+            self._log_event("micro-batch", text, micro_batch=count)
         return found
 
-    def _cut(self) -> None:
+    def _use_micro_batch(self) -> None:
         """Cut the batches as it is due from the present step on."""
-        self.phase = replace(self.phase, micro_batch=self.cuts.at(self.progress.step))
+        self.phase = replace(self.phase, micro_batch=self.schedule.at(self.progress.step))
         self.samples.phase = self.valid.phase = self.phase
-        self.held_out = self.valid.held_out(self.run.train.eval_sequences)
+        self.validation_steps = self.valid.validation_steps(self.run.train.eval_sequences)
 
     def _halve(self, error: OutOfMemory) -> None:
         """Let the step at which memory ran out be taken again in smaller micro-batches.
@@ -218,20 +218,20 @@ class Trainer:
             OutOfMemory: where there is none smaller, or other processes wait for this one in a step that it cannot end.
         """
         phase, world, step = self.phase, self.world, self.progress.step
-        held = micro_batch(phase, step + self.progress.passed, world.size)
-        what = f"{error} with micro-batches of {held}"
-        smaller = [count for count in micro_batch_sizes(phase, world.size) if count <= held // 2]
+        count = micro_batch(phase, step + self.progress.passed, world.size)
+        what = f"{error} with micro-batches of {count}"
+        smaller = [size for size in micro_batch_sizes(phase, world.size) if size <= count // 2]
         if not smaller:
             raise OutOfMemory(f"phase {self.name}, {what} up to {phase.length} tokens. {HOW_TO_SAVE_MEMORY}") from None
-        self.cuts.use(step, smaller[-1])
-        self.cuts.keep()
+        self.schedule.use(step, smaller[-1])
+        self.schedule.keep()
         if world.size > 1:
             raise OutOfMemory(
-                f"process {world.rank}, phase {self.name}, {what}. The others cannot go on without it. {self.cuts.path} now says "
+                f"process {world.rank}, phase {self.name}, {what}. The others cannot go on without it. {self.schedule.path} now says "
                 f"{smaller[-1]}, with which the same command, or a restart by the launcher, goes on from the newest checkpoint"
             ) from None
         release(self.model, world.device)
-        self._tell("out of memory", f"{what}: taken again with {smaller[-1]}", micro_batch=smaller[-1])
+        self._log_event("out of memory", f"{what}: taken again with {smaller[-1]}", micro_batch=smaller[-1])
 
     def _note_memory(self) -> None:
         """Write what the phase took at most, by what it follows from."""
@@ -269,23 +269,23 @@ class Trainer:
             sequences=progress.sequences,
             **rate,
             **({"memory_gb": memory} if (memory := round(peak_gb(self.world.device), 3)) else {}),
-            **self._pace(),
+            **self._straggler_metrics(),
         )
         self.metrics.write("train", **self._where(done.step), **values)
-        if self.run.train.on_spike == "ignore" and (spike := self.watch.first({**losses, "grad_norm": norm})):
-            self._tell("spike", f"step {done.step}: {spike}")
+        if self.run.train.on_spike == "ignore" and (spike := self.spike_detector.first({**losses, "grad_norm": norm})):
+            self._log_event("spike", f"step {done.step}: {spike}")
         self.values = values
         if wrong := self.speed.exceeds():
-            self._tell("peak", wrong)
-            self.peak = self.work.peak = self.speed.peak = None
+            self._log_event("peak", wrong)
+            self.peak = self.context.peak = self.speed.peak = None
 
-    def _pace(self) -> dict[str, float]:
-        share, slow = self.pace.line()
+    def _straggler_metrics(self) -> dict[str, float]:
+        share, slow = self.stragglers.line()
         if slow:
-            self._tell("slow process", slow)
+            self._log_event("slow process", slow)
         return share
 
-    def _tell(self, what: str, message: str, **more: Any) -> None:
+    def _log_event(self, what: str, message: str, **more: Any) -> None:
         self.line.say(message)
         self.metrics.write("event", what=what, message=message, phase=self.name, global_step=self.progress.global_step, **more)
 
@@ -293,15 +293,15 @@ class Trainer:
         phases = list(self.run.phases.items())
         done = {name: p.steps if at < self.number else 0 for at, (name, p) in enumerate(phases)} | {self.name: self.progress.step}
         peak = " of the measured peak" if self.peak and self.peak.measured else ""
-        words = facts(self.values, peak, {"held-out accuracy": self.held, "checkpoint": self.saved})
+        words = facts(self.values, peak, {"validation accuracy": self.accuracy, "checkpoint": self.saved})
         return Status(self.name, {name: (done[name], p.steps) for name, p in phases}, self.speed.left(self.progress), words)
 
     def _evaluate(self, done: StepResult) -> None:
-        held = evaluate(self.model, self.objective, self.held_out, self.settings, self.family.held_out_carry())
-        held |= bits_per_character(held)
-        self.metrics.write("eval", **self._where(done.step), **held)
-        self.held = next((share(held[name]) for name in ("mlm_accuracy", "byte_accuracy") if name in held), "")
-        self.line.say(f"{self.name} {done.step:,}/{self.phase.steps:,}  held out: {measures(held)}")
+        scores = evaluate(self.model, self.objective, self.validation_steps, self.settings, self.workload.validation_carry())
+        scores |= bits_per_character(scores)
+        self.metrics.write("eval", **self._where(done.step), **scores)
+        self.accuracy = next((share(scores[name]) for name in ("mlm_accuracy", "byte_accuracy") if name in scores), "")
+        self.line.say(f"{self.name} {done.step:,}/{self.phase.steps:,}  validation: {measures(scores)}")
         if "run" in self.progress.noise:
             self.line.say(noise_text(NoiseScale(*self.progress.noise["run"]).value, done.sequences))
         self.speed.pause()
@@ -311,8 +311,8 @@ class Trainer:
             assert_same_corpus(self.progress, load_manifest(self.run.data_dir), self.run.data_dir, self.run)
         self.speed.read(self.progress)
         self.progress.metrics_bytes = self.metrics.size()
-        stood = self.saver.save(self.model, self.optimizer, self.progress, {"lanes": self.carry.whole()} if self.carry else None)
-        self.metrics.write("event", what="saved", **self._where(self.progress.step), save_seconds=round(stood, 3))
+        stall_seconds = self.writer.save(self.model, self.optimizer, self.progress, {"lanes": self.carry.whole()} if self.carry else None)
+        self.metrics.write("event", what="saved", **self._where(self.progress.step), save_seconds=round(stall_seconds, 3))
         self.saved = f"step {self.progress.global_step:,}"
         self.speed.pause()
 
@@ -322,11 +322,11 @@ class Trainer:
             self.progress.loss_scale, self.progress.clean_steps = scale.scale, scale.clean
         if done.skipped:
             # Of an overflow of fp16 the scale is the cause, not the data.
-            samples = [] if scale else self.origin(done.step - 1, done.worst)
+            samples = [] if scale else self.provenance(done.step - 1, done.worst)
             then = f"; the loss scale is now {scale.scale:g}" if scale else f". {provenance_text(samples)}"
-            self._tell("skipped", f"step {done.step} skipped: {done.skipped}{then}", **({"samples": samples} if samples else {}))
+            self._log_event("skipped", f"step {done.step} skipped: {done.skipped}{then}", **({"samples": samples} if samples else {}))
 
-    def _see_finite(self, done: StepResult, saves: bool) -> None:
+    def _check_finite(self, done: StepResult, saves: bool) -> None:
         """See that what goes into metrics, and above all into a checkpoint, is finite: the loop does not look at every step of a GPU.
 
         Raises:
@@ -337,15 +337,17 @@ class Trainer:
         if bad or broken:
             weights = f"the weights of {first_names(bad)} are not finite" if bad else "the weights are still finite, their gradient is not"
             text = f"step {done.step}, or one since the last line of metrics: {describe_losses(done.losses, self.world)}; {weights}"
-            halt = NonFiniteError(text, done.step - 1)
-            raise Rollback(halt) if self.run.train.on_nonfinite == "rollback" else halt
+            error = NonFiniteError(text, done.step - 1)
+            raise Rollback(error) if self.run.train.on_nonfinite == "rollback" else error
 
-    def _see_carry(self, done: StepResult) -> None:
-        if self.carry and (lanes := self.carry.broken()):
-            named = first_names([str(lane) for lane in lanes])
-            self._tell("carry", f"step {done.step}: the carried state of lanes {named} was not finite and begins anew at zero", lanes=lanes)
+    def _check_carry(self, done: StepResult) -> None:
+        if self.carry and (streams := self.carry.broken()):
+            named = first_names([str(stream) for stream in streams])
+            self._log_event(
+                "carry", f"step {done.step}: the carried state of streams {named} was not finite and begins anew at zero", streams=streams
+            )
 
-    def _see_alike(self, done: StepResult) -> None:
+    def _check_replicas(self, done: StepResult) -> None:
         """See that all processes hold the same numbers, above all before a checkpoint takes those of the first.
 
         Raises:
@@ -355,13 +357,13 @@ class Trainer:
             return
         try:
             compare_replicas(self.model, self.optimizer, self.world)
-        except ReplicaMismatch as halt:
-            halt = ReplicaMismatch(f"step {done.step}: {halt}", done.step - 1)
-            raise (Rollback(halt, passes=False) if self.run.train.on_divergence == "rollback" else halt) from None
+        except ReplicaMismatch as error:
+            error = ReplicaMismatch(f"step {done.step}: {error}", done.step - 1)
+            raise (Rollback(error, skips_batches=False) if self.run.train.on_divergence == "rollback" else error) from None
 
-    def origin(self, step: int | None, worst: int | None) -> list[Provenance]:
+    def provenance(self, step: int | None, worst: int | None) -> list[Provenance]:
         """Where the sequences of micro-batch number `worst` of step `step` (from 0) come from; nothing where that is not known."""
-        return [] if step is None or worst is None else self.samples.origin(step + self.progress.passed, self.world.size, worst)
+        return [] if step is None or worst is None else self.samples.provenance(step + self.progress.passed, self.world.size, worst)
 
     def _measures(self, done: StepResult) -> None:
         """Write what the loop measured at this step, if it did."""

@@ -25,7 +25,7 @@ from overnight.models.bert import BertForPretraining
 from overnight.models.bytes import ByteModel, byte_model
 from overnight.models.flops import training_flops
 
-_TRAIN, _HELD_OUT = 0, 1
+_TRAIN, _VALIDATION = 0, 1
 # Bytes of a window that are recomputed at once (`train.recompute: full`).
 _SEGMENT = 16
 
@@ -64,12 +64,12 @@ class BertWorkload:
     def carry(self, samples: Samples | Streams) -> None:
         """Nothing is carried from batch to batch."""
 
-    def held_out_carry(self) -> None:
-        """Nor between held-out ones."""
+    def validation_carry(self) -> None:
+        """Nor between those of validation."""
 
 
 class ByteWorkload:
-    """A run of a byte model: lanes of documents, and the state that they carry.
+    """A run of a byte model: streams of documents, and the state that they carry.
 
     Raises:
         DataError: when the data is not prepared.
@@ -90,7 +90,7 @@ class ByteWorkload:
         ).to(device)
 
     def samples(self, phase: Phase, number: int, split: str) -> Streams:
-        """The lanes of a split for a phase and its number."""
+        """The streams of a split for a phase and its number."""
         return Streams(_some(self, split), phase, _seed(self.run, number, split))
 
     def flops(self, done: StepResult) -> float:
@@ -98,12 +98,12 @@ class ByteWorkload:
         return training_flops(self.run.model, VOCABULARY_SIZE, done.sizes) if done.sizes else 0.0
 
     def carry(self, samples: Samples | Streams) -> RecurrentState:
-        """A zero state of this process's lanes."""
+        """A zero state of this process's streams."""
         assert isinstance(samples, Streams)
-        return RecurrentState(samples.lanes(self.world.rank, self.world.size), self.model.state_shape, self.world)
+        return RecurrentState(samples.stream_numbers(self.world.rank, self.world.size), self.model.state_shape, self.world)
 
-    def held_out_carry(self) -> RecurrentState:
-        """A zero state of the lanes of an evaluation, all of which every process reads."""
+    def validation_carry(self) -> RecurrentState:
+        """A zero state of the streams of an evaluation, all of which every process reads."""
         return RecurrentState(range(VALIDATION_STREAMS), self.model.state_shape, World(device=self.world.device))
 
 
@@ -121,16 +121,16 @@ def new_model(run: Run, vocabulary: Vocabulary, device: torch.device) -> BertFor
     return BertForPretraining(run.model, vocabulary.size).to(device)
 
 
-def bits_per_character(held: dict[str, float]) -> dict[str, float]:
-    """Bits per character of a byte model, from its held-out loss (nats a byte); nothing of another."""
-    return {"bits_per_character": held["byte_loss"] / math.log(2)} if "byte_loss" in held else {}
+def bits_per_character(scores: dict[str, float]) -> dict[str, float]:
+    """Bits per character of a byte model, from its validation loss (nats a byte); nothing of another."""
+    return {"bits_per_character": scores["byte_loss"] / math.log(2)} if "byte_loss" in scores else {}
 
 
 def _seed(run: Run, number: int, split: str) -> tuple[int, ...]:
-    return (run.seed, number, _TRAIN if split == "train" else _HELD_OUT)
+    return (run.seed, number, _TRAIN if split == "train" else _VALIDATION)
 
 
-def _some(family: Workload, split: str) -> list[Shard]:
-    if not family.shards[split]:
-        raise DataError(f"{family.run.data_dir} holds no {split} text; raise data.valid_fraction or add documents")
-    return family.shards[split]
+def _some(workload: Workload, split: str) -> list[Shard]:
+    if not workload.shards[split]:
+        raise DataError(f"{workload.run.data_dir} holds no {split} text; raise data.valid_fraction or add documents")
+    return workload.shards[split]

@@ -76,13 +76,13 @@ def windows(tokenizer: Tokenizer, vocabulary: Vocabulary, questions: Sequence[Qu
     for question, (question_ids, _) in zip(questions, asked, strict=True):
         ids, offsets = contexts[unique[question.context]]
         query = question_ids[:MAX_QUESTION].tolist()
-        room = length - len(query) - 3
-        if room < 1:
+        max_tokens = length - len(query) - 3
+        if max_tokens < 1:
             raise ConfigError(
                 f"length = {length}: leaves no room for the paragraph beside question {question.id} of {len(query)} tokens; use 128 or more"
             )
         answer = _answer_tokens(question, offsets)
-        spans = _spans(len(ids), room, stride)
+        spans = _spans(len(ids), max_tokens, stride)
         for (begin, count), best in zip(spans, _max_context(len(ids), spans), strict=True):
             part = slice(begin, begin + count)
             encoded = join(query, ids[part].tolist(), vocabulary.cls, vocabulary.sep, length)
@@ -113,12 +113,12 @@ def _answer_tokens(question: Question, offsets: npt.NDArray[np.int32]) -> tuple[
     return None
 
 
-def _spans(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
+def _spans(tokens: int, max_tokens: int, stride: int) -> list[tuple[int, int]]:
     """(first token, tokens) of each window over a context, as run_squad.py makes them; one empty window for an empty context."""
     spans = []
     begin = 0
     while True:
-        count = min(tokens - begin, room)
+        count = min(tokens - begin, max_tokens)
         spans.append((begin, count))
         if begin + count == tokens:
             return spans

@@ -202,13 +202,13 @@ class BertForPretraining(nn.Module):
         hidden_ND = self.encoder(batch, dtype)
         hidden_MD = self.mlm(hidden_ND.index_select(0, batch.predicted_M))
         decoder = self.encoder.word.weight, self.mlm.masked_bias()
-        loss, correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training)
-        losses, hits = {"mlm": loss}, {}
-        if correct is not None:
-            hits["mlm"] = correct
+        loss, mlm_correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training)
+        losses, correct = {"mlm": loss}, {}
+        if mlm_correct is not None:
+            correct["mlm"] = mlm_correct
         if "nsp" in batch.targets:
             logits, labels = self.nsp_logits(hidden_ND, batch)[: len(batch.targets["nsp"])].float(), batch.targets["nsp"]
             losses["nsp"] = F.cross_entropy(logits, labels, reduction="sum")
             if not self.training:
-                hits["nsp"] = (logits.argmax(-1) == labels).sum()
-        return losses, hits
+                correct["nsp"] = (logits.argmax(-1) == labels).sum()
+        return losses, correct

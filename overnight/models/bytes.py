@@ -70,7 +70,7 @@ def byte_model(model: Model, label: bool = False, recompute: int = 0, graphs: bo
 class ByteModel(nn.Module):
     """A language model of bytes; :func:`byte_model` says what it takes.
 
-    `state_shape` is that of the carried state of one lane: (L, 2, H) with h and c of each layer; (0,) for the Transformer, which sees the
+    `state_shape` is that of the carried state of one stream: (L, 2, H) with h and c of each layer; (0,) for the Transformer, which sees the
     window alone.
     """
 
@@ -127,7 +127,7 @@ class ByteModel(nn.Module):
         recompute = self.recurrent and 0 < self.recompute < steps and torch.is_grad_enabled()
         length, prepared = self.recompute if recompute else steps, self.prepared(dtype)
         losses: dict[str, Tensor] = {}
-        hits: dict[str, Tensor] = {}
+        correct: dict[str, Tensor] = {}
         for start in range(0, steps, length):
             arguments = batch, slice(start, start + length), state, dtype, prepared
             if recompute:
@@ -135,8 +135,8 @@ class ByteModel(nn.Module):
             else:
                 part, hit, state = self._segment(*arguments)
             losses = {name: losses[name] + loss if start else loss for name, loss in part.items()}
-            hits = {name: hits[name] + count if start else count for name, count in hit.items()}
-        return losses, hits, state.detach()
+            correct = {name: correct[name] + count if start else count for name, count in hit.items()}
+        return losses, correct, state.detach()
 
     def _segment(
         self, batch: ByteBatch, part: slice, state_B: Tensor, dtype: torch.dtype, prepared: Prepared | None
@@ -144,7 +144,7 @@ class ByteModel(nn.Module):
         """Losses and correct predictions of a part of the window, and the state after it."""
         h_BTH, c_BTH, state_B = self._hidden(batch.ids_BT[:, part], state_B, dtype, prepared, self.workspace)
         losses: dict[str, Tensor] = {}
-        hits: dict[str, Tensor] = {}
+        correct: dict[str, Tensor] = {}
         if self.label is not None and batch.ends_K is not None:
             features = h_BTH if c_BTH is None else c_BTH
             row, at = batch.ends_K // batch.ids_BT.shape[1], batch.ends_K % batch.ids_BT.shape[1] - part.start
@@ -156,20 +156,20 @@ class ByteModel(nn.Module):
         # By time, as h lies in memory where there is a recurrence.
         losses["byte"], hit = self._byte_loss(h_BTH.transpose(0, 1).flatten(0, 1), batch.targets["byte"][:, part].t().flatten())
         if hit is not None:
-            hits["byte"] = hit
-        return losses, hits, state_B
+            correct["byte"] = hit
+        return losses, correct, state_B
 
     def _byte_loss(self, h_NH: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor | None]:
         """Summed cross-entropy and correct predictions, without all logits at once."""
         arguments, count = (self.decoder.weight, self.decoder.bias), not self.training
         if h_NH.device.type == "cpu" and torch.is_grad_enabled() and not count:  # goes slice by slice itself
             return vocabulary_loss(h_NH, *arguments, targets_N, False)
-        losses, hits = [], []
+        losses, correct = [], []
         for h, targets in zip(h_NH.split(_ROWS), targets_N.split(_ROWS), strict=True):
             loss, hit = checkpoint(vocabulary_loss, h, *arguments, targets, count, use_reentrant=False, preserve_rng_state=False)
             losses.append(loss)
-            hits.append(hit)
-        return torch.stack(losses).sum(), torch.stack(hits).sum() if count else None
+            correct.append(hit)
+        return torch.stack(losses).sum(), torch.stack(correct).sum() if count else None
 
     def prepared(self, dtype: torch.dtype) -> Prepared | None:
         """What is made once for a window, or for all that are read with the same weights: the matrices, and the products with each of the 256 bytes."""

@@ -25,7 +25,7 @@ except ImportError as error:
     raise ImportError("fused = True on a GPU needs Triton: `pip install triton`, or leave fused out") from error
 
 if TYPE_CHECKING:
-    from overnight.optim.layerwise import Batch
+    from overnight.optim.batch import Batch
 
 CHUNK = tl.constexpr(16384)
 """Elements of a program."""
@@ -59,7 +59,7 @@ def step(
     copies: list[Tensor],
     moments: list[list[Tensor]],
     scalars: Any,
-    rates: Callable[..., tuple[tuple[Tensor, ...], Tensor]],
+    step_sizes: Callable[..., tuple[tuple[Tensor, ...], Tensor]],
 ) -> Tensor:
     """A step of n contiguous tensors, in place; returns the trust ratios (n).
 
@@ -70,7 +70,7 @@ def step(
         copies: the 16-bit parameters of which xs are the masters; empty where there are none.
         moments: fp32 tensors, in the order of the equations.
         scalars: the numbers of the step, each for every tensor (n) or one for all.
-        rates: how far to go, from the norms; as in :class:`Layerwise`.
+        step_sizes: how far to go, from the norms; as in :class:`Layerwise`.
 
     Raises:
         RuntimeError: while a CUDA graph is captured, before a first step.
@@ -82,7 +82,7 @@ def step(
     copied = _addresses(copies or xs)
     kinds = {"GRAD": _TYPES[batch.grads[0].dtype], "COPY": _TYPES[copies[0].dtype] if copies else None}
     if kind == "lars":
-        _, trust = rates(s, None, group)
+        _, trust = step_sizes(s, None, group)
         settings = float(group["momentum"]), float(group["weight_decay"])
         _launch(_lars, where, _rows(s), *tensors, copied, *settings, NESTEROV=bool(group["nesterov"]), **kinds)
         return trust.float()
@@ -90,7 +90,7 @@ def step(
     settings = float(group["eps"]), float(group["weight_decay"])
     partial = torch.empty(len(where.chunks), 3 if lans else 2, dtype=torch.float64, device=xs[0].device)
     _launch(_move_moments, where, _rows(s), *tensors, partial, *settings, LANS=lans, ADAPT=adapt, GRAD=kinds["GRAD"])
-    found, trust = rates(s, _whole(partial, where, batch.shards).unbind(1) if adapt else None, group)
+    found, trust = step_sizes(s, _whole(partial, where, batch.shards).unbind(1) if adapt else None, group)
     _launch(_move, where, _rows((*s, *found)), *tensors, copied, *settings, LANS=lans, **kinds)
     return trust.float()
 
@@ -132,14 +132,14 @@ def _rows(columns: Sequence[Tensor]) -> Tensor:
 
 
 def _layout(xs: list[Tensor]) -> Layout:
-    where = _cut(tuple(x.numel() for x in xs), xs[0].device)
+    where = _make_layout(tuple(x.numel() for x in xs), xs[0].device)
     if _capturing(xs[0].device):
         _captured.append(where)
     return where
 
 
 @functools.lru_cache(maxsize=64)
-def _cut(sizes: tuple[int, ...], device: torch.device) -> Layout:
+def _make_layout(sizes: tuple[int, ...], device: torch.device) -> Layout:
     if _capturing(device):
         raise RuntimeError("a step was captured before a first one of the same tensors: take one step, then capture")
     counts = torch.tensor([-(-size // CHUNK.value) for size in sizes])
@@ -208,7 +208,7 @@ def _write(address: tl.tensor, at: tl.tensor, last: tl.tensor, values: tl.tensor
 
 
 @triton.jit
-def _directions(
+def _update_direction(
     x: tl.tensor, g: tl.tensor, m: tl.tensor, v: tl.tensor, correct1: tl.tensor, correct2: tl.tensor, eps: tl.tensor, decay: tl.tensor
 ) -> tl.tensor:
     """r, which is LAMB's u, and c."""
@@ -262,7 +262,7 @@ def _move_moments(
             _write(m_at, at, last, m, tl.float32, part == 0)
             _write(v_at, at, last, v, tl.float32, part == 0)
             if ADAPT:
-                r, c = _directions(x, g, m, v, correct1, correct2, eps, decay)
+                r, c = _update_direction(x, g, m, v, correct1, correct2, eps, decay)
                 xx += _squares(x)
                 rr += tl.where(at < last, _squares(r), 0.0)  # beyond the end it is 0/0 where eps is 0
                 cc += tl.where(at < last, _squares(c), 0.0)
@@ -310,10 +310,10 @@ def _move(
             v = _read(v_at, at, last, tl.float32, part == 0)
             if LANS:
                 g = _read(g_at, at, last, GRAD, part == 0) * scale
-                r, c = _directions(x, g, m, v, correct1, correct2, eps, decay)
+                r, c = _update_direction(x, g, m, v, correct1, correct2, eps, decay)
                 x -= rate_r * r + tl.load(row + 7) * c
             else:
-                u, _ = _directions(x, m, m, v, correct1, correct2, eps, decay)
+                u, _ = _update_direction(x, m, m, v, correct1, correct2, eps, decay)
                 x -= rate_r * u
             _write(x_at, at, last, x, tl.float32, part == 0)
             if COPY is not None:

@@ -54,7 +54,7 @@ def lamb(x: Tensors, g: Tensors, m: Tensors, v: Tensors, s: Scalars, group: Mapp
     return (m.mul(s.correct1).div_(d).add_(x, alpha=group["weight_decay"]),)
 
 
-def rates(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, Any]) -> tuple[tuple[Tensor], Tensor]:
+def step_sizes(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, Any]) -> tuple[tuple[Tensor], Tensor]:
     """lr · |x|/|u|, and the trust ratio |x|/|u| (each (n)).
 
     Args:
@@ -95,8 +95,8 @@ class Lamb(Layerwise):
     """
 
     moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    directions = staticmethod(lamb)
-    rates = staticmethod(rates)
+    update_direction = staticmethod(lamb)
+    step_sizes = staticmethod(step_sizes)
     ranges: ClassVar[dict[str, Any]] = {
         "eps": lambda eps: 0 <= eps < math.inf,
         "betas": lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),

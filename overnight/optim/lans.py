@@ -42,7 +42,7 @@ def lans(x: Tensors, g: Tensors, m: Tensors, v: Tensors, s: Scalars, group: Mapp
     return r, c
 
 
-def rates(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, Any]) -> tuple[tuple[Tensor, Tensor], Tensor]:
+def step_sizes(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, Any]) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """lr·β1·|x|/|r| and lr·(1−β1)·|x|/|c|, and the trust ratio |x|/|r| of the first (each (n)).
 
     Args:
@@ -81,8 +81,8 @@ class Lans(Layerwise):
     """
 
     moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    directions = staticmethod(lans)
-    rates = staticmethod(rates)
+    update_direction = staticmethod(lans)
+    step_sizes = staticmethod(step_sizes)
     ranges: ClassVar[dict[str, Any]] = {name: Lamb.ranges[name] for name in ("eps", "betas")}
 
     def __init__(

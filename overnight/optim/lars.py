@@ -54,7 +54,7 @@ def lars(x: Tensors, g: Tensors, v: Tensors, s: Scalars, group: Mapping[str, Any
     return (d.add_(v, alpha=group["momentum"]) if group["nesterov"] else v,)
 
 
-def rates(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, Any]) -> tuple[tuple[Tensor], Tensor]:
+def step_sizes(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, Any]) -> tuple[tuple[Tensor], Tensor]:
     """What multiplies the direction, and λ (each (n)).
 
     Args:
@@ -93,8 +93,8 @@ class Lars(Layerwise):
     """
 
     moments: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
-    directions = staticmethod(lars)
-    rates = staticmethod(rates)
+    update_direction = staticmethod(lars)
+    step_sizes = staticmethod(step_sizes)
     measures: ClassVar[bool] = False
     ranges: ClassVar[dict[str, Any]] = {
         "momentum": lambda momentum: 0 <= momentum < 1,

@@ -10,52 +10,24 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from overnight.errors import first_names
 from overnight.optim import native
-from overnight.optim.offload import brought, offloaded, pieces
-from overnight.optim.state import check, fit, laid_out, local, wide
+from overnight.optim.batch import Batch, backend_of, buckets, groups_of, split
+from overnight.optim.offload import offloaded, on_device
+from overnight.optim.state import check, fit, laid_out, local, state_dtype
 from overnight.optim.tensor_list import Tensors, total_norm
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
-# Elements that are stepped together. On a CPU the intermediate results of a bucket should stay in its cache; on a GPU the bound is
-# their memory. Tensors that are sharded are one bucket, so that all their norms take one collective.
-_BUCKET = {"cpu": 1 << 18}
-_BUCKET_ELSEWHERE = 1 << 26
-
 
 @dataclass
-class Batch:
-    """The tensors of one group that have a gradient and share device, type and sharding (n of them)."""
-
-    group: dict[str, Any]
-    shards: Sequence[Any]
-    """Process groups over which each tensor is cut."""
-    way: str
-    """What steps them: `lists`, `native` or `kernels`."""
-    names: list[str] = field(default_factory=list)
-    params: list[Tensor] = field(default_factory=list)
-    grads: list[Tensor] = field(default_factory=list)
-    """This process's parts, in the type of the state; the kernels read any type."""
-    norms: Tensor = field(default_factory=lambda: torch.empty(0))
-    """|g| of the whole tensors (n)."""
-
-    def norms_of(self, parts: list[Tensor]) -> Tensor:
-        """L2 norms (n) of whole tensors, from this process's parts of them."""
-        if self.way == "kernels":
-            from overnight.optim import kernels
-
-            return kernels.norms(parts, self.shards)
-        return native.norms(parts) if self.way == "native" else Tensors(parts, self.shards).norm()
-
-
-@dataclass
-class Told:
+class StepStats:
     """What a step tells of itself. Beside the optimizer, since torch.compile drops what a compiled step writes to an optimizer's own attributes."""
 
     grad_norm: Tensor | None = None
@@ -106,7 +78,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
             raise ValueError("fused = True: contradicts foreach = False")
         self.max_grad_norm = max_grad_norm
         self.check_finite = check_finite
-        self._told = Told()
+        self._stats = StepStats()
         self._scratch: Tensor | None = None  # as a copy has them: __getstate__
         defaults = {**defaults, "maximize": maximize, "foreach": foreach, "fused": fused, "skip_zero_grad": skip_zero_grad}
         defaults |= {"capturable": capturable, "optimizer": type(self).__name__}
@@ -115,19 +87,19 @@ class Layerwise(torch.optim.Optimizer, ABC):
     def __getstate__(self) -> dict[str, Any]:
         """What a copy takes with it; torch's leaves out what it does not know."""
         return {**super().__getstate__(), **{name: getattr(self, name) for name in ("max_grad_norm", "check_finite")}} | {
-            "_told": Told(),
+            "_stats": StepStats(),
             "_scratch": None,
         }
 
     @property
     def grad_norm(self) -> Tensor | None:
         """Norm of all gradients before clipping, of the last step (a scalar tensor, on the device); None before the first."""
-        return self._told.grad_norm
+        return self._stats.grad_norm
 
     @property
     def ratios(self) -> list[tuple[list[Tensor], Tensor]]:
         """(parameters, their trust ratios (n)) of the last step."""
-        return self._told.ratios
+        return self._stats.ratios
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, with the settings and the tensors checked.
@@ -154,8 +126,8 @@ class Layerwise(torch.optim.Optimizer, ABC):
         for name in ("lr", "weight_decay"):
             if not 0 <= float(group[name]) < math.inf:
                 raise ValueError(f"{name} = {group[name]}: must be finite and 0 or more")
-        for name, holds in self.ranges.items():
-            if not holds(group[name]):
+        for name, is_valid in self.ranges.items():
+            if not is_valid(group[name]):
                 raise ValueError(f"{name} = {group[name]}: out of range")
 
     @torch.no_grad()
@@ -175,18 +147,18 @@ class Layerwise(torch.optim.Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         batches = self._gather()
-        self._told.ratios = []
+        self._stats.ratios = []
         if not batches:
             return loss
         for batch in batches:
-            batch.norms = batch.norms_of(batch.grads)
+            batch.norms = norms_of(batch, batch.grads)
         device = batches[0].norms.device
-        self._told.grad_norm = grad_norm = total_norm(torch.cat([batch.norms.to(device) for batch in batches]))
+        self._stats.grad_norm = grad_norm = total_norm(torch.cat([batch.norms.to(device) for batch in batches]))
         if self.check_finite:
             self._refuse_non_finite(batches, grad_norm)
         clip = None if self.max_grad_norm is None else 1 / torch.clamp(grad_norm / self.max_grad_norm, min=1.0)
         for batch in batches:
-            with brought(self.state, batch.params) if offloaded(batch.group) else nullcontext():
+            with on_device(self.state, batch.params) if offloaded(batch.group) else nullcontext():
                 self._step(batch, clip)
         return loss
 
@@ -204,22 +176,23 @@ class Layerwise(torch.optim.Optimizer, ABC):
                 grad: Any = p.grad
                 if placements != getattr(grad, "placements", ()):
                     grad = grad.redistribute(mesh, placements)
-                way = way_of(p, grad) if group["fused"] else "lists"
-                key = (number, p.device, p.dtype, grad.dtype, mesh, placements, way)
+                backend = backend_of(p, grad) if group["fused"] else "lists"
+                key = (number, p.device, p.dtype, grad.dtype, mesh, placements, backend)
                 if key not in batches:
-                    batches[key] = Batch(group, groups_of(p), way)
+                    batches[key] = Batch(group, groups_of(p), backend)
                 batch = batches[key]
                 batch.names.append(name)
                 batch.params.append(p)
-                batch.grads.append(local(grad).contiguous() if way == "kernels" else local(grad).to(wide(p)))
-        return [piece for batch in batches.values() for piece in (_pieces(batch) if offloaded(batch.group) else [batch])]
+                batch.grads.append(local(grad).contiguous() if backend == "kernels" else local(grad).to(state_dtype(p)))
+        return [part for batch in batches.values() for part in (split(batch) if offloaded(batch.group) else [batch])]
 
     def _refuse_non_finite(self, batches: list[Batch], grad_norm: Tensor) -> None:
         if torch.isfinite(grad_norm):
             return
         bad = [name for batch in batches for name, norm in zip(batch.names, batch.norms.tolist(), strict=True) if not math.isfinite(norm)]
-        listed = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "") if bad else "all tensors together"
-        raise FloatingPointError(f"the gradient of {listed} is not finite: the step was refused, parameters and state are as before")
+        raise FloatingPointError(
+            f"the gradient of {first_names(bad) or 'all tensors together'} is not finite: the step was refused, parameters and state are as before"
+        )
 
     def _step(self, batch: Batch, clip: Tensor | None) -> None:
         """One step of the tensors of a batch."""
@@ -237,10 +210,10 @@ class Layerwise(torch.optim.Optimizer, ABC):
         scale: Tensor | float = -1.0 if group["maximize"] else 1.0
         if clip is not None:
             scale = scale * clip.to(norms.device)
-        scalars = self.scalars(group, torch.stack(steps).double(), live, norms, scale, lambda: batch.norms_of(xs))
-        apply = {"native": self._apply_native, "kernels": self._apply_kernels}.get(batch.way, self._apply)
-        self._told.ratios.append((batch.params, apply(batch, xs, moments, scalars)))
-        if "master" in states[0] and batch.way != "kernels":
+        scalars = self.scalars(group, torch.stack(steps).double(), live, norms, scale, lambda: norms_of(batch, xs))
+        apply = {"native": self._apply_native, "kernels": self._apply_kernels}.get(batch.backend, self._apply)
+        self._stats.ratios.append((batch.params, apply(batch, xs, moments, scalars)))
+        if "master" in states[0] and batch.backend != "kernels":
             torch._foreach_copy_([local(p) for p in batch.params], xs)
 
     def _apply(self, batch: Batch, xs: list[Tensor], moments: list[list[Tensor]], scalars: Any) -> Tensor:
@@ -251,11 +224,11 @@ class Layerwise(torch.optim.Optimizer, ABC):
             x, g, *rest = (Tensors(parts[here], batch.shards) for parts in (xs, batch.grads, *moments))
             if not isinstance(s.scale, float) or s.scale != 1.0:
                 g = g.mul(s.scale)
-            found = type(self).directions(x, g, *rest, s, group)
+            found = type(self).update_direction(x, g, *rest, s, group)
             norms = [t.norm() for t in (x, *found)] if self.measures and group["adapt"] else None
-            rates, trust = type(self).rates(s, norms, group)
-            for direction, rate in zip(found, rates, strict=True):
-                x.sub_(direction.mul(rate))
+            step_sizes, trust = type(self).step_sizes(s, norms, group)
+            for update, step_size in zip(found, step_sizes, strict=True):
+                x.sub_(update.mul(step_size))
             trusts.append(trust)
         return torch.cat(trusts)
 
@@ -269,7 +242,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         from overnight.optim import kernels
 
         copies = [local(p) for p in batch.params if p.dtype != xs[0].dtype]
-        return kernels.step(type(self).directions.__name__, batch, xs, copies, moments, scalars, type(self).rates)
+        return kernels.step(type(self).update_direction.__name__, batch, xs, copies, moments, scalars, type(self).step_sizes)
 
     # The equations, which each optimizer has to give; native.c and kernels.py have them again.
 
@@ -279,12 +252,12 @@ class Layerwise(torch.optim.Optimizer, ABC):
 
     @staticmethod
     @abstractmethod
-    def directions(x: Any, g: Any, *moments: Any) -> tuple[Any, ...]:
+    def update_direction(x: Any, g: Any, *moments: Any) -> tuple[Any, ...]:
         """Where tensors go, from (x, g, moments..., scalars, group); it changes the moments."""
 
     @staticmethod
     @abstractmethod
-    def rates(s: Any, norms: Sequence[Tensor] | None, group: Any) -> tuple[tuple[Tensor, ...], Tensor]:
+    def step_sizes(s: Any, norms: Sequence[Tensor] | None, group: Any) -> tuple[tuple[Tensor, ...], Tensor]:
         """How far they go in each direction, and the trust ratio (each (n)), from the norms of x and the directions."""
 
     @abstractmethod
@@ -327,43 +300,20 @@ class Layerwise(torch.optim.Optimizer, ABC):
                 check(state_dict["state"].get(number, {}), p, name, self.moments, kind)
 
 
-def _pieces(batch: Batch) -> list[Batch]:
-    """A batch cut so that the state of each part can be brought to the device."""
-    return [replace(batch, names=batch.names[here], params=batch.params[here], grads=batch.grads[here]) for here in pieces(batch.params)]
+def norms_of(batch: Batch, parts: list[Tensor]) -> Tensor:
+    """Return the L2 norms of whole tensors (n), from this process's parts of them."""
+    if batch.backend == "kernels":
+        from overnight.optim import kernels
 
-
-def buckets(xs: list[Tensor], batch: Batch) -> Iterator[slice]:
-    """Stretches of a batch that are stepped together."""
-    limit = 0 if batch.group["foreach"] is False else math.inf if batch.shards else _BUCKET.get(xs[0].device.type, _BUCKET_ELSEWHERE)
-    start = size = 0
-    for i, x in enumerate(xs):
-        if i > start and size + x.numel() > limit:
-            yield slice(start, i)
-            start, size = i, 0
-        size += x.numel()
-    yield slice(start, len(xs))
-
-
-def way_of(p: Tensor, grad: Tensor) -> str:
-    """What steps a tensor where `fused` is set: `native` on a CPU, `kernels` on a GPU, `lists` where they do not take it."""
-    if torch.compiler.is_compiling() or not local(p).is_contiguous():
-        return "lists"
-    if p.device.type == "cpu":
-        return "native" if not hasattr(p, "device_mesh") and grad.is_contiguous() else "lists"
-    return "kernels" if p.device.type == "cuda" and wide(p) == torch.float32 else "lists"
-
-
-def groups_of(x: Tensor) -> list[Any]:
-    """Process groups over which a tensor is cut: those of the dimensions of its mesh along which it is sharded, not replicated."""
-    mesh, placements = getattr(x, "device_mesh", None), getattr(x, "placements", ())
-    return [mesh.get_group(i) for i, placement in enumerate(placements) if placement.is_shard()] if mesh is not None else []
+        return kernels.norms(parts, batch.shards)
+    return native.norms(parts) if batch.backend == "native" else Tensors(parts, batch.shards).norm()
 
 
 def whole_norms(tensors: Sequence[Tensor]) -> Tensor:
     """L2 norms of whole tensors (n), float32 or wider, also where each process holds a part; waits for no device."""
     alike: dict[Any, list[int]] = {}
     for i, x in enumerate(tensors):
-        alike.setdefault((x.device, wide(x), tuple(groups_of(x))), []).append(i)
+        alike.setdefault((x.device, state_dtype(x), tuple(groups_of(x))), []).append(i)
     norms: list[Tensor] = [torch.empty(0)] * len(tensors)
     for (_, kind, shards), numbers in alike.items():
         found = Tensors([local(tensors[i].detach()).to(kind) for i in numbers], shards).norm()

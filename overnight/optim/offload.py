@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 # Elements of parameters whose state is on the device at once: 512 MB of two fp32 moments. A larger tensor is a piece of its own.
-_PIECE = 1 << 26
+_CHUNK = 1 << 26
 
 
-def pieces(params: Sequence[Tensor]) -> Iterator[slice]:
+def chunks(params: Sequence[Tensor]) -> Iterator[slice]:
     """Stretches of tensors whose state is brought together."""
     start = size = 0
     for i, p in enumerate(params):
-        if i > start and size + p.numel() > _PIECE:
+        if i > start and size + p.numel() > _CHUNK:
             yield slice(start, i)
             start, size = i, 0
         size += p.numel()
@@ -31,7 +31,7 @@ def pieces(params: Sequence[Tensor]) -> Iterator[slice]:
 
 
 @contextmanager
-def brought(state: MutableMapping[Tensor, dict[str, Any]], params: Sequence[Tensor]) -> Iterator[None]:
+def on_device(state: MutableMapping[Tensor, dict[str, Any]], params: Sequence[Tensor]) -> Iterator[None]:
     """Within it, the state of some parameters is on their device, in copies; afterwards on the host, as changed, also what is new."""
     hosts = [{name: value for name, value in state[p].items() if _moves(value) and value.device.type == "cpu"} for p in params]
     for p, host in zip(params, hosts, strict=True):
@@ -62,14 +62,14 @@ def offloaded(group: dict[str, Any]) -> bool:
     return bool(group.get("offload"))
 
 
-def step_in_pieces(optimizer: torch.optim.Optimizer) -> None:
+def step_in_chunks(optimizer: torch.optim.Optimizer) -> None:
     """Step an optimizer that treats every tensor on its own (AdamW, Muon); a layer-wise one does it by itself, since it clips by all."""
     groups = optimizer.param_groups
     try:
         for group in groups:
-            for here in pieces(group["params"]):
+            for here in chunks(group["params"]):
                 optimizer.param_groups = [{**group, "params": group["params"][here]}]
-                with brought(optimizer.state, group["params"][here]):
+                with on_device(optimizer.state, group["params"][here]):
                     optimizer.step()
     finally:
         optimizer.param_groups = groups

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import overnight
+from overnight.machine import memory_bytes, usable_cores
 
 # Processor features that decide which matrix kernels run.
 _FLAGS = (
@@ -77,23 +78,6 @@ def cpu() -> dict[str, Any]:
         elif key.strip().lower() in ("flags", "features"):
             flags.update(value.split())
     return {"model": model, "cores": usable_cores(), "flags": [flag for flag in _FLAGS if flag in flags]}
-
-
-def usable_cores() -> int:
-    """Logical cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def memory_bytes() -> int:
-    """Memory of the machine, or of the container where that has less (bytes)."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
-        try:
-            total = min(total, int(limit.read_text(encoding="ascii")))
-        except (OSError, ValueError):
-            # No such file here, or the word "max".
-            continue
-    return total
 
 
 def _torch() -> dict[str, Any]:

@@ -57,11 +57,11 @@ def load_docnames(docstrings: Iterable[Docstring] | None = None, seed: int = 0, 
         raise DataError(
             f"the documentation of this environment gives {len(pairs)} name-docstring pairs, too few for the task; install more packages"
         )
-    rows = [_row(index, *pair) for index, pair in enumerate(pairs[: train + dev])]
-    return TaskData("docnames", "classification", LABELS, rows[dev:], rows[:dev], [], "accuracy", notes=notes)
+    examples = [_example(index, *pair) for index, pair in enumerate(pairs[: train + dev])]
+    return TaskData("docnames", "classification", LABELS, examples[dev:], examples[:dev], [], "accuracy", notes=notes)
 
 
-def _row(index: int, described: tuple[str, str], other: tuple[str, str]) -> Example:
+def _example(index: int, described: tuple[str, str], other: tuple[str, str]) -> Example:
     own = index % 2 == 1
     return Example(str(index), described[0] if own else other[0], described[1], LABELS[own])
 
@@ -107,10 +107,10 @@ def overlap_baseline(task: TaskData) -> float:
     return float(np.mean((shares >= best) == own))
 
 
-def _overlaps(rows: list[Example]) -> tuple[np.ndarray, np.ndarray]:
+def _overlaps(examples: list[Example]) -> tuple[np.ndarray, np.ndarray]:
     shares = []
-    for row in rows:
-        assert row.text_b is not None
-        words, text = set(row.text_a.split()), set(name_words(row.text_b))
+    for example in examples:
+        assert example.text_b is not None
+        words, text = set(example.text_a.split()), set(name_words(example.text_b))
         shares.append(len(words & text) / len(words))
-    return np.array(shares), np.array([row.label == LABELS[1] for row in rows])
+    return np.array(shares), np.array([example.label == LABELS[1] for example in examples])

@@ -55,11 +55,11 @@ def held_out(text: str, seed: int, share: float = 0.1) -> bool:
     return int.from_bytes(digest, "little") < share * 2**64
 
 
-def split(rows: list[Example], seed: int, where: str) -> tuple[list[Example], list[Example]]:
+def split(examples: list[Example], seed: int, where: str) -> tuple[list[Example], list[Example]]:
     """Hold out a tenth of the rows by a hash of their texts.
 
     Args:
-        rows: all labelled rows.
+        examples: all labelled rows.
         seed: which tenth.
         where: the file or folder, for the message.
 
@@ -71,10 +71,12 @@ def split(rows: list[Example], seed: int, where: str) -> tuple[list[Example], li
     """
     train: list[Example] = []
     dev: list[Example] = []
-    for row in rows:
-        (dev if held_out(f"{row.text_a}\x00{row.text_b or ''}", seed) else train).append(row)
+    for example in examples:
+        (dev if held_out(f"{example.text_a}\x00{example.text_b or ''}", seed) else train).append(example)
     if not train or not dev:
-        raise DataError(f"{where}: {len(rows)} rows are too few to hold out a tenth for evaluation; give a dev file beside the train file")
+        raise DataError(
+            f"{where}: {len(examples)} rows are too few to hold out a tenth for evaluation; give a dev file beside the train file"
+        )
     return train, dev
 
 

@@ -169,7 +169,7 @@ def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path 
     if dev is not None:
         files["dev"] = dev
     columns, kind = _columns(files["train"], names)
-    parts = {name: list(_rows(file, columns, names.id or "id", kind, name)) for name, file in files.items()}
+    parts = {name: list(_examples(file, columns, names.id or "id", kind, name)) for name, file in files.items()}
     notes: tuple[str, ...] = ()
     if "dev" not in parts:
         parts["train"], parts["dev"] = split(parts["train"], seed, str(path))
@@ -226,7 +226,7 @@ def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None, str], 
     return (*texts, "label" if "label" in first else "score"), "classification" if "label" in first else "regression"
 
 
-def _rows(path: Path, columns: tuple[str, str | None, str], id_column: str, kind: str, name: str) -> Iterator[Example]:
+def _examples(path: Path, columns: tuple[str, str | None, str], id_column: str, kind: str, name: str) -> Iterator[Example]:
     column_a, column_b, target = columns
     seen: set[str] = set()
     for index, (line, cells) in enumerate(_read(path)):

@@ -20,7 +20,7 @@ def training(model: BertForPretraining, stream: Samples, step: int) -> list[floa
     """The losses of a step's micro-batches, with their gradients added up."""
     model.train()
     losses = []
-    for batch in stream.step(step, grain=16).micro:
+    for batch in stream.step(step, pad_to_multiple=16).micro:
         loss = model.losses(batch, torch.float32)[0]["mlm"]
         loss.backward()
         losses.append(loss.item())
@@ -30,7 +30,7 @@ def training(model: BertForPretraining, stream: Samples, step: int) -> list[floa
 @torch.no_grad()
 def evaluation(model: BertForPretraining, stream: Samples) -> list[float]:
     model.eval()
-    return [model.losses(batch, torch.float32)[0]["mlm"].item() for work in stream.held_out(30) for batch in work.micro]
+    return [model.losses(batch, torch.float32)[0]["mlm"].item() for work in stream.validation_steps(30) for batch in work.micro]
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_compiled_layers_compute_the_same_and_are_compiled_in_the_first_two_step
         Samples([text], words(500), Phase(steps=20, global_batch=8, length=length, micro_batch=4, max_predictions=5), (0,))
         for length in (32, 48)
     )
-    shapes = {len(batch.ids_N) for stream in (short, long) for step in range(20) for batch in stream.step(step, grain=16).micro}
+    shapes = {len(batch.ids_N) for stream in (short, long) for step in range(20) for batch in stream.step(step, pad_to_multiple=16).micro}
     assert len(shapes) > 3
     torch.manual_seed(0)
     plain, compiled = BertForPretraining(MODEL, 500), BertForPretraining(MODEL, 500)

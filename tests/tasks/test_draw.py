@@ -125,7 +125,7 @@ def test_questions_are_drawn_from_all_articles(pretrained: Run, tmp_path: Path) 
 
 
 def test_transfer_draws_each_label_in_its_share(tmp_path: Path) -> None:
-    from overnight.byte_lm.linear_probe import read_problem as read_transfer
+    from overnight.byte_lm.linear_probe import read_probe_task as read_transfer
     from overnight.config import Transfer
 
     for name in ("train", "dev", "test"):
