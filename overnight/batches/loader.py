@@ -73,7 +73,7 @@ class Samples:
         self._boundaries = [_boundaries(shard) for shard in self.shards] if self.cache else []
 
     def sizes(self, position: int) -> np.ndarray:
-        """First positions of all epochs up to the one that holds `position` and of the next."""
+        """Return the first positions of all epochs up to the one that holds `position` and of the next."""
         while sum(self._sizes) <= position:
             size = sum(len(plan) for plan in self._load(len(self._sizes)))
             if size == 0:
@@ -82,11 +82,11 @@ class Samples:
         return np.concatenate([[0], np.cumsum(self._sizes)])
 
     def epoch_size(self) -> int:
-        """Samples in the first epoch."""
+        """Return samples in the first epoch."""
         return int(self.sizes(0)[1])
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The epoch of each position of the stream, and the number of its sample in that epoch."""
+        """Return the epoch of each position of the stream, and the number of its sample in that epoch."""
         bounds = self.sizes(int(positions.max()))
         epochs = np.searchsorted(bounds, positions, side="right") - 1
         samples = np.empty_like(positions)
@@ -123,7 +123,7 @@ class Samples:
         return plan
 
     def rows(self, epochs: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Shard number (S) and plan row (S, 5) of samples, as :func:`locate` returns them."""
+        """Return the shard number (S) and plan row (S, 5) of samples, as :func:`locate` returns them."""
         numbers, rows = np.empty(len(samples), np.int64), np.empty((len(samples), pairs.COLUMNS), np.int64)
         for epoch in np.unique(epochs):
             plans = self._load(int(epoch))
@@ -135,12 +135,12 @@ class Samples:
         return numbers, rows
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
-        """Tokens of the examples of plan rows, special ones included."""
+        """Return tokens of the examples of plan rows, special ones included."""
         inner = rows[:, pairs.A_END] - rows[:, pairs.A_START] + rows[:, pairs.B_END] - rows[:, pairs.B_START]
         return inner + (3 if self.phase.nsp else 2)
 
     def batch(self, epochs: np.ndarray, samples: np.ndarray, numbers: np.ndarray, rows: np.ndarray, pad_to_multiple: int = 0) -> Batch:
-        """The flat, masked batch of some samples.
+        """Return the flat, masked batch of some samples.
 
         Args:
             epochs, samples: of each sequence (S), as :meth:`locate` returns them.
@@ -193,7 +193,7 @@ class Samples:
         )
 
     def longest(self, count: int) -> Batch:
-        """A micro-batch of so many sequences that are all of full length, laid out as those of the stream are: what memory is measured with."""
+        """Return a micro-batch of so many sequences that are all of full length, laid out as those of the stream are: what memory is measured with."""
         number = max(range(len(self.shards)), key=lambda i: len(self.shards[i].tokens))
         inner = min(self.phase.length - (3 if self.phase.nsp else 2), len(self.shards[number].tokens))
         half = inner // 2 if self.phase.nsp else inner
@@ -202,7 +202,7 @@ class Samples:
         return self.batch(np.zeros(count, np.int64), np.arange(count), np.full(count, number), rows, pad_to_multiple(self.phase, count))
 
     def step(self, step: int, rank: int = 0, world: int = 1, pad_to_multiple: int = 0) -> StepBatches:
-        """What one process does in optimizer step `step` (from 0) of the phase.
+        """Return what one process does in optimizer step `step` (from 0) of the phase.
 
         Args:
             step: counted within the phase.
@@ -224,7 +224,7 @@ class Samples:
         )
 
     def step_samples(self, step: int, world: int = 1) -> StepSamples:
-        """The samples of optimizer step `step` (from 0) of the phase, and how they are dealt to the micro-batches of all processes.
+        """Return the samples of optimizer step `step` (from 0) of the phase, and how they are dealt to the micro-batches of all processes.
 
         Raises:
             ConfigError: when the batch cannot be cut into equal shares for the processes.
@@ -236,7 +236,7 @@ class Samples:
         return StepSamples(epochs, samples, numbers, rows, balance_by_length(self.lengths(rows).tolist(), bins))
 
     def provenance(self, step: int, world: int, number: int) -> list[Provenance]:
-        """Where the sequences of a micro-batch come from.
+        """Return where the sequences of a micro-batch come from.
 
         Args:
             step: counted within the phase.
@@ -252,7 +252,7 @@ class Samples:
         return found
 
     def validation_steps(self, count: int) -> list[StepBatches]:
-        """The first `count` samples of the stream (or all of one epoch), as steps of one micro-batch: the same every time."""
+        """Return the first `count` samples of the stream (or all of one epoch), as steps of one micro-batch: the same every time."""
         positions = np.arange(min(count, self.epoch_size()), dtype=np.int64)
         epochs, samples = self.locate(positions)
         numbers, rows = self.rows(epochs, samples)
@@ -278,7 +278,7 @@ def _kept_plan(path: Path) -> np.ndarray | None:
 
 
 def _boundaries(shard: Shard) -> str:
-    """A hash of all that a plan can depend on in a shard: where its sentences and documents begin."""
+    """Return a hash of all that a plan can depend on in a shard: where its sentences and documents begin."""
     state = xxhash.xxh3_128(np.ascontiguousarray(shard.sentence_starts).data)
     state.update(np.ascontiguousarray(shard.document_sentences).data)
     return str(state.hexdigest())
@@ -288,7 +288,7 @@ Item = TypeVar("Item")
 
 
 def prefetch(make: Callable[[int], Item], start: int, stop: int, depth: int = 2) -> Iterator[Item]:
-    """make(start), ..., make(stop - 1), each made ahead of its use by one background thread.
+    """Yield make(start), ..., make(stop - 1), each made ahead of its use by one background thread.
 
     Args:
         make: builds the item of a step.

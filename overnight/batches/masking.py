@@ -15,7 +15,7 @@ _MASKED, _RANDOM = 0.8, 0.9
 
 
 def predictions(lengths_S: np.ndarray, rate: float, most: int) -> np.ndarray:
-    """How many tokens of each sequence are predicted: the rounded share, at least 1, at most `most`.
+    """Return how many tokens of each sequence are predicted: the rounded share, at least 1, at most `most`.
 
     Args:
         lengths_S: tokens of each sequence, with [CLS] and [SEP].
@@ -76,7 +76,7 @@ def _choose_words(
     counts_S: np.ndarray,
     vocabulary: Vocabulary,
 ) -> np.ndarray:
-    """Offsets of the pieces of randomly chosen words: a word that would exceed the count is passed over, as in the original."""
+    """Return offsets of the tokens of randomly chosen words: a word that would exceed the count is passed over, as in the original."""
     # A piece continues a word only behind another piece of it: a segment may begin in the middle of one.
     joins_N = vocabulary.continuation[ids_N] & can_N
     joins_N[1:] &= can_N[:-1]

@@ -52,7 +52,7 @@ class ByteBatch:
     """Carried state of the rows (fp32, B and the shape of one stream's state); None is zero."""
 
     def to(self, device: torch.device) -> ByteBatch:
-        """The same batch on a device."""
+        """Return the same batch on a device."""
         found: dict[str, Any] = {
             name: moved(value, device)
             for name, value in vars(self).items()
@@ -70,7 +70,7 @@ class Streams:
         seed: of the run, the phase's place in it, and whether this is for validation.
 
     Raises:
-        DataError: when the corpus holds word pieces, or lacks the labels that the phase needs.
+        DataError: when the corpus holds WordPiece tokens, or lacks the labels that the phase needs.
     """
 
     def __init__(self, shards: list[Shard], phase: Phase, seed: tuple[int, ...]) -> None:
@@ -84,7 +84,7 @@ class Streams:
         self._ends = np.zeros((0, phase.global_batch), np.int64)
 
     def stream_numbers(self, rank: int = 0, world: int = 1) -> range:
-        """The streams of one process: neighbours, so that the states of all processes on end are in the order of the streams.
+        """Return the streams of one process: neighbors, so that the states of all processes on end are in the order of the streams.
 
         Raises:
             ConfigError: when the batch cannot be cut into equal shares for the processes.
@@ -102,11 +102,11 @@ class Streams:
         return range(rank * share, (rank + 1) * share)
 
     def epoch_size(self) -> int:
-        """Windows that the bytes of an epoch fill; the last one of a shard may be short."""
+        """Return windows that the bytes of an epoch fill; the last one of a shard may be short."""
         return -(-int(self.documents.lengths_D.sum(dtype=np.int64)) // self.phase.length)
 
     def longest(self, count: int) -> ByteBatch:
-        """Windows of so many streams without a byte that only fills up, laid out as those of the stream are: what memory is measured with.
+        """Return windows of so many streams without a byte that only fills up, laid out as those of the stream are: what memory is measured with.
 
         The bytes are random, and a document with a label ends in each window.
         """
@@ -118,7 +118,7 @@ class Streams:
         return ByteBatch(text_BT[:, :-1].contiguous(), torch.arange(count), torch.ones(count, dtype=torch.bool), targets, ends_K)
 
     def step(self, step: int, rank: int = 0, world: int = 1, pad_to_multiple: int = 0) -> StepBatches:
-        """What one process does in optimizer step `step` (from 0) of the phase.
+        """Return what one process does in optimizer step `step` (from 0) of the phase.
 
         Args:
             step: counted within the phase.
@@ -148,7 +148,7 @@ class Streams:
         return StepBatches(tuple(micro), predicted, batch, Sizes(int(read_B.sum()), int((read_B**2).sum()), predicted, 0))
 
     def provenance(self, step: int, world: int, number: int) -> list[Provenance]:
-        """Where the windows of a micro-batch come from: its streams, and the document in which each window begins.
+        """Return where the windows of a micro-batch come from: its streams, and the document in which each window begins.
 
         Args:
             step: counted within the phase.
@@ -166,23 +166,23 @@ class Streams:
         return found
 
     def validation_steps(self, count: int) -> Walk:
-        """The first steps of :meth:`whole` that hold `count` windows, or all of them: the same every time."""
+        """Return the first steps of :meth:`whole` that hold `count` windows, or all of them: the same every time."""
         whole = self.whole()
         return Walk(whole.make, min(len(whole), -(-count // min(VALIDATION_STREAMS, len(self.documents)))))
 
     def whole(self, streams: int = VALIDATION_STREAMS) -> Walk:
-        """Every document once, on end in so many streams (or as many as there are documents), as steps of one micro-batch.
+        """Return all documents once, on end in so many streams (or as many as there are documents), as steps of one micro-batch.
 
         A stream that has come to its end is not in the batches of the later steps. Each stream begins fresh.
         """
         return self._walk(streams, streams)
 
     def random_shards(self, count: int = VALIDATION_STREAMS) -> Walk:
-        """That many of 1,000 random shards of the split (or of as many as there are documents), side by side, as :meth:`whole`."""
+        """Return `count` of 1,000 random shards of the split (or of as many as there are documents), side by side, as :meth:`whole`."""
         return self._walk(max(LEAST_SHARDS, count), count)
 
     def _walk(self, shards: int, streams: int) -> Walk:
-        """The first `streams` shards of the documents in `shards`, side by side to their end."""
+        """Return the first `streams` shards of the documents in `shards`, side by side to their end."""
         length, most = self.phase.length, len(self.documents)
         joined = Joined(self.documents, key(*self.seed, _ORDER, 0), min(shards, most))
         bounds = joined.starts_S[: min(streams, most) + 1]
@@ -198,7 +198,7 @@ class Streams:
         return Walk(make, int(windows.max()))
 
     def _locate(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Shard of each stream at a step, counted over all epochs, and the window in it: (B), (B).
+        """Return the shard of each stream at a step, counted over all epochs, and the window in it: (B), (B).
 
         A shard of L bytes is L / T windows, rounded up: its last byte is read too, where the label of a document belongs.
         """
@@ -216,17 +216,17 @@ class Streams:
         return turn * batch + streams, step - read
 
     def _order_of(self, numbers: Any) -> Any:
-        """The epoch whose order of the documents these shards are of, array or number."""
+        """Return the epoch whose order of the documents these shards are of, array or number."""
         return numbers // self.shards if self.phase.reshuffle else numbers * 0
 
     def _join(self, epoch: int) -> Joined:
-        """The documents in the order of an epoch, cut into its shards."""
+        """Return the documents in the order of an epoch, cut into its shards."""
         if epoch not in self._joined:
             self._joined[epoch] = Joined(self.documents, key(*self.seed, _ORDER, epoch), self.shards)
         return self._joined[epoch]
 
     def _batch(self, streams: np.ndarray, fresh_B: np.ndarray, reads: list[tuple[np.ndarray, Joined, np.ndarray, np.ndarray]]) -> ByteBatch:
-        """The batch of some streams.
+        """Return the batch of some streams.
 
         Args:
             streams: of each row (B).

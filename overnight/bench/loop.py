@@ -1,4 +1,4 @@
-"""`overnight bench loop`: what the engine costs, beside a bare PyTorch loop of the same network on the same batches.
+"""`overnight bench loop`: what the engine costs, compared with a bare PyTorch loop of the same network on the same batches.
 
 The engine is `overnight pretrain` with all it does (reading, masking and dealing ahead in a thread, logging, guards, heartbeat); the bare loop
 is forward, backward, clip, step on batches that lie ready. They take turns of ten steps in one process. Evaluation and checkpoints are not in it.
@@ -43,7 +43,7 @@ def run(peer: str = "bare", tiny: bool = False) -> None:
 
 
 def measure_loop(folder: Path, model: str, turns: int) -> Row:
-    """The time of a step of the engine, beside the bare loop's (ms); the first two turns of both are not counted."""
+    """Return the time of a step of the engine, and of the bare loop's (ms); the first two turns of both are not counted."""
     run = recipe(folder, model, turns * _TURN)
     prepare(run.data, run.data_dir, log=lambda text: None)
     bare = bare_loop(run)
@@ -54,7 +54,7 @@ def measure_loop(folder: Path, model: str, turns: int) -> Row:
 
 
 def recipe(folder: Path, model: str, steps: int) -> Run:
-    """A run of full-size batches on random words, with a published vocabulary's size."""
+    """Return a run of full-size batches on random words, with a published vocabulary's size."""
     letters = product(string.ascii_lowercase, repeat=4)
     words = ["".join(next(letters)) for _ in range(VOCABULARY - 6)]
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]) + "\n", encoding="utf-8")
@@ -89,7 +89,7 @@ def recipe(folder: Path, model: str, steps: int) -> Run:
 
 
 def bare_loop(run: Run) -> Callable[[int], float]:
-    """A loop that takes ten steps from a given one on, and says how long they took (s)."""
+    """Return a loop that takes ten steps from a given one on, and says how long they took (s)."""
     set_up_machine(run)
     work = Pretraining(run, Line(StringIO()))
     (phase,) = run.phases.values()

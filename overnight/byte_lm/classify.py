@@ -67,7 +67,7 @@ def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, An
 
 
 def _probabilities(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Probabilities (n, classes) from scores (n, 1), of the second of two classes, or (n, classes), of each against the rest."""
+    """Return probabilities (n, classes) from scores (n, 1), of the second of two classes, or (n, classes), of each against the rest."""
     p = 1 / (1 + np.exp(-np.clip(scores, -500, 500)))
     return np.hstack([1 - p, p]) if scores.shape[1] == 1 else p / p.sum(1, keepdims=True)
 
@@ -113,9 +113,9 @@ def read_classifier(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _facts(folder: Path, name: str) -> dict[str, Any]:
-    """What `classifier.json` holds of a task, after a check that it is of the weights that the folder holds now."""
+    """Return what `classifier.json` holds of a task, after a check that it is of the weights that the folder holds now."""
     if name == "mask":
-        raise ConfigError(f"mask: a byte model has no [MASK] to fill in; `overnight generate --from {folder}` goes on with a text")
+        raise ConfigError(f"mask: a byte model has no [MASK] to fill in; `overnight generate --from {folder}` continues a text")
     path = classifier_path(folder, name)
     if not path.exists():
         have = ", ".join(sorted(p.parent.name for p in folder.glob("transfer/*/classifier.json"))) or "none"

@@ -1,6 +1,6 @@
-"""Transfer: the features of a frozen byte model and a labelled task to a logistic regression, its score, and the unit that says most.
+"""Transfer: the features of a frozen byte model and a labeled task to a logistic regression, its score, and the unit that says most.
 
-Beside it stand the same network with random weights, and the counts of byte n-grams, judged by the same classifier on the same rows.
+Compared with it are the same network with random weights, and the counts of byte n-grams, scored by the same classifier on the same rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from overnight.run_dir.lock import run_lock
 from overnight.run_dir.task_results import append_result, read_results, results_of
 from overnight.state_files import sealed
 from overnight.tasks.classification import load_task
-from overnight.tasks.examples import Example, drawn, drawn_note, held_out
+from overnight.tasks.examples import Example, drawn, drawn_note, in_validation
 
 _INIT = 1
 NGRAMS = f"byte n-grams (1 to {LONGEST})"
@@ -44,7 +44,7 @@ NGRAMS = f"byte n-grams (1 to {LONGEST})"
 
 @dataclass(frozen=True)
 class ProbeTask:
-    """The texts of a task that are trained or judged on, as the model reads them, with their classes."""
+    """The texts of a task that are trained or scored on, as the model reads them, with their classes."""
 
     labels: tuple[str, ...]
     documents: list[bytes]
@@ -57,7 +57,7 @@ class ProbeTask:
 def read_probe_task(spec: Transfer) -> ProbeTask:
     """Read a task.
 
-    SST comes with its three parts. Of IMDB's training reviews a tenth is for validation. A table of one's own is judged on its labelled
+    SST comes with its three parts. Of IMDB's training reviews a tenth is for validation. A table of one's own is scored on its labeled
     test rows; without them on its dev rows, and a tenth of its training rows is for validation.
 
     Raises:
@@ -77,7 +77,7 @@ def read_probe_task(spec: Transfer) -> ProbeTask:
 
     def part(seed: int) -> dict[str, np.ndarray]:
         first, second = len(pool), len(pool) + len(valid)
-        inside = np.array([bool(not fixed and held_out(example.text_a, seed)) for example in pool])
+        inside = np.array([bool(not fixed and in_validation(example.text_a, seed)) for example in pool])
         train = np.flatnonzero(~inside)
         if spec.max_rows and spec.max_rows < len(train):
             texts, labels = [pool[i].text_a for i in train], [str(pool[i].label) for i in train]
@@ -109,7 +109,7 @@ def read_probe_task(spec: Transfer) -> ProbeTask:
 
 
 def linear_probe(run: Run, name: str, line: Line | None = None) -> list[dict[str, Any]]:
-    """Judge a run's features on a task with every seed, beside the network with random weights and the n-grams.
+    """Evaluate a run's features on a task with every seed, compared with the network with random weights and the n-grams.
 
     What is done already, with the same settings from the same checkpoint, is not done again. The regression of the best seed by
     validation goes to `transfer/NAME/` in the run folder.
@@ -174,7 +174,7 @@ def linear_probe(run: Run, name: str, line: Line | None = None) -> list[dict[str
 
 @dataclass(frozen=True)
 class _Probe:
-    """What is the same for every network that is judged on a task."""
+    """What is the same for every network that is scored on a task."""
 
     name: str
     spec: Transfer
@@ -183,7 +183,7 @@ class _Probe:
     line: Line
 
     def features(self, model: ByteModel, init: str, seed: int) -> np.ndarray:
-        """Features of all documents of the task."""
+        """Return features of all documents of the task."""
         start, total = time.perf_counter(), sum(map(len, self.task.documents))
 
         def report_progress(documents: int, size: int) -> None:
@@ -195,7 +195,7 @@ class _Probe:
         return extract_features(model, self.task.documents, self.spec.features, self.dtype, report_progress)
 
     def fit(self, features: np.ndarray, width: int, seed: int) -> tuple[Classifier, dict[str, Any]]:
-        """The regression on all features, and its line of `tasks.jsonl`."""
+        """Return the regression on all features, and its line of `tasks.jsonl`."""
         rows, classes = self.task.parts[seed], self.task.classes
         part = {name: (features[index], classes[index]) for name, index in rows.items()}
         found = fit(part["train"], part["valid"], len(self.task.labels), seed)
@@ -211,16 +211,16 @@ class _Probe:
     def unit(
         self, part: dict[str, tuple[np.ndarray, Labels]], column: int, width: int, seed: int
     ) -> tuple[dict[str, Any], dict[str, float]]:
-        """A unit in words and its histogram on the test rows, with what it knows alone and what all others know without it."""
+        """Return a unit in words and its histogram on the test rows, with what it knows alone and what all others know without it."""
         (train, right), (test, truth) = part["train"], part["test"]
-        cut, upward = threshold(train[:, column], right)
+        split_at, upward = threshold(train[:, column], right)
         others = {name: (np.delete(x, column, 1), y) for name, (x, y) in part.items()}
         rest = fit(others["train"], others["valid"], 2, seed)
         scores = {
-            "accuracy of the unit alone": float(np.mean(((test[:, column] > cut) == upward) == (truth == 1))),
+            "accuracy of the unit alone": float(np.mean(((test[:, column] > split_at) == upward) == (truth == 1))),
             "accuracy without it": rest.accuracy(*others["test"]),
         }
-        unit = {"of": self.spec.features.split("+")[column // width], "number": column % width, "threshold": cut}
+        unit = {"of": self.spec.features.split("+")[column // width], "number": column % width, "threshold": split_at}
         unit |= {"above": self.task.labels[int(upward)], "histogram": histogram(test[:, column], truth, self.task.labels)}
         return unit, scores
 
@@ -242,10 +242,10 @@ def _keep(run_dir: Path, spec: Transfer, task: ProbeTask, found: Classifier, ent
 
 
 def _kept_tag(run_dir: Path, name: str) -> str | None:
-    """The settings with which the classifier of a task was made; None where there is none."""
+    """Return the settings with which the classifier of a task was made; None where there is none."""
     return read_classifier(run_dir, name)["result"].get("tag") if classifier_path(run_dir, name).exists() else None
 
 
 def probe_results(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a folder's transfers of the pretrained model, oldest first."""
+    """Return the lines of a folder's transfers of the pretrained model, oldest first."""
     return [line for line in read_results(folder / "tasks.jsonl") if line["kind"] == "transfer" and line.get("init") == "pretrained"]

@@ -2,7 +2,7 @@
 
 With `data.units = bytes` there is no vocabulary, and tokens are the bytes of the clean text.
 
-The output of a task appears by rename, so a run that was killed goes on where it was. What is between lies in `work/`
+The output of a task appears by rename, so a run that was killed resumes where it was. What is between lies in `work/`
 below the data folder and is removed at the end. Nothing that is written depends on the number of workers.
 """
 
@@ -25,7 +25,7 @@ import xxhash
 from overnight.config import Data, environment_path
 from overnight.corpus import bytes as byte_text
 from overnight.corpus import dedup, pydocs, streams
-from overnight.corpus.held_out import check_share, held_out_lines, held_out_names, share_for
+from overnight.corpus.held_out import check_share, names_by_split, share_for, validation_lines
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, documents, start_reading
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
@@ -79,7 +79,7 @@ SETTINGS = (
 
 
 def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_tokens: int = SHARD_TOKENS) -> Manifest:
-    """Turn the text of `data.paths` into token shards; run again after an interruption, it goes on.
+    """Turn the text of `data.paths` into token shards; run again after an interruption, it resumes.
 
     Args:
         data: what to read and how.
@@ -109,7 +109,7 @@ def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_
 
 
 def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]) -> Manifest | None:
-    """The manifest, when the folder is prepared with these settings and every shard is there."""
+    """Return the manifest, when the folder is prepared with these settings and every shard is there."""
     if not (folder / "manifest.json").exists():
         return None
     manifest = load_manifest(folder)
@@ -166,13 +166,13 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
     if data.units == "wordpiece":
         tokens = _vocabulary(data, folder, chunks, splits, workers, log)
         tokenizer, vocab_size = vocabulary(tokens, data.lowercase).hash, len(tokens)
-    _tokenise(data, folder, chunks, splits, workers, log)
+    _tokenize(data, folder, chunks, splits, workers, log)
     entries = _shard(folder, chunks, shard_tokens, workers, log)
     short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries)
     manifest = Manifest(
-        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, held_out_names(chunks, splits)
+        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, names_by_split(chunks, splits)
     )
-    for line in held_out_lines(manifest, partial(share_for, chunks, splits)):
+    for line in validation_lines(manifest, partial(share_for, chunks, splits)):
         log(line)
     save_manifest(folder, manifest)
     shutil.rmtree(work)
@@ -180,7 +180,7 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
 
 
 def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
-    """A hash of everything the intermediate files depend on."""
+    """Return a hash of everything the intermediate files depend on."""
     sources: list[Any] = []
     for path in data.paths:
         if path == BUILTIN:
@@ -257,7 +257,7 @@ def _check_skipped(sources: list[Source], allowed: int) -> None:
 
 
 def _chunks(found: Iterator[Document]) -> Iterator[list[Document]]:
-    """Documents in groups of about CHUNK_BYTES characters."""
+    """Yield documents in groups of about CHUNK_BYTES characters."""
     group: list[Document] = []
     size = 0
     for document in found:
@@ -271,7 +271,7 @@ def _chunks(found: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple[list[np.ndarray], int, int]:
-    """For each document of each chunk: 0 dropped as a duplicate, 1 train, 2 valid, 3 test. And how many were duplicates, and how many too short."""
+    """Return for each document of each chunk: 0 dropped as a duplicate, 1 train, 2 valid, 3 test. And how many were duplicates, and how many too short."""
     tables = [read_table(checked_chunk(path)) for path in chunks]
     short = sum(int(table.schema.metadata[b"short"]) for table in tables)
     sizes = [table.num_rows for table in tables]
@@ -285,11 +285,11 @@ def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple
     split = np.where(first, 1, 0).astype(np.uint8)
     split[first & dedup.valid_mask(hashes, data.valid_fraction)] = 2
     split[first & dedup.test_mask(hashes, data.test_fraction)] = 3
-    dropped, trained, held, tested = np.bincount(split, minlength=4).tolist()
-    apart = f"{held:,} held out, {tested:,} for the test" if data.test_fraction else f"{held:,} held out"
+    dropped, trained, num_validation, tested = np.bincount(split, minlength=4).tolist()
+    apart = f"{num_validation:,} held out, {tested:,} for the test" if data.test_fraction else f"{num_validation:,} held out"
     log(f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(dropped, 'duplicate')}, {short:,} short")
     positions = dedup.hash_position(hashes)
-    check_share("data.valid_fraction", data.valid_fraction, held, trained, float(positions.min()))
+    check_share("data.valid_fraction", data.valid_fraction, num_validation, trained, float(positions.min()))
     check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - float(positions.max()))
     return np.split(split, np.cumsum(sizes)[:-1]), dropped, short
 
@@ -297,7 +297,7 @@ def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple
 def _vocabulary(
     data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]
 ) -> list[str]:
-    """The given tokens, or tokens trained on the training documents; written into the folder."""
+    """Return the given tokens, or tokens trained on the training documents; written into the folder."""
     if (folder / "vocab.txt").exists():  # written last
         return load_tokens(folder)[0]
     if data.vocab_file:
@@ -325,8 +325,8 @@ def _vocabulary(
     return tokens
 
 
-def _tokenise(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]) -> None:
-    progress = Progress("tokenise", log, "M tokens")
+def _tokenize(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]) -> None:
+    progress = Progress("tokenize", log, "M tokens")
     tasks = (TokenTask(path, split, folder, data.units) for path, split in zip(chunks, splits, strict=True))
     done = 0
     for number, tokens in enumerate(run_tasks(token_chunk, tasks, workers)):

@@ -45,7 +45,7 @@ class Vocabulary:
 
 
 def build_tokenizer(tokens: Sequence[str], lowercase: bool) -> Tokenizer:
-    """The tokenizer of BERT over given tokens.
+    """Return the tokenizer of BERT over given tokens.
 
     Args:
         tokens: the vocabulary, id by id, with the five special tokens somewhere in it.
@@ -66,7 +66,7 @@ def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
-    """How often each white-space-separated word occurs in clean text."""
+    """Return how often each white-space-separated word occurs in clean text."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.split())
@@ -114,7 +114,7 @@ def train_tokens(words: Mapping[str, int], size: int, lowercase: bool) -> list[s
 
 
 def _as_text(counts: Mapping[str, int]) -> Iterator[str]:
-    """Words written out as often as they occur, because the trainer reads text; large counts are scaled down to bound its work."""
+    """Yield words written out as often as they occur, because the trainer reads text; large counts are scaled down to bound its work."""
     scale = max(1.0, sum(counts.values()) / TRAINING_WORDS)
     for word, count in counts.items():
         times = round(count / scale)
@@ -153,7 +153,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def load_vocabulary(folder: Path) -> Vocabulary:
-    """The vocabulary of a prepared data folder.
+    """Return the vocabulary of a prepared data folder.
 
     Raises:
         DataError: as :func:`load_tokens`.
@@ -189,7 +189,7 @@ def load_tokens(folder: Path) -> tuple[list[str], bool]:
 
 
 def read_tokens(path: Path) -> list[str]:
-    """A vocabulary file, one token a line.
+    """Return a vocabulary file, one token a line.
 
     Raises:
         DataError: when it is missing, not UTF-8, has an empty or a double line, or lacks a special token.
@@ -214,7 +214,7 @@ def read_tokens(path: Path) -> list[str]:
 
 
 def vocabulary(tokens: Sequence[str], lowercase: bool) -> Vocabulary:
-    """What is to be known of given tokens (see :class:`Vocabulary`)."""
+    """Return what is to be known of given tokens (see :class:`Vocabulary`)."""
     ids = {token: i for i, token in enumerate(tokens)}
     pad, unk, cls, sep, mask = (ids[special] for special in SPECIALS)
     is_special = np.zeros(len(tokens), bool)
@@ -234,7 +234,7 @@ def vocabulary(tokens: Sequence[str], lowercase: bool) -> Vocabulary:
 
 
 def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
-    """The type tokens are stored in: two bytes as long as they suffice."""
+    """Return the type tokens are stored in: two bytes as long as they suffice."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
@@ -243,7 +243,7 @@ _WORD_OR_MARK = re.compile(r"[!-/:-@\[-`{-~]|[^!-/:-@\[-`{-~]+")
 
 
 def _word_ids(words: Iterable[str], tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
-    """Token ids of each word. `house`, `house,` and `"house"` ask the tokenizer for `house` only once."""
+    """Return token ids of each word. `house`, `house,` and `"house"` ask the tokenizer for `house` only once."""
     parts_of = {word: (word,) if word.isalnum() else tuple(_WORD_OR_MARK.findall(word)) for word in words}
     distinct = list(set(chain.from_iterable(parts_of.values())))
     tokenizer.encode_special_tokens = True  # "[MASK]" in a text is three words
@@ -257,10 +257,10 @@ _SENTENCE_END, _DOCUMENT_END = "\x01", "\x02"
 
 
 def encode(documents: Sequence[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Token ids of clean documents; no special token is ever made, whatever the text says.
+    """Return token ids of clean documents; no special token is ever made, whatever the text says.
 
-    WordPiece looks at one white-space-separated word at a time, so each distinct word is tokenised once and looked up
-    afterwards: several times faster than tokenising running text, with the same ids (a test compares them).
+    WordPiece looks at one white-space-separated word at a time, so each distinct word is tokenized once and looked up
+    afterwards: several times faster than tokenizing running text, with the same ids (a test compares them).
 
     Args:
         documents: clean text, one sentence a line, words one space apart.

@@ -31,7 +31,7 @@ class ErrorOnOtherRank(UserError):
 
 @contextmanager
 def raise_on_all_ranks(world: World) -> Iterator[None]:
-    """What all processes do, or none has done: an error in one is raised in all, and printed by the first that has it.
+    """Let all processes do something, or none: an error in one is raised in all, and printed by the first that has it.
 
     Raises:
         UserError, OSError: the error of this process.
@@ -56,7 +56,7 @@ def raise_on_all_ranks(world: World) -> Iterator[None]:
 
 
 def assert_same_on_all_ranks(facts: Mapping[str, Any], world: World) -> None:
-    """See that all processes have the same facts, else each would wait for another step of the others, or train something else.
+    """Check that all processes have the same facts, else each would wait for another step of the others, or train something else.
 
     Args:
         facts: nested plain values.
@@ -74,14 +74,14 @@ def assert_same_on_all_ranks(facts: Mapping[str, Any], world: World) -> None:
     dist.broadcast(theirs, 0)
     with raise_on_all_ranks(world):
         if different := list(differences(json.loads(bytes(theirs.tolist())), json.loads(bytes(mine.tolist())))):
-            listed = "\n  ".join(different)
+            lines = "\n  ".join(different)
             raise ConfigError(
-                f"process {world.rank} does not have what process 0 has:\n  {listed}\nStart all with the same recipe, data and version"
+                f"process {world.rank} does not have what process 0 has:\n  {lines}\nStart all with the same recipe, data and version"
             )
 
 
 def shared_facts(run: Run, corpus: str, world: World) -> dict[str, Any]:
-    """What the processes of a run must agree on before they begin.
+    """Return what the processes of a run must agree on before they begin.
 
     Args:
         corpus: fingerprint of the data.
@@ -111,7 +111,7 @@ def all_reduce_sums(numbers: Mapping[str, float], world: World) -> dict[str, flo
 
 
 def all_reduce_max(number: int, world: World) -> int:
-    """The greatest of the processes' numbers; waits for no device."""
+    """Return the greatest of the processes' numbers; waits for no device."""
     if world.size == 1:
         return number
     found = torch.tensor(number)

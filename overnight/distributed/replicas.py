@@ -22,12 +22,12 @@ class ReplicaMismatch(TrainingError):
 
 
 def checksums(tensors: Iterable[Tensor]) -> Tensor:
-    """The bits of each tensor added up as integers that wrap around (n, int64): any one bit that differs shows. Waits for no device."""
+    """Return the bits of each tensor added up as integers that wrap around (n, int64): any one bit that differs shows. Waits for no device."""
     return torch.stack([t.detach().view(_BITS[t.element_size()]).sum(dtype=torch.int64) for t in tensors])
 
 
 def compare_replicas(model: torch.nn.Module, optimizer: torch.optim.Optimizer, world: World) -> None:
-    """See that all processes hold the same bits in parameters, buffers and optimizer state. What FSDP2 cuts is nobody else's, and left out.
+    """Check that all processes hold the same bits in parameters, buffers and optimizer state. Tensors that FSDP2 shards are left out.
 
     Raises:
         ReplicaMismatch: in all processes, naming those that differ and the first tensors.

@@ -22,7 +22,7 @@ Timestamp = float | torch.cuda.Event
 
 
 def timestamp(device: torch.device) -> Timestamp:
-    """This moment in the work of a device, without waiting for it."""
+    """Return this moment in the work of a device, without waiting for it."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -31,7 +31,7 @@ def timestamp(device: torch.device) -> Timestamp:
 
 
 def seconds_between(begun: Timestamp, ended: Timestamp) -> float:
-    """Seconds between two moments, the last of which is past."""
+    """Return seconds between two moments, the last of which is past."""
     if isinstance(begun, torch.cuda.Event) and isinstance(ended, torch.cuda.Event):
         return begun.elapsed_time(ended) / 1000
     assert isinstance(begun, float) and isinstance(ended, float)
@@ -45,7 +45,7 @@ class StragglerMonitor:
     world: World
     waited: float = 0.0
     """Seconds that it waited for a batch since the last line, which no other process does for it."""
-    marks: list[tuple[Timestamp, Timestamp]] = field(default_factory=list)
+    timestamps: list[tuple[Timestamp, Timestamp]] = field(default_factory=list)
     """Begin and end of the rest of its own work, step by step since the last line."""
     lines: dict[int, int] = field(default_factory=dict)
     """Lines in a row at which a process was slow."""
@@ -54,7 +54,7 @@ class StragglerMonitor:
         """Count a step."""
         if self.world.size > 1:
             self.waited += waited
-            self.marks.append(worked)
+            self.timestamps.append(worked)
 
     def line(self) -> tuple[dict[str, float], str]:
         """Compare the work since the last line; all processes must ask.
@@ -64,16 +64,16 @@ class StragglerMonitor:
         """
         if self.world.size == 1:
             return {}, ""
-        mine = self.waited + sum(seconds_between(*marks) for marks in self.marks)
+        mine = self.waited + sum(seconds_between(*timestamps) for timestamps in self.timestamps)
         own = all_gather(torch.tensor(mine, dtype=torch.float64), self.world).tolist()
-        self.waited, self.marks = 0.0, []
+        self.waited, self.timestamps = 0.0, []
         middle, slowest = median_low(own), max(own)
         slow = [rank for rank, seconds in enumerate(own) if seconds > _SLOW * middle and seconds > middle + _EXCESS]
         self.lines = {rank: self.lines.get(rank, 0) + 1 for rank in slow}
-        told = [rank for rank, count in self.lines.items() if count % _AGAIN == _LINES]
+        named = [rank for rank, count in self.lines.items() if count % _AGAIN == _LINES]
         share = {"wait_share": round(1 - sum(own) / len(own) / slowest, 4) if slowest else 0.0}
-        if not told:
+        if not named:
             return share, ""
         hosts = host_names(self.world)
-        times = (f"process {rank} on {hosts[rank]} takes {own[rank] / middle:.1f} times as long" for rank in told)
+        times = (f"process {rank} on {hosts[rank]} takes {own[rank] / middle:.1f} times as long" for rank in named)
         return share, f"{' and '.join(times)} as the median for its own work; the others wait"

@@ -44,12 +44,12 @@ class World:
 
 
 def world_size() -> int:
-    """How many processes the launcher started."""
+    """Return how many processes the launcher started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def device_of(run: Run) -> torch.device:
-    """The device a run trains on in this process.
+    """Return the device a run trains on in this process.
 
     Raises:
         ConfigError: when it asks for a GPU that is not there, or there are more processes than GPUs.
@@ -71,7 +71,7 @@ def device_of(run: Run) -> torch.device:
 
 @contextmanager
 def process_group(run: Run) -> Iterator[World]:
-    """Within it, this process is one of those that torchrun started, or alone. A process group that is there already is used.
+    """Join the processes that torchrun started, or be alone, and leave them at the end. A process group that is there already is used.
 
     Raises:
         ConfigError: when the launcher did not say which process this is.
@@ -128,7 +128,7 @@ def _join(world: World) -> None:
 
 
 def _store(world: World) -> Any:
-    """Where the processes meet. torch's own listens at all addresses of the first process's machine; ours at the one that the others use."""
+    """Return where the processes meet. torch's own listens at all addresses of the first process's machine; ours at the one that the others use."""
     host, port, here = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), os.environ.pop("OVERNIGHT_LISTEN_FD", "")
     fd = int(here) if here else None
     if fd is None and world.main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":

@@ -31,7 +31,7 @@ class Losses(nn.Module):
 
 
 def parallelize_model(model: BertForPretraining | ByteModel, world: World, run: Run) -> Callable[..., Any]:
-    """The objective of a network on all processes; its backward pass adds the gradients up.
+    """Return the objective of a network on all processes; its backward pass adds the gradients up.
 
     Args:
         model: whole and alike on every process; with `train.parallel = fsdp` its parameters become DTensors, cut along their first dimension.
@@ -53,11 +53,11 @@ def parallelize_model(model: BertForPretraining | ByteModel, world: World, run: 
     mesh = init_device_mesh(world.device.type, (world.size,))
     layers = model.encoder.layers if isinstance(model, BertForPretraining) else ()
     for part in (*layers, whole):
-        cut = fully_shard(part, mesh=mesh)
-        cut.set_force_sum_reduction_for_comms(True)
-        cut.set_gradient_divide_factor(1.0)
+        sharded = fully_shard(part, mesh=mesh)
+        sharded.set_force_sum_reduction_for_comms(True)
+        sharded.set_gradient_divide_factor(1.0)
         if dtype != torch.float32:
-            cut.set_custom_reduce_scatter(cast(Any, _Scatter(dtype)))
+            sharded.set_custom_reduce_scatter(cast(Any, _Scatter(dtype)))
     return whole
 
 
@@ -91,7 +91,7 @@ class _Scatter:
 
 @contextmanager
 def gradient_sync(objective: Callable[..., Any], last: bool) -> Iterator[None]:
-    """Within it, forward and backward of a micro-batch; the gradients are added over the processes only in the last of a step."""
+    """Run forward and backward of a micro-batch within it; the gradients are added over the processes only in the last of a step."""
     if hasattr(objective, "set_requires_gradient_sync"):  # FSDP2's
         objective.set_requires_gradient_sync(last)
     with objective.no_sync() if hasattr(objective, "no_sync") and not last else nullcontext():  # DDP's
@@ -99,13 +99,13 @@ def gradient_sync(objective: Callable[..., Any], last: bool) -> Iterator[None]:
 
 
 def full_tensor_cpu(tensor: Tensor) -> Tensor:
-    """A whole tensor on the host, also where each process holds a part; then every process must ask."""
+    """Return a whole tensor on the host, also where each process holds a part; then every process must ask."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole.detach().cpu().contiguous()
 
 
 def distribute_like(p: Any, tensor: Tensor) -> Tensor:
-    """A copy of a whole tensor on a parameter's device, cut as the parameter is where it has its shape."""
+    """Return a copy of a whole tensor on a parameter's device, cut as the parameter is where it has its shape."""
     if hasattr(p, "placements") and tensor.shape == p.shape:
         from torch.distributed.tensor import distribute_tensor
 

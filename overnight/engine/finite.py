@@ -20,18 +20,18 @@ class NonFiniteError(TrainingError):
 
 
 def nonfinite_tensors(named: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Names of the tensors that hold a NaN or an infinity; waits for the device once."""
+    """Return names of the tensors that hold a NaN or an infinity; waits for the device once."""
     names, tensors = zip(*named, strict=True)
     return [name for name, norm in zip(names, whole_norms(tensors).tolist(), strict=True) if not math.isfinite(norm)]
 
 
 def finite(losses: dict[str, Tensor], world: World) -> bool:
-    """Whether all losses of a step are finite, of all processes, which must all ask."""
+    """Return whether all losses of a step are finite, of all processes, which must all ask."""
     return all(math.isfinite(value) for value in all_reduce_sums({name: float(loss) for name, loss in losses.items()}, world).values())
 
 
 def describe_losses(losses: dict[str, Tensor], world: World) -> str:
-    """The losses of a step in words: which are not finite, or that all are; all processes must ask."""
+    """Return the losses of a step in words: which are not finite, or that all are; all processes must ask."""
     values = all_reduce_sums({name: float(loss) for name, loss in losses.items()}, world)
     bad = {name: value for name, value in values.items() if not math.isfinite(value)}
     if bad:

@@ -1,6 +1,6 @@
 """The training loop: the only one. It yields after every optimizer step, and whoever runs it logs, evaluates and saves.
 
-    for done in optimise(model, optimizer, batches, ...):
+    for done in optimize(model, optimizer, batches, ...):
         ...
 
 The loss of a step is a sum over its global batch divided by the number of its targets, so accumulation does not change it.
@@ -42,7 +42,7 @@ _SKIPS = 20
 
 
 class Objective(Protocol):
-    """What the loop knows of a model: summed losses of a micro-batch by name and, outside training, summed hits.
+    """What the loop knows of a model: summed losses of a micro-batch by name and, outside training, summed correct predictions.
 
     Of a model that carries a state, the third is the state after the window.
     """
@@ -57,7 +57,7 @@ class StepResult:
     step: int
     """Steps done, this one included."""
     losses: dict[str, Tensor]
-    """Mean over the targets of the step, by name (fp32 scalars); their weighted sum is what was minimised. On many processes, this one's part."""
+    """Mean over the targets of the step, by name (fp32 scalars); their weighted sum is what was minimized. On many processes, this one's part."""
     targets: dict[str, float]
     """Number of targets of the step, of all processes, by name; a loss without one is 0 and stands for nothing."""
     grad_norm: Tensor
@@ -135,7 +135,7 @@ def training_steps(
         carry: the state that the model carries from step to step; changed as the steps go.
 
     Raises:
-        NotFinite, Spike: naming the step, the losses and the tensors; the parameters and the optimizer's state are as before the step.
+        NonFiniteError, Spike: naming the step, the losses and the tensors; the parameters and the optimizer's state are as before the step.
         Rollback: in their stead, where that is asked for.
         OutOfMemory: when a forward or backward pass has none; nothing but the gradients is lost, and the step can be taken again.
     """
@@ -218,17 +218,17 @@ def training_steps(
 def handle_bad_step(
     step: int, kind: type[TrainingError], problem: str, number: int | None, row: int, settings: LoopConfig, scale: LossScale | None = None
 ) -> None:
-    """Let the training go on after a step, or not; the loss scale takes it in.
+    """Decide whether the training continues after a step; the loss scale takes it in.
 
     Args:
         step: from 0.
-        kind: Spike or NotFinite.
+        kind: Spike or NonFiniteError.
         problem: why it was not taken; empty where it was.
         number: of the micro-batch with the largest loss.
         row: steps in a row that were not.
 
     Raises:
-        NotFinite, Spike: when it may not go on.
+        NonFiniteError, Spike: when it may not continue.
         Rollback: in their stead, where that is asked for.
     """
     policy, key = (settings.on_spike, "on_spike") if kind is Spike else (settings.on_nonfinite, "on_nonfinite")
@@ -251,7 +251,7 @@ def handle_bad_step(
 
 
 def due(step: int, every: int) -> bool:
-    """Whether something that is done every so many steps (0: never) is done in step `step`, from 0."""
+    """Return whether something that is done every so many steps (0: never) is done in step `step`, from 0."""
     return every > 0 and (step + 1) % every == 0
 
 
@@ -297,7 +297,7 @@ def backward(
 def forward(
     objective: Objective, batch: Any, settings: LoopConfig, carry: RecurrentState | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Losses and hits of a micro-batch, which takes the state of its streams and leaves the new one."""
+    """Return losses and correct predictions of a micro-batch, which takes the state of its streams and leaves the new one."""
     batch = batch.to(settings.device)
     if carry is None:
         return objective(batch, settings.dtype)
@@ -359,7 +359,7 @@ def clip(parameters: Sequence[Tensor], max_norm: float, names: Sequence[str] | N
 def evaluate(
     model: nn.Module, objective: Objective, steps: Sequence[StepBatches], settings: LoopConfig, carry: RecurrentState | None = None
 ) -> dict[str, float]:
-    """Mean loss and accuracy over the targets of validation batches, by name: `mlm_loss`, `mlm_accuracy`, `nsp_loss`, ...; none without targets.
+    """Return the mean loss and accuracy over the targets of validation batches, by name: `mlm_loss`, `mlm_accuracy`, `nsp_loss`, ...; none without targets.
 
     Args:
         steps: from `Samples.validation_steps`; the same every time.

@@ -61,7 +61,7 @@ class LossScale:
 
 
 def to_fp8(model: nn.Module, device: torch.device) -> None:
-    """Let the products of the layers of a network be of 8 bits, in place, forward and backward; names and parameters stay.
+    """Compute the matrix products of a network's layers in 8 bits, in place, forward and backward; names and parameters stay.
 
     torchao's training with a scale for each tensor (E4M3, gradients E5M2). Where there is no hardware for it, it is emulated:
     as exact, and slower than bf16.
@@ -86,6 +86,6 @@ def _in_a_layer(module: nn.Module, name: str) -> bool:
 
 
 def set_matmul_precision(precision: str, device: torch.device) -> None:
-    """Let the fp32 products of a GPU be TF32 (11 significant bits) or not; a CPU has no TF32, and nothing changes there."""
+    """Set whether the fp32 matmuls of a GPU are TF32 (11 significant bits); a CPU has no TF32, and nothing changes there."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

@@ -1,4 +1,4 @@
-"""Pretraining: prepared shards and a recipe to a trained network, phase by phase; run again to go on."""
+"""Pretraining: prepared shards and a recipe to a trained network, phase by phase; run again to resume."""
 
 from __future__ import annotations
 
@@ -40,13 +40,12 @@ from overnight.signals import Interrupted, catch_signals
 from overnight.state_files import sealed
 from overnight.wording import plural
 
-_TRAIN, _HELD_OUT = 0, 1
 # Rollbacks to one checkpoint before the run stops.
 _ROLLBACKS = 20
 
 
 def set_up_machine(run: Run) -> torch.device:
-    """Threads, device and kind of products of a run in this process."""
+    """Set the threads and the matmul precision of a run in this process; return its device."""
     if run.train.threads:
         torch.set_num_threads(run.train.threads)
     device = device_of(run)
@@ -55,7 +54,7 @@ def set_up_machine(run: Run) -> torch.device:
 
 
 def check_batches(run: Run, processes: int = 1) -> None:
-    """See that every batch can be cut for the processes, and that noise, if it is asked for, can be seen between micro-batches.
+    """Check that every batch can be split over the processes, and that noise, if it is asked for, can be seen between micro-batches.
 
     Raises:
         ConfigError: naming the batch, or the phase that takes its batch at once.
@@ -95,7 +94,7 @@ class Pretraining:
 
         Raises:
             Interrupted: on SIGINT, SIGTERM or SIGUSR1, after a checkpoint.
-            Halt: when training cannot go on; the newest checkpoint is from before.
+            TrainingError: when training cannot continue; the newest checkpoint is from before.
         """
         names, main = list(self.run.phases), self.world.main
         carried: dict[str, Tensor] = {}
@@ -143,10 +142,10 @@ class Pretraining:
                 moments = self._train(context, number, moments)
 
     def _train(self, context: PhaseContext, number: int, moments: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A phase to its end, from where the progress stands; returns the optimizer's tensors.
+        """Train a phase to its end, from where the progress stands; returns the optimizer's tensors.
 
         Args:
-            moments: the optimizer's tensors of the checkpoint that the run goes on from, or of the phase before.
+            moments: the optimizer's tensors of the checkpoint that the run resumes from, or of the phase before.
         """
         name, phase = list(self.run.phases.items())[number]
         events: list[dict[str, Any]] = []  # rollbacks to the newest checkpoint, which knows nothing of them
@@ -192,7 +191,7 @@ class Pretraining:
             events: rollbacks so far to the newest checkpoint; one is added.
 
         Raises:
-            Halt: the cause, when going back does not help.
+            TrainingError: the cause, when going back does not help.
         """
         progress, error, names = context.progress, bad.error, list(self.run.phases)
         assert error.step is not None
@@ -213,7 +212,7 @@ class Pretraining:
             raise self._final_error(type(error)(again), context, samples)
         inside = restored.phase == names[number]
         if not inside and (names.index(restored.phase) + 1 if restored.phase else 0) != number:
-            raise self._final_error(error, context, samples)  # Checkpoints were damaged; the next start goes on in an earlier phase.
+            raise self._final_error(error, context, samples)  # Checkpoints were damaged; the next start resumes in an earlier phase.
         steps = error.step + 1 - (restored.step if inside else 0)
         restored.passed, restored.seconds = progress.passed + steps * bad.skips_batches, progress.seconds
         with torch.no_grad():
@@ -238,14 +237,14 @@ class Pretraining:
         return moments
 
     def _final_error(self, error: TrainingError, context: PhaseContext, samples: list[Provenance]) -> TrainingError:
-        """The error that ends the run, with its place, its data and the way back."""
+        """Return the error that ends the run, with its place, its data and the way back."""
         text = ". ".join(part for part in (f"phase {context.progress.phase}, {error}", provenance_text(samples)) if part)
         place = {"phase": context.progress.phase, "global_step": context.progress.global_step}
         context.metrics.write("event", what=error.what, message=text, **place, **({"samples": samples} if samples else {}))
         return type(error)(f"{text}.\n{self._where_to_resume(context.writer)}")
 
     def finished(self, progress: Progress) -> bool:
-        """Whether the last phase is done."""
+        """Return whether the last phase is done."""
         name = list(self.run.phases)[-1]
         return progress.phase == name and progress.step >= self.run.phases[name].steps
 
@@ -253,7 +252,7 @@ class Pretraining:
         theirs, ours = progress.optimizer, self.run.phases[progress.phase].optim.name if progress.phase else ""
         if theirs and theirs != ours:
             raise DataError(
-                f"the checkpoints in {self.checkpoints} are of {theirs}, and phase {progress.phase} trains with {ours}, which cannot go on "
+                f"the checkpoints in {self.checkpoints} are of {theirs}, and phase {progress.phase} trains with {ours}, which cannot continue "
                 "with its moments; give this run a new folder (--out=...)"
             )
 
@@ -261,17 +260,17 @@ class Pretraining:
         writer.settle()
         newest = reader.newest_checkpoint(self.checkpoints)
         good = f"The last good checkpoint is {newest}, and" if newest else "There is no checkpoint yet, and"
-        return f"{good} the same command goes on from there" + (f"; the {writer.error}" if writer.error else "")
+        return f"{good} the same command resumes from there" + (f"; the {writer.error}" if writer.error else "")
 
 
 def pretrain(run: Run, line: Line | None = None, extend: bool = False) -> Path:
     """Pretrain the phases of a run whose data is prepared, in this process or with all that torchrun started; returns the newest checkpoint.
 
     Args:
-        extend: the run folder may hold a shorter run, which this one goes on from.
+        extend: the run folder may hold a shorter run, which this one resumes from.
 
     Raises:
-        ConfigError, DataError, Interrupted, Halt.
+        ConfigError, DataError, Interrupted, TrainingError.
         UserError: when another process is writing the run folder.
     """
     with process_group(run) as world, ExitStack() as locks:

@@ -34,7 +34,7 @@ class RecurrentState:
         self._broken: Tensor | None = None
 
     def enter(self, batch: ByteBatch) -> ByteBatch:
-        """The batch with the state of its streams, which the network takes for zero where a shard begins."""
+        """Return the batch with the state of its streams, which the network takes for zero where a shard begins."""
         return replace(batch, state_B=self.state[self._rows(batch.streams)])
 
     def leave(self, batch: ByteBatch, state_B: Tensor) -> None:
@@ -47,23 +47,23 @@ class RecurrentState:
         self._broken = whole if self._broken is None else self._broken | whole
 
     def commit(self) -> None:
-        """The step is done: its states are those that the next one begins with."""
+        """Take the states of the step, which is done, for those that the next one begins with."""
         for rows, state_B in self._next:
             self.state[rows] = state_B
         self._next = []
 
     def drop(self) -> None:
-        """The step will be done again."""
+        """Drop the states of the step, which will be done again."""
         self._next, self._broken = [], None
 
     def broken(self) -> list[int]:
-        """Streams whose state was zeroed since this was last asked, because it was not finite; waits for the device."""
+        """Return streams whose state was zeroed since this was last asked, because it was not finite; waits for the device."""
         found = [] if self._broken is None else self.streams[self._broken.cpu()].tolist()
         self._broken = None
         return found
 
     def whole(self) -> Tensor:
-        """The state of all streams of all processes on the host, in the order of the streams; all processes must ask."""
+        """Return the state of all streams of all processes on the host, in the order of the streams; all processes must ask."""
         streams, rows = (all_gather(tensor, self.world).flatten(0, 1) for tensor in (self.streams, self.state))
         return rows[torch.argsort(streams)]
 

@@ -134,7 +134,7 @@ class Throughput:
         )
 
     def left(self, progress: Progress) -> dict[str, float]:
-        """Seconds left in this phase and in each later one, at the same rate of tokens."""
+        """Return seconds left in this phase and in each later one, at the same rate of tokens."""
         phase = self._phases[self._number]
         per_token = self._all.seconds / self._all.sequences / phase.length
         whole = {name: sequences_before(p, p.steps) * p.length for name, p in list(self._run.phases.items())[self._number :]}

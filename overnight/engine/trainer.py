@@ -64,7 +64,7 @@ class PhaseContext:
     peak: Peak | None = None
     """What the devices of all processes compute at most; None leaves out the share of it that is used."""
     carried: dict[str, Tensor] = field(default_factory=dict)
-    """State of the checkpoint that the run goes on from, of a model that carries one."""
+    """State of the checkpoint that the run resumes from, of a model that carries one."""
 
 
 class Trainer:
@@ -94,7 +94,7 @@ class Trainer:
         self.stragglers = StragglerMonitor(self.world)
 
     def _settings(self) -> LoopConfig:
-        """What the loop needs to know of the phase."""
+        """Return what the loop needs to know of the phase."""
         phase, train = self.phase, self.run.train
         return LoopConfig(
             steps=phase.steps,
@@ -117,7 +117,7 @@ class Trainer:
         Raises:
             DataError: when the checkpoint before could not be written, or the data is another by now.
             Interrupted: after a checkpoint.
-            Halt: when training cannot go on.
+            TrainingError: when training cannot continue.
             OutOfMemory: when not even one sequence fits, or on many processes.
             Rollback: when it must go back to the newest checkpoint.
         """
@@ -187,7 +187,7 @@ class Trainer:
                 raise Interrupted(received, f"step {done.step} of phase {self.name}")
 
     def _micro_batch_schedule(self) -> MicroBatchSchedule:
-        """The micro-batches of the phase: as remembered, as the recipe says, or found by trial."""
+        """Return the micro-batches of the phase: as remembered, as the recipe says, or found by trial."""
         run, phase, world, step = self.run, self.phase, self.world, self.progress.step
         found = MicroBatchSchedule(run.run_dir / "memory.json", self.name, conditions(run, phase, world), world)
         if found.since:
@@ -206,13 +206,13 @@ class Trainer:
         return found
 
     def _use_micro_batch(self) -> None:
-        """Cut the batches as it is due from the present step on."""
+        """Use the micro-batch that is due from the present step on."""
         self.phase = replace(self.phase, micro_batch=self.schedule.at(self.progress.step))
         self.samples.phase = self.valid.phase = self.phase
         self.validation_steps = self.valid.validation_steps(self.run.train.eval_sequences)
 
     def _halve(self, error: OutOfMemory) -> None:
-        """Let the step at which memory ran out be taken again in smaller micro-batches.
+        """Take the step at which memory ran out again in smaller micro-batches.
 
         Raises:
             OutOfMemory: where there is none smaller, or other processes wait for this one in a step that it cannot end.
@@ -227,8 +227,8 @@ class Trainer:
         self.schedule.keep()
         if world.size > 1:
             raise OutOfMemory(
-                f"process {world.rank}, phase {self.name}, {what}. The others cannot go on without it. {self.schedule.path} now says "
-                f"{smaller[-1]}, with which the same command, or a restart by the launcher, goes on from the newest checkpoint"
+                f"process {world.rank}, phase {self.name}, {what}. The others cannot continue without it. {self.schedule.path} now says "
+                f"{smaller[-1]}, with which the same command, or a restart by the launcher, resumes from the newest checkpoint"
             ) from None
         release(self.model, world.device)
         self._log_event("out of memory", f"{what}: taken again with {smaller[-1]}", micro_batch=smaller[-1])
@@ -327,10 +327,10 @@ class Trainer:
             self._log_event("skipped", f"step {done.step} skipped: {done.skipped}{then}", **({"samples": samples} if samples else {}))
 
     def _check_finite(self, done: StepResult, saves: bool) -> None:
-        """See that what goes into metrics, and above all into a checkpoint, is finite: the loop does not look at every step of a GPU.
+        """Check that what goes into metrics, and above all into a checkpoint, is finite: the loop does not look at every step of a GPU.
 
         Raises:
-            NotFinite: naming the weights that are not.
+            NonFiniteError: naming the weights that are not.
         """
         broken = not done.skipped and not math.isfinite(float(done.grad_norm))
         bad = nonfinite_tensors(self.model.named_parameters()) if saves or broken else []
@@ -348,10 +348,10 @@ class Trainer:
             )
 
     def _check_replicas(self, done: StepResult) -> None:
-        """See that all processes hold the same numbers, above all before a checkpoint takes those of the first.
+        """Check that all processes hold the same numbers, above all before a checkpoint takes those of the first.
 
         Raises:
-            Diverged: naming the processes and the tensors that differ.
+            ReplicaMismatch: naming the processes and the tensors that differ.
         """
         if self.world.size == 1 or not self.run.train.checksum_every:
             return
@@ -362,7 +362,7 @@ class Trainer:
             raise (Rollback(error, skips_batches=False) if self.run.train.on_divergence == "rollback" else error) from None
 
     def provenance(self, step: int | None, worst: int | None) -> list[Provenance]:
-        """Where the sequences of micro-batch number `worst` of step `step` (from 0) come from; nothing where that is not known."""
+        """Return where the sequences of micro-batch number `worst` of step `step` (from 0) come from; nothing where that is not known."""
         return [] if step is None or worst is None else self.samples.provenance(step + self.progress.passed, self.world.size, worst)
 
     def _measures(self, done: StepResult) -> None:
@@ -379,11 +379,11 @@ class Trainer:
         phase, processes = self.phase, self.world.size
         size, micro = self.samples.epoch_size(), micro_batch(phase, phase.steps, processes)
         accumulation = phase.global_batch // micro // processes
-        cut = f"{micro} x {accumulation}" if accumulation > 1 else f"{micro}"
-        cut += f" in each of {processes} processes" if processes > 1 else ""
+        split = f"{micro} x {accumulation}" if accumulation > 1 else f"{micro}"
+        split += f" in each of {processes} processes" if processes > 1 else ""
         growing = f"{batch_size(phase, 0):,} to " if phase.batch_warmup.start else ""
         self.line.say(
-            f"phase {self.name}: {plural(phase.steps, 'step')} of {growing}{plural(phase.global_batch, 'sequence')} ({cut}) up to {phase.length} tokens, "
+            f"phase {self.name}: {plural(phase.steps, 'step')} of {growing}{plural(phase.global_batch, 'sequence')} ({split}) up to {phase.length} tokens, "
             f"{sequences_before(phase, phase.steps) / size:.2f} epochs of {plural(size, 'example')}, {phase.optim.name} at {peak_lr(phase):g}, "
             f"{self.run.train.precision} on {self.world.device}" + (f" ({self.peak.text()})" if self.peak else "")
         )

@@ -31,7 +31,7 @@ _SEGMENT = 16
 
 
 class BertWorkload:
-    """A run of BERT: pairs of segments of word pieces.
+    """A run of BERT: pairs of segments of WordPiece tokens.
 
     Raises:
         DataError: when the data is not prepared.
@@ -50,22 +50,22 @@ class BertWorkload:
             self.model.encoder.compile_layers()
 
     def untrained(self, device: torch.device) -> BertForPretraining:
-        """The network before its first step: the same numbers every time."""
+        """Return the network before its first step: the same numbers every time."""
         return new_model(self.run, self.vocabulary, device)
 
     def samples(self, phase: Phase, number: int, split: str) -> Samples:
-        """The stream of a split's examples for a phase and its number."""
+        """Return the stream of a split's examples for a phase and its number."""
         return Samples(_some(self, split), self.vocabulary, phase, _seed(self.run, number, split), self.run.run_dir / "plans")
 
     def flops(self, done: StepResult) -> float:
-        """Operations of a step, of all processes."""
+        """Return operations of a step, of all processes."""
         return training_flops(self.run.model, self.vocabulary.size, done.sizes) if done.sizes else 0.0
 
     def carry(self, samples: Samples | Streams) -> None:
-        """Nothing is carried from batch to batch."""
+        """Return nothing: no state is carried from batch to batch."""
 
     def validation_carry(self) -> None:
-        """Nor between those of validation."""
+        """Return nothing: none is carried in validation either."""
 
 
 class ByteWorkload:
@@ -82,7 +82,7 @@ class ByteWorkload:
         self.model = self.untrained(world.device)
 
     def untrained(self, device: torch.device) -> ByteModel:
-        """The network before its first step: the same numbers every time."""
+        """Return the network before its first step: the same numbers every time."""
         torch.manual_seed(key(self.run.seed, 0) >> 1)
         segment = _SEGMENT if self.run.train.recompute == "full" else 0
         return byte_model(
@@ -90,20 +90,20 @@ class ByteWorkload:
         ).to(device)
 
     def samples(self, phase: Phase, number: int, split: str) -> Streams:
-        """The streams of a split for a phase and its number."""
+        """Return the streams of a split for a phase and its number."""
         return Streams(_some(self, split), phase, _seed(self.run, number, split))
 
     def flops(self, done: StepResult) -> float:
-        """Operations of a step, of all processes."""
+        """Return operations of a step, of all processes."""
         return training_flops(self.run.model, VOCABULARY_SIZE, done.sizes) if done.sizes else 0.0
 
     def carry(self, samples: Samples | Streams) -> RecurrentState:
-        """A zero state of this process's streams."""
+        """Return a zero state of this process's streams."""
         assert isinstance(samples, Streams)
         return RecurrentState(samples.stream_numbers(self.world.rank, self.world.size), self.model.state_shape, self.world)
 
     def validation_carry(self) -> RecurrentState:
-        """A zero state of the streams of an evaluation, all of which every process reads."""
+        """Return a zero state of the streams of an evaluation, all of which every process reads."""
         return RecurrentState(range(VALIDATION_STREAMS), self.model.state_shape, World(device=self.world.device))
 
 
@@ -111,18 +111,18 @@ Workload = BertWorkload | ByteWorkload
 
 
 def build_workload(run: Run, world: World) -> Workload:
-    """Data and network of a run."""
+    """Return data and network of a run."""
     return BertWorkload(run, world) if run.model.kind == "bert" else ByteWorkload(run, world)
 
 
 def new_model(run: Run, vocabulary: Vocabulary, device: torch.device) -> BertForPretraining:
-    """The untrained BERT of a run: the same numbers on any device."""
+    """Return the untrained BERT of a run: the same numbers on any device."""
     torch.manual_seed(key(run.seed, 0) >> 1)
     return BertForPretraining(run.model, vocabulary.size).to(device)
 
 
 def bits_per_character(scores: dict[str, float]) -> dict[str, float]:
-    """Bits per character of a byte model, from its validation loss (nats a byte); nothing of another."""
+    """Return bits per character of a byte model, from its validation loss (nats a byte); nothing of another."""
     return {"bits_per_character": scores["byte_loss"] / math.log(2)} if "byte_loss" in scores else {}
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from overnight.corpus.tokenizer import Vocabulary
 
-# Rows tokenized at once: bounds the memory of the intermediate encodings, large enough to amortise the call.
+# Rows tokenized at once: bounds the memory of the intermediate encodings, large enough to amortize the call.
 _BATCH = 4096
 
 
@@ -80,7 +80,7 @@ def join(a: Sequence[int], b: Sequence[int] | None, cls: int, sep: int, length: 
 
 
 def truncated(length_a: int, length_b: int, max_tokens: int) -> tuple[int, int]:
-    """Lengths of a pair after cutting the longer one token at a time, the second at equality.
+    """Return lengths of a pair after cutting the longer one token at a time, the second at equality.
 
     This is `_truncate_seq_pair` of google-research/bert (run_classifier.py) in closed form.
 

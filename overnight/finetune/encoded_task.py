@@ -1,4 +1,4 @@
-"""A task of fine-tuning, read and encoded: the sequences to train on, and how the outputs of the network are judged."""
+"""A task of fine-tuning, read and encoded: the sequences to train on, and how the outputs of the network are scored."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EncodedExamples:
         return len(self.ids)
 
     def batch(self, index: np.ndarray) -> Batch:
-        """The flat batch of some sequences, in the order given."""
+        """Return the flat batch of some sequences, in the order given."""
         lengths = [len(self.ids[i]) for i in index]
         starts = np.concatenate([[0], np.cumsum(lengths)])
         return Batch(
@@ -49,7 +49,7 @@ class EncodedExamples:
         )
 
     def step(self, step: int, batch: int, micro_batch: int, seed: tuple[int, ...]) -> StepBatches:
-        """The micro-batches of a step: `batch` rows of an endless stream of shuffled epochs."""
+        """Return the micro-batches of a step: `batch` rows of an endless stream of shuffled epochs."""
         positions = np.arange(step * batch, (step + 1) * batch)
         epochs, index = positions // len(self), positions % len(self)
         for epoch in np.unique(epochs):
@@ -60,14 +60,14 @@ class EncodedExamples:
         return StepBatches(tuple(self.batch(index[rows]) for rows in bins), sum(lengths), batch)
 
     def in_order(self, size: int) -> list[tuple[np.ndarray, Batch]]:
-        """All sequences once, longest first in batches of `size`, each with the indices of its sequences."""
+        """Return all sequences once, longest first in batches of `size`, each with the indices of its sequences."""
         longest_first = np.argsort([-len(x) for x in self.ids], kind="stable")
         return [(index, self.batch(index)) for index in np.split(longest_first, range(size, len(self), size))]
 
 
 @dataclass(frozen=True)
 class EncodedTask:
-    """A task, read and encoded: what to train on, and how to judge the outputs of the network."""
+    """A task, read and encoded: what to train on, and how to score the outputs of the network."""
 
     name: str
     kind: str

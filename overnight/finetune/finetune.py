@@ -1,4 +1,4 @@
-"""Fine-tuning: a pretrained encoder and a labelled task to a model, its predictions and its score, seed by seed."""
+"""Fine-tuning: a pretrained encoder and a labeled task to a model, its predictions and its score, seed by seed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _INIT, _ORDER, _DROPOUT = 1, 2, 3
 
 
 def task_model(task_kind: str, labels: int, run: Run, vocab_size: int) -> Classifier | BertForQuestionAnswering:
-    """The untrained network of a task, with the encoder of a run."""
+    """Return the untrained network of a task, with the encoder of a run."""
     if task_kind == "spans":
         return BertForQuestionAnswering(run.model, vocab_size)
     return Classifier(run.model, vocab_size, labels if task_kind == "classification" else 1)
@@ -58,7 +58,7 @@ def outputs(
     device: torch.device,
     report_progress: Callable[[int, float], None] | None = None,
 ) -> list[np.ndarray]:
-    """The network's outputs for every sequence, in the order of the examples.
+    """Return the network's outputs for every sequence, in the order of the examples.
 
     Args:
         size: sequences at once.
@@ -204,7 +204,7 @@ def _one(
 
 
 def _scoring(line: Line, what: str, total: int) -> Callable[[int, float], None]:
-    """What :func:`outputs` tells its progress, to show it: the longest sequences come first, so time goes by tokens."""
+    """Return what :func:`outputs` tells its progress, to show it: the longest sequences come first, so time goes by tokens."""
     start = time.perf_counter()
 
     def report_progress(done: int, share: float) -> None:
@@ -262,5 +262,5 @@ def _keep(
 
 
 def _kept_tag(folder: Path) -> str | None:
-    """The settings with which the model in a task's folder was made."""
+    """Return the settings with which the model in a task's folder was made."""
     return read_facts(folder)["result"].get("tag") if (folder / "task.json").exists() else None

@@ -97,7 +97,7 @@ def predict_file(run: Run, name: str, path: str) -> Iterator[dict[str, Any]]:
 
 
 def _facts(run: Run, name: str) -> dict[str, Any]:
-    """What `task.json` says of a fine-tuned task."""
+    """Return what `task.json` says of a fine-tuned task."""
     path = run.run_dir / "finetune" / name / "task.json"
     if not path.exists():
         have = ", ".join(sorted(p.parent.name for p in run.run_dir.glob("finetune/*/task.json"))) or "none"

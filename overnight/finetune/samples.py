@@ -92,7 +92,7 @@ def filled_masks(run: Run) -> list[dict[str, Any]]:
 
 
 def _maskable(shards: list[Shard], vocabulary: Vocabulary, letters: np.ndarray, seed: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Sentences of different documents in an order drawn by the seed, each with the place of a word that is one piece.
+    """Yield sentences of different documents in an order drawn by the seed, each with the place of a word that is one piece.
 
     Args:
         letters: int [V], letters of each piece, 0 where it is no word or the beginning of one.
@@ -115,7 +115,7 @@ def _maskable(shards: list[Shard], vocabulary: Vocabulary, letters: np.ndarray, 
 
 
 def continued_texts(run: Run) -> list[dict[str, str]]:
-    """Let a byte model go on with the beginnings of a few held-out documents; return each `prompt` and the `text` that follows."""
+    """Let a byte model continue the beginnings of a few held-out documents; return each `prompt` and the `text` that follows."""
     from overnight.byte_lm.generate import generate
     from overnight.interop.byte_models import ready_model
 

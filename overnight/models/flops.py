@@ -51,7 +51,7 @@ class Peak:
     """By a product on the device; else from the table."""
 
     def text(self) -> str:
-        """For people, with where it is from."""
+        """Return it in words, with where it is from."""
         tera = self.flops / 1e12
         return (f"{tera:,.0f}" if tera >= 10 else f"{tera:.2f}") + " TFLOP/s" + (", measured" if self.measured else "")
 
@@ -72,7 +72,7 @@ def training_flops(model: Model, vocabulary: int, sizes: Sizes) -> float:
 
 
 def _layers(model: Model, sizes: Sizes) -> float:
-    """Multiply-adds of Transformer layers: 4h² + 2·h·ff a token; scores and mixture, h each, a pair of tokens, of a causal one all pairs too."""
+    """Return multiply-adds of Transformer layers: 4h² + 2·h·ff a token; scores and mixture, h each, a pair of tokens, of a causal one all pairs too."""
     h, ff = model.width, model.ffn or 4 * model.width
     return model.layers * ((4 * h * h + 2 * h * ff) * sizes.tokens + 2 * h * sizes.squares)
 
@@ -88,14 +88,14 @@ def _transformer_products(model: Model, vocabulary: int, sizes: Sizes) -> float:
 
 
 def _recurrent_products(model: Model, vocabulary: int, sizes: Sizes) -> float:
-    """Multiply-adds of the recurrence; the first layer's products with the input are 256, one for each byte value, made once a step."""
+    """Return multiply-adds of the recurrence; the first layer's products with the input are 256, one for each byte value, made once a step."""
     h, columns = model.width, (5 if model.kind == "mlstm" else 4) * model.width
     inputs = model.embedding * _BYTES + (model.layers - 1) * h * sizes.tokens
     return columns * (inputs + model.layers * h * sizes.tokens) + h * _BYTES * sizes.predicted
 
 
 def known_peak(name: str, precision: str) -> Peak | None:
-    """The peak of a GPU by its name, or None where it is not known.
+    """Return the peak of a GPU by its name, or None where it is not known.
 
     Args:
         precision: as in `train.precision`.

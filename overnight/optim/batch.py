@@ -16,7 +16,7 @@ from overnight.optim.state import local, state_dtype
 # Elements that are stepped together. On a CPU the intermediate results of a bucket should stay in its cache; on a GPU the bound is
 # their memory. Tensors that are sharded are one bucket, so that all their norms take one collective.
 _BUCKET = {"cpu": 1 << 18}
-_BUCKET_ELSEWHERE = 1 << 26
+_DEFAULT_BUCKET = 1 << 26
 
 
 @dataclass
@@ -42,8 +42,8 @@ def split(batch: Batch) -> list[Batch]:
 
 
 def buckets(xs: list[Tensor], batch: Batch) -> Iterator[slice]:
-    """Stretches of a batch that are stepped together."""
-    limit = 0 if batch.group["foreach"] is False else math.inf if batch.shards else _BUCKET.get(xs[0].device.type, _BUCKET_ELSEWHERE)
+    """Yield stretches of a batch that are stepped together."""
+    limit = 0 if batch.group["foreach"] is False else math.inf if batch.shards else _BUCKET.get(xs[0].device.type, _DEFAULT_BUCKET)
     start = size = 0
     for i, x in enumerate(xs):
         if i > start and size + x.numel() > limit:
@@ -54,7 +54,7 @@ def buckets(xs: list[Tensor], batch: Batch) -> Iterator[slice]:
 
 
 def backend_of(p: Tensor, grad: Tensor) -> str:
-    """What steps a tensor where `fused` is set: `native` on a CPU, `kernels` on a GPU, `lists` where they do not take it."""
+    """Return what steps a tensor where `fused` is set: `native` on a CPU, `kernels` on a GPU, `lists` where they do not take it."""
     if torch.compiler.is_compiling() or not local(p).is_contiguous():
         return "lists"
     if p.device.type == "cpu":
@@ -63,6 +63,6 @@ def backend_of(p: Tensor, grad: Tensor) -> str:
 
 
 def groups_of(x: Tensor) -> list[Any]:
-    """Process groups over which a tensor is cut: those of the dimensions of its mesh along which it is sharded, not replicated."""
+    """Return the process groups over which a tensor is sharded: those of the dimensions of its mesh along which it is sharded, not replicated."""
     mesh, placements = getattr(x, "device_mesh", None), getattr(x, "placements", ())
     return [mesh.get_group(i) for i, placement in enumerate(placements) if placement.is_shard()] if mesh is not None else []

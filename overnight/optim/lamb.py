@@ -55,7 +55,7 @@ def lamb(x: Tensors, g: Tensors, m: Tensors, v: Tensors, s: Scalars, group: Mapp
 
 
 def step_sizes(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, Any]) -> tuple[tuple[Tensor], Tensor]:
-    """lr · |x|/|u|, and the trust ratio |x|/|u| (each (n)).
+    """Return lr · |x|/|u|, and the trust ratio |x|/|u| (each (n)).
 
     Args:
         s: numbers of the step.
@@ -143,7 +143,7 @@ class Lamb(Layerwise):
         )
 
     def scalars(self, group: dict[str, Any], t: Tensor, live: Tensor, norms: Tensor, scale: Any, x_norms: Callable[[], Tensor]) -> Scalars:
-        """The numbers of a step.
+        """Return the numbers of a step.
 
         Args:
             t: steps of each tensor, this one included (n).
@@ -160,12 +160,12 @@ class Lamb(Layerwise):
         return Scalars(new1, new2, correct1, correct2, group["lr"] * live, scale)
 
     def native(self, xs: list[Tensor], gs: list[Tensor], moments: list[list[Tensor]], table: Tensor, group: dict[str, Any]) -> Tensor:
-        """The step by native.c; returns the trust ratios (n)."""
+        """Take the step by native.c; returns the trust ratios (n)."""
         return native.adaptive("lamb", xs, gs, moments[0], moments[1], table, group, self.scratch(xs))
 
 
 def decay(beta: float, t: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight of the new value of a moment, and its bias correction 1/(1−β^t), for each tensor (n).
+    """Return weight of the new value of a moment, and its bias correction 1/(1−β^t), for each tensor (n).
 
     Args:
         beta: decay.

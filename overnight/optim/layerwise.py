@@ -1,7 +1,7 @@
 """What Lars, Lamb and Lans have in common: everything around their equations.
 
 A step gathers the tensors that have a gradient by group, device, type and sharding, measures |g| of each, and hands the lists to the
-optimizer's equations. No number is read back from the device, so a step costs no synchronisation and can be compiled or captured.
+optimizer's equations. No number is read back from the device, so a step costs no synchronization and can be compiled or captured.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         super().__init__(params, defaults)  # type: ignore[arg-type]
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy takes with it; torch's leaves out what it does not know."""
+        """Return what a copy takes with it; torch's leaves out what it does not know."""
         return {**super().__getstate__(), **{name: getattr(self, name) for name in ("max_grad_norm", "check_finite")}} | {
             "_stats": StepStats(),
             "_scratch": None,
@@ -102,7 +102,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         return self._stats.ratios
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, with the settings and the tensors checked.
+        """Add a group as torch does, with the settings and the tensors checked.
 
         Raises:
             ValueError: naming the setting or the tensor.
@@ -115,7 +115,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         try:
             for name, p in _named(self.param_groups[-1]):
                 if not p.is_floating_point():
-                    raise ValueError(f"{name} is {p.dtype}: only real floating-point tensors can be optimised")
+                    raise ValueError(f"{name} is {p.dtype}: only real floating-point tensors can be optimized")
         except ValueError:
             self.param_groups.pop()
             raise
@@ -195,7 +195,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         )
 
     def _step(self, batch: Batch, clip: Tensor | None) -> None:
-        """One step of the tensors of a batch."""
+        """Take one step of the tensors of a batch."""
         group = batch.group
         states = [self.state[p] for p in batch.params]
         for p, state in zip(batch.params, states, strict=True):
@@ -217,7 +217,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
             torch._foreach_copy_([local(p) for p in batch.params], xs)
 
     def _apply(self, batch: Batch, xs: list[Tensor], moments: list[list[Tensor]], scalars: Any) -> Tensor:
-        """The equations over lists of tensors; returns the trust ratios (n)."""
+        """Apply the equations over lists of tensors; returns the trust ratios (n)."""
         group, trusts = batch.group, []
         for here in buckets(xs, batch):
             s = type(scalars)(*(v if isinstance(v, float) else v.expand_as(batch.norms)[here].to(batch.norms.dtype) for v in scalars))
@@ -233,12 +233,12 @@ class Layerwise(torch.optim.Optimizer, ABC):
         return torch.cat(trusts)
 
     def _apply_native(self, batch: Batch, xs: list[Tensor], moments: list[list[Tensor]], scalars: Any) -> Tensor:
-        """The same, by native.c."""
+        """Apply them by native.c."""
         table = torch.stack([torch.as_tensor(v).expand_as(batch.norms) for v in scalars], 1).to(batch.norms.dtype)
         return self.native(xs, batch.grads, moments, table, batch.group)
 
     def _apply_kernels(self, batch: Batch, xs: list[Tensor], moments: list[list[Tensor]], scalars: Any) -> Tensor:
-        """The same, by kernels.py, which writes 16-bit parameters too."""
+        """Apply them by kernels.py, which writes 16-bit parameters too."""
         from overnight.optim import kernels
 
         copies = [local(p) for p in batch.params if p.dtype != xs[0].dtype]
@@ -248,31 +248,31 @@ class Layerwise(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def scalars(self, group: dict[str, Any], t: Tensor, live: Tensor, norms: Tensor, scale: Any, x_norms: Callable[[], Tensor]) -> Any:
-        """The numbers of a step: a named tuple of (n) or of one for all, with `scale`."""
+        """Return the numbers of a step: a named tuple of (n) or of one for all, with `scale`."""
 
     @staticmethod
     @abstractmethod
     def update_direction(x: Any, g: Any, *moments: Any) -> tuple[Any, ...]:
-        """Where tensors go, from (x, g, moments..., scalars, group); it changes the moments."""
+        """Return where tensors go, from (x, g, moments..., scalars, group); it changes the moments."""
 
     @staticmethod
     @abstractmethod
     def step_sizes(s: Any, norms: Sequence[Tensor] | None, group: Any) -> tuple[tuple[Tensor, ...], Tensor]:
-        """How far they go in each direction, and the trust ratio (each (n)), from the norms of x and the directions."""
+        """Return how far they go in each direction, and the trust ratio (each (n)), from the norms of x and the directions."""
 
     @abstractmethod
     def native(self, xs: list[Tensor], gs: list[Tensor], moments: list[list[Tensor]], table: Tensor, group: dict[str, Any]) -> Tensor:
-        """The whole step by native.c, from a row of the numbers for each tensor (n, K); returns the trust ratios (n)."""
+        """Take the whole step by native.c, from a row of the numbers for each tensor (n, K); returns the trust ratios (n)."""
 
     def scratch(self, xs: list[Tensor]) -> Tensor:
-        """Room for two directions of the longest tensor (2, N), kept: fresh memory at each step would cost as much as the step."""
+        """Return room for two directions of the longest tensor (2, N), kept: fresh memory at each step would cost as much as the step."""
         need = max(x.numel() for x in xs)
         if self._scratch is None or self._scratch.dtype != xs[0].dtype or self._scratch.shape[1] < need:
             self._scratch = xs[0].new_empty(2, need)
         return self._scratch
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but state beside 16-bit parameters stays fp32, where torch casts it down.
+        """Load a state as torch does, but state beside 16-bit parameters stays fp32, where torch casts it down.
 
         Raises:
             ValueError: for the state of another optimizer, or of tensors of other shapes; nothing is changed.
@@ -310,7 +310,7 @@ def norms_of(batch: Batch, parts: list[Tensor]) -> Tensor:
 
 
 def whole_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """L2 norms of whole tensors (n), float32 or wider, also where each process holds a part; waits for no device."""
+    """Return L2 norms of whole tensors (n), float32 or wider, also where each process holds a part; waits for no device."""
     alike: dict[Any, list[int]] = {}
     for i, x in enumerate(tensors):
         alike.setdefault((x.device, state_dtype(x), tuple(groups_of(x))), []).append(i)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def state_dtype(p: Tensor) -> torch.dtype:
-    """The type of the state beside a parameter: float32, and float64 for float64."""
+    """Return the type of the state beside a parameter: float32, and float64 for float64."""
     return torch.float64 if p.dtype == torch.float64 else torch.float32
 
 
 def local(x: Tensor) -> Tensor:
-    """This process's part of a sharded tensor; any other tensor as it is."""
+    """Return this process's part of a sharded tensor; any other tensor as it is."""
     part: Tensor = x.to_local() if hasattr(x, "to_local") else x
     return part
 
@@ -44,7 +44,7 @@ def fit(state: dict[str, Any], p: Tensor, moments: Sequence[str]) -> None:
 
 
 def laid_out(value: Tensor, p: Tensor) -> Tensor:
-    """A copy of a state tensor in the memory format of the parameter and the type of its state."""
+    """Return a copy of a state tensor in the memory format of the parameter and the type of its state."""
     return torch.empty_like(p, dtype=state_dtype(p)).copy_(value)
 
 

@@ -24,7 +24,7 @@ _PATIENCE = 60.0
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Within it, this process alone writes a run folder, which is made if absent.
+    """Let this process alone write a run folder, which is made if absent.
 
     The lock is `flock` on `folder/lock`: it ends with the process, also after `kill -9`, and leaves nothing to clear away. A job that its
     launcher or scheduler has started again waits up to a minute for it.

@@ -15,7 +15,7 @@ from overnight.errors import DataError, UserError
 from overnight.run_dir.atomic import write_json
 from overnight.state_files import read_json
 
-# Seconds that Weights & Biases may take to begin and to end, before the run goes on without the network.
+# Seconds that Weights & Biases may take to begin and to end, before the run continues without the network.
 _BEGIN_WITHIN, _END_WITHIN = 30.0, 60.0
 
 
@@ -26,7 +26,7 @@ class Logger(Protocol):
         """Show numbers by name (`train/loss`) of a step, counted over all phases."""
 
     def back_to(self, step: int) -> None:
-        """The run goes on from this step: what came after it is written again."""
+        """Resume from this step: what came after it is written again."""
 
     def close(self) -> None:
         """Write what is not written yet."""
@@ -37,7 +37,7 @@ class Metrics:
 
     Args:
         path: the file; made if absent. None writes nothing, where another process does.
-        keep_bytes: forget what was written after this many bytes, because the run goes on from there.
+        keep_bytes: forget what was written after this many bytes, because the run resumes there.
         loggers: are shown the numbers of `train` and `eval` lines.
     """
 
@@ -66,7 +66,7 @@ class Metrics:
                 logger.add(numbers, values["global_step"])
 
     def size(self) -> int:
-        """Bytes written so far."""
+        """Return bytes written so far."""
         return self._file.tell()
 
     def back_to(self, keep_bytes: int, step: int) -> None:
@@ -90,7 +90,7 @@ class Metrics:
 
 
 def open_loggers(run: Run, step: int, log: Callable[[str], None]) -> list[Logger]:
-    """Return the loggers that a run asks for, to go on from a step.
+    """Return the loggers that a run asks for, to resume from a step.
 
     Args:
         step: counted over all phases; 0 at the start.
@@ -189,11 +189,11 @@ class WeightsAndBiases:
         try:
             self._run.log(dict(values), step=step)
         except Exception as error:  # Whatever its service died of, the training has lost nothing.
-            self._log(f"Weights & Biases: {_without_key(error)}. The training goes on without it")
+            self._log(f"Weights & Biases: {_without_key(error)}. The training continues without it")
             self._run = None
 
     def back_to(self, step: int) -> None:
-        """Its steps only grow, so what is trained again shows from the step that was reached."""
+        """Do nothing: its steps only grow, so what is trained again shows from the step that was reached."""
 
     def close(self) -> None:
         """Send what is left."""
@@ -211,6 +211,6 @@ def _wandb_id(path: Path) -> str:
 
 
 def _without_key(error: Exception) -> str:
-    """The first line of an error, in which no key can stand."""
+    """Return the first line of an error, in which no key can stand."""
     line = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
     return line.replace(os.environ.get("WANDB_API_KEY") or "\0", "...")

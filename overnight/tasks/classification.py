@@ -49,7 +49,7 @@ _GLUE = {
 
 
 def load_task(task: str, path: Path, seed: int = 0, columns: Columns = OWN_NAMES, dev: Path | None = None) -> TaskData:
-    """Read a labelled task.
+    """Read a labeled task.
 
     Args:
         task: cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli (GLUE), sst, imdb, or csv (one's own table).
@@ -136,7 +136,7 @@ def _glue_label(cell: str, task: _Glue, where: str) -> str | float:
 
 
 def _load_mrpc(folder: Path) -> TaskData:
-    """MRPC from Microsoft's own files: GLUE's dev rows are those that `dev_ids.tsv` lists, and the test rows are labelled.
+    """Read MRPC from Microsoft's own files: GLUE's dev rows are those that `dev_ids.tsv` lists, and the test rows are labeled.
 
     No quoting: many sentences hold a single quotation mark, and csv's rules would join their rows.
     """
@@ -162,7 +162,7 @@ def _load_mrpc(folder: Path) -> TaskData:
 
 
 def _load_sst(folder: Path) -> TaskData:
-    """Binary sentence-level SST in the csv files of Radford et al. 2017 (arXiv:1704.01444): label, sentence."""
+    """Read binary sentence-level SST in the csv files of Radford et al. 2017 (arXiv:1704.01444): label, sentence."""
 
     def read(split: str) -> list[Example]:
         file = _file(folder, f"{split}_binary_sent.csv", "sst")

@@ -1,4 +1,4 @@
-"""Does this name belong to this docstring? A labelled task made from the documentation inside the Python environment.
+"""Does this name belong to this docstring? A labeled task made from the documentation inside the Python environment.
 
 Segment A is a qualified name split into words, segment B a docstring; a wrong name is another's of the same package.
 """
@@ -67,7 +67,7 @@ def _example(index: int, described: tuple[str, str], other: tuple[str, str]) -> 
 
 
 def _pairs(docstrings: Iterable[Docstring], seed: int) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-    """Two (name in words, text) of one package at a time, every name and text once."""
+    """Yield two (name in words, text) of one package at a time, every name and text once."""
     packages: dict[str, list[tuple[str, str]]] = {}
     names: set[str] = set()
     openings: set[str] = set()
@@ -90,12 +90,12 @@ def _rank(seed: int, purpose: str, text: str) -> bytes:
 
 
 def name_words(name: str) -> list[str]:
-    """The words of a qualified name in lower case: `http.HTTPServer.serve_forever` is http, http, server, serve, forever."""
+    """Return the words of a qualified name in lower case: `http.HTTPServer.serve_forever` is http, http, server, serve, forever."""
     return [word.lower() for word in _WORD.findall(name)]
 
 
 def overlap_baseline(task: TaskData) -> float:
-    """Accuracy on dev of a rule without a model: the name is the docstring's own if enough of its words occur in the text.
+    """Return accuracy on dev of a rule without a model: the name is the docstring's own if enough of its words occur in the text.
 
     What is enough, a share of the different words of the name, is the threshold that is right most often on the training rows.
     """

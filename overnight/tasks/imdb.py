@@ -20,7 +20,7 @@ _ARCHIVES = ("aclImdb.tar.xz", "aclImdb_v1.tar.gz", "aclImdb.tar.gz")
 def load_imdb(path: Path, seed: int = 0) -> TaskData:
     """Read the reviews; dev is a tenth of the training reviews, held out by a hash of their text.
 
-    The `<br />` of the pages becomes a blank; nothing else is changed. The unlabelled reviews are not read.
+    The `<br />` of the pages becomes a blank; nothing else is changed. The unlabeled reviews are not read.
 
     Args:
         path: the folder `aclImdb`, the folder around it or around its archive, or the archive (.tar.xz, .tar.gz), which is read as a
@@ -67,7 +67,7 @@ def _source(path: Path) -> Path:
 
 
 def _label_of(name: str) -> tuple[str, str, str] | None:
-    """(split, label, stem) of a labelled review's path, None for every other file."""
+    """Return (split, label, stem) of a labeled review's path, None for every other file."""
     match name.split("/")[-3:]:
         case [("train" | "test") as part, ("neg" | "pos") as label, file] if file.endswith(".txt"):
             return part, label, file.removesuffix(".txt")

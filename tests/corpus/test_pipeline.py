@@ -187,9 +187,9 @@ def test_it_continues_where_it_stopped_and_gives_the_same_bytes(
 @pytest.mark.parametrize(
     ("until", "name"),
     [
-        ("_tokenise", "vocab.txt"),
-        ("_tokenise", "tokenizer.json"),
-        ("_tokenise", "work/clean-00000.arrow"),
+        ("_tokenize", "vocab.txt"),
+        ("_tokenize", "tokenizer.json"),
+        ("_tokenize", "work/clean-00000.arrow"),
         ("_shard", "work/train-00000.arrow"),
         ("_shard", "work/valid-00000.arrow"),
         ("_shard", "work/train-00000.arrow.json"),
