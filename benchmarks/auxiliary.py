@@ -2,7 +2,7 @@
 
     OVERNIGHT_DATA=... python -m benchmarks.auxiliary      # one thread
 
-A multiplicative LSTM of 256 units reads 6 MiB of Amazon's music reviews, windows of 64 bytes, 64 lanes, Adam; with `label_weight` it also
+A multiplicative LSTM of 256 units reads 6 MiB of Amazon's music reviews, windows of 64 bytes, 64 streams, Adam; with `label_weight` it also
 predicts the stars from the cell state at the end of each review (squared error; stars of the held-out reviews beside those of always saying
 the mean of the training reviews). Then the frozen cell state is judged on binary SST as `overnight linear-probe` does. Same seeds, data and
 order for all weights. Into --out go trials.jsonl and summary.json.
@@ -27,7 +27,7 @@ import torch
 
 from overnight import config
 from overnight.byte_lm.features import extract_features
-from overnight.byte_lm.linear_probe import Problem, read_problem
+from overnight.byte_lm.linear_probe import ProbeTask, read_probe_task
 from overnight.byte_lm.logistic import fit
 from overnight.config import LinearProbe, Run
 from overnight.console import Line
@@ -89,7 +89,7 @@ def recipe(paths: Sequence[str], data: Path, out: Path, weight: float, seed: int
     return config.build_run(tree)
 
 
-def trial(run: Run, problem: Problem, weight: float) -> Trial:
+def trial(run: Run, problem: ProbeTask, weight: float) -> Trial:
     """Train, and judge the features."""
     start = time.perf_counter()
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     log = options.out / "trials.jsonl"
     trials = [Trial(**json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
-    problem = read_problem(LinearProbe(task="sst", path=options.sst, seeds=list(options.seeds)))
+    problem = read_probe_task(LinearProbe(task="sst", path=options.sst, seeds=list(options.seeds)))
     with tempfile.TemporaryDirectory() as folder:
         for seed in options.seeds:
             for weight in WEIGHTS:

@@ -77,7 +77,7 @@ def measure(model: str, saves: int, folder: Path) -> dict[str, Any]:
     work = Pretraining(run, Line(StringIO()))
     ((_, phase),) = run.phases.items()
     optimizer = build_optimizer(work.model, phase.optim)
-    step = partial(work.samples(phase, 0, "train").step, grain=pad_to_multiple(phase, phase.micro_batch_size))
+    step = partial(work.samples(phase, 0, "train").step, pad_to_multiple=pad_to_multiple(phase, phase.micro_batch_size))
     settings = LoopConfig(phase.steps, lambda step: learning_rate(phase, step), 1.0, DTYPES[run.precision], work.device, (0,))
     savers = [CheckpointWriter(folder / kind, 2, asynchronous=kind == "asynchronous") for kind in ("asynchronous", "waited")]
     taken: list[Save] = []

@@ -147,7 +147,7 @@ class MaskedLM:
         assert isinstance(network, BertForPretraining)
         samples = self._samples("train", batch, seed)
         for step in range(self.examples // batch):
-            work, total = samples.step(step, grain=64), 0.0
+            work, total = samples.step(step, pad_to_multiple=64), 0.0
             targets = work.divisors()["mlm"]
             for micro in work.micro:
                 loss = network.losses(micro, torch.float32)[0]["mlm"] / targets

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from overnight.byte_lm.features import extract_features
-from overnight.byte_lm.linear_probe import read_problem
+from overnight.byte_lm.linear_probe import read_probe_task
 from overnight.byte_lm.logistic import STRENGTHS, Classifier, by_liblinear, by_newton, distance
 from overnight.engine.precision import DTYPES
 from overnight.engine.pretrain import set_up_machine
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run = stored_run(options.source, overrides)
     set_up_machine(run)
     spec = run.linear_probe[options.task]
-    problem, seed = read_problem(spec), spec.seeds[0]
+    problem, seed = read_probe_task(spec), spec.seeds[0]
     x = extract_features(load_byte_model(options.source)[0], problem.documents, spec.features, DTYPES[run.precision]).astype(np.float64)
     rows, y = problem.parts[seed], problem.classes == 1
     train, valid = rows["train"], rows["valid"]

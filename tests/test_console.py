@@ -271,7 +271,7 @@ def test_a_run_on_a_terminal_shows_every_phase_and_leaves_it_clean(
     line = Line(out)
     pretrain(run, line)
     text = out.getvalue()
-    assert "held-out accuracy" in text and "of the measured peak" in text and "checkpoint" in text
+    assert "validation accuracy" in text and "of the measured peak" in text and "checkpoint" in text
     screen = out.screen()
     assert [text.split("  ")[0] for text in screen if re.match(r"(short|long) (6/6|4/4)  loss", text)] == ["short 6/6", "long 4/4"]
     assert "━" not in "".join(screen) and screen[-1] == ""

@@ -34,7 +34,7 @@ LAYERS = [
     ["corpus"],
     ["run_dir"],
     ["config"],
-    ["native", "signals", "state_files"],
+    ["native", "machine", "signals", "state_files"],
     ["errors", "display", ""],
 ]
 # These, and everything of ours that they import, run without torch.

@@ -18,7 +18,7 @@ def batch_warmup(phase: Phase) -> BatchWarmup:
 
 
 def batch_size(phase: Phase, step: int) -> int:
-    """Sequences of step `step` (from 0) of a phase."""
+    """Return sequences of step `step` (from 0) of a phase."""
     start, steps = batch_warmup(phase).initial_batch_size, batch_warmup(phase).steps
     if not start or step >= steps:
         return phase.global_batch_size
@@ -26,7 +26,7 @@ def batch_size(phase: Phase, step: int) -> int:
 
 
 def sequences_before(phase: Phase, step: int) -> int:
-    """Sequences of all steps of a phase before `step`; of all the phase for `phase.steps`."""
+    """Return sequences of all steps of a phase before `step`; of all the phase for `phase.steps`."""
     start, steps = batch_warmup(phase).initial_batch_size, batch_warmup(phase).steps
     if not start:
         return step * phase.global_batch_size
@@ -37,13 +37,13 @@ def sequences_before(phase: Phase, step: int) -> int:
 
 
 def micro_batch_sizes(phase: Phase, world: int = 1) -> list[int]:
-    """All micro-batches that cut a process's share of the global batch equally, the smallest first."""
+    """Return all micro-batches that cut a process's share of the global batch equally, the smallest first."""
     share = phase.global_batch_size // world
     return [count for count in range(1, share + 1) if share % count == 0]
 
 
 def pad_to_multiple(phase: Phase, count: int) -> int:
-    """Tokens to whose multiple the stream of a micro-batch of `count` sequences is filled up: 1/64 of its full size.
+    """Return tokens to whose multiple the stream of a micro-batch of `count` sequences is filled up: 1/64 of its full size.
 
     A compiled model wants few shapes, and so does oneDNN, which keeps a kernel for each (a GB after 250 steps of ever new sizes).
     """
@@ -51,7 +51,7 @@ def pad_to_multiple(phase: Phase, count: int) -> int:
 
 
 def micro_batch(phase: Phase, step: int, world: int = 1) -> int:
-    """Sequences of a micro-batch: the setting, or while the batch warms up the most below it that cut a process's share equally.
+    """Return the sequences of a micro-batch: the setting, or while the batch warms up the most below it that cut a process's share equally.
 
     A setting that is still to be found (0) counts as 1, the least.
 

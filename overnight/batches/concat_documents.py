@@ -1,4 +1,4 @@
-"""All documents of a byte split in one order, joined and cut into strings: the text that lanes read.
+"""All documents of a byte split in one order, joined and cut into strings: the text that streams read.
 
 Shapes: D documents, S strings of an epoch, R pieces to read.
 """
@@ -24,13 +24,13 @@ class Documents:
         shards: files of bytes; they stay memory-mapped.
 
     Raises:
-        DataError: when they hold word pieces.
+        DataError: when they hold WordPiece tokens.
     """
 
     def __init__(self, shards: list[Shard]) -> None:
         for shard in shards:
             if shard.tokens.dtype != np.uint8:
-                raise DataError(f"{shard.name} holds word pieces, not bytes; prepare another folder with data.tokenizer = bytes")
+                raise DataError(f"{shard.name} holds WordPiece tokens, not bytes; prepare another folder with data.tokenizer = bytes")
             assert len(shard.document_sentences) == len(shard.sentence_starts), "a document of bytes is one sentence"
         self.names = [shard.name for shard in shards]
         self.bytes = [shard.tokens for shard in shards]
@@ -48,7 +48,7 @@ class Documents:
         return len(self.lengths_D)
 
     def text(self, document: int, start: int, end: int) -> np.ndarray:
-        """Bytes of a part of a document."""
+        """Return bytes of a part of a document."""
         file = bisect_right(self.first, document) - 1
         at = int(self.starts[file][document - self.first[file]])
         return self.bytes[file][at + start : at + end]
@@ -85,7 +85,7 @@ class Joined:
         """First byte of each string, and the end of the last (S + 1)."""
 
     def read(self, starts_R: np.ndarray, ends_R: np.ndarray, width: int) -> np.ndarray:
-        """Bytes [start, end) of the joined documents, one row each, zeros behind: (R, width) uint8."""
+        """Return bytes [start, end) of the joined documents, one row each, zeros behind: (R, width) uint8."""
         out = np.zeros((len(starts_R), width), np.uint8)
         row, place = self._within(starts_R, ends_R)
         first, last = self._starts[place], self._starts[place + 1]
@@ -97,14 +97,14 @@ class Joined:
         return out
 
     def document(self, position: int) -> tuple[str, int]:
-        """The document that has a byte: its file, and its row there."""
+        """Return the document that has a byte: its file, and its row there."""
         place = np.searchsorted(self._starts, [position], side="right") - 1
         number = int(order(place, len(self.documents), self.key)[0])
         file = bisect_right(self.documents.first, number) - 1
         return self.documents.names[file], number - self.documents.first[file]
 
     def ends(self, starts_R: np.ndarray, ends_R: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The labelled documents whose last byte lies in [start, end): row, place of that byte behind its start, label."""
+        """Return the labeled documents whose last byte lies in [start, end): row, place of that byte behind its start, label."""
         labels_D = self.documents.labels_D
         assert labels_D is not None
         row, place = self._within(starts_R, ends_R)
@@ -114,7 +114,7 @@ class Joined:
         return row[take], (last - starts_R[row])[take], labels[take]
 
     def _within(self, starts_R: np.ndarray, ends_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which documents have bytes in [start, end): for each the row, and its place in the order."""
+        """Return which documents have bytes in [start, end): for each the row, and its place in the order."""
         first = np.searchsorted(self._starts, starts_R, side="right") - 1
         counts = np.searchsorted(self._starts, ends_R, side="left") - first
         row = np.repeat(np.arange(len(starts_R)), counts)

@@ -34,7 +34,7 @@ from overnight.state_files import digest
 _PLAN, _ORDER, _MASK = 1, 2, 3
 
 
-class Dealt(NamedTuple):
+class StepSamples(NamedTuple):
     """The samples of a step (S sequences), and the micro-batches that they are dealt to."""
 
     epochs: np.ndarray
@@ -55,7 +55,7 @@ class Samples:
         shards: of one split.
         vocabulary: special ids.
         phase: length, pairs, masks.
-        seed: of the run, the phase's place in it, and whether this is the held-out stream.
+        seed: of the run, the phase's place in it, and whether this is for validation.
         cache: folder for the plans of epochs, so that a resumed run need not make them again.
     """
 
@@ -73,7 +73,7 @@ class Samples:
         self._boundaries = [_boundaries(shard) for shard in self.shards] if self.cache else []
 
     def sizes(self, position: int) -> np.ndarray:
-        """First positions of all epochs up to the one that holds `position` and of the next."""
+        """Return the first positions of all epochs up to the one that holds `position` and of the next."""
         while sum(self._sizes) <= position:
             size = sum(len(plan) for plan in self._load(len(self._sizes)))
             if size == 0:
@@ -86,11 +86,11 @@ class Samples:
         self.phase = replace(self.phase, micro_batch_size=size)
 
     def epoch_size(self) -> int:
-        """Samples in the first epoch."""
+        """Return samples in the first epoch."""
         return int(self.sizes(0)[1])
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The epoch of each position of the stream, and the number of its sample in that epoch."""
+        """Return the epoch of each position of the stream, and the number of its sample in that epoch."""
         bounds = self.sizes(int(positions.max()))
         epochs = np.searchsorted(bounds, positions, side="right") - 1
         samples = np.empty_like(positions)
@@ -127,7 +127,7 @@ class Samples:
         return plan
 
     def rows(self, epochs: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Shard number (S) and plan row (S, 5) of samples, as :func:`locate` returns them."""
+        """Return the shard number (S) and plan row (S, 5) of samples, as :func:`locate` returns them."""
         numbers, rows = np.empty(len(samples), np.int64), np.empty((len(samples), pairs.COLUMNS), np.int64)
         for epoch in np.unique(epochs):
             plans = self._load(int(epoch))
@@ -139,17 +139,17 @@ class Samples:
         return numbers, rows
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
-        """Tokens of the examples of plan rows, special ones included."""
+        """Return tokens of the examples of plan rows, special ones included."""
         inner = rows[:, pairs.A_END] - rows[:, pairs.A_START] + rows[:, pairs.B_END] - rows[:, pairs.B_START]
         return inner + (3 if self.phase.nsp else 2)
 
-    def batch(self, epochs: np.ndarray, samples: np.ndarray, numbers: np.ndarray, rows: np.ndarray, grain: int = 0) -> Batch:
-        """The flat, masked batch of some samples.
+    def batch(self, epochs: np.ndarray, samples: np.ndarray, numbers: np.ndarray, rows: np.ndarray, pad_to_multiple: int = 0) -> Batch:
+        """Return the flat, masked batch of some samples.
 
         Args:
             epochs, samples: of each sequence (S), as :meth:`locate` returns them.
             numbers, rows: of each sequence, as :meth:`rows` returns them.
-            grain: fill the stream up to a multiple of this many tokens, with equally many predicted rows every time,
+            pad_to_multiple: fill the stream up to a multiple of this many tokens, with equally many predicted rows every time,
                 so that a compiled model sees few shapes; 0 adds nothing.
         """
         vocabulary, phase = self.vocabulary, self.phase
@@ -170,18 +170,18 @@ class Samples:
         counts = masking.predictions(lengths, phase.mlm_probability, phase.max_predictions_per_seq)
         ids, predicted, labels = masking.mask(ids, starts, keys, counts, vocabulary, phase.whole_word)
         positions = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
-        if grain:
+        if pad_to_multiple:
             # The fill is sequences of its own, so that attention never sees it beside text; always equally many, none empty.
-            slots = -(-grain // phase.seq_len) + 1
-            fill = slots + -(len(ids) + slots) % grain
+            slots = -(-pad_to_multiple // phase.seq_len) + 1
+            fill = slots + -(len(ids) + slots) % pad_to_multiple
             fills = np.full(slots, fill // slots) + (np.arange(slots) < fill % slots)
             ids, segments = np.pad(ids, (0, fill), constant_values=vocabulary.pad), np.pad(segments, (0, fill))
             positions = np.concatenate([positions, *[np.arange(n) for n in fills]]).astype(np.int64)
             starts = np.concatenate([starts, starts[-1] + np.cumsum(fills)])
             lengths = np.concatenate([lengths, fills]).astype(np.int64)
-            room = int(len(ids) * phase.mlm_probability) + len(counts)
-            predicted = np.pad(predicted, (0, room - len(predicted)))
-            labels = np.pad(labels, (0, room - len(labels)), constant_values=IGNORED)
+            num_predictions = int(len(ids) * phase.mlm_probability) + len(counts)
+            predicted = np.pad(predicted, (0, num_predictions - len(predicted)))
+            labels = np.pad(labels, (0, num_predictions - len(labels)), constant_values=IGNORED)
         targets = {"mlm": torch.from_numpy(labels)}
         if phase.nsp:
             targets["nsp"] = torch.from_numpy(rows[:, pairs.IS_RANDOM].copy())
@@ -191,13 +191,13 @@ class Samples:
             segments_N=torch.from_numpy(segments),
             starts=torch.from_numpy(starts.astype(np.int32)),
             lengths=tuple(lengths.tolist()),
-            longest=phase.seq_len if grain else 0,
+            longest=phase.seq_len if pad_to_multiple else 0,
             predicted_M=torch.from_numpy(predicted),
             targets=targets,
         )
 
     def longest(self, count: int) -> Batch:
-        """A micro-batch of so many sequences that are all of full length, laid out as those of the stream are: what memory is measured with."""
+        """Return a micro-batch of so many sequences that are all of full length, laid out as those of the stream are: what memory is measured with."""
         number = max(range(len(self.shards)), key=lambda i: len(self.shards[i].tokens))
         inner = min(self.phase.seq_len - (3 if self.phase.nsp else 2), len(self.shards[number].tokens))
         half = inner // 2 if self.phase.nsp else inner
@@ -205,30 +205,30 @@ class Samples:
         rows[:, [pairs.A_END, pairs.B_START, pairs.B_END]] = half, half, inner
         return self.batch(np.zeros(count, np.int64), np.arange(count), np.full(count, number), rows, pad_to_multiple(self.phase, count))
 
-    def step(self, step: int, rank: int = 0, world: int = 1, grain: int = 0) -> StepBatches:
-        """What one process does in optimizer step `step` (from 0) of the phase.
+    def step(self, step: int, rank: int = 0, world: int = 1, pad_to_multiple: int = 0) -> StepBatches:
+        """Return what one process does in optimizer step `step` (from 0) of the phase.
 
         Args:
             step: counted within the phase.
             rank, world: which of how many processes.
-            grain: as in :meth:`batch`.
+            pad_to_multiple: as in :meth:`batch`.
 
         Raises:
             ConfigError: when the batch cannot be cut into equal shares for the processes.
         """
-        epochs, samples, numbers, rows, bins = self.dealt(step, world)
+        epochs, samples, numbers, rows, bins = self.step_samples(step, world)
         lengths = self.lengths(rows)
         predicted = int(masking.predictions(lengths, self.phase.mlm_probability, self.phase.max_predictions_per_seq).sum())
         batch = len(epochs)
         return StepBatches(
-            micro=tuple(self.batch(epochs[m], samples[m], numbers[m], rows[m], grain) for m in map(np.array, bins[rank::world])),
+            micro=tuple(self.batch(epochs[m], samples[m], numbers[m], rows[m], pad_to_multiple) for m in map(np.array, bins[rank::world])),
             tokens=int(lengths.sum()),
             sequences=batch,
             sizes=Sizes(int(lengths.sum()), int((lengths**2).sum()), predicted, batch if self.phase.nsp else 0),
         )
 
-    def dealt(self, step: int, world: int = 1) -> Dealt:
-        """The samples of optimizer step `step` (from 0) of the phase, and how they are dealt to the micro-batches of all processes.
+    def step_samples(self, step: int, world: int = 1) -> StepSamples:
+        """Return the samples of optimizer step `step` (from 0) of the phase, and how they are dealt to the micro-batches of all processes.
 
         Raises:
             ConfigError: when the batch cannot be cut into equal shares for the processes.
@@ -237,26 +237,26 @@ class Samples:
         bins = batch // micro_batch(self.phase, step, world)
         epochs, samples = self.locate(sequences_before(self.phase, step) + np.arange(batch, dtype=np.int64))
         numbers, rows = self.rows(epochs, samples)
-        return Dealt(epochs, samples, numbers, rows, balance_by_length(self.lengths(rows).tolist(), bins))
+        return StepSamples(epochs, samples, numbers, rows, balance_by_length(self.lengths(rows).tolist(), bins))
 
-    def origin(self, step: int, world: int, number: int) -> list[Provenance]:
-        """Where the sequences of a micro-batch come from.
+    def provenance(self, step: int, world: int, number: int) -> list[Provenance]:
+        """Return where the sequences of a micro-batch come from.
 
         Args:
             step: counted within the phase.
             number: of the micro-batch: process r of n has r, r + n, r + 2n, ...
         """
-        dealt = self.dealt(step, world)
+        drawn = self.step_samples(step, world)
         found: list[Provenance] = []
-        for i in dealt.bins[number]:
-            shard = self.shards[dealt.shards[i]]
-            sentence = int(np.searchsorted(shard.sentence_starts, dealt.rows[i][pairs.A_START], side="right")) - 1
+        for i in drawn.bins[number]:
+            shard = self.shards[drawn.shards[i]]
+            sentence = int(np.searchsorted(shard.sentence_starts, drawn.rows[i][pairs.A_START], side="right")) - 1
             row = int(np.searchsorted(shard.document_sentences, sentence, side="right")) - 1
-            found.append({"epoch": int(dealt.epochs[i]), "sample": int(dealt.samples[i]), "shard": shard.name, "row": row})
+            found.append({"epoch": int(drawn.epochs[i]), "sample": int(drawn.samples[i]), "shard": shard.name, "row": row})
         return found
 
-    def held_out(self, count: int) -> list[StepBatches]:
-        """The first `count` samples of the stream (or all of one epoch), as steps of one micro-batch: the same every time."""
+    def validation_steps(self, count: int) -> list[StepBatches]:
+        """Return the first `count` samples of the stream (or all of one epoch), as steps of one micro-batch: the same every time."""
         positions = np.arange(min(count, self.epoch_size()), dtype=np.int64)
         epochs, samples = self.locate(positions)
         numbers, rows = self.rows(epochs, samples)
@@ -282,7 +282,7 @@ def _kept_plan(path: Path) -> np.ndarray | None:
 
 
 def _boundaries(shard: Shard) -> str:
-    """A hash of all that a plan can depend on in a shard: where its sentences and documents begin."""
+    """Return a hash of all that a plan can depend on in a shard: where its sentences and documents begin."""
     state = xxhash.xxh3_128(np.ascontiguousarray(shard.sentence_starts).data)
     state.update(np.ascontiguousarray(shard.document_sentences).data)
     return str(state.hexdigest())
@@ -292,7 +292,7 @@ Item = TypeVar("Item")
 
 
 def prefetch(make: Callable[[int], Item], start: int, stop: int, depth: int = 2) -> Iterator[Item]:
-    """make(start), ..., make(stop - 1), each made ahead of its use by one background thread.
+    """Yield make(start), ..., make(stop - 1), each made ahead of its use by one background thread.
 
     Args:
         make: builds the item of a step.

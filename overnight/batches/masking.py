@@ -15,7 +15,7 @@ _MASKED, _RANDOM = 0.8, 0.9
 
 
 def predictions(lengths_S: np.ndarray, rate: float, most: int) -> np.ndarray:
-    """How many tokens of each sequence are predicted: the rounded share, at least 1, at most `most`.
+    """Return how many tokens of each sequence are predicted: the rounded share, at least 1, at most `most`.
 
     Args:
         lengths_S: tokens of each sequence, with [CLS] and [SEP].
@@ -76,7 +76,7 @@ def _choose_words(
     counts_S: np.ndarray,
     vocabulary: Vocabulary,
 ) -> np.ndarray:
-    """Offsets of the pieces of randomly chosen words: a word that would exceed the count is passed over, as in the original."""
+    """Return offsets of the tokens of randomly chosen words: a word that would exceed the count is passed over, as in the original."""
     # A piece continues a word only behind another piece of it: a segment may begin in the middle of one.
     joins_N = vocabulary.continuation[ids_N] & can_N
     joins_N[1:] &= can_N[:-1]
@@ -87,10 +87,10 @@ def _choose_words(
     last = ends[np.searchsorted(ends, first, side="right")]
     luck = random_words(keys_N[first], position_N[first] * 4)
     chosen: list[np.ndarray] = []
-    room = counts_S.astype(np.int64).copy()
+    budget = counts_S.astype(np.int64).copy()
     for word in np.lexsort((luck, sequence_N[first])):
         sequence, size = sequence_N[first[word]], last[word] - first[word]
-        if size <= room[sequence]:
-            room[sequence] -= size
+        if size <= budget[sequence]:
+            budget[sequence] -= size
             chosen.append(np.arange(first[word], last[word]))
     return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, np.int64)

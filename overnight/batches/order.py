@@ -15,7 +15,7 @@ _ROUNDS = 6
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64-bit words that scrambles them.
+    """Return the finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64-bit words that scrambles them.
 
     Args:
         x: uint64 array of any shape; the result has its shape.
@@ -27,7 +27,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def key(*counters: int) -> int:
-    """One 64-bit key from a tuple of counters, such as (seed, phase, epoch)."""
+    """Return one 64-bit key from a tuple of counters, such as (seed, phase, epoch)."""
     word = np.zeros(1, np.uint64)
     for counter in counters:
         word = mix(word ^ np.array([counter & 0xFFFFFFFFFFFFFFFF], np.uint64))
@@ -35,7 +35,7 @@ def key(*counters: int) -> int:
 
 
 def order(index: np.ndarray, count: int, order_key: int) -> np.ndarray:
-    """Where a pseudo-random permutation of `count` items sends each index.
+    """Return where a pseudo-random permutation of `count` items sends each index.
 
     A Feistel network on the next even power of two, walked until it falls inside (Black and Rogaway 2002): no table, so
     a corpus of any size is shuffled in no time and no memory.
@@ -64,7 +64,7 @@ def order(index: np.ndarray, count: int, order_key: int) -> np.ndarray:
 
 
 def random_words(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """Independent uniform 64-bit words, one for each (key, counter) pair.
+    """Return independent uniform 64-bit words, one for each (key, counter) pair.
 
     Args:
         keys: uint64 array.

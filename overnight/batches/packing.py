@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 Provenance = dict[str, int | str]
-"""Where a sequence comes from: `epoch` and `sample` of it (of bytes: `lane`), `shard`, and `row` of the shard (the document it begins in)."""
+"""Where a sequence comes from: `epoch` and `sample` of it (of bytes: `stream`), `shard`, and `row` of the shard (the document it begins in)."""
 IGNORED = -100
 """Label of a row that only fills up a shape."""
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A host's tensor on a device, without a wait for what the device is still doing."""
+    """Return a host's tensor on a device, without a wait for what the device is still doing."""
     if device.type == "cpu":
         return tensor
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
@@ -46,7 +46,7 @@ class Batch:
     """What the objective needs: `mlm` (M ids, -100 where a row only fills up), `nsp` (S), `label` (S), `start`/`end` (S offsets)."""
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device."""
+        """Return the same batch on a device."""
         if device.type == "cpu":
             return self
         move: dict[str, Any] = {name: moved(value, device) for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -79,7 +79,7 @@ class StepBatches:
     """Of the whole global batch."""
 
     def divisors(self) -> dict[str, int]:
-        """Number of targets of this process's micro-batches, by loss.
+        """Return the number of targets of this process's micro-batches, by loss.
 
         A loss is a sum divided by these (added up over the processes), which makes accumulation and world size invisible.
         """

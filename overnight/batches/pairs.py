@@ -26,7 +26,7 @@ VERSION = 1
 
 
 def plan_pairs(shard: Shard, length: int, short_seq_prob: float, seed: int) -> np.ndarray:
-    """The pairs of one epoch of a shard.
+    """Return the pairs of one epoch of a shard.
 
     Args:
         shard: the documents, none empty; a random B comes from another document of the same shard, if it has one.
@@ -37,7 +37,7 @@ def plan_pairs(shard: Shard, length: int, short_seq_prob: float, seed: int) -> n
     Returns:
         int32 array (examples, 5): a_start, a_end, b_start, b_end, is_random.
     """
-    rng, room = Random(seed), length - 3
+    rng, budget = Random(seed), length - 3
     # memoryview items are plain ints at a fraction of numpy's cost per access.
     starts, documents = shard.sentence_starts.data, shard.document_sentences.data
     out, count = array("i"), len(shard.document_sentences) - 1
@@ -45,7 +45,7 @@ def plan_pairs(shard: Shard, length: int, short_seq_prob: float, seed: int) -> n
     for document in range(count):
         sentence, end = documents[document], documents[document + 1]
         while sentence < end:
-            target = 2 + int(draw() * (room - 1)) if draw() < short_seq_prob else room
+            target = 2 + int(draw() * (budget - 1)) if draw() < short_seq_prob else budget
             # The first sentence boundary at or past the target, or the end of the document.
             stop = min(bisect_left(starts, starts[sentence] + target, sentence + 1, end), end)
             split = sentence + (1 + int(draw() * (stop - sentence - 1)) if stop - sentence > 1 else 1)
@@ -59,46 +59,46 @@ def plan_pairs(shard: Shard, length: int, short_seq_prob: float, seed: int) -> n
                 b_start, b_end, is_random, sentence = starts[first], starts[last], 1, split
             else:
                 b_start, b_end, is_random, sentence = a_end, starts[stop], 0, stop
-            excess = (a_end - a_start) + (b_end - b_start) - room
+            excess = (a_end - a_start) + (b_end - b_start) - budget
             if excess > 0:
-                cut_a = _cut_of_a(a_end - a_start, b_end - b_start, excess)
-                a_start, a_end = _truncate(a_start, a_end, cut_a, rng)
-                b_start, b_end = _truncate(b_start, b_end, excess - cut_a, rng)
+                from_a = _tokens_off_a(a_end - a_start, b_end - b_start, excess)
+                a_start, a_end = _truncate(a_start, a_end, from_a, rng)
+                b_start, b_end = _truncate(b_start, b_end, excess - from_a, rng)
             out.extend((a_start, a_end, b_start, b_end, is_random))
     return np.frombuffer(out, np.int32).reshape(-1, COLUMNS) if out else np.zeros((0, COLUMNS), np.int32)
 
 
 def _other_document(document: int, count: int, draw: Callable[[], float]) -> int:
-    """Any document but this one, each as likely; where there is no other, this one, as in the original."""
+    """Return another document, each as likely; where there is no other, this one, as in the original."""
     other = int(draw() * (count - 1))
     return min(other + (other >= document), count - 1)
 
 
-def _cut_of_a(length_a: int, length_b: int, excess: int) -> int:
-    """How many of `excess` tokens A loses when the longer segment loses one at a time (B at a tie)."""
+def _tokens_off_a(length_a: int, length_b: int, excess: int) -> int:
+    """Return how many of `excess` tokens A loses when the longer segment loses one at a time (B at a tie)."""
     gap = length_a - length_b
     if gap > 0:
         return min(excess, gap) + max(0, excess - gap) // 2
     return max(0, excess + gap) // 2
 
 
-def _truncate(start: int, end: int, cut: int, rng: Random) -> tuple[int, int]:
-    """Drop `cut` tokens, each from the front or the back with equal chance."""
-    front = rng.getrandbits(cut).bit_count() if cut else 0
-    return start + front, end - (cut - front)
+def _truncate(start: int, end: int, cut_tokens: int, rng: Random) -> tuple[int, int]:
+    """Drop `cut_tokens` tokens, each from the front or the back with equal chance."""
+    front = rng.getrandbits(cut_tokens).bit_count() if cut_tokens else 0
+    return start + front, end - (cut_tokens - front)
 
 
 def plan_segments(shard: Shard, length: int, short_seq_prob: float, seed: int) -> np.ndarray:
-    """The single segments of one epoch of a shard: every token of every document once, in runs that fill the length.
+    """Return the single segments of one epoch of a shard: every token of every document once, in runs that fill the length.
 
     Args, returns: as :func:`plan_pairs`; B is empty and `is_random` 0. `length` counts [CLS] and one [SEP].
     """
-    rng, room = Random(seed), length - 2
+    rng, budget = Random(seed), length - 2
     bounds = shard.sentence_starts[shard.document_sentences]
     out = array("i")
     for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         while start < end:
-            target = 2 + int(rng.random() * (room - 1)) if rng.random() < short_seq_prob else room
+            target = 2 + int(rng.random() * (budget - 1)) if rng.random() < short_seq_prob else budget
             stop = min(start + target, end)
             out.extend((start, stop, stop, stop, 0))
             start = stop

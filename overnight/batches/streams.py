@@ -1,11 +1,11 @@
-"""Byte streams as lanes: shards of documents drawn without replacement, read by carried state window by window.
+"""Byte streams: shards of documents drawn without replacement, read by carried state window by window.
 
-An epoch orders the documents of a split and cuts them into S shards. Shard number g, counted over all epochs, is read by lane g mod B;
-a lane reads its shards one after another, each in windows of T bytes. So every document is read once an epoch, and where a lane stands
+An epoch orders the documents of a split and cuts them into S shards. Shard number g, counted over all epochs, is read by stream g mod B;
+a stream reads its shards one after another, each in windows of T bytes. So every document is read once an epoch, and where a stream stands
 at a step follows from the lengths of the shards alone: nothing depends on the number of processes, the micro-batch or where
 training stopped. (A shard of the corpus on disk is another thing: a file of documents.)
 
-Shapes: B rows (lanes), T bytes of a window, S shards of an epoch, K documents that end in a window.
+Shapes: B rows (streams), T bytes of a window, S shards of an epoch, K documents that end in a window.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from overnight.corpus.shards import Shard
 from overnight.errors import DataError
 
 VALIDATION_STREAMS = 16
-"""Lanes of an evaluation, as many as Puri et al. 2018 take."""
+"""Streams of an evaluation, as many as Puri et al. 2018 take."""
 LEAST_SHARDS = 1000
 """Shards of an epoch at least, unless the phase says how many (Puri et al. 2018)."""
 # What the counters of a key stand for.
@@ -36,12 +36,12 @@ _ORDER = 2
 
 @dataclass(frozen=True)
 class ByteBatch:
-    """One window of some lanes."""
+    """One window of some streams."""
 
     ids_BT: Tensor
     """Bytes (int64)."""
-    lanes: Tensor
-    """Which lane each row is (int64, B), on the host."""
+    streams: Tensor
+    """Which stream each row is (int64, B), on the host."""
     fresh_B: Tensor
     """Whether a shard begins with this window, so that the state is zeroed before it (bool)."""
     targets: dict[str, Tensor] = field(default_factory=dict)
@@ -49,14 +49,14 @@ class ByteBatch:
     ends_K: Tensor | None = None
     """Offsets b*T + t of the last byte of the documents that end in this window and have a label (int64); None without an auxiliary objective."""
     state_B: Tensor | None = None
-    """Carried state of the rows (fp32, B and the shape of one lane's state); None is zero."""
+    """Carried state of the rows (fp32, B and the shape of one stream's state); None is zero."""
 
     def to(self, device: torch.device) -> ByteBatch:
-        """The same batch on a device."""
+        """Return the same batch on a device."""
         found: dict[str, Any] = {
             name: moved(value, device)
             for name, value in vars(self).items()
-            if isinstance(value, Tensor) and name not in ("lanes", "state_B")
+            if isinstance(value, Tensor) and name not in ("streams", "state_B")
         }
         return replace(self, **found, targets={name: moved(value, device) for name, value in self.targets.items()})
 
@@ -67,10 +67,10 @@ class Streams:
     Args:
         shards: of one split, prepared with `data.tokenizer = bytes`.
         phase: batch, length and shards.
-        seed: of the run, the phase's place in it, and whether this is the held-out stream.
+        seed: of the run, the phase's place in it, and whether this is for validation.
 
     Raises:
-        DataError: when the corpus holds word pieces, or lacks the labels that the phase needs.
+        DataError: when the corpus holds WordPiece tokens, or lacks the labels that the phase needs.
     """
 
     def __init__(self, shards: list[Shard], phase: BytePhase, seed: tuple[int, ...]) -> None:
@@ -79,12 +79,12 @@ class Streams:
             raise DataError(f"label_weight = {phase.label_weight}, but the corpus was prepared without data.label; prepare it with one")
         self.shards = phase.num_document_groups or max(LEAST_SHARDS, phase.global_batch_size)
         self._joined: dict[int, Joined] = {}
-        # Bytes of the shards of the epochs so far, and the windows that each lane has read when it ends each of its shards (turns, B).
+        # Bytes of the shards of the epochs so far, and the windows that each stream has read when it ends each of its shards (turns, B).
         self._lengths = np.zeros(0, np.int64)
         self._ends = np.zeros((0, phase.global_batch_size), np.int64)
 
-    def lanes(self, rank: int = 0, world: int = 1) -> range:
-        """The lanes of one process: neighbours, so that the states of all processes on end are in the order of the lanes.
+    def stream_numbers(self, rank: int = 0, world: int = 1) -> range:
+        """Return the streams of one process: neighbors, so that the states of all processes on end are in the order of the streams.
 
         Raises:
             ConfigError: when the batch cannot be cut into equal shares for the processes.
@@ -93,10 +93,10 @@ class Streams:
         micro_batch(self.phase, 0, world)
         count, batch = len(self.documents), self.phase.global_batch_size
         if count < self.shards:
-            way = f"set the phase's `num_document_groups` to {batch:,} (its global_batch_size) to {count:,}"
+            remedy = f"set the phase's `num_document_groups` to {batch:,} (its global_batch_size) to {count:,}"
             raise DataError(
                 f"the corpus holds {count:,} documents to train on, but an epoch is cut into {self.shards:,} groups of at least one; "
-                f"{way if count >= batch else f'lower global_batch_size and `num_document_groups` of the phase to {count:,} at most'}, or add documents"
+                f"{remedy if count >= batch else f'lower global_batch_size and `num_document_groups` of the phase to {count:,} at most'}, or add documents"
             )
         share = batch // world
         return range(rank * share, (rank + 1) * share)
@@ -106,11 +106,11 @@ class Streams:
         self.phase = replace(self.phase, micro_batch_size=size)
 
     def epoch_size(self) -> int:
-        """Windows that the bytes of an epoch fill; the last one of a shard may be short."""
+        """Return windows that the bytes of an epoch fill; the last one of a shard may be short."""
         return -(-int(self.documents.lengths_D.sum(dtype=np.int64)) // self.phase.seq_len)
 
     def longest(self, count: int) -> ByteBatch:
-        """Windows of so many lanes without a byte that only fills up, laid out as those of the stream are: what memory is measured with.
+        """Return windows of so many streams without a byte that only fills up, laid out as those of the stream are: what memory is measured with.
 
         The bytes are random, and a document with a label ends in each window.
         """
@@ -121,75 +121,75 @@ class Streams:
             targets["label"], ends_K = torch.zeros(count), torch.arange(1, count + 1) * length - 1
         return ByteBatch(text_BT[:, :-1].contiguous(), torch.arange(count), torch.ones(count, dtype=torch.bool), targets, ends_K)
 
-    def step(self, step: int, rank: int = 0, world: int = 1, grain: int = 0) -> StepBatches:
-        """What one process does in optimizer step `step` (from 0) of the phase.
+    def step(self, step: int, rank: int = 0, world: int = 1, pad_to_multiple: int = 0) -> StepBatches:
+        """Return what one process does in optimizer step `step` (from 0) of the phase.
 
         Args:
             step: counted within the phase.
             rank, world: which of how many processes.
-            grain: does nothing: every batch of bytes has the same shape.
+            pad_to_multiple: does nothing: every batch of bytes has the same shape.
 
         Raises:
-            as :meth:`lanes`.
+            as :meth:`stream_numbers`.
         """
         batch, length = self.phase.global_batch_size, self.phase.seq_len
-        mine, rows = self.lanes(rank, world), micro_batch(self.phase, step, world)
+        mine, rows = self.stream_numbers(rank, world), micro_batch(self.phase, step, world)
         numbers_B, windows_B = self._locate(step)
         counts_B = np.minimum(self._lengths[numbers_B] - windows_B * length, length + 1)
-        # A lane may be an epoch behind another; the newest table is kept for those that will need it next.
+        # A stream may be an epoch behind another; the newest table is kept for those that will need it next.
         epochs_B, newest = self._order_of(numbers_B), self._order_of(len(self._lengths) - 1)
         self._joined = {epoch: self._join(epoch) for epoch in np.union1d(epochs_B[mine], newest).tolist()}
         micro = []
         for first in range(mine.start, mine.stop, rows):
-            lanes = np.arange(first, first + rows)
-            pieces = []
-            for epoch in np.unique(epochs_B[lanes]).tolist():
-                here = lanes[epochs_B[lanes] == epoch]
+            streams = np.arange(first, first + rows)
+            reads = []
+            for epoch in np.unique(epochs_B[streams]).tolist():
+                here = streams[epochs_B[streams] == epoch]
                 starts = self._joined[epoch].starts_S[numbers_B[here] % self.shards] + windows_B[here] * length
-                pieces.append((here - first, self._joined[epoch], starts, starts + counts_B[here]))
-            micro.append(self._batch(lanes, windows_B[lanes] == 0, pieces))
+                reads.append((here - first, self._joined[epoch], starts, starts + counts_B[here]))
+            micro.append(self._batch(streams, windows_B[streams] == 0, reads))
         read_B, predicted = np.minimum(counts_B, length), int((counts_B - 1).sum())
         return StepBatches(tuple(micro), predicted, batch, Sizes(int(read_B.sum()), int((read_B**2).sum()), predicted, 0))
 
-    def origin(self, step: int, world: int, number: int) -> list[Provenance]:
-        """Where the windows of a micro-batch come from: its lanes, and the document in which each window begins.
+    def provenance(self, step: int, world: int, number: int) -> list[Provenance]:
+        """Return where the windows of a micro-batch come from: its streams, and the document in which each window begins.
 
         Args:
             step: counted within the phase.
             number: of the micro-batch: process r of n has r, r + n, r + 2n, ...
         """
         rows = micro_batch(self.phase, step, world)
-        first = self.lanes(number % world, world).start + number // world * rows
+        first = self.stream_numbers(number % world, world).start + number // world * rows
         numbers_B, windows_B = self._locate(step)
         found: list[Provenance] = []
-        for lane in range(first, first + rows):
-            epoch, shard = divmod(int(numbers_B[lane]), self.shards)
-            joined = self._join(self._order_of(int(numbers_B[lane])))
-            name, row = joined.document(int(joined.starts_S[shard] + windows_B[lane] * self.phase.seq_len))
-            found.append({"epoch": epoch, "lane": lane, "shard": name, "row": row})
+        for stream in range(first, first + rows):
+            epoch, shard = divmod(int(numbers_B[stream]), self.shards)
+            joined = self._join(self._order_of(int(numbers_B[stream])))
+            name, row = joined.document(int(joined.starts_S[shard] + windows_B[stream] * self.phase.seq_len))
+            found.append({"epoch": epoch, "stream": stream, "shard": name, "row": row})
         return found
 
-    def held_out(self, count: int) -> Walk:
-        """The first steps of :meth:`whole` that hold `count` windows, or all of them: the same every time."""
+    def validation_steps(self, count: int) -> Walk:
+        """Return the first steps of :meth:`whole` that hold `count` windows, or all of them: the same every time."""
         whole = self.whole()
         return Walk(whole.make, min(len(whole), -(-count // min(VALIDATION_STREAMS, len(self.documents)))))
 
-    def whole(self, lanes: int = VALIDATION_STREAMS) -> Walk:
-        """Every document once, on end in so many lanes (or as many as there are documents), as steps of one micro-batch.
+    def whole(self, streams: int = VALIDATION_STREAMS) -> Walk:
+        """Return all documents once, on end in so many streams (or as many as there are documents), as steps of one micro-batch.
 
-        A lane that has come to its end is not in the batches of the later steps. Each lane begins fresh.
+        A stream that has come to its end is not in the batches of the later steps. Each stream begins fresh.
         """
-        return self._walk(lanes, lanes)
+        return self._walk(streams, streams)
 
     def random_shards(self, count: int = VALIDATION_STREAMS) -> Walk:
-        """That many of 1,000 random shards of the split (or of as many as there are documents), side by side, as :meth:`whole`."""
+        """Return `count` of 1,000 random shards of the split (or of as many as there are documents), side by side, as :meth:`whole`."""
         return self._walk(max(LEAST_SHARDS, count), count)
 
-    def _walk(self, shards: int, lanes: int) -> Walk:
-        """The first `lanes` shards of the documents in `shards`, side by side to their end."""
+    def _walk(self, shards: int, streams: int) -> Walk:
+        """Return the first `streams` shards of the documents in `shards`, side by side to their end."""
         length, most = self.phase.seq_len, len(self.documents)
         joined = Joined(self.documents, key(*self.seed, _ORDER, 0), min(shards, most))
-        bounds = joined.starts_S[: min(lanes, most) + 1]
+        bounds = joined.starts_S[: min(streams, most) + 1]
         windows = -(-np.diff(bounds) // length)
 
         def make(step: int) -> StepBatches:
@@ -202,7 +202,7 @@ class Streams:
         return Walk(make, int(windows.max()))
 
     def _locate(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Shard of each lane at a step, counted over all epochs, and the window in it: (B), (B).
+        """Return the shard of each stream at a step, counted over all epochs, and the window in it: (B), (B).
 
         A shard of L bytes is L / T windows, rounded up: its last byte is read too, where the label of a document belongs.
         """
@@ -215,32 +215,32 @@ class Streams:
             windows = -(-self._lengths[: turns * batch] // self.phase.seq_len)
             self._ends = np.cumsum(windows.reshape(turns, batch), axis=0)
         turn = (self._ends <= step).sum(0)
-        lanes = np.arange(batch)
-        read = np.where(turn > 0, self._ends[turn - 1, lanes], 0)
-        return turn * batch + lanes, step - read
+        streams = np.arange(batch)
+        read = np.where(turn > 0, self._ends[turn - 1, streams], 0)
+        return turn * batch + streams, step - read
 
     def _order_of(self, numbers: Any) -> Any:
-        """The epoch whose order of the documents these shards are of, array or number."""
+        """Return the epoch whose order of the documents these shards are of, array or number."""
         return numbers // self.shards if self.phase.reshuffle else numbers * 0
 
     def _join(self, epoch: int) -> Joined:
-        """The documents in the order of an epoch, cut into its shards."""
+        """Return the documents in the order of an epoch, cut into its shards."""
         if epoch not in self._joined:
             self._joined[epoch] = Joined(self.documents, key(*self.seed, _ORDER, epoch), self.shards)
         return self._joined[epoch]
 
-    def _batch(self, lanes: np.ndarray, fresh_B: np.ndarray, pieces: list[tuple[np.ndarray, Joined, np.ndarray, np.ndarray]]) -> ByteBatch:
-        """The batch of some lanes.
+    def _batch(self, streams: np.ndarray, fresh_B: np.ndarray, reads: list[tuple[np.ndarray, Joined, np.ndarray, np.ndarray]]) -> ByteBatch:
+        """Return the batch of some streams.
 
         Args:
-            lanes: of each row (B).
+            streams: of each row (B).
             fresh_B: whether a shard begins.
-            pieces: rows, and of which joined documents which bytes [start, end) they read, with the one behind the window.
+            reads: rows, and of which joined documents which bytes [start, end) they read, with the one behind the window.
         """
         length = self.phase.seq_len
-        text, counts = np.zeros((len(lanes), length + 1), np.int64), np.zeros(len(lanes), np.int64)
+        text, counts = np.zeros((len(streams), length + 1), np.int64), np.zeros(len(streams), np.int64)
         ends, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
-        for rows, joined, starts, stops in pieces:
+        for rows, joined, starts, stops in reads:
             text[rows], counts[rows] = joined.read(starts, stops, length + 1), stops - starts
             if self.phase.label_weight > 0:
                 row, place, label = joined.ends(starts, np.minimum(stops, starts + length))
@@ -254,7 +254,7 @@ class Streams:
             ends_K = torch.from_numpy(places[by_place])
             targets["label"] = torch.from_numpy(np.concatenate(labels)[by_place])
         ids_BT = torch.from_numpy(np.ascontiguousarray(text[:, :length]))
-        return ByteBatch(ids_BT, torch.from_numpy(lanes), torch.from_numpy(fresh_B), targets, ends_K)
+        return ByteBatch(ids_BT, torch.from_numpy(streams), torch.from_numpy(fresh_B), targets, ends_K)
 
 
 class Walk(Sequence[StepBatches]):

@@ -88,7 +88,7 @@ def _sync(device: torch.device) -> Callable[[], object]:
 
 
 def uneven_batch(model: BertConfig, vocabulary: int) -> Batch:
-    """A packed batch of four lengths."""
+    """Return a packed batch of four lengths."""
     lengths = (model.max_position_embeddings, 7, 33, 18)
     whole = full_batch(1, sum(lengths), 12, vocabulary)
     positions = torch.cat([torch.arange(n) for n in lengths])
@@ -120,7 +120,7 @@ def _gate_model() -> tuple[BertForPretraining, Batch]:
 
 
 def packed_gate(device: torch.device) -> Row:
-    """Relative difference of the encoder's output with variable-length attention, and with padded attention in fp32 on the CPU.
+    """Return relative difference of the encoder's output with variable-length attention, and with padded attention in fp32 on the CPU.
 
     Not of the losses: of these untrained weights, attention that leaks between sequences moves them by 0.9 %, less than bf16 may, and
     the output by 17 %, where bf16 moves it by 0.7 %.
@@ -135,7 +135,7 @@ def packed_gate(device: torch.device) -> Row:
 
 
 def precision_gate(device: torch.device) -> Row:
-    """Relative difference of fp32 losses on the device and on the CPU."""
+    """Return relative difference of fp32 losses on the device and on the CPU."""
     net, batch = _gate_model()
     reference = _losses(net, batch, torch.float32, torch.device("cpu"))
     error = float(((_losses(net, batch, torch.float32, device) - reference).abs() / reference).max())
@@ -144,7 +144,7 @@ def precision_gate(device: torch.device) -> Row:
 
 
 def lamb_gate(device: torch.device) -> Row:
-    """Largest relative difference after 10 steps of LAMB in fp32 on the device and in float64 on the CPU."""
+    """Return largest relative difference after 10 steps of LAMB in fp32 on the device and in float64 on the CPU."""
     results = []
     for where, dtype in ((device, torch.float32), (torch.device("cpu"), torch.float64)):
         generator = torch.Generator().manual_seed(1)
@@ -165,7 +165,7 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 def ceilings(device: torch.device, tiny: bool) -> tuple[Row, Row]:
-    """What the machine gives at most: bf16 matrix products of random data (TFLOP/s), and a large copy (GB/s read and written)."""
+    """Return what the machine gives at most: bf16 matrix products of random data (TFLOP/s), and a large copy (GB/s read and written)."""
     n = 256 if tiny else 8192
     a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
     x = torch.randn((1 << 20) if tiny else (1 << 30), device=device)
@@ -178,7 +178,7 @@ def ceilings(device: torch.device, tiny: bool) -> tuple[Row, Row]:
 
 
 def train_rows(case: Case, peak: float, device: torch.device, tiny: bool) -> list[Row]:
-    """Sequences a second, share of the measured matrix peak, and peak memory of whole steps with LAMB."""
+    """Return sequences a second, share of the measured matrix peak, and peak memory of whole steps with LAMB."""
     model = replace(MODELS[case.model], attention_dropout=case.attention_dropout)
     torch.manual_seed(0)
     net = BertForPretraining(model, VOCABULARY).to(device)
@@ -208,7 +208,7 @@ def train_rows(case: Case, peak: float, device: torch.device, tiny: bool) -> lis
 
 
 def head_row(case: Case, net: BertForPretraining, batch: Batch, device: torch.device, tiny: bool) -> Row:
-    """The vocabulary head alone, forward: at the predicted positions, and at all as the peer."""
+    """Return the vocabulary head alone, forward: at the predicted positions, and at all as the peer."""
     hidden = torch.randn(len(batch.ids_N), net.encoder.norm.weight.numel(), device=device, dtype=torch.bfloat16)
     some = hidden[: len(batch.targets["mlm"])].contiguous()
 

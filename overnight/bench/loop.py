@@ -1,4 +1,4 @@
-"""`overnight bench loop`: what the engine costs, beside a bare PyTorch loop of the same network on the same batches.
+"""`overnight bench loop`: what the engine costs, compared with a bare PyTorch loop of the same network on the same batches.
 
 The engine is `overnight pretrain` with all it does (reading, masking and dealing ahead in a thread, logging, guards, heartbeat); the bare loop
 is forward, backward, clip, step on batches that lie ready. They take turns of ten steps in one process. Evaluation and checkpoints are not in it.
@@ -43,7 +43,7 @@ def run(peer: str = "bare", tiny: bool = False) -> None:
 
 
 def measure_loop(folder: Path, model: str, turns: int) -> Row:
-    """The time of a step of the engine, beside the bare loop's (ms); the first two turns of both are not counted."""
+    """Return the time of a step of the engine, and of the bare loop's (ms); the first two turns of both are not counted."""
     run = recipe(folder, model, turns * _TURN)
     prepare(run.data, run.data_dir, log=lambda text: None)
     bare = bare_loop(run)
@@ -54,7 +54,7 @@ def measure_loop(folder: Path, model: str, turns: int) -> Row:
 
 
 def recipe(folder: Path, model: str, steps: int) -> Run:
-    """A run of full-size batches on random words, with a published vocabulary's size."""
+    """Return a run of full-size batches on random words, with a published vocabulary's size."""
     letters = product(string.ascii_lowercase, repeat=4)
     words = ["".join(next(letters)) for _ in range(VOCABULARY - 6)]
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]) + "\n", encoding="utf-8")
@@ -90,7 +90,7 @@ def recipe(folder: Path, model: str, steps: int) -> Run:
 
 
 def bare_loop(run: Run) -> Callable[[int], float]:
-    """A loop that takes ten steps from a given one on, and says how long they took (s)."""
+    """Return a loop that takes ten steps from a given one on, and says how long they took (s)."""
     set_up_machine(run)
     work = Pretraining(run, Line(StringIO()))
     (phase,) = run.phases.values()
@@ -99,10 +99,10 @@ def bare_loop(run: Run) -> Callable[[int], float]:
     vectors = [p for p in net.parameters() if p.ndim < 2]
     groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-4, eps=1e-6, fused=True)
-    grain = max(64, phase.micro_batch_size * phase.seq_len // 64)
+    pad_to_multiple = max(64, phase.micro_batch_size * phase.seq_len // 64)
 
     def turn(first: int) -> float:
-        ready: list[StepBatches] = [samples.step(step, grain=grain) for step in range(first, first + _TURN)]
+        ready: list[StepBatches] = [samples.step(step, pad_to_multiple=pad_to_multiple) for step in range(first, first + _TURN)]
         start = time.perf_counter()
         for step in ready:
             (batch,) = step.micro

@@ -43,7 +43,7 @@ class Timing:
 def measure(
     functions: Mapping[str, Callable[[], object]], warmup: int = 2, repeats: int = 9, sync: Callable[[], object] | None = None
 ) -> dict[str, Timing]:
-    """Times of each function, the functions taking turns.
+    """Time each function, the functions taking turns.
 
     Args:
         functions: what to time, by name; each call is one unit of work.
@@ -95,7 +95,7 @@ class Row:
         return ours / theirs if theirs else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The row as plain JSON values; the keys about the peer are absent without one."""
+        """Return the row as plain JSON values; the keys about the peer are absent without one."""
         plain: dict[str, Any] = {"name": self.name, "value": self.value, "unit": self.unit, "spread": self.spread and list(self.spread)}
         if self.peer is not None:
             plain |= {"peer": self.peer, "peer_value": self.peer_value, "ratio": self.ratio}
@@ -104,7 +104,7 @@ class Row:
 
 
 def less_is_better(unit: str) -> bool:
-    """Whether less of a unit is better (time, memory, loss) or more (rates, shares)."""
+    """Return whether less of a unit is better (time, memory, loss) or more (rates, shares)."""
     assert unit in _LESS or unit in _MORE or unit.endswith("/s"), (
         f"say in overnight/bench/measure.py whether more or less {unit!r} is better"
     )
@@ -112,7 +112,7 @@ def less_is_better(unit: str) -> bool:
 
 
 def rate_row(name: str, unit: str, amount: float, ours: Timing, peer: str | None = None, peer_timing: Timing | None = None) -> Row:
-    """A row of a rate.
+    """Return a row of a rate.
 
     Args:
         unit: such as `sequences/s`.
@@ -130,7 +130,7 @@ def rate_row(name: str, unit: str, amount: float, ours: Timing, peer: str | None
 
 
 def time_row(name: str, unit: str, ours: Timing, peer: str | None = None, peer_timing: Timing | None = None) -> Row:
-    """A row of a time in `s`, `ms` or `us`."""
+    """Return a row of a time in `s`, `ms` or `us`."""
     scale = {"s": 1.0, "ms": 1e3, "us": 1e6}[unit]
 
     def scaled(timing: Timing) -> tuple[float, tuple[float, float]]:
@@ -143,7 +143,7 @@ def time_row(name: str, unit: str, ours: Timing, peer: str | None = None, peer_t
 
 
 def result(what: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """A benchmark's outcome with its environment: `what`, `environment`, `rows`."""
+    """Return a benchmark's outcome with its environment: `what`, `environment`, `rows`."""
     return {"what": what, "environment": environment(), "rows": [row.to_dict() for row in rows]}
 
 
@@ -155,7 +155,7 @@ def print_result(what: str, rows: Sequence[Row]) -> None:
 
 
 def _rounded(value: Any) -> Any:
-    """Five significant digits; more would only claim a precision that a clock does not have."""
+    """Round to five significant digits; more would only claim a precision that a clock does not have."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):

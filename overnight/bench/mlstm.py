@@ -1,7 +1,7 @@
-"""`overnight bench mlstm`: forward and backward pass of the multiplicative LSTM, beside the same equations step by step in autograd.
+"""`overnight bench mlstm`: forward and backward pass of the multiplicative LSTM, compared with the same equations step by step in autograd.
 
 The peer is in fp32 in every row. Beside each row: the matrix products alone, with nothing between them, which bound it; and for fp32 our
-LSTM beside torch.nn.LSTM.
+LSTM compared with torch.nn.LSTM.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def run(peer: str = "autograd", tiny: bool = False) -> None:
 
 
 def measure_case(case: Case, peers: bool) -> list[Row]:
-    """The throughput of one case, the share of it that is products, and the LSTM's throughput."""
+    """Return the throughput of one case, the share of it that is products, and the LSTM's throughput."""
     batch = window(case)
     steps: dict[str, Callable[[], object]] = {"ours": our_step("mlstm", case, batch), "products": products(case)}
     if peers:
@@ -82,7 +82,7 @@ def measure_case(case: Case, peers: bool) -> list[Row]:
 
 
 def describe(row: Row, case: Case) -> str:
-    """A row as a line to read."""
+    """Return a row as a line to read."""
     if row.unit == "%":
         return f"{row.name:28} {row.value:8.1f} %  (of the time of the products with W_mh and W_h and of their gradients, alone)"
     text = f"{row.name:28} {row.value:8.0f} {row.unit}"
@@ -101,7 +101,7 @@ def flops(case: Case) -> float:
 
 
 def window(case: Case) -> ByteBatch:
-    """Random bytes."""
+    """Return random bytes."""
     text = torch.randint(0, BYTES, (case.rows, case.steps + 1), generator=torch.Generator().manual_seed(0))
     return ByteBatch(
         text[:, :-1].contiguous(), torch.arange(case.rows), torch.zeros(case.rows, dtype=torch.bool), {"byte": text[:, 1:].contiguous()}
@@ -109,13 +109,13 @@ def window(case: Case) -> ByteBatch:
 
 
 def network(kind: str, width: int) -> ByteModel:
-    """One layer, as published."""
+    """Return a byte model of one layer, as published."""
     torch.manual_seed(0)
     return byte_model(RecurrentLMConfig(kind=kind, num_layers=1, hidden_size=width, weight_norm=kind == "mlstm"))  # type: ignore[arg-type]
 
 
 def stepped(parameters: list[nn.Parameter], loss: Callable[[], Tensor]) -> Callable[[], object]:
-    """Forward and backward pass."""
+    """Take a forward and a backward pass."""
 
     def step() -> None:
         for p in parameters:
@@ -126,13 +126,13 @@ def stepped(parameters: list[nn.Parameter], loss: Callable[[], Tensor]) -> Calla
 
 
 def our_step(kind: str, case: Case, batch: ByteBatch) -> Callable[[], object]:
-    """Ours."""
+    """Return one optimizer step of ours."""
     net, dtype = network(kind, case.width), DTYPES[case.precision]
     return stepped(list(net.parameters()), lambda: net.losses(batch, dtype)[0]["byte"])
 
 
 def autograd_step(case: Case, batch: ByteBatch) -> Callable[[], object]:
-    """The same network step by step, as one writes it by hand: fp32, the matrices normalised once a window, the decoder once for all steps."""
+    """Return the same network step by step, as one writes it by hand: fp32, the matrices normalized once a window, the decoder once for all steps."""
     net = network("mlstm", case.width)
     p = dict(net.named_parameters())
 
@@ -156,7 +156,7 @@ def autograd_step(case: Case, batch: ByteBatch) -> Callable[[], object]:
 
 
 def lstm_step(case: Case, batch: ByteBatch) -> Callable[[], object]:
-    """An LSTM of the same width by torch.nn.LSTM, fp32."""
+    """Return an LSTM of the same width by torch.nn.LSTM, fp32."""
     torch.manual_seed(0)
     embedding, lstm, decoder = nn.Embedding(BYTES, 64), nn.LSTM(64, case.width), nn.Linear(case.width, BYTES)
 
@@ -168,7 +168,7 @@ def lstm_step(case: Case, batch: ByteBatch) -> Callable[[], object]:
 
 
 def products(case: Case) -> Callable[[], object]:
-    """All products of the recurrence and nothing else: of every step with W_mh and W_h, forward and transposed, and of the gradients."""
+    """Return a function that computes all products of the recurrence and nothing else: of every step with W_mh and W_h, forward and transposed, and of the gradients."""
     dtype, width = DTYPES[case.precision], case.width
     w_mh, w_h = torch.randn(width, width).to(dtype), torch.randn(4 * width, width).to(dtype)
     h, z = torch.randn(case.rows, width).to(dtype), torch.randn(case.rows, 4 * width).to(dtype)

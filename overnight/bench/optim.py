@@ -1,4 +1,4 @@
-"""`overnight bench optim`: a step of LAMB, LANS and LARS beside torch's fused AdamW, a hand-written LAMB, and the bytes they must move.
+"""`overnight bench optim`: a step of LAMB, LANS and LARS compared with torch's fused AdamW, a hand-written LAMB, and the bytes they must move.
 
 The tensors are those of a BERT: tables, matrices, and as many vectors.
 """
@@ -41,13 +41,13 @@ def run(peer: str = "none", tiny: bool = False) -> None:
 
 
 def shapes(name: str) -> list[torch.Size]:
-    """Of the parameters of a network."""
+    """Return the shapes of the parameters of a network."""
     with torch.device("meta"):
         return [p.shape for p in BertForPretraining(MODELS[name], VOCABULARY).parameters()]
 
 
 def tensors(name: str, device: torch.device) -> list[Tensor]:
-    """Seeded parameters with gradients."""
+    """Return seeded parameters with gradients."""
     generator = torch.Generator(device).manual_seed(0)
     params = []
     for shape in shapes(name):
@@ -58,13 +58,13 @@ def tensors(name: str, device: torch.device) -> list[Tensor]:
 
 
 def groups(params: Sequence[Tensor], trust_ratio: bool = True) -> list[dict[str, Any]]:
-    """Matrices and tables; and vectors, which are not decayed (and not adapted, where the optimizer has that setting)."""
+    """Return matrices and tables, and vectors, which are not decayed (and not adapted, where the optimizer has that setting)."""
     vectors: dict[str, Any] = {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0}
     return [{"params": [p for p in params if p.ndim > 1]}, vectors | {"trust_ratio": False} if trust_ratio else vectors]
 
 
 def measure_case(case: str, device: torch.device, repeats: int = 15) -> list[Row]:
-    """Steps of all optimizers on the tensors of a case, taking turns."""
+    """Time steps of all optimizers on the tensors of a case, taking turns."""
     wait = torch.cuda.synchronize if device.type == "cuda" else None
     # For a CPU this needs a C compiler, for a GPU Triton; `fused` says clearly what is missing.
     steps: dict[str, Callable[[], object]] = {
@@ -97,7 +97,7 @@ def measure_case(case: str, device: torch.device, repeats: int = 15) -> list[Row
 
 
 def syncs(make: Callable[..., Layerwise], case: str, device: torch.device) -> float:
-    """1 if a step waits for the device, else 0."""
+    """Return 1 if a step waits for the device, else 0."""
     optimizer = make(groups(tensors(case, device)), fused=True)
     optimizer.step()
     torch.cuda.set_sync_debug_mode("error")
@@ -111,7 +111,7 @@ def syncs(make: Callable[..., Layerwise], case: str, device: torch.device) -> fl
 
 
 def eager_lamb(params: Sequence[Tensor]) -> Callable[[], None]:
-    """LAMB as one writes it by hand: the paper's formulas, tensor by tensor."""
+    """Return LAMB as one writes it by hand: the paper's formulas, tensor by tensor."""
     state = [(torch.zeros_like(p), torch.zeros_like(p)) for p in params]
     steps = 0
 

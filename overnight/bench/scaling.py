@@ -26,7 +26,8 @@ from overnight import config
 from overnight.bench.measure import Row, print_result
 from overnight.bench.sizes import MODELS, VOCABULARY, full_batch
 from overnight.config import Run
-from overnight.distributed.world import World, gradient_sync, parallelize_model
+from overnight.distributed.world import World
+from overnight.distributed.wrap import gradient_sync, parallelize_model
 from overnight.models.bert import BertForPretraining
 
 _SEQUENCES, _LENGTH, _REPEATS = 8, 128, 9
@@ -62,8 +63,8 @@ def run(peer: str = "none", tiny: bool = False) -> None:
             Row(f"{world} processes, efficiency", 100 * _SEQUENCES / times.both / _alone(rows, times), "%"),
         ]
         note = "" if gpus or world <= cores else f"  ({world} processes on {cores} cores)"
-        told = f"work {1e3 * times.work:.1f} ms, all-reduce {1e3 * times.reduce:.1f} ms, step {1e3 * times.both:.1f} ms"
-        print(f"{world} processes  {rows[-2].value:8.2f} sequences/s  efficiency {_efficiency(rows, world):.0f} %  {told}", end="")
+        times_text = f"work {1e3 * times.work:.1f} ms, all-reduce {1e3 * times.reduce:.1f} ms, step {1e3 * times.both:.1f} ms"
+        print(f"{world} processes  {rows[-2].value:8.2f} sequences/s  efficiency {_efficiency(rows, world):.0f} %  {times_text}", end="")
         if world > 1:
             rows.append(Row(f"{world} processes, communication hidden", 100 * times.hidden, "%"))
             print(f", {rows[-1].value:.0f} % of it hidden", end="")
@@ -72,7 +73,7 @@ def run(peer: str = "none", tiny: bool = False) -> None:
 
 
 def measured(world: int, model: str, repeats: int) -> Times:
-    """The times on so many processes, which are started for it."""
+    """Return the times on so many processes, which are started for it."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "overnight.bench.scaling", str(Path(folder) / "store"), model, str(repeats), str(world)]
         ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(world)]
@@ -82,7 +83,7 @@ def measured(world: int, model: str, repeats: int) -> Times:
 
 
 def work(model: str, repeats: int, world: World) -> Times:
-    """What one process does, as one of a group that is there."""
+    """Return what one process does, as one of a group that is there."""
     run = _recipe()
     torch.manual_seed(0)
     net = BertForPretraining(MODELS[model], VOCABULARY).to(world.device).train()
@@ -134,7 +135,7 @@ def _recipe() -> Run:
 
 
 def main(store: str, model: str, repeats: str, size: str, rank: str) -> None:
-    """One process: pin it, measure, and print the times."""
+    """Pin this process, measure, and print the times."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(rank))

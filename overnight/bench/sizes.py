@@ -20,7 +20,7 @@ MODELS = {
 
 
 def full_batch(sequences: int, length: int, predictions: int, vocabulary: int = VOCABULARY, seed: int = 0) -> Batch:
-    """A random batch of full-length pairs: what every implementation can be given, since nothing is padded.
+    """Return a random batch of full-length pairs: what every implementation can be given, since nothing is padded.
 
     Args:
         sequences: S.
@@ -44,5 +44,5 @@ def full_batch(sequences: int, length: int, predictions: int, vocabulary: int = 
 
 
 def sequence_flops(model: BertConfig, length: int) -> float:
-    """Floating-point operations of training on one full sequence, with 15 % of its tokens predicted."""
+    """Return floating-point operations of training on one full sequence, with 15 % of its tokens predicted."""
     return training_flops(model, VOCABULARY, Sizes(length, length**2, round(0.15 * length), 1))

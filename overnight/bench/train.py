@@ -1,4 +1,4 @@
-"""`overnight bench train`: training throughput on full sequences, beside transformers' BertForPreTraining in the same process.
+"""`overnight bench train`: training throughput on full sequences, compared with transformers' BertForPreTraining in the same process.
 
 Both do the same work on the same batch: forward, backward, clipping to norm 1, and an AdamW step, with dropout 0.1.
 """
@@ -65,7 +65,7 @@ def run(peer: str = "transformers", tiny: bool = False) -> None:
 
 
 def measure_case(case: Case, peer: str) -> Row:
-    """The throughput of one case, in sequences a second."""
+    """Return the throughput of one case, in sequences a second."""
     model, batch = MODELS[case.model], full_batch(case.sequences, case.length, round(0.15 * case.length))
     functions: dict[str, Callable[[], object]] = {"overnight": our_step(model, batch, DTYPES[case.precision])}
     if peer == "transformers":
@@ -77,14 +77,14 @@ def measure_case(case: Case, peer: str) -> Row:
 
 
 def describe(row: Row, model: BertConfig, length: int) -> str:
-    """A row as a line to read."""
+    """Return a row as a line to read."""
     gflops = row.value * sequence_flops(model, length) / 1e9
     text = f"{row.name:24} {row.value:8.2f} sequences/s  ({gflops:,.0f} GFLOP/s)"
     return text if row.ratio is None else f"{text}  {row.peer} {row.peer_value:.2f}  ratio {row.ratio:.2f}"
 
 
 def our_step(model: BertConfig, batch: Batch, dtype: torch.dtype) -> Callable[[], object]:
-    """One optimizer step of ours on a batch."""
+    """Return one optimizer step of ours on a batch."""
     torch.manual_seed(0)
     net = BertForPretraining(model, VOCABULARY)
     parameters = list(net.parameters())
@@ -102,7 +102,7 @@ def our_step(model: BertConfig, batch: Batch, dtype: torch.dtype) -> Callable[[]
 
 
 def transformers_step(model: BertConfig, batch: Batch, precision: str) -> Callable[[], object]:
-    """The same step by transformers' BertForPreTraining, with autocast for bf16, and torch's fused AdamW.
+    """Return the same step by transformers' BertForPreTraining, with autocast for bf16, and torch's fused AdamW.
 
     Raises:
         UserError: where transformers is not installed.

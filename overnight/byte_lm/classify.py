@@ -18,7 +18,7 @@ from overnight.engine.pretrain import set_up_machine
 from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import load_byte_model, weights_name, without_weight_norm
 from overnight.state_files import fitted, read_mapping
-from overnight.tasks.inputs import parts, read_input, row_of
+from overnight.tasks.inputs import example_of, parts, read_input
 
 
 def classify_file(run: Run, name: str, path: str) -> Iterator[dict[str, Any]]:
@@ -56,7 +56,7 @@ def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, An
             f"{classifier_path(run.run_dir, name)}: has weights {weights_KF.shape}, the model has {wanted} features; {_again(run.run_dir, name)}"
         )
     for part in parts(lines):
-        rows = [row_of(number, fields) for number, fields in part]
+        rows = [example_of(number, fields) for number, fields in part]
         for (number, _), row in zip(part, rows, strict=True):
             if row.text_b is not None:
                 raise DataError(f"line {number}: is a pair; the classifier was fitted to single texts")
@@ -67,7 +67,7 @@ def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, An
 
 
 def _probabilities(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Probabilities (n, classes) from scores (n, 1), of the second of two classes, or (n, classes), of each against the rest."""
+    """Return probabilities (n, classes) from scores (n, 1), of the second of two classes, or (n, classes), of each against the rest."""
     p = 1 / (1 + np.exp(-np.clip(scores, -500, 500)))
     return np.hstack([1 - p, p]) if scores.shape[1] == 1 else p / p.sum(1, keepdims=True)
 
@@ -113,9 +113,9 @@ def read_classifier(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _facts(folder: Path, name: str) -> dict[str, Any]:
-    """What `classifier.json` holds of a task, after a check that it is of the weights that the folder holds now."""
+    """Return what `classifier.json` holds of a task, after a check that it is of the weights that the folder holds now."""
     if name == "mask":
-        raise ConfigError(f"mask: a byte model has no [MASK] to fill in; `overnight generate --from {folder}` goes on with a text")
+        raise ConfigError(f"mask: a byte model has no [MASK] to fill in; `overnight generate --from {folder}` continues a text")
     path = classifier_path(folder, name)
     if not path.exists():
         have = ", ".join(sorted(p.parent.name for p in folder.glob("linear_probe/*/classifier.json"))) or "none"

@@ -18,8 +18,8 @@ from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import load_byte_model, without_weight_norm
 
 # Read side by side where all documents are: from here on the products of a step are fast.
-_LANES = 128
-_HELD_OUT = 1
+_STREAMS = 128
+_VALIDATION = 1
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ def evaluate(run: ByteRun, split: str, shards: int | None = 16) -> Score:
     files = open_shards(run.data_dir, split)
     if not files:
         raise DataError(f"{run.data_dir} holds no {split} text; raise data.{split}_fraction and prepare it again, or take another --split")
-    lanes = Streams(files, list(run.phases.values())[-1], (run.seed, 0, _HELD_OUT))
-    work = lanes.whole(_LANES) if shards is None else lanes.random_shards(shards)
-    carry = RecurrentState(work[0].micro[0].lanes.tolist(), model.state_shape, World(device=device))
+    streams = Streams(files, list(run.phases.values())[-1], (run.seed, 0, _VALIDATION))
+    work = streams.whole(_STREAMS) if shards is None else streams.random_shards(shards)
+    carry = RecurrentState(work[0].micro[0].streams.tolist(), model.state_shape, World(device=device))
     how = loop.LoopConfig(steps=0, lr=lambda step: 0.0, max_grad_norm=0.0, dtype=DTYPES[run.precision], device=device, seed=(run.seed,))
     found = loop.evaluate(model, model.losses, work, how, carry)
     characters = sum(step.tokens for step in work)

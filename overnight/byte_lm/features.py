@@ -34,7 +34,7 @@ def extract_features(
     documents: Sequence[bytes],
     features: str = "cell",
     dtype: torch.dtype = torch.float32,
-    say: Callable[[int, int], None] | None = None,
+    report_progress: Callable[[int, int], None] | None = None,
 ) -> npt.NDArray[np.float32]:
     """Describe each document by the states of the top layer, read from a state of zero.
 
@@ -46,7 +46,7 @@ def extract_features(
         features: `cell` and `hidden` are those after the last byte (Radford et al. 2017, arXiv:1704.01444, take the cell's),
             `mean` is the mean of the hidden states; several joined by `+` stand side by side.
         dtype: of products and activations; the state is fp32 always.
-        say: told the documents and the bytes read, now and then.
+        report_progress: told the documents and the bytes read, now and then.
 
     Returns:
         (documents, F), in the order given.
@@ -68,13 +68,13 @@ def extract_features(
         found = _last_states(model, texts, "mean" in parts, dtype)
         out[index] = torch.cat([found[part] for part in parts], 1).cpu().numpy()
         size += sum(map(len, texts))
-        if say:
-            say(first + len(texts), size)
+        if report_progress:
+            report_progress(first + len(texts), size)
     return out
 
 
 def _last_states(model: ByteModel, texts: list[bytes], mean: bool, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The features of some documents, longest first: each (B, H) fp32."""
+    """Return the features of some documents, longest first: each (B, H) fp32."""
     lengths = torch.tensor([len(text) for text in texts])
     device, width = next(model.parameters()).device, model.state_shape[-1]
     out = {part: torch.zeros(len(texts), width, device=device) for part in ("cell", "hidden", "mean")}
@@ -102,7 +102,7 @@ def _last_states(model: ByteModel, texts: list[bytes], mean: bool, dtype: torch.
 
 
 def read_texts(path: str, field: str = "text") -> list[str]:
-    """The texts of a file, by its ending: a column of .csv or .tsv, a key of .jsonl or .json, else its lines.
+    """Return the texts of a file, by its ending: a column of .csv or .tsv, a key of .jsonl or .json, else its lines.
 
     A .json file is a list of texts, a list of objects, or JSON lines. An empty line of plain text is an empty text.
 
@@ -131,7 +131,7 @@ def read_texts(path: str, field: str = "text") -> list[str]:
 
 
 def _json_list(path: Path, field: str) -> list[str] | None:
-    """The texts of a file that is one JSON list, or None for JSON lines."""
+    """Return the texts of a file that is one JSON list, or None for JSON lines."""
     try:
         rows = parse_json(read_text(path))
     except ValueError:
@@ -150,7 +150,7 @@ def _json_list(path: Path, field: str) -> list[str] | None:
 
 
 def features_file(name: str) -> Path:
-    """Where features are written.
+    """Return where features are written.
 
     Raises:
         ConfigError: when the name does not end in .npy.

@@ -40,7 +40,7 @@ def generate(
     length: int,
     temperature: float = 1.0,
     seed: int = 0,
-    held: tuple[Unit, float] | None = None,
+    clamped: tuple[Unit, float] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[str]:
     """Sample a continuation of a prompt, bytes as they come, decoded as UTF-8; what is none becomes U+FFFD.
@@ -53,7 +53,7 @@ def generate(
         length: bytes to sample.
         temperature: by which the logits are divided; 0 takes the likeliest byte.
         seed: the same gives the same text, on the same kind of device.
-        held: a unit, and the value of its state.
+        clamped: a unit, and the value of its state.
 
     Yields:
         pieces of the continuation, without the prompt.
@@ -61,8 +61,8 @@ def generate(
     Raises:
         ConfigError: for a unit that the model does not have, or numbers that make no sense.
     """
-    if held:
-        check_unit(model, held[0])
+    if clamped:
+        check_unit(model, clamped[0])
     if temperature < 0 or not math.isfinite(temperature):
         raise ConfigError(f"--temperature = {temperature}: must be 0 or more")
     if length < 1:
@@ -75,12 +75,12 @@ def generate(
     text = list(_OPENING + prompt.encode("utf-8", "replace"))
     # A Transformer carries nothing: it reads its text again, as much as it has positions for.
     reach = None if model.recurrent else model.position.num_embeddings
-    chunks = [[byte] for byte in text] if held else [text if reach is None else text[-reach:]]
+    chunks = [[byte] for byte in text] if clamped else [text if reach is None else text[-reach:]]
     for done in range(length):
         for chunk in chunks:
             hidden_BTH, _, state = model.hidden(torch.tensor([chunk], device=device), state, dtype, prepared)
-            if held:
-                unit, value = held
+            if clamped:
+                unit, value = clamped
                 state[:, -1, 1 if unit.state == "cell" else 0, unit.number] = value
                 if unit.state == "hidden":  # the logits are made of it
                     hidden_BTH[:, -1, unit.number] = value
@@ -88,8 +88,8 @@ def generate(
         byte = int(logits.argmax()) if temperature == 0 else int((logits / temperature).softmax(0).multinomial(1, generator=chance))
         text.append(byte)
         chunks = [[byte] if reach is None else text[-reach:]]
-        if piece := decoder.decode(bytes([byte]), final=done == length - 1):
-            yield piece
+        if decoded := decoder.decode(bytes([byte]), final=done == length - 1):
+            yield decoded
 
 
 def check_unit(model: ByteModel, unit: Unit) -> None:

@@ -1,6 +1,6 @@
-"""LinearProbe: the features of a frozen byte model and a labelled task to a logistic regression, its score, and the unit that says most.
+"""LinearProbe: the features of a frozen byte model and a labeled task to a logistic regression, its score, and the unit that says most.
 
-Beside it stand the same network with random weights, and the counts of byte n-grams, judged by the same classifier on the same rows.
+Compared with it are the same network with random weights, and the counts of byte n-grams, scored by the same classifier on the same rows.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from overnight.run_dir.lock import run_lock
 from overnight.run_dir.task_results import append_result, read_results, results_of
 from overnight.state_files import sealed
 from overnight.tasks.classification import load_task
-from overnight.tasks.examples import Example, drawn, drawn_note, held_out
+from overnight.tasks.examples import Example, drawn, drawn_note, in_validation
 
 _INIT = 1
 NGRAMS = f"byte n-grams (1 to {LONGEST})"
 
 
 @dataclass(frozen=True)
-class Problem:
-    """The texts of a task that are trained or judged on, as the model reads them, with their classes."""
+class ProbeTask:
+    """The texts of a task that are trained or scored on, as the model reads them, with their classes."""
 
     labels: tuple[str, ...]
     documents: list[bytes]
@@ -54,10 +54,10 @@ class Problem:
     notes: tuple[str, ...]
 
 
-def read_problem(spec: LinearProbe) -> Problem:
+def read_probe_task(spec: LinearProbe) -> ProbeTask:
     """Read a task.
 
-    SST comes with its three parts. Of IMDB's training reviews a tenth is for validation. A table of one's own is judged on its labelled
+    SST comes with its three parts. Of IMDB's training reviews a tenth is for validation. A table of one's own is scored on its labeled
     test rows; without them on its dev rows, and a tenth of its training rows is for validation.
 
     Raises:
@@ -65,19 +65,19 @@ def read_problem(spec: LinearProbe) -> Problem:
     """
     path = environment_path(spec.path, "linear_probe.path")
     task = load_task(spec.task, path, columns=spec.columns)
-    if task.kind != "classification" or any(row.text_b for row in task.train):
+    if task.kind != "classification" or any(example.text_b for example in task.train):
         raise DataError(f"{path}: a linear probe needs single texts (`text`) with classes (`label`); pairs and scores are for finetune")
-    labelled = bool(task.test) and all(row.label is not None for row in task.test)
-    fixed = labelled and not task.notes  # else the dev rows were split off by what read the task
+    labeled = bool(task.test) and all(example.label is not None for example in task.test)
+    fixed = labeled and not task.notes  # else the dev rows were split off by what read the task
     # Rows of which a tenth, by a hash of the text and the seed, is for validation; where there is one already, that.
-    pool = task.train if fixed or not labelled else [*task.train, *task.dev]
-    valid, test = (task.dev if fixed else []), (task.test if labelled else task.dev)
-    rows: Sequence[Example] = [*pool, *valid, *test]
+    pool = task.train if fixed or not labeled else [*task.train, *task.dev]
+    valid, test = (task.dev if fixed else []), (task.test if labeled else task.dev)
+    examples: Sequence[Example] = [*pool, *valid, *test]
     number = {label: i for i, label in enumerate(task.labels)}
 
     def part(seed: int) -> dict[str, np.ndarray]:
         first, second = len(pool), len(pool) + len(valid)
-        inside = np.array([bool(not fixed and held_out(row.text_a, seed)) for row in pool])
+        inside = np.array([bool(not fixed and in_validation(example.text_a, seed)) for example in pool])
         train = np.flatnonzero(~inside)
         if spec.max_train_examples and spec.max_train_examples < len(train):
             texts, labels = [pool[i].text_a for i in train], [str(pool[i].label) for i in train]
@@ -85,29 +85,31 @@ def read_problem(spec: LinearProbe) -> Problem:
         return {
             "train": train,
             "valid": np.arange(first, second) if fixed else np.flatnonzero(inside),
-            "test": np.arange(second, len(rows)),
+            "test": np.arange(second, len(examples)),
         }
 
-    classes = np.array([number[str(row.label)] for row in rows], np.int64)
+    classes = np.array([number[str(example.label)] for example in examples], np.int64)
     parts = {seed: part(seed) for seed in spec.seeds}
     for found in parts.values():
         if not len(found["valid"]) or not len(found["test"]) or len(np.unique(classes[found["train"]])) < len(task.labels):
             raise DataError(
                 f"{path}: {len(pool)} training rows are too few to train on every class and set a tenth apart; give dev and test files"
             )
-    judged = "its test rows" if labelled else f"{len(test)} rows that were not trained on, since no test row has a label"
+    scored_on = "its test rows" if labeled else f"{len(test)} rows that were not trained on, since no test row has a label"
     notes: tuple[str, ...] = (
-        () if spec.task == "sst" else (f"scored on {judged}{'' if fixed else '; validation is a tenth of the training rows, by a hash'}",)
+        ()
+        if spec.task == "sst"
+        else (f"scored on {scored_on}{'' if fixed else '; validation is a tenth of the training rows, by a hash'}",)
     )
     if 0 < spec.max_train_examples == len(parts[spec.seeds[0]]["train"]):
         notes += (drawn_note(spec.max_train_examples, len(pool)) + ", others for each seed",)
     used = np.unique(np.concatenate([index for found in parts.values() for index in found.values()]))
     parts = {seed: {name: np.searchsorted(used, index) for name, index in found.items()} for seed, found in parts.items()}
-    return Problem(task.labels, [document_bytes(rows[i].text_a) for i in used], classes[used], parts, notes)
+    return ProbeTask(task.labels, [document_bytes(examples[i].text_a) for i in used], classes[used], parts, notes)
 
 
 def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict[str, Any]]:
-    """Judge a run's features on a task with every seed, beside the network with random weights and the n-grams.
+    """Evaluate a run's features on a task with every seed, compared with the network with random weights and the n-grams.
 
     What is done already, with the same settings from the same checkpoint, is not done again. The regression of the best seed by
     validation goes to `linear_probe/NAME/` in the run folder.
@@ -141,17 +143,17 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
         if not missing:
             line.print(f"{name}: done already")
             return mine
-        problem = read_problem(spec)
-        for note in problem.notes:
+        task = read_probe_task(spec)
+        for note in task.notes:
             line.print(f"{name}: {note}")
         if not any(e["kind"] == "baseline" for e in mine):
-            counts = ngram_counts(problem.documents)
-            value = statistics.median(_ngram_score(problem, counts, seed) for seed in spec.seeds)
+            counts = ngram_counts(task.documents)
+            value = statistics.median(_ngram_score(task, counts, seed) for seed in spec.seeds)
             baseline = {"kind": "baseline", "name": name, "tag": tag, "what": NGRAMS, "metric": "accuracy", "value": value}
             mine.append(append_result(log, baseline))
             line.print(f"{name}: {NGRAMS}  {measures({'accuracy': value})}")
         model, settings = load_byte_model(run.run_dir)
-        judge = _Judge(name, spec, problem, DTYPES[run.precision], line)
+        probe = _Probe(name, spec, task, DTYPES[run.precision], line)
         features = None
         for init, seed in missing:
             start = time.perf_counter()
@@ -159,48 +161,48 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
                 torch.manual_seed(key(seed, _INIT) >> 1)
                 model, features = byte_model(settings), None
             if features is None:
-                features = judge.features(model.to(device), init, seed)
-            found, entry = judge.fit(features, settings.hidden_size, seed)
+                features = probe.features(model.to(device), init, seed)
+            found, entry = probe.fit(features, settings.hidden_size, seed)
             entry |= {"init": init, "tag": tag, "seconds": round(time.perf_counter() - start, 2)}
             if init == "pretrained":
-                _keep(run.run_dir, spec, problem, found, entry, mine)
+                _keep(run.run_dir, spec, task, found, entry, mine)
             mine.append(append_result(log, entry))
             line.print(f"{name}: seed {seed} {init}  " + measures(entry["metrics"]))
     return mine
 
 
 @dataclass(frozen=True)
-class _Judge:
-    """What is the same for every network that is judged on a task."""
+class _Probe:
+    """What is the same for every network that is scored on a task."""
 
     name: str
     spec: LinearProbe
-    problem: Problem
+    task: ProbeTask
     dtype: torch.dtype
     line: Line
 
     def features(self, model: ByteModel, init: str, seed: int) -> np.ndarray:
-        """Features of all documents of the task."""
-        start, total = time.perf_counter(), sum(map(len, self.problem.documents))
+        """Return features of all documents of the task."""
+        start, total = time.perf_counter(), sum(map(len, self.task.documents))
 
-        def update(documents: int, size: int) -> None:
+        def report_progress(documents: int, size: int) -> None:
             rate = size / (time.perf_counter() - start)
             self.line.update(
                 f"{self.name} {init} seed {seed}  {documents:,} texts read  {rate:,.0f} bytes/s  left {duration((total - size) / rate)}"
             )
 
-        return extract_features(model, self.problem.documents, self.spec.features, self.dtype, update)
+        return extract_features(model, self.task.documents, self.spec.features, self.dtype, report_progress)
 
     def fit(self, features: np.ndarray, width: int, seed: int) -> tuple[Classifier, dict[str, Any]]:
-        """The regression on all features, and its line of `tasks.jsonl`."""
-        rows, classes = self.problem.parts[seed], self.problem.classes
+        """Return the regression on all features, and its line of `tasks.jsonl`."""
+        rows, classes = self.task.parts[seed], self.task.classes
         part = {name: (features[index], classes[index]) for name, index in rows.items()}
-        found = fit(part["train"], part["valid"], len(self.problem.labels), seed)
+        found = fit(part["train"], part["valid"], len(self.task.labels), seed)
         accuracy = found.accuracy(*part["test"])
         entry: dict[str, Any] = {"kind": "linear_probe", "name": self.name, "task": self.spec.task, "seed": seed, "metric": "accuracy"}
         entry |= {"value": accuracy, "metrics": {"accuracy": accuracy, "validation accuracy": found.valid}, "rows": len(rows["train"])}
         entry |= {"features": self.spec.features, "c": found.strength, "nonzero": found.used}
-        if len(self.problem.labels) == 2 and found.used:
+        if len(self.task.labels) == 2 and found.used:
             entry["unit"], scores = self.unit(part, best_unit(found), width, seed)
             entry["metrics"] |= scores
         return found, entry
@@ -208,43 +210,43 @@ class _Judge:
     def unit(
         self, part: dict[str, tuple[np.ndarray, Labels]], column: int, width: int, seed: int
     ) -> tuple[dict[str, Any], dict[str, float]]:
-        """A unit in words and its histogram on the test rows, with what it knows alone and what all others know without it."""
+        """Return a unit in words and its histogram on the test rows, with what it knows alone and what all others know without it."""
         (train, right), (test, truth) = part["train"], part["test"]
-        cut, upward = threshold(train[:, column], right)
+        split_at, upward = threshold(train[:, column], right)
         others = {name: (np.delete(x, column, 1), y) for name, (x, y) in part.items()}
         rest = fit(others["train"], others["valid"], 2, seed)
         scores = {
-            "accuracy of the unit alone": float(np.mean(((test[:, column] > cut) == upward) == (truth == 1))),
+            "accuracy of the unit alone": float(np.mean(((test[:, column] > split_at) == upward) == (truth == 1))),
             "accuracy without it": rest.accuracy(*others["test"]),
         }
-        unit = {"of": self.spec.features.split("+")[column // width], "number": column % width, "threshold": cut}
-        unit |= {"above": self.problem.labels[int(upward)], "histogram": histogram(test[:, column], truth, self.problem.labels)}
+        unit = {"of": self.spec.features.split("+")[column // width], "number": column % width, "threshold": split_at}
+        unit |= {"above": self.task.labels[int(upward)], "histogram": histogram(test[:, column], truth, self.task.labels)}
         return unit, scores
 
 
-def _ngram_score(problem: Problem, counts: Any, seed: int) -> float:
-    rows, classes = problem.parts[seed], problem.classes
+def _ngram_score(task: ProbeTask, counts: Any, seed: int) -> float:
+    rows, classes = task.parts[seed], task.classes
     train, (valid, test) = tf_idf(counts[rows["train"]], [counts[rows["valid"]], counts[rows["test"]]], classes[rows["train"]])
-    found = fit((train, classes[rows["train"]]), (valid, classes[rows["valid"]]), len(problem.labels), seed)
+    found = fit((train, classes[rows["train"]]), (valid, classes[rows["valid"]]), len(task.labels), seed)
     return found.accuracy(test, classes[rows["test"]])
 
 
 def _keep(
-    run_dir: Path, spec: LinearProbe, problem: Problem, found: Classifier, entry: dict[str, Any], before: list[dict[str, Any]]
+    run_dir: Path, spec: LinearProbe, task: ProbeTask, found: Classifier, entry: dict[str, Any], before: list[dict[str, Any]]
 ) -> None:
     """Write the regression, unless one of an earlier seed is better by validation."""
     valid = [e["metrics"]["validation accuracy"] for e in before if e.get("init") == "pretrained"]
     if not valid or entry["metrics"]["validation accuracy"] > max(valid):
         weights = {"weights": found.weights_KF.tolist(), "bias": found.bias_K.tolist()}
-        facts = {"spec": asdict(spec), "labels": problem.labels, "checkpoint": weights_name(run_dir), "result": entry, **weights}
+        facts = {"spec": asdict(spec), "labels": task.labels, "checkpoint": weights_name(run_dir), "result": entry, **weights}
         write_json(classifier_path(run_dir, entry["name"]), sealed(facts))
 
 
 def _kept_tag(run_dir: Path, name: str) -> str | None:
-    """The settings with which the classifier of a task was made; None where there is none."""
+    """Return the settings with which the classifier of a task was made; None where there is none."""
     return read_classifier(run_dir, name)["result"].get("tag") if classifier_path(run_dir, name).exists() else None
 
 
 def probe_results(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a folder's transfers of the pretrained model, oldest first."""
+    """Return the lines of a folder's transfers of the pretrained model, oldest first."""
     return [line for line in read_results(folder / "tasks.jsonl") if line["kind"] == "linear_probe" and line.get("init") == "pretrained"]

@@ -36,12 +36,12 @@ class Classifier:
     """Accuracy on the validation rows, by which C was chosen (0 to 1)."""
 
     def predict(self, features: Any) -> Labels:
-        """Class numbers of rows (n, F), dense or sparse."""
+        """Return class numbers of rows (n, F), dense or sparse."""
         scores = np.asarray(features @ self.weights_KF.T) + self.bias_K
         return (scores[:, 0] > 0).astype(np.int64) if len(self.weights_KF) == 1 else scores.argmax(1)
 
     def accuracy(self, features: Any, labels: Labels) -> float:
-        """Share of rows that are answered right (0 to 1)."""
+        """Return the share of rows that are answered right (0 to 1)."""
         return float(np.mean(self.predict(features) == labels))
 
     @property
@@ -87,7 +87,7 @@ def fit(train: tuple[Any, Labels], valid: tuple[Any, Labels], classes: int, seed
 
 
 def by_liblinear(x: Any, y: npt.NDArray[np.bool_], seed: int) -> Iterator[npt.NDArray[np.float64]]:
-    """Weights and intercept (F + 1) at every strength, of features (n, F) and whether a row is of the class (n)."""
+    """Yield weights and intercept (F + 1) at every strength, of features (n, F) and whether a row is of the class (n)."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
@@ -103,9 +103,9 @@ def by_liblinear(x: Any, y: npt.NDArray[np.bool_], seed: int) -> Iterator[npt.ND
 
 
 def by_newton(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_]) -> Iterator[npt.NDArray[np.float64]]:
-    """Weights and intercept (F + 1) at every strength, each begun where the one before ended, of dense features (n, F).
+    """Yield weights and intercept (F + 1) at every strength, each begun where the one before ended, of dense features (n, F).
 
-    The loss is |w| + C * (sum of log(1 + exp(-z)) over the rows), with z the score in favour of the right class.
+    The loss is |w| + C * (sum of log(1 + exp(-z)) over the rows), with z the score in favor of the right class.
     """
     from scipy.special import expit
     from sklearn.exceptions import ConvergenceWarning
@@ -144,7 +144,7 @@ def by_newton(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_]) -> Iterator[
 
 
 def distance(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_], strength: float, w: npt.NDArray[np.float64]) -> float:
-    """How far weights and intercept are from an optimum, as a share of the penalty of a weight; 0 or less is one."""
+    """Return how far weights and intercept are from an optimum, as a share of the penalty of a weight; 0 or less is one."""
     from scipy.special import expit
 
     residual = expit(x @ w[:-1] + w[-1]) - y
@@ -152,17 +152,17 @@ def distance(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_], strength: flo
 
 
 def _off(gradient: npt.NDArray[np.float64], w: npt.NDArray[np.float64]) -> float:
-    """An optimum's gradient, without the penalty, is -sign(w) where w is not 0, and between -1 and 1 elsewhere."""
+    """Return an optimum's gradient, without the penalty, is -sign(w) where w is not 0, and between -1 and 1 elsewhere."""
     return float(np.where(w != 0, np.abs(gradient + np.sign(w)), np.abs(gradient) - 1).max())
 
 
 def best_unit(classifier: Classifier) -> int:
-    """The feature that alone says most: that with the greatest L1 norm of its weights, as in Radford et al. 2017 and Puri et al. 2018."""
+    """Return the feature that alone says most: that with the greatest L1 norm of its weights, as in Radford et al. 2017 and Puri et al. 2018."""
     return int(np.abs(classifier.weights_KF).sum(0).argmax())
 
 
 def threshold(values: npt.NDArray[np.float32], labels: Labels) -> tuple[float, bool]:
-    """The threshold of one feature that is right most often on rows of two classes.
+    """Return the threshold of one feature that is right most often on rows of two classes.
 
     Returns:
         the threshold, half way between two values, and whether class 1 lies above it.
@@ -176,12 +176,12 @@ def threshold(values: npt.NDArray[np.float32], labels: Labels) -> tuple[float, b
     above, below = places[right[places].argmax()], places[right[places].argmin()]
     upward = bool(right[above] >= len(values) - right[below])
     k = above if upward else below
-    cut = ranked[0] - 1 if k == 0 else ranked[-1] + 1 if k == len(ranked) else (ranked[k - 1] + ranked[k]) / 2
-    return float(cut), upward
+    split_at = ranked[0] - 1 if k == 0 else ranked[-1] + 1 if k == len(ranked) else (ranked[k - 1] + ranked[k]) / 2
+    return float(split_at), upward
 
 
 def histogram(values: npt.NDArray[np.float32], labels: Labels, names: Sequence[str]) -> dict[str, Any]:
-    """How often a feature has which value in each class: `edges` of 25 bins of equal width, and `counts` by class name."""
+    """Return how often a feature has which value in each class: `edges` of 25 bins of equal width, and `counts` by class name."""
     edges = np.histogram_bin_edges(values, BINS)
     counts = {name: np.histogram(values[labels == i], edges)[0].tolist() for i, name in enumerate(names)}
     return {"edges": [float(f"{edge:.6g}") for edge in edges], "counts": counts}

@@ -15,7 +15,7 @@ _BASE, _MIX = np.uint64(1_000_003), np.uint64(0x9E3779B97F4A7C15)
 
 
 def ngram_counts(documents: Sequence[bytes], longest: int = LONGEST) -> Any:
-    """Hashed counts of all byte n-grams of 1 to `longest` bytes.
+    """Return hashed counts of all byte n-grams of 1 to `longest` bytes.
 
     Args:
         documents: as the model reads them.
@@ -36,7 +36,7 @@ def ngram_counts(documents: Sequence[bytes], longest: int = LONGEST) -> Any:
 
 
 def _hashes(text: npt.NDArray[np.uint8], longest: int) -> npt.NDArray[np.uint64]:
-    """The bucket of every n-gram of a text."""
+    """Return the bucket of every n-gram of a text."""
     values = text.astype(np.uint64)
     rolling, out = np.zeros_like(values), []
     for n in range(1, min(longest, len(text)) + 1):

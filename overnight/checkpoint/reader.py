@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from overnight.distributed.world import distribute_like, full_tensor_cpu
+from overnight.distributed.wrap import distribute_like, full_tensor_cpu
 from overnight.errors import DataError
 from overnight.state_files import parse_json
 
@@ -30,7 +30,7 @@ _STRICT = {"extra": "forbid"}
 
 @dataclass
 class Progress:
-    """The counters of a run: with the weights and the moments, all that it takes to go on."""
+    """The counters of a run: with the weights and the moments, all that it takes to resume."""
 
     __pydantic_config__ = _STRICT
     corpus: str = ""
@@ -80,7 +80,7 @@ class CorruptCheckpoint(DataError):
 
 
 def state_text(progress: Mapping[str, Any], checksums: Mapping[str, str]) -> str:
-    """What `state.json` holds.
+    """Return what `state.json` holds.
 
     Args:
         progress: the fields of :class:`Progress`.
@@ -112,13 +112,13 @@ def load_checkpoint(
         DataError: when there are checkpoints and none is whole, or the newest whole one is of another model or of a newer program.
     """
     problems: list[str] = []
-    for place in list_checkpoints(folder):
+    for checkpoint in list_checkpoints(folder):
         try:
-            progress, parts = _contents(place)
+            progress, parts = _contents(checkpoint)
         except CorruptCheckpoint as error:
             problems.append(str(error))
             continue
-        fill(model, parts["model"], place)
+        fill(model, parts["model"], checkpoint)
         if carry is not None:
             carry.update(parts.get("carry", {}))
         return progress, parts["optimizer"], problems
@@ -127,35 +127,35 @@ def load_checkpoint(
     return None
 
 
-def read_checkpoint(place: Path) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]]:
-    """One checkpoint: counters, the model's tensors, the optimizer's tensors.
+def read_checkpoint(checkpoint: Path) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]]:
+    """Return one checkpoint: counters, the model's tensors, the optimizer's tensors.
 
     Raises:
-        Damaged: when a file is missing, cut short or changed.
+        CorruptCheckpoint: when a file is missing, cut short or changed.
         DataError: when it is of another format version.
     """
     try:
-        progress, parts = _contents(place)
+        progress, parts = _contents(checkpoint)
     except CorruptCheckpoint as error:
-        raise CorruptCheckpoint(f"{error}; put it back, or delete {place}, and the checkpoint before it is used") from None
+        raise CorruptCheckpoint(f"{error}; put it back, or delete {checkpoint}, and the checkpoint before it is used") from None
     return progress, parts["model"], parts["optimizer"]
 
 
-def _contents(place: Path) -> tuple[Progress, dict[str, dict[str, Tensor]]]:
-    """Counters, and the tensors of every part."""
+def _contents(checkpoint: Path) -> tuple[Progress, dict[str, dict[str, Tensor]]]:
+    """Return counters, and the tensors of every part."""
     try:
-        state = _read_state(place / "state.json")
+        state = _read_state(checkpoint / "state.json")
         if missing := {"model", "optimizer"} - state.checksums.keys():
-            raise CorruptCheckpoint(f"{place / 'state.json'} has no checksum of {' and '.join(sorted(missing))}")
+            raise CorruptCheckpoint(f"{checkpoint / 'state.json'} has no checksum of {' and '.join(sorted(missing))}")
         return state.progress, {
-            part: read_tensors(place / f"{part}.safetensors", digest) for part, digest in state.checksums.items() if part != "progress"
+            part: read_tensors(checkpoint / f"{part}.safetensors", digest) for part, digest in state.checksums.items() if part != "progress"
         }
     except FileNotFoundError as error:
-        raise CorruptCheckpoint(f"{place} is incomplete: {error.filename} is missing") from None
+        raise CorruptCheckpoint(f"{checkpoint} is incomplete: {error.filename} is missing") from None
     except NotADirectoryError:
-        raise CorruptCheckpoint(f"{place} is not a folder; move it away") from None
+        raise CorruptCheckpoint(f"{checkpoint} is not a folder; move it away") from None
     except OSError as error:
-        raise CorruptCheckpoint(f"{place} cannot be read: {error}") from None
+        raise CorruptCheckpoint(f"{checkpoint} cannot be read: {error}") from None
 
 
 def read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
@@ -167,7 +167,7 @@ def read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: when there is none.
-        Damaged: when it has another checksum, or cannot be read.
+        CorruptCheckpoint: when it has another checksum, or cannot be read.
     """
     try:
         if digest and file_digest(path) != digest:
@@ -205,7 +205,7 @@ def _read_state(path: Path) -> _State:
         raise CorruptCheckpoint(f"{path}: {where}: {first['msg']}") from None
 
 
-def fill(model: nn.Module, tensors: Mapping[str, Tensor], place: Path) -> None:
+def fill(model: nn.Module, tensors: Mapping[str, Tensor], checkpoint: Path) -> None:
     """Overwrite the model's tensors; nothing is when one does not fit.
 
     Raises:
@@ -219,7 +219,7 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], place: Path) -> None:
     ]
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise DataError(f"{place} belongs to another model: {'; '.join(wrong[:3])}{more}")
+        raise DataError(f"{checkpoint} belongs to another model: {'; '.join(wrong[:3])}{more}")
     model.load_state_dict({name: distribute_like(own[name], t) if hasattr(own[name], "placements") else t for name, t in tensors.items()})
 
 
@@ -228,32 +228,34 @@ def _kind(tensor: Tensor | None) -> str:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint's folder, by name, or None."""
-    return next((place for place in list_checkpoints(folder) if place.is_dir()), None)
+    """Return the newest checkpoint's folder, by name, or None."""
+    return next((checkpoint for checkpoint in list_checkpoints(folder) if checkpoint.is_dir()), None)
 
 
 def checkpoint_name(step: int) -> str:
-    """The folder of the checkpoint of a step, counted over all phases."""
+    """Return the folder of the checkpoint of a step, counted over all phases."""
     return f"step-{step:07d}"
 
 
-def step_of(place: Path) -> int | None:
-    """The step that a name is of; None where it is no checkpoint's."""
-    found = re.fullmatch(r"step-(\d{7,})(\.old)?", place.name)
+def step_of(checkpoint: Path) -> int | None:
+    """Return the step that a name is of; None where it is no checkpoint's."""
+    found = re.fullmatch(r"step-(\d{7,})(\.old)?", checkpoint.name)
     return int(found[1]) if found else None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """What lies in the folder under the names of checkpoints, newest first.
+    """Return what lies in the folder under the names of checkpoints, newest first.
 
     A name with `.old` is of one that was being replaced by another of its step.
     """
-    found = [(step, place.suffix == "", place) for place in folder.glob("step-*") if (step := step_of(place)) is not None]
-    return [place for _, _, place in sorted(found, reverse=True)]
+    found = [
+        (step, checkpoint.suffix == "", checkpoint) for checkpoint in folder.glob("step-*") if (step := step_of(checkpoint)) is not None
+    ]
+    return [checkpoint for _, _, checkpoint in sorted(found, reverse=True)]
 
 
 def file_digest(path: Path) -> str:
-    """XXH3-64 of a file's bytes."""
+    """Return XXH3-64 of a file's bytes."""
     digest = xxhash.xxh3_64()
     with path.open("rb") as file:
         while chunk := file.read(1 << 22):
@@ -262,12 +264,12 @@ def file_digest(path: Path) -> str:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as `parameter name/entry` → whole tensor; its parameters must have been given with their names."""
+    """Return the optimizer's state as `parameter name/entry` → whole tensor; its parameters must have been given with their names."""
     return {name: full_tensor_cpu(tensor) for name, tensor in optimizer_entries(optimizer).items()}
 
 
 def optimizer_entries(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """As :func:`optimizer_tensors`, with the tensors as they lie: on the device, and cut where the parameters are."""
+    """Return the state as :func:`optimizer_tensors` does, with the tensors as they lie: on the device, and cut where the parameters are."""
     return {
         f"{name}/{entry}": torch.as_tensor(value)
         for group in optimizer.param_groups

@@ -23,7 +23,7 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 @dataclass(frozen=True)
-class _Lay:
+class _DataLocation:
     """What `place.json` holds."""
 
     version: Literal[1]
@@ -35,7 +35,7 @@ def keep_corpus(run: Run, manifest: Manifest) -> None:
     folder = run.run_dir / "corpus"
     if run.model.kind == "bert":
         copy_tokenizer(run.data_dir, folder)
-    write_json(folder / "place.json", sealed(dataclasses.asdict(_Lay(1, str(run.data_dir.resolve())))))
+    write_json(folder / "place.json", sealed(dataclasses.asdict(_DataLocation(1, str(run.data_dir.resolve())))))
     save_manifest(folder, manifest)  # last: its presence says that the rest is there
 
 
@@ -153,9 +153,9 @@ def _another_corpus(run: Run, folder: Path) -> str:
 
 
 def _place(run: Run) -> Path | None:
-    """Where the prepared data lay when the run was trained last; None where that is not known."""
+    """Return where the prepared data lay when the run was trained last; None where that is not known."""
     path = run.run_dir / "corpus" / "place.json"
     if not path.exists():
         return None
-    found: _Lay = read_json(path, _Lay, "delete it and name the prepared data with --data.dir=FOLDER")
+    found: _DataLocation = read_json(path, _DataLocation, "delete it and name the prepared data with --data.dir=FOLDER")
     return Path(found.dir)

@@ -37,14 +37,14 @@ def check_folder(run: Run, extend: bool = False) -> None:
     if not different or (extend and not problems):
         return
     if extend:
-        listed = "\n  ".join(problems)
+        lines = "\n  ".join(problems)
         raise ConfigError(
-            f"{run.run_dir} cannot be extended to this run; only the steps of its last phase may grow, and phases be added behind it:\n  {listed}"
+            f"{run.run_dir} cannot be extended to this run; only the steps of its last phase may grow, and phases be added behind it:\n  {lines}"
         )
-    listed = "\n  ".join(different)
-    way = "" if problems else "To go on from its checkpoints to the end of this longer run, add --extend. Or g"
+    lines = "\n  ".join(different)
+    hint = "" if problems else "To resume from its checkpoints to the end of this longer run, add --extend. Or g"
     raise ConfigError(
-        f"{run.run_dir} holds another run:\n  {listed}\n{way or 'G'}ive this one its own folder (--out=...) or delete that one"
+        f"{run.run_dir} holds another run:\n  {lines}\n{hint or 'G'}ive this one its own folder (--out=...) or delete that one"
     )
 
 
@@ -97,13 +97,13 @@ def unrecorded_extensions(run: Run, progress: Progress) -> Iterator[dict[str, An
         rate = ""
         if progress.phase == last and 0 < progress.step < new.steps:
             then, now = learning_rate(old, progress.step - 1), learning_rate(new, progress.step)
-            rate = f"; the learning rate goes on at {now:.4g}, as in a run of that length (the last step had {then:.4g})"
+            rate = f"; the learning rate continues at {now:.4g}, as in a run of that length (the last step had {then:.4g})"
         longer = {"phase": last} if new.steps > old.steps else {}
         yield {"what": "extended", "message": f"extended: {', '.join(changes)}{rate}", "was": file.name, **longer}
 
 
 def _kept(run: Run) -> list[Path]:
-    """The settings of before each extension, the oldest first."""
+    """Return the settings of before each extension, the oldest first."""
     found = {int(number): path for path in run.run_dir.glob("run.*.yaml") if (number := path.name.split(".")[1]).isdigit()}
     return [found[number] for number in sorted(found)]
 

@@ -1,4 +1,4 @@
-"""Writing checkpoints: while the training goes on, read back before they count, and never a moment without a good one.
+"""Writing checkpoints: while the training continues, read back before they count, and never a moment without a good one.
 
 A checkpoint is written under a name that nobody reads (`.step-0000100.tmp`), synced, read back from the disk, and renamed. Only then are older
 ones removed, so that whatever fails, and wherever, the newest whole one stays. The format is :mod:`overnight.checkpoint.reader`'s.
@@ -34,8 +34,10 @@ from overnight.checkpoint.reader import (
     state_text,
     step_of,
 )
-from overnight.distributed.world import World, raise_on_all_ranks
+from overnight.distributed.collectives import raise_on_all_ranks
+from overnight.distributed.world import World
 from overnight.errors import DataError
+from overnight.run_dir.atomic import sync
 
 Parts = dict[str, dict[str, Tensor]]
 """The tensors of a checkpoint by part (`model`, `optimizer`, `carry`) and name."""
@@ -84,7 +86,7 @@ class CheckpointWriter:
         parts = self._on_host(lying | ({"carry": carry} if carry else {}))
         if self._world.main:
             # A daemon: whoever presses Ctrl-C again while this is waited for does not want to wait.
-            self._thread = threading.Thread(target=self._work, args=(parts, asdict(progress)), daemon=True)
+            self._thread = threading.Thread(target=self._write_in_thread, args=(parts, asdict(progress)), daemon=True)
             self._thread.start()
         if not self._asynchronous:
             self.wait()
@@ -126,7 +128,7 @@ class CheckpointWriter:
                 error.add_note(str(self.error))
 
     def _on_host(self, lying: Mapping[str, Mapping[str, Tensor]]) -> Parts:
-        """Whole tensors on the host that no step changes before they are written; empty on the processes that do not write."""
+        """Return whole tensors on the host that no step changes before they are written; empty on the processes that do not write."""
         parts: Parts = {part: {} for part in lying}
         for part, named in lying.items():
             for name, tensor in named.items():
@@ -147,7 +149,7 @@ class CheckpointWriter:
             self._copies = parts
         return parts
 
-    def _work(self, parts: Parts, progress: dict[str, Any]) -> None:
+    def _write_in_thread(self, parts: Parts, progress: dict[str, Any]) -> None:
         try:
             write_checkpoint(self.folder, parts, progress)
             prune(self.folder, progress["global_step"], self._keep, self._keep_every)
@@ -166,8 +168,8 @@ def write_checkpoint(folder: Path, parts: Parts, progress: dict[str, Any]) -> No
     Raises:
         DataError: when that fails; the checkpoints before it are untouched.
     """
-    place = folder / checkpoint_name(progress["global_step"])
-    beside = folder / f".{place.name}.tmp"
+    checkpoint = folder / checkpoint_name(progress["global_step"])
+    beside = folder / f".{checkpoint.name}.tmp"
     needed = sum(tensor.nbytes for named in parts.values() for tensor in named.values()) + _BESIDE_TENSORS
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -183,17 +185,17 @@ def write_checkpoint(folder: Path, parts: Parts, progress: dict[str, Any]) -> No
         _from_disk(beside / "state.json")
         if (beside / "state.json").read_text(encoding="utf-8") != text:
             raise _misread(beside / "state.json")
-        _sync(beside)
-        _put(beside, place)
-        _write_text(folder / ".latest.tmp", place.name)
+        sync(beside)
+        _put(beside, checkpoint)
+        _write_text(folder / ".latest.tmp", checkpoint.name)
         (folder / ".latest.tmp").rename(folder / "latest")
-        _sync(folder)
+        sync(folder)
     except (OSError, SafetensorError, DataError) as error:
         shutil.rmtree(beside, ignore_errors=True)
         before = newest_checkpoint(folder)
         good = f"{before.name} before it is untouched" if before else "there is none before it"
         raise DataError(
-            f"checkpoint {place} could not be written: {error}; {good}. {_remedy(error, folder, needed)} and run again"
+            f"checkpoint {checkpoint} could not be written: {error}; {good}. {_remedy(error, folder, needed)} and run again"
         ) from error
 
 
@@ -203,7 +205,7 @@ def _write_part(path: Path, named: dict[str, Tensor]) -> str:
     mode = path.stat().st_mode
     save_file(named, path)
     path.chmod(mode)  # The library's own lets nobody else read it.
-    _sync(path)
+    sync(path)
     _from_disk(path)
     digest, found = file_digest(path), load_file(path)
     if found.keys() != named.keys() or not all(_same_bits(found[name], tensor) for name, tensor in named.items()):
@@ -220,17 +222,17 @@ def _misread(path: Path) -> DataError:
     return DataError(f"{path.name} reads back other than it was written: look after the disk and the memory of this machine")
 
 
-def _put(beside: Path, place: Path) -> None:
+def _put(beside: Path, checkpoint: Path) -> None:
     """Give a checkpoint its name. One that has it already, and was damaged or left behind by going back, is put aside first."""
-    aside = place.with_name(f"{place.name}.old")
-    if place.is_symlink() or (place.exists() and not place.is_dir()):
-        raise DataError(f"{place} is not a folder of checkpoints, and in the way: move it away")
-    if place.exists():
+    aside = checkpoint.with_name(f"{checkpoint.name}.old")
+    if checkpoint.is_symlink() or (checkpoint.exists() and not checkpoint.is_dir()):
+        raise DataError(f"{checkpoint} is not a folder of checkpoints, and in the way: move it away")
+    if checkpoint.exists():
         if aside.exists():
             _remove(aside)
-        place.rename(aside)
-    beside.rename(place)
-    _sync(place.parent)
+        checkpoint.rename(aside)
+    beside.rename(checkpoint)
+    sync(checkpoint.parent)
 
 
 def prune(folder: Path, step: int, keep: int, keep_every: int = 0) -> None:
@@ -243,24 +245,24 @@ def prune(folder: Path, step: int, keep: int, keep_every: int = 0) -> None:
         step: of the new one.
         keep, keep_every: as in :class:`CheckpointWriter`.
     """
-    found = [place for place in reversed(list_checkpoints(folder)) if place.is_dir() and not place.is_symlink()]
-    past = [place for place in found if (step_of(place) or 0) <= step and place.suffix == ""]
+    found = [checkpoint for checkpoint in reversed(list_checkpoints(folder)) if checkpoint.is_dir() and not checkpoint.is_symlink()]
+    past = [checkpoint for checkpoint in found if (step_of(checkpoint) or 0) <= step and checkpoint.suffix == ""]
     kept, stretch = set(past[-keep:]), 0
-    for place in past if keep_every else ():
-        if (step_of(place) or 0) // keep_every > stretch:
-            stretch = (step_of(place) or 0) // keep_every
-            kept.add(place)
-    for place in found:
-        if place not in kept:
-            _remove(place)
+    for checkpoint in past if keep_every else ():
+        if (step_of(checkpoint) or 0) // keep_every > stretch:
+            stretch = (step_of(checkpoint) or 0) // keep_every
+            kept.add(checkpoint)
+    for checkpoint in found:
+        if checkpoint not in kept:
+            _remove(checkpoint)
 
 
-def _remove(place: Path) -> None:
+def _remove(checkpoint: Path) -> None:
     """Remove a checkpoint; half of one never has a name that is read."""
-    gone = place.with_name(f".{place.name}.tmp")
+    gone = checkpoint.with_name(f".{checkpoint.name}.tmp")
     # What another job still reads may resist on a network file system; the next save tries again.
     with contextlib.suppress(OSError):
-        place.rename(gone)
+        checkpoint.rename(gone)
         shutil.rmtree(gone)
 
 
@@ -273,15 +275,7 @@ def _remedy(error: Exception, folder: Path, needed: int) -> str:
 
 def _write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path)
 
 
 def _from_disk(path: Path) -> None:

@@ -14,7 +14,7 @@ _TAG = markup.tags(f"{markup.BREAKING}|{markup.INLINE}")
 
 
 def document_bytes(text: str) -> bytes:
-    """A document as the models read it: a line feed and a space before it, a space after it (Puri et al. 2018, arXiv 1812.01466).
+    """Return a document as the models read it: a line feed and a space before it, a space after it (Puri et al. 2018, arXiv 1812.01466).
 
     HTML tags and comments become a space, then character references are unescaped, so that an escaped tag stays as text. All white
     space becomes one space. Half a surrogate pair becomes `?`.

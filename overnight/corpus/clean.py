@@ -147,5 +147,5 @@ def _without_wiki(text: str) -> str:
 
 
 def _keep_dunder(match: re.Match[str]) -> str:
-    """`__bold words__` loses its marks, the Python name `__init__` does not."""
+    """Return what `__bold words__` leaves without its marks; the Python name `__init__` keeps them."""
     return match[0] if match[1] == "__" and match[2].isidentifier() else match[2]

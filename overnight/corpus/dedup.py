@@ -7,12 +7,12 @@ import xxhash
 
 
 def document_hash(sentences: list[str]) -> bytes:
-    """XXH3-128 (16 bytes) of a cleaned document, blind to where its lines and paragraphs break."""
+    """Return XXH3-128 (16 bytes) of a cleaned document, blind to where its lines and paragraphs break."""
     return xxhash.xxh3_128_digest(" ".join(sentences).encode())
 
 
 def is_valid(document_hash: bytes, fraction: float) -> bool:
-    """Whether a document is held out: its hash decides alone, so it stays on its side when others are added.
+    """Return whether a document is held out: its hash decides alone, so it stays on its side when others are added.
 
     Args:
         document_hash: 16 bytes.
@@ -22,23 +22,23 @@ def is_valid(document_hash: bytes, fraction: float) -> bool:
 
 
 def valid_mask(hashes: np.ndarray, fraction: float) -> np.ndarray:
-    """:func:`is_valid` of many documents: uint8 [D, 16] -> bool [D]."""
+    """Return :func:`is_valid` of many documents: uint8 [D, 16] -> bool [D]."""
     return hash_position(hashes) < fraction
 
 
 def test_mask(hashes: np.ndarray, fraction: float) -> np.ndarray:
-    """Which documents are kept apart for the test: at the other end, so that no other fraction moves one: uint8 [D, 16] -> bool [D]."""
+    """Return which documents are kept apart for the test: at the other end, so that no other fraction moves one: uint8 [D, 16] -> bool [D]."""
     return hash_position(hashes) >= 1 - fraction
 
 
 def hash_position(hashes: np.ndarray) -> np.ndarray:
-    """Where in 0..1 each hash lies, from its first 53 bits (exact in a double): uint8 [D, 16] -> float64 [D]."""
+    """Return where in 0..1 each hash lies, from its first 53 bits (exact in a double): uint8 [D, 16] -> float64 [D]."""
     first = np.ascontiguousarray(hashes[:, :8]).view(">u8")[:, 0]
     return (first >> np.uint64(11)).astype(np.float64) / 2.0**53
 
 
 def first_occurrences(hashes: np.ndarray) -> np.ndarray:
-    """Which documents are the first of their hash, in document order: uint8 [D, 16] -> bool [D]."""
+    """Return which documents are the first of their hash, in document order: uint8 [D, 16] -> bool [D]."""
     keys = np.ascontiguousarray(hashes).view(np.uint64).reshape(len(hashes), 2)
     order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal keys stay in document order
     ordered = keys[order]

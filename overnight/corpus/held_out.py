@@ -18,28 +18,28 @@ NAMES = 100
 LEAST_DOCUMENTS, LEAST_TOKENS = 10, 10_000
 
 
-def check_share(key: str, fraction: float, held: int, trained: int, nearest: float) -> None:
+def check_share(key: str, fraction: float, num_validation: int, trained: int, nearest: float) -> None:
     """Check that a share of the documents holds out some, and leaves some to train on.
 
     Args:
         key: of the share.
-        held: documents that it holds out.
+        num_validation: documents that it holds out.
         trained: documents that are left.
         nearest: share that would hold out the first.
 
     Raises:
         DataError: saying which share would do.
     """
-    if trained and (held or not fraction):
+    if trained and (num_validation or not fraction):
         return
     raise DataError(
-        f"of {trained + held} documents {held} are held out with {key} = {fraction}: "
+        f"of {trained + num_validation} documents {num_validation} are held out with {key} = {fraction}: "
         + (f"{min(nearest * 1.01 + 1e-4, 0.5):.4f} would hold out the first; " if trained else "none is left to train on; ")
         + "change it (0 holds out none), or make more documents of the text with data.documents = paragraph or line"
     )
 
 
-def held_out_names(chunks: Sequence[Path], splits: Sequence[np.ndarray]) -> dict[str, list[str]]:
+def names_by_split(chunks: Sequence[Path], splits: Sequence[np.ndarray]) -> dict[str, list[str]]:
     """Return where the first documents of each held-out part are from, by part.
 
     Args:
@@ -62,7 +62,7 @@ def share_for(chunks: Sequence[Path], splits: Sequence[np.ndarray], documents: i
     return min(float(positions[min(documents, len(positions)) - 1]) * 1.01 + 1e-4, 0.5)
 
 
-def held_out_lines(manifest: Manifest, share: Callable[[int], float]) -> Iterator[str]:
+def validation_lines(manifest: Manifest, share: Callable[[int], float]) -> Iterator[str]:
     """Yield what `prepare` says of the held-out part: how much it is, of which documents, and a warning where it is too little.
 
     Args:
@@ -79,13 +79,13 @@ def held_out_lines(manifest: Manifest, share: Callable[[int], float]) -> Iterato
     more = ", ..." if documents > 3 else ""
     yield f"held out: {documents:,} documents, {tokens:,} tokens: {', '.join(names[:3])}{more} (manifest.json names {len(names)})"
     if documents < LEAST_DOCUMENTS or tokens < LEAST_TOKENS:
-        way = (
+        hint = (
             f"--data.valid_fraction={share(LEAST_DOCUMENTS):.2g} would hold out about {LEAST_DOCUMENTS} documents"
             if documents < LEAST_DOCUMENTS
             else ""
         )
-        way = way or f"raise data.valid_fraction above {manifest.settings['valid_fraction']:g}"
+        hint = hint or f"raise data.valid_fraction above {manifest.settings['valid_fraction']:g}"
         yield (
             f"warning: scores on {documents:,} held-out documents of {tokens:,} tokens say little of others (at least {LEAST_DOCUMENTS} documents and "
-            f"{LEAST_TOKENS:,} tokens would be better): {way}; or add text, or make more documents of it (data.documents = paragraph or line)"
+            f"{LEAST_TOKENS:,} tokens would be better): {hint}; or add text, or make more documents of it (data.documents = paragraph or line)"
         )

@@ -2,7 +2,7 @@
 
 With `data.tokenizer = bytes` there is no vocabulary, and tokens are the bytes of the clean text.
 
-The output of a task appears by rename, so a run that was killed goes on where it was. What is between lies in `work/`
+The output of a task appears by rename, so a run that was killed resumes where it was. What is between lies in `work/`
 below the data folder and is removed at the end. Nothing that is written depends on the number of workers.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import json
 import shutil
 from collections import Counter
@@ -26,7 +25,7 @@ import xxhash
 from overnight.config import Data, environment_path
 from overnight.corpus import bytes as byte_text
 from overnight.corpus import dedup, pydocs, streams
-from overnight.corpus.held_out import check_share, held_out_lines, held_out_names, share_for
+from overnight.corpus.held_out import check_share, names_by_split, share_for, validation_lines
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, documents, start_reading
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
@@ -43,11 +42,13 @@ from overnight.corpus.tasks import (
     token_chunk,
     token_path,
 )
-from overnight.corpus.tokenizer import load_pieces, read_pieces, save_tokenizer, train_pieces, vocabulary
-from overnight.corpus.workers import core_count, run_tasks
+from overnight.corpus.tokenizer import load_tokens, read_tokens, save_tokenizer, train_tokens, vocabulary
+from overnight.corpus.workers import run_tasks
 from overnight.display import plural
 from overnight.errors import ConfigError, DataError
+from overnight.machine import usable_cores
 from overnight.run_dir.atomic import write_json
+from overnight.run_dir.lock import try_lock
 from overnight.state_files import STRICT, read_json, sealed
 
 # A task: large enough to hide a process's and a file's costs, small enough that its memory (about 30 times this) does not count.
@@ -78,7 +79,7 @@ SETTINGS = (
 
 
 def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_tokens: int = SHARD_TOKENS) -> Manifest:
-    """Turn the text of `data.paths` into token shards; run again after an interruption, it goes on.
+    """Turn the text of `data.paths` into token shards; run again after an interruption, it resumes.
 
     Args:
         data: what to read and how.
@@ -108,7 +109,7 @@ def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_
 
 
 def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]) -> Manifest | None:
-    """The manifest, when the folder is prepared with these settings and every shard is there."""
+    """Return the manifest, when the folder is prepared with these settings and every shard is there."""
     if not (folder / "manifest.json").exists():
         return None
     manifest = load_manifest(folder)
@@ -137,10 +138,8 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
 def _only_one(folder: Path) -> Iterator[None]:
     """Hold a lock that the system takes back when this process ends, however it ends."""
     with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"{folder}: another process is preparing this folder; wait for it, or set data.dir to another") from None
+        if not try_lock(file):
+            raise DataError(f"{folder}: another process is preparing this folder; wait for it, or set data.dir to another")
         yield
 
 
@@ -160,20 +159,20 @@ def _full_disk(folder: Path, reading: Reading, error: OSError) -> str:
 
 def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[str, Any], reading: Reading, shard_tokens: int) -> Manifest:
     _begin(folder, _state(data, settings, shard_tokens), log)
-    work, workers = folder / "work", core_count(data.workers)
+    work, workers = folder / "work", data.workers or usable_cores()
     chunks, sources = _read_and_clean(data, work, workers, log, reading)
     splits, duplicates, short = _decide(chunks, data, log)
     tokenizer, vocab_size = byte_text.VOCABULARY_HASH, byte_text.VOCABULARY_SIZE
     if data.tokenizer == "wordpiece":
-        pieces = _vocabulary(data, folder, chunks, splits, workers, log)
-        tokenizer, vocab_size = vocabulary(pieces, data.lowercase).hash, len(pieces)
-    _tokenise(data, folder, chunks, splits, workers, log)
+        tokens = _vocabulary(data, folder, chunks, splits, workers, log)
+        tokenizer, vocab_size = vocabulary(tokens, data.lowercase).hash, len(tokens)
+    _tokenize(data, folder, chunks, splits, workers, log)
     entries = _shard(folder, chunks, shard_tokens, workers, log)
     short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries)
     manifest = Manifest(
-        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, held_out_names(chunks, splits)
+        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, names_by_split(chunks, splits)
     )
-    for line in held_out_lines(manifest, partial(share_for, chunks, splits)):
+    for line in validation_lines(manifest, partial(share_for, chunks, splits)):
         log(line)
     save_manifest(folder, manifest)
     shutil.rmtree(work)
@@ -181,14 +180,14 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
 
 
 def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
-    """A hash of everything the intermediate files depend on."""
+    """Return a hash of everything the intermediate files depend on."""
     sources: list[Any] = []
     for path in data.paths:
         if path == BUILTIN:
             sources.append(pydocs.environment())
         else:
             sources.append([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in streams.expand(path)])
-    given = read_pieces(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
+    given = read_tokens(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
     everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, CHUNK_BYTES, shard_tokens, settings, sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
 
@@ -258,7 +257,7 @@ def _check_skipped(sources: list[Source], allowed: int) -> None:
 
 
 def _chunks(found: Iterator[Document]) -> Iterator[list[Document]]:
-    """Documents in groups of about CHUNK_BYTES characters."""
+    """Yield documents in groups of about CHUNK_BYTES characters."""
     group: list[Document] = []
     size = 0
     for document in found:
@@ -272,7 +271,7 @@ def _chunks(found: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple[list[np.ndarray], int, int]:
-    """For each document of each chunk: 0 dropped as a duplicate, 1 train, 2 valid, 3 test. And how many were duplicates, and how many too short."""
+    """Return for each document of each chunk: 0 dropped as a duplicate, 1 train, 2 valid, 3 test. And how many were duplicates, and how many too short."""
     tables = [read_table(checked_chunk(path)) for path in chunks]
     short = sum(int(table.schema.metadata[b"short"]) for table in tables)
     sizes = [table.num_rows for table in tables]
@@ -286,11 +285,11 @@ def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple
     split = np.where(first, 1, 0).astype(np.uint8)
     split[first & dedup.valid_mask(hashes, data.valid_fraction)] = 2
     split[first & dedup.test_mask(hashes, data.test_fraction)] = 3
-    dropped, trained, held, tested = np.bincount(split, minlength=4).tolist()
-    apart = f"{held:,} held out, {tested:,} for the test" if data.test_fraction else f"{held:,} held out"
+    dropped, trained, num_validation, tested = np.bincount(split, minlength=4).tolist()
+    apart = f"{num_validation:,} held out, {tested:,} for the test" if data.test_fraction else f"{num_validation:,} held out"
     log(f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(dropped, 'duplicate')}, {short:,} short")
     positions = dedup.hash_position(hashes)
-    check_share("data.valid_fraction", data.valid_fraction, held, trained, float(positions.min()))
+    check_share("data.valid_fraction", data.valid_fraction, num_validation, trained, float(positions.min()))
     check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - float(positions.max()))
     return np.split(split, np.cumsum(sizes)[:-1]), dropped, short
 
@@ -298,14 +297,14 @@ def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple
 def _vocabulary(
     data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]
 ) -> list[str]:
-    """The given pieces, or pieces trained on the training documents; written into the folder."""
+    """Return the given tokens, or tokens trained on the training documents; written into the folder."""
     if (folder / "vocab.txt").exists():  # written last
-        return load_pieces(folder)[0]
+        return load_tokens(folder)[0]
     if data.vocab_file:
-        pieces = read_pieces(environment_path(data.vocab_file, "data.vocab_file"))
-        if len(pieces) != data.vocab_size:
+        tokens = read_tokens(environment_path(data.vocab_file, "data.vocab_file"))
+        if len(tokens) != data.vocab_size:
             raise ConfigError(
-                f"data.vocab_size = {data.vocab_size}: {data.vocab_file} has {len(pieces)} pieces; set data.vocab_size={len(pieces)} or give another file"
+                f"data.vocab_size = {data.vocab_size}: {data.vocab_file} has {len(tokens)} tokens; set data.vocab_size={len(tokens)} or give another file"
             )
     else:
         progress = Progress("vocabulary", log, "M words")
@@ -318,16 +317,16 @@ def _vocabulary(
                 words = Counter({word: count for word, count in words.items() if count > 1})
             counted += counts.total()
             progress.update(counted, (number + 1) / len(chunks))
-        pieces = train_pieces(words, data.vocab_size, data.lowercase)
-        progress.end(counted, f"{plural(len(pieces), 'piece')} from {plural(counted, 'word')}")
-        if len(pieces) < data.vocab_size:
-            log(f"vocabulary: the text gives no more than {len(pieces):,} of the {data.vocab_size:,} pieces of data.vocab_size")
-    save_tokenizer(folder, pieces, data.lowercase)
-    return pieces
+        tokens = train_tokens(words, data.vocab_size, data.lowercase)
+        progress.end(counted, f"{plural(len(tokens), 'token')} from {plural(counted, 'word')}")
+        if len(tokens) < data.vocab_size:
+            log(f"vocabulary: the text gives no more than {len(tokens):,} of the {data.vocab_size:,} tokens of data.vocab_size")
+    save_tokenizer(folder, tokens, data.lowercase)
+    return tokens
 
 
-def _tokenise(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]) -> None:
-    progress = Progress("tokenise", log, "M tokens")
+def _tokenize(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]) -> None:
+    progress = Progress("tokenize", log, "M tokens")
     tasks = (TokenTask(path, split, folder, data.tokenizer) for path, split in zip(chunks, splits, strict=True))
     done = 0
     for number, tokens in enumerate(run_tasks(token_chunk, tasks, workers)):

@@ -16,7 +16,7 @@ class Progress:
         self._began = self._last = time.monotonic()
 
     def update(self, done: float, fraction: float = 0.0) -> None:
-        """Say it, if the last line is old enough.
+        """Log it, if the last line is old enough.
 
         Args:
             done: work done (bytes, or what `unit` and `scale` make of it).
@@ -31,6 +31,6 @@ class Progress:
         self._log(f"{self._stage}: {done / self._scale:,.0f} {self._unit}, {done / self._scale / seconds:,.1f} {self._unit}/s{left}")
 
     def end(self, done: float, result: str) -> None:
-        """Say what came out, once."""
+        """Log what came out, once."""
         seconds = time.monotonic() - self._began
         self._log(f"{self._stage}: {result} in {seconds:.1f} s ({done / self._scale / max(seconds, 1e-3):,.1f} {self._unit}/s)")

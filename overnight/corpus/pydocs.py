@@ -19,7 +19,8 @@ from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
-from overnight.corpus.workers import core_count, run_tasks
+from overnight.corpus.workers import run_tasks
+from overnight.machine import usable_cores
 
 # What torch, numpy and the demo bring along; one that is absent is passed over.
 PACKAGES = (
@@ -58,7 +59,7 @@ class Docstring:
 
 
 def python_docs(workers: int = 0) -> Iterator[tuple[str, str]]:
-    """Documents: every topic of the language reference, then every module with all of its docstrings.
+    """Yield documents: every topic of the language reference, then every module with all of its docstrings.
 
     Args:
         workers: processes; 0 takes every core. The order does not depend on it.
@@ -75,13 +76,13 @@ def python_docs(workers: int = 0) -> Iterator[tuple[str, str]]:
 
 
 def docstrings(workers: int = 0) -> Iterator[Docstring]:
-    """Every docstring that has prose in it, in a fixed order; of equal texts only the first.
+    """Yield every docstring that has prose in it, in a fixed order; of equal texts only the first.
 
     Args:
         workers: processes; 0 takes every core.
     """
     seen: set[str] = set()
-    for found in run_tasks(_docstrings_of_files, list(_tasks()), core_count(workers)):
+    for found in run_tasks(_docstrings_of_files, list(_tasks()), workers or usable_cores()):
         for doc in found:
             if doc.text not in seen:
                 seen.add(doc.text)
@@ -89,7 +90,7 @@ def docstrings(workers: int = 0) -> Iterator[Docstring]:
 
 
 def environment() -> list[tuple[str, str]]:
-    """The packages that are read, with their versions: the text depends on them."""
+    """Return the packages that are read, with their versions: the text depends on them."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = [(_STANDARD_LIBRARY, platform.python_version())]
@@ -105,7 +106,7 @@ _Task = tuple[str, list[tuple[str, str]]]
 
 
 def _tasks() -> Iterator[_Task]:
-    """Lists of source files with their modules."""
+    """Yield lists of source files with their modules."""
     for package in (_STANDARD_LIBRARY, *PACKAGES):
         if package == _STANDARD_LIBRARY:
             root = Path(sysconfig.get_paths()["stdlib"])
@@ -150,7 +151,7 @@ def _docstrings_of_files(task: _Task) -> list[Docstring]:
 
 
 def _walk(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[tuple[str, str]]:
-    """Qualified names and raw docstrings, in the order of the source."""
+    """Yield qualified names and raw docstrings, in the order of the source."""
     if text := ast.get_docstring(node, clean=False):
         yield name, text
     for child in node.body:
@@ -161,7 +162,7 @@ def _walk(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionD
 
 
 def _added(call: ast.Call) -> Iterator[tuple[str, str]]:
-    """Docstrings of compiled functions: torch's `add_docstr(torch.abs, "...")` and numpy's `add_newdoc(module, name, "...")`."""
+    """Yield docstrings of compiled functions: torch's `add_docstr(torch.abs, "...")` and numpy's `add_newdoc(module, name, "...")`."""
     kind = getattr(call.func, "id", getattr(call.func, "attr", ""))
     if kind == "add_docstr" and len(call.args) == 2:
         yield ast.unparse(call.args[0]), _string(call.args[1])
@@ -175,7 +176,7 @@ def _added(call: ast.Call) -> Iterator[tuple[str, str]]:
 
 
 def _string(node: ast.expr) -> str:
-    """The text of a constant, a sum of constants, or a constant that is formatted."""
+    """Return the text of a constant, a sum of constants, or a constant that is formatted."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.BinOp):
@@ -234,7 +235,7 @@ _PLACEHOLDER = re.compile(r"\{\w+\}|%\(\w+\)s")
 
 
 def prose(raw: str) -> str:
-    """The sentences of a docstring: no examples, code, formulas, tables, type lines or field marks.
+    """Return the sentences of a docstring: no examples, code, formulas, tables, type lines or field marks.
 
     Args:
         raw: a docstring as written, in reST, numpy or Google style.
@@ -288,7 +289,7 @@ def _kept_lines(lines: list[str]) -> Iterator[str]:
 
 
 def _sentence_of(line: str) -> list[str]:
-    """A line without the name and type of the argument it tells of; a new argument begins a paragraph."""
+    """Return a line without the name and type of the argument it tells of; a new argument begins a paragraph."""
     if field := _FIELD.match(line):
         return ["", field["text"] or ""] if field["kind"] not in ("type", "rtype", "class", "nosignatures") else [""]
     if argument := _GOOGLE_ARGUMENT.match(line):

@@ -25,7 +25,7 @@ _BLOCK = 1 << 20
 
 
 # Numbers beyond have no place in 32 bits.
-_GREATEST_LABEL = 3.4e38
+_MAX_LABEL = 3.4e38
 
 
 class Document(NamedTuple):
@@ -87,7 +87,7 @@ def documents(data: Data, reading: Reading) -> Iterator[Document]:
 
 
 def start_reading(data: Data) -> Reading:
-    """Counters at zero; fails at once, before any work, when a path leads nowhere."""
+    """Return counters at zero; fail at once, before any work, when a path leads nowhere."""
     reading = Reading([Source(path) for path in data.paths])
     for path in data.paths:
         if path.startswith("builtin:") and path != BUILTIN:
@@ -130,7 +130,7 @@ class _Reader:
     """Some members that do not match the pattern."""
 
     def file(self, raw: io.BufferedReader, name: str) -> Iterator[Document]:
-        """Documents of a file that may be packed, and must be an archive where a pattern selects its members."""
+        """Yield documents of a file that may be packed, and must be an archive where a pattern selects its members."""
         try:
             stream, inner = streams.unpacked(raw, name)
             if streams.is_tar(stream, inner):
@@ -148,7 +148,7 @@ class _Reader:
             # Inside an archive everything behind the cut is lost as well: the archive's own stream says so next.
 
     def archive(self, stream: io.BufferedReader, name: str) -> Iterator[Document]:
-        """Documents of the members of a tar archive that match; of an archive in it, all."""
+        """Yield documents of the members of a tar archive that match; of an archive in it, all."""
         inside = dataclasses.replace(self, pattern="")
         for member, content in streams.members(stream, name):
             if not self.pattern or fnmatch.fnmatchcase(member, self.pattern):
@@ -157,7 +157,7 @@ class _Reader:
                 self.others.append(member)
 
     def plain(self, stream: io.BufferedReader, name: str) -> Iterator[Document]:
-        """Documents of an unpacked file."""
+        """Yield documents of an unpacked file."""
         kind = self.data.format if self.data.format != "auto" else _guess(stream, name)
         found = self.json_lines(stream, name) if kind == "jsonl" else map(Document, self.texts(stream, name, kind))
         whole = kind in ("text", "markdown") and self.data.documents == "file"
@@ -165,7 +165,7 @@ class _Reader:
             yield document._replace(name=name if whole else f"{name}#{number}")
 
     def texts(self, stream: io.BufferedReader, name: str, kind: str) -> Iterator[str]:
-        """Texts of a file of a format that has nothing beside."""
+        """Yield texts of a file of a format that has nothing beside."""
         if kind == "wiki":
             yield from self.wiki(stream, name)
         elif self.data.documents == "file":
@@ -177,9 +177,9 @@ class _Reader:
             yield from self.paragraphs(stream, name)
 
     def whole(self, stream: io.BufferedReader, name: str) -> Iterator[str]:
-        """All of a file as one text; of a cut one what was readable, before the error."""
+        """Yield all of a file as one text; of a cut one what was readable, before the error."""
         blocks: list[bytes] = []
-        size, cut = 0, None
+        size, truncation = 0, None
         try:
             while block := stream.read1(_BLOCK):
                 blocks.append(block)
@@ -187,16 +187,16 @@ class _Reader:
                 if size > MAX_DOCUMENT_BYTES:
                     raise _too_long(name, "document; set data.documents to paragraph or line, or cut the file")
         except TruncatedError as error:
-            cut = error
+            truncation = error
         # The last character of a cut text may be cut as well.
-        text = self.decoded(b"".join(blocks).removeprefix(codecs.BOM_UTF8), name, 0, whole=cut is None)
-        if text and (cut is None or self.data.on_truncated_file == "keep"):
+        text = self.decoded(b"".join(blocks).removeprefix(codecs.BOM_UTF8), name, 0, whole=truncation is None)
+        if text and (truncation is None or self.data.on_truncated_file == "keep"):
             yield text
-        if cut:
-            raise cut
+        if truncation:
+            raise truncation
 
     def decoded(self, content: bytes, name: str, offset: int, whole: bool = True) -> str:
-        """UTF-8 to text; a bad byte is named by its offset in the (unpacked) file."""
+        """Decode UTF-8 to text; a bad byte is named by its offset in the (unpacked) file."""
         try:
             return codecs.getincrementaldecoder("utf-8")(self.data.encoding_errors).decode(content, whole)
         except UnicodeDecodeError as error:
@@ -207,7 +207,7 @@ class _Reader:
             ) from None
 
     def lines(self, stream: io.BufferedReader, name: str) -> Iterator[tuple[int, str]]:
-        """Numbered lines without their end; the last one of a cut file is not whole and is left out."""
+        """Yield numbered lines without their end; the last one of a cut file is not whole and is left out."""
         offset, number = 0, 0
         while line := stream.readline(MAX_DOCUMENT_BYTES + 1):
             number += 1
@@ -218,31 +218,31 @@ class _Reader:
             offset += len(line)
 
     def paragraphs(self, stream: io.BufferedReader, name: str) -> Iterator[str]:
-        """Blocks of lines between blank ones."""
+        """Yield blocks of lines between blank ones."""
         block: list[str] = []
-        size, cut = 0, None
+        size, truncation = 0, None
         lines = self.lines(stream, name)
         while True:
             try:
                 number, line = next(lines, (0, ""))
             except TruncatedError as error:
-                number, line, cut = 0, "", error
+                number, line, truncation = 0, "", error
             if line.strip():
                 block.append(line)
                 size += len(line)
                 if size > MAX_DOCUMENT_BYTES:
                     raise _too_long(f"{name}:{number}", "paragraph")
                 continue
-            if block and (cut is None or self.data.on_truncated_file == "keep"):
+            if block and (truncation is None or self.data.on_truncated_file == "keep"):
                 yield "\n".join(block)
             block, size = [], 0
-            if cut:
-                raise cut
+            if truncation:
+                raise truncation
             if not number:
                 return
 
     def json_lines(self, stream: io.BufferedReader, name: str) -> Iterator[Document]:
-        """The text of each JSON object, with its label where one is asked for."""
+        """Yield the text of each JSON object, with its label where one is asked for."""
         for number, line in self.lines(stream, name):
             if not line.strip():
                 continue
@@ -258,7 +258,7 @@ class _Reader:
                 )
 
     def json_line(self, line: str) -> Document | str:
-        """The document of a line, or what is wrong with it."""
+        """Return the document of a line, or what is wrong with it."""
         key = self.data.field
         try:
             row = json.loads(line)
@@ -269,7 +269,7 @@ class _Reader:
         text, label = row.get(key), row.get(self.data.label) if self.data.label else None
         if not isinstance(text, str):
             return f"has no text in {key!r}; its keys are: {', '.join(list(row)[:12])} (data.field names the one to read)"
-        if label is not None and (not isinstance(label, int | float) or isinstance(label, bool) or not abs(label) <= _GREATEST_LABEL):
+        if label is not None and (not isinstance(label, int | float) or isinstance(label, bool) or not abs(label) <= _MAX_LABEL):
             return f"has no finite number in {self.data.label!r} but {label!r:.40} (data.label names it; null or no such key is no label)"
         if "\\u" in line and not _encodable(text):
             if self.data.encoding_errors == "strict":
@@ -278,7 +278,7 @@ class _Reader:
         return Document(text, None if label is None else float(label))
 
     def wiki(self, stream: io.BufferedReader, name: str) -> Iterator[str]:
-        """The text between each `<doc ...>` and `</doc>`."""
+        """Yield the text between each `<doc ...>` and `</doc>`."""
         block: list[str] | None = None
         began = number = size = 0
         for number, line in self.lines(stream, name):
@@ -323,7 +323,7 @@ _FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", r
 
 
 def _without_front_matter(text: str) -> str:
-    """Markdown without the block of YAML that may open it."""
+    """Return Markdown without the block of YAML that may open it."""
     return _FRONT_MATTER.sub("", text, count=1)
 
 
@@ -331,7 +331,7 @@ _ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".md": "markdown", ".markdown
 
 
 def _guess(stream: io.BufferedReader, name: str) -> str:
-    """The format of a file, by its ending, then by its first bytes."""
+    """Return the format of a file, by its ending, then by its first bytes."""
     head = stream.peek(512)[:512].removeprefix(codecs.BOM_UTF8).lstrip()
     if head.startswith(b"<mediawiki"):
         raise DataError(f"{name}: is a Wikipedia dump with its markup; extract its text first (to <doc> files or JSON lines)")

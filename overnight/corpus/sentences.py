@@ -19,12 +19,12 @@ _RARE_TERMINALS = (  # beyond the 16 bits for which a set of characters is one l
     "\U00011c42\U00011ef7\U00011ef8\U00016a6e\U00016a6f\U00016af5\U00016b37\U00016b38\U00016b44\U00016e98\U0001bc9f\U0001da88"
 )
 # Those of Chinese and Japanese, with what closes after them, need no white space.
-_WIDE = "。！？｡．"
+_FULL_WIDTH = "。！？｡．"
 _CLOSING = r"\"'”’)\]»*_」』）"
 # A sentence may end at one of these, with closing quotes or brackets, before white space.
 _END_ASCII = re.compile(r"[.!?]+[\"')\]*_]*(?= [^a-z])")
 # In German these two close, where a space follows.
-_AFTER = rf"]+[{_CLOSING}]*[“«]?(?:(?= [^a-z])|(?<=[{_WIDE}」』）]))"
+_AFTER = rf"]+[{_CLOSING}]*[“«]?(?:(?= [^a-z])|(?<=[{_FULL_WIDTH}」』）]))"
 _END, _END_RARE = re.compile(f"[.!?{_TERMINALS}{_AFTER}"), re.compile(f"[.!?{_TERMINALS}{_RARE_TERMINALS}{_AFTER}")
 _RARE = re.compile("[\U00010a00-\U0001ffff]")
 _BEFORE_FIRST = " \"'“‘„«([*_-—–¿¡`"
@@ -134,7 +134,7 @@ def sentences(text: str) -> list[str]:
 
 
 def _ends_sentence(text: str, start: int, stop: int, end: int) -> bool:
-    """Whether the mark at text[stop:end] ends the sentence that began at start."""
+    """Return whether the mark at text[stop:end] ends the sentence that began at start."""
     following = text[end : end + 6].lstrip(_BEFORE_FIRST)[:1]
     if following.islower():
         return False
@@ -159,12 +159,12 @@ def _ends_sentence(text: str, start: int, stop: int, end: int) -> bool:
 
 
 def _is_ordinal(before: str, after: str) -> bool:
-    """Whether a number and a full stop belong to what follows: "3. Mai", "der 2. Weltkrieg"."""
+    """Return whether a number and a full stop belong to what follows: "3. Mai", "der 2. Weltkrieg"."""
     return before.rpartition(" ")[2].lower() in _BEFORE_ORDINAL or _AFTER_ORDINAL.match(after) is not None
 
 
 def _is_abbreviated(letter: str, before: str, after: str) -> bool:
-    """Whether a letter and a full stop are an initial or an abbreviation ("J. Smith", "z. B.", "г. Москва"), and not the last word of a sentence."""
+    """Return whether a letter and a full stop are an initial or an abbreviation ("J. Smith", "z. B.", "г. Москва"), and not the last word of a sentence."""
     if after[1:2] == "." and after[:1].isalpha():
         return True
     if letter in _WORDS_OF_ONE_LETTER:

@@ -1,6 +1,6 @@
 """Token shards on disk, format version 1: written whole, opened as zero-copy numpy views.
 
-A prepared folder holds `manifest.json`, `train-00000.arrow`, ..., the same of `valid` and `test`, and for word pieces `vocab.txt`
+A prepared folder holds `manifest.json`, `train-00000.arrow`, ..., the same of `valid` and `test`, and for WordPiece tokens `vocab.txt`
 and `tokenizer.json`. A shard is an uncompressed Arrow IPC file of one record batch, one row a document: `tokens: list<uint16>`
 (uint32 for a vocabulary above 65,536, uint8 for bytes) and `sentences: list<int32>`, the number of tokens of each sentence, which
 sum to the tokens (bytes: one sentence). Where labels are kept there is `label: float32`, null where a document has none.
@@ -67,11 +67,11 @@ class Manifest:
     """Where the first documents of `valid` and `test` are from: a file, or its document number n as `file#n`."""
 
     def count(self, split: str, what: str) -> int:
-        """A sum over the shards of a split: `documents`, `sentences`, `tokens` or `bytes`."""
+        """Return a sum over the shards of a split: `documents`, `sentences`, `tokens` or `bytes`."""
         return sum(getattr(shard, what) for shard in self.shards if shard.split == split)
 
     def fingerprint(self) -> str:
-        """A hash of what the shards and the vocabulary hold, 32 hex digits: another one is another corpus."""
+        """Return a hash of what the shards and the vocabulary hold, 32 hex digits: another one is another corpus."""
         return xxhash.xxh3_128_hexdigest(" ".join([self.tokenizer, *(shard.checksum for shard in self.shards)]).encode())
 
 
@@ -133,7 +133,7 @@ def _offsets(lengths: np.ndarray) -> np.ndarray:
 
 
 def read_table(path: Path) -> pa.RecordBatch:
-    """The only record batch of an Arrow file, memory-mapped. Its bytes are trusted: compare the checksum before.
+    """Return the only record batch of an Arrow file, memory-mapped. Its bytes are trusted: compare the checksum before.
 
     Raises:
         DataError: when it is missing or is no such file.
@@ -184,7 +184,7 @@ def _beside(path: Path) -> Path:
 
 
 def read_lists(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What :func:`write_shard` was given: tokens [N], sentence lengths [S], sentences of each document [D] as offsets [D+1]."""
+    """Return what :func:`write_shard` was given: tokens [N], sentence lengths [S], sentences of each document [D] as offsets [D+1]."""
     batch = read_table(path)
     tokens, sentences = batch.column("tokens"), batch.column("sentences")
     offsets = sentences.offsets.to_numpy().astype(np.int64)
@@ -192,7 +192,7 @@ def read_lists(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def read_labels(path: Path) -> pa.Array | None:
-    """The labels that :func:`write_shard` was given."""
+    """Return the labels that :func:`write_shard` was given."""
     batch = read_table(path)
     return batch.column("label") if "label" in batch.schema.names else None
 
@@ -234,7 +234,7 @@ def _open(folder: Path, entry: ShardEntry, verify: bool) -> Shard:
 
 
 def checksum(path: Path) -> str:
-    """XXH3-64 of a file, 16 hex digits."""
+    """Return XXH3-64 of a file, 16 hex digits."""
     state = xxhash.xxh3_64()
     with open(path, "rb") as file:
         while block := file.read(1 << 22):

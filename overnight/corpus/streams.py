@@ -25,7 +25,7 @@ class TruncatedError(Exception):
 
 
 def expand(path: str) -> list[Path]:
-    """The files a path of `data.paths` stands for: itself, all in the folder below it, or all that its glob matches, sorted.
+    """Return the files a path of `data.paths` stands for: itself, all in the folder below it, or all that its glob matches, sorted.
 
     Hidden files and folders, whose names begin with a dot, are left out. `::` and what follows it is about the members of archives.
 
@@ -51,7 +51,7 @@ def expand(path: str) -> list[Path]:
 
 
 def pattern(path: str) -> str:
-    """Which members of an archive a path of `data.paths` stands for, as :mod:`fnmatch` has it; empty for all."""
+    """Return which members of an archive a path of `data.paths` stands for, as :mod:`fnmatch` has it; empty for all."""
     return path.partition("::")[2]
 
 
@@ -60,12 +60,12 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a path relative to its source has a part that begins with a dot."""
+    """Return whether a path relative to its source has a part that begins with a dot."""
     return any(part.startswith(".") and part != "." for part in name.split("/"))
 
 
 def unpacked(file: IO[bytes], name: str) -> tuple[io.BufferedReader, str]:
-    """A stream with its compression undone, seen by the first bytes, and its name without the compression's ending.
+    """Return a stream with its compression undone, seen by the first bytes, and its name without the compression's ending.
 
     Reading from it raises `TruncatedError` when the packed data end early and `DataError` when they are damaged.
     """
@@ -120,7 +120,7 @@ class _ZstdFile(io.RawIOBase):
         self._packed, self._inside, self._ready = b"", False, b""
 
     def read1(self, size: int) -> bytes:
-        """Up to `size` unpacked bytes, none at the end."""
+        """Return up to `size` unpacked bytes, none at the end."""
         while not self._ready:
             self._packed = self._packed or self._file.read(_BLOCK // 8)
             if not self._packed:
@@ -142,12 +142,12 @@ class _ZstdFile(io.RawIOBase):
 
 
 def is_tar(stream: io.BufferedReader, name: str) -> bool:
-    """Whether a stream is a tar archive, by its name or its header."""
+    """Return whether a stream is a tar archive, by its name or its header."""
     return name.endswith(".tar") or stream.peek(512)[257:262] == b"ustar"
 
 
 def members(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, io.BufferedReader]]:
-    """The regular, not hidden files of a tar stream in its order, each to be read before the next is asked for.
+    """Yield the regular, not hidden files of a tar stream in its order, each to be read before the next is asked for.
 
     Raises:
         TruncatedError: when the archive ends early.

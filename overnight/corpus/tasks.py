@@ -49,7 +49,7 @@ class CleanTask:
 
 
 def clean_task(documents: list[Document], path: Path, data: Data) -> CleanTask:
-    """What is to be done for a chunk of documents."""
+    """Return what is to be done for a chunk of documents."""
     done = is_sealed(path)
     labels = [document.label for document in documents] if data.label and not done else None
     texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
@@ -58,7 +58,7 @@ def clean_task(documents: list[Document], path: Path, data: Data) -> CleanTask:
 
 
 def clean_chunk(task: CleanTask) -> None:
-    """Documents -> clean ones with their hashes, names and labels: a sentence a line, or the bytes that are read."""
+    """Clean documents, and write them with their hashes, names and labels: a sentence a line, or the bytes that are read."""
     if task.texts is None:
         return
     make = _framed if task.tokenizer == "bytes" else _split
@@ -122,7 +122,7 @@ def token_path(clean: Path, split: str) -> Path:
 
 
 def token_chunk(task: TokenTask) -> int:
-    """Clean text -> tokens, one file a split; returns how many tokens."""
+    """Tokenize clean text into one file a split; returns how many tokens."""
     total = 0
     tokenizer = load_tokenizer(task.folder) if task.tokenizer == "wordpiece" else None
     for kind, name in enumerate(SPLITS, 1):
@@ -139,7 +139,7 @@ def token_chunk(task: TokenTask) -> int:
 
 
 def _bytes(path: Path, take: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, pa.Array | None]:
-    """Bytes, their number in each document, one sentence for each, and the labels."""
+    """Return bytes, their number in each document, one sentence for each, and the labels."""
     table = read_table(checked_chunk(path)).filter(pa.array(take))
     column = table.column("text")
     offsets, flat = (np.frombuffer(part, kind) for part, kind in zip(column.buffers()[1:], (np.int64, np.uint8), strict=True))
@@ -158,7 +158,7 @@ class ShardTask:
 
 
 def make_shard(task: ShardTask) -> ShardEntry:
-    """Documents out of token chunks -> one shard, with its entry for the manifest beside."""
+    """Write the documents of token chunks as one shard, with its entry for the manifest in a file of its own."""
     path = task.folder / task.name
     if task.entry.exists() and path.exists():
         done: ShardEntry = read_json(task.entry, ShardEntry, f"delete the folder {task.folder} and prepare again")

@@ -36,22 +36,22 @@ class Vocabulary:
     sep: int
     mask: int
     continuation: np.ndarray
-    """bool [size]: pieces that go on a word (`##`)."""
+    """bool [size]: tokens that go on a word (`##`)."""
     is_special: np.ndarray
-    """bool [size]: the five special pieces."""
+    """bool [size]: the five special tokens."""
     hash: str
-    """XXH3-128 of the pieces in order and of the letter case, 32 hex digits."""
+    """XXH3-128 of the tokens in order and of the letter case, 32 hex digits."""
     lowercase: bool
 
 
-def build_tokenizer(pieces: Sequence[str], lowercase: bool) -> Tokenizer:
-    """The tokenizer of BERT over given pieces.
+def build_tokenizer(tokens: Sequence[str], lowercase: bool) -> Tokenizer:
+    """Return the tokenizer of BERT over given tokens.
 
     Args:
-        pieces: the vocabulary, id by id, with the five special pieces somewhere in it.
+        tokens: the vocabulary, id by id, with the five special tokens somewhere in it.
         lowercase: lower-case and strip accents first.
     """
-    ids = {piece: i for i, piece in enumerate(pieces)}
+    ids = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = _normalizer(lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -66,14 +66,14 @@ def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
-    """How often each white-space-separated word occurs in clean text."""
+    """Return how often each white-space-separated word occurs in clean text."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.split())
     return counts
 
 
-def train_pieces(words: Mapping[str, int], size: int, lowercase: bool) -> list[str]:
+def train_tokens(words: Mapping[str, int], size: int, lowercase: bool) -> list[str]:
     """Train a WordPiece vocabulary that depends on the word counts alone, not on the run or the number of cores.
 
     The trainer numbers the characters of its alphabet, and those inside words, in the order of a hash table seeded anew
@@ -81,11 +81,11 @@ def train_pieces(words: Mapping[str, int], size: int, lowercase: bool) -> list[s
 
     Args:
         words: white-space-separated words of clean text and how often each occurs.
-        size: number of pieces, the special ones included.
+        size: number of tokens, the special ones included.
         lowercase: as in :func:`build_tokenizer`.
 
     Returns:
-        The pieces, id by id, the special ones first; fewer than `size` where the text has no more to give.
+        The tokens, id by id, the special ones first; fewer than `size` where the text has no more to give.
     """
     normalizer, splitter = _normalizer(lowercase), pre_tokenizers.BertPreTokenizer()
     counts: Counter[str] = Counter()
@@ -114,7 +114,7 @@ def train_pieces(words: Mapping[str, int], size: int, lowercase: bool) -> list[s
 
 
 def _as_text(counts: Mapping[str, int]) -> Iterator[str]:
-    """Words written out as often as they occur, because the trainer reads text; large counts are scaled down to bound its work."""
+    """Yield words written out as often as they occur, because the trainer reads text; large counts are scaled down to bound its work."""
     scale = max(1.0, sum(counts.values()) / TRAINING_WORDS)
     for word, count in counts.items():
         times = round(count / scale)
@@ -122,11 +122,11 @@ def _as_text(counts: Mapping[str, int]) -> Iterator[str]:
             yield f"{word} " * min(10_000, times - start)
 
 
-def save_tokenizer(folder: Path, pieces: Sequence[str], lowercase: bool) -> None:
+def save_tokenizer(folder: Path, tokens: Sequence[str], lowercase: bool) -> None:
     """Write `vocab.txt` and `tokenizer.json` into a data folder."""
-    tokenizer = build_tokenizer(pieces, lowercase)
+    tokenizer = build_tokenizer(tokens, lowercase)
     write_whole(folder / "tokenizer.json", [tokenizer.to_str(pretty=False).encode()])
-    write_whole(folder / "vocab.txt", ["".join(f"{piece}\n" for piece in pieces).encode()])
+    write_whole(folder / "vocab.txt", ["".join(f"{token}\n" for token in tokens).encode()])
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
@@ -147,33 +147,33 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of a folder of prepared data, a run or a task; it adds [CLS] and [SEP] unless told not to, and reads `[MASK]` in a text as the mask.
 
     Raises:
-        DataError: as :func:`load_pieces`.
+        DataError: as :func:`load_tokens`.
     """
-    return build_tokenizer(*load_pieces(folder))
+    return build_tokenizer(*load_tokens(folder))
 
 
 def load_vocabulary(folder: Path) -> Vocabulary:
-    """The vocabulary of a prepared data folder.
+    """Return the vocabulary of a prepared data folder.
 
     Raises:
-        DataError: as :func:`load_pieces`.
+        DataError: as :func:`load_tokens`.
     """
-    return vocabulary(*load_pieces(folder))
+    return vocabulary(*load_tokens(folder))
 
 
-def load_pieces(folder: Path) -> tuple[list[str], bool]:
-    """Return the pieces of a folder's vocabulary, id by id, and whether text is put into lower case.
+def load_tokens(folder: Path) -> tuple[list[str], bool]:
+    """Return the tokens of a folder's vocabulary, id by id, and whether text is put into lower case.
 
     Both are in `vocab.txt` and `tokenizer.json` together: a change of one of the two does not pass.
 
     Raises:
-        DataError: when a file is missing, cannot be read or lacks a special piece, or the two say different things.
+        DataError: when a file is missing, cannot be read or lacks a special token, or the two say different things.
     """
     path, again = (
         folder / "tokenizer.json",
         "put the right one back, or delete the folder and make it again (prepared data by `overnight prepare`)",
     )
-    pieces = read_pieces(folder / "vocab.txt")
+    tokens = read_tokens(folder / "vocab.txt")
     tree = read_mapping(path, again) if path.exists() else None
     if tree is None:
         raise DataError(f"{path}: is missing; prepare the data first")
@@ -183,58 +183,58 @@ def load_pieces(folder: Path) -> tuple[list[str], bool]:
         found = Tokenizer.from_str(json.dumps(tree)).to_str()
     except Exception as error:  # tokenizers raises bare Exception
         raise DataError(f"{path}: cannot be read ({error}); {again}") from None
-    if not isinstance(lowercase, bool) or found != build_tokenizer(pieces, lowercase).to_str():
+    if not isinstance(lowercase, bool) or found != build_tokenizer(tokens, lowercase).to_str():
         raise DataError(f"{path}: does not belong to {folder / 'vocab.txt'}: one of the two was changed; {again}")
-    return pieces, lowercase
+    return tokens, lowercase
 
 
-def read_pieces(path: Path) -> list[str]:
-    """A vocabulary file, one piece a line.
+def read_tokens(path: Path) -> list[str]:
+    """Return a vocabulary file, one token a line.
 
     Raises:
-        DataError: when it is missing, not UTF-8, has an empty or a double line, or lacks a special piece.
+        DataError: when it is missing, not UTF-8, has an empty or a double line, or lacks a special token.
     """
     try:
         text = path.read_bytes().decode()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start} is not UTF-8; a vocabulary is a text file, one piece a line") from None
-    # Not splitlines(): a piece may be one of Unicode's own line ends.
-    pieces = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+        raise DataError(f"{path}: byte {error.start} is not UTF-8; a vocabulary is a text file, one token a line") from None
+    # Not splitlines(): a token may be one of Unicode's own line ends.
+    tokens = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     seen: dict[str, int] = {}
-    for number, piece in enumerate(pieces, 1):
-        if not piece or piece in seen:
-            why = f"repeats {piece!r} of line {seen[piece]}" if piece else "is empty"
-            raise DataError(f"{path}:{number}: {why}; each line of a vocabulary is one piece")
-        seen[piece] = number
+    for number, token in enumerate(tokens, 1):
+        if not token or token in seen:
+            why = f"repeats {token!r} of line {seen[token]}" if token else "is empty"
+            raise DataError(f"{path}:{number}: {why}; each line of a vocabulary is one token")
+        seen[token] = number
     if missing := [special for special in SPECIALS if special not in seen]:
         raise DataError(f"{path}: has no {', '.join(missing)}; a BERT vocabulary needs {', '.join(SPECIALS)}")
-    return pieces
+    return tokens
 
 
-def vocabulary(pieces: Sequence[str], lowercase: bool) -> Vocabulary:
-    """What is to be known of given pieces (see :class:`Vocabulary`)."""
-    ids = {piece: i for i, piece in enumerate(pieces)}
+def vocabulary(tokens: Sequence[str], lowercase: bool) -> Vocabulary:
+    """Return what is to be known of given tokens (see :class:`Vocabulary`)."""
+    ids = {token: i for i, token in enumerate(tokens)}
     pad, unk, cls, sep, mask = (ids[special] for special in SPECIALS)
-    is_special = np.zeros(len(pieces), bool)
+    is_special = np.zeros(len(tokens), bool)
     is_special[[pad, unk, cls, sep, mask]] = True
     return Vocabulary(
-        size=len(pieces),
+        size=len(tokens),
         pad=pad,
         unk=unk,
         cls=cls,
         sep=sep,
         mask=mask,
-        continuation=np.array([piece.startswith("##") for piece in pieces]),
+        continuation=np.array([token.startswith("##") for token in tokens]),
         is_special=is_special,
-        hash=xxhash.xxh3_128_hexdigest("\n".join([f"lowercase={lowercase}", *pieces]).encode()),
+        hash=xxhash.xxh3_128_hexdigest("\n".join([f"lowercase={lowercase}", *tokens]).encode()),
         lowercase=lowercase,
     )
 
 
 def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
-    """The type tokens are stored in: two bytes as long as they suffice."""
+    """Return the type tokens are stored in: two bytes as long as they suffice."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
@@ -243,7 +243,7 @@ _WORD_OR_MARK = re.compile(r"[!-/:-@\[-`{-~]|[^!-/:-@\[-`{-~]+")
 
 
 def _word_ids(words: Iterable[str], tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
-    """Token ids of each word. `house`, `house,` and `"house"` ask the tokenizer for `house` only once."""
+    """Return token ids of each word. `house`, `house,` and `"house"` ask the tokenizer for `house` only once."""
     parts_of = {word: (word,) if word.isalnum() else tuple(_WORD_OR_MARK.findall(word)) for word in words}
     distinct = list(set(chain.from_iterable(parts_of.values())))
     tokenizer.encode_special_tokens = True  # "[MASK]" in a text is three words
@@ -257,10 +257,10 @@ _SENTENCE_END, _DOCUMENT_END = "\x01", "\x02"
 
 
 def encode(documents: Sequence[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Token ids of clean documents; no special piece is ever made, whatever the text says.
+    """Return token ids of clean documents; no special token is ever made, whatever the text says.
 
-    WordPiece looks at one white-space-separated word at a time, so each distinct word is tokenised once and looked up
-    afterwards: several times faster than tokenising running text, with the same ids (a test compares them).
+    WordPiece looks at one white-space-separated word at a time, so each distinct word is tokenized once and looked up
+    afterwards: several times faster than tokenizing running text, with the same ids (a test compares them).
 
     Args:
         documents: clean text, one sentence a line, words one space apart.

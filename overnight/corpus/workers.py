@@ -19,11 +19,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def core_count(workers: int) -> int:
-    """The number of processes: as asked, or one for every core this process may use when 0."""
-    return workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else workers or os.cpu_count() or 1
-
-
 def run_tasks(function: Callable[[T], R], tasks: Iterable[T], workers: int) -> Iterator[R]:
     """Apply a function to every task, in processes, and yield the results in the order of the tasks.
 

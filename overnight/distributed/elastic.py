@@ -47,11 +47,11 @@ class Host:
             server.setblocking(False)
 
     def send(self, message: Message) -> None:
-        """Say something as one of the machines."""
+        """Send a message as one of the machines."""
         self._leader.hear(0, message, self.address, time.monotonic())
 
     def receive(self) -> list[Message]:
-        """The orders for this machine; those for the others are sent."""
+        """Return the orders for this machine; those for the others are sent."""
         self._accept()
         for number, channel in list(self._channels.items()):
             try:
@@ -100,11 +100,11 @@ class Guest:
         self.address, self._channel = address, channel
 
     def send(self, message: Message) -> None:
-        """Say something to the machine that decides."""
+        """Send a message to the machine that decides."""
         self._channel.send(message)
 
     def receive(self) -> list[Message]:
-        """The orders for this machine.
+        """Return the orders for this machine.
 
         Raises:
             Gone.
@@ -168,7 +168,7 @@ class Agent:
     def __init__(self, link: Host | Guest, command: Sequence[str], processes: int, grace: int) -> None:
         self._link, self._command, self._count, self._grace = link, command, processes, grace
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._round, self._deadline = 0, float("inf")
         self._place: socket.socket | None = None
         self._again = False
@@ -187,7 +187,7 @@ class Agent:
                     self._obey(order)
                 while self.signals:
                     self._forward(self.signals.pop(0))
-                self._watch()
+                self._check_processes()
                 if self._again and self._end is None and self._ended():
                     self._again, self._processes = False, []
                     self._ready()
@@ -200,7 +200,7 @@ class Agent:
         return self._end
 
     def codes(self) -> list[int]:
-        """How those processes ended that did not end well; negative where a signal killed them."""
+        """Return how those processes ended that did not end well; negative where a signal killed them."""
         return [process.returncode for process in self._processes if process.returncode]
 
     def _ready(self) -> None:
@@ -242,7 +242,7 @@ class Agent:
                 subprocess.Popen(self._command, env={**shared, **own}, pass_fds=(fd,) if rank == 0 else (), start_new_session=True)
             )
         self._place.close()
-        self._place, self._told, self._deadline = None, set(), float("inf")
+        self._place, self._reported, self._deadline = None, set(), float("inf")
 
     def _ended(self) -> bool:
         return all(process.poll() is not None for process in self._processes)
@@ -266,12 +266,12 @@ class Agent:
             self._link.send({"stop": int(number)})
         self._send(number)
 
-    def _watch(self) -> None:
+    def _check_processes(self) -> None:
         if time.monotonic() > self._deadline:
             self._send(signal.SIGKILL)
         for local, process in enumerate(self._processes):
-            if local not in self._told and (code := process.poll()) is not None:
-                self._told.add(local)
+            if local not in self._reported and (code := process.poll()) is not None:
+                self._reported.add(local)
                 self._link.send({"ended": [self._round, local, code]})
 
     def _clear(self) -> None:
@@ -331,7 +331,7 @@ def run_agent(
 
 
 def after_signal(number: int, codes: Collection[int], grace: int) -> int:
-    """The exit code of a job that was asked to stop, from those of its processes that did not end well; it may have been done, or have failed."""
+    """Return the exit code of a job that was asked to stop, from those of its processes that did not end well; it may have been done, or have failed."""
     if -signal.SIGKILL in codes:
-        print(f"overnight: not all processes ended within {grace} s; the run goes on from its newest checkpoint", file=sys.stderr)
+        print(f"overnight: not all processes ended within {grace} s; the run resumes from its newest checkpoint", file=sys.stderr)
     return 1 if 1 in codes else 128 + number

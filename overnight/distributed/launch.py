@@ -2,7 +2,7 @@
 
 overnight launch RECIPE                                             a process for each GPU of this machine
 overnight launch RECIPE --nodes 4 --rendezvous first.machine:29500  the same command on each of four machines
-overnight launch RECIPE --nodes 4 --processes 8 --slurm --submit    a job that goes on by itself when its time is over
+overnight launch RECIPE --nodes 4 --processes 8 --slurm --submit    a job that resumes by itself when its time is over
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from overnight.batches.batch_size import micro_batch
 from overnight.config import Run
 from overnight.errors import ConfigError, UserError
-from overnight.run_dir.environment import usable_cores
+from overnight.machine import usable_cores
 
 _TEMPLATE = Path(__file__).with_name("slurm.sh")
 _TIME = "12:00:00"
@@ -74,14 +74,14 @@ def launch(run: Run, job: Job) -> int:
         raise ConfigError("\n".join(problems))
     if job.slurm:
         assert job.processes is not None, "check_job asks for it"
-        check_cut(run, job.machines, job.processes)
+        check_micro_batches(run, job.machines, job.processes)
         script = slurm_script(run, job)
         if job.submit:
             return submit(script)
         print(script, end="")
         return 0
     processes = job.processes or processes_here(run)
-    check_cut(run, job.machines, processes)
+    check_micro_batches(run, job.machines, processes)
     # Each process would take all cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // processes)))
     from overnight.distributed.elastic import run_agent
@@ -91,7 +91,7 @@ def launch(run: Run, job: Job) -> int:
 
 
 def check_job(job: Job) -> Iterator[str]:
-    """Options that cannot work, alone or together, one line each."""
+    """Yield options that cannot work, alone or together, one line each."""
     if not re.fullmatch(r"\d+(:\d+)?", job.nodes) or not 0 < job.machines[0] <= job.machines[1]:
         yield f"--nodes={job.nodes}: must be a number above 0, or MIN:MAX for machines that come and go"
         return
@@ -134,7 +134,7 @@ def _slurm_problems(job: Job) -> Iterator[str]:
 
 
 def time_limit(text: str) -> int | None:
-    """Seconds of a time as Slurm writes it; None where it is none."""
+    """Return seconds of a time as Slurm writes it; None where it is none."""
     if not (found := _TIMES.fullmatch(text)):
         return None
     part = {name: int(value or 0) for name, value in found.groupdict().items()}
@@ -143,8 +143,8 @@ def time_limit(text: str) -> int | None:
     return minutes * 60 + part["s"] + part["S"] + part["seconds"] or None
 
 
-def check_cut(run: Run, nodes: tuple[int, int], processes: int) -> None:
-    """See that every batch can be cut for the processes of any number of machines that may be there.
+def check_micro_batches(run: Run, nodes: tuple[int, int], processes: int) -> None:
+    """Check that every batch can be split over the processes of any number of machines that may be there.
 
     Raises:
         ConfigError: naming the phase and the number of processes.
@@ -158,7 +158,7 @@ def check_cut(run: Run, nodes: tuple[int, int], processes: int) -> None:
 
 
 def processes_here(run: Run) -> int:
-    """As many as there are GPUs; 1 without, or where the recipe trains on the CPU."""
+    """Return as many as there are GPUs; 1 without, or where the recipe trains on the CPU."""
     if run.compute.device == "cpu":
         return 1
     import torch
@@ -167,7 +167,7 @@ def processes_here(run: Run) -> int:
 
 
 def slurm_script(run: Run, job: Job) -> str:
-    """The batch script of a job: it starts one `overnight launch` on each machine, and puts itself back into the queue after SIGUSR1."""
+    """Return the batch script of a job: it starts one `overnight launch` on each machine, and puts itself back into the queue after SIGUSR1."""
     settings = {
         "job-name": re.sub(r"[^\w.-]+", "-", run.name, flags=re.ASCII),
         "nodes": job.nodes,

@@ -99,10 +99,10 @@ class Leader:
             self._failures.append(Failure(now, 1, machine.host))
 
     def decide(self, now: float) -> list[tuple[int, Message]]:
-        """The orders, with the machines that they are for."""
+        """Return the orders, with the machines that they are for."""
         if not self.over:
             if self.active or self._failures:
-                self._judge(now)
+                self._end_or_restart(now)
             else:
                 self._gather(now)
         orders, self._orders = self._orders, []
@@ -132,7 +132,7 @@ class Leader:
             master = [machines[0].address, machines[0].port]
             self._orders.append((number, {"start": self.round, "first": machine.first, "world": first, "master": master}))
 
-    def _judge(self, now: float) -> None:
+    def _end_or_restart(self, now: float) -> None:
         machines = [self.machines[number] for number in self.active]
         ended = all(len(machine.codes) == machine.processes for machine in machines)
         if not self._failures:
@@ -176,7 +176,7 @@ _CAUSES: Mapping[int, str] = {
 
 
 def verdict(failures: list[Failure], several: bool) -> tuple[int, str]:
-    """The exit code of a job from the failures of its processes, and what nobody else says of them.
+    """Return the exit code of a job from the failures of its processes, and what nobody else says of them.
 
     Args:
         failures: in the order they were heard, within a second.

@@ -34,7 +34,7 @@ class Gone(Exception):
 
 
 def key_of(folder: Path) -> bytes:
-    """The key of the job whose run folder this is; made by the first machine that asks."""
+    """Return the key of the job whose run folder this is; made by the first machine that asks."""
     path = folder / "launch.key"
     folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -56,7 +56,7 @@ def key_of(folder: Path) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or the name `localhost`, means this machine alone, as it is written."""
+    """Return whether an address, or the name `localhost`, means this machine alone, as it is written."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -64,7 +64,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listening(host: str, port: int) -> socket.socket | None:
-    """A socket that listens at an address of this machine, and at no other; None where the host is another machine.
+    """Return a socket that listens at an address of this machine, and at no other; None where the host is another machine.
 
     A name that this machine alone takes for its loopback address (Debian writes it into /etc/hosts) is listened for on all addresses: the others
     know it by another one.
@@ -110,13 +110,13 @@ class Channel:
         self._in, self._out = b"", _HELLO + self._nonce + b"\n"
         self._waiting: list[Message] = []
         self._received, self._sent = 0, 0
-        self._heard = self._said = time.monotonic()
+        self._heard = self._last_sent = time.monotonic()
         self.known = False
         """Whether the other side has shown that it knows the key."""
 
     def send(self, message: Message) -> None:
         """Send a message, now or in a later :meth:`receive`."""
-        self._said = time.monotonic()
+        self._last_sent = time.monotonic()
         if not self._session:
             self._waiting.append(message)
             return
@@ -126,13 +126,13 @@ class Channel:
         self._flush()
 
     def receive(self) -> list[Message]:
-        """The messages that have arrived; also gives a sign of life.
+        """Return the messages that have arrived; also gives a sign of life.
 
         Raises:
             Gone.
         """
         now = time.monotonic()
-        if now - self._said > _BEAT:
+        if now - self._last_sent > _BEAT:
             self.send({})
         self._flush()
         closed = not self._fill()

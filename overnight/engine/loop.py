@@ -1,6 +1,6 @@
 """The training loop: the only one. It yields after every optimizer step, and whoever runs it logs, evaluates and saves.
 
-    for done in optimise(model, optimizer, batches, ...):
+    for done in optimize(model, optimizer, batches, ...):
         ...
 
 The loss of a step is a sum over its global batch divided by the number of its targets, so accumulation does not change it.
@@ -21,16 +21,19 @@ from torch import Tensor, nn
 from overnight.batches.loader import prefetch
 from overnight.batches.order import key
 from overnight.batches.packing import Sizes, StepBatches
-from overnight.distributed.replicas import Timestamp, timestamp
-from overnight.distributed.world import World, all_reduce_sums, gradient_sync
+from overnight.distributed.collectives import all_reduce_sums
+from overnight.distributed.stragglers import Timestamp, timestamp
+from overnight.distributed.world import World
+from overnight.distributed.wrap import gradient_sync
+from overnight.engine.finite import NonFiniteError, describe_losses, finite, nonfinite_tensors
 from overnight.engine.memory import OutOfMemory, first_line, is_out_of_memory
-from overnight.engine.precision import LossScale, NonFiniteError, describe_losses, finite, nonfinite_tensors
+from overnight.engine.precision import LossScale
 from overnight.engine.recurrent_state import RecurrentState
 from overnight.engine.spikes import Rollback, Spike, SpikeDetector, largest_gradients, measured, worst_micro_batch
 from overnight.errors import TrainingError, first_names
 from overnight.optim.layerwise import Layerwise, whole_norms
 from overnight.optim.noise import MicroGradients, Pair
-from overnight.optim.offload import offloaded, step_in_pieces
+from overnight.optim.offload import offloaded, step_in_chunks
 from overnight.optim.telemetry import Norms, Snapshot
 from overnight.optim.tensor_list import total_norm
 
@@ -39,7 +42,7 @@ _SKIPS = 20
 
 
 class Objective(Protocol):
-    """What the loop knows of a model: summed losses of a micro-batch by name and, outside training, summed hits.
+    """What the loop knows of a model: summed losses of a micro-batch by name and, outside training, summed correct predictions.
 
     Of a model that carries a state, the third is the state after the window.
     """
@@ -54,7 +57,7 @@ class StepResult:
     step: int
     """Steps done, this one included."""
     losses: dict[str, Tensor]
-    """Mean over the targets of the step, by name (fp32 scalars); their weighted sum is what was minimised. On many processes, this one's part."""
+    """Mean over the targets of the step, by name (fp32 scalars); their weighted sum is what was minimized. On many processes, this one's part."""
     targets: dict[str, float]
     """Number of targets of the step, of all processes, by name; a loss without one is 0 and stands for nothing."""
     grad_norm: Tensor
@@ -104,7 +107,7 @@ class LoopConfig:
     on_spike: Literal["stop", "skip", "rollback"] = "stop"
     """What to do at a spike, where one is watched for."""
     world: World = field(default_factory=World)
-    """The processes that share the step; the gradients of `objective` are those of all (:func:`overnight.distributed.world.parallelize_model`)."""
+    """The processes that share the step; the gradients of `objective` are those of all (:func:`overnight.distributed.wrap.parallelize_model`)."""
 
 
 def training_steps(
@@ -115,7 +118,7 @@ def training_steps(
     settings: LoopConfig,
     start: int = 0,
     scale: LossScale | None = None,
-    watch: SpikeDetector | None = None,
+    spike_detector: SpikeDetector | None = None,
     carry: RecurrentState | None = None,
 ) -> Iterator[StepResult]:
     """Take the optimizer steps from `start` to `settings.steps`, yielding after each.
@@ -128,30 +131,30 @@ def training_steps(
         objective: its losses, usually `model.losses`.
         batches: micro-batches of a step, from 0; called ahead in a background thread.
         scale: of the loss, for fp16; changed as the steps go.
-        watch: tells spikes; None looks for none. Takes in the steps as they go.
+        spike_detector: tells spikes; None looks for none. Takes in the steps as they go.
         carry: the state that the model carries from step to step; changed as the steps go.
 
     Raises:
-        NotFinite, Spike: naming the step, the losses and the tensors; the parameters and the optimizer's state are as before the step.
+        NonFiniteError, Spike: naming the step, the losses and the tensors; the parameters and the optimizer's state are as before the step.
         Rollback: in their stead, where that is asked for.
         OutOfMemory: when a forward or backward pass has none; nothing but the gradients is lost, and the step can be taken again.
     """
-    check = settings.device.type == "cpu" or scale is not None or watch is not None or settings.on_nonfinite != "stop"
+    check = settings.device.type == "cpu" or scale is not None or spike_detector is not None or settings.on_nonfinite != "stop"
     step, row, again, world = start, 0, False, settings.world
     ahead = prefetch(batches, start, settings.steps)
     while step < settings.steps:
         began = time.perf_counter()
         if not again:
-            work = next(ahead)
+            step_batches = next(ahead)
         waited = time.perf_counter() - began
         model.train()
         torch.manual_seed(key(*settings.seed, step, *([world.rank] if world.size > 1 else [])) >> 1)
-        micro = MicroGradients(optimizer) if due(step, settings.noise_every) and len(work.micro) > 1 else None
+        micro = MicroGradients(optimizer) if due(step, settings.noise_every) and len(step_batches.micro) > 1 else None
         factor = scale.scale if scale else 1.0
-        targets = all_reduce_sums(work.divisors(), world)
+        targets = all_reduce_sums(step_batches.divisors(), world)
         failed = ""
         try:
-            losses, parts, worked = backward(objective, work, targets, settings, micro, factor, carry)
+            losses, parts, worked = backward(objective, step_batches, targets, settings, micro, factor, carry)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -161,15 +164,15 @@ def training_steps(
             if carry:
                 carry.drop()
             raise OutOfMemory(f"step {step + 1} ran out of memory ({failed})")
-        noise = micro.pair(work.sequences, factor) if micro else None
+        noise = micro.pair(step_batches.sequences, factor) if micro else None
         if scale:
             scale.unscale(optimizer)
         before = Snapshot(optimizer) if due(step, settings.measure_every) else None
         lr = settings.lr(step)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        seen = measured(losses, targets, settings.weights, optimizer, world) if watch else {}
-        spike, problem = watch.spike(seen) if watch else "", ""
+        seen = measured(losses, targets, settings.weights, optimizer, world) if spike_detector else {}
+        spike, problem = spike_detector.spike(seen) if spike_detector else "", ""
         if spike:
             grad_norm, problem = torch.tensor(seen["grad_norm"]), f"{spike}; {largest_gradients(optimizer)}"
         else:
@@ -184,8 +187,8 @@ def training_steps(
             if carry:
                 carry.drop()
             continue
-        if watch and not problem:
-            watch.note(seen)
+        if spike_detector and not problem:
+            spike_detector.note(seen)
         if carry:
             carry.commit()
         tensors = before.after() if before and not problem else None
@@ -199,13 +202,13 @@ def training_steps(
             targets,
             grad_norm,
             lr,
-            work.tokens,
-            work.sequences,
+            step_batches.tokens,
+            step_batches.sequences,
             tensors,
             noise,
             problem,
             number,
-            work.sizes,
+            step_batches.sizes,
             waited,
             worked,
         )
@@ -215,17 +218,17 @@ def training_steps(
 def handle_bad_step(
     step: int, kind: type[TrainingError], problem: str, number: int | None, row: int, settings: LoopConfig, scale: LossScale | None = None
 ) -> None:
-    """Let the training go on after a step, or not; the loss scale takes it in.
+    """Decide whether the training continues after a step; the loss scale takes it in.
 
     Args:
         step: from 0.
-        kind: Spike or NotFinite.
+        kind: Spike or NonFiniteError.
         problem: why it was not taken; empty where it was.
         number: of the micro-batch with the largest loss.
         row: steps in a row that were not.
 
     Raises:
-        NotFinite, Spike: when it may not go on.
+        NonFiniteError, Spike: when it may not continue.
         Rollback: in their stead, where that is asked for.
     """
     policy, key = (settings.on_spike, "on_spike") if kind is Spike else (settings.on_nonfinite, "on_nonfinite")
@@ -243,18 +246,18 @@ def handle_bad_step(
         elif row >= _SKIPS:
             why = f". {row} steps in a row were skipped: lower the learning rate, or look at the data"
     if why is not None:
-        halt = kind(f"step {step + 1}: {problem}{why}", step, number)
-        raise Rollback(halt) if policy == "rollback" else halt
+        refused = kind(f"step {step + 1}: {problem}{why}", step, number)
+        raise Rollback(refused) if policy == "rollback" else refused
 
 
 def due(step: int, every: int) -> bool:
-    """Whether something that is done every so many steps (0: never) is done in step `step`, from 0."""
+    """Return whether something that is done every so many steps (0: never) is done in step `step`, from 0."""
     return every > 0 and (step + 1) % every == 0
 
 
 def backward(
     objective: Objective,
-    work: StepBatches,
+    step_batches: StepBatches,
     targets: Mapping[str, float],
     settings: LoopConfig,
     micro: MicroGradients | None,
@@ -275,14 +278,14 @@ def backward(
     begun = ended = timestamp(settings.device)
     losses: dict[str, Tensor] = {}
     micro_losses: list[Tensor] = []
-    for batch in work.micro:
-        with gradient_sync(objective, last=batch is work.micro[-1]):
+    for batch in step_batches.micro:
+        with gradient_sync(objective, last=batch is step_batches.micro[-1]):
             summed, _ = forward(objective, batch, settings, carry)
             # A step without a label has a loss of 0.
             parts = {name: loss / max(1, targets[name]) for name, loss in summed.items()}
             total = torch.stack([part * settings.weights.get(name, 1.0) for name, part in parts.items()]).sum() * scale
             micro_losses.append(total.detach())
-            if batch is work.micro[-1]:
+            if batch is step_batches.micro[-1]:
                 ended = timestamp(settings.device)
             with micro.apart() if micro else nullcontext():
                 total.backward()
@@ -294,13 +297,13 @@ def backward(
 def forward(
     objective: Objective, batch: Any, settings: LoopConfig, carry: RecurrentState | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Losses and hits of a micro-batch, which takes the state of its lanes and leaves the new one."""
+    """Return losses and correct predictions of a micro-batch, which takes the state of its streams and leaves the new one."""
     batch = batch.to(settings.device)
     if carry is None:
         return objective(batch, settings.dtype)
-    losses, hits, state_B = objective(carry.enter(batch), settings.dtype)
+    losses, correct, state_B = objective(carry.enter(batch), settings.dtype)
     carry.leave(batch, state_B)
-    return losses, hits
+    return losses, correct
 
 
 def clip_and_step(optimizer: torch.optim.Optimizer, max_norm: float, check: bool = False) -> Tensor:
@@ -324,7 +327,7 @@ def clip_and_step(optimizer: torch.optim.Optimizer, max_norm: float, check: bool
     names = [name for group in optimizer.param_groups for name in group["param_names"]] if check else None
     norm = clip([p for group in optimizer.param_groups for p in group["params"]], max_norm, names)
     if offloaded(optimizer.param_groups[0]):
-        step_in_pieces(optimizer)
+        step_in_chunks(optimizer)
     else:
         optimizer.step()
     return norm
@@ -354,35 +357,35 @@ def clip(parameters: Sequence[Tensor], max_norm: float, names: Sequence[str] | N
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, objective: Objective, work: Sequence[StepBatches], settings: LoopConfig, carry: RecurrentState | None = None
+    model: nn.Module, objective: Objective, steps: Sequence[StepBatches], settings: LoopConfig, carry: RecurrentState | None = None
 ) -> dict[str, float]:
-    """Mean loss and accuracy over the targets of held-out batches, by name: `mlm_loss`, `mlm_accuracy`, `nsp_loss`, ...; none without targets.
+    """Return the mean loss and accuracy over the targets of validation batches, by name: `mlm_loss`, `mlm_accuracy`, `nsp_loss`, ...; none without targets.
 
     Args:
-        work: from `Samples.held_out`; the same every time.
-        carry: of all lanes, zero; then every process takes all the steps, in order, and the first one's count.
+        steps: from `Samples.validation_steps`; the same every time.
+        carry: of all streams, zero; then every process takes all the steps, in order, and the first one's count.
     """
     was_training = model.training
     model.eval()
     losses: dict[str, float] = {}
-    hits: dict[str, float] = {}
+    correct: dict[str, float] = {}
     targets: dict[str, float] = {}
     world = settings.world
     first, stride = (0, 1) if carry else (world.rank, world.size)
     # Each process takes equally many, the last ones for nothing: where parameters are cut, every forward pass needs all processes.
-    for at in range(first, -(-len(work) // stride) * stride, stride):
-        step, counts = work[at % len(work)], at < len(work) and (world.main or not carry)
+    for at in range(first, -(-len(steps) // stride) * stride, stride):
+        step, counts = steps[at % len(steps)], at < len(steps) and (world.main or not carry)
         for name, count in step.divisors().items():
             targets[name] = targets.get(name, 0) + count * counts
         for batch in step.micro:
-            summed, correct = forward(objective, batch, settings, carry)
+            summed, summed_correct = forward(objective, batch, settings, carry)
             for name, loss in summed.items():
                 losses[name] = losses.get(name, 0.0) + float(loss) * counts
-            for name, hit in correct.items():
-                hits[name] = hits.get(name, 0) + int(hit) * counts
+            for name, number in summed_correct.items():
+                correct[name] = correct.get(name, 0) + int(number) * counts
         if carry:
             carry.commit()
     model.train(was_training)
-    losses, hits, targets = (all_reduce_sums(numbers, world) for numbers in (losses, hits, targets))
+    losses, correct, targets = (all_reduce_sums(numbers, world) for numbers in (losses, correct, targets))
     result = {f"{name}_loss": loss / targets[name] for name, loss in losses.items() if targets[name]}
-    return result | {f"{name}_accuracy": count / targets[name] for name, count in hits.items() if targets[name]}
+    return result | {f"{name}_accuracy": count / targets[name] for name, count in correct.items() if targets[name]}

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from overnight.errors import UserError
-from overnight.run_dir.environment import memory_bytes
+from overnight.machine import memory_bytes
 
 _HEADROOM = 0.1
 """Share of the device's memory that an automatic micro-batch leaves free: blocks that no longer fit, and what others take."""
@@ -30,19 +30,19 @@ class OutOfMemory(UserError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there was no memory."""
+    """Return whether an error says that there was no memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
 def peak_gb(device: torch.device) -> float:
-    """Most memory in use since :func:`reset_peak` (GB): of tensors on a GPU, else of the whole process; 0 where the system does not tell."""
+    """Return most memory in use since :func:`reset_peak` (GB): of tensors on a GPU, else of the whole process; 0 where the system does not tell."""
     return peak(device) / 1e9
 
 
 def reset_peak(device: torch.device) -> bool:
-    """Count the peak from now on; returns whether that was possible, else it goes on since the process began."""
+    """Count the peak from now on; returns whether that was possible, else it counts since the process began."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return True
@@ -54,7 +54,7 @@ def reset_peak(device: torch.device) -> bool:
 
 
 def peak(device: torch.device) -> int:
-    """The same in bytes."""
+    """Return the same in bytes."""
     # Not ru_maxrss: it is inherited from the process that started this one.
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident("VmHWM")
 
@@ -79,7 +79,7 @@ class MemoryBudget(NamedTuple):
 
 
 def memory_budget(device: torch.device) -> MemoryBudget:
-    """What a process may use of its device: all but the headroom and what others use. On a CPU the processes of a machine share alike."""
+    """Return what a process may use of its device: all but the headroom and what others use. On a CPU the processes of a machine share alike."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return MemoryBudget(torch.cuda.memory_allocated(device), int(torch.cuda.memory_reserved(device) + free - _HEADROOM * total), total)
@@ -91,7 +91,7 @@ def memory_budget(device: torch.device) -> MemoryBudget:
 
 
 def _cgroup_free(folder: Path = Path("/sys/fs/cgroup")) -> float:
-    """What the container has left (bytes), the files that the kernel may forget included; infinite without one."""
+    """Return what the container has left (bytes), the files that the kernel may forget included; infinite without one."""
     for limit, usage, stat in (
         ("memory.max", "memory.current", "memory.stat"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
@@ -114,5 +114,5 @@ def release(model: nn.Module, device: torch.device) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in a line."""
+    """Return what an error says, in a line."""
     return next(iter(str(error).splitlines()), type(error).__name__).strip()

@@ -20,7 +20,9 @@ from overnight.batches.batch_size import micro_batch_sizes
 from overnight.batches.loader import Samples
 from overnight.batches.streams import Streams
 from overnight.config import Phase, Run
-from overnight.distributed.world import ErrorOnOtherRank, World, all_reduce_max, gradient_sync, raise_on_all_ranks
+from overnight.distributed.collectives import ErrorOnOtherRank, all_reduce_max, raise_on_all_ranks
+from overnight.distributed.world import World
+from overnight.distributed.wrap import gradient_sync
 from overnight.engine.loop import Objective
 from overnight.engine.memory import (
     HOW_TO_SAVE_MEMORY,
@@ -63,7 +65,7 @@ class Trial(NamedTuple):
 def search(
     choices: Sequence[int], measure: Callable[[int], Trial | None], space: MemoryBudget, by_speed: bool, world: World | None = None
 ) -> tuple[int, list[Trial]]:
-    """The largest micro-batch that fits; `by_speed` the smallest of those whose throughput is near the best.
+    """Return the largest micro-batch that fits; `by_speed` the smallest of those whose throughput is near the best.
 
     It doubles, and then looks at what lies between the last that fits and the first that does not. None but the first two, if they are small,
     is tried whose memory would be over the limit, on a line through those before.
@@ -116,7 +118,7 @@ def search(
 
 
 def expected(tried: Sequence[Trial], count: int, used: int) -> float:
-    """Memory that a micro-batch will take (bytes): on a line through the smallest and the largest that were tried.
+    """Return memory that a micro-batch will take (bytes): on a line through the smallest and the largest that were tried.
 
     After one trial it is a line from what is used now, which takes gradients and libraries for activations too; few sequences are as the first.
     """
@@ -130,7 +132,7 @@ def expected(tried: Sequence[Trial], count: int, used: int) -> float:
 
 
 def _levels_off(tried: Sequence[Trial]) -> bool:
-    """Whether the last two bring nothing over those before them."""
+    """Return whether the last two bring nothing over those before them."""
     before = [trial.rate for trial in tried[:-2]]
     return bool(before) and max(trial.rate for trial in tried[-2:]) < max(before) / _SLOWER
 
@@ -146,11 +148,11 @@ class BatchSizeFinder:
     dtype: torch.dtype
     world: World
 
-    def micro_batch(self, owed: int) -> tuple[int, str]:
-        """The micro-batch for the phase, and a sentence on it; parameters, gradients and generators are left as they were.
+    def micro_batch(self, optimizer_bytes: int) -> tuple[int, str]:
+        """Return the micro-batch for the phase, and a sentence on it; parameters, gradients and generators are left as they were.
 
         Args:
-            owed: memory that the state of the optimizer will take besides (bytes).
+            optimizer_bytes: memory that the state of the optimizer will take besides (bytes).
 
         Raises:
             ConfigError: where memory cannot be measured.
@@ -164,7 +166,7 @@ class BatchSizeFinder:
         if self.run.logging.grad_noise_every:  # which is seen between micro-batches
             choices = choices[:-1]
         space, was_training = memory_budget(device), self.model.training
-        space = space._replace(limit=space.limit - owed)
+        space = space._replace(limit=space.limit - optimizer_bytes)
         self.model.train()
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             found, tried = search(choices, self.measure, space, device.type == "cpu", world)
@@ -174,12 +176,12 @@ class BatchSizeFinder:
         (chosen,) = (trial for trial in tried if trial.micro_batch == found)
         return found, (
             f"micro-batch {found} of {', '.join(str(trial.micro_batch) for trial in tried)} that were tried: {chosen.rate:,.1f} sequences/s, "
-            f"{chosen.peak / 1e9:.2f} GB and {owed / 1e9:.2f} GB for the optimizer, {(space.limit - chosen.peak) / 1e9:.2f} GB below "
-            f"the limit of {(space.limit + owed) / 1e9:.2f} GB"
+            f"{chosen.peak / 1e9:.2f} GB and {optimizer_bytes / 1e9:.2f} GB for the optimizer, {(space.limit - chosen.peak) / 1e9:.2f} GB below "
+            f"the limit of {(space.limit + optimizer_bytes) / 1e9:.2f} GB"
         )
 
     def measure(self, count: int) -> Trial | None:
-        """Forward and backward of a micro-batch of full length, at least three times: all but the first beside the gradients of those before.
+        """Time forward and backward of a micro-batch of full length, at least three times: all but the first in addition to the gradients of those before.
 
         Raises:
             OutOfMemory: where the others wait for this process in the middle of a pass, and cannot be told.
@@ -214,7 +216,7 @@ class BatchSizeFinder:
 
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Memory that the state of an optimizer will take at its first step (bytes, for Muon at most); 0 where it is there, or on the host."""
+    """Return memory that the state of an optimizer will take at its first step (bytes, for Muon at most); 0 where it is there, or on the host."""
     if optimizer.state or offloaded(optimizer.param_groups[0]):
         return 0
     moments = len(getattr(optimizer, "moments", ("exp_avg", "exp_avg_sq")))
@@ -254,15 +256,15 @@ class MicroBatchSchedule:
         self.since = list(zip(numbers[::2], numbers[1::2], strict=True))
 
     def at(self, step: int) -> int:
-        """The micro-batch of a step."""
+        """Return the micro-batch of a step."""
         return next((count for first, count in reversed(self.since) if first <= step), self.since[0][1])
 
     def until(self, step: int, end: int) -> int:
-        """The first step after `step` with another one, or `end`."""
+        """Return the first step after `step` with another one, or `end`."""
         return min((first for first, _ in self.since if step < first < end), default=end)
 
     def use(self, step: int, count: int) -> None:
-        """From a step on, take another; what was to come after is forgotten."""
+        """Take another from a step on; what was to come after is forgotten."""
         self.since = [(first, old) for first, old in self.since if first < step] + [(step, count)]
 
     def keep(self) -> None:
@@ -279,7 +281,7 @@ class MicroBatchSchedule:
 
 
 def conditions(run: Run, phase: Phase, world: World) -> dict[str, Any]:
-    """What the micro-batches of a phase depend on beside the recipe's identity."""
+    """Return what the micro-batches of a phase depend on beside the recipe's identity."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else world.device.type
     settings = {
         "activation_checkpointing": run.memory.activation_checkpointing,
@@ -292,7 +294,7 @@ def conditions(run: Run, phase: Phase, world: World) -> dict[str, Any]:
 
 
 def from_first(numbers: Sequence[int], world: World) -> list[int]:
-    """The numbers of the first process, in all."""
+    """Return the numbers of the first process, in all."""
     if world.size == 1:
         return list(numbers)
     found = torch.zeros(all_reduce_max(len(numbers) if world.main else 0, world), dtype=torch.int64)

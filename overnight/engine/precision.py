@@ -1,18 +1,15 @@
-"""Precision of a run: the type of its products, the automatic loss scale of fp16, and what is not finite."""
+"""Precision of a run: the type of its matrix products, and the automatic loss scale of fp16."""
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from overnight.distributed.world import World, all_reduce_sums
-from overnight.errors import ConfigError, TrainingError
-from overnight.optim.layerwise import whole_norms
+from overnight.engine.finite import NonFiniteError
+from overnight.errors import ConfigError
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """Type of activations and products; tf32 differs from fp32 only in how a GPU multiplies, and fp8 from bf16 in the products of the layers."""
@@ -20,12 +17,6 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, 
 INITIAL_SCALE, FLOOR, CEILING = 2.0**16, 1.0, 2.0**40
 WINDOW = 1000
 """Clean steps after which the scale doubles."""
-
-
-class NonFiniteError(TrainingError):
-    """A loss, a gradient or a weight is NaN or infinite."""
-
-    what = "not finite"
 
 
 @dataclass
@@ -49,7 +40,7 @@ class LossScale:
         """Take in whether the gradient of a step was finite.
 
         Raises:
-            NotFinite: when it was not at the lowest scale: then it is not the scale that overflows.
+            NonFiniteError: when it was not at the lowest scale: then it is not the scale that overflows.
         """
         if finite:
             self.clean += 1
@@ -70,7 +61,7 @@ class LossScale:
 
 
 def to_fp8(model: nn.Module, device: torch.device) -> None:
-    """Let the products of the layers of a network be of 8 bits, in place, forward and backward; names and parameters stay.
+    """Compute the matrix products of a network's layers in 8 bits, in place, forward and backward; names and parameters stay.
 
     torchao's training with a scale for each tensor (E4M3, gradients E5M2). Where there is no hardware for it, it is emulated:
     as exact, and slower than bf16.
@@ -95,26 +86,6 @@ def _in_a_layer(module: nn.Module, name: str) -> bool:
 
 
 def set_matmul_precision(precision: str, device: torch.device) -> None:
-    """Let the fp32 products of a GPU be TF32 (11 significant bits) or not; a CPU has no TF32, and nothing changes there."""
+    """Set whether the fp32 matmuls of a GPU are TF32 (11 significant bits); a CPU has no TF32, and nothing changes there."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-
-
-def nonfinite_tensors(named: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Names of the tensors that hold a NaN or an infinity; waits for the device once."""
-    names, tensors = zip(*named, strict=True)
-    return [name for name, norm in zip(names, whole_norms(tensors).tolist(), strict=True) if not math.isfinite(norm)]
-
-
-def finite(losses: dict[str, Tensor], world: World) -> bool:
-    """Whether all losses of a step are finite, of all processes, which must all ask."""
-    return all(math.isfinite(value) for value in all_reduce_sums({name: float(loss) for name, loss in losses.items()}, world).values())
-
-
-def describe_losses(losses: dict[str, Tensor], world: World) -> str:
-    """The losses of a step in words: which are not finite, or that all are; all processes must ask."""
-    values = all_reduce_sums({name: float(loss) for name, loss in losses.items()}, world)
-    bad = {name: value for name, value in values.items() if not math.isfinite(value)}
-    if bad:
-        return " and ".join(f"the {name} loss is {value}" for name, value in bad.items())
-    return "the losses are finite (" + ", ".join(f"{name} {value:.4g}" for name, value in values.items()) + ")"

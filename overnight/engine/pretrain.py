@@ -1,4 +1,4 @@
-"""Pretraining: prepared shards and a recipe to a trained network, phase by phase; run again to go on."""
+"""Pretraining: prepared shards and a recipe to a trained network, phase by phase; run again to resume."""
 
 from __future__ import annotations
 
@@ -21,17 +21,9 @@ from overnight.checkpoint.writer import CheckpointWriter
 from overnight.config import Run
 from overnight.console import Line
 from overnight.display import plural
-from overnight.distributed.world import (
-    ErrorOnOtherRank,
-    World,
-    assert_same_on_all_ranks,
-    device_of,
-    distribute_like,
-    parallelize_model,
-    process_group,
-    raise_on_all_ranks,
-    shared_facts,
-)
+from overnight.distributed.collectives import ErrorOnOtherRank, assert_same_on_all_ranks, raise_on_all_ranks, shared_facts
+from overnight.distributed.world import World, device_of, process_group
+from overnight.distributed.wrap import distribute_like, parallelize_model
 from overnight.engine.loop import Objective
 from overnight.engine.precision import DTYPES, set_matmul_precision
 from overnight.engine.spikes import Rollback, provenance_text
@@ -48,13 +40,12 @@ from overnight.run_dir.metrics import Metrics, open_loggers
 from overnight.signals import Interrupted, catch_signals
 from overnight.state_files import sealed
 
-_TRAIN, _HELD_OUT = 0, 1
 # Rollbacks to one checkpoint before the run stops.
 _ROLLBACKS = 20
 
 
 def set_up_machine(run: Run) -> torch.device:
-    """Threads, device and kind of products of a run in this process."""
+    """Set the threads and the matmul precision of a run in this process; return its device."""
     if run.compute.threads:
         torch.set_num_threads(run.compute.threads)
     device = device_of(run)
@@ -63,7 +54,7 @@ def set_up_machine(run: Run) -> torch.device:
 
 
 def check_batches(run: Run, processes: int = 1) -> None:
-    """See that every batch can be cut for the processes, and that noise, if it is asked for, can be seen between micro-batches.
+    """Check that every batch can be split over the processes, and that noise, if it is asked for, can be seen between micro-batches.
 
     Raises:
         ConfigError: naming the batch, or the phase that takes its batch at once.
@@ -95,8 +86,8 @@ class Pretraining:
         self.world = world or World(device=self.device)
         self.run, self.line = run, line if self.world.main else Line(Path(os.devnull).open("w"))  # noqa: SIM115
         check_batches(run, self.world.size)
-        self.family = build_workload(run, self.world)
-        self.manifest, self.model, self.samples = self.family.manifest, self.family.model, self.family.samples
+        self.workload = build_workload(run, self.world)
+        self.manifest, self.model, self.samples = self.workload.manifest, self.workload.model, self.workload.samples
         self.objective: Objective = self.model.losses
         self.checkpoints = run.run_dir / "checkpoints"
 
@@ -105,7 +96,7 @@ class Pretraining:
 
         Raises:
             Interrupted: on SIGINT, SIGTERM or SIGUSR1, after a checkpoint.
-            Halt: when training cannot go on; the newest checkpoint is from before.
+            TrainingError: when training cannot continue; the newest checkpoint is from before.
         """
         names, main = list(self.run.phases), self.world.main
         carried: dict[str, Tensor] = {}
@@ -124,12 +115,12 @@ class Pretraining:
         if self.world.size > 1:
             self.objective = parallelize_model(self.model, self.world, self.run)
         with raise_on_all_ranks(self.world):
-            boards = open_loggers(self.run, progress.global_step, self.line.print) if main and not self.finished(progress) else []
+            loggers = open_loggers(self.run, progress.global_step, self.line.print) if main and not self.finished(progress) else []
         # Measured in all processes at once, which may share a machine.
         peak = peak_of_all(device_peak(self.device, self.run.precision, DTYPES[self.run.precision]), self.world)
         path = self.run.run_dir / "metrics.jsonl" if main else None
         with (
-            Metrics(path, progress.metrics_bytes, boards) as metrics,
+            Metrics(path, progress.metrics_bytes, loggers) as metrics,
             catch_signals() as signals,
             CheckpointWriter(
                 self.checkpoints,
@@ -137,7 +128,7 @@ class Pretraining:
                 self.run.checkpoint.keep_every_n_steps,
                 self.run.checkpoint.async_save,
                 self.world,
-            ) as saver,
+            ) as writer,
         ):
             for problem in problems:
                 self.line.print(f"falling back to an older checkpoint: {problem}")
@@ -150,25 +141,25 @@ class Pretraining:
             elif progress.phase:
                 self.line.print(f"continuing at step {progress.step} of phase {progress.phase}")
                 metrics.write("event", what="resumed", global_step=progress.global_step, seconds=progress.seconds)
-            work = PhaseContext(
-                self.run, self.family, self.objective, self.world, progress, saver, metrics, self.line, signals, peak, carried
+            context = PhaseContext(
+                self.run, self.workload, self.objective, self.world, progress, writer, metrics, self.line, signals, peak, carried
             )
             first = names.index(progress.phase) if progress.phase else 0
             for number in range(first, len(names)):
-                moments = self._train(work, number, moments)
+                moments = self._train(context, number, moments)
 
-    def _train(self, work: PhaseContext, number: int, moments: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A phase to its end, from where the progress stands; returns the optimizer's tensors.
+    def _train(self, context: PhaseContext, number: int, moments: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Train a phase to its end, from where the progress stands; returns the optimizer's tensors.
 
         Args:
-            moments: the optimizer's tensors of the checkpoint that the run goes on from, or of the phase before.
+            moments: the optimizer's tensors of the checkpoint that the run resumes from, or of the phase before.
         """
         name, phase = list(self.run.phases.items())[number]
         events: list[dict[str, Any]] = []  # rollbacks to the newest checkpoint, which knows nothing of them
-        if work.progress.phase != name:
-            work.progress.passed = 0
+        if context.progress.phase != name:
+            context.progress.passed = 0
         while True:
-            progress, metrics = work.progress, work.metrics
+            progress, metrics = context.progress, context.metrics
             optimizer = build_optimizer(self.model, phase.optim)
             if progress.phase == name:
                 reader.restore_optimizer(optimizer, moments)
@@ -176,27 +167,27 @@ class Pretraining:
                 if moments and not phase.optim.reset_moments:
                     reader.restore_optimizer(optimizer, moments, restart_count=phase.optim.schedule.step_offset == 0)
                 progress.phase, progress.step, progress.running, progress.noise, progress.watched = name, 0, {}, {}, {}
-                work.carried.clear()
-                held = {f"held_out_{what}": self.manifest.count("valid", what) for what in ("documents", "tokens")}
-                metrics.write("phase", phase=name, event="start", global_step=progress.global_step, seconds=progress.seconds, **held)
+                context.carried.clear()
+                validation = {f"held_out_{what}": self.manifest.count("valid", what) for what in ("documents", "tokens")}
+                metrics.write("phase", phase=name, event="start", global_step=progress.global_step, seconds=progress.seconds, **validation)
             for event in events:
                 metrics.write("event", **event)
             progress.optimizer = phase.optim.name
             if progress.step >= phase.steps:
                 return reader.optimizer_tensors(optimizer)
-            training = Trainer(work, number, optimizer)
+            training = Trainer(context, number, optimizer)
             try:
                 training.train()
                 return reader.optimizer_tensors(optimizer)
             except Rollback as bad:
-                samples = training.origin(bad.halt.step, bad.halt.worst)
+                samples = training.provenance(bad.error.step, bad.error.worst)
                 del training, optimizer  # before there are others
-                moments = self._go_back(bad, work, number, samples, events)
-            except TrainingError as halt:
-                raise self._halted(halt, work, training.origin(halt.step, halt.worst)) from None
+                moments = self._go_back(bad, context, number, samples, events)
+            except TrainingError as error:
+                raise self._final_error(error, context, training.provenance(error.step, error.worst)) from None
 
     def _go_back(
-        self, bad: Rollback, work: PhaseContext, number: int, samples: list[Provenance], events: list[dict[str, Any]]
+        self, bad: Rollback, context: PhaseContext, number: int, samples: list[Provenance], events: list[dict[str, Any]]
     ) -> dict[str, Tensor]:
         """Put the newest checkpoint, or the untrained network, in the place of what was trained since; returns the optimizer's tensors.
 
@@ -207,49 +198,60 @@ class Pretraining:
             events: rollbacks so far to the newest checkpoint; one is added.
 
         Raises:
-            Halt: the cause, when going back does not help.
+            TrainingError: the cause, when going back does not help.
         """
-        progress, halt, names = work.progress, bad.halt, list(self.run.phases)
-        assert halt.step is not None
-        work.saver.wait()
-        whole = self.family.untrained(torch.device("cpu"))
-        work.carried.clear()
+        progress, error, names = context.progress, bad.error, list(self.run.phases)
+        assert error.step is not None
+        context.writer.wait()
+        whole = self.workload.untrained(torch.device("cpu"))
+        context.carried.clear()
         with raise_on_all_ranks(self.world):
-            back, moments, _ = reader.load_checkpoint(self.checkpoints, whole, work.carried) or (Progress(corpus=progress.corpus), {}, [])
-        assert_same_on_all_ranks({"newest checkpoint": {"step": back.global_step}}, self.world)
-        if events and events[-1]["to"] != back.global_step:
+            restored, moments, _ = reader.load_checkpoint(self.checkpoints, whole, context.carried) or (
+                Progress(corpus=progress.corpus),
+                {},
+                [],
+            )
+        assert_same_on_all_ranks({"newest checkpoint": {"step": restored.global_step}}, self.world)
+        if events and events[-1]["to"] != restored.global_step:
             events.clear()
         if len(events) == _ROLLBACKS:
-            again = f"{halt}. The run went back to step {back.global_step} {_ROLLBACKS} times: lower the learning rate, or look at the data"
-            raise self._halted(type(halt)(again), work, samples)
-        inside = back.phase == names[number]
-        if not inside and (names.index(back.phase) + 1 if back.phase else 0) != number:
-            raise self._halted(halt, work, samples)  # Checkpoints were damaged; the next start goes on in an earlier phase.
-        steps = halt.step + 1 - (back.step if inside else 0)
-        back.passed, back.seconds = progress.passed + steps * bad.passes, progress.seconds
+            again = f"{error}. The run went back to step {restored.global_step} {_ROLLBACKS} times: lower the learning rate, or look at the data"
+            raise self._final_error(type(error)(again), context, samples)
+        inside = restored.phase == names[number]
+        if not inside and (names.index(restored.phase) + 1 if restored.phase else 0) != number:
+            raise self._final_error(error, context, samples)  # Checkpoints were damaged; the next start resumes in an earlier phase.
+        steps = error.step + 1 - (restored.step if inside else 0)
+        restored.passed, restored.seconds = progress.passed + steps * bad.skips_batches, progress.seconds
         with torch.no_grad():
             tensors = self.model.state_dict()
             for name, tensor in whole.state_dict().items():
                 tensors[name].copy_(distribute_like(tensors[name], tensor))
-        work.metrics.back_to(back.metrics_bytes, back.global_step)
-        work.progress = back
-        place = {"phase": names[number], "global_step": back.global_step, "from": back.global_step + steps, "to": back.global_step}
-        data = f", passing over {plural(steps, 'step')} of data" if bad.passes else ""
-        text = ". ".join(part for part in (str(halt), provenance_text(samples)) if part)
+        context.metrics.back_to(restored.metrics_bytes, restored.global_step)
+        context.progress = restored
+        place = {
+            "phase": names[number],
+            "global_step": restored.global_step,
+            "from": restored.global_step + steps,
+            "to": restored.global_step,
+        }
+        data = f", passing over {plural(steps, 'step')} of data" if bad.skips_batches else ""
+        text = ". ".join(part for part in (str(error), provenance_text(samples)) if part)
         message = f"phase {names[number]}: gone back from step {place['from']} to step {place['to']} of the run{data}: {text}"
         self.line.print(message)
-        events.append({"what": "rolled back", "message": message, **place, "cause": halt.what, "passed": back.passed, "samples": samples})
+        events.append(
+            {"what": "rolled back", "message": message, **place, "cause": error.what, "passed": restored.passed, "samples": samples}
+        )
         return moments
 
-    def _halted(self, halt: TrainingError, work: PhaseContext, samples: list[Provenance]) -> TrainingError:
-        """The error that ends the run, with its place, its data and the way back."""
-        text = ". ".join(part for part in (f"phase {work.progress.phase}, {halt}", provenance_text(samples)) if part)
-        place = {"phase": work.progress.phase, "global_step": work.progress.global_step}
-        work.metrics.write("event", what=halt.what, message=text, **place, **({"samples": samples} if samples else {}))
-        return type(halt)(f"{text}.\n{self._way_back(work.saver)}")
+    def _final_error(self, error: TrainingError, context: PhaseContext, samples: list[Provenance]) -> TrainingError:
+        """Return the error that ends the run, with its place, its data and the way back."""
+        text = ". ".join(part for part in (f"phase {context.progress.phase}, {error}", provenance_text(samples)) if part)
+        place = {"phase": context.progress.phase, "global_step": context.progress.global_step}
+        context.metrics.write("event", what=error.what, message=text, **place, **({"samples": samples} if samples else {}))
+        return type(error)(f"{text}.\n{self._where_to_resume(context.writer)}")
 
     def finished(self, progress: Progress) -> bool:
-        """Whether the last phase is done."""
+        """Return whether the last phase is done."""
         name = list(self.run.phases)[-1]
         return progress.phase == name and progress.step >= self.run.phases[name].steps
 
@@ -257,47 +259,47 @@ class Pretraining:
         theirs, ours = progress.optimizer, self.run.phases[progress.phase].optim.name if progress.phase else ""
         if theirs and theirs != ours:
             raise DataError(
-                f"the checkpoints in {self.checkpoints} are of {theirs}, and phase {progress.phase} trains with {ours}, which cannot go on "
+                f"the checkpoints in {self.checkpoints} are of {theirs}, and phase {progress.phase} trains with {ours}, which cannot continue "
                 "with its moments; give this run a new folder (--out=...)"
             )
 
-    def _way_back(self, saver: CheckpointWriter) -> str:
-        saver.settle()
+    def _where_to_resume(self, writer: CheckpointWriter) -> str:
+        writer.settle()
         newest = reader.newest_checkpoint(self.checkpoints)
         good = f"The last good checkpoint is {newest}, and" if newest else "There is no checkpoint yet, and"
-        return f"{good} the same command goes on from there" + (f"; the {saver.error}" if saver.error else "")
+        return f"{good} the same command resumes from there" + (f"; the {writer.error}" if writer.error else "")
 
 
 def pretrain(run: Run, line: Line | None = None, extend: bool = False) -> Path:
     """Pretrain the phases of a run whose data is prepared, in this process or with all that torchrun started; returns the newest checkpoint.
 
     Args:
-        extend: the run folder may hold a shorter run, which this one goes on from.
+        extend: the run folder may hold a shorter run, which this one resumes from.
 
     Raises:
-        ConfigError, DataError, Interrupted, Halt.
+        ConfigError, DataError, Interrupted, TrainingError.
         UserError: when another process is writing the run folder.
     """
-    with process_group(run) as world, ExitStack() as held:
+    with process_group(run) as world, ExitStack() as locks:
         with raise_on_all_ranks(world):
             # First what can fail: a folder is claimed by a run that can begin.
-            work = Pretraining(find_data(run), line or Line(), world)
+            pretraining = Pretraining(find_data(run), line or Line(), world)
             check_folder(run, extend)
-        assert_same_on_all_ranks(shared_facts(run, work.manifest.fingerprint(), world), world)
+        assert_same_on_all_ranks(shared_facts(run, pretraining.manifest.fingerprint(), world), world)
         with raise_on_all_ranks(world):
             if world.main:
                 run.run_dir.mkdir(parents=True, exist_ok=True)
-                held.enter_context(run_lock(run.run_dir))
+                locks.enter_context(run_lock(run.run_dir))
                 claim_folder(run, extend)
         try:
-            work.go()
+            pretraining.go()
         except (Interrupted, TrainingError) as error:  # in all processes; one says it
             raise error if world.main else ErrorOnOtherRank(error.exit_code) from None
         finally:
-            work.line.clear()
+            pretraining.line.clear()
         # DDP must be gone before its process group is, or the last thread of gloo waits for the interpreter, and the interpreter for it.
-        work.objective = work.model.losses
+        pretraining.objective = pretraining.model.losses
         gc.collect()
-    newest = reader.newest_checkpoint(work.checkpoints)
+    newest = reader.newest_checkpoint(pretraining.checkpoints)
     assert newest is not None or not world.main, "every phase ends with a checkpoint"
-    return newest or work.checkpoints
+    return newest or pretraining.checkpoints

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from overnight.batches.packing import Provenance
 from overnight.display import share
-from overnight.distributed.world import World, all_reduce_sum, all_reduce_sums
+from overnight.distributed.collectives import all_reduce_sum, all_reduce_sums
+from overnight.distributed.world import World
 from overnight.errors import TrainingError
 from overnight.optim.layerwise import whole_norms
 from overnight.optim.tensor_list import total_norm
 
 WINDOW, LEAST = 64, 32
-"""Values that are looked back on, and how many there must be before one is judged."""
+"""Values that are looked back on, and how many there must be before one is compared."""
 # One standard deviation in terms of the median absolute deviation, for normal numbers.
 _SIGMA = 1.4826
 # The least deviation (of a logarithm: 1 %), for curves that are smooth, as those of a whole-batch descent are.
@@ -38,20 +39,20 @@ class Rollback(Exception):
     """A step must not stand, and the run goes back to its newest checkpoint.
 
     Args:
-        halt: what is wrong; raised where going back does not help.
-        passes: whether the data up to that step is passed over.
+        error: what is wrong; raised where going back does not help.
+        skips_batches: whether the data up to that step is passed over.
     """
 
-    def __init__(self, halt: TrainingError, passes: bool = True) -> None:
-        super().__init__(str(halt))
-        self.halt, self.passes = halt, passes
+    def __init__(self, error: TrainingError, skips_batches: bool = True) -> None:
+        super().__init__(str(error))
+        self.error, self.skips_batches = error, skips_batches
 
 
 class SpikeDetector:
     """Tells a spike from noise: a value far above the median of the last ones, in units of their median absolute deviation.
 
-    Both are of logarithms, so that a loss and a gradient norm of any size are judged alike. Neither is moved by a few outliers, and a curve
-    that falls or rises steadily widens the deviation by its own slope, so a warm-up is not taken for a spike. Nothing is judged before
+    Both are of logarithms, so that a loss and a gradient norm of any size are compared alike. Neither is moved by a few outliers, and a curve
+    that falls or rises steadily widens the deviation by its own slope, so a warm-up is not taken for a spike. Nothing is compared before
     `LEAST` values, nor across phases, which begin with an empty window.
 
     Args:
@@ -67,7 +68,7 @@ class SpikeDetector:
             window["every"] = [float(every)]
 
     def spike(self, values: Mapping[str, float]) -> str:
-        """What is a spike among these (loss, grad_norm), in words; empty for none, and for what is not finite."""
+        """Return what is a spike among these (loss, grad_norm), in words; empty for none, and for what is not finite."""
         for name, value in values.items():
             before = self.window.get(name, [])
             if len(before) < LEAST or not 0 < value < math.inf:
@@ -82,7 +83,7 @@ class SpikeDetector:
         return ""
 
     def first(self, values: Mapping[str, float]) -> str:
-        """What is a spike where the values before were none, in words; takes the values in, spike or not, so that a new level is learned."""
+        """Return what is a spike where the values before were none, in words; takes the values in, spike or not, so that a new level is learned."""
         spike, before = self.spike(values), self.window.get("spike", [0.0])
         self.window["spike"] = [float(bool(spike))]
         self.note(values)
@@ -96,7 +97,7 @@ class SpikeDetector:
 
 
 def minimized(losses: Mapping[str, float], targets: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
-    """The weighted sum of the losses that have targets, under a name to watch it by.
+    """Return the weighted sum of the losses that have targets, under a name to watch it by.
 
     A step in which one of the losses has no target is compared with others of its kind, under a name of their own: where labels are rare,
     each that comes would look like a spike.
@@ -118,7 +119,7 @@ def measured(
     optimizer: torch.optim.Optimizer,
     world: World,
 ) -> dict[str, float]:
-    """The loss that is minimized and the gradient norm of a step before it is taken, the same numbers in all processes; waits for the device.
+    """Return the loss that is minimized and the gradient norm of a step before it is taken, the same numbers in all processes; waits for the device.
 
     Args:
         losses: this process's part.
@@ -131,15 +132,15 @@ def measured(
 
 
 def _gradients(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor, Tensor]]:
-    """Name, parameter and gradient, where there is one."""
+    """Return name, parameter and gradient, where there is one."""
     named = ((n, p) for group in optimizer.param_groups for n, p in zip(group["param_names"], group["params"], strict=True))
     return [(name, p, p.grad) for name, p in named if p.grad is not None]
 
 
 def largest_gradients(optimizer: torch.optim.Optimizer, count: int = 3) -> str:
-    """The tensors that make up most of a gradient, in words, beside their usual share where the second moments tell it.
+    """Return the tensors that make up most of a gradient, in words, with their usual share where the second moments tell it.
 
-    Shares of the squared norm, since clipping changes no share. LANS normalises each gradient before it enters the moments, so its
+    Shares of the squared norm, since clipping changes no share. LANS normalizes each gradient before it enters the moments, so its
     moments tell nothing. All processes must ask.
     """
     named = _gradients(optimizer)
@@ -158,7 +159,7 @@ def largest_gradients(optimizer: torch.optim.Optimizer, count: int = 3) -> str:
 
 
 def worst_micro_batch(parts: Sequence[Tensor], world: World) -> int:
-    """The number of the micro-batch with the largest loss among those of all processes, which are dealt out in turn.
+    """Return the number of the micro-batch with the largest loss among those of all processes, which are dealt out in turn.
 
     Args:
         parts: loss of each micro-batch of this process (scalars).
@@ -169,10 +170,10 @@ def worst_micro_batch(parts: Sequence[Tensor], world: World) -> int:
 
 
 def provenance_text(found: Sequence[Provenance], count: int = 3) -> str:
-    """Where the sequences of the worst micro-batch come from, in words, of the first; empty for none."""
+    """Return where the sequences of the worst micro-batch come from, in words, of the first; empty for none."""
     if not found:
         return ""
-    kind = "lane" if "lane" in found[0] else "sample"
+    kind = "stream" if "stream" in found[0] else "sample"
     first = ", ".join(f"{s[kind]} of epoch {s['epoch']} ({s['shard']} row {s['row']})" for s in found[:count])
     more = f" and {len(found) - count} more" if len(found) > count else ""
     return f"The micro-batch with the largest loss holds the {kind}s {first}{more}"

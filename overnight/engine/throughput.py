@@ -12,7 +12,8 @@ import torch
 from overnight.batches.batch_size import sequences_before
 from overnight.checkpoint.reader import Progress
 from overnight.config import Run
-from overnight.distributed.world import World, all_reduce_sum, all_reduce_sums
+from overnight.distributed.collectives import all_reduce_sum, all_reduce_sums
+from overnight.distributed.world import World
 from overnight.engine.loop import StepResult
 from overnight.models.flops import Peak
 
@@ -133,7 +134,7 @@ class Throughput:
         )
 
     def left(self, progress: Progress) -> dict[str, float]:
-        """Seconds left in this phase and in each later one, at the same rate of tokens."""
+        """Return seconds left in this phase and in each later one, at the same rate of tokens."""
         phase = self._phases[self._number]
         per_token = self._all.seconds / self._all.sequences / phase.seq_len
         whole = {name: sequences_before(p, p.steps) * p.seq_len for name, p in list(self._run.phases.items())[self._number :]}

@@ -19,12 +19,15 @@ from overnight.config import BytePhase, LansConfig, Phase, Run
 from overnight.console import Line, Status, facts
 from overnight.corpus.shards import load_manifest
 from overnight.display import measures, plural, share
-from overnight.distributed.replicas import ReplicaMismatch, StragglerMonitor, compare_replicas
-from overnight.distributed.world import World, all_reduce_max, raise_on_all_ranks
+from overnight.distributed.collectives import all_reduce_max, raise_on_all_ranks
+from overnight.distributed.replicas import ReplicaMismatch, compare_replicas
+from overnight.distributed.stragglers import StragglerMonitor
+from overnight.distributed.world import World
+from overnight.engine.finite import NonFiniteError, describe_losses, nonfinite_tensors
 from overnight.engine.loop import LoopConfig, Objective, StepResult, due, evaluate, training_steps
 from overnight.engine.memory import HOW_TO_SAVE_MEMORY, OutOfMemory, first_line, is_out_of_memory, peak_gb, release, reset_peak
 from overnight.engine.micro_batch import BatchSizeFinder, MicroBatchSchedule, conditions, optimizer_state_bytes
-from overnight.engine.precision import DTYPES, INITIAL_SCALE, LossScale, NonFiniteError, describe_losses, nonfinite_tensors
+from overnight.engine.precision import DTYPES, INITIAL_SCALE, LossScale
 from overnight.engine.spikes import Rollback, SpikeDetector, minimized, provenance_text
 from overnight.engine.throughput import Throughput
 from overnight.engine.workload import Workload, bits_per_character
@@ -47,53 +50,54 @@ class PhaseContext:
     """What the phases of a run share in one process."""
 
     run: Run
-    family: Workload
+    workload: Workload
     """Data and network."""
     objective: Objective
     """Losses of the network, of which the backward pass adds up the gradients of all processes."""
     world: World
     progress: Progress
-    saver: CheckpointWriter
+    writer: CheckpointWriter
     metrics: Metrics
     line: Line
     signals: Signals
     peak: Peak | None = None
     """What the devices of all processes compute at most; None leaves out the share of it that is used."""
     carried: dict[str, Tensor] = field(default_factory=dict)
-    """State of the checkpoint that the run goes on from, of a model that carries one."""
+    """State of the checkpoint that the run resumes from, of a model that carries one."""
 
 
 class Trainer:
     """A phase in one process, from the step where the progress stands to its end.
 
     Args:
-        work: what all phases share.
+        context: what all phases share.
         number: of the phase, from 0.
         optimizer: with the state of that step.
     """
 
-    def __init__(self, work: PhaseContext, number: int, optimizer: torch.optim.Optimizer) -> None:
-        self.work, self.run, self.model, self.objective, self.world = work, work.run, work.family.model, work.objective, work.world
-        self.progress, self.metrics, self.line, self.signals = work.progress, work.metrics, work.line, work.signals
-        self.saver, self.optimizer, self.number = work.saver, optimizer, number
-        self.name = list(work.run.phases)[number]
-        self.phase: Phase = work.run.phases[self.name]
-        self.samples, self.valid = (work.family.samples(self.phase, number, split) for split in ("train", "valid"))
-        self.family, self.carry = work.family, work.family.carry(self.samples)
-        if self.carry and work.carried:
-            self.carry.load(work.carried["lanes"])
+    def __init__(self, context: PhaseContext, number: int, optimizer: torch.optim.Optimizer) -> None:
+        self.context, self.run, self.world, self.workload = context, context.run, context.world, context.workload
+        self.progress, self.metrics, self.line, self.signals = context.progress, context.metrics, context.line, context.signals
+        self.model, self.objective, self.writer = context.workload.model, context.objective, context.writer
+        self.number, self.optimizer = number, optimizer
+        self.name = list(self.run.phases)[number]
+        self.phase: Phase = self.run.phases[self.name]
+        self.samples, self.valid = (self.workload.samples(self.phase, number, split) for split in ("train", "valid"))
+        self.carry = self.workload.carry(self.samples)
+        if self.carry and context.carried:
+            self.carry.load(context.carried["lanes"])
         self.settings = self._settings()
-        self.peak, self.values, self.held, self.saved = work.peak, dict[str, Any](), "", ""
-        self.speed = Throughput(work.run, number, work.world, work.family.flops, work.peak)
-        self.watch = SpikeDetector(
-            work.run.stability.spike_threshold,
-            work.progress.watched,
-            work.run.logging.log_every if work.run.stability.on_spike == "ignore" else 1,
+        self.peak, self.values, self.accuracy, self.saved = context.peak, dict[str, Any](), "", ""
+        self.speed = Throughput(self.run, number, self.world, self.workload.flops, self.peak)
+        self.spike_detector = SpikeDetector(
+            self.run.stability.spike_threshold,
+            self.progress.watched,
+            self.run.logging.log_every if self.run.stability.on_spike == "ignore" else 1,
         )
-        self.pace = StragglerMonitor(work.world)
+        self.stragglers = StragglerMonitor(self.world)
 
     def _settings(self) -> LoopConfig:
-        """What the loop needs to know of the phase."""
+        """Return what the loop needs to know of the phase."""
         phase, run = self.phase, self.run
         return LoopConfig(
             steps=phase.steps,
@@ -116,7 +120,7 @@ class Trainer:
         Raises:
             DataError: when the checkpoint before could not be written, or the data is another by now.
             Interrupted: after a checkpoint.
-            Halt: when training cannot go on.
+            TrainingError: when training cannot continue.
             OutOfMemory: when not even one sequence fits, or on many processes.
             Rollback: when it must go back to the newest checkpoint.
         """
@@ -126,14 +130,14 @@ class Trainer:
                 self.samples.epoch_size(), self.valid.epoch_size()
         if self.run.memory.optimizer_cpu_offload and self.world.device.type == "cuda":  # a CPU is its own host
             offload(self.optimizer)
-        self.cuts = self._cuts()
+        self.schedule = self._micro_batch_schedule()
         reset_peak(self.world.device)
-        self._cut()
+        self._use_micro_batch()
         self._announce()
         heartbeat = Heartbeat(self.run.run_dir)
         scale = LossScale(progress.loss_scale or INITIAL_SCALE, progress.clean_steps) if self.run.precision == "fp16" else None
         while progress.step < self.phase.steps:
-            self._cut()
+            self._use_micro_batch()
             try:
                 self._steps(heartbeat, scale)
             except OutOfMemory as error:
@@ -147,35 +151,34 @@ class Trainer:
     def _steps(self, heartbeat: Heartbeat, scale: LossScale | None) -> None:
         """Take steps as long as the batches are cut as they are now."""
         phase, world, progress = self.phase, self.world, self.progress
-        settings, passed = replace(self.settings, steps=self.cuts.until(progress.step, phase.steps)), progress.passed
+        settings, passed = replace(self.settings, steps=self.schedule.until(progress.step, phase.steps)), progress.passed
         fill = pad_to_multiple(phase, micro_batch(phase, phase.steps, world.size))
-        step = partial(self.samples.step, rank=world.rank, world=world.size, grain=fill)
-        watch = None if self.run.stability.on_spike == "ignore" else self.watch
-        steps = training_steps(
-            self.model, self.objective, self.optimizer, lambda t: step(t + passed), settings, progress.step, scale, watch, self.carry
-        )
-        for done in steps:
+        step = partial(self.samples.step, rank=world.rank, world=world.size, pad_to_multiple=fill)
+        detector, begin = None if self.run.stability.on_spike == "ignore" else self.spike_detector, progress.step
+        for done in training_steps(
+            self.model, self.objective, self.optimizer, lambda t: step(t + passed), settings, begin, scale, detector, self.carry
+        ):
             last = done.step == phase.steps
             logs, evaluates, saves = (
                 last or due(done.step - 1, n)
                 for n in (self.run.logging.log_every, self.run.logging.eval_every, self.run.checkpoint.save_every)
             )
             self.speed.note(done, progress, wait=logs or evaluates or saves)
-            received = all_reduce_max(_UNSAVED if self.saver.error else self.signals.received or 0, world)
+            received = all_reduce_max(_UNSAVED if self.writer.error else self.signals.received or 0, world)
             if received == _UNSAVED:
-                self.saver.wait()
+                self.writer.wait()
             if world.main:
                 heartbeat.beat(self.name, done.step)
-            self.pace.note(done.waited, done.worked)
+            self.stragglers.note(done.waited, done.worked)
             self._note_scale(done, scale)
             if logs or evaluates or saves or received:
-                self._see_finite(done, bool(saves or received))
+                self._check_finite(done, bool(saves or received))
             if saves or received or due(done.step - 1, self.run.stability.replica_check_every):
-                self._see_alike(done)
+                self._check_replicas(done)
             self._measures(done)
             if logs:
                 self._log(done)
-                self._see_carry(done)
+                self._check_carry(done)
             if logs or self.line.due():
                 self.line.update(self._status(), final=last)
             if evaluates:
@@ -186,11 +189,11 @@ class Trainer:
             if saves or received:
                 self._save()
             if received:
-                self.saver.wait()
+                self.writer.wait()
                 raise Interrupted(received, f"step {done.step} of phase {self.name}")
 
-    def _cuts(self) -> MicroBatchSchedule:
-        """The micro-batches of the phase: as remembered, as the recipe says, or found by trial."""
+    def _micro_batch_schedule(self) -> MicroBatchSchedule:
+        """Return the micro-batches of the phase: as remembered, as the recipe says, or found by trial."""
         run, phase, world, step = self.run, self.phase, self.world, self.progress.step
         found = MicroBatchSchedule(run.run_dir / "memory.json", self.name, conditions(run, phase, world), world)
         if found.since:
@@ -199,44 +202,44 @@ class Trainer:
         elif phase.micro_batch_size:
             found.use(0, phase.micro_batch_size)
         else:
-            trials = BatchSizeFinder(run, self.model, self.objective, self.samples, self.settings.dtype, world)
-            count, text = trials.micro_batch(optimizer_state_bytes(self.optimizer))
+            finder = BatchSizeFinder(run, self.model, self.objective, self.samples, self.settings.dtype, world)
+            count, text = finder.micro_batch(optimizer_state_bytes(self.optimizer))
             found.use(step, count)
             with raise_on_all_ranks(world):
                 if world.main:
                     found.keep()
-            self._tell("micro-batch", text, micro_batch=count)
+            self._log_event("micro-batch", text, micro_batch=count)
         return found
 
-    def _cut(self) -> None:
-        """Cut the batches as it is due from the present step on."""
-        size = self.cuts.at(self.progress.step)
+    def _use_micro_batch(self) -> None:
+        """Use the micro-batch that is due from the present step on."""
+        size = self.schedule.at(self.progress.step)
         self.phase = replace(self.phase, micro_batch_size=size)
         for source in (self.samples, self.valid):
             source.set_micro_batch_size(size)
-        self.held_out = self.valid.held_out(self.run.logging.eval_examples)
+        self.validation_steps = self.valid.validation_steps(self.run.logging.eval_examples)
 
     def _halve(self, error: OutOfMemory) -> None:
-        """Let the step at which memory ran out be taken again in smaller micro-batches.
+        """Take the step at which memory ran out again in smaller micro-batches.
 
         Raises:
             OutOfMemory: where there is none smaller, or other processes wait for this one in a step that it cannot end.
         """
         phase, world, step = self.phase, self.world, self.progress.step
-        held = micro_batch(phase, step + self.progress.passed, world.size)
-        what = f"{error} with micro-batches of {held}"
-        smaller = [count for count in micro_batch_sizes(phase, world.size) if count <= held // 2]
+        count = micro_batch(phase, step + self.progress.passed, world.size)
+        what = f"{error} with micro-batches of {count}"
+        smaller = [size for size in micro_batch_sizes(phase, world.size) if size <= count // 2]
         if not smaller:
             raise OutOfMemory(f"phase {self.name}, {what} up to {phase.seq_len} tokens. {HOW_TO_SAVE_MEMORY}") from None
-        self.cuts.use(step, smaller[-1])
-        self.cuts.keep()
+        self.schedule.use(step, smaller[-1])
+        self.schedule.keep()
         if world.size > 1:
             raise OutOfMemory(
-                f"process {world.rank}, phase {self.name}, {what}. The others cannot go on without it. {self.cuts.path} now says "
-                f"{smaller[-1]}, with which the same command, or a restart by the launcher, goes on from the newest checkpoint"
+                f"process {world.rank}, phase {self.name}, {what}. The others cannot continue without it. {self.schedule.path} now says "
+                f"{smaller[-1]}, with which the same command, or a restart by the launcher, resumes from the newest checkpoint"
             ) from None
         release(self.model, world.device)
-        self._tell("out of memory", f"{what}: taken again with {smaller[-1]}", micro_batch=smaller[-1])
+        self._log_event("out of memory", f"{what}: taken again with {smaller[-1]}", micro_batch=smaller[-1])
 
     def _note_memory(self) -> None:
         """Write what the phase took at most, by what it follows from."""
@@ -274,23 +277,23 @@ class Trainer:
             sequences=progress.sequences,
             **rate,
             **({"memory_gb": memory} if (memory := round(peak_gb(self.world.device), 3)) else {}),
-            **self._pace(),
+            **self._straggler_metrics(),
         )
         self.metrics.write("train", **self._where(done.step), **values)
-        if self.run.stability.on_spike == "ignore" and (spike := self.watch.first({**losses, "grad_norm": norm})):
-            self._tell("spike", f"step {done.step}: {spike}")
+        if self.run.stability.on_spike == "ignore" and (spike := self.spike_detector.first({**losses, "grad_norm": norm})):
+            self._log_event("spike", f"step {done.step}: {spike}")
         self.values = values
         if wrong := self.speed.exceeds():
-            self._tell("peak", wrong)
-            self.peak = self.work.peak = self.speed.peak = None
+            self._log_event("peak", wrong)
+            self.peak = self.context.peak = self.speed.peak = None
 
-    def _pace(self) -> dict[str, float]:
-        share, slow = self.pace.line()
+    def _straggler_metrics(self) -> dict[str, float]:
+        share, slow = self.stragglers.line()
         if slow:
-            self._tell("slow process", slow)
+            self._log_event("slow process", slow)
         return share
 
-    def _tell(self, what: str, message: str, **more: Any) -> None:
+    def _log_event(self, what: str, message: str, **more: Any) -> None:
         self.line.print(message)
         self.metrics.write("event", what=what, message=message, phase=self.name, global_step=self.progress.global_step, **more)
 
@@ -298,15 +301,15 @@ class Trainer:
         phases = list(self.run.phases.items())
         done = {name: p.steps if at < self.number else 0 for at, (name, p) in enumerate(phases)} | {self.name: self.progress.step}
         peak = " of the measured peak" if self.peak and self.peak.measured else ""
-        words = facts(self.values, peak, {"held-out accuracy": self.held, "checkpoint": self.saved})
+        words = facts(self.values, peak, {"validation accuracy": self.accuracy, "checkpoint": self.saved})
         return Status(self.name, {name: (done[name], p.steps) for name, p in phases}, self.speed.left(self.progress), words)
 
     def _evaluate(self, done: StepResult) -> None:
-        held = evaluate(self.model, self.objective, self.held_out, self.settings, self.family.held_out_carry())
-        held |= bits_per_character(held)
-        self.metrics.write("eval", **self._where(done.step), **held)
-        self.held = next((share(held[name]) for name in ("mlm_accuracy", "byte_accuracy") if name in held), "")
-        self.line.print(f"{self.name} {done.step:,}/{self.phase.steps:,}  held out: {measures(held)}")
+        scores = evaluate(self.model, self.objective, self.validation_steps, self.settings, self.workload.validation_carry())
+        scores |= bits_per_character(scores)
+        self.metrics.write("eval", **self._where(done.step), **scores)
+        self.accuracy = next((share(scores[name]) for name in ("mlm_accuracy", "byte_accuracy") if name in scores), "")
+        self.line.print(f"{self.name} {done.step:,}/{self.phase.steps:,}  validation: {measures(scores)}")
         if "run" in self.progress.noise:
             self.line.print(noise_text(NoiseScale(*self.progress.noise["run"]).value, done.sequences))
         self.speed.pause()
@@ -316,8 +319,8 @@ class Trainer:
             assert_same_corpus(self.progress, load_manifest(self.run.data_dir), self.run.data_dir, self.run)
         self.speed.read(self.progress)
         self.progress.metrics_bytes = self.metrics.size()
-        stood = self.saver.save(self.model, self.optimizer, self.progress, {"lanes": self.carry.whole()} if self.carry else None)
-        self.metrics.write("event", what="saved", **self._where(self.progress.step), save_seconds=round(stood, 3))
+        stall_seconds = self.writer.save(self.model, self.optimizer, self.progress, {"lanes": self.carry.whole()} if self.carry else None)
+        self.metrics.write("event", what="saved", **self._where(self.progress.step), save_seconds=round(stall_seconds, 3))
         self.saved = f"step {self.progress.global_step:,}"
         self.speed.pause()
 
@@ -327,46 +330,48 @@ class Trainer:
             self.progress.loss_scale, self.progress.clean_steps = scale.scale, scale.clean
         if done.skipped:
             # Of an overflow of fp16 the scale is the cause, not the data.
-            samples = [] if scale else self.origin(done.step - 1, done.worst)
+            samples = [] if scale else self.provenance(done.step - 1, done.worst)
             then = f"; the loss scale is now {scale.scale:g}" if scale else f". {provenance_text(samples)}"
-            self._tell("skipped", f"step {done.step} skipped: {done.skipped}{then}", **({"samples": samples} if samples else {}))
+            self._log_event("skipped", f"step {done.step} skipped: {done.skipped}{then}", **({"samples": samples} if samples else {}))
 
-    def _see_finite(self, done: StepResult, saves: bool) -> None:
-        """See that what goes into metrics, and above all into a checkpoint, is finite: the loop does not look at every step of a GPU.
+    def _check_finite(self, done: StepResult, saves: bool) -> None:
+        """Check that what goes into metrics, and above all into a checkpoint, is finite: the loop does not look at every step of a GPU.
 
         Raises:
-            NotFinite: naming the weights that are not.
+            NonFiniteError: naming the weights that are not.
         """
         broken = not done.skipped and not math.isfinite(float(done.grad_norm))
         bad = nonfinite_tensors(self.model.named_parameters()) if saves or broken else []
         if bad or broken:
             weights = f"the weights of {first_names(bad)} are not finite" if bad else "the weights are still finite, their gradient is not"
             text = f"step {done.step}, or one since the last line of metrics: {describe_losses(done.losses, self.world)}; {weights}"
-            halt = NonFiniteError(text, done.step - 1)
-            raise Rollback(halt) if self.run.stability.on_nonfinite == "rollback" else halt
+            error = NonFiniteError(text, done.step - 1)
+            raise Rollback(error) if self.run.stability.on_nonfinite == "rollback" else error
 
-    def _see_carry(self, done: StepResult) -> None:
-        if self.carry and (lanes := self.carry.broken()):
-            named = first_names([str(lane) for lane in lanes])
-            self._tell("carry", f"step {done.step}: the carried state of lanes {named} was not finite and begins anew at zero", lanes=lanes)
+    def _check_carry(self, done: StepResult) -> None:
+        if self.carry and (streams := self.carry.broken()):
+            named = first_names([str(stream) for stream in streams])
+            self._log_event(
+                "carry", f"step {done.step}: the carried state of streams {named} was not finite and begins anew at zero", streams=streams
+            )
 
-    def _see_alike(self, done: StepResult) -> None:
-        """See that all processes hold the same numbers, above all before a checkpoint takes those of the first.
+    def _check_replicas(self, done: StepResult) -> None:
+        """Check that all processes hold the same numbers, above all before a checkpoint takes those of the first.
 
         Raises:
-            Diverged: naming the processes and the tensors that differ.
+            ReplicaMismatch: naming the processes and the tensors that differ.
         """
         if self.world.size == 1 or not self.run.stability.replica_check_every:
             return
         try:
             compare_replicas(self.model, self.optimizer, self.world)
-        except ReplicaMismatch as halt:
-            halt = ReplicaMismatch(f"step {done.step}: {halt}", done.step - 1)
-            raise (Rollback(halt, passes=False) if self.run.stability.on_replica_mismatch == "rollback" else halt) from None
+        except ReplicaMismatch as error:
+            error = ReplicaMismatch(f"step {done.step}: {error}", done.step - 1)
+            raise (Rollback(error, skips_batches=False) if self.run.stability.on_replica_mismatch == "rollback" else error) from None
 
-    def origin(self, step: int | None, worst: int | None) -> list[Provenance]:
-        """Where the sequences of micro-batch number `worst` of step `step` (from 0) come from; nothing where that is not known."""
-        return [] if step is None or worst is None else self.samples.origin(step + self.progress.passed, self.world.size, worst)
+    def provenance(self, step: int | None, worst: int | None) -> list[Provenance]:
+        """Return where the sequences of micro-batch number `worst` of step `step` (from 0) come from; nothing where that is not known."""
+        return [] if step is None or worst is None else self.samples.provenance(step + self.progress.passed, self.world.size, worst)
 
     def _measures(self, done: StepResult) -> None:
         """Write what the loop measured at this step, if it did."""
@@ -382,11 +387,11 @@ class Trainer:
         phase, processes = self.phase, self.world.size
         size, micro = self.samples.epoch_size(), micro_batch(phase, phase.steps, processes)
         accumulation = phase.global_batch_size // micro // processes
-        cut = f"{micro} x {accumulation}" if accumulation > 1 else f"{micro}"
-        cut += f" in each of {processes} processes" if processes > 1 else ""
+        split = f"{micro} x {accumulation}" if accumulation > 1 else f"{micro}"
+        split += f" in each of {processes} processes" if processes > 1 else ""
         growing = f"{batch_size(phase, 0):,} to " if batch_warmup(phase).initial_batch_size else ""
         self.line.print(
-            f"phase {self.name}: {plural(phase.steps, 'step')} of {growing}{plural(phase.global_batch_size, 'sequence')} ({cut}) up to {phase.seq_len} tokens, "
+            f"phase {self.name}: {plural(phase.steps, 'step')} of {growing}{plural(phase.global_batch_size, 'sequence')} ({split}) up to {phase.seq_len} tokens, "
             f"{sequences_before(phase, phase.steps) / size:.2f} epochs of {plural(size, 'example')}, {phase.optim.name} at {peak_lr(phase):g}, "
             f"{self.run.precision} on {self.world.device}" + (f" ({self.peak.text()})" if self.peak else "")
         )

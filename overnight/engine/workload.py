@@ -25,13 +25,13 @@ from overnight.models.bert import BertForPretraining
 from overnight.models.bytes import ByteModel, byte_model
 from overnight.models.flops import training_flops
 
-_TRAIN, _HELD_OUT = 0, 1
+_TRAIN, _VALIDATION = 0, 1
 # Bytes of a window that are recomputed at once (`memory.activation_checkpointing: full`).
 _SEGMENT = 16
 
 
 class BertWorkload:
-    """A run of BERT: pairs of segments of word pieces.
+    """A run of BERT: pairs of segments of WordPiece tokens.
 
     Raises:
         DataError: when the data is not prepared.
@@ -50,27 +50,27 @@ class BertWorkload:
             self.model.encoder.compile_layers()
 
     def untrained(self, device: torch.device) -> BertForPretraining:
-        """The network before its first step: the same numbers every time."""
+        """Return the network before its first step: the same numbers every time."""
         return new_model(self.run, self.vocabulary, device)
 
     def samples(self, phase: Phase, number: int, split: str) -> Samples:
-        """The stream of a split's examples for a phase and its number."""
+        """Return the stream of a split's examples for a phase and its number."""
         assert isinstance(phase, BertPhase)
         return Samples(_some(self, split), self.vocabulary, phase, _seed(self.run, number, split), self.run.run_dir / "plans")
 
     def flops(self, done: StepResult) -> float:
-        """Operations of a step, of all processes."""
+        """Return operations of a step, of all processes."""
         return training_flops(self.run.model, self.vocabulary.size, done.sizes) if done.sizes else 0.0
 
     def carry(self, samples: Samples | Streams) -> None:
-        """Nothing is carried from batch to batch."""
+        """Return nothing: no state is carried from batch to batch."""
 
-    def held_out_carry(self) -> None:
-        """Nor between held-out ones."""
+    def validation_carry(self) -> None:
+        """Return nothing: none is carried in validation either."""
 
 
 class ByteWorkload:
-    """A run of a byte model: lanes of documents, and the state that they carry.
+    """A run of a byte model: streams of documents, and the state that they carry.
 
     Raises:
         DataError: when the data is not prepared.
@@ -83,7 +83,7 @@ class ByteWorkload:
         self.model = self.untrained(world.device)
 
     def untrained(self, device: torch.device) -> ByteModel:
-        """The network before its first step: the same numbers every time."""
+        """Return the network before its first step: the same numbers every time."""
         torch.manual_seed(key(self.run.seed, 0) >> 1)
         segment = _SEGMENT if self.run.memory.activation_checkpointing == "full" else 0
         return byte_model(
@@ -91,21 +91,21 @@ class ByteWorkload:
         ).to(device)
 
     def samples(self, phase: Phase, number: int, split: str) -> Streams:
-        """The lanes of a split for a phase and its number."""
+        """Return the streams of a split for a phase and its number."""
         assert isinstance(phase, BytePhase)
         return Streams(_some(self, split), phase, _seed(self.run, number, split))
 
     def flops(self, done: StepResult) -> float:
-        """Operations of a step, of all processes."""
+        """Return operations of a step, of all processes."""
         return training_flops(self.run.model, VOCABULARY_SIZE, done.sizes) if done.sizes else 0.0
 
     def carry(self, samples: Samples | Streams) -> RecurrentState:
-        """A zero state of this process's lanes."""
+        """Return a zero state of this process's streams."""
         assert isinstance(samples, Streams)
-        return RecurrentState(samples.lanes(self.world.rank, self.world.size), self.model.state_shape, self.world)
+        return RecurrentState(samples.stream_numbers(self.world.rank, self.world.size), self.model.state_shape, self.world)
 
-    def held_out_carry(self) -> RecurrentState:
-        """A zero state of the lanes of an evaluation, all of which every process reads."""
+    def validation_carry(self) -> RecurrentState:
+        """Return a zero state of the streams of an evaluation, all of which every process reads."""
         return RecurrentState(range(VALIDATION_STREAMS), self.model.state_shape, World(device=self.world.device))
 
 
@@ -113,27 +113,27 @@ Workload = BertWorkload | ByteWorkload
 
 
 def build_workload(run: Run, world: World) -> Workload:
-    """Data and network of a run."""
+    """Return data and network of a run."""
     assert isinstance(run, BertRun | ByteRun)
     return BertWorkload(run, world) if isinstance(run, BertRun) else ByteWorkload(run, world)
 
 
 def new_model(run: BertRun, vocabulary: Vocabulary, device: torch.device) -> BertForPretraining:
-    """The untrained BERT of a run: the same numbers on any device."""
+    """Return the untrained BERT of a run: the same numbers on any device."""
     torch.manual_seed(key(run.seed, 0) >> 1)
     return BertForPretraining(run.model, vocabulary.size).to(device)
 
 
-def bits_per_character(held: dict[str, float]) -> dict[str, float]:
-    """Bits per character of a byte model, from its held-out loss (nats a byte); nothing of another."""
-    return {"bits_per_character": held["byte_loss"] / math.log(2)} if "byte_loss" in held else {}
+def bits_per_character(scores: dict[str, float]) -> dict[str, float]:
+    """Return bits per character of a byte model, from its validation loss (nats a byte); nothing of another."""
+    return {"bits_per_character": scores["byte_loss"] / math.log(2)} if "byte_loss" in scores else {}
 
 
 def _seed(run: Run, number: int, split: str) -> tuple[int, ...]:
-    return (run.seed, number, _TRAIN if split == "train" else _HELD_OUT)
+    return (run.seed, number, _TRAIN if split == "train" else _VALIDATION)
 
 
-def _some(family: Workload, split: str) -> list[Shard]:
-    if not family.shards[split]:
-        raise DataError(f"{family.run.data_dir} holds no {split} text; raise data.valid_fraction or add documents")
-    return family.shards[split]
+def _some(workload: Workload, split: str) -> list[Shard]:
+    if not workload.shards[split]:
+        raise DataError(f"{workload.run.data_dir} holds no {split} text; raise data.valid_fraction or add documents")
+    return workload.shards[split]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from overnight.corpus.tokenizer import Vocabulary
 
-# Rows tokenized at once: bounds the memory of the intermediate encodings, large enough to amortise the call.
+# Rows tokenized at once: bounds the memory of the intermediate encodings, large enough to amortize the call.
 _BATCH = 4096
 
 
@@ -33,14 +33,14 @@ class Encoded:
     """(T,) 0 for [CLS] A [SEP], 1 for B [SEP]."""
 
 
-def encode_rows(tokenizer: Tokenizer, vocabulary: Vocabulary, rows: Sequence[Example], length: int) -> list[Encoded]:
+def encode_examples(tokenizer: Tokenizer, vocabulary: Vocabulary, examples: Sequence[Example], length: int) -> list[Encoded]:
     """Tokenize rows and cut each to the length, the longer of a pair first.
 
     Args:
         tokenizer: a tokenizer without truncation or padding; its special-token template is not used, and it is
             left taking special pieces in a text as text.
         vocabulary: gives the ids of [CLS] and [SEP].
-        rows: single texts and pairs, also mixed.
+        examples: single texts and pairs, also mixed.
         length: most tokens of a row, special tokens included.
 
     Returns:
@@ -49,13 +49,13 @@ def encode_rows(tokenizer: Tokenizer, vocabulary: Vocabulary, rows: Sequence[Exa
     assert length >= 3, length
     tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text
     encoded: list[Encoded] = []
-    for first in range(0, len(rows), _BATCH):
-        part = rows[first : first + _BATCH]
-        texts = [row.text_a for row in part] + [row.text_b for row in part if row.text_b is not None]
+    for first in range(0, len(examples), _BATCH):
+        part = examples[first : first + _BATCH]
+        texts = [example.text_a for example in part] + [example.text_b for example in part if example.text_b is not None]
         tokens = [e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         seconds = iter(tokens[len(part) :])
-        for row, a in zip(part, tokens[: len(part)], strict=True):
-            b = next(seconds) if row.text_b is not None else None
+        for example, a in zip(part, tokens[: len(part)], strict=True):
+            b = next(seconds) if example.text_b is not None else None
             encoded.append(join(a, b, vocabulary.cls, vocabulary.sep, length))
     return encoded
 
@@ -79,16 +79,16 @@ def join(a: Sequence[int], b: Sequence[int] | None, cls: int, sep: int, length: 
     return Encoded(ids, segments)
 
 
-def truncated(length_a: int, length_b: int, room: int) -> tuple[int, int]:
-    """Lengths of a pair after cutting the longer one token at a time, the second at equality.
+def truncated(length_a: int, length_b: int, max_tokens: int) -> tuple[int, int]:
+    """Return lengths of a pair after cutting the longer one token at a time, the second at equality.
 
     This is `_truncate_seq_pair` of google-research/bert (run_classifier.py) in closed form.
 
     Args:
         length_a, length_b: tokens of the two texts.
-        room: most tokens of both together.
+        max_tokens: most tokens of both together.
     """
-    if length_a + length_b <= room:
+    if length_a + length_b <= max_tokens:
         return length_a, length_b
-    kept_a = min(length_a, max(room - length_b, (room + 1) // 2))
-    return kept_a, room - kept_a
+    kept_a = min(length_a, max(max_tokens - length_b, (max_tokens + 1) // 2))
+    return kept_a, max_tokens - kept_a

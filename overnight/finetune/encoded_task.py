@@ -1,4 +1,4 @@
-"""A task of fine-tuning, read and encoded: the sequences to train on, and how the outputs of the network are judged."""
+"""A task of fine-tuning, read and encoded: the sequences to train on, and how the outputs of the network are scored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from overnight.batches.packing import Batch, StepBatches, balance_by_length
 from overnight.config import Finetune, environment_path
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
 from overnight.finetune import metrics, question_answering
-from overnight.finetune.encode import encode_rows
+from overnight.finetune.encode import encode_examples
 from overnight.tasks.examples import Example, TaskData, drawn, drawn_note
 
 # All seeds of a task train on the same rows, so that their spread is that of the training alone.
@@ -36,7 +36,7 @@ class EncodedExamples:
         return len(self.ids)
 
     def batch(self, index: np.ndarray) -> Batch:
-        """The flat batch of some sequences, in the order given."""
+        """Return the flat batch of some sequences, in the order given."""
         lengths = [len(self.ids[i]) for i in index]
         starts = np.concatenate([[0], np.cumsum(lengths)])
         return Batch(
@@ -49,7 +49,7 @@ class EncodedExamples:
         )
 
     def step(self, step: int, batch: int, micro_batch: int, seed: tuple[int, ...]) -> StepBatches:
-        """The micro-batches of a step: `batch` rows of an endless stream of shuffled epochs."""
+        """Return the micro-batches of a step: `batch` rows of an endless stream of shuffled epochs."""
         positions = np.arange(step * batch, (step + 1) * batch)
         epochs, index = positions // len(self), positions % len(self)
         for epoch in np.unique(epochs):
@@ -60,14 +60,14 @@ class EncodedExamples:
         return StepBatches(tuple(self.batch(index[rows]) for rows in bins), sum(lengths), batch)
 
     def in_order(self, size: int) -> list[tuple[np.ndarray, Batch]]:
-        """All sequences once, longest first in batches of `size`, each with the indices of its sequences."""
+        """Return all sequences once, longest first in batches of `size`, each with the indices of its sequences."""
         longest_first = np.argsort([-len(x) for x in self.ids], kind="stable")
         return [(index, self.batch(index)) for index in np.split(longest_first, range(size, len(self), size))]
 
 
 @dataclass(frozen=True)
 class EncodedTask:
-    """A task, read and encoded: what to train on, and how to judge the outputs of the network."""
+    """A task, read and encoded: what to train on, and how to score the outputs of the network."""
 
     name: str
     kind: str
@@ -76,11 +76,11 @@ class EncodedTask:
     metric: str
     train: EncodedExamples
     dev: EncodedExamples
-    judge: Callable[[list[np.ndarray]], tuple[dict[str, float], dict[str, Any]]]
+    evaluate: Callable[[list[np.ndarray]], tuple[dict[str, float], dict[str, Any]]]
     """Outputs of the network for every dev sequence → metrics by name, and files to write by name (JSON values)."""
     test: dict[str, tuple[EncodedExamples, list[Example]]]
     """Further splits to predict, by file name."""
-    also: dict[str, Callable[[list[np.ndarray]], dict[str, float]]]
+    extra_metrics: dict[str, Callable[[list[np.ndarray]], dict[str, float]]]
     """Those of them that are scored: outputs → metrics by name, which say the split (`accuracy_mismatched`)."""
     notes: tuple[str, ...]
     baselines: dict[str, float]
@@ -113,35 +113,37 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     # A metric that lacks its package says so here, before any training.
     metrics.score(task.name, task.kind, *[[0.0, 1.0] if task.kind == "regression" else ["0", "1"]] * 2)
 
-    def encoded(rows: list[Example]) -> EncodedExamples:
-        sequences = encode_rows(tokenizer, vocabulary, rows, spec.seq_len)
+    def encoded(examples: list[Example]) -> EncodedExamples:
+        sequences = encode_examples(tokenizer, vocabulary, examples, spec.seq_len)
         targets = {}
-        if rows and all(row.label is not None for row in rows):
+        if examples and all(example.label is not None for example in examples):
             if task.kind == "regression":
-                targets["label"] = np.array([float(row.label or 0) for row in rows], np.float32)
+                targets["label"] = np.array([float(example.label or 0) for example in examples], np.float32)
             else:
                 number = {label: i for i, label in enumerate(task.labels)}
-                targets["label"] = np.array([number[str(row.label)] for row in rows], np.int64)
+                targets["label"] = np.array([number[str(example.label)] for example in examples], np.int64)
         return EncodedExamples([e.ids for e in sequences], [e.segments for e in sequences], targets)
 
     def answers(outputs: list[np.ndarray]) -> list[str | float]:
         return [float(o[0]) if task.kind == "regression" else task.labels[int(o.argmax())] for o in outputs]
 
-    def scored(rows: list[Example], given: list[str | float]) -> dict[str, float]:
-        return metrics.score(task.name, task.kind, [row.label for row in rows if row.label is not None], given)
+    def scored(examples: list[Example], given: list[str | float]) -> dict[str, float]:
+        return metrics.score(task.name, task.kind, [example.label for example in examples if example.label is not None], given)
 
-    def judge(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
+    def evaluate(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
         given = answers(outputs)
-        return scored(task.dev, given), {"predictions.json": {row.id: answer for row, answer in zip(task.dev, given, strict=True)}}
+        return scored(task.dev, given), {"predictions.json": {example.id: answer for example, answer in zip(task.dev, given, strict=True)}}
 
-    def judge_also(split: str, rows: list[Example], outputs: list[np.ndarray]) -> dict[str, float]:
-        return {f"{name}_{split.removeprefix('dev_')}": value for name, value in scored(rows, answers(outputs)).items()}
+    def evaluate_split(split: str, examples: list[Example], outputs: list[np.ndarray]) -> dict[str, float]:
+        return {f"{name}_{split.removeprefix('dev_')}": value for name, value in scored(examples, answers(outputs)).items()}
 
     train, notes = task.train, task.notes
     if 0 < spec.max_train_examples < len(train):
         by_label = task.kind == "classification"
-        texts = [f"{row.text_a}\x00{row.text_b or ''}" for row in train]
-        train = [train[i] for i in drawn(texts, spec.max_train_examples, _DRAW, [str(row.label) for row in train] if by_label else ())]
+        texts = [f"{example.text_a}\x00{example.text_b or ''}" for example in train]
+        train = [
+            train[i] for i in drawn(texts, spec.max_train_examples, _DRAW, [str(example.label) for example in train] if by_label else ())
+        ]
         notes += (drawn_note(len(train), len(task.train), by_label=by_label),)
     tests = {"test": task.test, **task.extra}
     return EncodedTask(
@@ -151,12 +153,12 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         metric=task.main_metric,
         train=encoded(train),
         dev=encoded(task.dev),
-        judge=judge,
-        test={name: (encoded(rows), rows) for name, rows in tests.items() if rows},
-        also={name: partial(judge_also, name, rows) for name, rows in task.extra.items() if name.startswith("dev_")},
+        evaluate=evaluate,
+        test={name: (encoded(examples), examples) for name, examples in tests.items() if examples},
+        extra_metrics={name: partial(evaluate_split, name, examples) for name, examples in task.extra.items() if name.startswith("dev_")},
         notes=notes,
         baselines=baselines,
-        pairs=any(row.text_b is not None for row in train),
+        pairs=any(example.text_b is not None for example in train),
     )
 
 
@@ -181,14 +183,14 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
         chosen = drawn([f"{q.context}\x00{q.question}" for q in placed], spec.max_train_examples, _DRAW)
         notes += (drawn_note(len(chosen), len(placed), "questions", by_label=False),)
         placed = [placed[i] for i in chosen]
-    cut = {
+    split_windows = {
         "train": question_answering.windows(tokenizer, vocabulary, placed, spec.seq_len, spec.doc_stride),
         "dev": question_answering.windows(tokenizer, vocabulary, data.dev, spec.seq_len, spec.doc_stride),
     }
 
-    def judge(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
+    def evaluate(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
         starts, ends = [o[:, 0] for o in outputs], [o[:, 1] for o in outputs]
-        predictions, nbest = question_answering.best_answers(cut["dev"], starts, ends, max_answer=spec.max_answer_length)
+        predictions, nbest = question_answering.best_answers(split_windows["dev"], starts, ends, max_answer=spec.max_answer_length)
         scores = metrics.squad_scores({q.id: [a.text for a in q.answers] for q in data.dev}, predictions)
         return scores, {"predictions.json": predictions, "nbest_predictions.json": nbest}
 
@@ -199,6 +201,6 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
             [w.segments for w in windows],
             {name: np.array([getattr(w, name) or 0 for w in windows], np.int64) for name in ("start", "end")},
         )
-        for split, windows in cut.items()
+        for split, windows in split_windows.items()
     }
-    return EncodedTask("squad", "spans", (), "f1", examples["train"], examples["dev"], judge, {}, {}, notes, {})
+    return EncodedTask("squad", "spans", (), "f1", examples["train"], examples["dev"], evaluate, {}, {}, notes, {})

@@ -1,4 +1,4 @@
-"""Fine-tuning: a pretrained encoder and a labelled task to a model, its predictions and its score, seed by seed."""
+"""Fine-tuning: a pretrained encoder and a labeled task to a model, its predictions and its score, seed by seed."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from overnight.run_dir.task_results import append_result, results_of
 _INIT, _ORDER, _DROPOUT = 1, 2, 3
 
 
-def task_model(problem_kind: str, labels: int, run: BertRun, vocab_size: int) -> Classifier | BertForQuestionAnswering:
-    """The untrained network of a task, with the encoder of a run."""
-    if problem_kind == "spans":
+def task_model(task_kind: str, labels: int, run: BertRun, vocab_size: int) -> Classifier | BertForQuestionAnswering:
+    """Return the untrained network of a task, with the encoder of a run."""
+    if task_kind == "spans":
         return BertForQuestionAnswering(run.model, vocab_size)
-    return Classifier(run.model, vocab_size, labels if problem_kind == "classification" else 1)
+    return Classifier(run.model, vocab_size, labels if task_kind == "classification" else 1)
 
 
 @torch.no_grad()
@@ -56,23 +56,23 @@ def outputs(
     size: int,
     dtype: torch.dtype,
     device: torch.device,
-    update: Callable[[int, float], None] | None = None,
+    report_progress: Callable[[int, float], None] | None = None,
 ) -> list[np.ndarray]:
-    """The network's outputs for every sequence, in the order of the examples.
+    """Return the network's outputs for every sequence, in the order of the examples.
 
     Args:
         size: sequences at once.
-        update: told the sequences read and their share of all tokens, after each batch.
+        report_progress: told the sequences read and their share of all tokens, after each batch.
     """
     model.eval()
     out: list[np.ndarray] = [np.empty(0)] * len(examples)
     done, tokens, total = 0, 0, sum(map(len, examples.ids))
     for index, batch in examples.in_order(size):
-        for i, row in zip(index, model(batch.to(device), dtype).cpu().numpy(), strict=True):
-            out[i] = row
+        for i, output in zip(index, model(batch.to(device), dtype).cpu().numpy(), strict=True):
+            out[i] = output
         done, tokens = done + len(index), tokens + sum(batch.lengths)
-        if update:
-            update(done, tokens / total)
+        if report_progress:
+            report_progress(done, tokens / total)
     return out
 
 
@@ -117,22 +117,22 @@ def _finetune(run: BertRun, name: str, source: Path, line: Line) -> list[dict[st
             copy_tokenizer(corpus, run.run_dir / "finetune" / name)
         line.print(f"{name}: done already")
         return mine
-    problem = encode_task(spec, corpus, vocabulary)
-    for note in problem.notes:
+    task = encode_task(spec, corpus, vocabulary)
+    for note in task.notes:
         line.print(f"{name}: {note}")
-    for what, value in problem.baselines.items():
+    for what, value in task.baselines.items():
         if not any(e["kind"] == "baseline" for e in mine):
             mine.append(
-                append_result(log, {"kind": "baseline", "name": name, "tag": tag, "what": what, "metric": problem.metric, "value": value})
+                append_result(log, {"kind": "baseline", "name": name, "tag": tag, "what": what, "metric": task.metric, "value": value})
             )
-            line.print(f"{name}: {what}  {measures({problem.metric: value})}")
+            line.print(f"{name}: {what}  {measures({task.metric: value})}")
     for init, seed in missing:
-        entry = _one(run, spec, name, problem, pretrained if init == "pretrained" else None, seed, vocabulary, device, line)
+        entry = _one(run, spec, name, task, pretrained if init == "pretrained" else None, seed, vocabulary, device, line)
         entry["tag"] = tag
         best = max((e["value"] for e in mine if e.get("init") == "pretrained"), default=None)
         model, files = entry.pop("model"), entry.pop("files")
         if init == "pretrained" and (best is None or entry["value"] > best):
-            _keep(run, name, spec, problem, model, files, entry, vocabulary, device, line)
+            _keep(run, name, spec, task, model, files, entry, vocabulary, device, line)
         mine.append(append_result(log, entry))
         line.print(f"{name}: seed {seed} {init}  " + measures(entry["metrics"], scale_of(spec.task)))
     return mine
@@ -142,7 +142,7 @@ def _one(
     run: BertRun,
     spec: Finetune,
     name: str,
-    problem: EncodedTask,
+    task: EncodedTask,
     pretrained: dict[str, Tensor] | None,
     seed: int,
     vocabulary: Vocabulary,
@@ -151,13 +151,13 @@ def _one(
 ) -> dict[str, Any]:
     start = time.perf_counter()
     torch.manual_seed(key(seed, _INIT) >> 1)
-    model = task_model(problem.kind, len(problem.labels), run, vocabulary.size).to(device)
+    model = task_model(task.kind, len(task.labels), run, vocabulary.size).to(device)
     if pretrained is not None:
         own = model.state_dict()
         reader.fill(model, {**own, **{k: v for k, v in pretrained.items() if k in own}}, run.run_dir / "checkpoints")
-    batch = min(spec.global_batch_size, len(problem.train))
+    batch = min(spec.global_batch_size, len(task.train))
     micro = next(size for size in range(min(spec.micro_batch_size, batch), 0, -1) if batch % size == 0)
-    steps = max(1, round(spec.epochs * len(problem.train) / batch))
+    steps = max(1, round(spec.epochs * len(task.train) / batch))
     schedule = Schedule(warmup_ratio=spec.warmup_ratio)
     settings = LoopConfig(
         steps=steps,
@@ -173,30 +173,30 @@ def _one(
     optimizer = build_optimizer(model, AdamWConfig(lr=spec.lr, weight_decay=spec.weight_decay))
     loss = 0.0
     init = "scratch" if pretrained is None else "pretrained"
-    work = partial(problem.train.step, batch=batch, micro_batch=micro, seed=(seed, _ORDER))
-    for step in training_steps(model, model.losses, optimizer, work, settings, scale=scale):
+    batches = partial(task.train.step, batch=batch, micro_batch=micro, seed=(seed, _ORDER))
+    for step in training_steps(model, model.losses, optimizer, batches, settings, scale=scale):
         now = sum(float(x) for x in step.losses.values())
         loss = now if step.step == 1 else 0.98 * loss + 0.02 * now
         left = (time.perf_counter() - start) / step.step * (steps - step.step)
         line.update(f"{name} seed {seed} {init}  {step.step:,}/{steps:,}  loss {number(loss, 3)}  lr {step.lr:.3g}  left {duration(left)}")
 
     def scored(examples: EncodedExamples) -> list[np.ndarray]:
-        told = _scoring(line, f"{name} seed {seed} {init}", len(examples))
-        return outputs(model, examples, spec.micro_batch_size, settings.dtype, device, told)
+        report_progress = _scoring(line, f"{name} seed {seed} {init}", len(examples))
+        return outputs(model, examples, spec.micro_batch_size, settings.dtype, device, report_progress)
 
-    results, files = problem.judge(scored(problem.dev))
-    for split, judge in problem.also.items():
-        results |= judge(scored(problem.test[split][0]))
+    results, files = task.evaluate(scored(task.dev))
+    for split, evaluate_split in task.extra_metrics.items():
+        results |= evaluate_split(scored(task.test[split][0]))
     return {
         "kind": "finetune",
         "name": name,
         "task": spec.task,
         "seed": seed,
         "init": init,
-        "metric": problem.metric,
-        "value": results[problem.metric],
+        "metric": task.metric,
+        "value": results[task.metric],
         "metrics": results,
-        "rows": len(problem.train),
+        "rows": len(task.train),
         "seconds": round(time.perf_counter() - start, 2),
         "model": model,
         "files": files,
@@ -204,21 +204,21 @@ def _one(
 
 
 def _scoring(line: Line, what: str, total: int) -> Callable[[int, float], None]:
-    """What :func:`outputs` tells its progress, to show it: the longest sequences come first, so time goes by tokens."""
+    """Return what :func:`outputs` tells its progress, to show it: the longest sequences come first, so time goes by tokens."""
     start = time.perf_counter()
 
-    def update(done: int, share: float) -> None:
+    def report_progress(done: int, share: float) -> None:
         left = (time.perf_counter() - start) * (1 - share) / share
         line.update(f"{what}  scored {done:,}/{total:,}  left {duration(left)}")
 
-    return update
+    return report_progress
 
 
 def _keep(
     run: BertRun,
     name: str,
     spec: Finetune,
-    problem: EncodedTask,
+    task: EncodedTask,
     model: nn.Module,
     files: dict[str, Any],
     entry: dict[str, Any],
@@ -234,9 +234,9 @@ def _keep(
     write_whole(beside / "model.safetensors", [serialize(weights)])
     copy_tokenizer(kept_vocabulary(run)[0], beside)
     facts = {
-        "kind": problem.kind,
-        "labels": problem.labels,
-        "pairs": problem.pairs,
+        "kind": task.kind,
+        "labels": task.labels,
+        "pairs": task.pairs,
         "vocab_size": vocabulary.size,
         "tokenizer": vocabulary.hash,
         "spec": asdict(spec),
@@ -245,15 +245,22 @@ def _keep(
     for file, content in files.items():
         write_json(beside / file, content)
     write_facts(beside, facts)
-    for split, (examples, rows) in problem.test.items():
-        given = outputs(model, examples, spec.micro_batch_size, DTYPES[run.precision], device, _scoring(line, f"{name} {split}", len(rows)))
-        answers = [f"{o[0]:.4f}" if problem.kind == "regression" else problem.labels[int(o.argmax())] for o in given]
-        table = "index\tprediction\n" + "".join(f"{row.id}\t{answer}\n" for row, answer in zip(rows, answers, strict=True))
+    for split, (encoded, examples) in task.test.items():
+        given = outputs(
+            model,
+            encoded,
+            spec.micro_batch_size,
+            DTYPES[run.precision],
+            device,
+            _scoring(line, f"{name} {split}", len(examples)),
+        )
+        answers = [f"{o[0]:.4f}" if task.kind == "regression" else task.labels[int(o.argmax())] for o in given]
+        table = "index\tprediction\n" + "".join(f"{example.id}\t{answer}\n" for example, answer in zip(examples, answers, strict=True))
         write_whole(beside / f"{split}.tsv", [table.encode()])
     shutil.rmtree(place, ignore_errors=True)
     beside.rename(place)
 
 
 def _kept_tag(folder: Path) -> str | None:
-    """The settings with which the model in a task's folder was made."""
+    """Return the settings with which the model in a task's folder was made."""
     return read_facts(folder)["result"].get("tag") if (folder / "task.json").exists() else None

@@ -53,12 +53,12 @@ def score(task_name: str, kind: str, labels_or_scores: Sequence[str | float], pr
 
 
 def accuracy(labels: Sequence[str], predictions: Sequence[str]) -> float:
-    """Share of predictions that equal their label (0 to 1)."""
+    """Return the share of predictions that equal their label (0 to 1)."""
     return sum(a == b for a, b in zip(labels, predictions, strict=True)) / len(labels)
 
 
 def f1(labels: Sequence[str], predictions: Sequence[str], positive: str) -> float:
-    """Harmonic mean of precision and recall of one class (0 to 1); 0 where the class occurs on neither side."""
+    """Return harmonic mean of precision and recall of one class (0 to 1); 0 where the class occurs on neither side."""
     try:
         from sklearn.metrics import f1_score
     except ImportError:
@@ -68,7 +68,7 @@ def f1(labels: Sequence[str], predictions: Sequence[str], positive: str) -> floa
 
 
 def matthews(labels: Sequence[str], predictions: Sequence[str]) -> float:
-    """Matthews' correlation coefficient (-1 to 1); 0 where one side is constant."""
+    """Return Matthews' correlation coefficient (-1 to 1); 0 where one side is constant."""
     try:
         from sklearn.metrics import matthews_corrcoef
     except ImportError:
@@ -80,7 +80,7 @@ def matthews(labels: Sequence[str], predictions: Sequence[str]) -> float:
 
 
 def pearson(labels: Sequence[float] | np.ndarray, predictions: Sequence[float] | np.ndarray) -> float:
-    """Pearson's correlation coefficient (-1 to 1); 0 where one side is constant or there is one row."""
+    """Return Pearson's correlation coefficient (-1 to 1); 0 where one side is constant or there is one row."""
     try:
         from scipy.stats import pearsonr
     except ImportError:
@@ -90,7 +90,7 @@ def pearson(labels: Sequence[float] | np.ndarray, predictions: Sequence[float] |
 
 
 def spearman(labels: Sequence[float] | np.ndarray, predictions: Sequence[float] | np.ndarray) -> float:
-    """Spearman's rank correlation, ties given their mean rank (-1 to 1); 0 where one side is constant or there is one row."""
+    """Return Spearman's rank correlation, ties given their mean rank (-1 to 1); 0 where one side is constant or there is one row."""
     try:
         from scipy.stats import spearmanr
     except ImportError:
@@ -109,12 +109,12 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(prediction: str, answer: str) -> float:
-    """1 if the two are the same after :func:`normalize_answer`, else 0."""
+    """Return 1 if the two are the same after :func:`normalize_answer`, else 0."""
     return float(normalize_answer(prediction) == normalize_answer(answer))
 
 
 def token_f1(prediction: str, answer: str) -> float:
-    """F1 of the bags of words of a prediction and one answer (0 to 1), as evaluate-v1.1.py: no common word is 0, also where both are empty."""
+    """Return F1 of the bags of words of a prediction and one answer (0 to 1), as evaluate-v1.1.py: no common word is 0, also where both are empty."""
     guess, gold = normalize_answer(prediction).split(), normalize_answer(answer).split()
     common = (Counter(guess) & Counter(gold)).total()
     if common == 0:
@@ -124,7 +124,7 @@ def token_f1(prediction: str, answer: str) -> float:
 
 
 def squad_scores(answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
-    """Exact match and F1 of SQuAD 1.1: of every question the best over its answers, averaged.
+    """Return exact match and F1 of SQuAD 1.1: of every question the best over its answers, averaged.
 
     Args:
         answers: the texts of the right answers, by question id; one or more each.

@@ -21,12 +21,12 @@ from overnight.engine.pretrain import set_up_machine
 from overnight.engine.workload import new_model
 from overnight.errors import DataError
 from overnight.finetune import question_answering
-from overnight.finetune.encode import encode_rows, join
+from overnight.finetune.encode import encode_examples, join
 from overnight.finetune.encoded_task import EncodedExamples
 from overnight.finetune.finetune import outputs, task_model
 from overnight.models.bert import padded_vocabulary
 from overnight.run_dir.atomic import write_json, write_whole
-from overnight.tasks.inputs import parts, question_of, read_input, row_of
+from overnight.tasks.inputs import example_of, parts, question_of, read_input
 from overnight.tasks.squad import question_lines
 
 _MICRO = 32
@@ -72,16 +72,16 @@ def predict(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[dict[str,
                     "probability": _round(float(best["probability"])),
                 }
             continue
-        rows = [row_of(number, fields) for number, fields in part]
-        sequences = encode_rows(tokenizer, vocabulary, rows, length)
+        examples = [example_of(number, fields) for number, fields in part]
+        sequences = encode_examples(tokenizer, vocabulary, examples, length)
         given = outputs(model, EncodedExamples([e.ids for e in sequences], [e.segments for e in sequences], {}), _MICRO, dtype, device)
-        for row, output in zip(rows, given, strict=True):
+        for example, output in zip(examples, given, strict=True):
             if facts["kind"] == "regression":
-                yield {"id": row.id, "score": _round(float(output[0]))}
+                yield {"id": example.id, "score": _round(float(output[0]))}
                 continue
             p = np.exp(output - output.max())
             shares = dict(zip(facts["labels"], map(_round, (p / p.sum()).tolist()), strict=True))
-            yield {"id": row.id, "label": facts["labels"][int(output.argmax())], "probabilities": shares}
+            yield {"id": example.id, "label": facts["labels"][int(output.argmax())], "probabilities": shares}
 
 
 def predict_file(run: BertRun, name: str, path: str) -> Iterator[dict[str, Any]]:
@@ -97,7 +97,7 @@ def predict_file(run: BertRun, name: str, path: str) -> Iterator[dict[str, Any]]
 
 
 def _facts(run: BertRun, name: str) -> dict[str, Any]:
-    """What `task.json` says of a fine-tuned task."""
+    """Return what `task.json` says of a fine-tuned task."""
     path = run.run_dir / "finetune" / name / "task.json"
     if not path.exists():
         have = ", ".join(sorted(p.parent.name for p in run.run_dir.glob("finetune/*/task.json"))) or "none"
@@ -122,12 +122,12 @@ def _fill(run: BertRun, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     model.eval()
     assert padded_vocabulary(vocabulary.size) == len(model.encoder.word.weight)
     for number, fields in (item for part in parts(lines) for item in part):
-        row = row_of(number, fields)
-        if row.text_b is not None:
+        example = example_of(number, fields)
+        if example.text_b is not None:
             raise DataError(f"line {number}: is a pair; to fill in [MASK], give one text a line")
         # The text around each [MASK] is tokenized by itself: a tokenizer may not know the mark.
-        pieces = tokenizer.encode_batch_fast(row.text_a.split("[MASK]"), add_special_tokens=False)
-        ids = [token for i, piece in enumerate(pieces) for token in ([vocabulary.mask] if i else []) + piece.ids]
+        between = tokenizer.encode_batch_fast(example.text_a.split("[MASK]"), add_special_tokens=False)
+        ids = [token for i, encoding in enumerate(between) for token in ([vocabulary.mask] if i else []) + encoding.ids]
         sequence = join(ids, None, vocabulary.cls, vocabulary.sep, run.model.max_position_embeddings)
         batch = EncodedExamples([sequence.ids], [sequence.segments], {}).batch(np.array([0])).to(device)
         at = (batch.ids_N == vocabulary.mask).nonzero().squeeze(1)
@@ -141,7 +141,7 @@ def _fill(run: BertRun, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             [{"token": tokenizer.id_to_token(i), "probability": _round(p)} for i, p in zip(row_ids, row_p, strict=True)]
             for row_ids, row_p in zip(top.indices.tolist(), top.values.tolist(), strict=True)
         ]
-        yield {"id": row.id, "text": row.text_a, "masks": guesses}
+        yield {"id": example.id, "text": example.text_a, "masks": guesses}
 
 
 def _round(value: float) -> float:

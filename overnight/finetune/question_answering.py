@@ -54,7 +54,7 @@ class Window:
 
 
 def windows(tokenizer: Tokenizer, vocabulary: Vocabulary, questions: Sequence[Question], length: int, stride: int) -> list[Window]:
-    """Cut the contexts into windows, each beside its question.
+    """Split the contexts into windows, each with its question.
 
     The answer of a window is the first of the question's answers that has a place, snapped outwards to whole tokens.
 
@@ -76,13 +76,13 @@ def windows(tokenizer: Tokenizer, vocabulary: Vocabulary, questions: Sequence[Qu
     for question, (question_ids, _) in zip(questions, asked, strict=True):
         ids, offsets = contexts[unique[question.context]]
         query = question_ids[:MAX_QUESTION].tolist()
-        room = length - len(query) - 3
-        if room < 1:
+        max_tokens = length - len(query) - 3
+        if max_tokens < 1:
             raise ConfigError(
                 f"length = {length}: leaves no room for the paragraph beside question {question.id} of {len(query)} tokens; use 128 or more"
             )
         answer = _answer_tokens(question, offsets)
-        spans = _spans(len(ids), room, stride)
+        spans = _spans(len(ids), max_tokens, stride)
         for (begin, count), best in zip(spans, _max_context(len(ids), spans), strict=True):
             part = slice(begin, begin + count)
             encoded = join(query, ids[part].tolist(), vocabulary.cls, vocabulary.sep, length)
@@ -94,7 +94,7 @@ def windows(tokenizer: Tokenizer, vocabulary: Vocabulary, questions: Sequence[Qu
 
 
 def _tokenize(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
-    """Of every text the ids (n,) and the character offsets (n, 2)."""
+    """Return the ids (n,) and the character offsets (n, 2) of every text."""
     tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text
     result = []
     for begin in range(0, len(texts), _BATCH):
@@ -104,7 +104,7 @@ def _tokenize(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[npt.NDArray[
 
 
 def _answer_tokens(question: Question, offsets: npt.NDArray[np.int32]) -> tuple[int, int] | None:
-    """First and last context token that touch the answer, None for no answer or one without a token."""
+    """Return the first and last context token that touch the answer, None for no answer or one without a token."""
     for answer in question.answers:
         if answer.start < 0:
             continue
@@ -113,12 +113,12 @@ def _answer_tokens(question: Question, offsets: npt.NDArray[np.int32]) -> tuple[
     return None
 
 
-def _spans(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """(first token, tokens) of each window over a context, as run_squad.py makes them; one empty window for an empty context."""
+def _spans(tokens: int, max_tokens: int, stride: int) -> list[tuple[int, int]]:
+    """Return (first token, tokens) of each window over a context, as run_squad.py makes them; one empty window for an empty context."""
     spans = []
     begin = 0
     while True:
-        count = min(tokens - begin, room)
+        count = min(tokens - begin, max_tokens)
         spans.append((begin, count))
         if begin + count == tokens:
             return spans
@@ -126,7 +126,7 @@ def _spans(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def _max_context(tokens: int, spans: list[tuple[int, int]]) -> list[npt.NDArray[np.bool_]]:
-    """For each window, of which of its tokens it is the best: most context on the shorter side + 0.01 x window, the first at equality."""
+    """Return for each window, of which of its tokens it is the best: most context on the shorter side + 0.01 x window, the first at equality."""
     best = np.full(tokens, -1.0)
     owner = np.full(tokens, -1)
     for index, (begin, count) in enumerate(spans):
@@ -145,7 +145,7 @@ def best_answers(
     n_best: int = 20,
     max_answer: int = 30,
 ) -> tuple[dict[str, str], dict[str, list[dict[str, str | float]]]]:
-    """The answers with the highest start + end score, as exact text of the original context.
+    """Return the answers with the highest start + end score, as exact text of the original context.
 
     The search is over all spans, not only over the n best starts and ends as in run_squad.py, so it always finds one; like there an
     answer starts at a token for which its window has the most context, and equal texts of a question are listed once.
@@ -189,7 +189,7 @@ def best_answers(
 def _candidates(
     window: Window, start_logits: npt.NDArray[np.floating[Any]], end_logits: npt.NDArray[np.floating[Any]], n_best: int, max_answer: int
 ) -> list[tuple[float, float, float, str]]:
-    """(score, start logit, end logit, text) of the best spans of a window, best first."""
+    """Return (score, start logit, end logit, text) of the best spans of a window, best first."""
     count = len(window.offsets)
     assert len(start_logits) >= len(window.ids) and len(end_logits) >= len(window.ids)
     part = slice(window.first, window.first + count)
@@ -211,7 +211,7 @@ def _candidates(
 
 
 def _text(window: Window, first: int, last: int) -> str:
-    """The characters of a span of tokens, with the accents that follow its last letter: stripping them leaves them outside every token."""
+    """Return the characters of a span of tokens, with the accents that follow its last letter: stripping them leaves them outside every token."""
     end = int(window.offsets[last, 1])
     while end < len(window.context) and unicodedata.combining(window.context[end]):
         end += 1

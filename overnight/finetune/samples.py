@@ -80,19 +80,19 @@ def filled_masks(run: BertRun) -> list[dict[str, Any]]:
         held-out documents have no plain sentences.
     """
     tokenizer, vocabulary = load_tokenizer(run.data_dir), load_vocabulary(run.data_dir)
-    pieces = [tokenizer.id_to_token(i) or "" for i in range(vocabulary.size)]
-    letters = np.array([len(piece) if piece.isalpha() else 0 for piece in pieces])
+    tokens = [tokenizer.id_to_token(i) or "" for i in range(vocabulary.size)]
+    letters = np.array([len(token) if token.isalpha() else 0 for token in tokens])
     questions = []
-    for tokens, at in islice(_maskable(open_shards(run.data_dir, "valid", verify=False), vocabulary, letters, run.seed), SENTENCES):
-        before, after = (tokenizer.decode(part.tolist()) for part in (tokens[:at], tokens[at + 1 :]))
+    for token_ids, at in islice(_maskable(open_shards(run.data_dir, "valid", verify=False), vocabulary, letters, run.seed), SENTENCES):
+        before, after = (tokenizer.decode(part.tolist()) for part in (token_ids[:at], token_ids[at + 1 :]))
         text = re.sub(r"(?<=\[MASK\]) (?=[.,;:?!])", "", f"{before} [MASK] {after}".strip())
-        questions.append({"text": text, "word": pieces[tokens[at]]})
+        questions.append({"text": text, "word": tokens[token_ids[at]]})
     answers = predict(run, "mask", [json.dumps({"text": question["text"]}) for question in questions])
     return [{**question, "guesses": answer["masks"][0][:GUESSES]} for question, answer in zip(questions, answers, strict=True)]
 
 
 def _maskable(shards: list[Shard], vocabulary: Vocabulary, letters: np.ndarray, seed: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Sentences of different documents in an order drawn by the seed, each with the place of a word that is one piece.
+    """Yield sentences of different documents in an order drawn by the seed, each with the place of a word that is one piece.
 
     Args:
         letters: int [V], letters of each piece, 0 where it is no word or the beginning of one.
@@ -115,7 +115,7 @@ def _maskable(shards: list[Shard], vocabulary: Vocabulary, letters: np.ndarray, 
 
 
 def continued_texts(run: Run) -> list[dict[str, str]]:
-    """Let a byte model go on with the beginnings of a few held-out documents; return each `prompt` and the `text` that follows."""
+    """Let a byte model continue the beginnings of a few held-out documents; return each `prompt` and the `text` that follows."""
     from overnight.byte_lm.generate import generate
     from overnight.interop.byte_models import ready_model
 
@@ -132,6 +132,6 @@ def continued_texts(run: Run) -> list[dict[str, str]]:
         end = shard.sentence_starts[np.searchsorted(shard.sentence_starts, at, "right")]
         head = bytes(np.asarray(shard.tokens[at : min(at + _PROMPT_BYTES, int(end))])).decode("utf-8", "ignore").strip()
         prompt = head.rsplit(" ", 1)[0]
-        pieces = generate(model, prompt, _WRITTEN_BYTES, _TEMPERATURE, run.seed, None, dtype)
-        found.append({"prompt": prompt, "text": "".join(pieces)})
+        parts = generate(model, prompt, _WRITTEN_BYTES, _TEMPERATURE, run.seed, None, dtype)
+        found.append({"prompt": prompt, "text": "".join(parts)})
     return found

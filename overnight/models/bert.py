@@ -25,7 +25,7 @@ INIT_STD = 0.02
 
 
 def padded_vocabulary(size: int) -> int:
-    """The number of rows of the word embedding: the next multiple of 64, which matrix units want."""
+    """Return the number of rows of the word embedding: the next multiple of 64, which matrix units want."""
     return -(-size // 64) * 64
 
 
@@ -69,7 +69,7 @@ _PRODUCTS = {getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "
 
 
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """What `selective` keeps: the results of products; all between them is cheap."""
+    """Return what `selective` keeps: the results of products; all between them is cheap."""
     return CheckpointPolicy.MUST_SAVE if op in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -120,7 +120,7 @@ class Encoder(nn.Module):
         self.dropout, self.attention_dropout = model.dropout, model.attention_dropout
 
     def forward(self, batch: Batch, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Hidden states (N, D) of a flat batch, in `dtype`, the type of all products and activations."""
+        """Return hidden states (N, D) of a flat batch, in `dtype`, the type of all products and activations."""
         where = layout(batch, self.attention_dropout if self.training else 0.0, dtype)
         x_ND = self.word(batch.ids_N) + self.position(batch.positions_N) + self.segment(batch.segments_N)
         x_ND = dropout(self.norm(x_ND).to(dtype), self.dropout, self.training)
@@ -145,7 +145,7 @@ class Encoder(nn.Module):
 
 
 def first_tokens(hidden_ND: Tensor, batch: Batch) -> Tensor:
-    """Hidden states of the [CLS] of each sequence (S, D)."""
+    """Return hidden states of the [CLS] of each sequence (S, D)."""
     return hidden_ND.index_select(0, batch.starts[:-1])
 
 
@@ -161,7 +161,7 @@ class MaskedLMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(padded_vocabulary(vocab_size)))
 
     def masked_bias(self) -> Tensor:
-        """The bias of the logits (V), which never lets a padding row be predicted."""
+        """Return the bias of the logits (V), which never lets a padding row be predicted."""
         return F.pad(self.bias[: self.vocab_size], (0, len(self.bias) - self.vocab_size), value=_NEVER)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -171,7 +171,7 @@ class MaskedLMHead(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, hidden_MD: Tensor) -> Tensor:
-        """What the decoder multiplies: (M, D)."""
+        """Return what the decoder multiplies: (M, D)."""
         return self.norm(F.gelu(self.dense(hidden_MD)))
 
 
@@ -186,15 +186,15 @@ class BertForPretraining(nn.Module):
         self.nsp = Linear(model.hidden_size, 2)
 
     def mlm_logits(self, hidden_MD: Tensor) -> Tensor:
-        """Logits over the (padded) vocabulary, (M, V)."""
+        """Return logits over the (padded) vocabulary, (M, V)."""
         return linear(self.mlm(hidden_MD), self.encoder.word.weight, self.mlm.masked_bias())
 
     def nsp_logits(self, hidden_ND: Tensor, batch: Batch) -> Tensor:
-        """Logits of `is next`, `is random`: (S, 2)."""
+        """Return logits of `is next`, `is random`: (S, 2)."""
         return self.nsp(torch.tanh(self.pooler(first_tokens(hidden_ND, batch))))
 
     def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Summed losses by name, and summed correct predictions (outside training only), both fp32.
+        """Return summed losses by name, and summed correct predictions (outside training only), both fp32.
 
         The vocabulary head is computed at the predicted positions only.
         """
@@ -202,13 +202,13 @@ class BertForPretraining(nn.Module):
         hidden_ND = self.encoder(batch, dtype)
         hidden_MD = self.mlm(hidden_ND.index_select(0, batch.predicted_M))
         decoder = self.encoder.word.weight, self.mlm.masked_bias()
-        loss, correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training)
-        losses, hits = {"mlm": loss}, {}
-        if correct is not None:
-            hits["mlm"] = correct
+        loss, mlm_correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training)
+        losses, correct = {"mlm": loss}, {}
+        if mlm_correct is not None:
+            correct["mlm"] = mlm_correct
         if "nsp" in batch.targets:
             logits, labels = self.nsp_logits(hidden_ND, batch)[: len(batch.targets["nsp"])].float(), batch.targets["nsp"]
             losses["nsp"] = F.cross_entropy(logits, labels, reduction="sum")
             if not self.training:
-                hits["nsp"] = (logits.argmax(-1) == labels).sum()
-        return losses, hits
+                correct["nsp"] = (logits.argmax(-1) == labels).sum()
+        return losses, correct

@@ -7,7 +7,7 @@
     h_t = σ(o) ∘ tanh(c_t)
     logits_t = W_out h_t + b_out
 
-With weight normalisation (Salimans and Kingma 2016) each of the four matrices is w = g · v / |v| by output row, with fp32 norms.
+With weight normalization (Salimans and Kingma 2016) each of the four matrices is w = g · v / |v| by output row, with fp32 norms.
 A layer above the first has the h of the layer below for x. The network of Puri et al. is one layer; its recurrence is in recurrence.py.
 
 Shapes: B rows, T bytes of a window, L layers, H width, E width of the embedding, K documents that end in a window.
@@ -48,7 +48,7 @@ class Matrices:
     w_mh: Tensor | None
 
     def products(self, x_RE: Tensor) -> Tensor:
-        """W_x x + b, and beside it W_mx x, of each row (R, G), fp32."""
+        """Return W_x x + b, and beside it W_mx x, of each row (R, G), fp32."""
         return linear(x_RE, self.w_x).to(self.b.dtype) + F.pad(self.b, (0, len(self.w_x) - len(self.b)))
 
 
@@ -56,7 +56,7 @@ Prepared = tuple[list[Matrices], Tensor]
 
 
 def byte_model(model: ByteLMConfig, label: bool = False, recompute: int = 0, graphs: bool = False) -> ByteModel:
-    """The network of a configuration, with random weights.
+    """Return the network of a configuration, with random weights.
 
     Args:
         model: sizes and kind (`mlstm`, `lstm` or `transformer`).
@@ -71,7 +71,7 @@ def byte_model(model: ByteLMConfig, label: bool = False, recompute: int = 0, gra
 class ByteModel(nn.Module):
     """A language model of bytes; :func:`byte_model` says what it takes.
 
-    `state_shape` is that of the carried state of one lane: (L, 2, H) with h and c of each layer; (0,) for the Transformer, which sees the
+    `state_shape` is that of the carried state of one stream: (L, 2, H) with h and c of each layer; (0,) for the Transformer, which sees the
     window alone.
     """
 
@@ -96,7 +96,7 @@ class ByteModel(nn.Module):
     def hidden(
         self, ids_BT: Tensor, state_B: Tensor | None, dtype: torch.dtype, prepared: Prepared | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The top layer at every byte, differentiable.
+        """Return the top layer at every byte, differentiable.
 
         Args:
             ids_BT: bytes (int64).
@@ -111,15 +111,15 @@ class ByteModel(nn.Module):
         return self._hidden(ids_BT, state_B, dtype, prepared or self.prepared(dtype), None)
 
     def zero_state(self, rows: int) -> Tensor:
-        """The state before a first window (B, *state_shape)."""
+        """Return the state before a first window (B, *state_shape)."""
         return torch.zeros(rows, *self.state_shape, device=self.decoder.weight.device)
 
     def logits(self, h: Tensor) -> Tensor:
-        """Logits of the next byte (..., 256), fp32."""
+        """Return logits of the next byte (..., 256), fp32."""
         return linear(h.reshape(-1, h.shape[-1]), self.decoder.weight, self.decoder.bias).view(*h.shape[:-1], BYTES).float()
 
     def losses(self, batch: ByteBatch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """Summed losses by name, summed correct predictions (outside training only), and the state after the window, detached.
+        """Return summed losses by name, summed correct predictions (outside training only), and the state after the window, detached.
 
         `byte` is the cross-entropy (nats), `label` the squared error of the auxiliary objective.
         """
@@ -129,24 +129,24 @@ class ByteModel(nn.Module):
         recompute = self.recurrent and 0 < self.recompute < steps and torch.is_grad_enabled()
         length, prepared = self.recompute if recompute else steps, self.prepared(dtype)
         losses: dict[str, Tensor] = {}
-        hits: dict[str, Tensor] = {}
+        correct: dict[str, Tensor] = {}
         for start in range(0, steps, length):
             arguments = batch, slice(start, start + length), state, dtype, prepared
             if recompute:
-                part, hit, state = checkpoint(self._segment, *arguments, use_reentrant=False, preserve_rng_state=False)
+                part, count_correct, state = checkpoint(self._segment, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
-                part, hit, state = self._segment(*arguments)
+                part, count_correct, state = self._segment(*arguments)
             losses = {name: losses[name] + loss if start else loss for name, loss in part.items()}
-            hits = {name: hits[name] + count if start else count for name, count in hit.items()}
-        return losses, hits, state.detach()
+            correct = {name: correct[name] + count if start else count for name, count in count_correct.items()}
+        return losses, correct, state.detach()
 
     def _segment(
         self, batch: ByteBatch, part: slice, state_B: Tensor, dtype: torch.dtype, prepared: Prepared | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """Losses and correct predictions of a part of the window, and the state after it."""
+        """Return losses and correct predictions of a part of the window, and the state after it."""
         h_BTH, c_BTH, state_B = self._hidden(batch.ids_BT[:, part], state_B, dtype, prepared, self.workspace)
         losses: dict[str, Tensor] = {}
-        hits: dict[str, Tensor] = {}
+        correct: dict[str, Tensor] = {}
         if self.label is not None and batch.ends_K is not None:
             features = h_BTH if c_BTH is None else c_BTH
             row, at = batch.ends_K // batch.ids_BT.shape[1], batch.ends_K % batch.ids_BT.shape[1] - part.start
@@ -156,25 +156,25 @@ class ByteModel(nn.Module):
             error = linear(ends_KH, self.label.weight, self.label.bias)[:, 0] - batch.targets["label"]
             losses["label"] = (error.square() * inside).sum()
         # By time, as h lies in memory where there is a recurrence.
-        losses["byte"], hit = self._byte_loss(h_BTH.transpose(0, 1).flatten(0, 1), batch.targets["byte"][:, part].t().flatten())
-        if hit is not None:
-            hits["byte"] = hit
-        return losses, hits, state_B
+        losses["byte"], count_correct = self._byte_loss(h_BTH.transpose(0, 1).flatten(0, 1), batch.targets["byte"][:, part].t().flatten())
+        if count_correct is not None:
+            correct["byte"] = count_correct
+        return losses, correct, state_B
 
     def _byte_loss(self, h_NH: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Summed cross-entropy and correct predictions, without all logits at once."""
+        """Return summed cross-entropy and correct predictions, without all logits at once."""
         arguments, count = (self.decoder.weight, self.decoder.bias), not self.training
         if h_NH.device.type == "cpu" and torch.is_grad_enabled() and not count:  # goes slice by slice itself
             return vocabulary_loss(h_NH, *arguments, targets_N, False)
-        losses, hits = [], []
+        losses, correct = [], []
         for h, targets in zip(h_NH.split(_ROWS), targets_N.split(_ROWS), strict=True):
-            loss, hit = checkpoint(vocabulary_loss, h, *arguments, targets, count, use_reentrant=False, preserve_rng_state=False)
+            loss, count_correct = checkpoint(vocabulary_loss, h, *arguments, targets, count, use_reentrant=False, preserve_rng_state=False)
             losses.append(loss)
-            hits.append(hit)
-        return torch.stack(losses).sum(), torch.stack(hits).sum() if count else None
+            correct.append(count_correct)
+        return torch.stack(losses).sum(), torch.stack(correct).sum() if count else None
 
     def prepared(self, dtype: torch.dtype) -> Prepared | None:
-        """What is made once for a window, or for all that are read with the same weights: the matrices, and the products with each of the 256 bytes."""
+        """Return what is made once for a window, or for all that are read with the same weights: the matrices, and the products with each of the 256 bytes."""
         if not self.recurrent:
             return None
         matrices = [layer.matrices() for layer in self.layers if isinstance(layer, Layer)]
@@ -231,7 +231,7 @@ class Layer(nn.Module):
         self.g = nn.ParameterDict(lengths)
 
     def matrices(self) -> Matrices:
-        """With weight normalisation applied."""
+        """Return the matrices with weight normalization applied."""
         w: dict[str, Tensor] = {name: self.get_parameter(name) for name in self.names}
         w |= {name: torch._weight_norm(w[name], g[:, None], 0) for name, g in self.g.items()}
         return Matrices(torch.cat([w[name] for name in ("w_x", "w_mx") if name in w]), self.b, w["w_h"], w.get("w_mh"))

@@ -51,7 +51,7 @@ class Peak:
     """By a product on the device; else from the table."""
 
     def text(self) -> str:
-        """For people, with where it is from."""
+        """Return it in words, with where it is from."""
         tera = self.flops / 1e12
         return (f"{tera:,.0f}" if tera >= 10 else f"{tera:.2f}") + " TFLOP/s" + (", measured" if self.measured else "")
 
@@ -76,7 +76,7 @@ def training_flops(model: Model, vocabulary: int, sizes: Sizes) -> float:
 
 
 def _layers(model: BertConfig | CausalLMConfig, sizes: Sizes) -> float:
-    """Multiply-adds of Transformer layers: 4h² + 2·h·ff a token; scores and mixture, h each, a pair of tokens, of a causal one all pairs too."""
+    """Return multiply-adds of Transformer layers: 4h² + 2·h·ff a token; scores and mixture, h each, a pair of tokens, of a causal one all pairs too."""
     h, ff = model.hidden_size, model.intermediate_size or 4 * model.hidden_size
     return model.num_layers * ((4 * h * h + 2 * h * ff) * sizes.tokens + 2 * h * sizes.squares)
 
@@ -92,14 +92,14 @@ def _transformer_products(model: CausalLMConfig, sizes: Sizes) -> float:
 
 
 def _recurrent_products(model: RecurrentLMConfig, sizes: Sizes) -> float:
-    """Multiply-adds of the recurrence; the first layer's products with the input are 256, one for each byte value, made once a step."""
+    """Return multiply-adds of the recurrence; the first layer's products with the input are 256, one for each byte value, made once a step."""
     h, columns = model.hidden_size, (5 if model.kind == "mlstm" else 4) * model.hidden_size
     inputs = model.embedding_size * _BYTES + (model.num_layers - 1) * h * sizes.tokens
     return columns * (inputs + model.num_layers * h * sizes.tokens) + h * _BYTES * sizes.predicted
 
 
 def known_peak(name: str, precision: str) -> Peak | None:
-    """The peak of a GPU by its name, or None where it is not known.
+    """Return the peak of a GPU by its name, or None where it is not known.
 
     Args:
         precision: as in `precision`.

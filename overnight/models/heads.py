@@ -32,13 +32,13 @@ class Classifier(nn.Module):
         self.probability = model.dropout
 
     def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
-        """Logits (S, C), or numbers (S, 1), fp32."""
+        """Return logits (S, C), or numbers (S, 1), fp32."""
         hidden_ND = self.encoder(batch, dtype)
         pooled_SD = torch.tanh(self.pooler(first_tokens(hidden_ND, batch)))
         return self.head(dropout(pooled_SD, self.probability, self.training)).float()
 
     def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Summed cross-entropy, or squared error of a regression."""
+        """Return summed cross-entropy, or squared error of a regression."""
         logits, labels = self(batch, dtype), batch.targets["label"]
         if logits.shape[1] == 1:
             return {"label": F.mse_loss(logits[:, 0], labels, reduction="sum")}, {}
@@ -54,7 +54,7 @@ class BertForQuestionAnswering(nn.Module):
         self.head = Linear(model.hidden_size, 2)
 
     def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
-        """Logits (S, T, 2) of start and end, fp32, -inf behind the end of a window."""
+        """Return logits (S, T, 2) of start and end, fp32, -inf behind the end of a window."""
         logits_N2 = self.head(self.encoder(batch, dtype)).float()
         lengths = torch.tensor(batch.lengths, device=logits_N2.device)
         sequence_N = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
@@ -62,7 +62,7 @@ class BertForQuestionAnswering(nn.Module):
         return out.index_put((sequence_N, batch.positions_N), logits_N2)
 
     def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Summed cross-entropy of start and of end, half each."""
+        """Return summed cross-entropy of start and of end, half each."""
         logits = self(batch, dtype)
         return {
             name: 0.5 * F.cross_entropy(logits[:, :, i], batch.targets[name], reduction="sum") for i, name in enumerate(("start", "end"))

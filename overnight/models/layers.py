@@ -32,7 +32,7 @@ def _eager_cpu(x: Tensor) -> bool:
 
 
 def _product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ w.T + bias of CPU matrices."""
+    """Return x @ w.T + bias of CPU matrices."""
     if x.dtype == torch.float32 and _onednn_linear is not None:
         return _onednn_linear(x, w, bias, "none", [], "")
     return F.linear(x, w, bias)
@@ -61,7 +61,7 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias in the type of x, with gradients in the type of the weight.
+    """Return x @ weight.T + bias in the type of x, with gradients in the type of the weight.
 
     Args:
         x: (N, in).
@@ -74,7 +74,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-12) -> Tensor:
-    """LayerNorm with fp32 statistics; the result has the type of x."""
+    """Return LayerNorm with fp32 statistics; the result has the type of x."""
     # The CPU kernel takes 16-bit input with fp32 parameters as it is.
     if x.dtype == torch.float32 or _eager_cpu(x):
         return F.layer_norm(x, weight.shape, weight, bias, eps)
@@ -82,7 +82,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-12) -> T
 
 
 def keep_mask(shape: torch.Size, probability: float) -> tuple[Tensor, float]:
-    """Which elements dropout keeps on a CPU, and what to multiply them by.
+    """Return which elements dropout keeps on a CPU, and what to multiply them by.
 
     Four elements share a 64-bit word, so the probability is rounded to 1/65536; the scale belongs to the rounded one.
     """
@@ -107,7 +107,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
-    """Inverted dropout (Srivastava et al. 2014), drawn from torch's generator."""
+    """Return inverted dropout (Srivastava et al. 2014), drawn from torch's generator."""
     if not training or probability == 0.0:
         return x
     if _eager_cpu(x):
@@ -171,7 +171,7 @@ def layout(batch: Batch, attention_dropout: float, dtype: torch.dtype) -> Layout
 
 
 def attention(qkv: Tensor, heads: int, where: Layout, probability: float) -> Tensor:
-    """Softmax attention within each sequence of a flat batch (Vaswani et al. 2017).
+    """Return softmax attention within each sequence of a flat batch (Vaswani et al. 2017).
 
     Args:
         qkv: (N, 3·D), queries, keys and values side by side.
@@ -200,7 +200,7 @@ def attention(qkv: Tensor, heads: int, where: Layout, probability: float) -> Ten
 
 
 def _dropped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, probability: float) -> Tensor:
-    """Attention with dropped weights on a CPU, where torch's fused kernels have no dropout: (S, H, T, E) each."""
+    """Return attention with dropped weights on a CPU, where torch's fused kernels have no dropout: (S, H, T, E) each."""
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))

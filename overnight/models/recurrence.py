@@ -60,7 +60,7 @@ class Workspace:
         self.free: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
 
     def take(self, like: Tensor, dtype: torch.dtype, *shape: int) -> Tensor:
-        """An uninitialised tensor on the device of another."""
+        """Return an uninitialized tensor on the device of another."""
         free = self.free.get((torch.Size(shape), dtype))
         if free:
             return free.pop()
@@ -88,7 +88,7 @@ def recur(
     workspace: Workspace | None = None,
     graphs: Graphs | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """All states of a window.
+    """Return all states of a window.
 
     Args:
         table: products with x (R, G), fp32 (or float64).
@@ -153,7 +153,7 @@ class _Window(torch.autograd.Function):
 def _forward(
     workspace: Workspace, keep: bool, table: Tensor, rows: Tensor, w_mh: Tensor | None, w_h: Tensor, h0: Tensor, c0: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Gates and u of all steps, and h and c (T + 1) with those before the window; all from the workspace."""
+    """Return gates and u of all steps, and h and c (T + 1) with those before the window; all from the workspace."""
     (steps, batch), width, dtype = rows.shape, w_h.shape[1], w_h.dtype
     pointwise, take = _pointwise(table, dtype), workspace.take
     h, c = take(table, dtype, steps + 1, batch, width), take(table, table.dtype, steps + 1, batch, width)
@@ -187,9 +187,9 @@ def _backward(
     grad_h: Tensor | None,
     grad_c: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the table, w_mh, w_h, and of h and c before the window, in the type of the table."""
+    """Return gradients of the table, w_mh, w_h, and of h and c before the window, in the type of the table."""
     steps, batch, width = len(gates), h.shape[1], h.shape[2]
-    pointwise, wide, take = _pointwise(table, h.dtype), table.dtype, workspace.take
+    pointwise, table_dtype, take = _pointwise(table, h.dtype), table.dtype, workspace.take
     # The gradient of each step's rows is added to that of the table, or kept and added after the last step.
     adds = not hasattr(pointwise, "table_gradient")
     grad_table = torch.zeros_like(table) if adds else None
@@ -212,16 +212,16 @@ def _backward(
     grad_w_h = weight_gradient(dz.flatten(0, 1), m.reshape(-1, width))
     grad_w_mh = None if du is None else weight_gradient(du.view(-1, width), h[:-1].view(-1, width))
     workspace.give(kept, du, m if du is not None else None)
-    return grad_table, None if grad_w_mh is None else grad_w_mh.to(wide), grad_w_h.to(wide), back_h.to(wide), dc
+    return grad_table, None if grad_w_mh is None else grad_w_mh.to(table_dtype), grad_w_h.to(table_dtype), back_h.to(table_dtype), dc
 
 
 def _steps(x: Tensor | None, count: int) -> Sequence[Any]:
-    """What a step has of a tensor by time, or None for each."""
+    """Return what a step has of a tensor by time, or None for each."""
     return [None] * count if x is None else x.unbind()
 
 
 def _pointwise(table: Tensor, dtype: torch.dtype) -> ModuleType:
-    """The module with the pointwise part."""
+    """Return the module with the pointwise part."""
     if table.device.type == "cpu" and recurrence_native.available(dtype):
         return recurrence_native
     if table.device.type == "cuda" and table.dtype == torch.float32 and (kernels := _kernels()) is not None:
@@ -231,7 +231,7 @@ def _pointwise(table: Tensor, dtype: torch.dtype) -> ModuleType:
 
 @functools.cache
 def _kernels() -> ModuleType | None:
-    """recurrence_kernels.py, where there is Triton; to look for it takes longer than a step."""
+    """Return recurrence_kernels.py, where there is Triton; to look for it takes longer than a step."""
     try:
         from overnight.models import recurrence_kernels
     except ImportError:
@@ -240,7 +240,7 @@ def _kernels() -> ModuleType | None:
 
 
 def multiplier(weight: Tensor, rows: int, times: int) -> Callable[[Tensor], Tensor]:
-    """x -> x W^T, for several products with one weight.
+    """Return x -> x W^T, for several products with one weight.
 
     Args:
         weight: (out, in), of the type of x.
@@ -261,7 +261,7 @@ def multiplier(weight: Tensor, rows: int, times: int) -> Callable[[Tensor], Tens
 
 
 def weight_gradient(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """grad^T x, in the type of both (O, I)."""
+    """Return grad^T x, in the type of both (O, I)."""
     if grad_NO.device.type == "cpu" and grad_NO.dtype == torch.bfloat16:
         # With a transposed left operand the product takes twice as long. The smaller of the two is copied.
         return (x_NI.t().contiguous() @ grad_NO).t()

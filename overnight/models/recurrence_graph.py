@@ -38,7 +38,7 @@ def capture(function: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensor
         function()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    # Other threads, such as one that pins batches, may go on meanwhile.
+    # Other threads, such as one that pins batches, may continue meanwhile.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         written = function()
     return graph.replay, written
@@ -59,7 +59,7 @@ class Graphs:
         self.captured: dict[Hashable, tuple[Tensors, Callable[[], None], Tensors]] = {}
 
     def run(self, name: Hashable, function: Callable[..., Any], *tensors: Tensor | None) -> Any:
-        """What a function returns for tensors: a tuple of new tensors, or None among them.
+        """Return what a function returns for tensors: a tuple of new tensors, or None among them.
 
         Args:
             name: of the function; one of the same name must do the same.

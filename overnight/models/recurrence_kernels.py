@@ -28,12 +28,12 @@ _OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 def modulate(table: Tensor, rows_B: Tensor, product: Tensor, u: Tensor, m: Tensor) -> None:
-    """m = mx ∘ u, and u kept."""
+    """Compute m = mx ∘ u, and u kept."""
     _launch(_modulate, u, table, rows_B, product, u, m, table.shape[1])
 
 
 def cell(table: Tensor, rows_B: Tensor, product: Tensor, before: Tensor, gates: Tensor, c: Tensor, h: Tensor) -> None:
-    """Gates, c and h from the product with m."""
+    """Compute the gates, c and h from the product with m."""
     _launch(_cell, h, table, rows_B, product, before, gates, c, h, table.shape[1])
 
 
@@ -49,7 +49,7 @@ def cell_backward(
     dc: Tensor,
     dz: Tensor,
 ) -> None:
-    """dz from the gradients of h and c; dc becomes that of the step before.
+    """Compute dz from the gradients of h and c; dc becomes that of the step before.
 
     Args:
         grad_rows_BG: gradients of the rows of this step, of which dz are the first 4H columns.
@@ -59,12 +59,12 @@ def cell_backward(
 
 
 def modulate_backward(table: Tensor, grad_rows_BG: Tensor, rows_B: Tensor, u: Tensor, dm: Tensor, du: Tensor, m: Tensor) -> None:
-    """du, and m again, from the gradient of m; that of mx into the last H columns of `grad_rows_BG`."""
+    """Compute du, and m again, from the gradient of m; that of mx into the last H columns of `grad_rows_BG`."""
     _launch(_modulate_backward, u, table, grad_rows_BG, rows_B, u, dm, du, m, table.shape[1])
 
 
 def table_gradient(rows_TB: Tensor, grad_rows_TBG: Tensor, rows: int) -> Tensor:
-    """The gradient of the table (R, G), fp32: the sum of the gradients of each row's places, in the order of time and batch.
+    """Return the gradient of the table (R, G), fp32: the sum of the gradients of each row's places, in the order of time and batch.
 
     Args:
         rows_TB: the table row of each place.
@@ -97,7 +97,7 @@ def _launch(kernel: Any, like_BH: Tensor, *args: Any) -> None:
 
 @triton.jit
 def _units(width: tl.tensor) -> tl.tensor:
-    """The sequence of a program, its units, and which of them there are."""
+    """Return the sequence of a program, its units, and which of them there are."""
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     return tl.program_id(0).to(tl.int64), at, at < width
 
@@ -115,7 +115,7 @@ def _sigmoid(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _tanh(x: tl.tensor) -> tl.tensor:
-    """To a millionth: 1 - e^-2|x| would lose the digits of a small x, for which this is the polynomial of Cephes (Moshier 1989)."""
+    """Return tanh to a millionth: 1 - e^-2|x| would lose the digits of a small x, for which this is the polynomial of Cephes (Moshier 1989)."""
     e, s = tl.exp(-2.0 * tl.abs(x)), x * x
     p = (((-5.70498872745e-3 * s + 2.06390887954e-2) * s - 5.37397155531e-2) * s + 1.33314422036e-1) * s - 3.33332819422e-1
     far = (1.0 - e) / (1.0 + e)
@@ -225,7 +225,7 @@ def _sum_places(
     PLACES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """A block of columns of one row of the table."""
+    """Add up a block of columns of one row of the table."""
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     first, last = tl.load(firsts + row), tl.load(firsts + row + 1)
     sums = tl.zeros([PLACES, COLUMNS], tl.float32)

@@ -18,7 +18,7 @@ _DEFINES = {torch.float32: ("REAL=float",), torch.bfloat16: ("REAL=float", "BF16
 
 
 def available(dtype: torch.dtype) -> bool:
-    """Whether recurrence.c can be used here for a type; builds it if need be."""
+    """Return whether recurrence.c can be used here for a type; builds it if need be."""
     try:
         return dtype in _DEFINES and library(dtype) is not None
     except native.NoCompiler:
@@ -26,7 +26,7 @@ def available(dtype: torch.dtype) -> bool:
 
 
 def library(dtype: torch.dtype) -> ctypes.CDLL:
-    """recurrence.c for a type.
+    """Return recurrence.c for a type.
 
     Raises:
         NoCompiler: where there is none.
@@ -36,7 +36,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
 
 @functools.cache
 def _function(dtype: torch.dtype, name: str, tables: int, tensors: int) -> Callable[..., None]:
-    """A function of recurrence.c; with the types of its arguments ctypes takes plain numbers, which is fast."""
+    """Return a function of recurrence.c; with the types of its arguments ctypes takes plain numbers, which is fast."""
     found = getattr(library(dtype), name)
     found.argtypes = [ctypes.c_long, ctypes.c_long, *[ctypes.c_void_p] * tables, ctypes.c_long, *[ctypes.c_void_p] * tensors]
     found.restype = None
@@ -58,12 +58,12 @@ def _call(name: str, like: Tensor, table: tuple[Tensor, ...], *tensors: Tensor |
 
 
 def modulate(table: Tensor, rows_B: Tensor, product: Tensor, u: Tensor, m: Tensor) -> None:
-    """m = mx ∘ u, and u kept."""
+    """Compute m = mx ∘ u, and u kept."""
     _call("modulate", u, (table,), rows_B, product, u, m)
 
 
 def cell(table: Tensor, rows_B: Tensor, product: Tensor, before: Tensor, gates: Tensor, c: Tensor, h: Tensor) -> None:
-    """Gates, c and h from the product with m."""
+    """Compute the gates, c and h from the product with m."""
     _call("cell", h, (table,), rows_B, product, before, gates, c, h)
 
 
@@ -79,10 +79,10 @@ def cell_backward(
     dc: Tensor,
     dz: Tensor,
 ) -> None:
-    """dz from the gradients of h and c; dc becomes that of the step before."""
+    """Compute dz from the gradients of h and c; dc becomes that of the step before."""
     _call("cell_backward", dz[:, : c.shape[1]], (grad_table,), rows_B, gates, before, c, grad_h, grad_c, back_h, dc, dz)
 
 
 def modulate_backward(table: Tensor, grad_table: Tensor, rows_B: Tensor, u: Tensor, dm: Tensor, du: Tensor, m: Tensor) -> None:
-    """du, and m again, from the gradient of m."""
+    """Compute du, and m again, from the gradient of m."""
     _call("modulate_backward", u, (table, grad_table), rows_B, u, dm, du, m)

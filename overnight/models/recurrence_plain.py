@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def modulate(table: Tensor, rows_B: Tensor, product: Tensor, u: Tensor, m: Tensor) -> None:
-    """m = mx ∘ u, and u kept.
+    """Compute m = mx ∘ u, and u kept.
 
     Args:
         table: (R, G).
@@ -25,7 +25,7 @@ def modulate(table: Tensor, rows_B: Tensor, product: Tensor, u: Tensor, m: Tenso
 
 
 def cell(table: Tensor, rows_B: Tensor, product: Tensor, before: Tensor, gates: Tensor, c: Tensor, h: Tensor) -> None:
-    """Gates, c and h from the product with m.
+    """Compute the gates, c and h from the product with m.
 
     Args:
         table, rows_B: as above.
@@ -54,7 +54,7 @@ def cell_backward(
     dc: Tensor,
     dz: Tensor,
 ) -> None:
-    """dz from the gradients of h and c; dc becomes that of the step before.
+    """Compute dz from the gradients of h and c; dc becomes that of the step before.
 
     Args:
         grad_table: gradient of the table, to which dz is added.
@@ -78,7 +78,7 @@ def cell_backward(
 
 
 def modulate_backward(table: Tensor, grad_table: Tensor, rows_B: Tensor, u: Tensor, dm: Tensor, du: Tensor, m: Tensor) -> None:
-    """du, and m again, from the gradient of m; that of mx is added to the gradient of the table.
+    """Compute du, and m again, from the gradient of m; that of mx is added to the gradient of the table.
 
     Args:
         table, grad_table, rows_B: as above.
@@ -86,7 +86,7 @@ def modulate_backward(table: Tensor, grad_table: Tensor, rows_B: Tensor, u: Tens
         dm: (B, H).
         du, m: written (B, H).
     """
-    mx, wide = table[rows_B, -u.shape[1] :], table.dtype
+    mx, table_dtype = table[rows_B, -u.shape[1] :], table.dtype
     m.copy_(u * mx)
     du.copy_(dm * mx)
-    grad_table[:, -u.shape[1] :].index_add_(0, rows_B, dm.to(wide) * u.to(wide))
+    grad_table[:, -u.shape[1] :].index_add_(0, rows_B, dm.to(table_dtype) * u.to(table_dtype))

@@ -20,12 +20,12 @@ _SLICE = 1 << 20
 
 
 def vocabulary_loss(x_MD: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_M: Tensor, count_correct: bool) -> tuple[Tensor, Tensor | None]:
-    """Summed cross-entropy of softmax(x W^T + b), and how many rows have their label on top.
+    """Return summed cross-entropy of softmax(x W^T + b), and how many rows have their label on top.
 
     Args:
         x_MD: decoder input.
         weight_VD, bias_V: decoder, fp32.
-        labels_M: ids; rows labelled -100 count for nothing.
+        labels_M: ids; rows labeled -100 count for nothing.
         count_correct: also count; one more pass over the logits.
 
     Returns:

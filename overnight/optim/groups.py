@@ -19,7 +19,7 @@ from overnight.optim.muon import Muon
 
 
 def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
-    """The parameters of a network by kind: matrices, tables (embeddings), kernels (of convolutions) and vectors (biases, norms).
+    """Return the parameters of a network by kind: matrices, tables (embeddings), kernels (of convolutions) and vectors (biases, norms).
 
     Vectors are not decayed and, unless `trust_ratio_on` is `all`, not adapted. A tied tensor appears once, under its first name, as
     `named_parameters` yields it; frozen ones do not appear.
@@ -58,7 +58,7 @@ def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
 
 
 def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
-    """The optimizer of a phase over the parameters of a network; the loop sets the learning rate.
+    """Return the optimizer of a phase over the parameters of a network; the loop sets the learning rate.
 
     On a CPU with a C compiler the steps of LAMB, LANS and LARS are native.c's.
     LAMB and LARS clip by `max_grad_norm` themselves, which saves passes over the gradients; LANS has no use for it; for the others the
@@ -107,7 +107,7 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
 
 
 def group_lines(groups: Sequence[dict[str, Any]]) -> list[str]:
-    """A line on each group, of :func:`parameter_groups` or of an optimizer: kind, tensors, parameters, what is done to them."""
+    """Return a line on each group, of :func:`parameter_groups` or of an optimizer: kind, tensors, parameters, what is done to them."""
     lines = []
     for group in groups:
         tensors = [p[1] if isinstance(p, tuple) else p for p in group["params"]]

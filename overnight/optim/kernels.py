@@ -25,7 +25,7 @@ except ImportError as error:
     raise ImportError("fused = True on a GPU needs Triton: `pip install triton`, or leave fused out") from error
 
 if TYPE_CHECKING:
-    from overnight.optim.layerwise import Batch
+    from overnight.optim.batch import Batch
 
 CHUNK = tl.constexpr(16384)
 """Elements of a program."""
@@ -59,9 +59,9 @@ def step(
     copies: list[Tensor],
     moments: list[list[Tensor]],
     scalars: Any,
-    rates: Callable[..., tuple[tuple[Tensor, ...], Tensor]],
+    step_sizes: Callable[..., tuple[tuple[Tensor, ...], Tensor]],
 ) -> Tensor:
-    """A step of n contiguous tensors, in place; returns the trust ratios (n).
+    """Take a step of n contiguous tensors, in place; returns the trust ratios (n).
 
     Args:
         kind: `lamb`, `lans` or `lars`.
@@ -70,7 +70,7 @@ def step(
         copies: the 16-bit parameters of which xs are the masters; empty where there are none.
         moments: fp32 tensors, in the order of the equations.
         scalars: the numbers of the step, each for every tensor (n) or one for all.
-        rates: how far to go, from the norms; as in :class:`Layerwise`.
+        step_sizes: how far to go, from the norms; as in :class:`Layerwise`.
 
     Raises:
         RuntimeError: while a CUDA graph is captured, before a first step.
@@ -82,7 +82,7 @@ def step(
     copied = _addresses(copies or xs)
     kinds = {"GRAD": _TYPES[batch.grads[0].dtype], "COPY": _TYPES[copies[0].dtype] if copies else None}
     if kind == "lars":
-        _, trust = rates(s, None, group)
+        _, trust = step_sizes(s, None, group)
         settings = float(group["momentum"]), float(group["weight_decay"])
         _launch(_lars, where, _rows(s), *tensors, copied, *settings, NESTEROV=bool(group["nesterov"]), **kinds)
         return trust.float()
@@ -90,13 +90,13 @@ def step(
     settings = float(group["eps"]), float(group["weight_decay"])
     partial = torch.empty(len(where.chunks), 3 if lans else 2, dtype=torch.float64, device=xs[0].device)
     _launch(_move_moments, where, _rows(s), *tensors, partial, *settings, LANS=lans, ADAPT=trust_ratio, GRAD=kinds["GRAD"])
-    found, trust = rates(s, _whole(partial, where, batch.shards).unbind(1) if trust_ratio else None, group)
+    found, trust = step_sizes(s, _whole(partial, where, batch.shards).unbind(1) if trust_ratio else None, group)
     _launch(_move, where, _rows((*s, *found)), *tensors, copied, *settings, LANS=lans, **kinds)
     return trust.float()
 
 
 def norms(xs: list[Tensor], shards: Sequence[Any] = ()) -> Tensor:
-    """L2 norms of whole tensors of one type in fp32 (n), from this process's contiguous parts.
+    """Return L2 norms of whole tensors of one type in fp32 (n), from this process's contiguous parts.
 
     Args:
         xs: the parts; fp32, bf16 or fp16.
@@ -109,7 +109,7 @@ def norms(xs: list[Tensor], shards: Sequence[Any] = ()) -> Tensor:
 
 
 def _whole(partial: Tensor, where: Layout, shards: Sequence[Any]) -> Tensor:
-    """Norms (n, K), float64, from sums of squares of the chunks (C, K)."""
+    """Return norms (n, K), float64, from sums of squares of the chunks (C, K)."""
     n, k = len(where.sizes), partial.shape[1]
     squares = torch.empty(n, k, dtype=torch.float64, device=partial.device)
     with torch.cuda.device_of(partial):
@@ -127,19 +127,19 @@ def _launch(kernel: Any, where: Layout, *args: Any, **flags: Any) -> None:
 
 
 def _rows(columns: Sequence[Tensor]) -> Tensor:
-    """The numbers of each tensor beside each other (n, K), fp32."""
+    """Return the numbers of each tensor beside each other (n, K), fp32."""
     return torch.stack(tuple(columns), 1).float()
 
 
 def _layout(xs: list[Tensor]) -> Layout:
-    where = _cut(tuple(x.numel() for x in xs), xs[0].device)
+    where = _make_layout(tuple(x.numel() for x in xs), xs[0].device)
     if _capturing(xs[0].device):
         _captured.append(where)
     return where
 
 
 @functools.lru_cache(maxsize=64)
-def _cut(sizes: tuple[int, ...], device: torch.device) -> Layout:
+def _make_layout(sizes: tuple[int, ...], device: torch.device) -> Layout:
     if _capturing(device):
         raise RuntimeError("a step was captured before a first one of the same tensors: take one step, then capture")
     counts = torch.tensor([-(-size // CHUNK.value) for size in sizes])
@@ -150,7 +150,7 @@ def _cut(sizes: tuple[int, ...], device: torch.device) -> Layout:
 
 
 def _addresses(xs: list[Tensor]) -> Tensor:
-    """Where n tensors are (n)."""
+    """Return where n tensors are (n)."""
     key = xs[0].device, tuple(x.data_ptr() for x in xs)
     if _capturing(key[0]):
         if key not in _tables:
@@ -180,7 +180,7 @@ def _capturing(device: torch.device) -> bool:
 
 @triton.jit
 def _chunk(chunks: tl.tensor, sizes: tl.tensor, aligned: tl.tensor) -> tl.tensor:
-    """Where the chunk of this program begins, where its whole blocks end, and where it ends."""
+    """Return where the chunk of this program begins, where its whole blocks end, and where it ends."""
     here = chunks + 2 * tl.program_id(0)
     first = tl.load(here + 1) * CHUNK
     last = tl.minimum(first + CHUNK, tl.load(sizes + tl.load(here)))
@@ -190,7 +190,7 @@ def _chunk(chunks: tl.tensor, sizes: tl.tensor, aligned: tl.tensor) -> tl.tensor
 
 @triton.jit
 def _read(address: tl.tensor, at: tl.tensor, last: tl.tensor, KIND: tl.constexpr, WHOLE: tl.constexpr) -> tl.tensor:
-    """A block of a tensor in fp32; 0 beyond its end."""
+    """Return a block of a tensor in fp32; 0 beyond its end."""
     if WHOLE:
         values = tl.load(tl.multiple_of(address.to(tl.pointer_type(KIND)), 16) + at)
     else:
@@ -200,7 +200,7 @@ def _read(address: tl.tensor, at: tl.tensor, last: tl.tensor, KIND: tl.constexpr
 
 @triton.jit
 def _write(address: tl.tensor, at: tl.tensor, last: tl.tensor, values: tl.tensor, KIND: tl.constexpr, WHOLE: tl.constexpr) -> None:
-    """A block of a tensor."""
+    """Write a block of a tensor."""
     if WHOLE:
         tl.store(tl.multiple_of(address.to(tl.pointer_type(KIND)), 16) + at, values.to(KIND))
     else:
@@ -208,10 +208,10 @@ def _write(address: tl.tensor, at: tl.tensor, last: tl.tensor, values: tl.tensor
 
 
 @triton.jit
-def _directions(
+def _update_direction(
     x: tl.tensor, g: tl.tensor, m: tl.tensor, v: tl.tensor, correct1: tl.tensor, correct2: tl.tensor, eps: tl.tensor, decay: tl.tensor
 ) -> tl.tensor:
-    """r, which is LAMB's u, and c."""
+    """Return r, which is LAMB's u, and c."""
     d = tl.sqrt_rn(v * correct2) + eps
     r = tl.div_rn(m * correct1, d) + decay * x
     c = tl.div_rn(g, d) + decay * x
@@ -220,7 +220,7 @@ def _directions(
 
 @triton.jit
 def _squares(x: tl.tensor) -> tl.tensor:
-    """x² in float64: in fp32 those of numbers below 1e-19 and above 1e19 are 0 and infinite."""
+    """Return x² in float64: in fp32 those of numbers below 1e-19 and above 1e19 are 0 and infinite."""
     return x.to(tl.float64) * x.to(tl.float64)
 
 
@@ -240,7 +240,7 @@ def _move_moments(
     ADAPT: tl.constexpr,
     GRAD: tl.constexpr,
 ) -> None:
-    """m, v, and to adapt the squares of x, r and c; numbers: new1, new2, correct1, correct2, lr, scale."""
+    """Move m and v, and to adapt add up the squares of x, r and c; numbers: new1, new2, correct1, correct2, lr, scale."""
     chunk = tl.program_id(0)
     tensor = tl.load(chunks + 2 * chunk)
     x_at, g_at, m_at, v_at = tl.load(xs + tensor), tl.load(gs + tensor), tl.load(ms + tensor), tl.load(vs + tensor)
@@ -262,7 +262,7 @@ def _move_moments(
             _write(m_at, at, last, m, tl.float32, part == 0)
             _write(v_at, at, last, v, tl.float32, part == 0)
             if ADAPT:
-                r, c = _directions(x, g, m, v, correct1, correct2, eps, decay)
+                r, c = _update_direction(x, g, m, v, correct1, correct2, eps, decay)
                 xx += _squares(x)
                 rr += tl.where(at < last, _squares(r), 0.0)  # beyond the end it is 0/0 where eps is 0
                 cc += tl.where(at < last, _squares(c), 0.0)
@@ -290,7 +290,7 @@ def _move(
     GRAD: tl.constexpr,
     COPY: tl.constexpr,
 ) -> None:
-    """x; numbers: as before, and the rates of r and c."""
+    """Move x; numbers: as before, and the step sizes of r and c."""
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     x_at, g_at, m_at, v_at, copy_at = (
         tl.load(xs + tensor),
@@ -310,10 +310,10 @@ def _move(
             v = _read(v_at, at, last, tl.float32, part == 0)
             if LANS:
                 g = _read(g_at, at, last, GRAD, part == 0) * scale
-                r, c = _directions(x, g, m, v, correct1, correct2, eps, decay)
+                r, c = _update_direction(x, g, m, v, correct1, correct2, eps, decay)
                 x -= rate_r * r + tl.load(row + 7) * c
             else:
-                u, _ = _directions(x, m, m, v, correct1, correct2, eps, decay)
+                u, _ = _update_direction(x, m, m, v, correct1, correct2, eps, decay)
                 x -= rate_r * u
             _write(x_at, at, last, x, tl.float32, part == 0)
             if COPY is not None:
@@ -335,7 +335,7 @@ def _lars(
     GRAD: tl.constexpr,
     COPY: tl.constexpr,
 ) -> None:
-    """v and x; numbers: keep, inside, outside, trust, scale."""
+    """Move v and x; numbers: keep, inside, outside, trust, scale."""
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     x_at, g_at, v_at, copy_at = tl.load(xs + tensor), tl.load(gs + tensor), tl.load(vs + tensor), tl.load(copies + tensor)
     first, whole, last = _chunk(chunks, sizes, (x_at | g_at | v_at | copy_at) % 16 == 0)
@@ -358,7 +358,7 @@ def _lars(
 
 @triton.jit
 def _square(chunks: tl.tensor, sizes: tl.tensor, xs: tl.tensor, partial: tl.tensor, KIND: tl.constexpr) -> None:
-    """The sum of squares of each chunk."""
+    """Add up the squares of each chunk."""
     chunk = tl.program_id(0)
     x_at = tl.load(xs + tl.load(chunks + 2 * chunk))
     first, whole, last = _chunk(chunks, sizes, x_at % 16 == 0)
@@ -372,7 +372,7 @@ def _square(chunks: tl.tensor, sizes: tl.tensor, xs: tl.tensor, partial: tl.tens
 
 @triton.jit
 def _total(firsts: tl.tensor, partial: tl.tensor, totals: tl.tensor) -> None:
-    """Sums over the chunks of each tensor, from (C, K) to (n, K), in float64."""
+    """Add up the chunks of each tensor, from (C, K) to (n, K), in float64."""
     tensor, which, width = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     first, last = tl.load(firsts + tensor), tl.load(firsts + tensor + 1)
     sums = tl.zeros([BLOCK], tl.float64)

@@ -54,8 +54,8 @@ def lamb(x: Tensors, g: Tensors, m: Tensors, v: Tensors, s: Scalars, group: Mapp
     return (m.mul(s.correct1).div_(d).add_(x, alpha=group["weight_decay"]),)
 
 
-def rates(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, Any]) -> tuple[tuple[Tensor], Tensor]:
-    """lr · |x|/|u|, and the trust ratio |x|/|u| (each (n)).
+def step_sizes(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, Any]) -> tuple[tuple[Tensor], Tensor]:
+    """Return lr · |x|/|u|, and the trust ratio |x|/|u| (each (n)).
 
     Args:
         s: numbers of the step.
@@ -95,8 +95,8 @@ class Lamb(Layerwise):
     """
 
     moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    directions = staticmethod(lamb)
-    rates = staticmethod(rates)
+    update_direction = staticmethod(lamb)
+    step_sizes = staticmethod(step_sizes)
     ranges: ClassVar[dict[str, Any]] = {
         "eps": lambda eps: 0 <= eps < math.inf,
         "betas": lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
@@ -143,7 +143,7 @@ class Lamb(Layerwise):
         )
 
     def scalars(self, group: dict[str, Any], t: Tensor, live: Tensor, norms: Tensor, scale: Any, x_norms: Callable[[], Tensor]) -> Scalars:
-        """The numbers of a step.
+        """Return the numbers of a step.
 
         Args:
             t: steps of each tensor, this one included (n).
@@ -160,12 +160,12 @@ class Lamb(Layerwise):
         return Scalars(new1, new2, correct1, correct2, group["lr"] * live, scale)
 
     def native(self, xs: list[Tensor], gs: list[Tensor], moments: list[list[Tensor]], table: Tensor, group: dict[str, Any]) -> Tensor:
-        """The step by native.c; returns the trust ratios (n)."""
+        """Take the step by native.c; returns the trust ratios (n)."""
         return native.adaptive("lamb", xs, gs, moments[0], moments[1], table, group, self.scratch(xs))
 
 
 def decay(beta: float, t: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight of the new value of a moment, and its bias correction 1/(1−β^t), for each tensor (n).
+    """Return weight of the new value of a moment, and its bias correction 1/(1−β^t), for each tensor (n).
 
     Args:
         beta: decay.

@@ -1,4 +1,4 @@
-"""LANS (Zheng et al. 2020, arXiv 2006.13484, algorithm 2): LAMB on normalised gradients, with a Nesterov-like second term.
+"""LANS (Zheng et al. 2020, arXiv 2006.13484, algorithm 2): LAMB on normalized gradients, with a Nesterov-like second term.
 
 For each tensor x with gradient g, at its t-th step (g̃ = g where |g| = 0):
 
@@ -29,7 +29,7 @@ def lans(x: Tensors, g: Tensors, m: Tensors, v: Tensors, s: Scalars, group: Mapp
 
     Args:
         x: parameters.
-        g: normalised gradients.
+        g: normalized gradients.
         m, v: moments.
         s: numbers of the step.
         group: settings of :class:`Lans`.
@@ -42,8 +42,8 @@ def lans(x: Tensors, g: Tensors, m: Tensors, v: Tensors, s: Scalars, group: Mapp
     return r, c
 
 
-def rates(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, Any]) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """lr·β1·|x|/|r| and lr·(1−β1)·|x|/|c|, and the trust ratio |x|/|r| of the first (each (n)).
+def step_sizes(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, Any]) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Return lr·β1·|x|/|r| and lr·(1−β1)·|x|/|c|, and the trust ratio |x|/|r| of the first (each (n)).
 
     Args:
         s: numbers of the step.
@@ -58,7 +58,7 @@ def rates(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, Any]) 
 
 
 class Lans(Layerwise):
-    """Large-batch accelerated LAMB: gradients are normalised tensor by tensor, so it needs no clipping.
+    """Large-batch accelerated LAMB: gradients are normalized tensor by tensor, so it needs no clipping.
 
     Args:
         params: tensors, (name, tensor) pairs, or groups that may set any of the settings below, `check_finite` excepted.
@@ -81,8 +81,8 @@ class Lans(Layerwise):
     """
 
     moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-    directions = staticmethod(lans)
-    rates = staticmethod(rates)
+    update_direction = staticmethod(lans)
+    step_sizes = staticmethod(step_sizes)
     ranges: ClassVar[dict[str, Any]] = {name: Lamb.ranges[name] for name in ("eps", "betas")}
 
     def __init__(
@@ -114,7 +114,7 @@ class Lans(Layerwise):
         )
 
     def scalars(self, group: dict[str, Any], t: Tensor, live: Tensor, norms: Tensor, scale: Any, x_norms: Callable[[], Tensor]) -> Scalars:
-        """The numbers of a step, as LAMB's, but `scale` also divides by |g|; arguments as in :meth:`Lamb.scalars`."""
+        """Return the numbers of a step, as LAMB's, but `scale` also divides by |g|; arguments as in :meth:`Lamb.scalars`."""
         beta1, beta2 = group["betas"]
         new1, correct1 = decay(beta1, t, live)
         new2, correct2 = decay(beta2, t, live)
@@ -122,5 +122,5 @@ class Lans(Layerwise):
         return Scalars(new1, new2, correct1, correct2, group["lr"] * live, scale / norms.clamp(min=torch.finfo(torch.float32).tiny))
 
     def native(self, xs: list[Tensor], gs: list[Tensor], moments: list[list[Tensor]], table: Tensor, group: dict[str, Any]) -> Tensor:
-        """The step by native.c; returns the trust ratios (n)."""
+        """Take the step by native.c; returns the trust ratios (n)."""
         return native.adaptive("lans", xs, gs, moments[0], moments[1], table, group, self.scratch(xs))

@@ -54,8 +54,8 @@ def lars(x: Tensors, g: Tensors, v: Tensors, s: Scalars, group: Mapping[str, Any
     return (d.add_(v, alpha=group["momentum"]) if group["nesterov"] else v,)
 
 
-def rates(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, Any]) -> tuple[tuple[Tensor], Tensor]:
-    """What multiplies the direction, and λ (each (n)).
+def step_sizes(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, Any]) -> tuple[tuple[Tensor], Tensor]:
+    """Return what multiplies the direction, and λ (each (n)).
 
     Args:
         s: numbers of the step.
@@ -84,7 +84,7 @@ class Lars(Layerwise):
         fused: compile the equations for the CPU, or use the kernels for a GPU; the same numbers, faster after the first step.
         capturable: always so; accepted as torch's optimizers do. Capturing a graph needs a tensor as `lr`.
         check_finite: refuse a step with a NaN or infinite gradient, at the price of waiting once for the device.
-        skip_zero_grad: leave a tensor whose gradient is exactly 0 alone; else its momentum goes on and it decays.
+        skip_zero_grad: leave a tensor whose gradient is exactly 0 alone; else its momentum continues and it decays.
 
     State: `step`, `momentum_buffer`, and for 16-bit parameters `master`, all fp32 (fp64 for fp64 tensors).
 
@@ -93,8 +93,8 @@ class Lars(Layerwise):
     """
 
     moments: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
-    directions = staticmethod(lars)
-    rates = staticmethod(rates)
+    update_direction = staticmethod(lars)
+    step_sizes = staticmethod(step_sizes)
     measures: ClassVar[bool] = False
     ranges: ClassVar[dict[str, Any]] = {
         "momentum": lambda momentum: 0 <= momentum < 1,
@@ -144,7 +144,7 @@ class Lars(Layerwise):
         )
 
     def scalars(self, group: dict[str, Any], t: Tensor, live: Tensor, norms: Tensor, scale: Any, x_norms: Callable[[], Tensor]) -> Scalars:
-        """The numbers of a step, λ among them; arguments as in :meth:`Lamb.scalars`."""
+        """Return the numbers of a step, λ among them; arguments as in :meth:`Lamb.scalars`."""
         trust, lr = torch.ones_like(norms), group["lr"]
         if group["trust_ratio"]:
             norm_x, norm_g = x_norms().double(), norms * abs(scale)
@@ -154,6 +154,6 @@ class Lars(Layerwise):
         return Scalars(1 - (1 - group["momentum"]) * live, inside * live, outside * live, trust, scale)
 
     def native(self, xs: list[Tensor], gs: list[Tensor], moments: list[list[Tensor]], table: Tensor, group: dict[str, Any]) -> Tensor:
-        """The step by native.c; returns λ (n)."""
+        """Take the step by native.c; returns λ (n)."""
         native.lars(xs, gs, moments[0], table, group)
         return table[:, Scalars._fields.index("trust")]

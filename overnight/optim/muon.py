@@ -50,7 +50,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, defaults)  # type: ignore[arg-type]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, with the settings and the tensors checked, and the groups made complete for the optimizer that steps them."""
+        """Add a group as torch does, with the settings and the tensors checked, and the groups made complete for the optimizer that steps them."""
         group = {**self.defaults, **param_group}
         for name in ("lr", "momentum", "weight_decay", "eps"):
             if not 0 <= float(group[name]) < math.inf:
@@ -99,7 +99,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _contiguous(self, p: Tensor) -> bool:
-        """Whether torch's fused AdamW pairs the right elements, which it reads as they lie in memory, of a parameter, its gradient and its moments."""
+        """Return whether torch's fused AdamW pairs the right elements, which it reads as they lie in memory, of a parameter, its gradient and its moments."""
         assert p.grad is not None
         moments = (self.state[p].get(name, p) for name in ("exp_avg", "exp_avg_sq"))
         return all(x.is_contiguous() for x in (p, p.grad, *moments))

@@ -19,7 +19,7 @@ _REALS = {torch.float32: ("float", "sqrtf", ctypes.c_float), torch.float64: ("do
 def adaptive(
     kind: str, xs: list[Tensor], gs: list[Tensor], ms: list[Tensor], vs: list[Tensor], table: Tensor, group: dict[str, Any], scratch: Tensor
 ) -> Tensor:
-    """A LAMB or LANS step of n contiguous tensors, in place; returns the trust ratios (n).
+    """Take a LAMB or LANS step of n contiguous tensors, in place; returns the trust ratios (n).
 
     Args:
         kind: `lamb` or `lans`.
@@ -50,7 +50,7 @@ def adaptive(
 
 
 def lars(xs: list[Tensor], gs: list[Tensor], vs: list[Tensor], table: Tensor, group: dict[str, Any]) -> None:
-    """A LARS step of n contiguous tensors, in place.
+    """Take a LARS step of n contiguous tensors, in place.
 
     Args:
         xs, gs, vs: parameters, gradients and momentum.
@@ -70,7 +70,7 @@ def lars(xs: list[Tensor], gs: list[Tensor], vs: list[Tensor], table: Tensor, gr
 
 
 def norms(xs: list[Tensor]) -> Tensor:
-    """L2 norms of contiguous tensors of one type (n)."""
+    """Return L2 norms of contiguous tensors of one type (n)."""
     result = xs[0].new_empty(len(xs))
     sums = torch.empty(sum(x.numel() // 16384 + 1 for x in xs), dtype=torch.float64)
     _library(result.dtype).norms(
@@ -80,7 +80,7 @@ def norms(xs: list[Tensor]) -> Tensor:
 
 
 def available() -> bool:
-    """Whether native.c can be used here; builds it if need be."""
+    """Return whether native.c can be used here; builds it if need be."""
     try:
         _library(torch.float32)
     except native.NoCompiler:
@@ -97,7 +97,7 @@ def _addresses(xs: Sequence[Tensor]) -> Any:
 
 
 def _library(dtype: torch.dtype) -> ctypes.CDLL:
-    """The library for a type.
+    """Return the library for a type.
 
     Raises:
         NoCompiler: saying what is missing.

@@ -67,7 +67,7 @@ class NoiseScale:
 
     @property
     def state(self) -> list[float]:
-        """Its numbers: `NoiseScale(*state)` goes on from there."""
+        """Its numbers: `NoiseScale(*state)` resumes from there."""
         return [self.weight, self.weight_sq, self.noise_sum, self.signal_sum, self.signal_sq_sum]
 
     @property
@@ -96,7 +96,7 @@ class NoiseScale:
 
 
 def cost(scale: float, batch: float) -> tuple[float, float]:
-    """How many times the fewest possible steps, and the fewest possible examples, training at a batch takes.
+    """Return how many times the fewest possible steps, and the fewest possible examples, training at a batch takes.
 
     Args:
         scale: the noise scale (sequences), taken for the critical batch.
@@ -106,7 +106,7 @@ def cost(scale: float, batch: float) -> tuple[float, float]:
 
 
 def noise_text(scale: float | None, batch: int) -> str:
-    """The noise scale in words: what the present batch costs beside the fewest steps and the fewest examples."""
+    """Return the noise scale in words: what the present batch costs compared with the fewest steps and the fewest examples."""
     if scale is None:
         return "noise scale unknown: the gradient does not yet stand out from its noise"
     steps, examples = cost(scale, batch)
@@ -145,7 +145,7 @@ class Pair:
     B: int
 
     def squares(self) -> dict[str, tuple[float, float]]:
-        """(|G_b|², |G_B|²) of each group, and of all as `run`; waits for the device."""
+        """Return (|G_b|², |G_B|²) of each group, and of all as `run`; waits for the device."""
         small, big = self.small_sq.tolist(), self.big_sq.tolist()
         return {"run": (sum(small), sum(big)), **dict(zip(self.groups, zip(small, big, strict=True), strict=True))}
 
@@ -164,7 +164,7 @@ class MicroGradients:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Within it, gradients are those of one micro-batch alone."""
+        """Keep the gradients within it to those of one micro-batch alone."""
         params = [p for group in self._groups for p in group["params"]]
         sums = [p.grad for p in params]
         for p in params:
@@ -177,7 +177,7 @@ class MicroGradients:
                     p.grad = total if p.grad is None else total.add_(p.grad)
 
     def pair(self, sequences: int, scale: float = 1.0) -> Pair:
-        """Both sides of the estimate, after the last micro-batch and before clipping.
+        """Return both sides of the estimate, after the last micro-batch and before clipping.
 
         The gradient of a micro-batch is that of its share of the step's loss, a sum over its targets divided by the targets of the step.
         It is scaled by the number of micro-batches, which hold equally many sequences. For one loss with equally many targets in each

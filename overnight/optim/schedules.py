@@ -26,12 +26,12 @@ from overnight.config.optimizers import UNTUNED, Reference
 
 
 def learning_rate(phase: Phase, step: int) -> float:
-    """The learning rate of a step of a phase, from 0."""
+    """Return the learning rate of a step of a phase, from 0."""
     return peak_lr(phase) * factor(resolved(phase), step, phase.steps)
 
 
 def peak_lr(phase: Phase) -> float:
-    """The peak learning rate of a phase, after the rule of its scaling.
+    """Return the peak learning rate of a phase, after the rule of its scaling.
 
     B is the global batch, also while a batch warm-up has not reached it. `linear` is lr·B/base (Goyal et al. 2017, arXiv 1706.02677);
     `sqrt` and `lamb_untuned` are lr·sqrt(B/base) (You et al. 2019, arXiv 1904.00962).
@@ -44,7 +44,7 @@ def peak_lr(phase: Phase) -> float:
 
 
 def resolved(phase: Phase) -> Schedule:
-    """The schedule of a phase with its `warmup_ratio` and `total_steps` as they come out.
+    """Return the schedule of a phase with its `warmup_ratio` and `total_steps` as they come out.
 
     `lamb_untuned` multiplies the warm-up's share by B/base, so that it has as many steps at every batch while the epochs stay the same.
     """
@@ -55,14 +55,14 @@ def resolved(phase: Phase) -> Schedule:
 
 
 def reference(optim: Optim) -> Reference:
-    """The rate and the warm-up that the rule begins with, and the batch for which they hold."""
+    """Return the rate and the warm-up that the rule begins with, and the batch for which they hold."""
     if optim.scaling.rule == "lamb_untuned" and not optim.scaling.base_batch_size:
         return UNTUNED
     return Reference(optim.lr, optim.schedule.warmup_ratio, optim.scaling.base_batch_size)
 
 
 def factor(schedule: Schedule, step: int, steps: int) -> float:
-    """What to multiply the peak learning rate by, 0 to 1.
+    """Return what to multiply the peak learning rate by, 0 to 1.
 
     Args:
         schedule: its settings; `total_steps` and `step_offset` place this phase in a longer schedule.

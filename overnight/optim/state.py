@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 
-def wide(p: Tensor) -> torch.dtype:
-    """The type of the state beside a parameter: float32, and float64 for float64."""
+def state_dtype(p: Tensor) -> torch.dtype:
+    """Return the type of the state beside a parameter: float32, and float64 for float64."""
     return torch.float64 if p.dtype == torch.float64 else torch.float32
 
 
 def local(x: Tensor) -> Tensor:
-    """This process's part of a sharded tensor; any other tensor as it is."""
+    """Return this process's part of a sharded tensor; any other tensor as it is."""
     part: Tensor = x.to_local() if hasattr(x, "to_local") else x
     return part
 
@@ -30,7 +30,7 @@ def fit(state: dict[str, Any], p: Tensor, moments: Sequence[str]) -> None:
         p: the parameter.
         moments: names of the tensors of its shape that it has.
     """
-    kind = wide(p)
+    kind = state_dtype(p)
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
         state.update({name: torch.zeros_like(p, dtype=kind) for name in moments})
@@ -44,8 +44,8 @@ def fit(state: dict[str, Any], p: Tensor, moments: Sequence[str]) -> None:
 
 
 def laid_out(value: Tensor, p: Tensor) -> Tensor:
-    """A copy of a state tensor in the memory format of the parameter and the type of its state."""
-    return torch.empty_like(p, dtype=wide(p)).copy_(value)
+    """Return a copy of a state tensor in the memory format of the parameter and the type of its state."""
+    return torch.empty_like(p, dtype=state_dtype(p)).copy_(value)
 
 
 def check(state: dict[str, Any], p: Tensor, name: str, moments: Sequence[str], kind: str) -> None:

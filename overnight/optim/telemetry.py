@@ -31,7 +31,7 @@ class Norms:
     """|x| before the step, |g| before clipping, |Δx|, and the trust ratio, NaN where none applies: (n, 4), on the device."""
 
     def rows(self, digits: int = 5) -> dict[str, list[float | None]]:
-        """The table as plain numbers by tensor; waits for the device.
+        """Return the table as plain numbers by tensor; waits for the device.
 
         Args:
             digits: significant ones that are kept.
@@ -75,13 +75,13 @@ class Snapshot:
 
     @torch.no_grad()
     def after(self) -> Norms:
-        """The norms, once the optimizer has stepped; only the first call is right, since it frees the copy."""
+        """Return the norms, once the optimizer has stepped; only the first call is right, since it frees the copy."""
         for before, p in zip(self._before, self._params, strict=True):
             before.sub_(p.detach())
         updates = whole_norms(self._before)
         self._before.clear()
-        listed: list[tuple[list[Tensor], Tensor]] = getattr(self._optimizer, "ratios", [])
-        by_tensor = {id(p): ratio for params, ratios in listed for p, ratio in zip(params, ratios.unbind(), strict=True)}
+        ratios_of_groups: list[tuple[list[Tensor], Tensor]] = getattr(self._optimizer, "ratios", [])
+        by_tensor = {id(p): ratio for params, ratios in ratios_of_groups for p, ratio in zip(params, ratios.unbind(), strict=True)}
         none = torch.full_like(updates, math.nan).unbind()
         ratios = [by_tensor.get(id(p), nan) if adapted else nan for p, adapted, nan in zip(self._params, self._adapted, none, strict=True)]
         last = torch.stack(ratios).to(updates) if ratios else updates
@@ -89,5 +89,5 @@ class Snapshot:
 
 
 def rounded(value: float, digits: int = 5) -> float:
-    """A number with so many significant digits; NaN and infinity as they are."""
+    """Return a number with so many significant digits; NaN and infinity as they are."""
     return float(f"{value:.{digits}g}")

@@ -35,25 +35,25 @@ class Tensors:
         return Tensors(parts, self.shards)
 
     def mul(self, other: Tensors | Tensor | float) -> Tensors:
-        """self · other."""
+        """Return self · other."""
         return self._like(torch._foreach_mul(self.parts, _each(other)))
 
     def div(self, other: Tensors) -> Tensors:
-        """self / other."""
+        """Return self / other."""
         return self._like(torch._foreach_div(self.parts, other.parts))
 
     def mul_(self, other: Tensors | Tensor | float) -> Tensors:
-        """self ← self · other."""
+        """Set self ← self · other and return it."""
         torch._foreach_mul_(self.parts, _each(other))
         return self
 
     def div_(self, other: Tensors) -> Tensors:
-        """self ← self / other."""
+        """Set self ← self / other and return it."""
         torch._foreach_div_(self.parts, other.parts)
         return self
 
     def add_(self, other: Tensors | float, alpha: float = 1.0) -> Tensors:
-        """self ← self + alpha · other."""
+        """Set self ← self + alpha · other and return it."""
         if isinstance(other, Tensors):
             torch._foreach_add_(self.parts, other.parts, alpha=alpha)
         else:
@@ -61,24 +61,24 @@ class Tensors:
         return self
 
     def lerp_(self, other: Tensors, weight: Tensor) -> Tensors:
-        """self ← (1 − weight) · self + weight · other, with a weight for each (n)."""
+        """Set self ← (1 − weight) · self + weight · other, with a weight for each (n), and return it."""
         if torch.compiler.is_compiling():  # which takes a list of weights for one number
             return self.add_(self._like(torch._foreach_sub(other.parts, self.parts)).mul_(weight))
         torch._foreach_lerp_(self.parts, other.parts, weight.unbind())
         return self
 
     def sub_(self, other: Tensors) -> Tensors:
-        """self ← self − other."""
+        """Set self ← self − other and return it."""
         torch._foreach_sub_(self.parts, other.parts)
         return self
 
     def sqrt_(self) -> Tensors:
-        """self ← √self."""
+        """Set self ← √self and return it."""
         torch._foreach_sqrt_(self.parts)
         return self
 
     def norm(self) -> Tensor:
-        """L2 norm of every whole tensor (n), wherever its parts are; waits for no device.
+        """Return L2 norm of every whole tensor (n), wherever its parts are; waits for no device.
 
         Right from 1e-30 to 1e30 in float32, whose squares would be 0 and infinite.
         """
@@ -95,7 +95,7 @@ class Tensors:
 
 
 def total_norm(norms: Tensor) -> Tensor:
-    """L2 norm of all tensors together (a scalar), from that of each (n)."""
+    """Return L2 norm of all tensors together (a scalar), from that of each (n)."""
     return torch.linalg.vector_norm(norms, dtype=torch.float64).to(norms.dtype)
 
 
@@ -123,5 +123,5 @@ def _each(other: Tensors | Tensor | float) -> Any:
 
 
 def ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a/b, and 1 where either is 0 (any shape)."""
+    """Return a/b, and 1 where either is 0 (any shape)."""
     return torch.where((a > 0) & (b > 0), a / b, torch.ones_like(a))

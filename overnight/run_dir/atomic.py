@@ -35,7 +35,7 @@ def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         with contextlib.suppress(OSError):
             beside.unlink()
         raise
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -43,9 +43,9 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, [(json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()])
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename itself survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Let what was written to a file, or the renames in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

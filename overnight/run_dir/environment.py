@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import overnight
+from overnight.machine import memory_bytes, usable_cores
 
 # Processor features that decide which matrix kernels run.
 _FLAGS = (
@@ -25,7 +26,7 @@ _PACKAGES = ("torch", "numpy", "tokenizers", "transformers", "pyarrow", "safeten
 
 
 def environment() -> dict[str, Any]:
-    """The machine and the software a measurement was made with, as plain JSON values.
+    """Return the machine and the software a measurement was made with, as plain JSON values.
 
     Returns:
         versions, `commit` (None outside a checkout), `cpu`, `memory_gb`, `gpus` (a list, empty without one), `threads`, `load_average`
@@ -47,7 +48,7 @@ def environment() -> dict[str, Any]:
 
 
 def package_version(name: str) -> str | None:
-    """The installed version of a distribution, or None."""
+    """Return the installed version of a distribution, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -55,7 +56,7 @@ def package_version(name: str) -> str | None:
 
 
 def git_commit(folder: Path | None = None) -> str | None:
-    """The commit of the checkout that the package runs from, with `+changes` where files differ from it; None outside a checkout."""
+    """Return the commit of the checkout that the package runs from, with `+changes` where files differ from it; None outside a checkout."""
     root = folder or Path(overnight.__file__).parent.parent
     if not (root / ".git").exists():
         return None
@@ -66,7 +67,7 @@ def git_commit(folder: Path | None = None) -> str | None:
 
 
 def cpu() -> dict[str, Any]:
-    """Processor model, the cores this process may use, and the features that decide which kernels run."""
+    """Return processor model, the cores this process may use, and the features that decide which kernels run."""
     model = platform.processor() or platform.machine()
     flags: set[str] = set()
     info = Path("/proc/cpuinfo")
@@ -77,23 +78,6 @@ def cpu() -> dict[str, Any]:
         elif key.strip().lower() in ("flags", "features"):
             flags.update(value.split())
     return {"model": model, "cores": usable_cores(), "flags": [flag for flag in _FLAGS if flag in flags]}
-
-
-def usable_cores() -> int:
-    """Logical cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def memory_bytes() -> int:
-    """Memory of the machine, or of the container where that has less (bytes)."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
-        try:
-            total = min(total, int(limit.read_text(encoding="ascii")))
-        except (OSError, ValueError):
-            # No such file here, or the word "max".
-            continue
-    return total
 
 
 def _torch() -> dict[str, Any]:
@@ -122,7 +106,7 @@ def _gpu(properties: Any) -> dict[str, Any]:
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints, or None where it is missing, fails or hangs."""
+    """Return what a command prints, or None where it is missing, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -24,7 +24,7 @@ _PATIENCE = 60.0
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Within it, this process alone writes a run folder, which is made if absent.
+    """Let this process alone write a run folder, which is made if absent.
 
     The lock is `flock` on `folder/lock`: it ends with the process, also after `kill -9`, and leaves nothing to clear away. A job that its
     launcher or scheduler has started again waits up to a minute for it.
@@ -35,7 +35,7 @@ def run_lock(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + (_PATIENCE if _started_again() else 0.0)
     with (folder / "lock").open("a+", encoding="utf-8") as file:
-        while not _locked(file):
+        while not try_lock(file):
             if time.monotonic() >= deadline:
                 file.seek(0)
                 raise UserError(
@@ -49,7 +49,8 @@ def run_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def _locked(file: TextIO) -> bool:
+def try_lock(file: TextIO) -> bool:
+    """Take the lock of an open file, which ends with the process; return whether no other process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

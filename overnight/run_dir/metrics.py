@@ -15,7 +15,7 @@ from overnight.errors import DataError, UserError
 from overnight.run_dir.atomic import write_json
 from overnight.state_files import read_json
 
-# Seconds that Weights & Biases may take to begin and to end, before the run goes on without the network.
+# Seconds that Weights & Biases may take to begin and to end, before the run continues without the network.
 _BEGIN_WITHIN, _END_WITHIN = 30.0, 60.0
 
 
@@ -26,7 +26,7 @@ class Logger(Protocol):
         """Show numbers by name (`train/loss`) of a step, counted over all phases."""
 
     def back_to(self, step: int) -> None:
-        """The run goes on from this step: what came after it is written again."""
+        """Resume from this step: what came after it is written again."""
 
     def close(self) -> None:
         """Write what is not written yet."""
@@ -37,12 +37,12 @@ class Metrics:
 
     Args:
         path: the file; made if absent. None writes nothing, where another process does.
-        keep_bytes: forget what was written after this many bytes, because the run goes on from there.
-        boards: are shown the numbers of `train` and `eval` lines.
+        keep_bytes: forget what was written after this many bytes, because the run resumes there.
+        loggers: are shown the numbers of `train` and `eval` lines.
     """
 
-    def __init__(self, path: Path | None, keep_bytes: int = 0, boards: Sequence[Logger] = ()) -> None:
-        self._path, self._boards = path, boards
+    def __init__(self, path: Path | None, keep_bytes: int = 0, loggers: Sequence[Logger] = ()) -> None:
+        self._path, self._loggers = path, loggers
         self._file = self._open(keep_bytes)
 
     def _open(self, keep_bytes: int) -> TextIO:
@@ -62,25 +62,25 @@ class Metrics:
         self._file.flush()
         if kind in ("train", "eval"):
             numbers = {f"{kind}/{k}": v for k, v in values.items() if isinstance(v, int | float) and k not in ("step", "global_step")}
-            for board in self._boards:
-                board.add(numbers, values["global_step"])
+            for logger in self._loggers:
+                logger.add(numbers, values["global_step"])
 
     def size(self) -> int:
-        """Bytes written so far."""
+        """Return bytes written so far."""
         return self._file.tell()
 
     def back_to(self, keep_bytes: int, step: int) -> None:
         """Forget what was written after this many bytes, which was the size at this step (of all phases)."""
         self._file.close()
         self._file = self._open(keep_bytes)
-        for board in self._boards:
-            board.back_to(step)
+        for logger in self._loggers:
+            logger.back_to(step)
 
     def close(self) -> None:
-        """Close the file and the boards."""
+        """Close the file and the loggers."""
         self._file.close()
-        for board in self._boards:
-            board.close()
+        for logger in self._loggers:
+            logger.close()
 
     def __enter__(self) -> Metrics:
         return self
@@ -89,22 +89,22 @@ class Metrics:
         self.close()
 
 
-def open_loggers(run: Run, step: int, say: Callable[[str], None]) -> list[Logger]:
-    """The boards that a run asks for, to go on from a step.
+def open_loggers(run: Run, step: int, log: Callable[[str], None]) -> list[Logger]:
+    """Return the loggers that a run asks for, to resume from a step.
 
     Args:
         step: counted over all phases; 0 at the start.
-        say: told where a board goes, if that is not where it should.
+        log: told where a logger writes, if that is not where it should.
 
     Raises:
         UserError: where one is not installed.
     """
-    boards: list[Logger] = []
+    loggers: list[Logger] = []
     if run.logging.tensorboard:
-        boards.append(TensorBoard(run.run_dir / "tensorboard", step))
+        loggers.append(TensorBoard(run.run_dir / "tensorboard", step))
     if run.logging.wandb_project:
-        boards.append(WeightsAndBiases(run, say))
-    return boards
+        loggers.append(WeightsAndBiases(run, log))
+    return loggers
 
 
 class TensorBoard:
@@ -145,10 +145,10 @@ class WeightsAndBiases:
 
     Args:
         run: its `logging.wandb_project` names the project.
-        say: told when it records offline unasked.
+        log: told when it records offline unasked.
     """
 
-    def __init__(self, run: Run, say: Callable[[str], None]) -> None:
+    def __init__(self, run: Run, log: Callable[[str], None]) -> None:
         try:
             import wandb
         except ImportError:
@@ -156,7 +156,7 @@ class WeightsAndBiases:
                 f"logging.wandb_project = {run.logging.wandb_project!r}: needs the extra `wandb`: pip install 'overnight[wandb]', or leave it out"
             ) from None
 
-        self._say = say
+        self._log = log
 
         def begin(mode: str | None) -> Any:
             return wandb.init(
@@ -179,7 +179,7 @@ class WeightsAndBiases:
             self._run: Any = begin(None)
         except wandb.Error as error:
             place = run.run_dir / "wandb"
-            say(f"Weights & Biases: {_without_key(error)}. Recording offline in {place}; `wandb sync {place}/offline-run-*` sends it later")
+            log(f"Weights & Biases: {_without_key(error)}. Recording offline in {place}; `wandb sync {place}/offline-run-*` sends it later")
             self._run = begin("offline")
 
     def add(self, values: Mapping[str, float], step: int) -> None:
@@ -189,11 +189,11 @@ class WeightsAndBiases:
         try:
             self._run.log(dict(values), step=step)
         except Exception as error:  # Whatever its service died of, the training has lost nothing.
-            self._say(f"Weights & Biases: {_without_key(error)}. The training goes on without it")
+            self._log(f"Weights & Biases: {_without_key(error)}. The training continues without it")
             self._run = None
 
     def back_to(self, step: int) -> None:
-        """Its steps only grow, so what is trained again shows from the step that was reached."""
+        """Do nothing: its steps only grow, so what is trained again shows from the step that was reached."""
 
     def close(self) -> None:
         """Send what is left."""
@@ -211,6 +211,6 @@ def _wandb_id(path: Path) -> str:
 
 
 def _without_key(error: Exception) -> str:
-    """The first line of an error, in which no key can stand."""
+    """Return the first line of an error, in which no key can stand."""
     line = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
     return line.replace(os.environ.get("WANDB_API_KEY") or "\0", "...")

@@ -1,4 +1,4 @@
-"""`tasks.jsonl` of a run folder: one line for every task, seed and initialisation."""
+"""`tasks.jsonl` of a run folder: one line for every task, seed and initialization."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 
 def results_of(path: Path, name: str, tag: str) -> list[dict[str, Any]]:
-    """The lines of a task with the same settings."""
+    """Return the lines of a task with the same settings."""
     return [entry for entry in read_results(path) if entry["name"] == name and entry.get("tag") == tag]
 
 

@@ -49,7 +49,7 @@ _GLUE = {
 
 
 def load_task(task: str, path: Path, seed: int = 0, columns: Columns = OWN_NAMES, dev: Path | None = None) -> TaskData:
-    """Read a labelled task.
+    """Read a labeled task.
 
     Args:
         task: cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli (GLUE), sst, imdb, or csv (one's own table).
@@ -94,34 +94,34 @@ def text_columns(task: str) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
 def _load_glue(name: str, task: _Glue, folder: Path) -> TaskData:
     skipped: list[str] = []
 
-    def read(stem: str, labelled: bool = True) -> list[Example]:
+    def read(stem: str, labeled: bool = True) -> list[Example]:
         file = _file(folder, f"{stem}.tsv", name)
-        header = task.header if labelled else ()
-        return list(_glue_rows(read_tsv(file, header, task.broken, skipped), task, file, labelled))
+        header = task.header if labeled else ()
+        return list(_glue_examples(read_tsv(file, header, task.broken, skipped), task, file, labeled))
 
     train, dev = read("train"), read(task.dev)
     # The labels of the test files are not public; without the file there is nothing to hand in, which harms nobody.
-    test = read(task.test, labelled=False) if (folder / f"{task.test}.tsv").is_file() else []
+    test = read(task.test, labeled=False) if (folder / f"{task.test}.tsv").is_file() else []
     extra: dict[str, list[Example]] = {}
     if name == "mnli":
         if (folder / "dev_mismatched.tsv").is_file():
             extra["dev_mismatched"] = read("dev_mismatched")
         if (folder / "test_mismatched.tsv").is_file():
-            extra["test_mismatched"] = read("test_mismatched", labelled=False)
+            extra["test_mismatched"] = read("test_mismatched", labeled=False)
     kind: Literal["classification", "regression"] = "classification" if task.labels else "regression"
     return TaskData(name, kind, task.labels, train, dev, test, task.metric, extra, tuple(f"left out {s}" for s in skipped))
 
 
-def _glue_rows(lines: Iterator[Line], task: _Glue, file: Path, labelled: bool) -> Iterator[Example]:
+def _glue_examples(lines: Iterator[Line], task: _Glue, file: Path, labeled: bool) -> Iterator[Example]:
     for count, (number, cells) in enumerate(lines):
-        needed = [c for c in (task.a, task.b, task.target if labelled else None) if c]
+        needed = [c for c in (task.a, task.b, task.target if labeled else None) if c]
         if count == 0 and (absent := [c for c in needed if c not in cells]):
             raise DataError(f"{file}:1: has no column {absent[0]!r} (it has {', '.join(cells)}); give the file in its original layout")
         where = f"{file}:{number}"
         text_b = cells[task.b] if task.b else None
         if not cells[task.a] and not text_b:
             raise DataError(f"{where}: no text in column {task.a!r}")
-        label = _glue_label(cells[task.target], task, where) if labelled else None
+        label = _glue_label(cells[task.target], task, where) if labeled else None
         # QQP calls it `id`, and repeats none; CoLA, SST-2 and MRPC have no index in their training files.
         row_id = cells.get("index") or cells.get("id") or str(count)
         yield Example(row_id, cells[task.a], text_b, label)
@@ -136,7 +136,7 @@ def _glue_label(cell: str, task: _Glue, where: str) -> str | float:
 
 
 def _load_mrpc(folder: Path) -> TaskData:
-    """MRPC from Microsoft's own files: GLUE's dev rows are those that `dev_ids.tsv` lists, and the test rows are labelled.
+    """Read MRPC from Microsoft's own files: GLUE's dev rows are those that `dev_ids.tsv` lists, and the test rows are labeled.
 
     No quoting: many sentences hold a single quotation mark, and csv's rules would join their rows.
     """
@@ -153,28 +153,28 @@ def _load_mrpc(folder: Path) -> TaskData:
         raise DataError(
             f"{ids_file}: {len(missing)} pairs are not in {source.name}, such as {' '.join(min(missing))}; the two files do not belong together"
         )
-    rows = list(_glue_rows(iter(lines), task, source, labelled=True))
-    train = [row for row, pair in zip(rows, pairs, strict=True) if pair not in dev_ids]
-    dev = [row for row, pair in zip(rows, pairs, strict=True) if pair in dev_ids]
+    examples = list(_glue_examples(iter(lines), task, source, labeled=True))
+    train = [example for example, pair in zip(examples, pairs, strict=True) if pair not in dev_ids]
+    dev = [example for example, pair in zip(examples, pairs, strict=True) if pair in dev_ids]
     test_file = folder / "msr_paraphrase_test.txt"
-    test = list(_glue_rows(read_tsv(test_file), task, test_file, labelled=True)) if test_file.is_file() else []
+    test = list(_glue_examples(read_tsv(test_file), task, test_file, labeled=True)) if test_file.is_file() else []
     return TaskData(name, "classification", task.labels, train, dev, test, task.metric)
 
 
 def _load_sst(folder: Path) -> TaskData:
-    """Binary sentence-level SST in the csv files of Radford et al. 2017 (arXiv:1704.01444): label, sentence."""
+    """Read binary sentence-level SST in the csv files of Radford et al. 2017 (arXiv:1704.01444): label, sentence."""
 
     def read(split: str) -> list[Example]:
         file = _file(folder, f"{split}_binary_sent.csv", "sst")
-        rows: list[Example] = []
+        examples: list[Example] = []
         for count, (number, cells) in enumerate(read_csv(file)):
             where = f"{file}:{number}"
             if "label" not in cells or "sentence" not in cells:
                 raise DataError(f"{where}: the columns are label and sentence, not {', '.join(cells)}")
             if cells["label"] not in _BINARY or not cells["sentence"]:
                 raise DataError(f"{where}: label {cells['label']!r} must be 0 or 1, and the sentence not empty")
-            rows.append(Example(str(count), cells["sentence"], None, cells["label"]))
-        return rows
+            examples.append(Example(str(count), cells["sentence"], None, cells["label"]))
+        return examples
 
     return TaskData("sst", "classification", _BINARY, read("train"), read("dev"), read("test"), "accuracy")
 

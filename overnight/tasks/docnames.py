@@ -1,4 +1,4 @@
-"""Does this name belong to this docstring? A labelled task made from the documentation inside the Python environment.
+"""Does this name belong to this docstring? A labeled task made from the documentation inside the Python environment.
 
 Segment A is a qualified name split into words, segment B a docstring; a wrong name is another's of the same package.
 """
@@ -57,17 +57,17 @@ def load_docnames(docstrings: Iterable[Docstring] | None = None, seed: int = 0, 
         raise DataError(
             f"the documentation of this environment gives {len(pairs)} name-docstring pairs, too few for the task; install more packages"
         )
-    rows = [_row(index, *pair) for index, pair in enumerate(pairs[: train + dev])]
-    return TaskData("docnames", "classification", LABELS, rows[dev:], rows[:dev], [], "accuracy", notes=notes)
+    examples = [_example(index, *pair) for index, pair in enumerate(pairs[: train + dev])]
+    return TaskData("docnames", "classification", LABELS, examples[dev:], examples[:dev], [], "accuracy", notes=notes)
 
 
-def _row(index: int, described: tuple[str, str], other: tuple[str, str]) -> Example:
+def _example(index: int, described: tuple[str, str], other: tuple[str, str]) -> Example:
     own = index % 2 == 1
     return Example(str(index), described[0] if own else other[0], described[1], LABELS[own])
 
 
 def _pairs(docstrings: Iterable[Docstring], seed: int) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-    """Two (name in words, text) of one package at a time, every name and text once."""
+    """Yield two (name in words, text) of one package at a time, every name and text once."""
     packages: dict[str, list[tuple[str, str]]] = {}
     names: set[str] = set()
     openings: set[str] = set()
@@ -90,12 +90,12 @@ def _rank(seed: int, purpose: str, text: str) -> bytes:
 
 
 def name_words(name: str) -> list[str]:
-    """The words of a qualified name in lower case: `http.HTTPServer.serve_forever` is http, http, server, serve, forever."""
+    """Return the words of a qualified name in lower case: `http.HTTPServer.serve_forever` is http, http, server, serve, forever."""
     return [word.lower() for word in _WORD.findall(name)]
 
 
 def overlap_baseline(task: TaskData) -> float:
-    """Accuracy on dev of a rule without a model: the name is the docstring's own if enough of its words occur in the text.
+    """Return accuracy on dev of a rule without a model: the name is the docstring's own if enough of its words occur in the text.
 
     What is enough, a share of the different words of the name, is the threshold that is right most often on the training rows.
     """
@@ -107,10 +107,10 @@ def overlap_baseline(task: TaskData) -> float:
     return float(np.mean((shares >= best) == own))
 
 
-def _overlaps(rows: list[Example]) -> tuple[np.ndarray, np.ndarray]:
+def _overlaps(examples: list[Example]) -> tuple[np.ndarray, np.ndarray]:
     shares = []
-    for row in rows:
-        assert row.text_b is not None
-        words, text = set(row.text_a.split()), set(name_words(row.text_b))
+    for example in examples:
+        assert example.text_b is not None
+        words, text = set(example.text_a.split()), set(name_words(example.text_b))
         shares.append(len(words & text) / len(words))
-    return np.array(shares), np.array([row.label == LABELS[1] for row in rows])
+    return np.array(shares), np.array([example.label == LABELS[1] for example in examples])

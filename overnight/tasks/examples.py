@@ -1,4 +1,4 @@
-"""Rows of a labelled task, and the task as one value."""
+"""Rows of a labeled task, and the task as one value."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class TaskData:
     test: list[Example]
     """Empty where the task has none; its labels may be None."""
     main_metric: str
-    """The key of :func:`overnight.finetune.metrics.score` by which the task is judged."""
+    """The key of :func:`overnight.finetune.metrics.score` by which the task is scored."""
     extra: dict[str, list[Example]] = field(default_factory=dict)
     """Further splits to score or predict, by name: `dev_mismatched` and `test_mismatched` of MNLI."""
     notes: tuple[str, ...] = ()
     """What a reader of the score has to know: which split was made here, which rows were left out."""
 
 
-def held_out(text: str, seed: int, share: float = 0.1) -> bool:
-    """Whether a row belongs to the held-out part: a function of its text, so that equal texts are never on both sides.
+def in_validation(text: str, seed: int, share: float = 0.1) -> bool:
+    """Return whether a row belongs to the held-out part: a function of its text, so that equal texts are never on both sides.
 
     Args:
         text: what decides (the row's texts, not its position).
@@ -55,11 +55,11 @@ def held_out(text: str, seed: int, share: float = 0.1) -> bool:
     return int.from_bytes(digest, "little") < share * 2**64
 
 
-def split(rows: list[Example], seed: int, where: str) -> tuple[list[Example], list[Example]]:
+def split(examples: list[Example], seed: int, where: str) -> tuple[list[Example], list[Example]]:
     """Hold out a tenth of the rows by a hash of their texts.
 
     Args:
-        rows: all labelled rows.
+        examples: all labeled rows.
         seed: which tenth.
         where: the file or folder, for the message.
 
@@ -71,10 +71,12 @@ def split(rows: list[Example], seed: int, where: str) -> tuple[list[Example], li
     """
     train: list[Example] = []
     dev: list[Example] = []
-    for row in rows:
-        (dev if held_out(f"{row.text_a}\x00{row.text_b or ''}", seed) else train).append(row)
+    for example in examples:
+        (dev if in_validation(f"{example.text_a}\x00{example.text_b or ''}", seed) else train).append(example)
     if not train or not dev:
-        raise DataError(f"{where}: {len(rows)} rows are too few to hold out a tenth for evaluation; give a dev file beside the train file")
+        raise DataError(
+            f"{where}: {len(examples)} rows are too few to hold out a tenth for evaluation; give a dev file beside the train file"
+        )
     return train, dev
 
 

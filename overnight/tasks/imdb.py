@@ -20,7 +20,7 @@ _ARCHIVES = ("aclImdb.tar.xz", "aclImdb_v1.tar.gz", "aclImdb.tar.gz")
 def load_imdb(path: Path, seed: int = 0) -> TaskData:
     """Read the reviews; dev is a tenth of the training reviews, held out by a hash of their text.
 
-    The `<br />` of the pages becomes a blank; nothing else is changed. The unlabelled reviews are not read.
+    The `<br />` of the pages becomes a blank; nothing else is changed. The unlabeled reviews are not read.
 
     Args:
         path: the folder `aclImdb`, the folder around it or around its archive, or the archive (.tar.xz, .tar.gz), which is read as a
@@ -40,7 +40,7 @@ def load_imdb(path: Path, seed: int = 0) -> TaskData:
         if not text:
             raise DataError(f"{source}: {part}/{label}/{stem}.txt: holds no text")
         parts[part].append((label, stem, text))
-    rows: dict[str, list[Example]] = {}
+    examples: dict[str, list[Example]] = {}
     for part, reviews in parts.items():
         found = {label for label, _, _ in reviews}
         if found != set(_LABELS):
@@ -48,10 +48,10 @@ def load_imdb(path: Path, seed: int = 0) -> TaskData:
                 f"{source}: no reviews in {part}/{min(set(_LABELS) - found)}; the layout is aclImdb/{{train,test}}/{{neg,pos}}/*.txt"
             )
         # Sorted, so that a folder and an archive in any order give the same rows.
-        rows[part] = [Example(f"{label}/{stem}", text, None, label) for label, stem, text in sorted(reviews)]
-    train, dev = split(rows["train"], seed, str(source))
-    note = f"dev is {len(dev)} of the {len(rows['train'])} training reviews, held out by a hash of their texts"
-    return TaskData("imdb", "classification", _LABELS, train, dev, rows["test"], "accuracy", notes=(note,))
+        examples[part] = [Example(f"{label}/{stem}", text, None, label) for label, stem, text in sorted(reviews)]
+    train, dev = split(examples["train"], seed, str(source))
+    note = f"dev is {len(dev)} of the {len(examples['train'])} training reviews, held out by a hash of their texts"
+    return TaskData("imdb", "classification", _LABELS, train, dev, examples["test"], "accuracy", notes=(note,))
 
 
 def _source(path: Path) -> Path:
@@ -66,8 +66,8 @@ def _source(path: Path) -> Path:
     raise DataError(f"{path}: holds neither aclImdb/train nor one of {', '.join(_ARCHIVES)}")
 
 
-def _labelled(name: str) -> tuple[str, str, str] | None:
-    """(split, label, stem) of a labelled review's path, None for every other file."""
+def _label_of(name: str) -> tuple[str, str, str] | None:
+    """Return (split, label, stem) of a labeled review's path, None for every other file."""
     match name.split("/")[-3:]:
         case [("train" | "test") as part, ("neg" | "pos") as label, file] if file.endswith(".txt"):
             return part, label, file.removesuffix(".txt")
@@ -79,7 +79,7 @@ def _folder(root: Path) -> Iterator[tuple[str, str, str, bytes]]:
         for label in _LABELS:
             folder = root / part / label
             for file in folder.iterdir() if folder.is_dir() else ():
-                if key := _labelled(file.as_posix()):
+                if key := _label_of(file.as_posix()):
                     yield (*key, file.read_bytes())
 
 
@@ -91,7 +91,7 @@ def _archive(file: Path) -> Iterator[tuple[str, str, str, bytes]]:
     try:
         with openers[file.suffix](file) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
-                if member.isfile() and (key := _labelled(member.name)):
+                if member.isfile() and (key := _label_of(member.name)):
                     content = archive.extractfile(member)
                     assert content is not None
                     yield (*key, content.read())

@@ -39,10 +39,10 @@ def read_input(path: str, spec: Mapping[str, Any]) -> Iterator[str]:
         yield from read_lines(path)
         return
     task, names = str(spec["task"]), dict(spec.get("columns") or {})
-    ways, header = text_columns(task)
+    choices, header = text_columns(task)
     if names.get("text"):
-        ways = [tuple(name for name in (names["text"], names.get("text_b")) if name), *ways]
-    lines, columns = _table(Path(path), ways, header)
+        choices = [tuple(name for name in (names["text"], names.get("text_b")) if name), *choices]
+    lines, columns = _table(Path(path), choices, header)
     keys = ("question", "context") if task == "squad" else ("text_a", "text_b")
     ids = (names.get("id") or "id",) if task == "csv" else ("index", "id")
     for number, cells in lines:
@@ -55,17 +55,17 @@ def read_input(path: str, spec: Mapping[str, Any]) -> Iterator[str]:
         yield json.dumps({"id": row_id, **texts})
 
 
-def _table(path: Path, ways: list[tuple[str, ...]], header: tuple[str, ...]) -> tuple[list[Line], tuple[str, ...]]:
+def _table(path: Path, choices: list[tuple[str, ...]], header: tuple[str, ...]) -> tuple[list[Line], tuple[str, ...]]:
     """Return the rows of a table, and the first of some ways to name the columns of texts that it has."""
     first = read_text(path).partition("\n")[0].rstrip("\r").split("\t")
     # Some are published without a line of names.
-    bare = path.suffix == ".tsv" and len(first) == len(header) and not any(column in first for way in ways for column in way)
+    bare = path.suffix == ".tsv" and len(first) == len(header) and not any(column in first for choice in choices for column in choice)
     lines = list(read_tsv(path, header) if bare else _TABLES[path.suffix](path))
     have = lines[0][1]
-    for way in ways:
-        if all(column in have for column in way):
-            return lines, way
-    needed = ", or ".join(" and ".join(f"`{column}`" for column in way) for way in ways)
+    for choice in choices:
+        if all(column in have for column in choice):
+            return lines, choice
+    needed = ", or ".join(" and ".join(f"`{column}`" for column in choice) for choice in choices)
     raise DataError(
         f"{path}: is read as a table by its ending, has the columns {', '.join(have)}, and needs {needed}; lines of text without names of columns "
         "go into a file of another ending, or through standard input"
@@ -110,7 +110,7 @@ def _parse(number: int, text: str) -> dict[str, Any]:
     return fields
 
 
-def row_of(number: int, fields: Mapping[str, Any]) -> Example:
+def example_of(number: int, fields: Mapping[str, Any]) -> Example:
     """Return the text or pair of texts of a line.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 
 from overnight.errors import DataError
 from overnight.state_files import parse_json
-from overnight.tasks.examples import held_out
+from overnight.tasks.examples import in_validation
 from overnight.tasks.tables import read_text
 
 MAX_MISPLACED_ANSWERS = 0.001
@@ -79,16 +79,16 @@ def load_squad(path: Path, dev: Path | None = None, max_misplaced_answers: float
     if dev is None and path.is_dir():
         dev = _find(path, ("dev", "valid"), beside)
     train, notes = read_squad(file, max_misplaced_answers)
-    _see_answers(file, train)
+    _check_answers(file, train)
     if dev is None:
-        scored = [q for q in train if held_out(q.context, seed)]
-        train = [q for q in train if not held_out(q.context, seed)]
+        scored = [q for q in train if in_validation(q.context, seed)]
+        train = [q for q in train if not in_validation(q.context, seed)]
         if not train or not scored:
             raise DataError(f"{file}: too few paragraphs to hold out a tenth; name the questions to score on with --dev=FILE")
         said = f"scored on {len(scored):,} questions, those of a tenth of the paragraphs of {file.name}, held out by a hash of their text"
         return SquadData(train, scored, (said, *notes))
     scored, dev_notes = read_squad(dev, max_misplaced_answers)
-    _see_answers(dev, scored)
+    _check_answers(dev, scored)
     whole = "SQuAD 1.1: " if (len(train), len(scored)) == _PUBLISHED else ""
     said = f"{whole}trained on {file.name}, scored on {dev.name}"
     return SquadData(train, scored, (said, *notes, *(() if dev_notes == notes else dev_notes)))
@@ -100,7 +100,7 @@ def _small_split(ten: Path, dev_file: Path, max_misplaced_answers: float) -> Squ
     titles = list(dict.fromkeys(q.title for q in dev))
     last = set(titles[-8:])
     train = [q for q in more if q.answers] + [q for q in dev if q.title not in last]
-    _see_answers(dev_file, dev)
+    _check_answers(dev_file, dev)
     said = (
         f"not the published split: trained on {sum(bool(q.answers) for q in more)} answerable questions of {ten.name} and the first"
         f" {len(titles) - len(last)} articles of {dev_file.name}, scored on its last {len(last)}"
@@ -109,7 +109,7 @@ def _small_split(ten: Path, dev_file: Path, max_misplaced_answers: float) -> Squ
 
 
 def _find(folder: Path, words: tuple[str, ...], published: Path) -> Path:
-    """The JSON file of a folder with one of the words in its name."""
+    """Return the JSON file of a folder with one of the words in its name."""
     if published.is_file():
         return published
     files = sorted(file for file in folder.glob("*.json") if file.is_file())
@@ -123,7 +123,7 @@ def _find(folder: Path, words: tuple[str, ...], published: Path) -> Path:
     return found[0]
 
 
-def _see_answers(path: Path, questions: list[Question]) -> None:
+def _check_answers(path: Path, questions: list[Question]) -> None:
     without = [q.id for q in questions if not q.answers]
     if without:
         raise DataError(

@@ -28,7 +28,7 @@ Line = tuple[int, dict[str, str]]
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, without a byte order mark.
+    """Return the text of a UTF-8 file, without a byte order mark.
 
     Raises:
         DataError: if it cannot be read (file), or is not UTF-8 (file, offset).
@@ -42,7 +42,7 @@ def read_text(path: Path) -> str:
 
 
 def read_tsv(path: Path, header: tuple[str, ...] = (), broken: int = 0, skipped: list[str] | None = None) -> Iterator[Line]:
-    """The rows of a tab-separated file in which a quotation mark is a character like any other, as in GLUE.
+    """Yield the rows of a tab-separated file in which a quotation mark is a character like any other, as in GLUE.
 
     Args:
         path: a UTF-8 file, one row a line.
@@ -81,7 +81,7 @@ def read_tsv(path: Path, header: tuple[str, ...] = (), broken: int = 0, skipped:
 
 
 def read_csv(path: Path) -> Iterator[Line]:
-    """The rows of a comma-separated file with a header and double quotes (RFC 4180); returns and errors as :func:`read_tsv`."""
+    """Yield the rows of a comma-separated file with a header and double quotes (RFC 4180); returns and errors as :func:`read_tsv`."""
     # One module-wide setting of the standard library: texts may be longer than its 128 KiB.
     limit = csv.field_size_limit(sys.maxsize)
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
@@ -108,7 +108,7 @@ def read_csv(path: Path) -> Iterator[Line]:
 
 
 def read_jsonl(path: Path) -> Iterator[Line]:
-    """The rows of a JSON-lines file of objects; numbers and booleans become their JSON text; errors as :func:`read_tsv`."""
+    """Yield the rows of a JSON-lines file of objects; numbers and booleans become their JSON text; errors as :func:`read_tsv`."""
     rows: list[Line] = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
@@ -132,7 +132,7 @@ def read_jsonl(path: Path) -> Iterator[Line]:
 
 
 def number_of(cell: str, where: str, low: float = -sys.float_info.max, high: float = sys.float_info.max) -> float:
-    """A finite score from its text.
+    """Return a finite score from its text.
 
     Raises:
         DataError: naming where, the text and what is allowed.
@@ -147,7 +147,7 @@ def number_of(cell: str, where: str, low: float = -sys.float_info.max, high: flo
 
 
 def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path | None = None) -> TaskData:
-    """One's own task: a csv, tsv or jsonl file, or a folder with `train.*` and, optionally, `dev.*` and `test.*`.
+    """Read one's own task: a csv, tsv or jsonl file, or a folder with `train.*` and, optionally, `dev.*` and `test.*`.
 
     The columns are `text` (or `text_a` and `text_b`), `label` for classes or `score` for numbers, and optionally `id`; others are ignored.
     A csv is read with quoting, a tsv without. Without a dev file a tenth of the rows is held out by a hash of their texts, and the notes say so.
@@ -169,7 +169,7 @@ def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path 
     if dev is not None:
         files["dev"] = dev
     columns, kind = _columns(files["train"], names)
-    parts = {name: list(_rows(file, columns, names.id or "id", kind, name)) for name, file in files.items()}
+    parts = {name: list(_examples(file, columns, names.id or "id", kind, name)) for name, file in files.items()}
     notes: tuple[str, ...] = ()
     if "dev" not in parts:
         parts["train"], parts["dev"] = split(parts["train"], seed, str(path))
@@ -202,7 +202,7 @@ def _read(path: Path) -> Iterator[Line]:
 
 
 def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None, str], Literal["classification", "regression"]]:
-    """The columns of the texts and of the target, from the first training row, and what they make of the task."""
+    """Return the columns of the texts and of the target, from the first training row, and what they make of the task."""
     _, first = next(_read(train))
     have = f"{train}: has the columns {', '.join(first)}"
     for what, column in vars(names).items():
@@ -226,7 +226,7 @@ def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None, str], 
     return (*texts, "label" if "label" in first else "score"), "classification" if "label" in first else "regression"
 
 
-def _rows(path: Path, columns: tuple[str, str | None, str], id_column: str, kind: str, name: str) -> Iterator[Example]:
+def _examples(path: Path, columns: tuple[str, str | None, str], id_column: str, kind: str, name: str) -> Iterator[Example]:
     column_a, column_b, target = columns
     seen: set[str] = set()
     for index, (line, cells) in enumerate(_read(path)):

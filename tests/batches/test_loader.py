@@ -187,12 +187,12 @@ def test_seed_phase_and_split_each_make_another_stream() -> None:
 
 def test_held_out_batches_are_the_same_every_time_and_at_most_an_epoch() -> None:
     stream = samples()
-    held = stream.held_out(30)
+    held = stream.validation_steps(30)
     stream.step(50)
-    assert of_steps(*held) == of_steps(*stream.held_out(30)) == of_steps(*samples(micro_batch_size=2).held_out(30))
+    assert of_steps(*held) == of_steps(*stream.validation_steps(30)) == of_steps(*samples(micro_batch_size=2).validation_steps(30))
     assert sum(step.sequences for step in held) == 30 and [step.sequences for step in held][:-1] == [4] * 7
     assert sum(step.tokens for step in held) == sum(len(step.micro[0].ids_N) for step in held)
-    assert sum(step.sequences for step in stream.held_out(10**6)) == stream.epoch_size()
+    assert sum(step.sequences for step in stream.validation_steps(10**6)) == stream.epoch_size()
 
 
 def test_a_corpus_without_a_document_is_refused() -> None:
@@ -202,16 +202,16 @@ def test_a_corpus_without_a_document_is_refused() -> None:
 
 
 @pytest.mark.parametrize("nsp", [True, False])
-@pytest.mark.parametrize("grain", [64, 100, 256, 1024])
-def test_a_filled_batch_has_constant_shapes_and_the_same_targets(nsp: bool, grain: int) -> None:
+@pytest.mark.parametrize("pad_to_multiple", [64, 100, 256, 1024])
+def test_a_filled_batch_has_constant_shapes_and_the_same_targets(nsp: bool, pad_to_multiple: int) -> None:
     stream = samples(nsp=nsp)
     shapes = set()
     for step in range(8):
-        for plain, filled in zip(stream.step(step).micro, stream.step(step, grain=grain).micro, strict=True):
+        for plain, filled in zip(stream.step(step).micro, stream.step(step, pad_to_multiple=pad_to_multiple).micro, strict=True):
             assert filled.predicted_M is not None and plain.predicted_M is not None
             count, size = len(plain.ids_N), len(filled.ids_N)
-            slots = -(-grain // 64) + 1
-            assert size % grain == 0 and slots <= size - count < grain + slots
+            slots = -(-pad_to_multiple // 64) + 1
+            assert size % pad_to_multiple == 0 and slots <= size - count < pad_to_multiple + slots
             assert min(filled.lengths) > 0 and filled.longest == 64 and len(filled.lengths) == len(plain.lengths) + slots
             assert torch.equal(filled.ids_N[:count], plain.ids_N)
             assert (filled.ids_N[count:] == VOCABULARY.pad).all()
@@ -349,7 +349,7 @@ def test_the_longest_micro_batch_is_as_long_as_any_of_the_stream(nsp: bool) -> N
     )
     stream = Samples([shard(book_like(1, 40), size=500)], words(500), phase, (0,))
     tried, fill = stream.longest(4), pad_to_multiple(phase, 4)
-    micro = [batch for step in range(5) for batch in stream.step(step, grain=fill).micro]
+    micro = [batch for step in range(5) for batch in stream.step(step, pad_to_multiple=fill).micro]
     assert tried.lengths[:4] == (64,) * 4 and len(tried.ids_N) == max(len(batch.ids_N) for batch in micro)
     assert tried.predicted_M is not None and micro[0].predicted_M is not None
     assert len(tried.predicted_M) >= max(len(batch.predicted_M) for batch in micro if batch.predicted_M is not None)

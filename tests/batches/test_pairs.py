@@ -194,7 +194,7 @@ def test_short_targets_are_a_tenth_of_the_examples_and_uniform() -> None:
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(5, 500))
 def test_truncation_in_closed_form_equals_one_token_at_a_time(a: int, b: int, room: int) -> None:
     excess = max(0, a + b - room)
-    cut = pairs._cut_of_a(a, b, excess)
+    cut = pairs._tokens_off_a(a, b, excess)
     assert (a - cut, b - (excess - cut)) == one_by_one(a, b, room)
 
 

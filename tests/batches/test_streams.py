@@ -1,4 +1,4 @@
-"""Lanes: every byte once an epoch, each lane on end, and the same whatever the processes, the micro-batch and the step begun at."""
+"""Streams: every byte once an epoch, each stream on end, and the same whatever the processes, the micro-batch and the step begun at."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def phase(batch: int = 4, length: int = 8, shards: int = 0, micro: int = 4, labe
 
 
 def rows(steps: Sequence[StepBatches]) -> list[tuple[int, int, bool, bytes, bytes, tuple[tuple[int, float], ...]]]:
-    """What the steps hold, row by row: step, lane, fresh, inputs up to the fill, predicted bytes, places and values of labels."""
+    """What the steps hold, row by row: step, stream, fresh, inputs up to the fill, predicted bytes, places and values of labels."""
     found = []
     for number, step in enumerate(steps):
         for batch in step.micro:
@@ -67,20 +67,20 @@ def rows(steps: Sequence[StepBatches]) -> list[tuple[int, int, bool, bytes, byte
                 ends = list(zip(batch.ends_K.tolist(), batch.targets["label"].tolist(), strict=True))
                 assert [end for end, _ in ends] == sorted(batch.ends_K.tolist())
             width = batch.ids_BT.shape[1]
-            for row, (lane, ids, fresh, byte) in enumerate(
-                zip(batch.lanes.tolist(), batch.ids_BT.tolist(), batch.fresh_B.tolist(), batch.targets["byte"].tolist(), strict=True)
+            for row, (stream, ids, fresh, byte) in enumerate(
+                zip(batch.streams.tolist(), batch.ids_BT.tolist(), batch.fresh_B.tolist(), batch.targets["byte"].tolist(), strict=True)
             ):
                 predicted = [target for target in byte if target != IGNORED]
                 assert byte == predicted + [IGNORED] * (width - len(predicted))
                 mine = tuple((end % width, label) for end, label in ends if end // width == row)
                 inputs = min(width, len(predicted) + 1)
                 assert not any(ids[inputs:])
-                found.append((number, lane, fresh, bytes(ids[:inputs]), bytes(predicted), mine))
+                found.append((number, stream, fresh, bytes(ids[:inputs]), bytes(predicted), mine))
     return found
 
 
 def naive(shards: list[Shard], given_phase: Phase, steps: int, seed: tuple[int, ...] = SEED) -> list[list[tuple[bool, bytes, bytes]]]:
-    """Each lane read by a cursor that walks on: fresh, inputs, predicted bytes of its windows."""
+    """Each stream read by a cursor that walks on: fresh, inputs, predicted bytes of its windows."""
     documents, batch, length = texts(shards), given_phase.global_batch_size, given_phase.seq_len
     strings: list[bytes] = []
 
@@ -92,18 +92,18 @@ def naive(shards: list[Shard], given_phase: Phase, steps: int, seed: tuple[int, 
         assert bounds[0] == 0 and bounds[-1] == len(whole)
         strings.extend(whole[a:b] for a, b in pairwise(bounds))
 
-    lanes = []
-    for lane in range(batch):
+    streams = []
+    for stream in range(batch):
         windows: list[tuple[bool, bytes, bytes]] = []
-        number = lane
+        number = stream
         while len(windows) < steps:
             while number >= len(strings):
                 add_epoch()
             text = strings[number]
             windows += [(at == 0, text[at : at + length], text[at + 1 : at + 1 + length]) for at in range(0, len(text), length)]
             number += batch
-        lanes.append(windows[:steps])
-    return lanes
+        streams.append(windows[:steps])
+    return streams
 
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=6, max_size=30)
@@ -111,16 +111,16 @@ PHASES = st.builds(phase, st.integers(1, 5), st.integers(1, 17), st.integers(5, 
 
 
 @given(LENGTHS, PHASES, st.integers(1, 3))
-def test_steps_are_those_of_lanes_that_walk_on(lengths: list[int], given_phase: Phase, files: int) -> None:
+def test_steps_are_those_of_streams_that_walk_on(lengths: list[int], given_phase: Phase, files: int) -> None:
     shards = corpus(lengths, files)
-    lanes = Streams(shards, given_phase, SEED)
-    steps = [lanes.step(n) for n in range(12)]
+    streams = Streams(shards, given_phase, SEED)
+    steps = [streams.step(n) for n in range(12)]
     expected = naive(shards, given_phase, 12)
-    assert [(f, i, p) for _, _, f, i, p, _ in rows(steps)] == [expected[lane][n] for n in range(12) for lane in range(len(expected))]
+    assert [(f, i, p) for _, _, f, i, p, _ in rows(steps)] == [expected[stream][n] for n in range(12) for stream in range(len(expected))]
     for n, step in enumerate(steps):
-        assert step.tokens == step.divisors()["byte"] == sum(len(lane[n][2]) for lane in expected)
+        assert step.tokens == step.divisors()["byte"] == sum(len(stream[n][2]) for stream in expected)
         assert step.sequences == given_phase.global_batch_size
-        windows = [len(lane[n][1]) for lane in expected]
+        windows = [len(stream[n][1]) for stream in expected]
         assert step.sizes == (sum(windows), sum(read * read for read in windows), step.tokens, 0)
         assert {batch.ids_BT.shape for batch in step.micro} == {(1, given_phase.seq_len)}
 
@@ -139,11 +139,11 @@ def test_an_epoch_reads_every_document_once_whole_and_in_another_order(lengths: 
     shards = corpus(lengths)
     shards_of_epoch = 3 + extra
     given_phase = phase(3, 5, shards_of_epoch, reshuffle=reshuffle)
-    lanes = naive(shards, given_phase, 3 * sum(lengths))  # the first test compares it with Lanes
-    # Shards in the order of their numbers, each lane's windows put together again.
+    streams = naive(shards, given_phase, 3 * sum(lengths))  # the first test compares it with Streams
+    # Shards in the order of their numbers, each stream's windows put together again.
     strings: dict[int, bytes] = {}
-    for lane, windows in enumerate(lanes):
-        number = lane - 3
+    for stream, windows in enumerate(streams):
+        number = stream - 3
         for fresh, inputs, predicted in windows:
             number += 3 * fresh
             strings[number] = strings.get(number, b"") + (inputs[:1] if fresh else b"") + predicted
@@ -188,29 +188,29 @@ def test_processes_and_micro_batches_do_not_change_the_bytes(lengths: list[int],
     assert rows([whole]) == [(0, *row[1:]) for part in parts for row in rows([part])]
     assert all((part.tokens, part.sequences) == (whole.tokens, 4) for part in parts)
     for rank, part in enumerate(parts):
-        assert torch.cat([batch.lanes for batch in part.micro]).tolist() == list(Streams(shards, cut, SEED).lanes(rank, world))
-        assert all(len(batch.lanes) == min(micro, 4 // world) for batch in part.micro)
+        assert torch.cat([batch.streams for batch in part.micro]).tolist() == list(Streams(shards, cut, SEED).stream_numbers(rank, world))
+        assert all(len(batch.streams) == min(micro, 4 // world) for batch in part.micro)
 
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 20), min_size=6, max_size=15), PHASES)
 def test_labels_stand_at_the_last_byte_of_their_documents(lengths: list[int], given_phase: Phase) -> None:
     shards = corpus(lengths, files=2, labels=True)
-    lanes = Streams(shards, replace(given_phase, label_weight=0.1, num_document_groups=6, reshuffle=False), SEED)
+    streams = Streams(shards, replace(given_phase, label_weight=0.1, num_document_groups=6, reshuffle=False), SEED)
     found: list[tuple[int, int, float]] = []  # shard, place in it, label
     at: dict[int, tuple[int, int]] = {}
     for n in count():
-        for _, lane, fresh, inputs, _, ends in rows([lanes.step(n)]):
-            number, before = at.get(lane, (lane - given_phase.global_batch_size, 0))
+        for _, stream, fresh, inputs, _, ends in rows([streams.step(n)]):
+            number, before = at.get(stream, (stream - given_phase.global_batch_size, 0))
             if fresh:
                 number, before = number + given_phase.global_batch_size, 0
             found += [(number, before + place, label) for place, label in ends]
-            at[lane] = (number, before + len(inputs))
+            at[stream] = (number, before + len(inputs))
         if min(number for number, _ in at.values()) >= 6:
             break
     numbers = order(np.arange(len(lengths)), len(lengths), key(*SEED, 2, 0))
     ends_D = np.cumsum(np.array(lengths)[numbers])
-    bounds = Joined(lanes.documents, key(*SEED, 2, 0), 6).starts_S
+    bounds = Joined(streams.documents, key(*SEED, 2, 0), 6).starts_S
     expected = {
         (shard := int(np.searchsorted(bounds, end - 1, side="right")) - 1, int(end - 1 - bounds[shard]), float(label))
         for end, label in zip(ends_D, values(shards)[numbers], strict=True)
@@ -228,29 +228,29 @@ def test_without_the_auxiliary_objective_there_are_no_labels() -> None:
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 20))
-def test_a_whole_split_is_read_once_in_lanes_that_begin_fresh(lengths: list[int], length: int) -> None:
+def test_a_whole_split_is_read_once_in_streams_that_begin_fresh(lengths: list[int], length: int) -> None:
     shards = corpus(lengths)
-    lanes = Streams(shards, phase(length=length), SEED)
-    walk = lanes.whole()
+    streams = Streams(shards, phase(length=length), SEED)
+    walk = streams.whole()
     found: dict[int, bytes] = {}
-    for n, lane, fresh, inputs, predicted, _ in rows(walk):
-        assert fresh == (n == 0) and ((lane not in found) == fresh)
-        found[lane] = found.get(lane, inputs[:1]) + predicted
+    for n, stream, fresh, inputs, predicted, _ in rows(walk):
+        assert fresh == (n == 0) and ((stream not in found) == fresh)
+        found[stream] = found.get(stream, inputs[:1]) + predicted
     assert list(found) == list(range(min(VALIDATION_STREAMS, len(lengths))))
     numbers = order(np.arange(len(lengths)), len(lengths), key(*SEED, 2, 0))
     assert b"".join(found.values()) == b"".join(texts(shards)[i] for i in numbers)
     assert sum(step.tokens for step in walk) == sum(lengths) - len(found)
-    assert all(step.sequences == len(step.micro[0].lanes) and step.tokens == step.divisors()["byte"] for step in walk)
+    assert all(step.sequences == len(step.micro[0].streams) and step.tokens == step.divisors()["byte"] for step in walk)
 
 
 def test_held_out_windows_are_the_first_of_the_whole_and_the_same_every_time() -> None:
     shards = corpus([50] * 60)
-    lanes = Streams(shards, phase(length=10), SEED)
-    whole = lanes.whole()
-    held = lanes.held_out(40)  # 16 lanes: three steps
-    assert len(held) == 3 and rows(held) == rows(whole[:3]) == rows(Streams(shards, phase(length=10), SEED).held_out(40))
-    assert len(lanes.held_out(10**9)) == len(whole) and rows([held[-1]]) == rows([whole[2]])
-    assert {lane for _, lane, *_ in rows(held)} == set(range(16))
+    streams = Streams(shards, phase(length=10), SEED)
+    whole = streams.whole()
+    held = streams.validation_steps(40)  # 16 streams: three steps
+    assert len(held) == 3 and rows(held) == rows(whole[:3]) == rows(Streams(shards, phase(length=10), SEED).validation_steps(40))
+    assert len(streams.validation_steps(10**9)) == len(whole) and rows([held[-1]]) == rows([whole[2]])
+    assert {stream for _, stream, *_ in rows(held)} == set(range(16))
     with pytest.raises(IndexError):
         held[3]
 
@@ -263,11 +263,11 @@ def test_random_shards_are_some_of_a_thousand_or_of_as_many_as_there_are_documen
     assert sum(step.tokens for step in Streams(corpus([20] * 3), phase(), SEED).random_shards()) == 3 * 19
 
 
-def test_lanes_are_neighbours_and_refused_where_they_cannot_be_dealt() -> None:
-    lanes = Streams(corpus([9] * 20), phase(12, micro=2), SEED)
-    assert [lanes.lanes(rank, 3) for rank in range(3)] == [range(4), range(4, 8), range(8, 12)]
+def test_streams_are_neighbours_and_refused_where_they_cannot_be_dealt() -> None:
+    streams = Streams(corpus([9] * 20), phase(12, micro=2), SEED)
+    assert [streams.stream_numbers(rank, 3) for rank in range(3)] == [range(4), range(4, 8), range(8, 12)]
     with pytest.raises(ConfigError, match="global_batch_size = 12: cannot be cut for 5 processes"):
-        lanes.step(0, world=5)
+        streams.step(0, world=5)
 
 
 def test_fewer_documents_than_shards_are_refused_with_a_way_out() -> None:
@@ -278,14 +278,14 @@ def test_fewer_documents_than_shards_are_refused_with_a_way_out() -> None:
     ):
         default.step(0)
     with pytest.raises(DataError, match=r"lower global_batch_size and `num_document_groups` of the phase to 20 at most, or add documents"):
-        Streams(shards, phase(32), SEED).lanes()
+        Streams(shards, phase(32), SEED).stream_numbers()
     # What is held out need not be as much.
-    assert len(default.held_out(16)) == 1 and default.epoch_size() == 23
+    assert len(default.validation_steps(16)) == 1 and default.epoch_size() == 23
 
 
 def test_word_pieces_are_refused() -> None:
     (shard,) = corpus([9] * 8)
-    with pytest.raises(DataError, match=r"train-00000 holds word pieces, not bytes; .* data\.tokenizer = bytes"):
+    with pytest.raises(DataError, match=r"train-00000 holds WordPiece tokens, not bytes; .* data\.tokenizer = bytes"):
         Streams([replace(shard, tokens=shard.tokens.astype(np.uint16))], phase(), SEED)
 
 
@@ -303,16 +303,16 @@ def test_seeds_and_phases_have_orders_of_their_own() -> None:
 
 
 @given(LENGTHS, st.sampled_from([(1, 2), (2, 1), (2, 2), (4, 1)]), st.integers(0, 9), st.integers(1, 3), st.booleans())
-def test_the_origin_of_a_micro_batch_is_its_lanes_and_the_documents_its_windows_begin_in(
+def test_the_provenance_of_a_micro_batch_is_its_streams_and_the_documents_its_windows_begin_in(
     lengths: list[int], cut: tuple[int, int], step: int, files: int, reshuffle: bool
 ) -> None:
     (world, micro), shards = cut, corpus(lengths, files)
-    lanes = Streams(shards, phase(4, 8, micro=micro, reshuffle=reshuffle), SEED)
+    streams = Streams(shards, phase(4, 8, micro=micro, reshuffle=reshuffle), SEED)
     documents = {(shard.name, row): text for shard in shards for row, text in enumerate(texts([shard]))}
     for rank in range(world):
-        for at, batch in enumerate(lanes.step(step, rank, world).micro):
-            found = lanes.origin(step, world, at * world + rank)
-            assert [place["lane"] for place in found] == batch.lanes.tolist()
+        for at, batch in enumerate(streams.step(step, rank, world).micro):
+            found = streams.provenance(step, world, at * world + rank)
+            assert [place["stream"] for place in found] == batch.streams.tolist()
             for place, ids in zip(found, batch.ids_BT.tolist(), strict=True):
                 text = documents[str(place["shard"]), int(place["row"])]
                 assert any(bytes(ids).startswith(text[start : start + 8]) for start in range(len(text)))
@@ -321,8 +321,8 @@ def test_the_origin_of_a_micro_batch_is_its_lanes_and_the_documents_its_windows_
 
 @pytest.mark.parametrize("label", [0.0, 0.5])
 def test_the_longest_micro_batch_is_laid_out_as_those_of_the_stream_and_full(label: float) -> None:
-    lanes = Streams(corpus([400] * 8, labels=True), phase(length=40, micro=2, label=label), SEED)
-    (ours, theirs) = lanes.longest(2), lanes.step(0).micro[0]
+    streams = Streams(corpus([400] * 8, labels=True), phase(length=40, micro=2, label=label), SEED)
+    (ours, theirs) = streams.longest(2), streams.step(0).micro[0]
     for a, b in ((vars(ours), vars(theirs)), (ours.targets, theirs.targets)):
         kinds = [{name: (t.dtype, t.is_contiguous()) for name, t in tensors.items() if isinstance(t, torch.Tensor)} for tensors in (a, b)]
         assert kinds[0] == kinds[1] and a.keys() == b.keys()
@@ -330,4 +330,4 @@ def test_the_longest_micro_batch_is_laid_out_as_those_of_the_stream_and_full(lab
     assert not (ours.targets["byte"] == IGNORED).any() and ours.ids_BT.max() < 256
     assert ours.ends_K is None if label == 0 else ours.ends_K is not None and ours.ends_K.tolist() == [39, 79]
     torch.manual_seed(1)
-    assert torch.equal(lanes.longest(2).ids_BT, ours.ids_BT)
+    assert torch.equal(streams.longest(2).ids_BT, ours.ids_BT)

@@ -74,7 +74,7 @@ def test_what_is_not_there_is_said_with_a_command_that_works(folder: Path) -> No
         DataError, match=r"no classifier 'csv' \(it has: none\); run `overnight linear-probe csv --from .*ours --path=FOLDER`"
     ):
         list(classify(run, "csv", ["text"]))
-    with pytest.raises(ConfigError, match=r"a byte model has no \[MASK\] to fill in; `overnight generate --from .*ours` goes on"):
+    with pytest.raises(ConfigError, match=r"a byte model has no \[MASK\] to fill in; `overnight generate --from .*ours` continues"):
         list(classify(run, "mask", ["[MASK]"]))
 
 

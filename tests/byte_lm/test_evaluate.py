@@ -42,24 +42,24 @@ def run(arrays: Arrays, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return made
 
 
-def lane_texts(run: Run, shards: int | None) -> list[bytes]:
-    """What each lane reads, from its first byte to its last."""
-    lanes = Streams(open_shards(run.data_dir, "test"), run.phases["elsewhere"], (run.seed, 0, 1))
+def stream_texts(run: Run, shards: int | None) -> list[bytes]:
+    """What each stream reads, from its first byte to its last."""
+    streams = Streams(open_shards(run.data_dir, "test"), run.phases["elsewhere"], (run.seed, 0, 1))
     texts: dict[int, bytes] = {}
-    for step in lanes.whole(module._LANES) if shards is None else lanes.random_shards(shards):
+    for step in streams.whole(module._STREAMS) if shards is None else streams.random_shards(shards):
         for batch in step.micro:
-            for lane, ids, targets in zip(batch.lanes.tolist(), batch.ids_BT, batch.targets["byte"], strict=True):
+            for stream, ids, targets in zip(batch.streams.tolist(), batch.ids_BT, batch.targets["byte"], strict=True):
                 known = targets[targets >= 0].tolist()
-                texts[lane] = texts.get(lane, bytes(ids[:1].tolist())) + bytes(known)
-    return [texts[lane] for lane in sorted(texts)]
+                texts[stream] = texts.get(stream, bytes(ids[:1].tolist())) + bytes(known)
+    return [texts[stream] for stream in sorted(texts)]
 
 
 @pytest.mark.parametrize("shards", [3, 16, None])
 def test_bits_are_those_of_the_equations_over_every_byte_that_has_one_before_it(
     shards: int | None, run: Run, arrays: Arrays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LANES", 4)
-    texts = lane_texts(run, shards)
+    monkeypatch.setattr(module, "_STREAMS", 4)
+    texts = stream_texts(run, shards)
     log_p = [read(arrays, text, "ifog")[2] for text in texts]
     nats = sum(-table[t, text[t + 1]] for table, text in zip(log_p, texts, strict=True) for t in range(len(text) - 1))
     right = sum(table[t].argmax() == text[t + 1] for table, text in zip(log_p, texts, strict=True) for t in range(len(text) - 1))
@@ -70,7 +70,7 @@ def test_bits_are_those_of_the_equations_over_every_byte_that_has_one_before_it(
     assert found.accuracy == pytest.approx(right / count, abs=2 / count)
     if shards is None:
         whole = sum(len(shard.tokens) for shard in open_shards(run.data_dir, "test"))
-        assert count == whole - len(texts)  # nothing stands before the first byte of a lane
+        assert count == whole - len(texts)  # nothing stands before the first byte of a stream
 
 
 def test_a_split_that_is_not_there_and_a_number_that_makes_no_sense_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,9 +91,9 @@ def test_a_held_unit_is_held_after_every_byte(model: ByteModel, monkeypatch: pyt
 
     free = text(model, "ab", 12, temperature=0.0)
     monkeypatch.setattr(model, "hidden", watched)
-    held = text(model, "ab", 12, temperature=0.0, held=(Unit(7), 4.0))
+    clamped = text(model, "ab", 12, temperature=0.0, clamped=(Unit(7), 4.0))
     assert seen == [0.0] + [4.0] * (4 + 12 - 2)
-    assert held != free
+    assert clamped != free
 
 
 def test_what_the_weights_alone_decide_is_made_once(model: ByteModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,14 +113,14 @@ def test_a_transformer_reads_all_of_its_text_again() -> None:
             written.append(int(model.logits(hidden[:, -1]).argmax()))
     assert found == bytes(written[4:]).decode("utf-8", "replace")
     with pytest.raises(ConfigError, match="no cells"):
-        text(model, held=(Unit(0), 1.0))
+        text(model, clamped=(Unit(0), 1.0))
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"held": (Unit(WIDTH), 1.0)}, "the model has units 0 to 23"),
-        ({"held": (Unit(-1), 1.0)}, "units 0 to 23"),
+        ({"clamped": (Unit(WIDTH), 1.0)}, "the model has units 0 to 23"),
+        ({"clamped": (Unit(-1), 1.0)}, "units 0 to 23"),
         ({"temperature": -1.0}, "must be 0 or more"),
         ({"temperature": math.nan}, "must be 0 or more"),
         ({"length": 0}, "must be 1 or more"),
@@ -160,7 +160,7 @@ def test_a_held_hidden_state_is_what_the_next_byte_is_read_from(model: ByteModel
 
     free = text(model, "ab", 12, temperature=0.0)
     monkeypatch.setattr(model, "logits", watched)
-    assert text(model, "ab", 12, temperature=0.0, held=(Unit(7, "hidden"), 0.75)) != free
+    assert text(model, "ab", 12, temperature=0.0, clamped=(Unit(7, "hidden"), 0.75)) != free
     assert seen == [0.75] * 12
 
 

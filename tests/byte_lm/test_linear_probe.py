@@ -16,7 +16,7 @@ from benchmarks import regression
 from overnight.byte_lm import linear_probe as module
 from overnight.byte_lm.generate import Unit
 from overnight.byte_lm.heatmap import chosen_unit
-from overnight.byte_lm.linear_probe import NGRAMS, linear_probe, read_problem
+from overnight.byte_lm.linear_probe import NGRAMS, linear_probe, read_probe_task
 from overnight.byte_lm.logistic import STRENGTHS
 from overnight.config import LinearProbe, Run
 from overnight.console import Line
@@ -154,7 +154,7 @@ def test_more_classes_and_several_features_are_judged_without_a_unit(folder: Pat
 
 
 def parts_of(folder: Path, **changes: Any) -> tuple[Any, Callable[[int], dict[str, set[bytes]]]]:
-    problem = read_problem(LinearProbe(task="csv", path=str(folder), seeds=[0, 1], **changes))
+    problem = read_probe_task(LinearProbe(task="csv", path=str(folder), seeds=[0, 1], **changes))
     return problem, lambda seed: {name: {problem.documents[i] for i in rows} for name, rows in problem.parts[seed].items()}
 
 
@@ -201,15 +201,15 @@ def test_pairs_scores_and_too_few_rows_are_refused(tmp_path: Path) -> None:
     (tmp_path / "scores.csv").write_text("text,score\n" + "".join(f"t{i},{i}\n" for i in range(60)))
     for name in ("pairs", "scores"):
         with pytest.raises(DataError, match="single texts"):
-            read_problem(LinearProbe(task="csv", path=str(tmp_path / f"{name}.csv")))
+            read_probe_task(LinearProbe(task="csv", path=str(tmp_path / f"{name}.csv")))
     table(tmp_path / "train.csv", [("a", "x"), ("b", "y")])
     table(tmp_path / "dev.csv", [("c", "x")])
     with pytest.raises(DataError, match="2 training rows are too few to train on every class"):
-        read_problem(LinearProbe(task="csv", path=str(tmp_path)))
+        read_probe_task(LinearProbe(task="csv", path=str(tmp_path)))
 
 
 def test_sst_comes_with_its_three_parts(real_data: Path) -> None:
-    problem = read_problem(LinearProbe(task="sst", path=str(real_data / "sst")))
+    problem = read_probe_task(LinearProbe(task="sst", path=str(real_data / "sst")))
     assert {name: len(rows) for name, rows in problem.parts[0].items()} == {"train": 6920, "valid": 872, "test": 1821}
     assert problem.labels == ("0", "1") and problem.notes == ()
 

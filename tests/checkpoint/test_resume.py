@@ -150,6 +150,6 @@ def test_another_precision_and_another_optimizer_are_refused(tiny: Make) -> None
         finish(tiny(**lans))
     (run.run_dir / "run.yaml").unlink()
     with pytest.raises(
-        DataError, match=r"are of lamb, and phase long trains with lans, which cannot go on with its moments; give this run"
+        DataError, match=r"are of lamb, and phase long trains with lans, which cannot continue with its moments; give this run"
     ):
         finish(tiny(**lans))

@@ -52,7 +52,7 @@ def test_a_finished_run_goes_on_and_keeps_its_history(tiny: Make) -> None:
     assert (short.run_dir / "run.1.yaml").read_bytes() == old and config.load_run(str(short.run_dir / "run.yaml")) == longer
     (event,) = (line for line in lines(longer, "event") if line["what"] == "extended")
     assert event["global_step"] == 10 and event["was"] == "run.1.yaml" and event["message"] in told
-    assert event["message"].startswith("extended: phase long has 9 steps instead of 4; the learning rate goes on at ")
+    assert event["message"].startswith("extended: phase long has 9 steps instead of 4; the learning rate continues at ")
     # The schedule is that of a run of the new length, from the step at which it stands.
     rates = [line["lr"] for line in lines(longer, "train") if line["phase"] == "long"]
     phases = [run.phases["long"] for run in (short, longer)]
@@ -118,7 +118,7 @@ def test_a_kill_between_the_two_files_keeps_the_old_settings_once(tiny: Make, mo
 def test_without_the_option_the_refusal_names_it(tiny: Make) -> None:
     claim_folder(tiny())
     with pytest.raises(
-        ConfigError, match=r"phases\.long\.steps: 4 there, 9 here\nTo go on .* add --extend\. Or give this one its own folder"
+        ConfigError, match=r"phases\.long\.steps: 4 there, 9 here\nTo resume .* add --extend\. Or give this one its own folder"
     ):
         check_folder(tiny(**LONGER))
     with pytest.raises(ConfigError, match=r"seed: 0 there, 1 here\nGive this one its own folder") as other:

@@ -200,7 +200,7 @@ def test_prepare_and_pretrain_do_their_part_and_again_nothing(recipe: Path, tmp_
     assert call("prepare", recipe, *data) == 0
     assert "shards" in capsys.readouterr().out
     assert call("pretrain", recipe, *data) == 0
-    assert "long 4/4  held out: mlm loss" in capsys.readouterr().out
+    assert "long 4/4  validation: mlm loss" in capsys.readouterr().out
     checkpoints = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     assert call("prepare", recipe, *data) == call("pretrain", recipe, *data) == 0
     assert checkpoints == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}

@@ -84,7 +84,7 @@ def test_a_prepared_corpus_gives_the_vocabulary_and_the_epochs(tiny: Make, pretr
     work = Pretraining(tiny(), Line())
     for number, phase in enumerate(plan.phases):
         size = work.samples(work.run.phases[phase.name], number, "train").epoch_size()
-        assert len(work.family.shards["train"]) == 1 and phase.epochs == pytest.approx(phase.sequences / size)
+        assert len(work.workload.shards["train"]) == 1 and phase.epochs == pytest.approx(phase.sequences / size)
     assert f"about {plan.phases[0].epochs:.2f} epochs" in plan_text(plan)
 
 

@@ -128,7 +128,7 @@ def test_run_again_changes_nothing_that_was_learned(finished: tuple[Run, str], c
     before = results(run), [(run.run_dir / name).read_bytes() for name in learned]
     assert main(["run", str(run.run_dir.parent / "recipe.yaml")]) == 0
     out = capsys.readouterr().out
-    assert "opinion: done already" in out and "held out:" not in out
+    assert "opinion: done already" in out and "validation:" not in out
     assert before == (results(run), [(run.run_dir / name).read_bytes() for name in learned])
 
 

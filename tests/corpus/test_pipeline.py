@@ -115,12 +115,12 @@ def test_duplicates_and_short_documents_are_dropped_and_counted(corpus: Path, tm
 
 
 def test_a_given_vocabulary_is_taken_as_it_is(corpus: Path, tmp_path: Path) -> None:
-    pieces = ["zz", "[SEP]", "[CLS]", "[MASK]", "[UNK]", "[PAD]", *"abcdeghilnorstu.", *(f"##{c}" for c in "abcdeghilnorstu")]
-    (tmp_path / "v.txt").write_text("\n".join(pieces))
-    given = settings(corpus, vocab_file=str(tmp_path / "v.txt"), vocab_size=len(pieces))
+    tokens = ["zz", "[SEP]", "[CLS]", "[MASK]", "[UNK]", "[PAD]", *"abcdeghilnorstu.", *(f"##{c}" for c in "abcdeghilnorstu")]
+    (tmp_path / "v.txt").write_text("\n".join(tokens))
+    given = settings(corpus, vocab_file=str(tmp_path / "v.txt"), vocab_size=len(tokens))
     prepare(given, tmp_path / "out", silent)
-    assert (tmp_path / "out/vocab.txt").read_text().split() == pieces
-    with pytest.raises(ConfigError, match=r"data\.vocab_size = 99: .* has 37 pieces"):
+    assert (tmp_path / "out/vocab.txt").read_text().split() == tokens
+    with pytest.raises(ConfigError, match=r"data\.vocab_size = 99: .* has 37 tokens"):
         prepare(settings(corpus, vocab_file=str(tmp_path / "v.txt"), vocab_size=99), tmp_path / "other", silent)
 
 
@@ -187,9 +187,9 @@ def test_it_continues_where_it_stopped_and_gives_the_same_bytes(
 @pytest.mark.parametrize(
     ("until", "name"),
     [
-        ("_tokenise", "vocab.txt"),
-        ("_tokenise", "tokenizer.json"),
-        ("_tokenise", "work/clean-00000.arrow"),
+        ("_tokenize", "vocab.txt"),
+        ("_tokenize", "tokenizer.json"),
+        ("_tokenize", "work/clean-00000.arrow"),
         ("_shard", "work/train-00000.arrow"),
         ("_shard", "work/valid-00000.arrow"),
         ("_shard", "work/train-00000.arrow.json"),

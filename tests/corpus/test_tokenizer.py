@@ -29,7 +29,7 @@ def test_training_is_the_same_in_another_process_with_other_threads() -> None:
     # Random letters make hundreds of ties, which the trainer alone settles differently each time.
     code = (
         "import sys; sys.path[:0] = sys.argv[1:3]\n"
-        "from test_tokenizer import _words\nfrom overnight.corpus import tokenizer as tk\nprint(tk.train_pieces(_words(0), 600, True))"
+        "from test_tokenizer import _words\nfrom overnight.corpus import tokenizer as tk\nprint(tk.train_tokens(_words(0), 600, True))"
     )
     root = Path(tk.__file__).parents[2]
     outputs = set()
@@ -38,16 +38,16 @@ def test_training_is_the_same_in_another_process_with_other_threads() -> None:
         run = [sys.executable, "-c", code, str(root), str(Path(__file__).parent)]
         outputs.add(subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout)
     assert len(outputs) == 1
-    assert outputs == {f"{tk.train_pieces(_words(0), 600, True)}\n"}
+    assert outputs == {f"{tk.train_tokens(_words(0), 600, True)}\n"}
 
 
-def test_trained_pieces_are_specials_alphabet_and_words() -> None:
+def test_trained_tokens_are_specials_alphabet_and_words() -> None:
     words = Counter({"hello": 50, "hell": 20, "World!": 30, "x": 1})
-    pieces = tk.train_pieces(words, 60, True)
-    assert tuple(pieces[:5]) == tk.SPECIALS
-    assert len(set(pieces)) == len(pieces) <= 60
-    assert {"hello", "world", "!", "x"} <= set(pieces)
-    assert "World" in tk.train_pieces(words, 60, False)
+    tokens = tk.train_tokens(words, 60, True)
+    assert tuple(tokens[:5]) == tk.SPECIALS
+    assert len(set(tokens)) == len(tokens) <= 60
+    assert {"hello", "world", "!", "x"} <= set(tokens)
+    assert "World" in tk.train_tokens(words, 60, False)
 
 
 def _lines(parts: list[str]) -> str:
@@ -55,7 +55,7 @@ def _lines(parts: list[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def pieces() -> list[str]:
+def tokens() -> list[str]:
     return [
         *tk.SPECIALS,
         "##a",
@@ -78,8 +78,8 @@ def pieces() -> list[str]:
 
 @settings(max_examples=300, deadline=None)
 @given(docs=st.lists(st.lists(st.sampled_from(ALPHABET), max_size=40).map(_lines), max_size=4), lowercase=st.booleans())
-def test_encoding_word_by_word_equals_the_library_on_sentences(pieces: list[str], docs: list[str], lowercase: bool) -> None:
-    tokenizer = tk.build_tokenizer(pieces, lowercase)
+def test_encoding_word_by_word_equals_the_library_on_sentences(tokens: list[str], docs: list[str], lowercase: bool) -> None:
+    tokenizer = tk.build_tokenizer(tokens, lowercase)
     tokens, lengths, counts = tk.encode(docs, tokenizer)
     tokenizer.encode_special_tokens = True
     expected = [[tokenizer.encode(line, add_special_tokens=False).ids for line in doc.split("\n")] for doc in docs]
@@ -91,20 +91,20 @@ def test_encoding_word_by_word_equals_the_library_on_sentences(pieces: list[str]
     assert not np.isin(tokens, [0, 2, 3, 4]).any()  # no text makes a special piece, [UNK] aside
 
 
-def test_saved_and_loaded_again(tmp_path: Path, pieces: list[str]) -> None:
-    tk.save_tokenizer(tmp_path, pieces, lowercase=False)
+def test_saved_and_loaded_again(tmp_path: Path, tokens: list[str]) -> None:
+    tk.save_tokenizer(tmp_path, tokens, lowercase=False)
     vocabulary = tk.load_vocabulary(tmp_path)
-    assert (vocabulary.size, vocabulary.pad, vocabulary.mask, vocabulary.lowercase) == (len(pieces), 0, 4, False)
-    assert vocabulary.continuation.sum() == sum(piece.startswith("##") for piece in pieces)
+    assert (vocabulary.size, vocabulary.pad, vocabulary.mask, vocabulary.lowercase) == (len(tokens), 0, 4, False)
+    assert vocabulary.continuation.sum() == sum(token.startswith("##") for token in tokens)
     assert vocabulary.is_special.nonzero()[0].tolist() == [0, 1, 2, 3, 4]
-    assert vocabulary.hash != tk.vocabulary(pieces, lowercase=True).hash
+    assert vocabulary.hash != tk.vocabulary(tokens, lowercase=True).hash
     encoded = tk.load_tokenizer(tmp_path).encode("ab a", "[MASK]")
     assert encoded.tokens == ["[CLS]", "ab", "a", "[SEP]", "[MASK]", "[SEP]"]
 
 
-def test_special_pieces_are_found_by_name_in_a_given_vocabulary(tmp_path: Path) -> None:
+def test_special_tokens_are_found_by_name_in_a_given_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text("x\n[SEP]\n[CLS]\n[MASK]\n[UNK]\n[PAD]\n\u2028\n")
-    vocabulary = tk.vocabulary(tk.read_pieces(tmp_path / "v.txt"), True)
+    vocabulary = tk.vocabulary(tk.read_tokens(tmp_path / "v.txt"), True)
     assert (vocabulary.pad, vocabulary.unk, vocabulary.cls, vocabulary.sep, vocabulary.mask, vocabulary.size) == (5, 4, 2, 1, 3, 7)
 
 
@@ -122,7 +122,7 @@ def test_bad_vocabulary_files_are_refused(tmp_path: Path, content: bytes | None,
     if content is not None:
         (tmp_path / "v.txt").write_bytes(content)
     with pytest.raises(DataError, match=message):
-        tk.read_pieces(tmp_path / "v.txt")
+        tk.read_tokens(tmp_path / "v.txt")
 
 
 def test_wide_tokens_only_for_large_vocabularies() -> None:

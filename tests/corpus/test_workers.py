@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from overnight.corpus.workers import core_count, run_tasks
+from overnight.corpus.workers import run_tasks
 from overnight.errors import DataError, UserError
 
 
@@ -63,8 +63,3 @@ def test_an_error_of_a_task_arrives_as_itself() -> None:
 def test_a_killed_worker_is_an_error_and_no_hang() -> None:
     with pytest.raises(UserError, match="worker process was killed"):
         list(run_tasks(_die, range(10), 2))
-
-
-def test_zero_workers_are_every_core() -> None:
-    assert core_count(0) == len(os.sched_getaffinity(0))
-    assert core_count(3) == 3

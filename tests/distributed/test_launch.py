@@ -378,4 +378,4 @@ def test_the_exit_code_of_a_job_that_was_asked_to_stop_is_that_of_its_processes(
     assert [after_signal(10, codes, 300) for codes in ([138, 138], [-10, 138], [1, 138])] == [138, 138, 1]
     assert capsys.readouterr().err == ""
     assert after_signal(10, [-9, 138], 300) == 138
-    assert "not all processes ended within 300 s; the run goes on from its newest checkpoint" in capsys.readouterr().err
+    assert "not all processes ended within 300 s; the run resumes from its newest checkpoint" in capsys.readouterr().err

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from overnight.checkpoint import reader
 from overnight.config import Run
 from overnight.corpus.pipeline import prepare
-from overnight.distributed import replicas
-from overnight.distributed.replicas import ReplicaMismatch, StragglerMonitor, checksums, compare_replicas
+from overnight.distributed import replicas, stragglers
+from overnight.distributed.replicas import ReplicaMismatch, checksums, compare_replicas
+from overnight.distributed.stragglers import StragglerMonitor
 from overnight.distributed.world import World
 from overnight.engine import loop
 from overnight.errors import DataError
@@ -135,7 +136,7 @@ def test_who_differs_from_most_is_named_and_at_a_tie_from_the_first(
 ) -> None:
     model = torch.nn.Linear(2, 2)
     monkeypatch.setattr(replicas, "all_gather", lambda row, world: torch.tensor(sums))
-    monkeypatch.setattr(replicas, "_hosts", lambda world: ["a", "b", "c", "d"])
+    monkeypatch.setattr(replicas, "host_names", lambda world: ["a", "b", "c", "d"])
     optimizer = torch.optim.SGD(model.named_parameters())
     with pytest.raises(ReplicaMismatch, match=re.escape(who)) as caught:
         compare_replicas(model, optimizer, World(size=4))
@@ -171,8 +172,8 @@ def test_lag_is_said_after_three_lines_and_rarely_again(monkeypatch: pytest.Monk
     alone.note(1.0, (0.0, 1.0))
     assert alone.line() == ({}, "")
     own = [1.0, 1.0, 2.0, 1.0]
-    monkeypatch.setattr(replicas, "all_gather", lambda row, world: torch.tensor(own))
-    monkeypatch.setattr(replicas, "_hosts", lambda world: ["a", "a", "b", "b"])
+    monkeypatch.setattr(stragglers, "all_gather", lambda row, world: torch.tensor(own))
+    monkeypatch.setattr(stragglers, "host_names", lambda world: ["a", "a", "b", "b"])
     pace = StragglerMonitor(World(size=4))
     said = [pace.line() for _ in range(110)]
     assert [at for at, (_, text) in enumerate(said) if text] == [2, 102]

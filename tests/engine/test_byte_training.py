@@ -31,7 +31,7 @@ Make = Callable[..., Run]
 
 
 def byte_tree(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Shards of about 8 windows, so that lanes begin anew in the middle of the run."""
+    """Shards of about 8 windows, so that streams begin anew in the middle of the run."""
     optim = {"name": "adamw", "lr": 0.01, "weight_decay": 0.0, "schedule": {"name": "constant", "warmup_ratio": 0.0}}
     phase = {
         "steps": 12,
@@ -164,7 +164,7 @@ def test_the_carried_state_matters_and_begins_anew_with_a_shard(make: Make) -> N
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 8])
-def test_micro_batches_of_lanes_do_not_change_the_training(micro_batch_size: int, make: Make) -> None:
+def test_micro_batches_of_streams_do_not_change_the_training(micro_batch_size: int, make: Make) -> None:
     whole, cut = make("whole"), make("cut", phase={"micro_batch_size": micro_batch_size})
     finish(whole)
     finish(cut)
@@ -223,9 +223,9 @@ def test_a_state_that_is_not_finite_begins_anew_and_the_others_go_on(make: Make,
 
     monkeypatch.setattr(module, "Pretraining", Broken)
     told = finish(run)
-    assert "step 2: the carried state of lanes 1 was not finite and begins anew at zero" in told
+    assert "step 2: the carried state of streams 1 was not finite and begins anew at zero" in told
     (event,) = (line for line in lines(run, "event") if line["what"] == "carry")
-    assert event["lanes"] == [1] and all(math.isfinite(loss) for loss in losses(run))
+    assert event["streams"] == [1] and all(math.isfinite(loss) for loss in losses(run))
 
 
 def remembered(run: Run) -> list[list[int]]:
@@ -233,7 +233,7 @@ def remembered(run: Run) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_micro_batches_of_lanes_are_found_by_trial_and_the_run_is_that_of_the_same_number_given(kind: str, make: Make) -> None:
+def test_micro_batches_of_streams_are_found_by_trial_and_the_run_is_that_of_the_same_number_given(kind: str, make: Make) -> None:
     def of(micro_batch_size: int) -> Run:
         phase = {"micro_batch_size": micro_batch_size, "label_weight": 0.5}
         return make(f"of-{micro_batch_size}", model=MODELS[kind], phase=phase)
@@ -246,7 +246,7 @@ def test_micro_batches_of_lanes_are_found_by_trial_and_the_run_is_that_of_the_sa
 
 
 @pytest.mark.parametrize(("kind", "checkpointing"), [("mlstm", "none"), ("mlstm", "full"), ("transformer", "none")])
-def test_lanes_that_find_no_memory_are_read_again_in_halves_from_the_state_before(
+def test_streams_that_find_no_memory_are_read_again_in_halves_from_the_state_before(
     kind: str, checkpointing: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {
@@ -282,7 +282,7 @@ def test_lanes_that_find_no_memory_are_read_again_in_halves_from_the_state_befor
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.heavy)])
 def test_2_processes_are_one_and_go_on_with_what_one_began(kind: str, folder: Path, tmp_path: Path) -> None:
-    """In fp32: the parameters and the carried state of every lane agree to rounding, with labels that only some windows have."""
+    """In fp32: the parameters and the carried state of every stream agree to rounding, with labels that only some windows have."""
     runs = Runs(tmp_path, folder)
     changes = {"phase": {"label_weight": 0.5, "micro_batch_size": 2}, "settings": {"precision": "fp32", "distributed.strategy": kind}}
 

@@ -24,7 +24,7 @@ from overnight.checkpoint.run_identity import claim_folder
 from overnight.config import Run
 from overnight.console import Line
 from overnight.engine import loop, pretrain
-from overnight.engine.precision import NonFiniteError
+from overnight.engine.finite import NonFiniteError
 from overnight.errors import UserError
 from overnight.finetune.finetune import finetune
 from overnight.report.summary import summary_text
@@ -80,7 +80,7 @@ def test_a_nan_stops_before_the_step_and_the_same_command_continues(tiny: Make, 
     told = str(caught.value)
     assert caught.value.exit_code == 1
     assert told.startswith("phase long, step 3: the losses are finite (mlm ") and "the gradient of pooler.weight is not finite" in told
-    assert f"The last good checkpoint is {run.run_dir}/checkpoints/step-0000008, and the same command goes on" in told
+    assert f"The last good checkpoint is {run.run_dir}/checkpoints/step-0000008, and the same command resumes" in told
     assert lines(run, "event")[-1]["what"] == "not finite" and "pooler.weight" in lines(run, "event")[-1]["message"]
     assert weights_are_finite(run)
     finish(run)

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from overnight.checkpoint import reader
 from overnight.config import OPTIMIZERS, Run
 from overnight.engine import loop, precision, trainer
+from overnight.engine.finite import NonFiniteError, nonfinite_tensors
 from overnight.engine.loop import StepResult, training_steps
-from overnight.engine.precision import CEILING, FLOOR, INITIAL_SCALE, LossScale, NonFiniteError, nonfinite_tensors, set_matmul_precision
+from overnight.engine.precision import CEILING, FLOOR, INITIAL_SCALE, LossScale, set_matmul_precision
 from overnight.optim.groups import build_optimizer
 from tests.engine.test_loop_measurements import settings, work
 from tests.engine.test_pretrain import Stop, assert_same_run, finish, metrics

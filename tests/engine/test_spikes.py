@@ -27,7 +27,8 @@ from overnight.checkpoint import reader
 from overnight.config import OPTIMIZERS, Run, Stability
 from overnight.console import Line
 from overnight.engine import loop, trainer
-from overnight.engine.precision import LossScale, NonFiniteError
+from overnight.engine.finite import NonFiniteError
+from overnight.engine.precision import LossScale
 from overnight.engine.pretrain import pretrain
 from overnight.engine.spikes import LEAST, WINDOW, Rollback, Spike, SpikeDetector, largest_gradients
 from overnight.optim.groups import build_optimizer
@@ -56,27 +57,27 @@ def values(curve: Path) -> dict[str, list[dict[str, float]]]:
 def test_stored_runs_have_no_spike_and_planted_ones_are_found(curve: Path) -> None:
     judged = found = 0
     for points in values(curve).values():
-        watch = SpikeDetector(Stability.spike_threshold, {})
+        spike_detector = SpikeDetector(Stability.spike_threshold, {})
         for point in points:
-            assert watch.spike(point) == ""
-            if len(watch.window.get("loss", [])) >= LEAST:
+            assert spike_detector.spike(point) == ""
+            if len(spike_detector.window.get("loss", [])) >= LEAST:
                 judged += 1
-                found += bool(watch.spike({**point, "loss": 2 * point["loss"]}))
-                assert watch.spike({**point, "loss": 6 * point["loss"]}).startswith("the loss is ")
-                assert watch.spike({**point, "grad_norm": 1000 * point["grad_norm"]}).startswith("the gradient norm is ")
-            watch.note(point)
+                found += bool(spike_detector.spike({**point, "loss": 2 * point["loss"]}))
+                assert spike_detector.spike({**point, "loss": 6 * point["loss"]}).startswith("the loss is ")
+                assert spike_detector.spike({**point, "grad_norm": 1000 * point["grad_norm"]}).startswith("the gradient norm is ")
+            spike_detector.note(point)
     assert judged > 50 and found > 0.8 * judged, (judged, found)
 
 
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.floats(0, 0.5), st.floats(-0.02, 0.02), st.floats(1e-6, 1e6))
 def test_normal_noise_of_any_size_and_any_steady_slope_is_no_spike(seed: int, noise: float, slope: float, level: float) -> None:
-    rng, watch = random.Random(seed), SpikeDetector(Stability.spike_threshold, {})
+    rng, spike_detector = random.Random(seed), SpikeDetector(Stability.spike_threshold, {})
     for step in range(300):
         point = {"loss": level * math.exp(slope * step + noise * rng.gauss(0, 1))}
-        assert watch.spike(point) == ""
-        watch.note(point)
-    assert watch.spike({"loss": point["loss"] * math.exp(40 * noise + 1000 * abs(slope) + 0.2)})
+        assert spike_detector.spike(point) == ""
+        spike_detector.note(point)
+    assert spike_detector.spike({"loss": point["loss"] * math.exp(40 * noise + 1000 * abs(slope) + 0.2)})
 
 
 def test_noise_with_heavy_tails_is_taken_for_a_spike_less_than_once_in_five_thousand_steps() -> None:
@@ -90,18 +91,18 @@ def test_noise_with_heavy_tails_is_taken_for_a_spike_less_than_once_in_five_thou
 
 def test_nothing_is_judged_at_first_nor_by_a_window_of_other_steps() -> None:
     window: dict[str, list[float]] = {}
-    watch = SpikeDetector(10.0, window)
+    spike_detector = SpikeDetector(10.0, window)
     for _ in range(LEAST):
-        assert watch.spike({"loss": 1e9}) == ""
-        watch.note({"loss": 2.0, "grad_norm": math.nan})
-    assert watch.spike({"loss": 1e9}) and not watch.spike({"loss": math.inf}) and not watch.spike({"loss": 2.1})
+        assert spike_detector.spike({"loss": 1e9}) == ""
+        spike_detector.note({"loss": 2.0, "grad_norm": math.nan})
+    assert spike_detector.spike({"loss": 1e9}) and not spike_detector.spike({"loss": math.inf}) and not spike_detector.spike({"loss": 2.1})
     assert SpikeDetector(10.0, window).spike({"loss": 1e9})
     assert not SpikeDetector(10.0, window, every=5).spike({"loss": 1e9}) and window == {"every": [5.0]}
 
 
 def test_a_level_that_stays_is_said_once_and_then_is_the_usual() -> None:
-    watch = SpikeDetector(10.0, {})
-    said = [watch.first({"loss": loss}) for loss in [1.0] * WINDOW + [9.0] * WINDOW + [100.0]]
+    spike_detector = SpikeDetector(10.0, {})
+    said = [spike_detector.first({"loss": loss}) for loss in [1.0] * WINDOW + [9.0] * WINDOW + [100.0]]
     assert [at for at, text in enumerate(said) if text] == [WINDOW, 2 * WINDOW]
 
 
@@ -126,7 +127,7 @@ def test_the_tensors_that_carry_a_gradient_are_named_with_their_usual_share() ->
 def test_the_samples_of_a_micro_batch_are_found_in_the_shards(tiny: Make) -> None:
     samples = samples_of(tiny())
     for step, number in ((0, 1), (30, 0), (500, 1)):
-        found, dealt = samples.origin(step, 2, number), samples.dealt(step, 2)
+        found, dealt = samples.provenance(step, 2, number), samples.step_samples(step, 2)
         micro = samples.step(step, rank=number % 2, world=2).micro[number // 2]
         assert len(found) == len(micro.lengths)
         for at, source in enumerate(found):
@@ -194,7 +195,7 @@ def test_a_rollback_is_the_run_without_the_data_it_passed_over(
     assert (event["from"], event["to"], event["passed"], event["cause"]) == (11, 8, 3, cause)
     assert event["message"].startswith("phase short: gone back from step 11 to step 8 of the run, passing over 3 steps of data: step 11: ")
     assert ("most of the gradient is in" in event["message"]) == (cause == "spike")
-    assert event["samples"] == samples_of(run).origin(10, 1, 0)
+    assert event["samples"] == samples_of(run).provenance(10, 1, 0)
 
 
 def test_without_a_checkpoint_and_at_a_second_phase_it_goes_back_to_the_beginning(tiny: Make, tmp_path: Path) -> None:
@@ -300,7 +301,7 @@ def test_skip_takes_no_step_and_leaves_the_window_alone(tiny: Make) -> None:
     skipped = [line for line in lines(run, "event") if line["what"] == "skipped"]
     assert [line["global_step"] for line in skipped] == [7, 10]
     assert "step 7 skipped: the loss is " in told.getvalue() and "deviations above its usual" in skipped[0]["message"]
-    assert skipped[0]["samples"] == samples_of(run).origin(6, 1, 0)
+    assert skipped[0]["samples"] == samples_of(run).provenance(6, 1, 0)
     at = {p: reader.read_checkpoint(run.run_dir / "checkpoints" / f"step-{p:07d}")[0] for p in (8, 12)}
     assert [len(at[p].watched["loss"]) for p in at] == [7, 10] and [at[p].skipped for p in at] == [1, 2]
 

@@ -55,10 +55,14 @@ def settings(**changes: Any) -> LoopConfig:
     return LoopConfig(**{**values, **changes})
 
 
-def steps(work: Callable[[int], StepBatches], weight: float, watch: SpikeDetector | None = None, **changes: Any) -> list[StepResult]:
+def steps(
+    work: Callable[[int], StepBatches], weight: float, spike_detector: SpikeDetector | None = None, **changes: Any
+) -> list[StepResult]:
     model = Toy()
     optimizer = build_optimizer(model, AdamWConfig())
-    return list(training_steps(model, model.losses, optimizer, work, settings(weights={"label": weight}, **changes), watch=watch))
+    return list(
+        training_steps(model, model.losses, optimizer, work, settings(weights={"label": weight}, **changes), spike_detector=spike_detector)
+    )
 
 
 def test_a_loss_of_no_weight_makes_no_spike_and_one_of_full_weight_does() -> None:
@@ -84,11 +88,11 @@ def test_a_rare_label_is_no_spike() -> None:
     def work(step: int) -> StepBatches:
         return step_of(byte=[5.0, 5.0 + step % 3 / 10], label=[20.0] if step % 20 == 19 else [])
 
-    watch = SpikeDetector(10.0, {})
+    spike_detector = SpikeDetector(10.0, {})
     # The norm of the gradient of one number would tell the label.
-    watch.spike = lambda values, real=watch.spike: real({k: v for k, v in values.items() if k != "grad_norm"})  # type: ignore[method-assign, misc]
-    assert len(steps(work, 1.0, watch)) == 60
-    assert len(watch.window["loss of byte alone"]) > LEAST and len(watch.window["loss"]) == 3
+    spike_detector.spike = lambda values, real=spike_detector.spike: real({k: v for k, v in values.items() if k != "grad_norm"})  # type: ignore[method-assign, misc]
+    assert len(steps(work, 1.0, spike_detector)) == 60
+    assert len(spike_detector.window["loss of byte alone"]) > LEAST and len(spike_detector.window["loss"]) == 3
 
 
 def test_a_step_without_a_label_adds_nothing_to_the_mean_and_others_add_each_target_once() -> None:

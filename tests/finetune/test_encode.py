@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from overnight.corpus.tokenizer import build_tokenizer
-from overnight.finetune.encode import encode_rows, join, truncated
+from overnight.finetune.encode import encode_examples, join, truncated
 from overnight.tasks.examples import Example
 
 
@@ -45,7 +45,7 @@ def test_singles_and_pairs_mix_and_are_tokenized_as_one_by_one(tokenizer: Tokeni
         Example("2", "", "cat", None),
         Example("3", "sat", "", None),
     ]
-    encoded = encode_rows(tokenizer, vocabulary, rows, 64)
+    encoded = encode_examples(tokenizer, vocabulary, rows, 64)
     pieces = [[tokenizer.id_to_token(i) for i in e.ids] for e in encoded]
     assert pieces == [
         ["[CLS]", "the", "cat", "[SEP]"],
@@ -57,13 +57,13 @@ def test_singles_and_pairs_mix_and_are_tokenized_as_one_by_one(tokenizer: Tokeni
 
 def test_special_pieces_in_a_text_are_text(vocabulary: Any) -> None:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "[", "]", "sep", "mask"]
-    (encoded,) = encode_rows(build_tokenizer(pieces, lowercase=True), vocabulary, [Example("0", "cat [SEP]", "[MASK] cat", None)], 32)
+    (encoded,) = encode_examples(build_tokenizer(pieces, lowercase=True), vocabulary, [Example("0", "cat [SEP]", "[MASK] cat", None)], 32)
     assert encoded.ids.tolist() == [2, 5, 6, 8, 7, 3, 6, 9, 7, 5, 3]
 
 
 def test_more_rows_than_one_batch_keep_their_order(tokenizer: Tokenizer, vocabulary: Any) -> None:
     rows = [Example(str(i), str(i), str(-i) if i % 2 else None, None) for i in range(9000)]
-    encoded = encode_rows(tokenizer, vocabulary, rows, 32)
+    encoded = encode_examples(tokenizer, vocabulary, rows, 32)
     for i in (0, 1, 4095, 4096, 8999):
-        assert (encode_rows(tokenizer, vocabulary, [rows[i]], 32)[0].ids == encoded[i].ids).all()
+        assert (encode_examples(tokenizer, vocabulary, [rows[i]], 32)[0].ids == encoded[i].ids).all()
     assert len(encoded) == 9000

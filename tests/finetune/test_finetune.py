@@ -375,11 +375,11 @@ def test_the_rule_of_word_overlap_is_written_beside_the_docnames_task(with_task:
 def test_fp16_scales_its_loss_and_ends_where_fp32_does(with_task: Task, classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given, real = [], module.training_steps
 
-    def optimise(*args: Any, **kwargs: Any) -> Any:
+    def optimize(*args: Any, **kwargs: Any) -> Any:
         given.append(kwargs["scale"])
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(module, "training_steps", optimise)
+    monkeypatch.setattr(module, "training_steps", optimize)
     for kind in ("fp32", "fp16"):
         run = dataclasses.replace(with_task("csv", classes), precision=kind)
         tune(run)

@@ -264,15 +264,15 @@ def test_sequences_of_a_batch_do_not_see_each_other() -> None:
 
 
 @pytest.mark.parametrize("nsp", [True, False])
-@pytest.mark.parametrize("grain", [64, 256])
+@pytest.mark.parametrize("pad_to_multiple", [64, 256])
 @pytest.mark.parametrize("training", [True, False])
-def test_filling_a_batch_changes_neither_losses_nor_hidden_states_nor_gradients(nsp: bool, grain: int, training: bool) -> None:
+def test_filling_a_batch_changes_neither_losses_nor_hidden_states_nor_gradients(nsp: bool, pad_to_multiple: int, training: bool) -> None:
     vocabulary = words(VOCAB)
     phase = BertPhase(steps=9, global_batch_size=8, seq_len=64, micro_batch_size=4, max_predictions_per_seq=10, nsp=nsp)
     stream = Samples([shard(book_like(1, 12), size=VOCAB)], vocabulary, phase, (0,))
     fills = set()
     for step in range(4):
-        for plain, filled in zip(stream.step(step).micro, stream.step(step, grain=grain).micro, strict=True):
+        for plain, filled in zip(stream.step(step).micro, stream.step(step, pad_to_multiple=pad_to_multiple).micro, strict=True):
             results = []
             for batch in (plain, filled):
                 model = pretraining().train(training)

@@ -20,7 +20,7 @@ def training(model: BertForPretraining, stream: Samples, step: int) -> list[floa
     """The losses of a step's micro-batches, with their gradients added up."""
     model.train()
     losses = []
-    for batch in stream.step(step, grain=16).micro:
+    for batch in stream.step(step, pad_to_multiple=16).micro:
         loss = model.losses(batch, torch.float32)[0]["mlm"]
         loss.backward()
         losses.append(loss.item())
@@ -30,7 +30,7 @@ def training(model: BertForPretraining, stream: Samples, step: int) -> list[floa
 @torch.no_grad()
 def evaluation(model: BertForPretraining, stream: Samples) -> list[float]:
     model.eval()
-    return [model.losses(batch, torch.float32)[0]["mlm"].item() for work in stream.held_out(30) for batch in work.micro]
+    return [model.losses(batch, torch.float32)[0]["mlm"].item() for work in stream.validation_steps(30) for batch in work.micro]
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_compiled_layers_compute_the_same_and_are_compiled_in_the_first_two_step
         )
         for length in (32, 48)
     )
-    shapes = {len(batch.ids_N) for stream in (short, long) for step in range(20) for batch in stream.step(step, grain=16).micro}
+    shapes = {len(batch.ids_N) for stream in (short, long) for step in range(20) for batch in stream.step(step, pad_to_multiple=16).micro}
     assert len(shapes) > 3
     torch.manual_seed(0)
     plain, compiled = BertForPretraining(MODEL, 500), BertForPretraining(MODEL, 500)

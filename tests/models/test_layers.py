@@ -74,7 +74,7 @@ def test_dropout_keeps_the_right_share_at_every_lane_and_scales_it(probability: 
     assert abs(kept.double().mean().item() - 1) < 5 * (probability / (1 - probability) / count) ** 0.5
 
 
-def test_the_lanes_of_a_random_word_are_uniform_and_independent() -> None:
+def test_the_streams_of_a_random_word_are_uniform_and_independent() -> None:
     torch.manual_seed(0)
     masks = torch.stack([keep_mask(torch.Size([40_000]), share)[0] for share in (0.5,) * 8]).view(8, -1, 4)
     joint = (masks * torch.tensor([1, 2, 4, 8])).sum(-1).flatten()

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overnight.optim.layerwise import Batch, Layerwise
+from overnight.optim import layerwise
+from overnight.optim.batch import Batch
+from overnight.optim.layerwise import Layerwise
 from tests.optim.problem import CLASSES, draw
 from tests.optim.test_layerwise import EVERY
 
@@ -83,7 +85,7 @@ def interpret() -> dict[str, Any]:
 
     def apply(optimizer: Layerwise, batch: Batch, xs: list[Tensor], moments: list[list[Tensor]], scalars: Any) -> Tensor:
         copies = [p for p in batch.params if p.dtype != xs[0].dtype]
-        found = kernels.step(type(optimizer).directions.__name__, batch, xs, copies, moments, scalars, type(optimizer).rates)
+        found = kernels.step(type(optimizer).update_direction.__name__, batch, xs, copies, moments, scalars, type(optimizer).step_sizes)
         for copy, x in zip(copies, xs, strict=False):
             # The interpreter cuts bf16 off where a GPU rounds it.
             off = (copy.float() - x).abs() / x.abs().clamp(min=1e-4)
@@ -91,7 +93,7 @@ def interpret() -> dict[str, Any]:
         return found
 
     Layerwise._gather, Layerwise._apply = raw, apply  # type: ignore[method-assign]
-    Batch.norms_of = lambda batch, parts: kernels.norms(parts, batch.shards)  # type: ignore[method-assign]
+    layerwise.norms_of = lambda batch, parts: kernels.norms(parts, batch.shards)
     with np.errstate(invalid="ignore"):  # 0/0 beyond the end of a tensor
         found: dict[str, Any] = {case: trajectory(*CASES[case]) for case in CASES}
 

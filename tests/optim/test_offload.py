@@ -15,7 +15,7 @@ from overnight.engine.loop import clip_and_step
 from overnight.errors import ConfigError
 from overnight.optim import offload as module
 from overnight.optim.groups import build_optimizer
-from overnight.optim.offload import brought, offload
+from overnight.optim.offload import offload, on_device
 
 NAMES = tuple(OPTIMIZERS)
 
@@ -47,7 +47,7 @@ def trained(name: Any, offloads: bool, steps: int = 4) -> tuple[list[Tensor], di
 @pytest.mark.parametrize("piece", [1, 40, 1 << 26])
 @pytest.mark.parametrize("name", NAMES)
 def test_an_offloaded_optimizer_gives_the_same_bits(name: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PIECE", piece)
+    monkeypatch.setattr(module, "_CHUNK", piece)
     params, state, _ = trained(name, offloads=False)
     ours, our_state, optimizer = trained(name, offloads=True)
     assert all(torch.equal(a, b) for a, b in zip(ours, params, strict=True))
@@ -57,7 +57,7 @@ def test_an_offloaded_optimizer_gives_the_same_bits(name: str, piece: int, monke
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_memory_on_the_host_is_used_again_and_a_step_sees_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PIECE", 40)
+    monkeypatch.setattr(module, "_CHUNK", 40)
     net = network()
     optimizer, moves = build_optimizer(net, OPTIMIZERS[name]()), module._moves
     offload(optimizer)
@@ -69,7 +69,7 @@ def test_the_memory_on_the_host_is_used_again_and_a_step_sees_copies(name: str, 
     assert places[0] == places[1] == places[2] and len(places[0]) == len(list(net.parameters()))
     p = net[1].weight
     host = dict(optimizer.state[p])
-    with brought(optimizer.state, [p]):
+    with on_device(optimizer.state, [p]):
         assert all((value is not host[entry]) == moves(value) for entry, value in optimizer.state[p].items())
     assert all(optimizer.state[p][entry] is value for entry, value in host.items())
 
@@ -83,7 +83,7 @@ def test_what_is_cut_already_is_not_offloaded() -> None:
 
 
 def test_pieces_hold_everything_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PIECE", 10)
+    monkeypatch.setattr(module, "_CHUNK", 10)
     tensors = [torch.empty(n) for n in (4, 6, 1, 30, 2, 2)]
-    assert [tensors[here] for here in module.pieces(tensors)] == [tensors[:2], tensors[2:3], tensors[3:4], tensors[4:]]
-    assert list(module.pieces([])) == []
+    assert [tensors[here] for here in module.chunks(tensors)] == [tensors[:2], tensors[2:3], tensors[3:4], tensors[4:]]
+    assert list(module.chunks([])) == []

@@ -219,7 +219,7 @@ def test_wandb_mode_is_obeyed_without_asking_for_a_key(tiny: Make, online: Calla
 def test_a_training_outlives_wandb(tiny: Make, online: Callable[..., Wandb]) -> None:
     fake, run = online(dies_at=3), tiny(**{"logging.wandb_project": "mine"})
     told = finish(run)
-    assert told.count("Weights & Biases: the service has gone. The training goes on without it") == 1
+    assert told.count("Weights & Biases: the service has gone. The training continues without it") == 1
     assert sorted(next(iter(fake.server.values()))) == [1, 2] and len(lines(run, "train")) == 10
 
 

@@ -125,12 +125,12 @@ def test_questions_are_drawn_from_all_articles(pretrained: Run, tmp_path: Path) 
 
 
 def test_a_linear_probe_draws_each_label_in_its_share(tmp_path: Path) -> None:
-    from overnight.byte_lm.linear_probe import read_problem
+    from overnight.byte_lm.linear_probe import read_probe_task
     from overnight.config import LinearProbe
 
     for name in ("train", "dev", "test"):
         (tmp_path / f"{name}.csv").write_text("text,label\n" + "".join(f"{name} {i},{'rare' if i < 10 else 'usual'}\n" for i in range(200)))
-    problem = read_problem(LinearProbe(task="csv", path=str(tmp_path), max_train_examples=40, seeds=[0, 1, 2]))
+    problem = read_probe_task(LinearProbe(task="csv", path=str(tmp_path), max_train_examples=40, seeds=[0, 1, 2]))
     for part in problem.parts.values():
         assert Counter(problem.classes[part["train"]].tolist()) == {0: 2, 1: 38}
     assert "trained on 40 of 200 rows" in " ".join(problem.notes)

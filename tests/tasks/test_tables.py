@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from overnight.config.schema import Columns
 from overnight.errors import DataError
 from overnight.tasks.classification import load_task
-from overnight.tasks.examples import TaskData, held_out
+from overnight.tasks.examples import TaskData, in_validation
 
 ROWS = [(f"text number {i}, with a comma", "good" if i % 3 else "bad") for i in range(200)]
 
@@ -63,13 +63,13 @@ def test_equal_texts_are_never_on_both_sides_of_the_split_and_the_seed_chooses(t
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=10), st.text(max_size=20))
 def test_adding_rows_never_moves_a_row_to_the_other_side(texts: list[str], more: str) -> None:
-    before = [held_out(t, 3) for t in texts]
-    assert [held_out(t, 3) for t in [more, *texts]][1:] == before
-    assert not any(held_out(t, 3, share=0.0) for t in texts) and all(held_out(t, 3, share=1.0) for t in texts)
+    before = [in_validation(t, 3) for t in texts]
+    assert [in_validation(t, 3) for t in [more, *texts]][1:] == before
+    assert not any(in_validation(t, 3, share=0.0) for t in texts) and all(in_validation(t, 3, share=1.0) for t in texts)
 
 
 def test_the_held_out_share_is_a_tenth() -> None:
-    count = sum(held_out(str(i), 0) for i in range(20_000))
+    count = sum(in_validation(str(i), 0) for i in range(20_000))
     assert abs(count - 2000) < 4 * (20_000 * 0.1 * 0.9) ** 0.5
 
 

@@ -1,0 +1,68 @@
+"""The tensors that an optimizer steps together, and what steps them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overnight.optim.offload import chunks
+from overnight.optim.state import local, state_dtype
+
+# Elements that are stepped together. On a CPU the intermediate results of a bucket should stay in its cache; on a GPU the bound is
+# their memory. Tensors that are sharded are one bucket, so that all their norms take one collective.
+_BUCKET = {"cpu": 1 << 18}
+_DEFAULT_BUCKET = 1 << 26
+
+
+@dataclass
+class Batch:
+    """The tensors of one group that have a gradient and share device, type and sharding (n of them)."""
+
+    group: dict[str, Any]
+    shards: Sequence[Any]
+    """Process groups over which each tensor is cut."""
+    backend: str
+    """What steps them: `lists`, `native` or `kernels`."""
+    names: list[str] = field(default_factory=list)
+    params: list[Tensor] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+    """This process's parts, in the type of the state; the kernels read any type."""
+    norms: Tensor = field(default_factory=lambda: torch.empty(0))
+    """|g| of the whole tensors (n)."""
+
+
+def split(batch: Batch) -> list[Batch]:
+    """Return the parts of a batch whose state can be brought to the device at once."""
+    return [replace(batch, names=batch.names[here], params=batch.params[here], grads=batch.grads[here]) for here in chunks(batch.params)]
+
+
+def buckets(xs: list[Tensor], batch: Batch) -> Iterator[slice]:
+    """Yield stretches of a batch that are stepped together."""
+    limit = 0 if batch.group["foreach"] is False else math.inf if batch.shards else _BUCKET.get(xs[0].device.type, _DEFAULT_BUCKET)
+    start = size = 0
+    for i, x in enumerate(xs):
+        if i > start and size + x.numel() > limit:
+            yield slice(start, i)
+            start, size = i, 0
+        size += x.numel()
+    yield slice(start, len(xs))
+
+
+def backend_of(p: Tensor, grad: Tensor) -> str:
+    """Return what steps a tensor where `fused` is set: `native` on a CPU, `kernels` on a GPU, `lists` where they do not take it."""
+    if torch.compiler.is_compiling() or not local(p).is_contiguous():
+        return "lists"
+    if p.device.type == "cpu":
+        return "native" if not hasattr(p, "device_mesh") and grad.is_contiguous() else "lists"
+    return "kernels" if p.device.type == "cuda" and state_dtype(p) == torch.float32 else "lists"
+
+
+def groups_of(x: Tensor) -> list[Any]:
+    """Return the process groups over which a tensor is sharded: those of the dimensions of its mesh along which it is sharded, not replicated."""
+    mesh, placements = getattr(x, "device_mesh", None), getattr(x, "placements", ())
+    return [mesh.get_group(i) for i, placement in enumerate(placements) if placement.is_shard()] if mesh is not None else []
