@@ -24,13 +24,13 @@ from overnight.distributed.wrap import distribute_like, full_tensor_cpu
 from overnight.errors import DataError
 from overnight.state_files import parse_json
 
-VERSION = 1
+VERSION = 2
 _STRICT = {"extra": "forbid"}
 
 
 @dataclass
 class Progress:
-    """The counters of a run: with the weights and the moments, all that it takes to resume."""
+    """Where a run stands: with the weights and the moments, all that it takes to resume."""
 
     __pydantic_config__ = _STRICT
     corpus: str = ""
@@ -48,20 +48,12 @@ class Progress:
     """Training time (s), over all resumes."""
     metrics_bytes: int = 0
     """Length of metrics.jsonl at this moment; what follows is written again."""
-    running: dict[str, list[float]] = field(default_factory=dict)
-    """Sum and number of targets of each loss since the last line of metrics."""
-    loss_scale: float = 0.0
-    """Of fp16; 0 before the first step and in other precisions."""
-    clean_steps: int = 0
-    """Steps since the loss scale last changed: with it the state of :class:`overnight.engine.precision.LossScale`."""
     skipped: int = 0
     """Steps in all phases at which the optimizer was not stepped, because the gradient was not finite, or a spike."""
-    passed: int = 0
-    """Steps of data that the phase passed over when it was rolled back: step t reads the batch of step t + passed."""
-    watched: dict[str, list[float]] = field(default_factory=dict)
-    """What spikes of the phase are told by: the state of :class:`overnight.engine.spikes.SpikeDetector`."""
-    noise: dict[str, list[float]] = field(default_factory=dict)
-    """Averages of the gradient noise scale of the phase, by parameter group: the state of :class:`overnight.optim.noise.NoiseScale`."""
+    batches_skipped: int = 0
+    """Batches of the phase that were passed over when it was rolled back: step t reads the batch of step t + batches_skipped."""
+    states: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """State of each part of the trainer, by name, as its `state_dict` gave it."""
 
 
 @dataclass(frozen=True)

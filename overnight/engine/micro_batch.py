@@ -16,13 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from overnight.batches.batch_size import micro_batch_sizes
+from overnight.batches.batch_size import micro_batch, micro_batch_sizes
 from overnight.batches.loader import Samples
 from overnight.batches.streams import Streams
+from overnight.checkpoint.reader import Progress
 from overnight.config import Phase, Run
 from overnight.distributed.collectives import ErrorOnOtherRank, all_reduce_max, raise_on_all_ranks
 from overnight.distributed.world import World
 from overnight.distributed.wrap import gradient_sync
+from overnight.engine.context import PhaseContext
 from overnight.engine.loop import Objective
 from overnight.engine.memory import (
     HOW_TO_SAVE_MEMORY,
@@ -35,6 +37,8 @@ from overnight.engine.memory import (
     release,
     reset_peak,
 )
+from overnight.engine.metrics_logger import MetricsLogger
+from overnight.engine.precision import DTYPES
 from overnight.errors import ConfigError
 from overnight.optim.offload import offloaded
 from overnight.optim.state import local
@@ -302,3 +306,52 @@ def from_first(numbers: Sequence[int], world: World) -> list[int]:
         found.copy_(torch.tensor(numbers, dtype=torch.int64))
     dist.broadcast(found, 0)
     return [int(number) for number in found]
+
+
+def schedule_of(
+    context: PhaseContext, name: str, samples: Samples | Streams, optimizer: torch.optim.Optimizer, logger: MetricsLogger
+) -> MicroBatchSchedule:
+    """Return the micro-batches of a phase: as remembered, as the recipe says, or found by trial.
+
+    Args:
+        name: of the phase.
+        samples: of its training split.
+    """
+    run, world, step = context.run, context.world, context.progress.step
+    phase = run.phases[name]
+    found = MicroBatchSchedule(run.run_dir / "memory.json", name, conditions(run, phase, world), world)
+    if found.since:
+        if found.at(step) != phase.micro_batch_size:
+            context.line.print(f"micro-batch {found.at(step)}, as {found.path} says")
+    elif phase.micro_batch_size:
+        found.use(0, phase.micro_batch_size)
+    else:
+        finder = BatchSizeFinder(run, context.workload.model, context.objective, samples, DTYPES[run.precision], world)
+        count, text = finder.micro_batch(optimizer_state_bytes(optimizer))
+        found.use(step, count)
+        with raise_on_all_ranks(world):
+            if world.main:
+                found.keep()
+        logger.event("micro-batch", text, micro_batch=count)
+    return found
+
+
+def halve(schedule: MicroBatchSchedule, phase: Phase, progress: Progress, world: World, error: OutOfMemory) -> tuple[str, int]:
+    """Have the step at which memory ran out taken again in smaller micro-batches; return a sentence on it, and their size.
+
+    Raises:
+        OutOfMemory: where there is none smaller, or other processes wait for this one in a step that it cannot end.
+    """
+    count = micro_batch(phase, progress.step + progress.batches_skipped, world.size)
+    what = f"{error} with micro-batches of {count}"
+    smaller = [size for size in micro_batch_sizes(phase, world.size) if size <= count // 2]
+    if not smaller:
+        raise OutOfMemory(f"phase {progress.phase}, {what} up to {phase.seq_len} tokens. {HOW_TO_SAVE_MEMORY}") from None
+    schedule.use(progress.step, smaller[-1])
+    schedule.keep()
+    if world.size > 1:
+        raise OutOfMemory(
+            f"process {world.rank}, phase {progress.phase}, {what}. The others cannot continue without it. {schedule.path} now says "
+            f"{smaller[-1]}, with which the same command, or a restart by the launcher, resumes from the newest checkpoint"
+        ) from None
+    return f"{what}: taken again with {smaller[-1]}", smaller[-1]

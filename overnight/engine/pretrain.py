@@ -24,11 +24,12 @@ from overnight.display import plural
 from overnight.distributed.collectives import ErrorOnOtherRank, assert_same_on_all_ranks, raise_on_all_ranks, shared_facts
 from overnight.distributed.world import World, device_of, process_group
 from overnight.distributed.wrap import distribute_like, parallelize_model
+from overnight.engine.context import PhaseContext
 from overnight.engine.loop import Objective
 from overnight.engine.precision import DTYPES, set_matmul_precision
 from overnight.engine.spikes import Rollback, provenance_text
 from overnight.engine.throughput import peak_of_all
-from overnight.engine.trainer import PhaseContext, Trainer
+from overnight.engine.trainer import Trainer
 from overnight.engine.workload import build_workload
 from overnight.errors import ConfigError, DataError, TrainingError
 from overnight.models.flops import device_peak
@@ -157,7 +158,7 @@ class Pretraining:
         name, phase = list(self.run.phases.items())[number]
         events: list[dict[str, Any]] = []  # rollbacks to the newest checkpoint, which knows nothing of them
         if context.progress.phase != name:
-            context.progress.passed = 0
+            context.progress.batches_skipped = 0
         while True:
             progress, metrics = context.progress, context.metrics
             optimizer = build_optimizer(self.model, phase.optim)
@@ -166,7 +167,8 @@ class Pretraining:
             else:
                 if moments and not phase.optim.reset_moments:
                     reader.restore_optimizer(optimizer, moments, restart_count=phase.optim.schedule.step_offset == 0)
-                progress.phase, progress.step, progress.running, progress.noise, progress.watched = name, 0, {}, {}, {}
+                progress.phase, progress.step = name, 0
+                progress.states = {part: state for part, state in progress.states.items() if part == "loss_scale"}
                 context.carried.clear()
                 validation = {f"held_out_{what}": self.manifest.count("valid", what) for what in ("documents", "tokens")}
                 metrics.write("phase", phase=name, event="start", global_step=progress.global_step, seconds=progress.seconds, **validation)
@@ -180,11 +182,11 @@ class Pretraining:
                 training.train()
                 return reader.optimizer_tensors(optimizer)
             except Rollback as bad:
-                samples = training.provenance(bad.error.step, bad.error.worst)
+                samples = training.guard.provenance(bad.error.step, bad.error.worst)
                 del training, optimizer  # before there are others
                 moments = self._go_back(bad, context, number, samples, events)
             except TrainingError as error:
-                raise self._final_error(error, context, training.provenance(error.step, error.worst)) from None
+                raise self._final_error(error, context, training.guard.provenance(error.step, error.worst)) from None
 
     def _go_back(
         self, bad: Rollback, context: PhaseContext, number: int, samples: list[Provenance], events: list[dict[str, Any]]
@@ -221,7 +223,7 @@ class Pretraining:
         if not inside and (names.index(restored.phase) + 1 if restored.phase else 0) != number:
             raise self._final_error(error, context, samples)  # Checkpoints were damaged; the next start resumes in an earlier phase.
         steps = error.step + 1 - (restored.step if inside else 0)
-        restored.passed, restored.seconds = progress.passed + steps * bad.skips_batches, progress.seconds
+        restored.batches_skipped, restored.seconds = progress.batches_skipped + steps * bad.skips_batches, progress.seconds
         with torch.no_grad():
             tensors = self.model.state_dict()
             for name, tensor in whole.state_dict().items():
@@ -239,7 +241,14 @@ class Pretraining:
         message = f"phase {names[number]}: gone back from step {place['from']} to step {place['to']} of the run{data}: {text}"
         self.line.print(message)
         events.append(
-            {"what": "rolled back", "message": message, **place, "cause": error.what, "passed": restored.passed, "samples": samples}
+            {
+                "what": "rolled back",
+                "message": message,
+                **place,
+                "cause": error.what,
+                "passed": restored.batches_skipped,
+                "samples": samples,
+            }
         )
         return moments
 

@@ -52,6 +52,7 @@ class Throughput:
         number: of the phase, from 0.
         flops: operations of a step, of all processes.
         peak: of the devices of all processes; None leaves out the share of it that is used.
+        running: sum and number of targets of each loss since the last line of metrics, of the checkpoint that the phase resumes from.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Throughput:
         world: World | None = None,
         flops: Callable[[StepResult], float] = lambda done: 0.0,
         peak: Peak | None = None,
+        running: dict[str, list[float]] | None = None,
     ) -> None:
         self._world = world or World()
         self._run, self._flops = run, flops
@@ -70,6 +72,7 @@ class Throughput:
         self._exceeds = 0.0
         self._clock = time.perf_counter()
         self._unread: list[StepResult] = []
+        self.running = running or {}
         self._since, self._all = Spent(), Spent()
 
     def note(self, done: StepResult, progress: Progress, wait: bool) -> None:
@@ -80,7 +83,7 @@ class Throughput:
         """
         self._unread.append(done)
         if wait:
-            self.read(progress)
+            self.read()
         now = time.perf_counter()
         spent, self._clock = max(now - self._clock, 1e-9), now  # a coarse clock may stand still
         progress.step, progress.global_step = done.step, progress.global_step + 1
@@ -92,7 +95,7 @@ class Throughput:
         for spans in (self._since, self._all):
             spans.add(spent, done, flops)
 
-    def read(self, progress: Progress) -> None:
+    def read(self) -> None:
         """Add up the losses and targets that were not read yet, of all processes; what is not finite, of a step that was skipped, is left out."""
         if not self._unread:
             return
@@ -100,10 +103,15 @@ class Throughput:
         read = all_reduce_sum(torch.stack([done.losses[name] for done in self._unread for name in names]), self._world).view(-1, len(names))
         for done, row in zip(self._unread, read.tolist(), strict=True):
             for name, loss in zip(names, row, strict=True):
-                before, count = progress.running.get(name, [0.0, 0])
+                before, count = self.running.get(name, [0.0, 0])
                 more = done.targets[name] if math.isfinite(loss) else 0
-                progress.running[name] = [before + (loss * more if more else 0.0), count + more]
+                self.running[name] = [before + (loss * more if more else 0.0), count + more]
         self._unread = []
+
+    def take_losses(self) -> dict[str, list[float]]:
+        """Return the sum and the number of targets of each loss since this was last called."""
+        running, self.running = self.running, {}
+        return running
 
     def pause(self) -> None:
         """Do not count the time since the last step."""

@@ -12,6 +12,8 @@ import torch
 from overnight.batches.loader import Samples
 from overnight.batches.order import key
 from overnight.batches.streams import VALIDATION_STREAMS, Streams
+from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.run_corpus import assert_same_corpus
 from overnight.config import BertPhase, BertRun, BytePhase, ByteRun, Phase, Run
 from overnight.corpus.bytes import VOCABULARY_SIZE
 from overnight.corpus.shards import Shard, load_manifest, open_shards
@@ -62,6 +64,10 @@ class BertWorkload:
         """Return operations of a step, of all processes."""
         return training_flops(self.run.model, self.vocabulary.size, done.sizes) if done.sizes else 0.0
 
+    def check_data(self, progress: Progress) -> None:
+        """Check that the prepared data is still what the run is trained on."""
+        _check_corpus(self.run, progress)
+
     def carry(self, samples: Samples | Streams) -> None:
         """Return nothing: no state is carried from batch to batch."""
 
@@ -99,6 +105,10 @@ class ByteWorkload:
         """Return operations of a step, of all processes."""
         return training_flops(self.run.model, VOCABULARY_SIZE, done.sizes) if done.sizes else 0.0
 
+    def check_data(self, progress: Progress) -> None:
+        """Check that the prepared data is still what the run is trained on."""
+        _check_corpus(self.run, progress)
+
     def carry(self, samples: Samples | Streams) -> RecurrentState:
         """Return a zero state of this process's streams."""
         assert isinstance(samples, Streams)
@@ -131,6 +141,10 @@ def bits_per_character(scores: dict[str, float]) -> dict[str, float]:
 
 def _seed(run: Run, number: int, split: str) -> tuple[int, ...]:
     return (run.seed, number, _TRAIN if split == "train" else _VALIDATION)
+
+
+def _check_corpus(run: Run, progress: Progress) -> None:
+    assert_same_corpus(progress, load_manifest(run.data_dir), run.data_dir, run)
 
 
 def _some(workload: Workload, split: str) -> list[Shard]:

@@ -34,12 +34,12 @@ class Training:
     def __init__(self, device: str = "cpu") -> None:
         self.model = network().to(device)
         self.optimizer = build_optimizer(self.model, LambConfig(lr=0.01))
-        self.progress = Progress(running={"mlm": [0.5, 1]})
+        self.progress = Progress(states={"metrics": {"mlm": [0.5, 1]}})
 
     def step(self) -> None:
         steps(self.model, self.optimizer, 1, self.progress.global_step)
         self.progress.global_step += 1
-        self.progress.running["mlm"][0] += 0.25
+        self.progress.states["metrics"]["mlm"][0] += 0.25
 
     def state(self) -> dict[str, torch.Tensor]:
         tensors = {**self.model.state_dict(), **reader.optimizer_tensors(self.optimizer)}
@@ -81,7 +81,7 @@ def test_a_checkpoint_is_of_the_step_it_was_taken_at_though_the_training_goes_on
         assert reader.newest_checkpoint(tmp_path) is None
         gate.open.set()
     assert equal(content(tmp_path / "step-0000001"), then)
-    assert reader.read_checkpoint(tmp_path / "step-0000001")[0] == Progress(global_step=1, running={"mlm": [0.75, 1]})
+    assert reader.read_checkpoint(tmp_path / "step-0000001")[0] == Progress(global_step=1, states={"metrics": {"mlm": [0.75, 1]}})
 
 
 def test_the_next_save_waits_for_the_one_in_flight_and_uses_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from overnight import config
 from overnight.console import Line
-from overnight.engine import loop, trainer
+from overnight.engine import loop, stability
 from overnight.engine.pretrain import pretrain
 from overnight.errors import UserError
 from tests.engine.planted_faults import planted
@@ -45,10 +45,10 @@ def main(rank: int, world: int, jobs: Path) -> None:
     """Do all jobs; print the exit code and the message of each."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "", "MASTER_PORT": ""}
     dist.init_process_group("gloo", init_method=f"file://{jobs}.rendezvous", rank=rank, world_size=world, timeout=timedelta(seconds=60))
-    step, start, said = loop.clip_and_step, trainer.INITIAL_SCALE, []
+    step, start, said = loop.clip_and_step, stability.INITIAL_SCALE, []
     for job in json.loads(jobs.read_text()):
         recipe = job["recipe"] if isinstance(job["recipe"], str) else job["recipe"][rank]
-        trainer.INITIAL_SCALE = job.get("start", start)
+        stability.INITIAL_SCALE = job.get("start", start)
         if job.get("signal", [None])[0] == rank:
             signal_after(job["signal"][1])
         try:

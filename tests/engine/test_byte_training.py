@@ -159,7 +159,7 @@ def test_a_run_that_was_stopped_in_the_middle_of_a_shard_ends_with_the_same_bits
 def test_the_carried_state_matters_and_begins_anew_with_a_shard(make: Make) -> None:
     run = make()
     finish(run)
-    carried = state(run)["carry lanes"]
+    carried = state(run)["carry streams"]
     assert carried.shape == (8, 1, 2, 32) and carried.abs().min(0).values.max() > 0
 
 

@@ -216,4 +216,4 @@ def test_losses_are_read_when_a_line_is_due_and_no_loss_is_lost(tiny: Make, tmp_
         assert line["global_step"] == steps[-1]
         assert line["mlm_loss"] == pytest.approx(sum(singly[step] for step in steps) / len(steps), rel=1e-12)
     newest = reader.newest_checkpoint(third.run_dir / "checkpoints")
-    assert newest is not None and reader.read_checkpoint(newest)[0].running == {}
+    assert newest is not None and reader.read_checkpoint(newest)[0].states["metrics"]["running"] == {}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from overnight.checkpoint import reader
 from overnight.config import OPTIMIZERS, Run
-from overnight.engine import loop, precision, trainer
+from overnight.engine import loop, precision, stability
 from overnight.engine.finite import NonFiniteError, nonfinite_tensors
 from overnight.engine.loop import StepResult, training_steps
 from overnight.engine.precision import CEILING, FLOOR, INITIAL_SCALE, LossScale, set_matmul_precision
@@ -187,7 +187,7 @@ def test_tf32_is_asked_of_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def low_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A start at which the tiny run overflows once or twice."""
-    monkeypatch.setattr(trainer, "INITIAL_SCALE", 2.0**20)
+    monkeypatch.setattr(stability, "INITIAL_SCALE", 2.0**20)
     yield
 
 
@@ -230,7 +230,7 @@ def test_fp16_resumes_bit_by_bit_with_its_scale(at: int, tiny: Make, tmp_path: A
     finish(cut)
     assert_same_run(whole, cut)
     ends = [reader.read_checkpoint(run.run_dir / "checkpoints" / "step-0000010")[0] for run in (whole, cut)]
-    (a, b) = ((end.loss_scale, end.clean_steps, end.skipped) for end in ends)
+    (a, b) = ((end.states["loss_scale"], end.skipped) for end in ends)
     assert a == b
 
 
@@ -251,7 +251,7 @@ def test_no_start_of_fp16_costs_a_step_data_or_warm_up(tiny: Make, tmp_path: Any
     found = {}
     for kind, start in (("fp32", 0.0), ("fp16", INITIAL_SCALE), ("high", 2.0**32)):
         run = tiny(**{"precision": "fp32" if kind == "fp32" else "fp16"}, out=str(tmp_path / kind))
-        monkeypatch.setattr(trainer, "INITIAL_SCALE", start)
+        monkeypatch.setattr(stability, "INITIAL_SCALE", start)
         finish(run)
         found[kind] = [line for line in metrics(run) if line["kind"] == "train"]
     for kind in ("fp16", "high"):

@@ -26,7 +26,7 @@ from overnight.batches.pairs import A_END, A_START
 from overnight.checkpoint import reader
 from overnight.config import OPTIMIZERS, Run, Stability
 from overnight.console import Line
-from overnight.engine import loop, trainer
+from overnight.engine import loop, stability
 from overnight.engine.finite import NonFiniteError
 from overnight.engine.precision import LossScale
 from overnight.engine.pretrain import pretrain
@@ -183,7 +183,7 @@ def assert_same_end(run: Run, reference: Run) -> None:
 def test_a_rollback_is_the_run_without_the_data_it_passed_over(
     precision: str, cause: str, factor: float, tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "INITIAL_SCALE", 2.0**10)
+    monkeypatch.setattr(stability, "INITIAL_SCALE", 2.0**10)
     policy = {"stability.on_spike": "rollback", "stability.on_nonfinite": "rollback", "precision": precision}
     reference, run = (long_run(tiny, out=str(tmp_path / name), **policy) for name in ("reference", "run"))
     with shifted(first=8, passed=3):  # back to step 8, and over the data of steps 8, 9 and 10
@@ -303,7 +303,7 @@ def test_skip_takes_no_step_and_leaves_the_window_alone(tiny: Make) -> None:
     assert "step 7 skipped: the loss is " in told.getvalue() and "deviations above its usual" in skipped[0]["message"]
     assert skipped[0]["samples"] == samples_of(run).provenance(6, 1, 0)
     at = {p: reader.read_checkpoint(run.run_dir / "checkpoints" / f"step-{p:07d}")[0] for p in (8, 12)}
-    assert [len(at[p].watched["loss"]) for p in at] == [7, 10] and [at[p].skipped for p in at] == [1, 2]
+    assert [len(at[p].states["spikes"]["loss"]) for p in at] == [7, 10] and [at[p].skipped for p in at] == [1, 2]
 
 
 def test_stop_names_the_batch_and_the_same_command_meets_it_again(tiny: Make) -> None:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from overnight.batches.packing import IGNORED, StepBatches
-from overnight.checkpoint.reader import Progress
 from overnight.config import AdamWConfig, Run
 from overnight.distributed.world import World
 from overnight.engine.loop import LoopConfig, StepResult, evaluate, training_steps
@@ -97,17 +96,16 @@ def test_a_rare_label_is_no_spike() -> None:
 
 def test_a_step_without_a_label_adds_nothing_to_the_mean_and_others_add_each_target_once() -> None:
     labels: list[list[float]] = [[], [30.0, 10.0, 20.0], [], [40.0], [IGNORED, IGNORED]]
-    progress = Progress()
     meter = Throughput(SimpleNamespace(phases={}), 0)  # type: ignore[arg-type]
     meter._unread = steps(lambda t: step_of(byte=[1.0] * (t + 1), label=labels[t]), 0.5, steps=5)
-    meter.read(progress)
-    assert progress.running == {"byte": [15.0, 15], "label": [100.0, 4]}
+    meter.read()
+    assert meter.running == {"byte": [15.0, 15], "label": [100.0, 4]}
     # Reading in two goes, as around a checkpoint, is the same.
-    done, again = steps(lambda t: step_of(byte=[1.0] * (t + 1), label=labels[t]), 0.5, steps=5), Progress()
+    whole, done = meter.take_losses(), steps(lambda t: step_of(byte=[1.0] * (t + 1), label=labels[t]), 0.5, steps=5)
     for part in (done[:2], done[2:]):
         meter._unread = part
-        meter.read(again)
-    assert again.running == progress.running
+        meter.read()
+    assert meter.running == whole
 
 
 def test_held_out_losses_and_accuracies_are_means_over_targets_and_absent_without_any() -> None:

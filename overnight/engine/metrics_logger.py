@@ -1,0 +1,155 @@
+"""What a phase of training writes down: lines of metrics, events, and the progress that is shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from overnight.batches.batch_size import batch_size, batch_warmup, micro_batch, sequences_before
+from overnight.config import Phase
+from overnight.console import Status, facts
+from overnight.display import plural
+from overnight.distributed.stragglers import StragglerMonitor
+from overnight.engine.context import PhaseContext
+from overnight.engine.loop import StepResult
+from overnight.engine.memory import peak_gb
+from overnight.engine.precision import LossScale
+from overnight.engine.spikes import minimized
+from overnight.engine.throughput import Throughput
+from overnight.optim.groups import group_lines
+from overnight.optim.noise import NoiseScale, follow, noise_text
+from overnight.optim.schedules import peak_lr
+
+
+class MetricsLogger:
+    """The metrics of a phase in one process, and what is added up between their lines.
+
+    Args:
+        context: what all phases share.
+        number: of the phase, from 0.
+        weights: of the losses, by name; 1 where there is none.
+        state: of :meth:`state_dict` at the step that the phase resumes from; empty at its beginning.
+    """
+
+    def __init__(self, context: PhaseContext, number: int, weights: Mapping[str, float], state: Mapping[str, Any]) -> None:
+        self.context, self.run, self.number, self.weights = context, context.run, number, weights
+        self.name, self.phase = list(context.run.phases.items())[number]
+        self.speed = Throughput(context.run, number, context.world, context.workload.flops, context.peak, state.get("running"))
+        self.noise: dict[str, list[float]] = state.get("noise", {})
+        self.stragglers = StragglerMonitor(context.world)
+        self.values: dict[str, Any] = {}
+        self.known = {"validation accuracy": "", "checkpoint": ""}
+        """What the progress shows beside the values of the last line, in words."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sum and the number of targets of each loss since the last line, and the averages of the noise scale."""
+        return {"running": self.speed.running, "noise": self.noise}
+
+    def note(self, done: StepResult, wait: bool) -> None:
+        """Count a step; with `wait` the device has then done it."""
+        self.speed.note(done, self.context.progress, wait)
+        self.stragglers.note(done.waited, done.worked)
+
+    def place(self, step: int) -> dict[str, str | int | float]:
+        """Return where a line of metrics belongs."""
+        progress = self.context.progress
+        return {"phase": self.name, "step": step, "global_step": progress.global_step, "seconds": round(progress.seconds, 3)}
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Write a line of metrics for a step."""
+        self.context.metrics.write(kind, **self.place(step), **values)
+
+    def event(self, what: str, message: str, **more: Any) -> None:
+        """Print what happened, and write it among the metrics."""
+        self.context.line.print(message)
+        global_step = self.context.progress.global_step
+        self.context.metrics.write("event", what=what, message=message, phase=self.name, global_step=global_step, **more)
+
+    def log(self, done: StepResult, scale: LossScale | None) -> dict[str, float]:
+        """Write a line of metrics, and keep it for the progress.
+
+        Returns:
+            the loss that is minimized and the gradient norm, to look for spikes; nothing where every step since the last line was skipped.
+        """
+        progress, running, rate = self.context.progress, self.speed.take_losses(), self.speed.rate()
+        means = {name: total / count for name, (total, count) in running.items() if count}
+        if not means:
+            return {}
+        losses = minimized(means, {name: count for name, (_, count) in running.items()}, self.weights)
+        norm, memory = float(done.grad_norm), round(peak_gb(self.context.world.device), 3)
+        share, slow = self.stragglers.line()
+        self.values = dict(
+            loss=next(iter(losses.values())),
+            **{f"{name}_loss": value for name, value in means.items()},
+            lr=done.lr,
+            **({"batch": done.sequences} if batch_warmup(self.phase).initial_batch_size else {}),
+            grad_norm=norm if math.isfinite(norm) else None,
+            **({"loss_scale": scale.scale} if scale else {}),
+            **({"skipped": progress.skipped} if scale or progress.skipped else {}),
+            tokens=progress.tokens,
+            sequences=progress.sequences,
+            **rate,
+            **({"memory_gb": memory} if memory else {}),
+            **share,
+        )
+        if slow:
+            self.event("slow process", slow)
+        self.write("train", done.step, **self.values)
+        if wrong := self.speed.exceeds():
+            self.event("peak", wrong)
+            self.context.peak = self.speed.peak = None
+        return {**losses, "grad_norm": norm}
+
+    def log_measured(self, done: StepResult, model: nn.Module) -> None:
+        """Write the norms of every tensor and the noise scale, where the loop measured them at this step."""
+        if done.tensors:
+            rows: dict[str, list[float | None]] = done.tensors.rows()
+            self.write("tensors", done.step, tensors={name: rows[name] for name, _ in model.named_parameters() if name in rows})
+        if done.noise:
+            self.write("noise", done.step, batch=done.sequences, groups=follow(self.noise, done.noise))
+
+    def log_memory(self, phase: Phase) -> None:
+        """Write what the phase took at most, by what it follows from."""
+        progress, recompute = self.context.progress, self.run.memory.activation_checkpointing
+        most = round(peak_gb(self.context.world.device), 3)
+        facts = {"micro_batch": phase.micro_batch_size, "length": phase.seq_len, "recompute": recompute, "peak_gb": most}
+        self.context.metrics.write("event", what="memory", phase=self.name, global_step=progress.global_step, **facts)
+
+    def print_noise(self, sequences: int) -> None:
+        """Print the noise scale, where it is measured, compared with a batch."""
+        if "run" in self.noise:
+            self.context.line.print(noise_text(NoiseScale(*self.noise["run"]).value, sequences))
+
+    def status(self) -> Status:
+        """Return where the run stands."""
+        phases, progress, peak = list(self.run.phases.items()), self.context.progress, self.speed.peak
+        done = {name: p.steps if at < self.number else 0 for at, (name, p) in enumerate(phases)} | {self.name: progress.step}
+        words = facts(self.values, " of the measured peak" if peak and peak.measured else "", self.known)
+        return Status(self.name, {name: (done[name], p.steps) for name, p in phases}, self.speed.left(progress), words)
+
+    def announce(self, phase: Phase, examples: int, optimizer: torch.optim.Optimizer) -> None:
+        """Print what the phase will do.
+
+        Args:
+            phase: with the micro-batch that it begins with.
+            examples: of an epoch.
+        """
+        processes = self.context.world.size
+        micro = micro_batch(phase, phase.steps, processes)
+        accumulation = phase.global_batch_size // micro // processes
+        split = f"{micro} x {accumulation}" if accumulation > 1 else f"{micro}"
+        split += f" in each of {processes} processes" if processes > 1 else ""
+        growing = f"{batch_size(phase, 0):,} to " if batch_warmup(phase).initial_batch_size else ""
+        peak = self.speed.peak
+        self.context.line.print(
+            f"phase {self.name}: {plural(phase.steps, 'step')} of {growing}{plural(phase.global_batch_size, 'sequence')} ({split}) up to "
+            f"{phase.seq_len} tokens, {sequences_before(phase, phase.steps) / examples:.2f} epochs of {plural(examples, 'example')}, "
+            f"{phase.optim.name} at {peak_lr(phase):g}, {self.run.precision} on {self.context.world.device}"
+            + (f" ({peak.text()})" if peak else "")
+        )
+        for text in group_lines(optimizer.param_groups):
+            self.context.line.print(f"  {text}")
