@@ -37,7 +37,7 @@ from overnight.console import Line
 from overnight.corpus.pipeline import prepare
 from overnight.engine.loop import LoopConfig, training_steps
 from overnight.engine.precision import DTYPES
-from overnight.engine.pretrain import Pretraining
+from overnight.engine.training_run import TrainingRun
 from overnight.optim.groups import build_optimizer
 from overnight.optim.schedules import learning_rate
 from overnight.run_dir.environment import environment
@@ -74,10 +74,10 @@ def measure(model: str, saves: int, folder: Path) -> dict[str, Any]:
     """
     run = _run(folder, model)
     prepare(run.data, run.data_dir, log=lambda text: None)
-    work = Pretraining(run, Line(StringIO()))
+    work = TrainingRun(run, Line(StringIO()))
     ((_, phase),) = run.phases.items()
     optimizer = build_optimizer(work.model, phase.optim)
-    step = partial(work.samples(phase, 0, "train").step, pad_to_multiple=pad_to_multiple(phase, phase.micro_batch_size))
+    step = partial(work.workload.samples(phase, 0, "train").step, pad_to_multiple=pad_to_multiple(phase, phase.micro_batch_size))
     settings = LoopConfig(phase.steps, lambda step: learning_rate(phase, step), 1.0, DTYPES[run.precision], work.device, (0,))
     savers = [CheckpointWriter(folder / kind, 2, asynchronous=kind == "asynchronous") for kind in ("asynchronous", "waited")]
     taken: list[Save] = []

@@ -25,7 +25,8 @@ from overnight.bench.sizes import MODELS, VOCABULARY
 from overnight.config import Run
 from overnight.console import Line
 from overnight.corpus.pipeline import prepare
-from overnight.engine.pretrain import Pretraining, pretrain, set_up_machine
+from overnight.engine.pretrain import pretrain
+from overnight.engine.training_run import TrainingRun, set_up_machine
 
 _TURN = 10
 """Steps of a turn."""
@@ -92,9 +93,9 @@ def recipe(folder: Path, model: str, steps: int) -> Run:
 def bare_loop(run: Run) -> Callable[[int], float]:
     """Return a loop that takes ten steps from a given one on, and says how long they took (s)."""
     set_up_machine(run)
-    work = Pretraining(run, Line(StringIO()))
+    work = TrainingRun(run, Line(StringIO()))
     (phase,) = run.phases.values()
-    samples, net = work.samples(phase, 0, "train"), work.model.train()
+    samples, net = work.workload.samples(phase, 0, "train"), work.model.train()
     decayed = [p for p in net.parameters() if p.ndim > 1]
     vectors = [p for p in net.parameters() if p.ndim < 2]
     groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
@@ -126,7 +127,7 @@ class _Turns(Line):
         self.bare: list[float] = []
         self._start = time.perf_counter()
 
-    def show(self, *args: Any, **kwargs: Any) -> None:
+    def update(self, *args: Any, **kwargs: Any) -> None:
         self.engine.append(time.perf_counter() - self._start)
         self.bare.append(self._bare(len(self.bare) * _TURN))
         self._start = time.perf_counter()

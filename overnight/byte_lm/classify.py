@@ -14,7 +14,7 @@ from overnight.byte_lm.features import extract_features
 from overnight.config import Run
 from overnight.corpus.bytes import document_bytes
 from overnight.engine.precision import DTYPES
-from overnight.engine.pretrain import set_up_machine
+from overnight.engine.training_run import set_up_machine
 from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import load_byte_model, weights_name, without_weight_norm
 from overnight.state_files import fitted, read_mapping

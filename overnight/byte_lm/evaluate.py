@@ -12,8 +12,8 @@ from overnight.corpus.shards import open_shards
 from overnight.distributed.world import World
 from overnight.engine import loop
 from overnight.engine.precision import DTYPES
-from overnight.engine.pretrain import set_up_machine
 from overnight.engine.recurrent_state import RecurrentState
+from overnight.engine.training_run import set_up_machine
 from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import load_byte_model, without_weight_norm
 

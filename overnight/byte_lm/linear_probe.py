@@ -27,7 +27,7 @@ from overnight.console import Line
 from overnight.corpus.bytes import document_bytes
 from overnight.display import duration, measures
 from overnight.engine.precision import DTYPES
-from overnight.engine.pretrain import set_up_machine
+from overnight.engine.training_run import set_up_machine
 from overnight.errors import DataError
 from overnight.interop.byte_models import load_byte_model, weights_name
 from overnight.models.bytes import ByteModel, byte_model

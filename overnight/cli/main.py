@@ -102,9 +102,9 @@ def _refuse_processes(verb: str) -> None:
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"WORLD_SIZE = {text!r}: must be the number of processes, as torchrun sets it; unset it to start one")
     processes = int(text)
-    if processes > 1 and verb != "pretrain":
+    if processes > 1 and verb not in ("pretrain", "finetune"):
         raise ConfigError(
-            f"WORLD_SIZE = {processes}: `overnight {verb}` works in one process, only `pretrain` in many; start it without torchrun"
+            f"WORLD_SIZE = {processes}: `overnight {verb}` works in one process, only `pretrain` and `finetune` in many; start it without torchrun"
         )
 
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from overnight.config import BertPhase, Run
 from overnight.distributed.world import World
 from overnight.models.bert import BertForPretraining
-from overnight.models.bytes import ByteModel
 
 _REDUCE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Type in which gradients are added up between processes, by `distributed.grad_reduce_dtype`."""
@@ -22,7 +21,7 @@ _REDUCE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Losses(nn.Module):
     """A network whose forward is its losses: what DDP and FSDP2 wrap."""
 
-    def __init__(self, model: BertForPretraining | ByteModel) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
@@ -30,7 +29,7 @@ class Losses(nn.Module):
         return self.model.losses(*args)
 
 
-def parallelize_model(model: BertForPretraining | ByteModel, world: World, run: Run) -> Callable[..., Any]:
+def parallelize_model(model: Any, world: World, run: Run) -> Callable[..., Any]:
     """Return the objective of a network on all processes; its backward pass adds the gradients up.
 
     Args:
@@ -53,7 +52,7 @@ def parallelize_model(model: BertForPretraining | ByteModel, world: World, run: 
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(world.device.type, (world.size,))
-    layers = model.encoder.layers if isinstance(model, BertForPretraining) else ()
+    layers = getattr(getattr(model, "encoder", None), "layers", ())
     for part in (*layers, whole):
         sharded = fully_shard(part, mesh=mesh)
         sharded.set_force_sum_reduction_for_comms(True)

@@ -37,3 +37,5 @@ class PhaseContext:
     """What the devices of all processes compute at most; None leaves out the share of it that is used."""
     carried: dict[str, Tensor] = field(default_factory=dict)
     """State of the checkpoint that the run resumes from, of a model that carries one."""
+    announces: bool = True
+    """Whether a phase prints what it will do."""

@@ -86,7 +86,8 @@ class Trainer:
         self.schedule = schedule_of(self.context, self.name, self.samples, self.optimizer, self.logger)
         reset_peak(self.world.device)
         self._use_micro_batch()
-        self.logger.announce(self.phase, self.samples.epoch_size(), self.optimizer)
+        if self.context.announces:
+            self.logger.announce(self.phase, self.samples.epoch_size(), self.optimizer)
         heartbeat = Heartbeat(self.run.run_dir)
         while progress.step < self.phase.steps:
             self._use_micro_batch()
@@ -149,7 +150,7 @@ class Trainer:
             self.guard.check_carry(done)
         if logs or line.due():
             line.update(logger.status(), final=last)
-        if evaluates:
+        if evaluates and self.validator.steps:
             self.validator.evaluate(done)
         if last:
             logger.log_memory(self.phase)

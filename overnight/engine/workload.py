@@ -6,14 +6,16 @@ Everything else of pretraining is the same for both.
 from __future__ import annotations
 
 import math
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from overnight.batches.loader import Samples
 from overnight.batches.order import key
 from overnight.batches.streams import VALIDATION_STREAMS, Streams
 from overnight.checkpoint.reader import Progress
-from overnight.checkpoint.run_corpus import assert_same_corpus
+from overnight.checkpoint.run_corpus import assert_same_corpus, keep_corpus
 from overnight.config import BertPhase, BertRun, BytePhase, ByteRun, Phase, Run
 from overnight.corpus.bytes import VOCABULARY_SIZE
 from overnight.corpus.shards import Shard, load_manifest, open_shards
@@ -32,7 +34,79 @@ _TRAIN, _VALIDATION = 0, 1
 _SEGMENT = 16
 
 
-class BertWorkload:
+class Workload(Protocol):
+    """What the engine asks of the data and the network of a training."""
+
+    model: Any
+    """The network: a module with `losses`."""
+    fingerprint: str
+    """Of the data: a checkpoint belongs to it."""
+
+    def untrained(self, device: torch.device) -> nn.Module:
+        """Return the network before its first step: the same values every time."""
+        ...
+
+    def samples(self, phase: Phase, number: int, split: str) -> Any:
+        """Return the examples of a split (`train`, `valid`) for a phase and its number."""
+        ...
+
+    def flops(self, done: StepResult) -> float:
+        """Return operations of a step, of all processes."""
+        ...
+
+    def carry(self, samples: Any) -> RecurrentState | None:
+        """Return a zero state of this process's streams, of a model that carries one."""
+        ...
+
+    def validation_carry(self) -> RecurrentState | None:
+        """Return a zero state of the streams of an evaluation."""
+        ...
+
+    def check_data(self, progress: Progress) -> None:
+        """Check that the data is still what a checkpoint is of."""
+        ...
+
+    def keep(self) -> None:
+        """Copy into the run folder what later commands need of the data."""
+        ...
+
+    def validation_counts(self) -> dict[str, int]:
+        """Return how much data the validation has, by name."""
+        ...
+
+
+class _Prepared:
+    """Prepared shards of a run."""
+
+    def __init__(self, run: Run, world: World) -> None:
+        self.world, self.manifest = world, load_manifest(run.data_dir)
+        self.fingerprint, self._folder, self._run = self.manifest.fingerprint(), run.data_dir, run
+        self.shards = {split: open_shards(run.data_dir, split) for split in ("train", "valid")}
+
+    def check_data(self, progress: Progress) -> None:
+        """Check that the prepared data is still what a checkpoint is of."""
+        assert_same_corpus(progress, load_manifest(self._folder), self._folder, self._run)
+
+    def keep(self) -> None:
+        """Copy vocabulary and manifest into the run folder."""
+        keep_corpus(self._run, self.manifest)
+
+    def validation_counts(self) -> dict[str, int]:
+        """Return the documents and tokens of the validation."""
+        return {f"held_out_{what}": self.manifest.count("valid", what) for what in ("documents", "tokens")}
+
+    def split(self, name: str) -> list[Shard]:
+        """Return the shards of a split.
+
+        Raises:
+            DataError: where there are none.
+        """
+        if not self.shards[name]:
+            raise DataError(f"{self._folder} holds no {name} text; raise data.valid_fraction or add documents")
+        return self.shards[name]
+
+
+class BertWorkload(_Prepared):
     """A run of BERT: pairs of segments of WordPiece tokens.
 
     Raises:
@@ -40,16 +114,10 @@ class BertWorkload:
     """
 
     def __init__(self, run: BertRun, world: World) -> None:
-        self.run, self.world = run, world
-        self.manifest = load_manifest(run.data_dir)
-        self.vocabulary = load_vocabulary(run.data_dir)
-        self.shards = {split: open_shards(run.data_dir, split) for split in ("train", "valid")}
+        super().__init__(run, world)
+        self.run, self.vocabulary = run, load_vocabulary(run.data_dir)
         self.model = self.untrained(world.device)
-        if run.precision == "fp8":
-            to_fp8(self.model, world.device)
-        self.model.encoder.recompute_layers(run.memory.activation_checkpointing)
-        if run.compute.torch_compile:
-            self.model.encoder.compile_layers()
+        set_up_encoder(self.model, run, world.device)
 
     def untrained(self, device: torch.device) -> BertForPretraining:
         """Return the network before its first step: the same numbers every time."""
@@ -58,15 +126,11 @@ class BertWorkload:
     def samples(self, phase: Phase, number: int, split: str) -> Samples:
         """Return the stream of a split's examples for a phase and its number."""
         assert isinstance(phase, BertPhase)
-        return Samples(_some(self, split), self.vocabulary, phase, _seed(self.run, number, split), self.run.run_dir / "plans")
+        return Samples(self.split(split), self.vocabulary, phase, _seed(self.run, number, split), self.run.run_dir / "plans")
 
     def flops(self, done: StepResult) -> float:
         """Return operations of a step, of all processes."""
         return training_flops(self.run.model, self.vocabulary.size, done.sizes) if done.sizes else 0.0
-
-    def check_data(self, progress: Progress) -> None:
-        """Check that the prepared data is still what the run is trained on."""
-        _check_corpus(self.run, progress)
 
     def carry(self, samples: Samples | Streams) -> None:
         """Return nothing: no state is carried from batch to batch."""
@@ -75,7 +139,7 @@ class BertWorkload:
         """Return nothing: none is carried in validation either."""
 
 
-class ByteWorkload:
+class ByteWorkload(_Prepared):
     """A run of a byte model: streams of documents, and the state that they carry.
 
     Raises:
@@ -83,9 +147,8 @@ class ByteWorkload:
     """
 
     def __init__(self, run: ByteRun, world: World) -> None:
-        self.run, self.world = run, world
-        self.manifest = load_manifest(run.data_dir)
-        self.shards = {split: open_shards(run.data_dir, split) for split in ("train", "valid")}
+        super().__init__(run, world)
+        self.run = run
         self.model = self.untrained(world.device)
 
     def untrained(self, device: torch.device) -> ByteModel:
@@ -99,15 +162,11 @@ class ByteWorkload:
     def samples(self, phase: Phase, number: int, split: str) -> Streams:
         """Return the streams of a split for a phase and its number."""
         assert isinstance(phase, BytePhase)
-        return Streams(_some(self, split), phase, _seed(self.run, number, split))
+        return Streams(self.split(split), phase, _seed(self.run, number, split))
 
     def flops(self, done: StepResult) -> float:
         """Return operations of a step, of all processes."""
         return training_flops(self.run.model, VOCABULARY_SIZE, done.sizes) if done.sizes else 0.0
-
-    def check_data(self, progress: Progress) -> None:
-        """Check that the prepared data is still what the run is trained on."""
-        _check_corpus(self.run, progress)
 
     def carry(self, samples: Samples | Streams) -> RecurrentState:
         """Return a zero state of this process's streams."""
@@ -119,10 +178,7 @@ class ByteWorkload:
         return RecurrentState(range(VALIDATION_STREAMS), self.model.state_shape, World(device=self.world.device))
 
 
-Workload = BertWorkload | ByteWorkload
-
-
-def build_workload(run: Run, world: World) -> Workload:
+def build_workload(run: Run, world: World) -> BertWorkload | ByteWorkload:
     """Return data and network of a run."""
     assert isinstance(run, BertRun | ByteRun)
     return BertWorkload(run, world) if isinstance(run, BertRun) else ByteWorkload(run, world)
@@ -134,6 +190,15 @@ def new_model(run: BertRun, vocabulary: Vocabulary, device: torch.device) -> Ber
     return BertForPretraining(run.model, vocabulary.size).to(device)
 
 
+def set_up_encoder(model: Any, run: Run, device: torch.device) -> None:
+    """Have the layers of a BERT's encoder computed as a run says: in 8 bits, recomputed, compiled."""
+    if run.precision == "fp8":
+        to_fp8(model, device)
+    model.encoder.recompute_layers(run.memory.activation_checkpointing)
+    if run.compute.torch_compile:
+        model.encoder.compile_layers()
+
+
 def bits_per_character(scores: dict[str, float]) -> dict[str, float]:
     """Return bits per character of a byte model, from its validation loss (nats a byte); nothing of another."""
     return {"bits_per_character": scores["byte_loss"] / math.log(2)} if "byte_loss" in scores else {}
@@ -141,13 +206,3 @@ def bits_per_character(scores: dict[str, float]) -> dict[str, float]:
 
 def _seed(run: Run, number: int, split: str) -> tuple[int, ...]:
     return (run.seed, number, _TRAIN if split == "train" else _VALIDATION)
-
-
-def _check_corpus(run: Run, progress: Progress) -> None:
-    assert_same_corpus(progress, load_manifest(run.data_dir), run.data_dir, run)
-
-
-def _some(workload: Workload, split: str) -> list[Shard]:
-    if not workload.shards[split]:
-        raise DataError(f"{workload.run.data_dir} holds no {split} text; raise data.valid_fraction or add documents")
-    return workload.shards[split]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from overnight.batches.order import key, order
-from overnight.batches.packing import Batch, StepBatches, balance_by_length
+from overnight.batches.packing import Batch, Sizes, StepBatches, balance_by_length
 from overnight.config import Finetune, environment_path
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
 from overnight.finetune import metrics, question_answering
@@ -48,16 +48,21 @@ class EncodedExamples:
             targets={name: torch.from_numpy(values[index]) for name, values in self.targets.items()},
         )
 
-    def step(self, step: int, batch: int, micro_batch: int, seed: tuple[int, ...]) -> StepBatches:
-        """Return the micro-batches of a step: `batch` rows of an endless stream of shuffled epochs."""
+    def drawn(self, step: int, batch: int, micro_batch: int, seed: tuple[int, ...]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Return the examples of a step, `batch` of an endless stream of shuffled epochs, and those of each of its micro-batches."""
         positions = np.arange(step * batch, (step + 1) * batch)
         epochs, index = positions // len(self), positions % len(self)
         for epoch in np.unique(epochs):
             here = epochs == epoch
             index[here] = order(index[here], len(self), key(*seed, int(epoch)))
-        lengths = [len(self.ids[i]) for i in index]
-        bins = balance_by_length(lengths, batch // micro_batch)
-        return StepBatches(tuple(self.batch(index[rows]) for rows in bins), sum(lengths), batch)
+        return index, [index[rows] for rows in balance_by_length([len(self.ids[i]) for i in index], batch // micro_batch)]
+
+    def step(self, step: int, batch: int, micro_batch: int, seed: tuple[int, ...], rank: int = 0, world: int = 1) -> StepBatches:
+        """Return the micro-batches of a step that process `rank` of `world` takes; see :meth:`drawn`."""
+        index, bins = self.drawn(step, batch, micro_batch, seed)
+        lengths = np.array([len(self.ids[i]) for i in index])
+        sizes = Sizes(int(lengths.sum()), int((lengths**2).sum()), 0, batch)
+        return StepBatches(tuple(self.batch(rows) for rows in bins[rank::world]), int(lengths.sum()), batch, sizes)
 
     def in_order(self, size: int) -> list[tuple[np.ndarray, Batch]]:
         """Return all sequences once, longest first in batches of `size`, each with the indices of its sequences."""

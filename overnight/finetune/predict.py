@@ -17,13 +17,14 @@ from overnight.config import BertRun
 from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import load_tokenizer
 from overnight.engine.precision import DTYPES
-from overnight.engine.pretrain import set_up_machine
+from overnight.engine.training_run import set_up_machine
 from overnight.engine.workload import new_model
 from overnight.errors import DataError
 from overnight.finetune import question_answering
 from overnight.finetune.encode import encode_examples, join
 from overnight.finetune.encoded_task import EncodedExamples
-from overnight.finetune.finetune import outputs, task_model
+from overnight.finetune.finetune import outputs
+from overnight.finetune.workload import task_model
 from overnight.models.bert import padded_vocabulary
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.tasks.inputs import example_of, parts, question_of, read_input

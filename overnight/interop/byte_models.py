@@ -23,7 +23,7 @@ from overnight.checkpoint import reader
 from overnight.config import ByteRun, RecurrentLMConfig
 from overnight.config.schema import ByteLMConfig
 from overnight.engine.precision import DTYPES
-from overnight.engine.pretrain import set_up_machine
+from overnight.engine.training_run import set_up_machine
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.models.bytes import BYTES, ByteModel, Layer, byte_model
 from overnight.run_dir.atomic import write_json, write_whole

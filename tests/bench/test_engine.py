@@ -26,14 +26,14 @@ def test_the_hidden_share_of_communication_is_what_the_step_does_not_show() -> N
 @pytest.mark.slow
 def test_the_bare_loop_trains_on_the_engine_s_batches_to_the_engine_s_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same work on both sides of the comparison, dropout apart."""
-    nets, real = [], loop.Pretraining
+    nets, real = [], loop.TrainingRun
 
     class Kept(real):  # type: ignore[misc, valid-type]
         def __init__(self, run: Run, *args: object) -> None:
             super().__init__(run, *args)
             nets.append(self.model)
 
-    monkeypatch.setattr(loop, "Pretraining", Kept)
+    monkeypatch.setattr(loop, "TrainingRun", Kept)
     quiet = loop.recipe
 
     def recipe(folder: Path, model: str, steps: int) -> Run:

@@ -79,11 +79,11 @@ def test_a_prepared_corpus_gives_the_vocabulary_and_the_epochs(tiny: Make, pretr
     assert plan.prepared and plan.vocabulary == 600
     # The log of a run of the same recipe tells the examples of an epoch; this corpus is one shard, so the estimate is exact.
     from overnight.console import Line
-    from overnight.engine.pretrain import Pretraining
+    from overnight.engine.training_run import TrainingRun
 
-    work = Pretraining(tiny(), Line())
+    work = TrainingRun(tiny(), Line())
     for number, phase in enumerate(plan.phases):
-        size = work.samples(work.run.phases[phase.name], number, "train").epoch_size()
+        size = work.workload.samples(work.run.phases[phase.name], number, "train").epoch_size()
         assert len(work.workload.shards["train"]) == 1 and phase.epochs == pytest.approx(phase.sequences / size)
     assert f"about {plan.phases[0].epochs:.2f} epochs" in plan_text(plan)
 

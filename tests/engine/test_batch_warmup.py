@@ -17,8 +17,9 @@ from overnight.checkpoint.reader import Progress
 from overnight.checkpoint.run_identity import claim_folder
 from overnight.config import Run
 from overnight.console import Line
-from overnight.engine.pretrain import Pretraining, pretrain
+from overnight.engine.pretrain import pretrain
 from overnight.engine.throughput import Spent, Throughput
+from overnight.engine.training_run import TrainingRun
 
 Make = Callable[..., Run]
 GROWING = {
@@ -69,7 +70,7 @@ def test_the_log_has_the_true_batches_and_the_resolved_rate(undisturbed: tuple[R
 @pytest.mark.parametrize("at", [1, 3, 5, 7])
 def test_a_crash_while_the_batch_warms_up_does_not_change_the_result(at: int, tiny: Make, undisturbed: tuple[Run, str]) -> None:
     run, calls = tiny(**GROWING), 0
-    work = Pretraining(run, Line(io.StringIO()))
+    work = TrainingRun(run, Line(io.StringIO()))
     claim_folder(run)
 
     def losses(batch: Any, dtype: torch.dtype) -> Any:

@@ -203,7 +203,7 @@ def test_the_label_is_learned_beside_the_bytes_with_its_weight(make: Make) -> No
 def test_a_state_that_is_not_finite_begins_anew_and_the_others_go_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from overnight.engine import pretrain as module
 
-    run, real = make(), module.Pretraining
+    run, real = make(), module.TrainingRun
 
     class Broken(real):  # type: ignore[misc, valid-type]
         def __init__(self, *args: Any) -> None:
@@ -221,7 +221,7 @@ def test_a_state_that_is_not_finite_begins_anew_and_the_others_go_on(make: Make,
 
             self.objective = losses
 
-    monkeypatch.setattr(module, "Pretraining", Broken)
+    monkeypatch.setattr(module, "TrainingRun", Broken)
     told = finish(run)
     assert "step 2: the carried state of streams 1 was not finite and begins anew at zero" in told
     (event,) = (line for line in lines(run, "event") if line["what"] == "carry")

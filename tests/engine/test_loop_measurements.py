@@ -159,7 +159,7 @@ def test_a_run_writes_its_tensors_and_its_noise_scale(tiny: Make) -> None:
     tensors, noise = lines(run, "tensors"), lines(run, "noise")
     assert [line["global_step"] for line in tensors] == [2, 4, 6, 8, 10]
     assert [line["global_step"] for line in noise] == list(range(1, 11))
-    model = pretrain.Pretraining(run, Line(io.StringIO())).model
+    model = pretrain.TrainingRun(run, Line(io.StringIO())).model
     for line in tensors:
         assert list(line["tensors"]) == [name for name, _ in model.named_parameters()]
         assert all(len(row) == 4 for row in line["tensors"].values())

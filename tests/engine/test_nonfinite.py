@@ -125,7 +125,7 @@ def test_weights_that_a_step_itself_made_infinite_are_not_saved(tiny: Make, monk
 
 def test_a_skipped_step_is_told_and_counted_and_the_metrics_stay_json(tiny: Make) -> None:
     run, told = tiny(**{"stability.on_nonfinite": "skip"}), io.StringIO()
-    work = pretrain.Pretraining(run, Line(told))
+    work = pretrain.TrainingRun(run, Line(told))
     claim_folder(run)
     calls = 0
 

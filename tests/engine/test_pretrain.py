@@ -92,7 +92,7 @@ def test_a_crash_in_any_phase_does_not_change_the_result(at: int, tiny: Make, un
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_writes_a_checkpoint_and_exits_with_its_code(number: signal.Signals, tiny: Make, undisturbed: Run) -> None:
     run = tiny(**{"checkpoint.save_every": 1000})
-    work = pretrain.Pretraining(run, Line(io.StringIO()))
+    work = pretrain.TrainingRun(run, Line(io.StringIO()))
     pretrain.claim_folder(run)
     calls = 0
 

@@ -7,7 +7,6 @@ import dataclasses
 import io
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from overnight import config, console
+from overnight import console
 from overnight.config import Run
 from overnight.console import Line
 from overnight.errors import ConfigError, DataError, UserError
@@ -27,26 +26,7 @@ from overnight.finetune import finetune as module
 from overnight.finetune.encoded_task import EncodedExamples, encode_task
 from overnight.finetune.finetune import finetune
 from overnight.state_files import SEAL
-
-Task = Callable[..., Run]
-SPEC = {"epochs": 2, "global_batch_size": 8, "micro_batch_size": 8, "lr": 3e-3, "seq_len": 24, "doc_stride": 8}
-
-
-@pytest.fixture
-def with_task(pretrained: Run, tmp_path: Path) -> Task:
-    """Makes a copy of the pretrained run with one task named `mine`."""
-    folder = tmp_path / "run"
-    shutil.copytree(pretrained.run_dir, folder)
-
-    def make(task: str, path: Path, **settings: Any) -> Run:
-        tree = config.to_tree(pretrained)
-        tree["finetune"] = {"mine": {**SPEC, "task": task, "path": str(path), **settings}}
-        for key in [key for key in tree["finetune"]["mine"] if "." in key]:
-            part, _, name = key.partition(".")
-            tree[part][name] = tree["finetune"]["mine"].pop(key)
-        return dataclasses.replace(config.build_run(tree), out=str(folder))
-
-    return make
+from tests.finetune.conftest import Task
 
 
 def tune(run: Run) -> str:
@@ -63,21 +43,6 @@ def lines(run: Run) -> list[dict[str, Any]]:
 
 def kept(run: Run) -> Path:
     return run.run_dir / "finetune" / "mine"
-
-
-@pytest.fixture
-def classes(tmp_path: Path) -> Path:
-    folder = tmp_path / "classes"
-    folder.mkdir()
-    words = {
-        "number": ["integer division", "float value", "complex number"],
-        "text": ["string literal", "the text method", "format string"],
-    }
-    rows = [(f"{word} {i % 7}", label) for i in range(12) for label, texts in words.items() for word in texts]
-    for split, part in (("train", rows[:40]), ("dev", rows[40:60]), ("test", rows[60:])):
-        table = "".join(f"{i},{text},{label if split != 'test' else ''}\n" for i, (text, label) in enumerate(part))
-        (folder / f"{split}.csv").write_text("id,text,label\n" + table)
-    return folder
 
 
 @pytest.fixture
@@ -137,7 +102,7 @@ def test_the_folder_holds_the_best_pretrained_model_and_what_it_answers(with_tas
     table = [line.split("\t") for line in (kept(run) / "test.tsv").read_text().splitlines()]
     assert table[0] == ["index", "prediction"] and [row[0] for row in table[1:]] == [str(i) for i in range(12)]
     assert {row[1] for row in table[1:]} <= {"number", "text"}
-    assert not [p.name for p in (run.run_dir / "finetune").iterdir() if p.name != "mine"]
+    assert not [p.name for p in (run.run_dir / "finetune").iterdir() if p.name not in ("mine", "mine.training")]
 
 
 def test_a_repeated_call_does_nothing(with_task: Task, classes: Path) -> None:
@@ -158,12 +123,18 @@ def test_more_seeds_and_the_baseline_are_added_to_what_is_there(with_task: Task,
     assert [(e["init"], e["seed"]) for e in lines(run)] == [("pretrained", 0), ("pretrained", 1), ("scratch", 0), ("scratch", 1)]
 
 
+def train_lines(run: Run) -> list[dict[str, Any]]:
+    """The lines of metrics of the only seed."""
+    (path,) = (run.run_dir / "finetune" / "mine.training").glob("*/metrics.jsonl")
+    return [line for line in map(json.loads, path.read_text().splitlines()) if line["kind"] == "train"]
+
+
 class Stop(BaseException):
     """What stands for a kill."""
 
 
 @pytest.mark.parametrize("half_a_line", [b"", b'{"kind": "finetune", "na'])
-@pytest.mark.parametrize("where", ["_one", "_keep", "append_result"])
+@pytest.mark.parametrize("where", ["_seed", "_keep", "append_result"])
 def test_after_a_cut_only_what_is_missing_is_done_and_the_result_is_the_same(
     where: str, half_a_line: bytes, with_task: Task, classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,17 +142,18 @@ def test_after_a_cut_only_what_is_missing_is_done_and_the_result_is_the_same(
     whole = dataclasses.replace(run, out=str(tmp_path / "whole"))
     shutil.copytree(run.run_dir, whole.run_dir)
     tune(whole)
-    real, calls = getattr(module, where), 0
+    owner = module if where == "append_result" else module._Tuning
+    real, calls = getattr(owner, where), 0
 
-    def cut(*args: Any) -> Any:
+    def cut(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 2 or where == "_keep":
             raise Stop
-        return real(*args)
+        return real(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, where, cut)
+        patch.setattr(owner, where, cut)
         with pytest.raises(Stop):
             tune(run)
     done = len(lines(run))
@@ -351,7 +323,7 @@ def test_a_package_that_the_metric_needs_is_asked_for_before_training(
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", absent)
-    monkeypatch.setattr(module, "_one", lambda *args: pytest.fail("training began"))
+    monkeypatch.setattr(module._Tuning, "_seed", lambda *args, **kwargs: pytest.fail("training began"))
     with pytest.raises(UserError, match=r"pip install 'overnight\[tasks\]'"):
         tune(run)
 
@@ -373,16 +345,9 @@ def test_the_rule_of_word_overlap_is_written_beside_the_docnames_task(with_task:
 
 
 def test_fp16_scales_its_loss_and_ends_where_fp32_does(with_task: Task, classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, real = [], module.training_steps
-
-    def optimize(*args: Any, **kwargs: Any) -> Any:
-        given.append(kwargs["scale"])
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(module, "training_steps", optimize)
     for kind in ("fp32", "fp16"):
         run = dataclasses.replace(with_task("csv", classes), precision=kind)
         tune(run)
+        assert ("loss_scale" in train_lines(run)[-1]) == (kind == "fp16")
     fp32, fp16 = lines(run)
-    assert given[0] is None and given[1].scale >= 1 and given[1].clean > 0
     assert fp16["tag"] != fp32["tag"] and fp16["value"] == pytest.approx(fp32["value"], abs=0.1)

@@ -1,0 +1,166 @@
+"""Fine-tuning as the engine trains it: a labeled task instead of a corpus, and an encoder with a head."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overnight.batches.batch_size import micro_batch
+from overnight.batches.order import key
+from overnight.batches.packing import Provenance, StepBatches
+from overnight.checkpoint import reader
+from overnight.checkpoint.reader import Progress
+from overnight.config import AdamWConfig, BertPhase, BertRun, Finetune, Phase, Schedule
+from overnight.corpus.tokenizer import Vocabulary
+from overnight.distributed.world import World
+from overnight.engine.loop import StepResult
+from overnight.engine.workload import set_up_encoder
+from overnight.finetune.encoded_task import EncodedExamples, EncodedTask
+from overnight.models.flops import training_flops
+from overnight.models.heads import BertForQuestionAnswering, Classifier
+
+# Sub-streams of a task's seed.
+_INIT, _ORDER, _DROPOUT = 1, 2, 3
+# Checkpoints of a seed at most, beside the last.
+_CHECKPOINTS = 10
+
+
+def task_model(task_kind: str, labels: int, run: BertRun, vocab_size: int) -> Classifier | BertForQuestionAnswering:
+    """Return the untrained network of a task, with the encoder of a run."""
+    if task_kind == "spans":
+        return BertForQuestionAnswering(run.model, vocab_size)
+    return Classifier(run.model, vocab_size, labels if task_kind == "classification" else 1)
+
+
+def config_hash(run: BertRun, spec: Finetune, source: Path) -> str:
+    """Return a hash of all that decides the result of a seed: the settings of the task, the precision, and the checkpoint it begins from."""
+    facts = json.dumps([asdict(spec) | {"seeds": [], "random_init_baseline": False, "micro_batch_size": 0}, source.name, run.precision])
+    return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
+
+
+def seed_run(run: BertRun, spec: Finetune, examples: int, seed: int, name: str, folder: Path) -> BertRun:
+    """Return the run that fine-tunes one seed, with one phase.
+
+    Args:
+        examples: to train on.
+        name: of the phase.
+        folder: of its checkpoints and metrics.
+    """
+    batch = min(spec.global_batch_size, examples)
+    micro = next(size for size in range(min(spec.micro_batch_size, batch), 0, -1) if batch % size == 0)
+    steps = max(1, round(spec.epochs * examples / batch))
+    optim = AdamWConfig(lr=spec.lr, weight_decay=spec.weight_decay, schedule=Schedule(warmup_ratio=spec.warmup_ratio))
+    phase = BertPhase(steps=steps, global_batch_size=batch, seq_len=spec.seq_len, micro_batch_size=micro, optim=optim, nsp=False)
+    return replace(
+        run,
+        out=str(folder),
+        seed=key(seed, _DROPOUT) >> 1,
+        phases={name: phase},
+        # A seed takes minutes: it is scored at its end, and saved now and then.
+        checkpoint=replace(
+            run.checkpoint, save_every=max(run.checkpoint.save_every, steps // _CHECKPOINTS), keep_latest_k=1, keep_every_n_steps=0
+        ),
+        logging=replace(run.logging, eval_every=0, grad_noise_every=0),
+    )
+
+
+@dataclass
+class TaskSamples:
+    """The examples of a task as an endless stream of shuffled epochs."""
+
+    examples: EncodedExamples
+    phase: Phase
+    seed: int
+
+    def epoch_size(self) -> int:
+        """Return the number of examples."""
+        return len(self.examples)
+
+    def set_micro_batch_size(self, size: int) -> None:
+        """Split the steps from now on into micro-batches of so many examples."""
+        self.phase = replace(self.phase, micro_batch_size=size)
+
+    def step(self, step: int, rank: int = 0, world: int = 1, pad_to_multiple: int = 0) -> StepBatches:
+        """Return what one process does in optimizer step `step` (from 0); the flat batches of a task are not filled up."""
+        phase = self.phase
+        return self.examples.step(step, phase.global_batch_size, micro_batch(phase, step, world), (self.seed, _ORDER), rank, world)
+
+    def validation_steps(self, count: int) -> list[StepBatches]:
+        """Return nothing: a task is scored at its end, by its own metrics."""
+        return []
+
+    def provenance(self, step: int, world: int, number: int) -> list[Provenance]:
+        """Return the examples of micro-batch `number` of a step, by their places among those to train on."""
+        phase = self.phase
+        _, bins = self.examples.drawn(step, phase.global_batch_size, micro_batch(phase, step, world), (self.seed, _ORDER))
+        epoch = step * phase.global_batch_size // len(self.examples)
+        return [{"epoch": epoch, "sample": int(row), "shard": "train", "row": int(row)} for row in bins[number]]
+
+
+class FinetuneWorkload:
+    """One seed of a task: its examples, and the network that begins from pretrained weights, or from random ones.
+
+    Args:
+        run: of :func:`seed_run`.
+        task: read and encoded.
+        seed: of the task.
+        pretrained: tensors of the encoder and the pooler; None begins from random weights.
+        vocabulary: of the tokenizer.
+        fingerprint: of settings and checkpoint (:func:`config_hash`).
+        world: the processes that share every step.
+    """
+
+    def __init__(
+        self,
+        run: BertRun,
+        task: EncodedTask,
+        seed: int,
+        pretrained: Mapping[str, Tensor] | None,
+        vocabulary: Vocabulary,
+        fingerprint: str,
+        world: World,
+    ) -> None:
+        self.run, self.task, self.seed, self.pretrained, self.vocabulary = run, task, seed, pretrained, vocabulary
+        self.fingerprint = fingerprint
+        self.model = self.untrained(world.device)
+        set_up_encoder(self.model, run, world.device)
+
+    def untrained(self, device: torch.device) -> Classifier | BertForQuestionAnswering:
+        """Return the network before its first step: the same values every time."""
+        torch.manual_seed(key(self.seed, _INIT) >> 1)
+        model = task_model(self.task.kind, len(self.task.labels), self.run, self.vocabulary.size).to(device)
+        if self.pretrained is not None:
+            own = model.state_dict()
+            reader.fill(model, {**own, **{k: v for k, v in self.pretrained.items() if k in own}}, self.run.run_dir)
+        return model
+
+    def samples(self, phase: Phase, number: int, split: str) -> TaskSamples:
+        """Return the examples of a split."""
+        return TaskSamples(self.task.train if split == "train" else self.task.dev, phase, self.seed)
+
+    def flops(self, done: StepResult) -> float:
+        """Return operations of a step, of all processes."""
+        return training_flops(self.run.model, self.vocabulary.size, done.sizes) if done.sizes else 0.0
+
+    def carry(self, samples: Any) -> None:
+        """Return nothing: no state is carried from batch to batch."""
+
+    def validation_carry(self) -> None:
+        """Return nothing: none is carried in validation either."""
+
+    def check_data(self, progress: Progress) -> None:
+        """Check nothing: the folder of a seed is named after all that decides its result."""
+
+    def keep(self) -> None:
+        """Copy nothing: the task's folder gets what is needed of the data once there is a result."""
+
+    def validation_counts(self) -> dict[str, int]:
+        """Return the number of examples that the result is scored on."""
+        return {"validation_examples": len(self.task.dev)}

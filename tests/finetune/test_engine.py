@@ -1,0 +1,111 @@
+"""A seed of fine-tuning is trained by the engine: it resumes inside, is guarded, and may be shared by processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from overnight import config
+from overnight.engine import loop
+from overnight.engine.finite import NonFiniteError
+from overnight.models.heads import Classifier
+from overnight.state_files import sealed_yaml
+from tests.finetune.conftest import SPEC, Task
+from tests.finetune.test_finetune import Stop, kept, lines, train_lines, tune
+
+
+def test_a_kill_inside_a_seed_continues_from_its_checkpoint_bit_by_bit(
+    with_task: Task, classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = with_task("csv", classes, epochs=2)
+    run = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, save_every=1))
+    whole = dataclasses.replace(run, out=str(tmp_path / "whole"))
+    shutil.copytree(run.run_dir, whole.run_dir)
+    tune(whole)
+    real, steps = loop.clip_and_step, 0
+
+    def cut(*args: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 5:
+            raise Stop
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "clip_and_step", cut)
+        with pytest.raises(Stop):
+            tune(run)
+    assert lines(run) == []
+    assert "continuing at step" in tune(run)
+    for file in ("model.safetensors", "predictions.json"):
+        assert (kept(run) / file).read_bytes() == (kept(whole) / file).read_bytes()
+    assert [line["loss"] for line in train_lines(run)] == [line["loss"] for line in train_lines(whole)]
+    assert not list((run.run_dir / "finetune" / "mine.training").glob("*/checkpoints")), "a seed that is done needs none"
+
+
+def test_a_loss_that_is_not_finite_stops_a_seed_or_is_skipped_as_the_run_says(
+    with_task: Task, classes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = Classifier.losses, 0
+
+    def broken(self: Classifier, batch: Any, dtype: torch.dtype) -> Any:
+        nonlocal calls
+        calls += self.training
+        losses, correct = real(self, batch, dtype)
+        return ({"label": losses["label"] * torch.nan} if calls == 3 else losses), correct
+
+    monkeypatch.setattr(Classifier, "losses", broken)
+    run = with_task("csv", classes, epochs=2)
+    with pytest.raises(NonFiniteError, match=r"phase mine seed 0 pretrained, step .* not finite"):
+        tune(run)
+    calls = 0
+    run = with_task("csv", classes, epochs=2, **{"stability.on_nonfinite": "skip", "logging.log_every": 1})
+    shutil.rmtree(run.run_dir / "finetune")
+    assert "skipped" in tune(run) and train_lines(run)[-1]["skipped"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_tune_as_one_does(strategy: str, with_task: Task, classes: Path, tmp_path: Path) -> None:
+    run = with_task("csv", classes, epochs=0.5)
+    # Each process draws its own dropout.
+    whole = dataclasses.replace(run, model=dataclasses.replace(run.model, dropout=0.0, attention_dropout=0.0))  # type: ignore[type-var]
+    (run.run_dir / "run.yaml").write_text(sealed_yaml(config.run_yaml(whole)))
+    alone = dataclasses.replace(run, out=str(tmp_path / "alone"))
+    shutil.copytree(run.run_dir, alone.run_dir)
+    words = [
+        "finetune",
+        "mine",
+        "--task=csv",
+        f"--path={classes}",
+        *(f"--{key}={value}" for key, value in (SPEC | {"epochs": 0.5}).items()),
+    ]
+    started = []
+    for processes, folder in ((1, alone.run_dir), (2, run.run_dir)):
+        command = [sys.executable, "-m", "overnight", *words, "--from", str(folder), f"--distributed.strategy={strategy}"]
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = str(server.getsockname()[1])
+        for rank in range(processes):
+            env = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(processes),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            }
+            started.append(subprocess.Popen(command, env=os.environ | env | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL))
+    assert [process.wait() for process in started] == [0, 0, 0]
+    models = [load_file(kept(one) / "model.safetensors") for one in (alone, run)]
+    for name in models[0]:
+        torch.testing.assert_close(models[0][name], models[1][name], rtol=1e-4, atol=1e-5, msg=name)
+    assert [len(lines(one)) for one in (alone, run)] == [1, 1]
