@@ -80,7 +80,7 @@ def train(folder: Path, name: str, device: str, steps: int) -> tuple[Curve, floa
         pretrain(run, Line(log))
     lines = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     losses = {int(entry["step"]): float(entry["mlm_loss"]) for entry in lines if entry["kind"] == "eval"}
-    skipped = sum(entry["kind"] == "event" and entry["what"] == "skipped" for entry in lines)
+    skipped = sum(entry["kind"] == "event" and entry["event"] == "skipped" for entry in lines)
     return losses, time.perf_counter() - start, skipped
 
 

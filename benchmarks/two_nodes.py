@@ -97,7 +97,7 @@ class Case:
 
     def resumed(self) -> bool:
         """Whether it has gone on from a checkpoint."""
-        return any(line["what"] == "resumed" for line in self.lines("event"))
+        return any(line["event"] == "resumed" for line in self.lines("event"))
 
     def ends(self, *processes: subprocess.Popen[bytes]) -> tuple[list[int], float]:
         """Wait for their end; exit codes and seconds."""

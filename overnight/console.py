@@ -102,7 +102,7 @@ def facts(values: Mapping[str, Any], peak: str = "", known: Mapping[str, str] | 
         "tokens_per_s": ("tokens/s", lambda rate: number(rate, 0)),
         "mfu": ("MFU", lambda used: share(used) + peak),
         "memory_gb": ("memory", lambda size: f"{size:.1f} GB"),
-        "loader_wait": ("waits for data", lambda waited: share(waited) if waited > _LONG_WAIT else ""),
+        "data_wait_fraction": ("waits for data", lambda waited: share(waited) if waited > _LONG_WAIT else ""),
         "skipped": ("skipped", lambda count: number(count, 0) if count else ""),
     }
     said = {name: form(values[key]) for key, (name, form) in forms.items() if key in values}

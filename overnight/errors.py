@@ -29,7 +29,7 @@ class TrainingError(UserError):
         worst: number of the micro-batch with the largest loss among those of all processes, where the data may have to do with it.
     """
 
-    what: ClassVar[str]
+    event: ClassVar[str]
 
     def __init__(self, text: str, step: int | None = None, worst: int | None = None) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""Token shards on disk, format version 1: written whole, opened as zero-copy numpy views.
+"""Token shards on disk, format version 2: written whole, opened as zero-copy numpy views.
 
 A prepared folder holds `manifest.json`, `train-00000.arrow`, ..., the same of `valid` and `test`, and for WordPiece tokens `vocab.txt`
 and `tokenizer.json`. A shard is an uncompressed Arrow IPC file of one record batch, one row a document: `tokens: list<uint16>`

@@ -132,7 +132,7 @@ class Pretraining:
         ):
             for problem in problems:
                 self.line.print(f"falling back to an older checkpoint: {problem}")
-                metrics.write("event", what="checkpoint fell back", message=problem, global_step=progress.global_step)
+                metrics.write("event", event="checkpoint_fell_back", message=problem, global_step=progress.global_step)
             for event in unrecorded_extensions(self.run, progress) if main else ():
                 self.line.print(event["message"])
                 metrics.write("event", **event, global_step=progress.global_step)
@@ -140,7 +140,7 @@ class Pretraining:
                 self.line.print(f"all phases are done; the newest checkpoint is {reader.newest_checkpoint(self.checkpoints)}")
             elif progress.phase:
                 self.line.print(f"continuing at step {progress.step} of phase {progress.phase}")
-                metrics.write("event", what="resumed", global_step=progress.global_step, seconds=progress.seconds)
+                metrics.write("event", event="resumed", global_step=progress.global_step, seconds=progress.seconds)
             context = PhaseContext(
                 self.run, self.workload, self.objective, self.world, progress, writer, metrics, self.line, signals, peak, carried
             )
@@ -168,7 +168,7 @@ class Pretraining:
                     reader.restore_optimizer(optimizer, moments, restart_count=phase.optim.schedule.step_offset == 0)
                 progress.phase, progress.step, progress.running, progress.noise, progress.watched = name, 0, {}, {}, {}
                 context.carried.clear()
-                validation = {f"held_out_{what}": self.manifest.count("valid", what) for what in ("documents", "tokens")}
+                validation = {f"validation_{what}": self.manifest.count("valid", what) for what in ("documents", "tokens")}
                 metrics.write("phase", phase=name, event="start", global_step=progress.global_step, seconds=progress.seconds, **validation)
             for event in events:
                 metrics.write("event", **event)
@@ -212,7 +212,7 @@ class Pretraining:
                 [],
             )
         assert_same_on_all_ranks({"newest checkpoint": {"step": restored.global_step}}, self.world)
-        if events and events[-1]["to"] != restored.global_step:
+        if events and events[-1]["to_step"] != restored.global_step:
             events.clear()
         if len(events) == _ROLLBACKS:
             again = f"{error}. The run went back to step {restored.global_step} {_ROLLBACKS} times: lower the learning rate, or look at the data"
@@ -231,15 +231,22 @@ class Pretraining:
         place = {
             "phase": names[number],
             "global_step": restored.global_step,
-            "from": restored.global_step + steps,
-            "to": restored.global_step,
+            "from_step": restored.global_step + steps,
+            "to_step": restored.global_step,
         }
         data = f", passing over {plural(steps, 'step')} of data" if bad.skips_batches else ""
         text = ". ".join(part for part in (str(error), provenance_text(samples)) if part)
-        message = f"phase {names[number]}: gone back from step {place['from']} to step {place['to']} of the run{data}: {text}"
+        message = f"phase {names[number]}: gone back from step {place['from_step']} to step {place['to_step']} of the run{data}: {text}"
         self.line.print(message)
         events.append(
-            {"what": "rolled back", "message": message, **place, "cause": error.what, "passed": restored.passed, "samples": samples}
+            {
+                "event": "rolled_back",
+                "message": message,
+                **place,
+                "cause": error.event,
+                "batches_skipped": restored.passed,
+                "samples": samples,
+            }
         )
         return moments
 
@@ -247,7 +254,7 @@ class Pretraining:
         """Return the error that ends the run, with its place, its data and the way back."""
         text = ". ".join(part for part in (f"phase {context.progress.phase}, {error}", provenance_text(samples)) if part)
         place = {"phase": context.progress.phase, "global_step": context.progress.global_step}
-        context.metrics.write("event", what=error.what, message=text, **place, **({"samples": samples} if samples else {}))
+        context.metrics.write("event", event=error.event, message=text, **place, **({"samples": samples} if samples else {}))
         return type(error)(f"{text}.\n{self._where_to_resume(context.writer)}")
 
     def finished(self, progress: Progress) -> bool:

@@ -32,7 +32,7 @@ _QUIET = 0.01
 class Spike(TrainingError):
     """A loss or a gradient norm is far above those before it, and the run stops."""
 
-    what = "spike"
+    event = "spike"
 
 
 class Rollback(Exception):

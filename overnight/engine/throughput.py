@@ -121,7 +121,7 @@ class Throughput:
             "tokens_per_s": round(spent.tokens / spent.seconds, 1),
             "sequences_per_s": round(spent.sequences / spent.seconds, 1),
             **({"mfu": round(rate / self.peak.flops, 4)} if self.peak and not self._exceeds else {}),
-            "loader_wait": round(spent.waited / spent.seconds, 4),
+            "data_wait_fraction": round(spent.waited / spent.seconds, 4),
         }
 
     def exceeds(self) -> str:

@@ -208,7 +208,7 @@ class Trainer:
             with raise_on_all_ranks(world):
                 if world.main:
                     found.keep()
-            self._log_event("micro-batch", text, micro_batch=count)
+            self._log_event("micro_batch_size", text, micro_batch_size=count)
         return found
 
     def _use_micro_batch(self) -> None:
@@ -239,13 +239,13 @@ class Trainer:
                 f"{smaller[-1]}, with which the same command, or a restart by the launcher, resumes from the newest checkpoint"
             ) from None
         release(self.model, world.device)
-        self._log_event("out of memory", f"{what}: taken again with {smaller[-1]}", micro_batch=smaller[-1])
+        self._log_event("out_of_memory", f"{what}: taken again with {smaller[-1]}", micro_batch_size=smaller[-1])
 
     def _note_memory(self) -> None:
         """Write what the phase took at most, by what it follows from."""
-        phase, recompute, most = self.phase, self.run.memory.activation_checkpointing, round(peak_gb(self.world.device), 3)
-        facts = {"micro_batch": phase.micro_batch_size, "length": phase.seq_len, "recompute": recompute, "peak_gb": most}
-        self.metrics.write("event", what="memory", phase=self.name, global_step=self.progress.global_step, **facts)
+        phase, segment, most = self.phase, self.run.memory.activation_checkpointing, round(peak_gb(self.world.device), 3)
+        facts = {"micro_batch_size": phase.micro_batch_size, "seq_len": phase.seq_len, "activation_checkpointing": segment, "peak_gb": most}
+        self.metrics.write("event", event="memory", phase=self.name, global_step=self.progress.global_step, **facts)
 
     def _seconds(self) -> float:
         return round(self.progress.seconds, 3)
@@ -290,12 +290,12 @@ class Trainer:
     def _straggler_metrics(self) -> dict[str, float]:
         share, slow = self.stragglers.line()
         if slow:
-            self._log_event("slow process", slow)
+            self._log_event("slow_process", slow)
         return share
 
-    def _log_event(self, what: str, message: str, **more: Any) -> None:
+    def _log_event(self, event: str, message: str, **more: Any) -> None:
         self.line.print(message)
-        self.metrics.write("event", what=what, message=message, phase=self.name, global_step=self.progress.global_step, **more)
+        self.metrics.write("event", event=event, message=message, phase=self.name, global_step=self.progress.global_step, **more)
 
     def _status(self) -> Status:
         phases = list(self.run.phases.items())
@@ -320,7 +320,7 @@ class Trainer:
         self.speed.read(self.progress)
         self.progress.metrics_bytes = self.metrics.size()
         stall_seconds = self.writer.save(self.model, self.optimizer, self.progress, {"lanes": self.carry.whole()} if self.carry else None)
-        self.metrics.write("event", what="saved", **self._where(self.progress.step), save_seconds=round(stall_seconds, 3))
+        self.metrics.write("event", event="checkpoint_saved", **self._where(self.progress.step), save_seconds=round(stall_seconds, 3))
         self.saved = f"step {self.progress.global_step:,}"
         self.speed.pause()
 
@@ -377,8 +377,8 @@ class Trainer:
         """Write what the loop measured at this step, if it did."""
         if done.tensors:
             rows: dict[str, list[float | None]] = done.tensors.rows()
-            tensors = {name: rows[name] for name, _ in self.model.named_parameters() if name in rows}
-            self.metrics.write("tensors", **self._where(done.step), tensors=tensors)
+            norms = {name: rows[name] for name, _ in self.model.named_parameters() if name in rows}
+            self.metrics.write("tensor_norms", **self._where(done.step), tensor_norms=norms)
         if done.noise:
             groups = follow(self.progress.noise, done.noise)
             self.metrics.write("noise", **self._where(done.step), batch=done.sequences, groups=groups)

@@ -107,10 +107,10 @@ def _finetune(run: BertRun, name: str, source: Path, line: Line) -> list[dict[st
     pretrained = {k: v for k, v in state.items() if k.startswith(("encoder.", "pooler."))}
     log = run.run_dir / "tasks.jsonl"
     facts = json.dumps([asdict(spec) | {"seeds": [], "random_init_baseline": False, "micro_batch_size": 0}, source.name, run.precision])
-    tag = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
-    jobs = [(init, seed) for init in (["pretrained", "scratch"] if spec.random_init_baseline else ["pretrained"]) for seed in spec.seeds]
+    config_hash = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
+    jobs = [(init, seed) for init in (["pretrained", "random"] if spec.random_init_baseline else ["pretrained"]) for seed in spec.seeds]
     # The folder holds one model: what was done with other settings since is not what it holds, so all is done again.
-    mine = results_of(log, name, tag) if _kept_tag(run.run_dir / "finetune" / name) == tag else []
+    mine = results_of(log, name, config_hash) if _kept_config_hash(run.run_dir / "finetune" / name) == config_hash else []
     missing = [job for job in jobs if job not in {(e.get("init"), e.get("seed")) for e in mine}]
     if not missing:
         if not (run.run_dir / "finetune" / name / "vocab.txt").exists():  # an older version left it with the prepared data
@@ -123,12 +123,15 @@ def _finetune(run: BertRun, name: str, source: Path, line: Line) -> list[dict[st
     for what, value in task.baselines.items():
         if not any(e["kind"] == "baseline" for e in mine):
             mine.append(
-                append_result(log, {"kind": "baseline", "name": name, "tag": tag, "what": what, "metric": task.metric, "value": value})
+                append_result(
+                    log,
+                    {"kind": "baseline", "name": name, "config_hash": config_hash, "method": what, "metric": task.metric, "value": value},
+                )
             )
             line.print(f"{name}: {what}  {measures({task.metric: value})}")
     for init, seed in missing:
         entry = _one(run, spec, name, task, pretrained if init == "pretrained" else None, seed, vocabulary, device, line)
-        entry["tag"] = tag
+        entry["config_hash"] = config_hash
         best = max((e["value"] for e in mine if e.get("init") == "pretrained"), default=None)
         model, files = entry.pop("model"), entry.pop("files")
         if init == "pretrained" and (best is None or entry["value"] > best):
@@ -172,7 +175,7 @@ def _one(
     scale = LossScale() if run.precision == "fp16" else None
     optimizer = build_optimizer(model, AdamWConfig(lr=spec.lr, weight_decay=spec.weight_decay))
     loss = 0.0
-    init = "scratch" if pretrained is None else "pretrained"
+    init = "random" if pretrained is None else "pretrained"
     batches = partial(task.train.step, batch=batch, micro_batch=micro, seed=(seed, _ORDER))
     for step in training_steps(model, model.losses, optimizer, batches, settings, scale=scale):
         now = sum(float(x) for x in step.losses.values())
@@ -261,6 +264,6 @@ def _keep(
     beside.rename(place)
 
 
-def _kept_tag(folder: Path) -> str | None:
+def _kept_config_hash(folder: Path) -> str | None:
     """Return the settings with which the model in a task's folder was made."""
-    return read_facts(folder)["result"].get("tag") if (folder / "task.json").exists() else None
+    return read_facts(folder)["result"].get("config_hash") if (folder / "task.json").exists() else None

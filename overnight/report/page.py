@@ -106,12 +106,12 @@ def _ordinal(value: int) -> str:
 
 
 def _seeds(task: dict[str, Any]) -> list[int]:
-    return sorted({seed for init in ("pretrained", "scratch") if task[init] for seed in task[init]["values"]})
+    return sorted({seed for init in ("pretrained", "random") if task[init] for seed in task[init]["values"]})
 
 
 def _dots(task: dict[str, Any], init: str, width: float = 160.0) -> list[float]:
     """Return where the seeds of one kind lie on a strip from the task's worst to its best value (pixels)."""
-    every = [value for kind in ("pretrained", "scratch") if task[kind] for value in task[kind]["values"].values()]
+    every = [value for kind in ("pretrained", "random") if task[kind] for value in task[kind]["values"].values()]
     low, high = min(every), max(every)
     margin = 6.0
     return [

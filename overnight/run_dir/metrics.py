@@ -53,7 +53,7 @@ class Metrics:
                 file.seek(kept)
                 # The line that says how long the checkpoint of these bytes took can only follow them.
                 saved = file.readline()
-                file.truncate(kept + (len(saved) if b'"what": "saved"' in saved and saved.endswith(b"\n") else 0))
+                file.truncate(kept + (len(saved) if b'"event": "checkpoint_saved"' in saved and saved.endswith(b"\n") else 0))
         return (self._path or Path(os.devnull)).open("a", encoding="utf-8")
 
     def write(self, kind: str, **values: Any) -> None:

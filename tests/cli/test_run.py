@@ -81,7 +81,7 @@ def test_it_says_its_stages_and_results(finished: tuple[Run, str]) -> None:
         "held out after",
         "short",
         "long",
-        "from scratch",
+        "random init",
         "opinion, accuracy",
         "seed 0",
         "seed 1",
@@ -90,7 +90,7 @@ def test_it_says_its_stages_and_results(finished: tuple[Run, str]) -> None:
         "parameters, trained on ",
     ):
         assert text in out
-    assert [s[:2] for s in scores(run)] == [("pretrained", 0), ("pretrained", 1), ("scratch", 0), ("scratch", 1)]
+    assert [s[:2] for s in scores(run)] == [("pretrained", 0), ("pretrained", 1), ("random", 0), ("random", 1)]
 
 
 def test_the_report_holds_the_numbers(finished: tuple[Run, str]) -> None:

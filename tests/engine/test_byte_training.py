@@ -224,7 +224,7 @@ def test_a_state_that_is_not_finite_begins_anew_and_the_others_go_on(make: Make,
     monkeypatch.setattr(module, "Pretraining", Broken)
     told = finish(run)
     assert "step 2: the carried state of streams 1 was not finite and begins anew at zero" in told
-    (event,) = (line for line in lines(run, "event") if line["what"] == "carry")
+    (event,) = (line for line in lines(run, "event") if line["event"] == "carry")
     assert event["streams"] == [1] and all(math.isfinite(loss) for loss in losses(run))
 
 

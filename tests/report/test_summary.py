@@ -72,15 +72,15 @@ def test_a_finished_run_has_nothing_to_note(tmp_path: Path) -> None:
     found = summarise(write_run(tmp_path / "run", metrics() + finetunings([0.67, 0.66, 0.68], [0.50, 0.49, 0.51])))
     assert found["finished"] and found["notes"] == []
     task = found["tasks"][0]
-    assert (task["pretrained"]["median"], task["scratch"]["median"]) == (0.67, 0.50)
+    assert (task["pretrained"]["median"], task["random"]["median"]) == (0.67, 0.50)
     assert task["pretrained"]["values"] == {0: 0.67, 1: 0.66, 2: 0.68}
     assert task["wins"] is False and task["verdict"].startswith("pretraining does not win: word overlap is best")
-    assert task["baselines"] == [{"what": "word overlap", "value": 0.88}]
+    assert task["baselines"] == [{"method": "word overlap", "value": 0.88}]
 
 
 def test_missing_seeds_are_named_and_the_verdict_is_provisional(tmp_path: Path) -> None:
     found = summarise(write_run(tmp_path / "run", metrics() + finetunings([0.67, 0.66, 0.68], [0.50, 0.49])))
-    assert "docnames scratch: seed 2 not run yet" in found["notes"]
+    assert "docnames random init: seed 2 not run yet" in found["notes"]
     assert found["tasks"][0]["verdict"].endswith(", so far")
     assert not found["finished"]
 
@@ -97,60 +97,60 @@ def test_a_repeated_seed_counts_once_with_its_last_value(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("pretrained", "scratch", "wins", "words"),
+    ("pretrained", "random_init", "wins", "words"),
     [
         ([0.67, 0.66, 0.68], [0.50, 0.49, 0.51], True, "wins by more than the spread"),
         ([0.52, 0.50, 0.54], [0.50, 0.49, 0.51], False, "ahead, but not by more"),
         ([0.52, 0.52, 0.52], [0.50, 0.40, 0.60], False, "ahead, but not by more"),
         ([0.50, 0.49, 0.51], [0.50, 0.49, 0.51], False, "does not win"),
         ([0.40, 0.39, 0.41], [0.50, 0.49, 0.51], False, "does not win"),
-        ([0.67], [0.50], None, "ahead of training from scratch, on a single seed"),
+        ([0.67], [0.50], None, "ahead of random init, on a single seed"),
         ([0.67, 0.66], [], None, "not compared"),
         ([], [0.5], None, "not run yet"),
     ],
 )
 def test_pretraining_wins_only_by_more_than_the_spread_of_the_seeds(
-    pretrained: list[float], scratch: list[float], wins: bool | None, words: str
+    pretrained: list[float], random_init: list[float], wins: bool | None, words: str
 ) -> None:
-    sides = [spread({i: line(value) for i, value in enumerate(values)}) for values in (pretrained, scratch)]
+    sides = [spread({i: line(value) for i, value in enumerate(values)}) for values in (pretrained, random_init)]
     found, text = compare(*sides)
     assert found is wins and words in text
 
 
 @pytest.mark.parametrize(
-    ("pretrained", "scratch", "baselines", "wins", "words"),
+    ("pretrained", "random_init", "baselines", "wins", "words"),
     [
         (
             [0.63, 0.62, 0.64],
             [0.5, 0.5, 0.5],
             [0.85],
             False,
-            "does not win: method 0 is best; pretraining is ahead of training from scratch",
+            "does not win: method 0 is best; pretraining is ahead of random init",
         ),
         ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.1, 0.63], False, "method 1 is best"),
         ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.55, 0.62], False, "not by more than the spread of method 1"),
         ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.55, 0.40], True, "wins by more than the spread; next is method 0"),
-        ([0.63, 0.62, 0.64], [0.7, 0.7, 0.7], [0.65, 0.40], False, "training from scratch is best; pretraining is ahead of method 1"),
+        ([0.63, 0.62, 0.64], [0.7, 0.7, 0.7], [0.65, 0.40], False, "random init is best; pretraining is ahead of method 1"),
         ([0.63], [], [0.85], False, "method 0 is best"),
-        ([0.63], [], [0.55], None, "ahead of method 0, not compared with training from scratch"),
+        ([0.63], [], [0.55], None, "ahead of method 0, not compared with random init"),
         ([0.63], [0.5], [0.55], None, "single seed"),
         ([0.63], [0.5], [float("nan")], None, "single seed"),
         ([float("nan")], [0.5], [0.55], None, "not a number"),
     ],
 )
 def test_pretraining_wins_only_where_no_baseline_is_better(
-    pretrained: list[float], scratch: list[float], baselines: list[float], wins: bool | None, words: str
+    pretrained: list[float], random_init: list[float], baselines: list[float], wins: bool | None, words: str
 ) -> None:
-    sides = [spread({i: line(value) for i, value in enumerate(values)}) for values in (pretrained, scratch)]
-    found, text = compare(*sides, [{"what": f"method {i}", "value": value} for i, value in enumerate(baselines)])
+    sides = [spread({i: line(value) for i, value in enumerate(values)}) for values in (pretrained, random_init)]
+    found, text = compare(*sides, [{"method": f"method {i}", "value": value} for i, value in enumerate(baselines)])
     assert found is wins and words in text
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.lists(st.floats(0, 1), min_size=1, max_size=3))
-def test_no_verdict_is_good_where_anything_else_is_as_good(pretrained: float, scratch: float, baselines: list[float]) -> None:
-    sides = [spread({0: line(value), 1: line(value)}) for value in (pretrained, scratch)]
-    wins, text = compare(*sides, [{"what": f"method {i}", "value": value} for i, value in enumerate(baselines)])
-    assert wins is (pretrained > max(scratch, *baselines)) and (wins or "pretraining wins" not in text)
+def test_no_verdict_is_good_where_anything_else_is_as_good(pretrained: float, random_init: float, baselines: list[float]) -> None:
+    sides = [spread({0: line(value), 1: line(value)}) for value in (pretrained, random_init)]
+    wins, text = compare(*sides, [{"method": f"method {i}", "value": value} for i, value in enumerate(baselines)])
+    assert wins is (pretrained > max(random_init, *baselines)) and (wins or "pretraining wins" not in text)
 
 
 @given(st.dictionaries(st.integers(0, 9), st.floats(0, 1), min_size=1))
@@ -186,7 +186,7 @@ def test_the_text_holds_every_seed_the_median_the_spread_and_the_verdict(tmp_pat
         "1.1",
         "word overlap",
         "88.0 %",
-        "pretraining does not win: word overlap is best; pretraining is ahead of training from scratch",
+        "pretraining does not win: word overlap is best; pretraining is ahead of random init",
     ):
         assert part in text
     table = [row for row in text.splitlines() if row.startswith(("short", "long"))]
@@ -210,8 +210,8 @@ def test_the_verdict_in_the_readme_is_that_of_the_numbers_above_it() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = {
         name: [float(x) / 100 for x in re.findall(r"([\d.]+) %", re.search(rf"^{name} .*", text, re.M)[0])]
-        for name in ("pretrained", "from scratch", "word overlap")
+        for name in ("pretrained", "random init", "word overlap")
     }
-    sides = [spread({i: line(value) for i, value in enumerate(rows[name][:3])}) for name in ("pretrained", "from scratch")]
-    _, verdict = compare(*sides, [{"what": "word overlap", "value": rows["word overlap"][0]}])
+    sides = [spread({i: line(value) for i, value in enumerate(rows[name][:3])}) for name in ("pretrained", "random init")]
+    _, verdict = compare(*sides, [{"method": "word overlap", "value": rows["word overlap"][0]}])
     assert f"\n{verdict}\n" in text
