@@ -22,7 +22,7 @@ class DataError(UserError):
 
 
 class TrainingError(UserError):
-    """Training cannot go on as it is, and the run stops with its newest checkpoint whole.
+    """Training cannot continue as it is, and the run stops with its newest checkpoint whole.
 
     Args:
         step: of the phase, from 0, where it is known.

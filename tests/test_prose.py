@@ -27,7 +27,7 @@ OLD_NAMES = re.compile(
     "origin|owed|pace|pieces?|problem_kind|saver|say|span_reader|stood|summing|told|trials|watch(?:ed)?|ways?|wide)(?![^_])"
 )
 # Where such a part is right: a key of a file has that name.
-RIGHT = {"checkpoint.reader": {"watched"}, "engine.pretrain": {"watched"}, "corpus.shards": {"held"}}
+RIGHT = {"checkpoint.reader": {"watched"}, "engine.pretrain": {"watched"}}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

@@ -59,7 +59,7 @@ class Progress:
     passed: int = 0
     """Steps of data that the phase passed over when it was rolled back: step t reads the batch of step t + passed."""
     watched: dict[str, list[float]] = field(default_factory=dict)
-    """What spikes of the phase are told by: the state of :class:`overnight.engine.spikes.SpikeDetector`."""
+    """What spikes of the phase are detected by: the state of :class:`overnight.engine.spikes.SpikeDetector`."""
     noise: dict[str, list[float]] = field(default_factory=dict)
     """Averages of the gradient noise scale of the phase, by parameter group: the state of :class:`overnight.optim.noise.NoiseScale`."""
 
@@ -101,7 +101,7 @@ def load_checkpoint(
 
     Args:
         folder: the run's `checkpoints`.
-        model: of the same recipe; its parameters are overwritten. They may be cut already.
+        model: of the same recipe; its parameters are overwritten. They may be sharded already.
         carry: filled with the carried state; left empty where the checkpoint has none.
 
     Returns:
@@ -269,7 +269,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def optimizer_entries(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the state as :func:`optimizer_tensors` does, with the tensors as they lie: on the device, and cut where the parameters are."""
+    """Return the state as :func:`optimizer_tensors` does, with the tensors as they lie: on the device, and sharded where the parameters are."""
     return {
         f"{name}/{entry}": torch.as_tensor(value)
         for group in optimizer.param_groups

@@ -82,7 +82,7 @@ def claim_folder(run: Run, extend: bool = False) -> None:
 
 
 def unrecorded_extensions(run: Run, progress: Progress) -> Iterator[dict[str, Any]]:
-    """Yield the event of each extension of the run that its metrics do not hold, or no more after they were cut back to a checkpoint."""
+    """Yield the event of each extension of the run that its metrics do not hold, or no more after they were truncated to a checkpoint."""
     path, kept = run.run_dir / "metrics.jsonl", _kept(run)
     lines = read_lines(path, _REMEDY) if kept and path.exists() else ()
     recorded = {line.get("was") for _, line in lines if line and line.get("event") == "extended"}

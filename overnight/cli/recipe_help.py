@@ -1,4 +1,4 @@
-"""The help of the verbs that take a recipe: how to begin, then every key by section, of a named recipe only those its network has."""
+"""The help of the commands that take a recipe: how to begin, then every key by section, of a named recipe only those its network has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from overnight.config.schema import RUNS
 from overnight.config.validate import COMPUTE_SETTINGS, DATA_SETTINGS
 from overnight.display import folded, yaml_text
 
-# What a verb is begun with, and which sections it reads.
+# What a command is begun with, and which sections it reads.
 _EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "run": [
         ("demo", "minutes, no data needed"),
@@ -50,12 +50,12 @@ _WIDEST = 110
 
 
 def recipe_help(verb: str, recipe: str | None, options: Sequence[tuple[str, str]]) -> str:
-    """Return the help of a verb that takes a recipe.
+    """Return the help of a command that takes a recipe.
 
     Args:
         verb: such as `run`.
-        recipe: what the user named beside --help; None shows the keys of all networks.
-        options: of this verb alone, and what they say.
+        recipe: what the user named besides --help; None shows the keys of all networks.
+        options: of this command alone, and what they say.
 
     Raises:
         ConfigError: when the recipe is not there or cannot be read.
@@ -82,7 +82,7 @@ def recipe_help(verb: str, recipe: str | None, options: Sequence[tuple[str, str]
 
 
 def _keys(verb: str, kind: str | None, tree: Mapping[str, Any], recipe: str) -> Iterator[str]:
-    """The sections that a verb reads, each with a title, and two lines a key."""
+    """The sections that a command reads, each with a title, and two lines a key."""
     sections: dict[str, list[str]] = {}
     for key, type_name, default, text in describe({"": RUNS[kind]} if kind else ANY, network=kind or ""):
         section = _section(key)

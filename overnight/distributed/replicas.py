@@ -16,7 +16,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ReplicaMismatch(TrainingError):
-    """The processes do not hold the same numbers."""
+    """The processes do not hold the same values."""
 
     event = "replica_mismatch"
 

@@ -16,7 +16,7 @@ from overnight.models.bert import BertForPretraining
 from overnight.models.bytes import ByteModel
 
 _REDUCE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Type in which gradients are added up between processes, by `train.reduce`."""
+"""Type in which gradients are added up between processes, by `distributed.grad_reduce_dtype`."""
 
 
 class Losses(nn.Module):
@@ -34,7 +34,7 @@ def parallelize_model(model: BertForPretraining | ByteModel, world: World, run: 
     """Return the objective of a network on all processes; its backward pass adds the gradients up.
 
     Args:
-        model: whole and alike on every process; with `train.parallel = fsdp` its parameters become DTensors, cut along their first dimension.
+        model: whole and alike on every process; with `distributed.strategy = fsdp` its parameters become DTensors, sharded along their first dimension.
     """
     if world.size == 1:
         return model.losses
@@ -48,7 +48,7 @@ def parallelize_model(model: BertForPretraining | ByteModel, world: World, run: 
         # A sum, not DDP's mean: each process has divided by the targets of all.
         ddp.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer(), dtype))
         return ddp
-    # Half a second, which no other verb should pay.
+    # Half a second, which no other command should pay.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -107,7 +107,7 @@ def full_tensor_cpu(tensor: Tensor) -> Tensor:
 
 
 def distribute_like(p: Any, tensor: Tensor) -> Tensor:
-    """Return a copy of a whole tensor on a parameter's device, cut as the parameter is where it has its shape."""
+    """Return a copy of a whole tensor on a parameter's device, sharded as the parameter is where it has its shape."""
     if hasattr(p, "placements") and tensor.shape == p.shape:
         from torch.distributed.tensor import distribute_tensor
 

@@ -110,9 +110,9 @@ class Throughput:
         self._clock = time.perf_counter()
 
     def rate(self) -> dict[str, float]:
-        """Return tokens and sequences a second since the last call, the share of the peak that the products took, and of the time waiting for a batch.
+        """Return tokens and sequences a second since the last call, the share of the peak that the matrix products took, and of the time waiting for a batch.
 
-        There is no share of a peak that was never known, or that the products exceed (:meth:`exceeds`), which then was none.
+        There is no share of a peak that was never known, or that the matrix products exceed (:meth:`exceeds`), which then was none.
         """
         spent, self._since = self._since, Spent()
         rate = spent.flops / spent.seconds
@@ -125,11 +125,11 @@ class Throughput:
         }
 
     def exceeds(self) -> str:
-        """Return what is wrong with the peak, if the products of the last :meth:`rate` ran above it."""
+        """Return what is wrong with the peak, if the matrix products of the last :meth:`rate` ran above it."""
         if not self._exceeds or not self.peak:
             return ""
         return (
-            f"the products ran at {Peak(self._exceeds, False).text()}, above the peak of {self.peak.text()}, which is no peak then "
+            f"the matrix products ran at {Peak(self._exceeds, False).text()}, above the peak of {self.peak.text()}, which is no peak then "
             "(was the machine busy while it was measured?): no MFU from here on"
         )
 

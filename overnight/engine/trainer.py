@@ -149,7 +149,7 @@ class Trainer:
                 raise OutOfMemory(f"after step {progress.step} of phase {self.name}: {first_line(error)}. {HOW_TO_SAVE_MEMORY}") from None
 
     def _steps(self, heartbeat: Heartbeat, scale: LossScale | None) -> None:
-        """Take steps as long as the batches are cut as they are now."""
+        """Take steps as long as the batches are split as they are now."""
         phase, world, progress = self.phase, self.world, self.progress
         settings, passed = replace(self.settings, steps=self.schedule.until(progress.step, phase.steps)), progress.passed
         fill = pad_to_multiple(phase, micro_batch(phase, phase.steps, world.size))
@@ -356,7 +356,7 @@ class Trainer:
             )
 
     def _check_replicas(self, done: StepResult) -> None:
-        """Check that all processes hold the same numbers, above all before a checkpoint takes those of the first.
+        """Check that all processes hold the same values, above all before a checkpoint takes those of the first.
 
         Raises:
             ReplicaMismatch: naming the processes and the tensors that differ.

@@ -50,7 +50,7 @@ class BertWorkload:
             self.model.encoder.compile_layers()
 
     def untrained(self, device: torch.device) -> BertForPretraining:
-        """Return the network before its first step: the same numbers every time."""
+        """Return the network before its first step: the same values every time."""
         return new_model(self.run, self.vocabulary, device)
 
     def samples(self, phase: Phase, number: int, split: str) -> Samples:
@@ -83,7 +83,7 @@ class ByteWorkload:
         self.model = self.untrained(world.device)
 
     def untrained(self, device: torch.device) -> ByteModel:
-        """Return the network before its first step: the same numbers every time."""
+        """Return the network before its first step: the same values every time."""
         torch.manual_seed(key(self.run.seed, 0) >> 1)
         segment = _SEGMENT if self.run.memory.activation_checkpointing == "full" else 0
         return byte_model(
@@ -119,7 +119,7 @@ def build_workload(run: Run, world: World) -> Workload:
 
 
 def new_model(run: BertRun, vocabulary: Vocabulary, device: torch.device) -> BertForPretraining:
-    """Return the untrained BERT of a run: the same numbers on any device."""
+    """Return the untrained BERT of a run: the same values on any device."""
     torch.manual_seed(key(run.seed, 0) >> 1)
     return BertForPretraining(run.model, vocabulary.size).to(device)
 

@@ -62,7 +62,7 @@ def outputs(
 
     Args:
         size: sequences at once.
-        report_progress: told the sequences read and their share of all tokens, after each batch.
+        report_progress: called with the sequences read and their share of all tokens, after each batch.
     """
     model.eval()
     out: list[np.ndarray] = [np.empty(0)] * len(examples)
@@ -77,7 +77,7 @@ def outputs(
 
 
 def finetune(run: BertRun, name: str, line: Line | None = None) -> list[dict[str, Any]]:
-    """Fine-tune one task of a run with every seed, and, if asked, the same network from scratch.
+    """Fine-tune one task of a run with every seed, and, if asked, the same network from random init.
 
     What is done already, with the same settings from the same checkpoint, is not done again. The best model by dev score goes
     to `finetune/NAME/` in the run folder, with its predictions.

@@ -101,7 +101,7 @@ class ByteModel(nn.Module):
         Args:
             ids_BT: bytes (int64).
             state_B: state before the window (B, *state_shape); None is zero.
-            dtype: type of products and activations.
+            dtype: type of matrix products and activations.
             prepared: as :meth:`prepared` made it from the same weights; None makes it anew.
 
         Returns:

@@ -68,7 +68,7 @@ class _Curve:
     unit: str
     hover: str
     train: str = ""
-    held: str = ""
+    validation: str = ""
     scale: float = 1
     axis: Record = field(default_factory=dict)
     """What the vertical axis has beyond the usual."""
@@ -78,13 +78,13 @@ class _Curve:
 
 _FROM_0 = {"rangemode": "tozero"}
 _CURVES = (
-    _Curve("Masked-LM loss", "nats", "%{y:.3f} nats", train="mlm_loss", held="mlm_loss"),
-    _Curve("Masked-LM accuracy", "%, held out", "%{y:.1f} %", held="mlm_accuracy", scale=100),
-    _Curve("NSP loss", "nats", "%{y:.3f} nats", train="nsp_loss", held="nsp_loss"),
-    _Curve("NSP accuracy", "%, held out", "%{y:.1f} %", held="nsp_accuracy", scale=100),
-    _Curve("Bits per character", "", "%{y:.3f} bits", train="byte_loss", held="byte_loss", scale=1 / math.log(2)),
-    _Curve("Byte accuracy", "%, held out", "%{y:.1f} %", held="byte_accuracy", scale=100),
-    _Curve("Label loss", "squared error", "%{y:.4f}", train="label_loss", held="label_loss"),
+    _Curve("Masked-LM loss", "nats", "%{y:.3f} nats", train="mlm_loss", validation="mlm_loss"),
+    _Curve("Masked-LM accuracy", "%, validation", "%{y:.1f} %", validation="mlm_accuracy", scale=100),
+    _Curve("NSP loss", "nats", "%{y:.3f} nats", train="nsp_loss", validation="nsp_loss"),
+    _Curve("NSP accuracy", "%, validation", "%{y:.1f} %", validation="nsp_accuracy", scale=100),
+    _Curve("Bits per character", "", "%{y:.3f} bits", train="byte_loss", validation="byte_loss", scale=1 / math.log(2)),
+    _Curve("Byte accuracy", "%, validation", "%{y:.1f} %", validation="byte_accuracy", scale=100),
+    _Curve("Label loss", "squared error", "%{y:.4f}", train="label_loss", validation="label_loss"),
     _Curve("Learning rate", "", "%{y:.3g}", train="lr", axis={**_FROM_0, "exponentformat": "e"}),
     _Curve("Gradient norm", "before clipping", "%{y:.3g}", train="grad_norm", axis=_FROM_0),
     _Curve("Throughput", "tokens/s", "%{y:,.0f} tokens/s", train="tokens_per_s", axis=_FROM_0),
@@ -127,7 +127,7 @@ class Charts:
         self.unit, self.divisor = ("s", 1) if longest < 180 else ("min", 60) if longest < 7200 else ("h", 3600)
 
     def curves(self) -> list[Chart]:
-        """Return the charts over the steps for which there are numbers."""
+        """Return the charts over the steps for which there are values."""
         charts = [Chart(curve.title, curve.unit, figure) for curve in _CURVES if (figure := self._curve(curve))]
         return [*charts, *self._noise(), *self._events()]
 
@@ -144,11 +144,11 @@ class Charts:
     def _curve(self, curve: _Curve) -> go.Figure | None:
         traces = []
         for run in self.runs:
-            for kind, key, what in (("train", curve.train, "training"), ("eval", curve.held, "held out")):
+            for kind, key, what in (("train", curve.train, "training"), ("eval", curve.validation, "validation")):
                 values = run.values(kind, key)
                 if not any(value is not None and value > curve.above for value in values):
                     continue
-                faint = kind == "train" and bool(curve.held)
+                faint = kind == "train" and bool(curve.validation)
                 style: Record = {"mode": "lines" if kind == "train" or len(values) > 60 else "lines+markers", "marker": {"size": 6}}
                 style["line"] = {"color": PALE if faint and not self.several else run.color, "width": 1.3 if faint else 2}
                 scaled = [value if value is None else curve.scale * value for value in values]

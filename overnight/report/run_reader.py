@@ -172,7 +172,7 @@ def _settings(path: Path) -> Record:
 def _shaped(path: Path, kind: type) -> Record | None:
     if not path.exists():
         return None
-    remedy = "remove the file to go on without it"
+    remedy = "remove the file to continue without it"
     found = read_mapping(path, remedy)
     fitted(found, kind, str(path), remedy)
     return found

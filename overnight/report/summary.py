@@ -1,4 +1,4 @@
-"""A run's results in numbers: held-out scores by phase, tasks from the pretrained network and from random init."""
+"""A run's results in numbers: validation scores by phase, tasks from the pretrained network and from random init."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from overnight.console import table
 from overnight.display import duration, number, plural, points, scale_of, share, unit
 from overnight.report.run_reader import Record, RunFolder, read_folder
 
-_HELD_OUT = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
+_VALIDATION = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
 
 
-def summarise(run_dir: Path) -> dict[str, Any]:
+def summarize(run_dir: Path) -> dict[str, Any]:
     """Return the results of a run folder as plain values.
 
     Returns:
@@ -25,11 +25,11 @@ def summarise(run_dir: Path) -> dict[str, Any]:
     Raises:
         DataError: when the folder cannot be read.
     """
-    return summarise_folder(read_folder(run_dir))
+    return summarize_folder(read_folder(run_dir))
 
 
-def summarise_folder(folder: RunFolder) -> dict[str, Any]:
-    """Return the results of a run folder that was read before; see :func:`summarise`."""
+def summarize_folder(folder: RunFolder) -> dict[str, Any]:
+    """Return the results of a run folder that was read before; see :func:`summarize`."""
     train, evals = folder.records["train"], folder.records["eval"]
     rows, results = phases(folder), tasks(folder)
     todo = [row["name"] for row in rows if not row["finished"]]
@@ -75,7 +75,7 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
     """Return one row a phase, in the order of the recipe.
 
     Returns:
-        `name`, `steps` done of `planned`, `finished`, the last held-out `mlm_loss`, `mlm_accuracy`, `nsp_loss` and `nsp_accuracy`, of a byte
+        `name`, `steps` done of `planned`, `finished`, the last validation `mlm_loss`, `mlm_accuracy`, `nsp_loss` and `nsp_accuracy`, of a byte
         model `bits_per_character` and `byte_accuracy` (None where not measured), `seconds` and `tokens` of the phase, and the median
         `tokens_per_s`, `sequences_per_s` and `mfu`.
     """
@@ -99,7 +99,7 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
                 "steps": steps,
                 "planned": wanted,
                 "finished": ended,
-                **{key: last.get(key) for key in _HELD_OUT},
+                **{key: last.get(key) for key in _VALIDATION},
                 "seconds": until - seconds,
                 "tokens": total - tokens,
                 **{key: _median(train, key) for key in ("tokens_per_s", "sequences_per_s", "mfu")},
@@ -255,7 +255,7 @@ def summary_text(run_dir: Path) -> str:
     Raises:
         DataError: when the folder cannot be read.
     """
-    found = summarise(run_dir)
+    found = summarize(run_dir)
     head = [found["name"], found["device"], duration(found["seconds"])]
     if found["tokens"]:
         head.append(f"{plural(found['tokens'], 'token')} seen")
@@ -273,7 +273,7 @@ def facts_lines(samples: dict[str, Any]) -> list[str]:
     corpus = samples.get("corpus") or {}
     sizes = [
         f"{words} {plural(corpus[split]['documents'], 'document')} of {plural(corpus[split]['tokens'], 'token')}"
-        for split, words in (("train", "trained on"), ("valid", "held out"), ("test", "kept for the test"))
+        for split, words in (("train", "trained on"), ("valid", "validated on"), ("test", "kept for the test"))
         if split in corpus
     ]
     parameters = [plural(samples["parameters"], "parameter")] if "parameters" in samples else []
@@ -283,11 +283,11 @@ def facts_lines(samples: dict[str, Any]) -> list[str]:
 def _sample_lines(samples: dict[str, Any]) -> list[str]:
     lines = []
     if samples.get("masks"):
-        lines += ["", "held-out sentences with a word masked, and what the model guesses"]
+        lines += ["", "validation sentences with a word masked, and what the model guesses"]
     for mask in samples.get("masks") or []:
         lines += [f"- {mask['text']}", f"  {guesses_text(mask)}"]
     if samples.get("texts"):
-        lines += ["", "held-out beginnings, and how the model goes on"]
+        lines += ["", "beginnings of validation documents, and how the model continues"]
     for text in samples.get("texts") or []:
         lines += [f"- {text['prompt']} | {' '.join(text['text'].split())}"]
     return lines
@@ -306,7 +306,7 @@ def quoted(token: str) -> str:
 
 def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> list[list[str]]:
     scores = ["bits per character", "byte accuracy"] if of_bytes else ["masked-LM loss", "masked-LM accuracy", "NSP accuracy"]
-    cells = [["held out after", "steps", *scores, "time", "tokens/s"]]
+    cells = [["validation after", "steps", *scores, "time", "tokens/s"]]
     for row in rows:
         steps = f"{row['steps']:,}" if row["finished"] else f"{row['steps']:,} of {row['planned'] or '?'}"
         if of_bytes:
@@ -326,7 +326,7 @@ def _task_lines(task: dict[str, Any]) -> list[str]:
         if found:
             values = [share(found["values"].get(seed), *how) for seed in seeds]
             cells.append([label, *values, share(found["median"], *how), points(found["spread"], task["scale"])])
-            if (mismatched := found["others"].get(f"{task['metric']}_mismatched")) is not None:  # MNLI is judged by two dev sets
+            if (mismatched := found["others"].get(f"{task['metric']}_mismatched")) is not None:  # MNLI is evaluated on two dev sets
                 cells.append([f"{label}, mismatched", *("" for _ in seeds), share(mismatched, *how), ""])
     for baseline in task["baselines"]:
         cells.append([baseline["method"], *("" for _ in seeds), share(baseline["value"], *how), ""])

@@ -24,7 +24,7 @@ from overnight.corpus.bytes import document_bytes
 from overnight.errors import DataError
 from overnight.interop.byte_models import import_byte_model, stored_run
 from overnight.report.page import write_report
-from overnight.report.summary import summarise, summary_text
+from overnight.report.summary import summarize, summary_text
 from overnight.run_dir.task_results import read_results
 from tests.interop.byte_formula import random_arrays, write_openai
 
@@ -220,15 +220,15 @@ def test_the_report_and_the_summary_show_the_scores_the_baselines_and_the_unit(f
     go(folder, "seeds=[0, 1]")
     (folder / "run.yaml").write_text(json.dumps({"name": "mine", "linear_probe": {"mine": {"task": "csv", "seeds": [0, 1, 2]}}}))
     (folder / "metrics.jsonl").write_text("")
-    (task,) = summarise(folder)["tasks"]
+    (task,) = summarize(folder)["tasks"]
     assert set(task["pretrained"]["values"]) == {0, 1} == set(task["random"]["values"])
     assert [b["method"] for b in task["baselines"]] == [NGRAMS]
     assert task["best_unit"]["number"] == 4
     assert task["notes"] == ["mine pretrained: seed 2 not run yet", "mine random init: seed 2 not run yet"]
     text = summary_text(folder)
-    assert "random weights" in text and NGRAMS in text and "cell 4 says most: 100.0 % alone (yes above" in text
+    assert "random init" in text and NGRAMS in text and "cell 4 says most: 100.0 % alone (yes above" in text
     page = write_report([folder], folder / "report.html").read_text()
-    assert "random weights" in page and "cell 4 says most" in page and page.count('"name":"yes","opacity":0.55') == 1
+    assert "random init" in page and "cell 4 says most" in page and page.count('"name":"yes","opacity":0.55') == 1
 
 
 def test_the_benchmark_of_the_solvers_fits_both_at_every_strength(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

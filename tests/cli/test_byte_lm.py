@@ -1,4 +1,4 @@
-"""The verbs of byte models work on run folders and on exported ones, and answer a mistake in words."""
+"""The commands of byte models work on run folders and on exported ones, and answer a mistake in words."""
 
 from __future__ import annotations
 

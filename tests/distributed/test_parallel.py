@@ -201,7 +201,7 @@ def test_errors_stop_all_processes_and_one_says_them(tiny_data: Path, tmp_path: 
     assert [len(messages) for messages in told] == [1] * 5, told
     assert "process 1 does not have what process 0 has:\n  recipe.logging.eval_every: 3 there, 4 here" in told[0][0]
     assert "noise is measured in one process only" in told[1][0]
-    assert "global_batch_size = 3: cannot be cut for 2 processes" in told[2][0]
+    assert "global_batch_size = 3: cannot be split for 2 processes" in told[2][0]
     assert "could not be written" in told[3][0] and "could not be written" in told[4][0]
     assert not (tmp_path / "rate-3").exists()
 

@@ -152,15 +152,15 @@ def test_under_fsdp_what_is_not_cut_is_compared_and_off_nothing_is(runs: Done) -
 def test_a_slow_process_is_named_once(runs: Done) -> None:
     folder, said = runs
     assert [code for code, _ in said["slow"]] == [0, 0]
-    assert ["process 1 on " in event["message"] for event in events(folder, "slow", "slow process")] == [True, True]  # in each phase
-    assert not events(folder, "plain", "slow process")
+    assert ["process 1 on " in event["message"] for event in events(folder, "slow", "slow_process")] == [True, True]  # in each phase
+    assert not events(folder, "plain", "slow_process")
 
 
 def test_other_data_too_many_processes_and_a_broken_loader_end_all(runs: Done) -> None:
     _, said = runs
     for name, codes, words in (
         ("other data", [2, 2], "process 1 does not have what process 0 has:\n  data: "),
-        ("too many", [2, 2], "global_batch_size = 1: cannot be cut for 2 processes"),
+        ("too many", [2, 2], "global_batch_size = 1: cannot be split for 2 processes"),
         ("loader", [1, 1], "shard train-00000.arrow cannot be read"),
     ):
         assert [code for code, _ in said[name]] == codes, said[name]

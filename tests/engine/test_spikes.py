@@ -178,7 +178,7 @@ def assert_same_end(run: Run, reference: Run) -> None:
 
 @pytest.mark.parametrize(
     ("precision", "cause", "factor"),
-    [*((precision, "spike", 1000.0) for precision in ("fp32", "bf16", "fp16")), ("fp32", "not finite", math.nan)],
+    [*((precision, "spike", 1000.0) for precision in ("fp32", "bf16", "fp16")), ("fp32", "not_finite", math.nan)],
 )
 def test_a_rollback_is_the_run_without_the_data_it_passed_over(
     precision: str, cause: str, factor: float, tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

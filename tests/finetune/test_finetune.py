@@ -1,4 +1,4 @@
-"""Fine-tuning does what was asked once, says it all in files, and goes on where it was cut off."""
+"""Fine-tuning does what was asked once, says it all in files, and resumes where it was cut off."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_a_regression_is_scored_by_its_correlation(with_task: Task, scores: Path
     out = tune(run)
     (entry,) = lines(run)
     assert entry["metric"] == "spearman" and set(entry["metrics"]) == {"pearson", "spearman"}
-    assert "held out of scores.csv" in out
+    assert "split off scores.csv" in out
     answers = json.loads((kept(run) / "predictions.json").read_text())
     assert answers and all(isinstance(value, float) for value in answers.values())
     assert json.loads((kept(run) / "task.json").read_text())["labels"] == []
@@ -288,7 +288,7 @@ def test_an_epoch_covers_every_row_once_in_an_order_of_its_own(rows: int, batch:
     seen: list[int] = []
     for step in range(-(-epochs * rows // batch)):
         work = examples.step(step, batch, batch, (seed, 2))
-        # Inside a step the rows are sorted by length for packing; epochs are told apart by whole steps below.
+        # Inside a step the rows are sorted by length for packing; epochs are distinguished by whole steps below.
         seen += [int(x) for micro in work.micro for x in micro.targets["label"]]
         for micro in work.micro:
             assert micro.ids_N[micro.starts[:-1].long() + 1].tolist() == [10 + int(x) for x in micro.targets["label"]]

@@ -15,7 +15,7 @@ import pytest
 
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.page import write_report
-from overnight.report.summary import duration, share, summarise
+from overnight.report.summary import duration, share, summarize
 from overnight.run_dir import atomic
 from tests.report.sample import byte_metrics, byte_settings, finetunings, measured, metrics, settings, write_run
 
@@ -79,7 +79,7 @@ def test_plotly_is_inlined_once(tmp_path: Path) -> None:
 
 def test_the_page_shows_what_the_summary_says(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*metrics(), *SEEDS, {"kind": "event", "event": "resumed", "global_step": 120}])
-    found, page = summarise(folder), Page(write_report([folder], tmp_path / "report.html"))
+    found, page = summarize(folder), Page(write_report([folder], tmp_path / "report.html"))
     for row in found["phases"]:
         assert row["name"] in page.text
         assert share(row["mlm_accuracy"]) in page.text and share(row["nsp_accuracy"]) in page.text and duration(row["seconds"]) in page.text
@@ -102,9 +102,9 @@ def test_the_curves_are_the_measured_ones_by_step_and_by_time(tmp_path: Path) ->
         "lr": "Learning rate",
         "grad_norm": "Gradient norm before clipping",
     }
-    shown |= {"tokens_per_s": "Throughput tokens/s", "mlm_accuracy": "Masked-LM accuracy %, held out"}
+    shown |= {"tokens_per_s": "Throughput tokens/s", "mlm_accuracy": "Masked-LM accuracy %, validation"}
     for key, caption in shown.items():
-        for kind, name in (("train", "training"), ("eval", "held out")):
+        for kind, name in (("train", "training"), ("eval", "validation")):
             mine = [line for line in lines if line["kind"] == kind and key in line]
             if mine:
                 curve, scale = page.curve(caption, name), 100 if key == "mlm_accuracy" else 1
@@ -127,11 +127,11 @@ def test_a_run_without_nsp_has_one_loss_which_is_that_of_the_masked_words(tmp_pa
 
 def test_a_byte_model_shows_bits_per_character_and_nothing_of_bert(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", byte_metrics(), byte_settings())
-    (row,) = summarise(folder)["phases"]
+    (row,) = summarize(folder)["phases"]
     page = Page(write_report([folder], tmp_path / "report.html"))
     assert page.text.count(f"{row['bits_per_character']:.3f}") == 2 and page.text.count(share(row["byte_accuracy"])) == 2  # card and table
     assert "Bits per character" in page.text and "Masked-LM" not in page.text and "NSP" not in page.text
-    bits = [page.curve("Bits per character", name)["y"] for name in ("training", "held out")]
+    bits = [page.curve("Bits per character", name)["y"] for name in ("training", "validation")]
     assert [len(values) for values in bits] == [12, 3] and bits[1][-1] == pytest.approx(row["bits_per_character"])
     assert "Masked-LM loss nats" not in page.figures
 
@@ -254,7 +254,7 @@ def test_several_runs_lie_over_each_other_by_name_and_show_what_differs(tmp_path
     page = Page(write_report(runs, tmp_path / "report.html"))
     curves = page.figures["Masked-LM loss nats"]["data"]
     assert [(curve["name"], curve["legendgroup"]) for curve in curves] == [
-        (f"{run}, {what}", run) for run in ("demo", "wide") for what in ("training", "held out")
+        (f"{run}, {what}", run) for run in ("demo", "wide") for what in ("training", "validation")
     ]
     assert [attributes["data-series"] for _, attributes in page.tags if "data-series" in attributes] == ["demo", "wide"]
     assert {curve["line"]["color"] for curve in curves[:2]} != {curve["line"]["color"] for curve in curves[2:]}

@@ -38,7 +38,7 @@ def page_of(folder: Path, lines: list[dict[str, Any]], run: dict[str, Any] | Non
 def test_size_corpus_and_filled_masks_are_on_the_page_and_in_the_text(tmp_path: Path) -> None:
     page, text = page_of(tmp_path / "run", metrics(), samples=SAMPLES), summary_text(tmp_path / "run")
     for shown in (page, text):
-        assert "991,746 parameters, trained on 3,922 documents of 3,734,690 tokens, held out 1 document of 115,117 tokens" in shown
+        assert "991,746 parameters, trained on 3,922 documents of 3,734,690 tokens, validated on 1 document of 115,117 tokens" in shown
     assert "the <mark>root</mark> of &lt;b&gt;x&lt;/b&gt;." in page and "<b>root</b> 25.0 %" in page and "&#34;,&#34; 50.0 %" in page
     assert '- the [MASK] of <b>x</b>.\n  "," 50.0 %, root 25.0 % (right: root)' in text
 

@@ -10,7 +10,7 @@ import pytest
 
 from overnight.errors import DataError
 from overnight.report.run_reader import read_folder
-from overnight.report.summary import summarise
+from overnight.report.summary import summarize
 from tests.report.sample import finetunings, metrics, write_run
 
 
@@ -84,18 +84,18 @@ def test_a_line_without_what_it_needs_is_refused_with_the_key(tmp_path: Path, li
 def test_metrics_of_an_older_version_are_refused_as_such(tmp_path: Path, line: dict[str, Any]) -> None:
     folder = write_run(tmp_path / "run", [*metrics(), line])
     with pytest.raises(DataError, match=r"metrics\.jsonl:\d+: was written by an older version of overnight \('\w+' has another name now"):
-        summarise(folder)
+        summarize(folder)
 
 
 def test_unknown_kinds_and_keys_are_ignored(tmp_path: Path) -> None:
     plain = write_run(tmp_path / "plain", metrics())
     more = write_run(tmp_path / "more", [{"kind": "weather", "sun": 1}, *({**line, "new_key": 3} for line in metrics())])
-    assert summarise(plain)["phases"] == summarise(more)["phases"]
+    assert summarize(plain)["phases"] == summarize(more)["phases"]
 
 
 def test_an_empty_run_is_described_as_empty(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [])
-    found = summarise(folder)
+    found = summarize(folder)
     assert not found["finished"]
     assert [row["name"] for row in found["phases"]] == ["short", "long"]
     assert any("nothing was measured yet" in note for note in found["notes"])
@@ -119,7 +119,7 @@ def test_a_damaged_environment_is_refused_and_an_absent_one_noted(tmp_path: Path
         read_folder(folder)
     (folder / "env.json").unlink()
     assert any("env.json is absent" in note for note in read_folder(folder).notes)
-    assert summarise(folder)["device"] == "unknown"
+    assert summarize(folder)["device"] == "unknown"
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", ""])
@@ -133,5 +133,5 @@ def test_damaged_settings_are_refused(tmp_path: Path, text: str) -> None:
 def test_lines_written_with_nan_are_read(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*metrics(), *finetunings([float("nan")], [0.5])])
     assert "NaN" in (folder / "metrics.jsonl").read_text(encoding="utf-8")
-    assert summarise(folder)["tasks"][0]["verdict"] == "a score is not a number"
-    assert json.dumps(summarise(folder))
+    assert summarize(folder)["tasks"][0]["verdict"] == "a score is not a number"
+    assert json.dumps(summarize(folder))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overnight.report.summary import compare, duration, spread, summarise, summary_text
+from overnight.report.summary import compare, duration, spread, summarize, summary_text
 from tests.conftest import ROOT
 from tests.report.sample import byte_metrics, byte_settings, finetunings, metrics, settings, write_run
 
@@ -19,9 +19,9 @@ def line(value: float, **more: object) -> dict[str, object]:
     return {"metric": "accuracy", "value": value, **more}
 
 
-def test_phase_scores_are_the_last_held_out_ones_of_each_phase(tmp_path: Path) -> None:
+def test_phase_scores_are_the_last_validation_ones_of_each_phase(tmp_path: Path) -> None:
     lines = metrics()
-    found = summarise(write_run(tmp_path / "run", lines))
+    found = summarize(write_run(tmp_path / "run", lines))
     for row in found["phases"]:
         last = [x for x in lines if x["kind"] == "eval" and x["phase"] == row["name"]][-1]
         assert {key: row[key] for key in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")} == {
@@ -32,7 +32,7 @@ def test_phase_scores_are_the_last_held_out_ones_of_each_phase(tmp_path: Path) -
 
 
 def test_phases_share_out_the_tokens_and_the_time_of_the_run(tmp_path: Path) -> None:
-    found = summarise(write_run(tmp_path / "run", metrics()))
+    found = summarize(write_run(tmp_path / "run", metrics()))
     assert [row["tokens"] for row in found["phases"]] == [200 * 64 * 110, 50 * 32 * 220]
     assert sum(row["tokens"] for row in found["phases"]) == found["tokens"]
     assert sum(row["seconds"] for row in found["phases"]) == pytest.approx(found["seconds"])
@@ -41,17 +41,17 @@ def test_phases_share_out_the_tokens_and_the_time_of_the_run(tmp_path: Path) -> 
 
 def test_a_run_without_nsp_has_no_nsp_scores(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", metrics(nsp=False))
-    assert [row["nsp_accuracy"] for row in summarise(folder)["phases"]] == [None, None]
+    assert [row["nsp_accuracy"] for row in summarize(folder)["phases"]] == [None, None]
     assert " - " in summary_text(folder)
 
 
-def test_a_byte_model_is_judged_by_its_last_held_out_bits_per_character(tmp_path: Path) -> None:
+def test_a_byte_model_is_evaluated_by_its_last_validation_bits_per_character(tmp_path: Path) -> None:
     lines = byte_metrics()
     folder = write_run(tmp_path / "run", lines, byte_settings())
     last = [line for line in lines if line["kind"] == "eval"][-1]
-    (row,) = summarise(folder)["phases"]
+    (row,) = summarize(folder)["phases"]
     assert (row["bits_per_character"], row["byte_accuracy"]) == (last["bits_per_character"], last["byte_accuracy"])
-    head, cells = (line for line in summary_text(folder).splitlines() if line.startswith(("held out", "only")))
+    head, cells = (line for line in summary_text(folder).splitlines() if line.startswith(("validation", "only")))
     assert "bits per character" in head and "masked-LM" not in head and f"  {last['bits_per_character']:.3f}  " in cells
 
 
@@ -62,14 +62,14 @@ def test_a_byte_model_that_was_not_evaluated_yet_has_a_dash(tmp_path: Path) -> N
 
 def test_an_unfinished_phase_is_named_with_the_steps_done(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", metrics()[:-3])
-    found = summarise(folder)
+    found = summarize(folder)
     assert found["phases"][1]["finished"] is False
     assert "45 of 50" in summary_text(folder)
     assert "phase long is to do" in summary_text(folder)
 
 
 def test_a_finished_run_has_nothing_to_note(tmp_path: Path) -> None:
-    found = summarise(write_run(tmp_path / "run", metrics() + finetunings([0.67, 0.66, 0.68], [0.50, 0.49, 0.51])))
+    found = summarize(write_run(tmp_path / "run", metrics() + finetunings([0.67, 0.66, 0.68], [0.50, 0.49, 0.51])))
     assert found["finished"] and found["notes"] == []
     task = found["tasks"][0]
     assert (task["pretrained"]["median"], task["random"]["median"]) == (0.67, 0.50)
@@ -79,7 +79,7 @@ def test_a_finished_run_has_nothing_to_note(tmp_path: Path) -> None:
 
 
 def test_missing_seeds_are_named_and_the_verdict_is_provisional(tmp_path: Path) -> None:
-    found = summarise(write_run(tmp_path / "run", metrics() + finetunings([0.67, 0.66, 0.68], [0.50, 0.49])))
+    found = summarize(write_run(tmp_path / "run", metrics() + finetunings([0.67, 0.66, 0.68], [0.50, 0.49])))
     assert "docnames random init: seed 2 not run yet" in found["notes"]
     assert found["tasks"][0]["verdict"].endswith(", so far")
     assert not found["finished"]
@@ -92,7 +92,7 @@ def test_a_task_of_which_only_the_baseline_ran_has_its_metric(tmp_path: Path) ->
 
 def test_a_repeated_seed_counts_once_with_its_last_value(tmp_path: Path) -> None:
     lines = finetunings([0.60, 0.66, 0.68], [0.50, 0.49, 0.51]) + finetunings([0.70], [])
-    task = summarise(write_run(tmp_path / "run", metrics() + lines))["tasks"][0]
+    task = summarize(write_run(tmp_path / "run", metrics() + lines))["tasks"][0]
     assert task["pretrained"]["values"] == {0: 0.70, 1: 0.66, 2: 0.68}
 
 
@@ -170,7 +170,7 @@ def test_squad_scores_are_per_cent_already_and_correlations_have_no_per_cent_sig
     folder = write_run(tmp_path / "run", [*metrics(), squad, stsb], settings(finetune={}))
     text = summary_text(folder)
     assert "61.2 %" in text and "87.5\n" in text.replace("  ", "\n") and "87.5 %" not in text
-    assert summarise(folder)["tasks"][0]["pretrained"]["others"] == {"exact_match": 50.5}
+    assert summarize(folder)["tasks"][0]["pretrained"]["others"] == {"exact_match": 50.5}
 
 
 def test_the_text_holds_every_seed_the_median_the_spread_and_the_verdict(tmp_path: Path) -> None:
@@ -195,8 +195,8 @@ def test_the_text_holds_every_seed_the_median_the_spread_and_the_verdict(tmp_pat
 
 def test_the_device_is_the_gpu_unless_the_run_asked_for_the_cpu(tmp_path: Path) -> None:
     machine = {"cpu": {"model": "P", "cores": 8}, "gpus": [{"name": "Card"}, {"name": "Card"}]}
-    assert summarise(write_run(tmp_path / "a", [], environment=machine))["device"] == "2 x Card"
-    assert summarise(write_run(tmp_path / "b", [], settings(compute={"device": "cpu"}), machine))["device"] == "P, 8 cores"
+    assert summarize(write_run(tmp_path / "a", [], environment=machine))["device"] == "2 x Card"
+    assert summarize(write_run(tmp_path / "b", [], settings(compute={"device": "cpu"}), machine))["device"] == "P, 8 cores"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a run writes of itself: metrics cut back to a checkpoint, the same numbers on TensorBoard and Weights & Biases, speed and loader wait."""
+"""What a run writes of itself: metrics cut back to a checkpoint, the same values on TensorBoard and Weights & Biases, speed and loader wait."""
 
 from __future__ import annotations
 
