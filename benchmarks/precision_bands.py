@@ -3,7 +3,7 @@
     python -m benchmarks.precision_bands
     python -m benchmarks.precision_bands --draw DIR    # only the picture, from DIR/result.json
 
-Two layers of width 128 on the documentation inside the Python environment, with LAMB at a rate of the order of the demo's and without dropout. Held-out
+Two layers of width 128 on the documentation inside the Python environment, with LAMB at a rate of the order of the demo's and without dropout. Validation
 losses are compared every ten steps: a precision passes when it stays within BAND of fp32 from step SETTLED on (fp16 first skips the steps in which
 it finds its loss scale, and its curve begins as many steps late). `fp32, cut otherwise` is fp32 with another
 micro-batch: what rounding alone does. fp8 is emulated on a machine without the hardware, and left out without torchao.

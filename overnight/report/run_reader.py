@@ -8,6 +8,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from overnight.config.old_names import METRICS
 from overnight.errors import DataError
 from overnight.state_files import fitted, read_lines, read_mapping, read_yaml
 
@@ -37,8 +38,6 @@ _OPTIONAL: dict[str, tuple[type, ...]] = {
     "task": (str,),
     "config_hash": (str,),
 }
-# Keys of the versions before 0.2, whatever the kind of line.
-_OLD_KEYS = {"what", "loader_wait", "wait_share", "tensors", "tag", "held_out_documents"}
 _UNIT: dict[str, type | tuple[type, ...]] = {"of": str, "number": int, "threshold": (int, float), "above": str}
 
 
@@ -208,9 +207,9 @@ def _read(path: Path, remedy: str, records: dict[str, list[Record]], notes: list
 def _check(record: Record, where: str) -> None:
     if not isinstance(record.get("kind"), str):
         raise DataError(f"{where}: is not a JSON object with a `kind`")
-    if old := sorted(_OLD_KEYS & record.keys()):
+    if old := sorted(METRICS.keys() & record.keys()):
         raise DataError(
-            f"{where}: was written by an older version of overnight ({old[0]!r} has another name now); read it with that version"
+            f"{where}: was written by an older version of overnight: {old[0]!r} is now {METRICS[old[0]]!r}; read it with that version"
         )
     for key, kinds in _NEEDED.get(record["kind"], {}).items():
         value = record.get(key)

@@ -83,7 +83,7 @@ def test_a_line_without_what_it_needs_is_refused_with_the_key(tmp_path: Path, li
 )
 def test_metrics_of_an_older_version_are_refused_as_such(tmp_path: Path, line: dict[str, Any]) -> None:
     folder = write_run(tmp_path / "run", [*metrics(), line])
-    with pytest.raises(DataError, match=r"metrics\.jsonl:\d+: was written by an older version of overnight \('\w+' has another name now"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl:\d+: was written by an older version of overnight: '\w+' is now '\w+'"):
         summarize(folder)
 
 
