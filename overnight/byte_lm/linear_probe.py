@@ -255,5 +255,5 @@ def _kept_config_hash(run_dir: Path, name: str) -> str | None:
 
 
 def probe_results(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a folder's transfers of the pretrained model, oldest first."""
+    """Return the lines of a folder's linear probes of the pretrained model, oldest first."""
     return [line for line in read_results(folder / "tasks.jsonl") if line["kind"] == "linear_probe" and line.get("init") == "pretrained"]

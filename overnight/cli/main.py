@@ -176,9 +176,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         help="a task of the recipe; squad, cola, mrpc, rte, stsb, sst2, qnli, wnli, mnli, qqp, sst, imdb, csv; or a name of your own for what --path names",
     )
     verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder")
-    verb = add(
-        "predict", _predict, "answer a table, JSON lines or text with a task that was fine-tuned or transferred to, or fill in [MASK]"
-    )
+    verb = add("predict", _predict, "predictions of a fine-tuned task or a linear probe for a table, JSON lines or text, or fill in [MASK]")
     verb.add_argument("task", metavar="TASK", help="a fine-tuned task of the run, or `mask`; of a byte model a task of `linear-probe`")
     verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder; --precision=bf16 and the like may follow")
     verb.add_argument(

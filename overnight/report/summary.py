@@ -126,12 +126,12 @@ def _median(records: Sequence[Record], key: str) -> float | None:
 
 
 def tasks(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return one row a task of fine-tuning or transfer, in the order of the recipe.
+    """Return one row for each task of fine-tuning or linear probing, in the order of the recipe.
 
     Returns:
         `name`, `task`, `metric`, `scale` (100 where the values are shares, 1 where they are per cent already), `unit`, `rows` trained on, `pretrained` and
         `random`, its random initialization (see :func:`spread`; None where there is none), `baselines`, `verdict`, `wins` (None where it cannot be said),
-        `best_unit` (of transfer: the unit that says most, of the last seed; else None) and `notes`.
+        `best_unit` (of a linear probe: the unit that says most, of the last seed; else None) and `notes`.
     """
     return [row for kind in ("finetune", "linear_probe") for row in _tasks(folder, kind)]
 
