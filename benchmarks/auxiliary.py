@@ -1,10 +1,10 @@
-"""Does it help to predict the stars of a review beside its bytes? The auxiliary objective of Puri et al. 2018, with it and without.
+"""Does it help to predict the stars of a review as well as its bytes? The auxiliary objective of Puri et al. 2018, with it and without.
 
     OVERNIGHT_DATA=... python -m benchmarks.auxiliary      # one thread
 
 A multiplicative LSTM of 256 units reads 6 MiB of Amazon's music reviews, windows of 64 bytes, 64 streams, Adam; with `label_weight` it also
-predicts the stars from the cell state at the end of each review (squared error; stars of the held-out reviews beside those of always saying
-the mean of the training reviews). Then the frozen cell state is judged on binary SST as `overnight linear-probe` does. Same seeds, data and
+predicts the stars from the cell state at the end of each review (squared error; stars of the validation reviews against those of always saying
+the mean of the training reviews). Then the frozen cell state is evaluated on binary SST as `overnight linear-probe` does. Same seeds, data and
 order for all weights. Into --out go trials.jsonl and summary.json.
 """
 
@@ -48,9 +48,9 @@ class Trial:
     weight: float
     seed: int
     bits: float
-    """Per character, held out."""
+    """Per character, on the validation text."""
     error: float | None
-    """Root of the mean squared error of the stars, held out."""
+    """Root of the mean squared error of the stars of the validation reviews."""
     accuracy: float
     """Of a regression on the cell state, on SST's test rows."""
     seconds: float
@@ -90,7 +90,7 @@ def recipe(paths: Sequence[str], data: Path, out: Path, weight: float, seed: int
 
 
 def trial(run: Run, problem: ProbeTask, weight: float) -> Trial:
-    """Train, and judge the features."""
+    """Train, and evaluate the features."""
     start = time.perf_counter()
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         pretrain(run, Line(nowhere))
@@ -103,7 +103,7 @@ def trial(run: Run, problem: ProbeTask, weight: float) -> Trial:
 
 
 def blind(data: Path) -> float:
-    """Root of the mean squared error of the held-out stars when all are said to be the mean of the training reviews."""
+    """Root of the mean squared error of the validation stars when all are said to be the mean of the training reviews."""
     train, valid = (np.concatenate([shard.labels for shard in open_shards(data, split, verify=False)]) for split in ("train", "valid"))
     return float(np.sqrt(np.nanmean((valid - np.nanmean(train)) ** 2)))
 

@@ -1,13 +1,13 @@
 """Which rule takes a learning rate from a small batch to a large one? The table of Puri et al. 2018 (arXiv 1812.01466), small.
 
-    OVERNIGHT_DATA=... python -m benchmarks.batch_rules     # two processes of one thread; goes on where it stopped
+    OVERNIGHT_DATA=... python -m benchmarks.batch_rules     # two processes of one thread; resumes where it stopped
     OVERNIGHT_DATA=... python -m benchmarks.batch_rules --tiny
     python -m benchmarks.batch_rules --draw --out DIR       # only the picture, from the trials that are there
 
 A multiplicative LSTM of 256 units reads the same bytes of the reviews of the recipe `mlstm-small` at every batch and with every rule, in
 windows of 64, in bf16, through the same trainer as any run; Adam, no clipping, the learning rate linear to 0, as published. A rule says the
 learning rate at a batch, from 5e-4 at 4 sequences: in proportion, by the square root, the same, or 3e-3 whatever the batch. (Published:
-5e-4 at 128, and batches 16 to 256 times that; here 16, 64 and 256 times.) Reported are bits per character of held-out text, from the state carried
+5e-4 at 128, and batches 16 to 256 times that; here 16, 64 and 256 times.) Reported are bits per character of validation text, from the state carried
 through it. A training has diverged when its loss is no number, or when in the end it predicts worse than one that knows nothing: 8 bits.
 
 Into --out go trials.jsonl (a line a training), summary.json and rules.svg.
@@ -63,7 +63,7 @@ class Study:
     length: int = 64
     characters: int = 4 << 20
     """Of every training."""
-    held_out: int = 2048
+    validation: int = 2048
     """Windows."""
     seeds: tuple[int, ...] = (1, 2)
 
@@ -72,7 +72,7 @@ class Study:
         return self.characters // (batch * self.length)
 
 
-TINY = Study(base=2, times=(2, 64), width=16, length=16, characters=1 << 15, held_out=16, seeds=(1, 2))
+TINY = Study(base=2, times=(2, 64), width=16, length=16, characters=1 << 15, validation=16, seeds=(1, 2))
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Trial:
     lr: float
     seed: int
     bits: float | None
-    """Per character, held out; None after a loss that is no number."""
+    """Per character, on the validation text; None after a loss that is no number."""
     message: str
     """Of what stopped it, if anything did."""
     seconds: float
@@ -133,7 +133,7 @@ def recipe(study: Study, paths: Sequence[str], data: Path) -> dict[str, object]:
         "model": tree["model"] | {"hidden_size": study.width},
         "precision": tree["precision"],
         "compute": {"threads": 1, "device": "cpu"},
-        "logging": {"eval_every": 0, "eval_examples": study.held_out, "log_every": 50},
+        "logging": {"eval_every": 0, "eval_examples": study.validation, "log_every": 50},
         "checkpoint": {"save_every": 1 << 30},
     }
 
@@ -157,7 +157,7 @@ def read(out: Path) -> list[Trial]:
 
 
 def frequencies(data: Path) -> float:
-    """Bits per character of the held-out text when only the frequencies of its bytes are known."""
+    """Bits per character of the validation text when only the frequencies of its bytes are known."""
     counts = np.bincount(np.concatenate([shard.tokens for shard in open_shards(data, "valid", verify=False)]), minlength=256)
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log2(shares)).sum())
@@ -185,7 +185,7 @@ def table(study: Study, found: dict[str, dict[int, Spread]], frequent: float) ->
         return f"{spread.median:.3f} ({spread.low:.3f}–{spread.high:.3f})"
 
     lines = [
-        f"bits per character of held-out text after {study.characters:,} bytes, mean of the seeds {study.seeds} (lowest–highest); "
+        f"bits per character of validation text after {study.characters:,} bytes, mean of the seeds {study.seeds} (lowest–highest); "
         f"the frequencies of the bytes alone give {frequent:.3f}",
         "",
         "| batch | steps | " + " | ".join(RULES) + " |",
@@ -218,7 +218,7 @@ def write(out: Path, study: Study, data: Path) -> None:
 def draw(out: Path, study: Study) -> None:
     """Draw the bits per character by rule and batch, unless everything diverged."""
     found, batches = spreads(read(out)), [study.base * times for times in study.times]
-    title, unit = "held-out bits per character", f"windows of {study.length} bytes"
+    title, unit = "validation bits per character", f"windows of {study.length} bytes"
     if any(math.isfinite(s.high) for row in found.values() for s in row.values()):
         about = f"a multiplicative LSTM of {study.width} units after {study.characters / 1e6:.1f} MB of reviews"
         (out / "rules.svg").write_text(figure(about, [lambda axes: by_batch(axes, title, unit, batches, found)]), encoding="utf-8")

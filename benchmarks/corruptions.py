@@ -316,7 +316,7 @@ def scenes(folder: Path) -> list[Scene]:
     for name, tree in (("bert", bert_tree(folder, source)), ("bytes", byte_tree(folder, source))):
         recipes[name].write_text(yaml.safe_dump(tree), encoding="utf-8")
         recipe, prepare = str(recipes[name]), Command(("prepare", str(recipes[name])), prepared(live))
-        for at in ("_tokenise", "_shard", "save_manifest"):
+        for at in ("_tokenize", "_shard", "save_manifest"):
             stopped(["prepare", recipe], f"overnight.corpus.pipeline.{at}")
             files = ("data/work/*", "data/*.txt", "data/*.json") if name == "bert" or at == "_shard" else ("data/work/*",)
             found.append(Scene(f"{name} prepare until {at}", keep(f"{name}{at}"), files, (prepare,)))

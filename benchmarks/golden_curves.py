@@ -111,7 +111,7 @@ def command(*words: str) -> None:
 
 
 def machine() -> dict[str, str]:
-    """What the bits depend on beside the code."""
+    """What the bits depend on besides the code."""
     text = hashlib.sha256(json.dumps(pydoc_data.topics.topics, sort_keys=True).encode()).hexdigest()[:16]
     return {"processor": environment()["cpu"]["model"], "torch": torch.__version__, "python": platform.python_version(), "text": text}
 

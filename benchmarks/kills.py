@@ -4,10 +4,10 @@
     python -m benchmarks.kills --kills 7       one of each kind
 
 Kinds: `kill -9` and SIGTERM of a single process, and of one or of all of two; at a moment drawn evenly over what is left of the run, or
-as soon as a checkpoint is being written. After each kill the same command goes on. Lost are the optimizer steps that were logged after the
+as soon as a checkpoint is being written. After each kill the same command continues. Lost are the optimizer steps that were logged after the
 newest whole checkpoint. Two processes are started by `overnight launch` and talk over gloo; after the death of one the other must end, and the
 launch with it.
-Into benchmarks/results/<date>-<machine>-kills/ goes result.json, after each kind; the same command goes on with the kinds that are not in it.
+Into benchmarks/results/<date>-<machine>-kills/ goes result.json, after each kind; the same command continues with the kinds that are not in it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Outcome:
     kind: str
     kills: int = 0
     runs: int = 0
-    """Trainings that were killed and went on until they ended."""
+    """Trainings that were killed and continued until they ended."""
     equal: int = 0
     """Of them, those with the bits of the undisturbed run, optimizer included."""
     lost: list[int] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Campaign:
         self.life = {processes: seconds for processes, (_, seconds) in self.references.items()}
 
     def start(self, name: str, processes: int) -> psutil.Popen:
-        """Begin a run, or go on with it: the process itself, or the launch of several."""
+        """Begin a run, or resume it: the process itself, or the launch of several."""
         recipe = self.folder / f"{name}.yaml"
         recipe.write_text(yaml.safe_dump({**self.tree, "out": str(self.folder / name)}), encoding="utf-8")
         verb = ["pretrain", str(recipe)] if processes == 1 else ["launch", str(recipe), f"--processes={processes}"]
@@ -123,7 +123,7 @@ class Campaign:
         return self.folder / name, time.monotonic() - start
 
     def kill(self, kind: Kind, name: str, outcome: Outcome) -> bool:
-        """Go on with a run and kill it; False where it had ended before."""
+        """Resume a run and kill it; False where it had ended before."""
         running = self.start(name, kind.processes)
         # Over what is left to do, so that a run is killed several times; what it takes to start is always left.
         left = max(0.3, 1 - self._done(name) / _STEPS)
@@ -174,7 +174,7 @@ class Campaign:
         assert code == 0, (code, (self.folder / f"{name}.log").read_text()[-3000:])
 
     def finish(self, name: str, processes: int) -> None:
-        """Go on with a run until it ends."""
+        """Resume a run until it ends."""
         self._end(name, self.start(name, processes))
 
     def _lost(self, name: str) -> int:
@@ -192,7 +192,7 @@ class Campaign:
         return 0
 
     def equal(self, name: str, processes: int) -> bool:
-        """Whether the newest checkpoint has the bits of the undisturbed run's, and its last held-out losses are its."""
+        """Whether the newest checkpoint has the bits of the undisturbed run's, and its last validation losses are its."""
         ours, theirs = (self._state(folder) for folder in (self.folder / name, self.references[processes][0]))
         same = ours[0].keys() == theirs[0].keys() and all(torch.equal(ours[0][key], theirs[0][key]) for key in theirs[0])
         return same and ours[1] == theirs[1]
@@ -207,7 +207,7 @@ class Campaign:
 
 
 def run_kind(campaign: Campaign, kind: Kind, kills: int) -> Outcome:
-    """Kill runs one after another until there are so many kills; each goes on until it ends and is compared."""
+    """Kill runs one after another until there are so many kills; each continues until it ends and is compared."""
     outcome = Outcome(kind.name)
     while outcome.kills < kills:
         name = f"{kind.name.replace(' ', '-')}-{outcome.runs}"

@@ -1,17 +1,17 @@
 """Does a layer-wise optimizer keep its accuracy when the batch grows and the epochs stay the same?
 
-    python -m benchmarks.large_batch                  # both problems, two processes of one thread; goes on where it stopped
+    python -m benchmarks.large_batch                  # both problems, two processes of one thread; resumes where it stopped
     python -m benchmarks.large_batch --only digits
     python -m benchmarks.large_batch --tiny           # seconds: only shows that it works
     python -m benchmarks.large_batch --draw --out DIR  # only the pictures, from the trials that are there
 
 Two problems (`large_batch_problems.py`): a convolutional network on scikit-learn's digits, and a small BERT on the documentation inside
-this Python environment. (`batch_rules.py` is the study of the byte model.) Each optimizer is tuned anew at each batch, with the same budget: its learning rate on a grid of 8 powers of 2, by the loss on held-out examples that are not the reported
+this Python environment. (`batch_rules.py` is the study of the byte model.) Each optimizer is tuned anew at each batch, with the same budget: its learning rate on a grid of 8 powers of 2, by the loss on validation examples that are not the reported
 ones, with seeds that are not reported (two for the digits, one for the BERT). Where the best is at an edge of the grid, the grid grows
 there, 4 times at most; the report says how many were tried. All else is fixed and the same for all batches: linear warm-up over a fifth
 of the steps, linear decay to 0, decay 0.01 (1e-4 for SGD and LARS, where it is part of the gradient), none for biases and norms, which
 are not adapted either; beta 0.9 and 0.999, eps 1e-6, momentum 0.9 (Muon 0.95); gradients of the BERT clipped at norm 1 (not for LANS,
-which normalises them). SGD has Nesterov's momentum. Muon takes the matrices of two dimensions; tables of words, kernels of convolutions
+which normalizes them). SGD has Nesterov's momentum. Muon takes the matrices of two dimensions; tables of words, kernels of convolutions
 and vectors go to AdamW.
 
 Nado et al. 2021 (arXiv 2102.06356) found that Nesterov and Adam, tuned as well, match LARS and LAMB. What comes out here is printed as is.
@@ -87,7 +87,7 @@ def problems(data: Path, tiny: bool) -> dict[str, Problem]:
     digits, masked = Digits(), MaskedLM(data)
     if tiny:
         digits = Digits(epochs=1, batches=(64, 512), tuning=(0,), seeds=(1, 2))
-        masked = MaskedLM(data, examples=128, batches=(32, 64), seeds=(1, 2), held_out=(64, 64))
+        masked = MaskedLM(data, examples=128, batches=(32, 64), seeds=(1, 2), validation=(64, 64))
     return {"digits": digits, "mlm": masked}
 
 

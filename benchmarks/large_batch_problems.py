@@ -1,6 +1,6 @@
 """What the large-batch study trains: a small image network and a small BERT, both on data that every installation has.
 
-Each problem knows its data, its network and its held-out measures; the optimizer, the schedule and the tuning are the study's.
+Each problem knows its data, its network and its validation measures; the optimizer, the schedule and the tuning are the study's.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class MaskedLM:
     """Masked-LM of a BERT of one layer, width 64, on the documentation inside this Python environment, in sequences of 32 tokens.
 
     A vocabulary of 512 pieces, so that a fast training learns more than how frequent each is. It trains on a tenth of an epoch, so that
-    nothing is seen twice. Tuned on 512 held-out sequences, tested on 1,024 others.
+    nothing is seen twice. Tuned on 512 validation sequences, tested on 1,024 others.
     """
 
     folder: Path
@@ -107,7 +107,7 @@ class MaskedLM:
     batches: tuple[int, ...] = (16, 64, 256, 1024)
     tuning: tuple[int, ...] = (0,)
     seeds: tuple[int, ...] = (1, 2, 3)
-    held_out: tuple[int, int] = (512, 1024)
+    validation: tuple[int, int] = (512, 1024)
     title: ClassVar[str] = "masked-LM"
     unit: ClassVar[str] = "sequences"
     metric: ClassVar[str] = "loss"
@@ -125,16 +125,16 @@ class MaskedLM:
         return Samples(shards, load_vocabulary(self.folder), phase, (seed, 0, int(split == "valid")))
 
     @cached_property
-    def _held_out(self) -> dict[str, list[Batch]]:
+    def _validation(self) -> dict[str, list[Batch]]:
         samples, first = self._samples("valid", 64, 0), 0
         found: dict[str, list[Batch]] = {}
-        for name, count in zip(("valid", "test"), self.held_out, strict=True):
+        for name, count in zip(("valid", "test"), self.validation, strict=True):
             epochs, numbers = samples.locate(np.arange(first, first + count, dtype=np.int64))
             shards, rows = samples.rows(epochs, numbers)
             cuts = [slice(at, at + 64) for at in range(0, count, 64)]
             found[name] = [samples.batch(epochs[m], numbers[m], shards[m], rows[m]) for m in cuts]
             first += count
-        assert first <= samples.epoch_size(), "the held-out text is shorter than what is asked of it"
+        assert first <= samples.epoch_size(), "the validation text is shorter than what is asked of it"
         return found
 
     def network(self) -> nn.Module:
@@ -161,7 +161,7 @@ class MaskedLM:
         assert isinstance(network, BertForPretraining)
         network.eval()
         loss = hits = targets = 0.0
-        for batch in self._held_out[split]:
+        for batch in self._validation[split]:
             losses, correct = network.losses(batch, torch.float32)
             loss, hits = loss + float(losses["mlm"]), hits + float(correct["mlm"])
             targets += len(batch.targets["mlm"])
@@ -170,7 +170,7 @@ class MaskedLM:
     def blind(self) -> dict[str, float]:
         """As that of :class:`Digits`."""
         known = [torch.from_numpy(shard.tokens.astype(np.int64)) for shard in self._samples("train", 64, 0).shards]
-        asked = torch.cat([batch.targets["mlm"] for batch in self._held_out["test"]])
+        asked = torch.cat([batch.targets["mlm"] for batch in self._validation["test"]])
         return frequencies(torch.cat(known), asked, load_vocabulary(self.folder).size)
 
 

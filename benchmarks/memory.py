@@ -85,7 +85,7 @@ def bytes_of(model: BertForPretraining, batch: Batch, kind: Recompute) -> dict[s
 
 
 def rows(name: str, sequences: int, length: int, repeats: int) -> list[Row]:
-    """Rows of one network and shape, each beside `none`."""
+    """Rows of one network and shape, each compared with `none`."""
     torch.manual_seed(0)
     model = BertForPretraining(MODELS[name], VOCABULARY).train()
     batch = full_batch(sequences, length, round(0.15 * length))

@@ -22,7 +22,7 @@ from matplotlib.transforms import ScaledTranslation
 COLORS = {"LARS": "#0072B2", "LAMB": "#D55E00", "LANS": "#009E73", "AdamW": "#000000", "SGD": "#CC79A7", "Muon": "#56B4E9"}
 COLORS |= {"linear": "#D55E00", "square root": "#0072B2", "fixed low": "#009E73", "fixed high": "#000000"}
 DASHED = ("AdamW", "SGD", "Muon")
-# Text stays text, and the same numbers give the same file.
+# Text stays text, and the same values give the same file.
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "overnight",
@@ -82,7 +82,7 @@ def study_figure(title: str, unit: str, batches: Sequence[int], accuracy: Lines,
         unit: what a batch counts.
         batches: on the axis of every panel.
         accuracy: percent.
-        loss: mean over the held-out examples.
+        loss: mean over the validation examples.
         lr: the best learning rates.
     """
     smallest = batches[0]

@@ -3,7 +3,7 @@
     python -m benchmarks.precision_bands
     python -m benchmarks.precision_bands --draw DIR    # only the picture, from DIR/result.json
 
-Two layers of width 128 on the documentation inside the Python environment, with LAMB at a rate of the order of the demo's and without dropout. Held-out
+Two layers of width 128 on the documentation inside the Python environment, with LAMB at a rate of the order of the demo's and without dropout. Validation
 losses are compared every ten steps: a precision passes when it stays within BAND of fp32 from step SETTLED on (fp16 first skips the steps in which
 it finds its loss scale, and its curve begins as many steps late). `fp32, cut otherwise` is fp32 with another
 micro-batch: what rounding alone does. fp8 is emulated on a machine without the hardware, and left out without torchao.
@@ -34,17 +34,17 @@ from overnight.engine.pretrain import pretrain
 from overnight.run_dir.environment import environment
 
 BAND = 0.01
-"""Relative difference of the held-out loss from that of fp32 in which a precision must stay."""
+"""Relative difference of the validation loss from that of fp32 in which a precision must stay."""
 STEPS, EVERY, SETTLED = 300, 10, 100
 OTHERWISE = "fp32, cut otherwise"
 COLORS = {"fp32": "#000000", OTHERWISE: "#999999", "tf32": "#56B4E9", "bf16": "#0072B2", "fp16": "#D55E00", "fp8": "#CC79A7"}
 
 Curve = dict[int, float]
-"""Held-out masked-LM loss by step."""
+"""Validation masked-LM loss by step."""
 
 
 def train(folder: Path, name: str, device: str, steps: int) -> tuple[Curve, float, int]:
-    """Train in a precision: the held-out losses, the seconds, and how many steps were skipped."""
+    """Train in a precision: the validation losses, the seconds, and how many steps were skipped."""
     optim = {"name": "lamb", "lr": 0.02, "schedule": {"name": "poly", "warmup_ratio": 0.1}}
     tree = {
         "name": "bands",
@@ -80,7 +80,7 @@ def train(folder: Path, name: str, device: str, steps: int) -> tuple[Curve, floa
         pretrain(run, Line(log))
     lines = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     losses = {int(entry["step"]): float(entry["mlm_loss"]) for entry in lines if entry["kind"] == "eval"}
-    skipped = sum(entry["kind"] == "event" and entry["what"] == "skipped" for entry in lines)
+    skipped = sum(entry["kind"] == "event" and entry["event"] == "skipped" for entry in lines)
     return losses, time.perf_counter() - start, skipped
 
 
@@ -100,7 +100,7 @@ def picture(curves: Mapping[str, Curve]) -> str:
     far = {name: {s: 100 * d for s, d in distances(curve, curves["fp32"]).items()} for name, curve in curves.items() if name != "fp32"}
 
     def losses(axes: Axes) -> None:
-        draw(axes, "held-out masked-LM loss", curves)
+        draw(axes, "validation masked-LM loss", curves)
 
     def differences(axes: Axes) -> None:
         axes.axhspan(-100 * BAND, 100 * BAND, color="#666666", alpha=0.1, linewidth=0)
@@ -142,7 +142,7 @@ def main() -> None:
             curve, seconds, skipped = found[name]
             away, ever = farthest(curve, found["fp32"][0])
             print(
-                f"{name:20} held-out loss {curve[max(curve)]:.4f}  at most {100 * away:.3f} % from fp32 (ever {100 * ever:.3f} %)  {skipped} steps skipped  {seconds:.0f} s",
+                f"{name:20} validation loss {curve[max(curve)]:.4f}  at most {100 * away:.3f} % from fp32 (ever {100 * ever:.3f} %)  {skipped} steps skipped  {seconds:.0f} s",
                 flush=True,
             )
     out = Path(__file__).parent / "results" / f"{date.today()}-{options.machine}-precision"

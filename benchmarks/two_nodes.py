@@ -1,4 +1,4 @@
-"""Faults on two and three machines, really run: what ends, what goes on, how long it takes, and that the result is the same.
+"""Faults on two and three machines, really run: what ends, what continues, how long it takes, and that the result is the same.
 
     python benchmarks/two_nodes.py
 
@@ -96,8 +96,8 @@ class Case:
         return lambda: any(line["global_step"] >= steps for line in self.lines("train"))
 
     def resumed(self) -> bool:
-        """Whether it has gone on from a checkpoint."""
-        return any(line["what"] == "resumed" for line in self.lines("event"))
+        """Whether it has resumed from a checkpoint."""
+        return any(line["event"] == "resumed" for line in self.lines("event"))
 
     def ends(self, *processes: subprocess.Popen[bytes]) -> tuple[list[int], float]:
         """Wait for their end; exit codes and seconds."""
@@ -165,7 +165,7 @@ def rank_killed(case: Case) -> dict[str, Any]:
     case.wait_until(case.trained(STEPS // 4))
     os.kill(ranks(jobs[1])[0], signal.SIGKILL)
     going = case.wait_until(case.resumed)
-    return {"goes on after": round(going, 1), "codes": case.ends(*jobs)[0]}
+    return {"resumes after": round(going, 1), "codes": case.ends(*jobs)[0]}
 
 
 def rank_killed_without_restarts(case: Case) -> dict[str, Any]:
@@ -207,12 +207,12 @@ def signalled(case: Case) -> dict[str, Any]:
 
 
 def machine_leaves(case: Case) -> dict[str, Any]:
-    """Elastic, 1:2: kill -9 of all of machine 1, which has the first process; machine 2 goes on alone."""
+    """Elastic, 1:2: kill -9 of all of machine 1, which has the first process; machine 2 continues alone."""
     jobs = [case.start(i, "1:2", "--restarts=3", host=2) for i in (2, 1)]
     case.wait_until(case.trained(STEPS // 4))
     power_off(jobs[1])
     going = case.wait_until(case.resumed)
-    return {"goes on after": round(going, 1), "codes": case.ends(jobs[0])[0]}
+    return {"resumes after": round(going, 1), "codes": case.ends(jobs[0])[0]}
 
 
 def machine_comes(case: Case) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def machine_comes(case: Case) -> dict[str, Any]:
     case.wait_until(case.trained(STEPS // 8))
     jobs.append(case.start(1, "2:3", host=2))
     going = case.wait_until(case.resumed)
-    return {"goes on after": round(going, 1), "codes": case.ends(*jobs)[0]}
+    return {"resumes after": round(going, 1), "codes": case.ends(*jobs)[0]}
 
 
 CASES: dict[str, Callable[[Case], dict[str, Any]]] = {
@@ -286,10 +286,10 @@ def inside(folder: Path, wanted: list[str]) -> None:
 
 def table(found: dict[str, Any]) -> None:
     """Print what was measured."""
-    print(f"\n{'case':30} {'exit codes':>14} {'ends after':>11} {'goes on after':>14} {'bitwise':>8} {'parameters':>11} {'loss':>8}")
+    print(f"\n{'case':30} {'exit codes':>14} {'ends after':>11} {'resumes after':>14} {'bitwise':>8} {'parameters':>11} {'loss':>8}")
     for name, row in found.items():
         codes = ", ".join(map(str, row["codes"]))
-        seconds = [f"{row[key]:.1f} s" if key in row else "" for key in ("ends after", "goes on after")]
+        seconds = [f"{row[key]:.1f} s" if key in row else "" for key in ("ends after", "resumes after")]
         print(
             f"{name:30} {codes:>14} {seconds[0]:>11} {seconds[1]:>14} {'yes' if row['bitwise'] else 'no':>8} "
             f"{row['parameters']:>11.0e} {row['loss']:>8.0e}"

@@ -1,4 +1,4 @@
-"""What a run prints while it works: a live view on a terminal, elsewhere a line every ten seconds, with the same numbers; and aligned tables."""
+"""What a run prints while it works: a live view on a terminal, elsewhere a line every ten seconds, with the same values; and aligned tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def table(rows: Sequence[Sequence[str]], left: int = 1, width: int = 10_000) -> 
     Args:
         rows: of cells, as many in each.
         left: number of columns that are aligned to the left; the others hold numbers.
-        width: of the whole table (characters); cells that do not fit go on in the next line.
+        width: of the whole table (characters); cells that do not fit continue in the next line.
     """
     grid = Table.grid(padding=(0, 2, 0, 0))
     for column in range(len(rows[0])):
@@ -102,7 +102,7 @@ def facts(values: Mapping[str, Any], peak: str = "", known: Mapping[str, str] | 
         "tokens_per_s": ("tokens/s", lambda rate: number(rate, 0)),
         "mfu": ("MFU", lambda used: share(used) + peak),
         "memory_gb": ("memory", lambda size: f"{size:.1f} GB"),
-        "loader_wait": ("waits for data", lambda waited: share(waited) if waited > _LONG_WAIT else ""),
+        "data_wait_fraction": ("waits for data", lambda waited: share(waited) if waited > _LONG_WAIT else ""),
         "skipped": ("skipped", lambda count: number(count, 0) if count else ""),
     }
     said = {name: form(values[key]) for key, (name, form) in forms.items() if key in values}

@@ -84,7 +84,7 @@ def yaml_text(value: object) -> str:
 
 
 def folded(text: str, width: int) -> str:
-    """Break the lines that are wider than `width` columns between words, never inside one; what goes on is indented further than its line."""
+    """Break the lines that are wider than `width` columns between words, never inside one; what continues is indented further than its line."""
     lines = []
     for line in text.split("\n"):
         indent = " " * (min(len(line) - len(line.lstrip()), width // 2) + 2)

@@ -22,14 +22,14 @@ class DataError(UserError):
 
 
 class TrainingError(UserError):
-    """Training cannot go on as it is, and the run stops with its newest checkpoint whole.
+    """Training cannot continue as it is, and the run stops with its newest checkpoint whole.
 
     Args:
         step: of the phase, from 0, where it is known.
         worst: number of the micro-batch with the largest loss among those of all processes, where the data may have to do with it.
     """
 
-    what: ClassVar[str]
+    event: ClassVar[str]
 
     def __init__(self, text: str, step: int | None = None, worst: int | None = None) -> None:
         super().__init__(text)

@@ -46,7 +46,7 @@ def sealed(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def sealed_yaml(text: str) -> str:
-    """Return a YAML text with a first line, a comment, that has the checksum of the others; so a text cut short is told."""
+    """Return a YAML text with a first line, a comment, that has the checksum of the others; so a text cut short is noticed."""
     return f"# checksum of the lines below: {digest(text.encode())}; remove this line when you change them\n{text}"
 
 

@@ -20,7 +20,7 @@ from tests.recipe import change
 settings.register_profile("ci", deadline=None, derandomize=True)
 
 ROOT = Path(__file__).parent.parent
-CLOCK = ("seconds", "tokens_per_s", "sequences_per_s", "mfu", "loader_wait", "memory_gb", "wait_share")
+CLOCK = ("seconds", "tokens_per_s", "sequences_per_s", "mfu", "data_wait_fraction", "memory_gb", "straggler_wait_fraction")
 """What the clock and the machine decide of a line of metrics: two runs that are the same differ in it."""
 DATA = Path(os.environ.get("OVERNIGHT_DATA", ROOT.parent / "shared" / "data"))
 

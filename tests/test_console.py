@@ -1,4 +1,4 @@
-"""What a run says: a picture painted over in place on a terminal, lines of text elsewhere, with the same numbers."""
+"""What a run says: a picture painted over in place on a terminal, lines of text elsewhere, with the same values."""
 
 from __future__ import annotations
 
@@ -237,8 +237,8 @@ def test_the_facts_of_a_line_of_metrics_are_in_words_and_only_those_that_matter(
         "grad": "0.988",
         "MFU": "31.2 % of the peak",
     }
-    assert facts({"loss": 2.0, "mlm_loss": 2.0, "loader_wait": 0.004, "skipped": 0}) == {"loss": "2.000"}
-    line = {"loader_wait": 0.0072, "skipped": 3, "loss_scale": 65536.0, "memory_gb": 1.24, "grad_norm": None}
+    assert facts({"loss": 2.0, "mlm_loss": 2.0, "data_wait_fraction": 0.004, "skipped": 0}) == {"loss": "2.000"}
+    line = {"data_wait_fraction": 0.0072, "skipped": 3, "loss_scale": 65536.0, "memory_gb": 1.24, "grad_norm": None}
     found = facts(line, known={"validation accuracy": "12.3 %", "checkpoint": ""})
     assert list(found.items()) == [
         ("grad", "not finite"),

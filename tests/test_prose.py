@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
+from pathlib import Path
 
+from overnight.config.old_names import METRICS, RENAMED
 from tests.conftest import ROOT
 
 PARTS = ("distributed", "checkpoint", "run_dir", "engine", "batches", "optim", "models", "tasks", "corpus", "finetune", "byte_lm", "bench")
@@ -25,6 +29,14 @@ BRITISH = re.compile(
 OLD_NAMES = re.compile(
     "(?<![^_])(?:agree|boards|brought|cuts|dealt|elsewhere|featurise|forget|gathered|grain|greatest|halt(?:ed)?|held|hits?|judged?|lanes?|listed|"
     "origin|owed|pace|pieces?|problem_kind|saver|say|span_reader|stood|summing|told|trials|watch(?:ed)?|ways?|wide)(?![^_])"
+)
+# Words that the field has others for, and names of settings, options, commands and metrics that were given up, in texts for a reader.
+SETTINGS = "|".join(key.replace(".", r"\.").replace("*", r"[\w-]+") for key in RENAMED if "." in key)
+KEYS = "|".join(key for key in METRICS if "_" in key)
+OLD_WORDS = re.compile(
+    rf"held[- ]out|from scratch|\bverbs?\b(?! in the)|\b(?:goes|going|went|gone) on\b|\bjudg(?:e|es|ed)\b|(?<![\w.])(?:{SETTINGS})(?![\w.])|\b(?:{KEYS})\b|"
+    r"--(?:baseline|max_rows|stride|max_answer|misplaced|print_config)\b|finetune [^`\n]*--(?:length|batch|warmup)=|overnight (?:transfer|featurise)\b",
+    re.IGNORECASE,
 )
 # Where such a part is right: a key of a file has that name.
 RIGHT = {"corpus.shards": {"held"}}
@@ -72,10 +84,43 @@ def old_names(names: set[str], right: set[str]) -> list[str]:
     return sorted(name for name, text in snake.items() if BRITISH.search(text) or set(OLD_NAMES.findall(text)) - right)
 
 
-def british(tree: ast.Module) -> list[str]:
-    """Return the strings, docstrings among them, that have a British spelling."""
-    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
-    return [match[0] for text in texts if (match := BRITISH.search(text))]
+def texts(path: Path) -> Iterator[str]:
+    """Yield what a file says to a reader: of Python the strings, docstrings among them, and the comments, else all of it."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        yield text
+        return
+    yield from (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    yield from (token.string for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT)
+
+
+def readable() -> Iterator[Path]:
+    """Yield the files of the package, of its pages, examples and benchmarks; not those whose subject are the old names."""
+    for folder in ("overnight", "docs", "examples", "benchmarks"):
+        yield from (
+            path
+            for path in sorted((ROOT / folder).rglob("*"))
+            if path.suffix in (".py", ".md", ".html", ".yaml", ".c") and "results" not in path.parts
+        )
+    yield from (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))
+
+
+def wrong_words(path: Path) -> list[str]:
+    """Return the old names and words, and the British spellings, that a file has in its texts."""
+    return [match[0] for text in texts(path) for pattern in (OLD_WORDS, BRITISH) for match in pattern.finditer(text)]
+
+
+def missing_paths(page: str) -> list[str]:
+    """Return the files and modules that a page of the documentation names and that are not there."""
+    files = re.findall(r"`(?:python )?((?:tests|benchmarks|overnight|docs)/[\w/.-]+\.\w+)", page)
+    # One trip of a value names the modules on its way.
+    trips = "\n".join(re.findall(r"^## One trip.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    files += [
+        f"overnight/{module.replace('.', '/')}.py"
+        for module in re.findall(r"`([a-z_]+\.[a-z_]+)`", trips)
+        if not module.startswith("optim.lr")
+    ]
+    return [file for file in files if not (ROOT / file).exists()]
 
 
 def test_docstrings_of_functions_open_with_an_imperative_verb() -> None:
@@ -88,11 +133,19 @@ def test_no_name_is_an_old_one_and_no_right_one_is_listed_in_vain() -> None:
     assert [name for name in RIGHT if not old_names(identifiers(trees[name]), set())] == []
 
 
-def test_spelling_is_american() -> None:
-    assert {name: found for name, tree in modules() if (found := british(tree))} == {}
+def test_no_text_has_an_old_word_or_a_british_spelling() -> None:
+    # The glossary gives the words of others.
+    exempt = {"overnight/config/old_names.py", "docs/changelog.md", "docs/glossary.md"}
+    files = [path for path in readable() if str(path.relative_to(ROOT)) not in exempt]
+    assert {str(path.relative_to(ROOT)): found for path in files if (found := wrong_words(path))} == {}
 
 
-def test_the_checks_find_what_they_look_for() -> None:
+def test_files_and_modules_that_the_documentation_names_exist() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    assert {page.name: missing for page in pages if (missing := missing_paths(page.read_text(encoding="utf-8")))} == {}
+
+
+def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
     planted = '''
 class Saver:
     """A class may open with a noun."""
@@ -121,5 +174,14 @@ def fine():
     assert {text.split(":")[0] for text in no_imperatives(tree)} == {"bytes_left", "reads", "judge"}
     assert old_names(identifiers(tree), set()) == ["Saver", "grain", "held_out", "judge", "lanes"]
     assert old_names(identifiers(tree), {"held", "lanes"}) == ["Saver", "grain", "judge"]
-    assert british(tree) == ["normalise"]
+    (tmp_path / "planted.py").write_text(
+        f"{planted}# Set train.keep, or phases.long.optim.start: it is judged by loader_wait.\nverb = f'{{verb}} is fine'\n"
+    )
+    assert wrong_words(tmp_path / "planted.py") == ["normalise", "train.keep", "phases.long.optim.start", "judged", "loader_wait"]
+    (tmp_path / "page.md").write_text(
+        "The same command goes on with the held-out text: overnight finetune mine --length=384 --baseline=true\n"
+    )
+    assert wrong_words(tmp_path / "page.md") == ["goes on", "held-out", "finetune mine --length=", "--baseline"]
+    page = "`tests/test_prose.py`, `benchmarks/gone.py`\n## One trip of x\n`corpus.readers`, then `corpus.gone`\n## Else\n`corpus.other`"
+    assert missing_paths(page) == ["benchmarks/gone.py", "overnight/corpus/gone.py"]
     assert old_names({"tokenise_text", "normalize", "SpanReader", "widest", "placeholder"}, set()) == ["SpanReader", "tokenise_text"]

@@ -28,7 +28,7 @@ _COMMAND = re.compile(r"^\s*(?:\$ )?(?:\w+=\S+ )*(?:\S*/)?(?:.* -m )?(overnight|
 
 
 def wrong_commands(readme: str, known: Mapping[str, set[str]]) -> list[str]:
-    """Commands in the fenced blocks whose verb or make target does not exist."""
+    """Commands in the fenced blocks whose name or make target does not exist."""
     found = [match.groups() for _, lines in fenced(readme) for line in lines if (match := _COMMAND.match(line))]
     return [f"{program} {verb}" for program, verb in found if not verb.startswith("-") and verb not in known[program]]
 
@@ -57,7 +57,7 @@ def tree_paths(readme: str) -> list[str]:
 
 
 def verbs() -> set[str]:
-    """The verbs of `overnight --help`."""
+    """The commands of `overnight --help`."""
     text = subprocess.run([sys.executable, "-m", "overnight", "--help"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
     return set(re.findall(r"^ {4}([a-z-]+)(?: {2}|$)", text, re.M))
 

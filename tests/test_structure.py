@@ -306,7 +306,7 @@ def test_an_unknown_recipe_is_refused() -> None:
 
 
 def requirements() -> dict[str, list[Requirement]]:
-    """What pyproject.toml asks for, by extra; the package's own extras spelt out nowhere else are left out."""
+    """What pyproject.toml asks for, by extra; the package's own extras spelled out nowhere else are left out."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = {"": project["dependencies"], **project["optional-dependencies"]}
     return {extra: [r for text in texts if (r := Requirement(text)).name != "overnight"] for extra, texts in groups.items()}

@@ -37,7 +37,7 @@ def sequences_before(phase: Phase, step: int) -> int:
 
 
 def micro_batch_sizes(phase: Phase, world: int = 1) -> list[int]:
-    """Return all micro-batches that cut a process's share of the global batch equally, the smallest first."""
+    """Return all micro-batches that split a process's share of the global batch equally, the smallest first."""
     share = phase.global_batch_size // world
     return [count for count in range(1, share + 1) if share % count == 0]
 
@@ -51,7 +51,7 @@ def pad_to_multiple(phase: Phase, count: int) -> int:
 
 
 def micro_batch(phase: Phase, step: int, world: int = 1) -> int:
-    """Return the sequences of a micro-batch: the setting, or while the batch warms up the most below it that cut a process's share equally.
+    """Return the sequences of a micro-batch: the setting, or while the batch warms up the most below it that split a process's share equally.
 
     A setting that is still to be found (0) counts as 1, the least.
 
@@ -60,17 +60,17 @@ def micro_batch(phase: Phase, step: int, world: int = 1) -> int:
         world: processes.
 
     Raises:
-        ConfigError: when a batch cannot be cut into equal shares for the processes, or the global one not into micro-batches.
+        ConfigError: when a batch cannot be split into equal shares for the processes, or the global one not into micro-batches.
     """
     full, batch = phase.global_batch_size, batch_size(phase, step)
     most = min(phase.micro_batch_size or 1, full // world)
     if most == 0 or full % (most * world):
         raise ConfigError(
-            f"global_batch_size = {full}: cannot be cut for {world} processes into micro-batches of {most or 1}; it must divide"
+            f"global_batch_size = {full}: cannot be split for {world} processes into micro-batches of {most or 1}; it must divide"
         )
     if batch % world:
         raise ConfigError(
-            f"batch_warmup.initial_batch_size = {batch_warmup(phase).initial_batch_size}: cannot be cut for {world} processes; it must divide"
+            f"batch_warmup.initial_batch_size = {batch_warmup(phase).initial_batch_size}: cannot be split for {world} processes; it must divide"
         )
     share = batch // world
     return max(count for count in range(1, min(most, share) + 1) if share % count == 0)

@@ -1,4 +1,4 @@
-"""All documents of a byte split in one order, joined and cut into strings: the text that streams read.
+"""All documents of a byte split in one order, joined and split into strings: the text that streams read.
 
 Shapes: D documents, S strings of an epoch, R pieces to read.
 """
@@ -55,7 +55,7 @@ class Documents:
 
 
 class Joined:
-    """Documents in the order of a key, on end, cut between documents into strings of nearly equal bytes.
+    """Documents in the order of a key, on end, split between documents into strings of nearly equal bytes.
 
     Each cut is as near as a document's end can be to its place, and every string has at least one document. The order is a function, so
     the only table is where each document ends.

@@ -82,7 +82,7 @@ class Samples:
         return np.concatenate([[0], np.cumsum(self._sizes)])
 
     def set_micro_batch_size(self, size: int) -> None:
-        """Cut the steps from now on into micro-batches of so many sequences; 0: still to be found."""
+        """Split the steps from now on into micro-batches of so many sequences; 0: still to be found."""
         self.phase = replace(self.phase, micro_batch_size=size)
 
     def epoch_size(self) -> int:
@@ -214,7 +214,7 @@ class Samples:
             pad_to_multiple: as in :meth:`batch`.
 
         Raises:
-            ConfigError: when the batch cannot be cut into equal shares for the processes.
+            ConfigError: when the batch cannot be split into equal shares for the processes.
         """
         epochs, samples, numbers, rows, bins = self.step_samples(step, world)
         lengths = self.lengths(rows)
@@ -231,7 +231,7 @@ class Samples:
         """Return the samples of optimizer step `step` (from 0) of the phase, and how they are dealt to the micro-batches of all processes.
 
         Raises:
-            ConfigError: when the batch cannot be cut into equal shares for the processes.
+            ConfigError: when the batch cannot be split into equal shares for the processes.
         """
         batch = batch_size(self.phase, step)
         bins = batch // micro_batch(self.phase, step, world)

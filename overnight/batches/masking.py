@@ -38,8 +38,8 @@ def mask(
         starts_S: offset of each sequence, and N at the end (S + 1 entries).
         keys_S: uint64 key of each sample, from (seed, phase, epoch, sample).
         counts_S: how many tokens of each sequence to predict; fewer where it has fewer.
-        vocabulary: special ids, continuation pieces.
-        whole_word: choose words, of which all pieces are predicted, until the next would exceed the count.
+        vocabulary: special ids, continuation tokens.
+        whole_word: choose words, of which all tokens are predicted, until the next would exceed the count.
 
     Returns:
         the changed ids (N), the predicted offsets in increasing order (M), and the true ids there (M).
@@ -77,12 +77,12 @@ def _choose_words(
     vocabulary: Vocabulary,
 ) -> np.ndarray:
     """Return offsets of the tokens of randomly chosen words: a word that would exceed the count is passed over, as in the original."""
-    # A piece continues a word only behind another piece of it: a segment may begin in the middle of one.
+    # A token continues a word only behind another token of it: a segment may begin in the middle of one.
     joins_N = vocabulary.continuation[ids_N] & can_N
     joins_N[1:] &= can_N[:-1]
     joins_N[0] = False
     first = np.flatnonzero(can_N & ~joins_N)
-    # Runs of joined pieces end where the next token does not join.
+    # Runs of joined tokens end where the next token does not join.
     ends = np.append(np.flatnonzero(~joins_N), len(ids_N))
     last = ends[np.searchsorted(ends, first, side="right")]
     luck = random_words(keys_N[first], position_N[first] * 4)

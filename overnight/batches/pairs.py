@@ -4,7 +4,7 @@ A plan lists the examples of one epoch of one shard, as token offsets, so that a
 The rule is that of `create_pretraining_data.py` (Devlin et al. 2018): sentences are gathered until they reach the target
 length; A is a random number of them; B is the rest, or, half of the time, sentences from a random document, and what
 that leaves over of the first document is put back. One thing differs: the short tenth is drawn for each example, not
-once for a document, since one draw for a whole book would cut it into thousands of examples of two tokens.
+once for a document, since one draw for a whole book would split it into thousands of examples of two tokens.
 """
 
 from __future__ import annotations

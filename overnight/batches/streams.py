@@ -1,6 +1,6 @@
 """Byte streams: shards of documents drawn without replacement, read by carried state window by window.
 
-An epoch orders the documents of a split and cuts them into S shards. Shard number g, counted over all epochs, is read by stream g mod B;
+An epoch orders the documents of a split and splits them into S shards. Shard number g, counted over all epochs, is read by stream g mod B;
 a stream reads its shards one after another, each in windows of T bytes. So every document is read once an epoch, and where a stream stands
 at a step follows from the lengths of the shards alone: nothing depends on the number of processes, the micro-batch or where
 training stopped. (A shard of the corpus on disk is another thing: a file of documents.)
@@ -87,7 +87,7 @@ class Streams:
         """Return the streams of one process: neighbors, so that the states of all processes on end are in the order of the streams.
 
         Raises:
-            ConfigError: when the batch cannot be cut into equal shares for the processes.
+            ConfigError: when the batch cannot be split into equal shares for the processes.
             DataError: when there are fewer documents than shards.
         """
         micro_batch(self.phase, 0, world)
@@ -95,14 +95,14 @@ class Streams:
         if count < self.shards:
             remedy = f"set the phase's `num_document_groups` to {batch:,} (its global_batch_size) to {count:,}"
             raise DataError(
-                f"the corpus holds {count:,} documents to train on, but an epoch is cut into {self.shards:,} groups of at least one; "
+                f"the corpus holds {count:,} documents to train on, but an epoch is split into {self.shards:,} groups of at least one; "
                 f"{remedy if count >= batch else f'lower global_batch_size and `num_document_groups` of the phase to {count:,} at most'}, or add documents"
             )
         share = batch // world
         return range(rank * share, (rank + 1) * share)
 
     def set_micro_batch_size(self, size: int) -> None:
-        """Cut the steps from now on into micro-batches of so many sequences; 0: still to be found."""
+        """Split the steps from now on into micro-batches of so many sequences; 0: still to be found."""
         self.phase = replace(self.phase, micro_batch_size=size)
 
     def epoch_size(self) -> int:
@@ -224,7 +224,7 @@ class Streams:
         return numbers // self.shards if self.phase.reshuffle else numbers * 0
 
     def _join(self, epoch: int) -> Joined:
-        """Return the documents in the order of an epoch, cut into its shards."""
+        """Return the documents in the order of an epoch, split into its shards."""
         if epoch not in self._joined:
             self._joined[epoch] = Joined(self.documents, key(*self.seed, _ORDER, epoch), self.shards)
         return self._joined[epoch]

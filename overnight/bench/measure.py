@@ -69,7 +69,7 @@ def measure(
 
 @dataclass(frozen=True)
 class Row:
-    """One measured number, and the peer's beside it."""
+    """One measured number, and the peer's for comparison."""
 
     name: str
     """What was measured, such as `bert-mini 128 bf16`."""

@@ -1,6 +1,6 @@
 """`overnight bench mlstm`: forward and backward pass of the multiplicative LSTM, compared with the same equations step by step in autograd.
 
-The peer is in fp32 in every row. Beside each row: the matrix products alone, with nothing between them, which bound it; and for fp32 our
+The peer is in fp32 in every row. With each row: the matrix products alone, with nothing between them, which bound it; and for fp32 our
 LSTM compared with torch.nn.LSTM.
 """
 

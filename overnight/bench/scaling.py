@@ -42,7 +42,7 @@ class Times:
     reduce: float
     """The all-reduce of the gradients alone."""
     both: float
-    """Forward and backward pass with the all-reduce beside it."""
+    """Forward and backward pass with the all-reduce at the same time."""
 
     @property
     def hidden(self) -> float:

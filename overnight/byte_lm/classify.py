@@ -26,18 +26,18 @@ def classify_file(run: Run, name: str, path: str) -> Iterator[dict[str, Any]]:
 
     Args:
         run: as of :func:`classify`.
-        name: a task that the run was transferred to.
+        name: a task of a linear probe of the run.
         path: .csv, .tsv and .jsonl are tables; any other file, and standard input (`-`), is read line by line.
     """
     yield from classify(run, name, read_input(path, _facts(run.run_dir, name)["spec"]))
 
 
 def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Answer lines one by one, in order, by the classifier of a transfer.
+    """Answer lines one by one, in order, by the classifier of a linear probe.
 
     Args:
         run: settings of a run folder or of an exported model, as :func:`overnight.interop.byte_models.stored_run` gives them.
-        name: a task that it was transferred to.
+        name: a task of a linear probe of it.
         lines: JSON objects (`text`), or plain text. Empty lines are skipped.
 
     Raises:
@@ -73,7 +73,7 @@ def _probabilities(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def classifier_path(folder: Path, name: str) -> Path:
-    """Return where a transfer to a task leaves its classifier."""
+    """Return where the linear probe of a task leaves its classifier."""
     return folder / "linear_probe" / name / "classifier.json"
 
 

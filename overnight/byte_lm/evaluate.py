@@ -17,7 +17,7 @@ from overnight.engine.training_run import set_up_machine
 from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import load_byte_model, without_weight_norm
 
-# Read side by side where all documents are: from here on the products of a step are fast.
+# Read side by side where all documents are: from here on the matrix products of a step are fast.
 _STREAMS = 128
 _VALIDATION = 1
 

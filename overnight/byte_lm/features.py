@@ -21,7 +21,7 @@ from overnight.state_files import parse_json
 from overnight.tasks.inputs import read_lines
 from overnight.tasks.tables import read_csv, read_jsonl, read_text, read_tsv
 
-# Texts read at once: from here on the products of a step run at full speed on a CPU.
+# Texts read at once: from here on the matrix products of a step run at full speed on a CPU.
 _TEXTS = 128
 # States of a window (values): bounds the memory at any width; and its bytes, so that texts that have ended are soon left out.
 _STATES = 1 << 25
@@ -45,8 +45,8 @@ def extract_features(
         documents: bytes as :func:`overnight.corpus.bytes.document_bytes` gives them; none empty.
         features: `cell` and `hidden` are those after the last byte (Radford et al. 2017, arXiv:1704.01444, take the cell's),
             `mean` is the mean of the hidden states; several joined by `+` stand side by side.
-        dtype: of products and activations; the state is fp32 always.
-        report_progress: told the documents and the bytes read, now and then.
+        dtype: of matrix products and activations; the state is fp32 always.
+        report_progress: called with the documents and the bytes read, now and then.
 
     Returns:
         (documents, F), in the order given.

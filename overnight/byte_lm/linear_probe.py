@@ -127,16 +127,16 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
     """
     spec, device = run.linear_probe[name], set_up_machine(run)
     facts = json.dumps([asdict(spec) | {"seeds": []}, weights_name(run.run_dir), run.precision])
-    tag = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
+    config_hash = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
     with run_lock(run.run_dir), line or Line() as line:
         log = run.run_dir / "tasks.jsonl"
-        mine = results_of(log, name, tag)
+        mine = results_of(log, name, config_hash)
         # The folder holds one classifier: what was done with other settings since is not what it holds, so all is done again.
-        if any(e.get("init") == "pretrained" for e in mine) and _kept_tag(run.run_dir, name) != tag:
+        if any(e.get("init") == "pretrained" for e in mine) and _kept_config_hash(run.run_dir, name) != config_hash:
             mine = []
         missing = [
             (init, seed)
-            for init in ("pretrained", "scratch")
+            for init in ("pretrained", "random")
             for seed in spec.seeds
             if (init, seed) not in {(e.get("init"), e.get("seed")) for e in mine}
         ]
@@ -149,7 +149,14 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
         if not any(e["kind"] == "baseline" for e in mine):
             counts = ngram_counts(task.documents)
             value = statistics.median(_ngram_score(task, counts, seed) for seed in spec.seeds)
-            baseline = {"kind": "baseline", "name": name, "tag": tag, "what": NGRAMS, "metric": "accuracy", "value": value}
+            baseline = {
+                "kind": "baseline",
+                "name": name,
+                "config_hash": config_hash,
+                "method": NGRAMS,
+                "metric": "accuracy",
+                "value": value,
+            }
             mine.append(append_result(log, baseline))
             line.print(f"{name}: {NGRAMS}  {measures({'accuracy': value})}")
         model, settings = load_byte_model(run.run_dir)
@@ -157,13 +164,13 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
         features = None
         for init, seed in missing:
             start = time.perf_counter()
-            if init == "scratch":
+            if init == "random":
                 torch.manual_seed(key(seed, _INIT) >> 1)
                 model, features = byte_model(settings), None
             if features is None:
                 features = probe.features(model.to(device), init, seed)
             found, entry = probe.fit(features, settings.hidden_size, seed)
-            entry |= {"init": init, "tag": tag, "seconds": round(time.perf_counter() - start, 2)}
+            entry |= {"init": init, "config_hash": config_hash, "seconds": round(time.perf_counter() - start, 2)}
             if init == "pretrained":
                 _keep(run.run_dir, spec, task, found, entry, mine)
             mine.append(append_result(log, entry))
@@ -242,11 +249,11 @@ def _keep(
         write_json(classifier_path(run_dir, entry["name"]), sealed(facts))
 
 
-def _kept_tag(run_dir: Path, name: str) -> str | None:
+def _kept_config_hash(run_dir: Path, name: str) -> str | None:
     """Return the settings with which the classifier of a task was made; None where there is none."""
-    return read_classifier(run_dir, name)["result"].get("tag") if classifier_path(run_dir, name).exists() else None
+    return read_classifier(run_dir, name)["result"].get("config_hash") if classifier_path(run_dir, name).exists() else None
 
 
 def probe_results(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a folder's transfers of the pretrained model, oldest first."""
+    """Return the lines of a folder's linear probes of the pretrained model, oldest first."""
     return [line for line in read_results(folder / "tasks.jsonl") if line["kind"] == "linear_probe" and line.get("init") == "pretrained"]

@@ -1,4 +1,4 @@
-"""L1-regularised logistic regression on frozen features, its strength chosen on validation rows, and what a single unit knows.
+"""L1-regularized logistic regression on frozen features, its strength chosen on validation rows, and what a single unit knows.
 
 Shapes: n rows, F features, K rows of weights: 1 for two classes, one for each of more (one against the rest).
 """
@@ -53,7 +53,7 @@ class Classifier:
 def fit(train: tuple[Any, Labels], valid: tuple[Any, Labels], classes: int, seed: int = 0) -> Classifier:
     """Fit at every strength of the grid, and keep the fit that is right most often on the validation rows.
 
-    As in the published evaluations, the intercept is penalised like a weight. Sparse features are fitted by liblinear, as there. The
+    As in the published evaluations, the intercept is penalized like a weight. Sparse features are fitted by liblinear, as there. The
     features of a network are dense and alike, over which its descent by single coordinates crawls; they are fitted by Newton's method, each
     step of which is a lasso (as in Friedman et al. 2010) that least-angle regression solves exactly.
 
@@ -171,7 +171,7 @@ def threshold(values: npt.NDArray[np.float32], labels: Labels) -> tuple[float, b
     ranked, ones = values[order].astype(np.float64), labels[order] == 1
     # Right answers if the first k rows are called 0 and the others 1, for k = 0 to n.
     right = np.concatenate([[0], np.cumsum(~ones)]) + (ones.sum() - np.concatenate([[0], np.cumsum(ones)]))
-    between = np.concatenate([[True], ranked[1:] > ranked[:-1], [True]])  # equal values cannot be told apart
+    between = np.concatenate([[True], ranked[1:] > ranked[:-1], [True]])  # equal values cannot be distinguished
     places = np.flatnonzero(between)
     above, below = places[right[places].argmax()], places[right[places].argmin()]
     upward = bool(right[above] >= len(values) - right[below])

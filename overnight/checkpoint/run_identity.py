@@ -82,10 +82,10 @@ def claim_folder(run: Run, extend: bool = False) -> None:
 
 
 def unrecorded_extensions(run: Run, progress: Progress) -> Iterator[dict[str, Any]]:
-    """Yield the event of each extension of the run that its metrics do not hold, or no more after they were cut back to a checkpoint."""
+    """Yield the event of each extension of the run that its metrics do not hold, or no more after they were truncated to a checkpoint."""
     path, kept = run.run_dir / "metrics.jsonl", _kept(run)
     lines = read_lines(path, _REMEDY) if kept and path.exists() else ()
-    recorded = {line.get("was") for _, line in lines if line and line.get("what") == "extended"}
+    recorded = {line.get("was") for _, line in lines if line and line.get("event") == "extended"}
     runs = [*map(_read, kept), run]
     for file, before, after in zip(kept, runs, runs[1:], strict=False):
         last = list(before.phases)[-1]
@@ -99,7 +99,7 @@ def unrecorded_extensions(run: Run, progress: Progress) -> Iterator[dict[str, An
             then, now = learning_rate(old, progress.step - 1), learning_rate(new, progress.step)
             rate = f"; the learning rate continues at {now:.4g}, as in a run of that length (the last step had {then:.4g})"
         longer = {"phase": last} if new.steps > old.steps else {}
-        yield {"what": "extended", "message": f"extended: {', '.join(changes)}{rate}", "was": file.name, **longer}
+        yield {"event": "extended", "message": f"extended: {', '.join(changes)}{rate}", "was": file.name, **longer}
 
 
 def _kept(run: Run) -> list[Path]:

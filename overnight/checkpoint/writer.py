@@ -132,7 +132,7 @@ class CheckpointWriter:
         parts: Parts = {part: {} for part in lying}
         for part, named in lying.items():
             for name, tensor in named.items():
-                # Gathering what is cut needs all processes. One tensor at a time: a whole model may not fit the device.
+                # Gathering what is sharded needs all processes. One tensor at a time: a whole model may not fit the device.
                 whole = (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
                 if not self._world.main:
                     continue

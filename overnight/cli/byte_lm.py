@@ -1,4 +1,4 @@
-"""The verbs of byte models. Nothing heavy is imported until one runs."""
+"""The commands of byte models. Nothing heavy is imported until one runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FEATURES = get_args(get_type_hints(LinearProbe)["features"])
 
 
 def add_byte_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the verbs to the command line; `add` takes a name, a function of options and overrides, and a summary."""
+    """Add the commands to the command line; `add` takes a name, a function of options and overrides, and a summary."""
 
     def model(verb: argparse.ArgumentParser) -> argparse.ArgumentParser:
         verb.add_argument(
@@ -36,7 +36,7 @@ def add_byte_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     how = verb.add_mutually_exclusive_group()
     how.add_argument("--shards", type=int, default=16, metavar="N", help="read N random shards side by side; default 16")
     how.add_argument("--whole", action="store_true", help="read every document")
-    summary = "judge a byte model's features on a task of its recipe, or on a new one (sst, imdb, csv) given by --path"
+    summary = "evaluate a byte model's features on a task of its recipe, or on a new one (sst, imdb, csv) given by --path"
     verb = model(add("linear-probe", _linear_probe, summary, keys=LinearProbe))
     verb.add_argument("task", metavar="TASK", help="a task of the recipe; sst, imdb, csv; or a name of your own for what --path names")
     verb = model(add("extract-features", _extract_features, "texts to features of a byte model, as .npy"))
@@ -56,14 +56,16 @@ def add_byte_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     verb.add_argument("--field", default="text", help="column or key of the texts; default text")
     verb.add_argument("--tanh", action="store_true", help="show tanh of the cell, which is -1 to 1")
     verb = model(add("generate", _generate, "text from a byte model"))
-    verb.add_argument("--prompt", default="", metavar="TEXT", help="what to go on from")
+    verb.add_argument("--prompt", default="", metavar="TEXT", help="text to continue")
     verb.add_argument("--length", type=int, default=500, metavar="N", help="bytes to write; default 500")
     verb.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest byte; default 1")
     verb.add_argument("--seed", type=int, default=0, metavar="S", help="the same writes the same; default 0")
     verb.add_argument("--unit", metavar="N", help="a cell to hold at --value, from 0; `best` as of heatmap")
     verb.add_argument("--value", type=float, metavar="V", help="at which the unit is held")
     verb = add(
-        "import", _import, "a byte model of OpenAI (folder of .npy) or NVIDIA (checkpoint file) as a folder that the verbs take by --from"
+        "import",
+        _import,
+        "a byte model of OpenAI (folder of .npy) or NVIDIA (checkpoint file) as a folder that the commands take by --from",
     )
     verb.add_argument("--from", dest="source", required=True, metavar="PATH", help="folder or file")
     verb.add_argument("--to", required=True, metavar="DIR", help="folder to write")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 BENCHMARKS = ("train", "loop", "optim", "mlstm", "scaling", "gpu")
-EXTEND = "go on from the checkpoints of a shorter run in the run folder: more steps in its last phase, or phases added behind it"
+EXTEND = "resume from the checkpoints of a shorter run in the run folder: more steps in its last phase, or phases added behind it"
 # Options of `overnight launch`: metavar (None: a switch), type, and what they say.
 LAUNCH: dict[str, tuple[str | None, type, str]] = {
     "nodes": ("N", str, "machines, or MIN:MAX when they come and go (default: 1)"),

@@ -1,4 +1,4 @@
-"""The command line: verbs to functions. Nothing heavy is imported until a verb runs."""
+"""The command line: commands to functions. Nothing heavy is imported until a command runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def command() -> NoReturn:
     A process that shares its training with others ends without the interpreter's own end. All files are closed by then, and all collectives
     done or lost. But a thread of gloo drops the tensors of a collective a moment after it is done, and needs the interpreter for it: one
     that asks while the interpreter is ending is ended by it, which aborts the process ("terminate called without an active exception"),
-    and the launcher takes an error that was told for a crash. The thread cannot be waited for after an error (distributed.world.process_group).
+    and the launcher takes an error that was printed for a crash. The thread cannot be waited for after an error (distributed.world.process_group).
     """
     if os.environ.get("WORLD_SIZE", "1") in ("", "0", "1"):
         sys.exit(main())
@@ -132,7 +132,7 @@ def _signals_raise() -> Iterator[None]:
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="overnight", description=f"{sys.modules['overnight'].__doc__}")
     parser.add_argument("--version", action="version", version=f"overnight {__version__}")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(
         name: str, function: Callable[..., int | None], summary: str, recipe: bool = False, keys: Any = None
@@ -147,9 +147,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         )
         verb.set_defaults(function=function, recipe_verb=recipe, verb=name)
         if recipe:
-            verb.add_argument(
-                "recipe", nargs="?", metavar="RECIPE", help="a shipped recipe's name, a YAML file, or a run folder to go on with"
-            )
+            verb.add_argument("recipe", nargs="?", metavar="RECIPE", help="a shipped recipe's name, a YAML file, or a run folder to resume")
             verb.add_argument("--print-config", action="store_true", help="print the resolved recipe and stop")
             verb.add_argument("-h", "--help", action="store_true", help="show this help, with every key of a recipe")
         if keys is not None:
@@ -178,9 +176,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         help="a task of the recipe; squad, cola, mrpc, rte, stsb, sst2, qnli, wnli, mnli, qqp, sst, imdb, csv; or a name of your own for what --path names",
     )
     verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder")
-    verb = add(
-        "predict", _predict, "answer a table, JSON lines or text with a task that was fine-tuned or transferred to, or fill in [MASK]"
-    )
+    verb = add("predict", _predict, "predictions of a fine-tuned task or a linear probe for a table, JSON lines or text, or fill in [MASK]")
     verb.add_argument("task", metavar="TASK", help="a fine-tuned task of the run, or `mask`; of a byte model a task of `linear-probe`")
     verb.add_argument("--from", dest="source", required=True, metavar="RUN", help="run folder; --precision=bf16 and the like may follow")
     verb.add_argument(
@@ -200,11 +196,11 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     verb = add("report", _report, "one HTML page from the metrics of one or more runs")
     verb.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     verb.add_argument("--to", metavar="FILE", help="page to write; default report.html in the first run folder")
-    verb = add("bench", _bench, "measure, beside the peers; the last line is one JSON object")
+    verb = add("bench", _bench, "benchmark against reference implementations; the last line is one JSON object")
     verb.add_argument("what", choices=BENCHMARKS, help="what to measure")
     verb.add_argument("--peer", choices=("transformers", "none"), default="transformers", help="with whom to compare")
     verb.add_argument("--tiny", action="store_true", help="smallest sizes, to see that it runs")
-    add("doctor", _doctor, "what this machine has, and what is missing")
+    add("doctor", _doctor, "check hardware and dependencies")
     add("recipes", _recipes, "the shipped recipes")
 
     options, rest = parser.parse_known_args(argv)
@@ -256,7 +252,7 @@ def _load(options: argparse.Namespace, overrides: list[str]) -> Run:
     from overnight import config
 
     with _said_once():
-        # A run folder is the recipe of its run, which goes on wherever the folder is now.
+        # A run folder is the recipe of its run, which resumes wherever the folder is now.
         folder = Path(options.recipe)
         own = (folder / "run.yaml").is_file()
         run = config.load_run(str(folder / "run.yaml") if own else options.recipe, overrides)

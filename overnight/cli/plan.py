@@ -100,7 +100,7 @@ class PhasePlan:
     tokens: int
     """At most: `sequences` of `length`."""
     epochs: float | None
-    """Passes over the prepared data, judged by its first documents; None where none is prepared."""
+    """Passes over the prepared data, estimated from its first documents; None where none is prepared."""
     optimizer: str
     settings: dict[str, Any]
     """Of the optimizer."""
@@ -127,7 +127,7 @@ class Plan:
     name: str
     model: dict[str, Any]
     vocabulary: int
-    """Pieces."""
+    """Tokens."""
     prepared: bool
     """Whether the data is: else the vocabulary is the recipe's."""
     parts: list[Part]
@@ -136,7 +136,7 @@ class Plan:
 
 
 def make_plan(run: Run) -> Plan:
-    """Return the numbers of a run; nothing is written and no network is filled.
+    """Return the values of a run; nothing is written and no network is filled.
 
     Raises:
         DataError: when the prepared data cannot be read.
@@ -187,7 +187,7 @@ def epoch_size(run: Run, phase: Phase, number: int) -> float:
 
 
 def phase_plan(name: str, phase: Phase, network: torch.nn.Module, epoch: float | None) -> PhasePlan:
-    """Return the numbers of a phase.
+    """Return the values of a phase.
 
     Args:
         epoch: examples in an epoch, if known.

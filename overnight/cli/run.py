@@ -14,14 +14,14 @@ from overnight.errors import ConfigError
 
 
 def run_all(run: Run, extend: bool = False) -> None:
-    """Prepare, pretrain, fine-tune or probe, export and report a run; again after an interruption, it goes on where it was.
+    """Prepare, pretrain, fine-tune or probe, export and report a run; again after an interruption, it resumes where it was.
 
     Args:
-        extend: the run folder may hold a shorter run, which this one goes on from; what followed its pretraining is done again.
+        extend: the run folder may hold a shorter run, which this one resumes from; what followed its pretraining is done again.
 
     Raises:
         ConfigError: before anything is done, when the data of a task is not there.
-        UserError: from the stage that could not go on.
+        UserError: from the stage that could not continue.
     """
     finetunes = run.finetune if isinstance(run, BertRun) else {}
     probes = run.linear_probe if isinstance(run, ByteRun) else {}

@@ -1,4 +1,4 @@
-"""What `finetune`, `linear-probe`, `predict` and `export` understand beside their options: the keys of a task, and those of this machine."""
+"""What `finetune`, `linear-probe`, `predict` and `export` understand besides their options: the keys of a task, and those of this machine."""
 
 from __future__ import annotations
 

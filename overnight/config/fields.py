@@ -1,4 +1,4 @@
-"""What an annotation of a setting says beside its type: the values it may have, its kind, and whether it belongs to a run's identity."""
+"""What an annotation of a setting says besides its type: the values it may have, its kind, and whether it belongs to a run's identity."""
 
 from __future__ import annotations
 

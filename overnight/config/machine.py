@@ -27,9 +27,9 @@ class Memory:
     """Less memory for more time."""
 
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    """What the backward pass computes again instead of keeping it: nothing, all but the products with weights, or whole layers. The same numbers in less memory, for more time."""
+    """What the backward pass computes again instead of keeping it: nothing, all but the matrix products with weights, or whole layers. The same values in less memory, for more time."""
     optimizer_cpu_offload: bool = False
-    """Keep the optimizer's state in the memory of the host, and bring it to the GPU piece by piece for each step: the same numbers in less of the GPU's memory. On a CPU it is there already, and nothing changes."""
+    """Keep the optimizer's state in the memory of the host, and bring it to the GPU piece by piece for each step: the same values in less of the GPU's memory. On a CPU it is there already, and nothing changes."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Stability:
     replica_check_every: NonNegativeInt = 1000
     """On many processes, steps between comparisons of the bits that all should hold alike; also before each checkpoint (0: never)."""
     on_replica_mismatch: Literal["stop", "rollback"] = "stop"
-    """When a process holds other numbers than the others: stop, or go back to the newest checkpoint."""
+    """When a process holds other values than the others: stop, or go back to the newest checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Checkpoint:
     keep_every_n_steps: NonNegativeInt = 0
     """Steps, counted over all phases, of which one more checkpoint is kept for ever: the first (0: none)."""
     async_save: bool = True
-    """Write checkpoints while the training goes on; it stands still only while the tensors are copied, for which the host needs memory for one more model and optimizer. Off, it waits until each is written."""
+    """Write checkpoints while the training continues; it stands still only while the tensors are copied, for which the host needs memory for one more model and optimizer. Off, it waits until each is written."""
 
 
 @dataclass(frozen=True)

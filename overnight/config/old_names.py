@@ -1,4 +1,4 @@
-"""The names that settings had before version 0.2: a recipe or a run folder that has one is refused with its new name."""
+"""The names that settings and metrics had before version 0.2: a recipe or a run folder that has one is refused with its new name."""
 
 from __future__ import annotations
 
@@ -75,6 +75,15 @@ RENAMED: dict[str, str] = {
     "train.reduce": "distributed.grad_reduce_dtype",
 }
 """Old key to new key; `*` is any name."""
+METRICS = {
+    "what": "event",
+    "loader_wait": "data_wait_fraction",
+    "wait_share": "straggler_wait_fraction",
+    "tensors": "tensor_norms",
+    "tag": "config_hash",
+    "held_out_documents": "validation_documents",
+}
+"""Old key of `metrics.jsonl` or `tasks.jsonl` to new key, whatever the kind of line."""
 _VALUES = {
     ("phases.*.optim.schedule.name", "hold"): "wsd",
     ("phases.*.optim.schedule.name", "puri"): "linear, with warmup_ratio 0 and total_steps 100000",

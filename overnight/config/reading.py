@@ -12,7 +12,7 @@ from overnight.config.fields import Tagged, hints
 from overnight.config.optimizers import OPTIMIZERS
 from overnight.config.schema import MODELS, BertPhase, BertRun, BytePhase, ByteRun
 
-# Classes of which a mapping can be only one: a key of another one is told from a misspelt key.
+# Classes of which a mapping can be only one: a key of another one is distinguished from a misspelled key.
 _ALTERNATIVES: tuple[dict[str, Any], ...] = (
     OPTIMIZERS,
     MODELS,

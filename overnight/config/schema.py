@@ -52,9 +52,9 @@ class Data:
     label: str = ""
     """`bytes`: key of a number in JSON lines, kept with each document for the auxiliary objective (`phases.*.label_weight`)."""
     vocab_file: str = ""
-    """A given WordPiece vocabulary (`vocab.txt`, one piece a line); empty trains one."""
+    """A given WordPiece vocabulary (`vocab.txt`, one token a line); empty trains one."""
     vocab_size: PositiveInt = 30522
-    """Number of pieces: of the vocabulary to train, or exactly of the given file."""
+    """Number of tokens: of the vocabulary to train, or exactly of the given file."""
     lowercase: bool = True
     """Lower-case and strip accents, as in the uncased models."""
     encoding_errors: Literal["strict", "replace"] = "strict"
@@ -171,7 +171,7 @@ class BertPhase(Phase):
     max_predictions_per_seq: PositiveInt = 20
     """Most predicted tokens of a sequence."""
     whole_word: bool = False
-    """Mask all the pieces of a word together."""
+    """Mask all the tokens of a word together."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Finetune:
     path: str = ""
     """Folder (or file) with the task's data, in its original layout; of `csv` and `squad` also the file to train on. `$NAME` is read from the environment."""
     dev: str = ""
-    """`csv`, `squad`: file to score on, where `path` is the file to train on; empty is the one in the folder, else a tenth is held out."""
+    """`csv`, `squad`: file to score on, where `path` is the file to train on; empty is the one in the folder, else a tenth is split off."""
     columns: Columns = field(default_factory=Columns)
     """Names of the columns of your own table."""
     epochs: PositiveFloat = 3.0
@@ -241,12 +241,12 @@ class Finetune:
     seeds: list[int] = field(default_factory=lambda: [0])
     """One fine-tuning a seed; the median and the spread are reported."""
     random_init_baseline: bool = False
-    """Also train the same network from scratch, with the same seeds."""
+    """Also train the same network from random init, with the same seeds."""
 
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """A task on which the frozen features of a pretrained byte model are judged by a logistic regression."""
+    """A task on which the frozen features of a pretrained byte model are evaluated by a logistic regression."""
 
     task: Literal["sst", "imdb", "csv"] = "sst"
     """Which task; `csv` is your own table (.csv, .tsv, .jsonl)."""
@@ -273,7 +273,7 @@ class Run:
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     """Seed of initialization, order, pairs, masks and dropout (0 to 2^32-1)."""
     precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] = "fp32"
-    """Type of matrix products and activations; weights, optimizer, norms and loss are fp32 always. tf32 is for GPUs, a CPU computes fp32; fp16 has an automatic loss scale; fp8 is bf16 with the products of the layers in 8 bits (the extra `fp8`, compute capability 8.9)."""
+    """Type of matrix products and activations; weights, optimizer, norms and loss are fp32 always. tf32 is for GPUs, a CPU computes fp32; fp16 has an automatic loss scale; fp8 is bf16 with the matrix products of the layers in 8 bits (the extra `fp8`, compute capability 8.9)."""
     data: Data = field(default_factory=Data)
     """The corpus."""
     model: Model = field(default_factory=Model)
@@ -306,7 +306,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class BertRun(Run):
-    """A run of BERT, on pieces of words."""
+    """A run of BERT, on WordPiece tokens."""
 
     phases: Mapping[str, BertPhase]
     """Pretraining phases, in order."""
@@ -325,7 +325,7 @@ class ByteRun(Run):
     model: ByteLMConfig = field(default_factory=RecurrentLMConfig)
     """The network."""
     linear_probe: Annotated[Mapping[str, LinearProbe], MACHINE] = field(default_factory=dict)
-    """Tasks on which its features are judged after pretraining, by name."""
+    """Tasks on which its features are evaluated after pretraining, by name."""
 
     @property
     def predicts_label(self) -> bool:

@@ -98,7 +98,7 @@ def _data_problems(run: Run) -> Iterator[str]:
 def _vocab_problems(data: Data) -> Iterator[str]:
     try:
         path = environment_path(data.vocab_file, "data.vocab_file")
-        # Not splitlines(): a piece may be one of Unicode's own line ends.
+        # Not splitlines(): a token may be one of Unicode's own line ends.
         lines = path.read_bytes().decode().removesuffix("\n").count("\n") + 1
     except ConfigError as error:
         yield str(error)
@@ -106,7 +106,7 @@ def _vocab_problems(data: Data) -> Iterator[str]:
         yield f"data.vocab_file = {data.vocab_file!r}: cannot be read ({error})"
     else:
         if lines != data.vocab_size:
-            yield f"data.vocab_size = {data.vocab_size}: {data.vocab_file} has {lines} pieces; set data.vocab_size={lines} or give another file"
+            yield f"data.vocab_size = {data.vocab_size}: {data.vocab_file} has {lines} tokens; set data.vocab_size={lines} or give another file"
 
 
 def _model_problems(model: Model) -> Iterator[str]:
@@ -172,7 +172,7 @@ def _machine_problems(run: Run) -> Iterator[str]:
 
 
 def settings(part: Schedule) -> dict[str, Any]:
-    """Return what the schedule of this name has, beside what all have, with the values."""
+    """Return what the schedule of this name has, besides what all have, with the values."""
     return {name: getattr(part, name) for name in SCHEDULE_SETTINGS[part.name]}
 
 

@@ -1,4 +1,4 @@
-"""Exact duplicates and the held-out part, both by a hash of the document."""
+"""Exact duplicates and the validation part, both by a hash of the document."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def document_hash(sentences: list[str]) -> bytes:
 
 
 def is_valid(document_hash: bytes, fraction: float) -> bool:
-    """Return whether a document is held out: its hash decides alone, so it stays on its side when others are added.
+    """Return whether a document is set aside for validation: its hash decides alone, so it stays on its side when others are added.
 
     Args:
         document_hash: 16 bytes.
-        fraction: share of documents to hold out, 0 to 1.
+        fraction: share of documents to take, 0 to 1.
     """
     return bool(valid_mask(np.frombuffer(document_hash, np.uint8)[None], fraction)[0])
 

@@ -1,4 +1,4 @@
-"""What counts as a tag: markup is told from text that only has `<` and `>` in it, by one rule for WordPiece tokens and bytes."""
+"""What counts as a tag: markup is distinguished from text that only has `<` and `>` in it, by one rule for WordPiece tokens and bytes."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ import xxhash
 from overnight.config import Data, environment_path
 from overnight.corpus import bytes as byte_text
 from overnight.corpus import dedup, pydocs, streams
-from overnight.corpus.held_out import check_share, names_by_split, share_for, validation_lines
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, documents, start_reading
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
@@ -43,6 +42,7 @@ from overnight.corpus.tasks import (
     token_path,
 )
 from overnight.corpus.tokenizer import load_tokens, read_tokens, save_tokenizer, train_tokens, vocabulary
+from overnight.corpus.validation_split import check_share, names_by_split, share_for, validation_lines
 from overnight.corpus.workers import run_tasks
 from overnight.display import plural
 from overnight.errors import ConfigError, DataError
@@ -286,7 +286,7 @@ def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple
     split[first & dedup.valid_mask(hashes, data.valid_fraction)] = 2
     split[first & dedup.test_mask(hashes, data.test_fraction)] = 3
     dropped, trained, num_validation, tested = np.bincount(split, minlength=4).tolist()
-    apart = f"{num_validation:,} held out, {tested:,} for the test" if data.test_fraction else f"{num_validation:,} held out"
+    apart = f"{num_validation:,} for validation, {tested:,} for the test" if data.test_fraction else f"{num_validation:,} for validation"
     log(f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(dropped, 'duplicate')}, {short:,} short")
     positions = dedup.hash_position(hashes)
     check_share("data.valid_fraction", data.valid_fraction, num_validation, trained, float(positions.min()))
@@ -346,7 +346,7 @@ def _shard(folder: Path, chunks: list[Path], shard_tokens: int, workers: int, lo
 
 
 def _plan(folder: Path, split: str, chunks: list[Path], shard_tokens: int) -> Iterator[ShardTask]:
-    """Cut the documents of a split, in order, into shards of about equal tokens."""
+    """Divide the documents of a split, in order, into shards of about equal tokens."""
     ends = [read_table(checked_chunk(path)).column("tokens").offsets.to_numpy()[1:].astype(np.int64) for path in chunks]
     sizes = [int(end[-1]) if len(end) else 0 for end in ends]
     starts = np.concatenate([[0], np.cumsum(sizes)])

@@ -1,4 +1,4 @@
-"""Token shards on disk, format version 1: written whole, opened as zero-copy numpy views.
+"""Token shards on disk, format version 3: written whole, opened as zero-copy numpy views.
 
 A prepared folder holds `manifest.json`, `train-00000.arrow`, ..., the same of `valid` and `test`, and for WordPiece tokens `vocab.txt`
 and `tokenizer.json`. A shard is an uncompressed Arrow IPC file of one record batch, one row a document: `tokens: list<uint16>`
@@ -25,7 +25,7 @@ from overnight.errors import DataError
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.state_files import STRICT, fitted, read_json, read_mapping, sealed
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 SPLITS = ("train", "valid", "test")
 
 
@@ -62,8 +62,8 @@ class Manifest:
     """Documents dropped because they had fewer characters than `min_chars`, or no token at all."""
     shards: list[ShardEntry]
     cleaning: int = 1
-    """Version of the rules by which text is cleaned and cut into sentences (`tasks.CLEANING`); manifests without it are of the first."""
-    held_out: dict[str, list[str]] = field(default_factory=dict)
+    """Version of the rules by which text is cleaned and split into sentences (`tasks.CLEANING`); manifests without it are of the first."""
+    first_documents: dict[str, list[str]] = field(default_factory=dict)
     """Where the first documents of `valid` and `test` are from: a file, or its document number n as `file#n`."""
 
     def count(self, split: str, what: str) -> int:

@@ -35,7 +35,7 @@ from overnight.run_dir.atomic import write_json
 from overnight.state_files import read_json, sealed
 
 CLEANING = 2
-"""Version of the rules by which text is cleaned and cut into sentences: of :mod:`clean`, :mod:`sentences`, :mod:`markup` and :mod:`bytes`."""
+"""Version of the rules by which text is cleaned and split into sentences: of :mod:`clean`, :mod:`sentences`, :mod:`markup` and :mod:`bytes`."""
 
 
 @dataclass(frozen=True)

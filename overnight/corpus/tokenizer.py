@@ -36,7 +36,7 @@ class Vocabulary:
     sep: int
     mask: int
     continuation: np.ndarray
-    """bool [size]: tokens that go on a word (`##`)."""
+    """bool [size]: tokens that continue a word (`##`)."""
     is_special: np.ndarray
     """bool [size]: the five special tokens."""
     hash: str

@@ -1,4 +1,4 @@
-"""What processes exchange: sums, the greatest of their numbers, all of their rows, their errors, and facts that must be the same."""
+"""What processes exchange: sums, the greatest of their values, all of their rows, their errors, and facts that must be the same."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def all_reduce_sum(tensor: Tensor, world: World) -> Tensor:
 
 
 def all_reduce_sums(numbers: Mapping[str, float], world: World) -> dict[str, float]:
-    """Add up named numbers over the processes, all of which have the same names; waits for no device."""
+    """Add up named values over the processes, all of which have the same names; waits for no device."""
     if world.size == 1:
         return dict(numbers)
     return dict(zip(numbers, all_reduce_sum(torch.tensor(list(numbers.values()), dtype=torch.float64), world).tolist(), strict=True))
 
 
 def all_reduce_max(number: int, world: World) -> int:
-    """Return the greatest of the processes' numbers; waits for no device."""
+    """Return the greatest of the processes' values; waits for no device."""
     if world.size == 1:
         return number
     found = torch.tensor(number)

@@ -54,7 +54,7 @@ class Job:
     cpus: int | None = None
     """Cores of each machine."""
     extend: bool = False
-    """Go on from the checkpoints of a shorter run."""
+    """Resume from the checkpoints of a shorter run."""
 
     @property
     def machines(self) -> tuple[int, int]:

@@ -16,9 +16,9 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ReplicaMismatch(TrainingError):
-    """The processes do not hold the same numbers."""
+    """The processes do not hold the same values."""
 
-    what = "processes differ"
+    event = "replica_mismatch"
 
 
 def checksums(tensors: Iterable[Tensor]) -> Tensor:

@@ -60,7 +60,7 @@ class StragglerMonitor:
         """Compare the work since the last line; all processes must ask.
 
         Returns:
-            `wait_share`, the share of the slowest one's work for which the others wait on average; and a sentence when one has become slow.
+            `straggler_wait_fraction`, the share of the slowest one's work for which the others wait on average; and a sentence when one has become slow.
         """
         if self.world.size == 1:
             return {}, ""
@@ -71,7 +71,7 @@ class StragglerMonitor:
         slow = [rank for rank, seconds in enumerate(own) if seconds > _SLOW * middle and seconds > middle + _EXCESS]
         self.lines = {rank: self.lines.get(rank, 0) + 1 for rank in slow}
         named = [rank for rank, count in self.lines.items() if count % _AGAIN == _LINES]
-        share = {"wait_share": round(1 - sum(own) / len(own) / slowest, 4) if slowest else 0.0}
+        share = {"straggler_wait_fraction": round(1 - sum(own) / len(own) / slowest, 4) if slowest else 0.0}
         if not named:
             return share, ""
         hosts = host_names(self.world)

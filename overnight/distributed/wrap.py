@@ -33,7 +33,7 @@ def parallelize_model(model: Any, world: World, run: Run) -> Callable[..., Any]:
     """Return the objective of a network on all processes; its backward pass adds the gradients up.
 
     Args:
-        model: whole and alike on every process; with `distributed.strategy = fsdp` its parameters become DTensors, cut along their first dimension.
+        model: whole and alike on every process; with `distributed.strategy = fsdp` its parameters become DTensors, sharded along their first dimension.
     """
     if world.size == 1:
         return model.losses
@@ -47,7 +47,7 @@ def parallelize_model(model: Any, world: World, run: Run) -> Callable[..., Any]:
         # A sum, not DDP's mean: each process has divided by the targets of all.
         ddp.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer(), dtype))
         return ddp
-    # Half a second, which no other verb should pay.
+    # Half a second, which no other command should pay.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -106,7 +106,7 @@ def full_tensor_cpu(tensor: Tensor) -> Tensor:
 
 
 def distribute_like(p: Any, tensor: Tensor) -> Tensor:
-    """Return a copy of a whole tensor on a parameter's device, cut as the parameter is where it has its shape."""
+    """Return a copy of a whole tensor on a parameter's device, sharded as the parameter is where it has its shape."""
     if hasattr(p, "placements") and tensor.shape == p.shape:
         from torch.distributed.tensor import distribute_tensor
 

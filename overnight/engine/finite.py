@@ -16,7 +16,7 @@ from overnight.optim.layerwise import whole_norms
 class NonFiniteError(TrainingError):
     """A loss, a gradient or a weight is NaN or infinite."""
 
-    what = "not finite"
+    event = "not_finite"
 
 
 def nonfinite_tensors(named: Iterable[tuple[str, Tensor]]) -> list[str]:

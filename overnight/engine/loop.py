@@ -83,7 +83,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """What the loop needs beside model, optimizer and batches."""
+    """What the loop needs besides model, optimizer and batches."""
 
     steps: int
     """Where to stop (steps)."""
@@ -92,7 +92,7 @@ class LoopConfig:
     max_grad_norm: float
     """0: no clipping."""
     dtype: torch.dtype
-    """Of products and activations."""
+    """Of matrix products and activations."""
     device: torch.device
     seed: tuple[int, ...]
     """Dropout of step t is drawn from (seed, t), and on one of many processes from (seed, t, rank)."""
@@ -372,7 +372,7 @@ def evaluate(
     targets: dict[str, float] = {}
     world = settings.world
     first, stride = (0, 1) if carry else (world.rank, world.size)
-    # Each process takes equally many, the last ones for nothing: where parameters are cut, every forward pass needs all processes.
+    # Each process takes equally many, the last ones for nothing: where parameters are sharded, every forward pass needs all processes.
     for at in range(first, -(-len(steps) // stride) * stride, stride):
         step, counts = steps[at % len(steps)], at < len(steps) and (world.main or not carry)
         for name, count in step.divisors().items():

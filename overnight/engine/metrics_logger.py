@@ -63,11 +63,11 @@ class MetricsLogger:
         """Write a line of metrics for a step."""
         self.context.metrics.write(kind, **self.place(step), **values)
 
-    def event(self, what: str, message: str, **more: Any) -> None:
+    def event(self, event: str, message: str, **more: Any) -> None:
         """Print what happened, and write it among the metrics."""
         self.context.line.print(message)
         global_step = self.context.progress.global_step
-        self.context.metrics.write("event", what=what, message=message, phase=self.name, global_step=global_step, **more)
+        self.context.metrics.write("event", event=event, message=message, phase=self.name, global_step=global_step, **more)
 
     def log(self, done: StepResult, scale: LossScale | None) -> dict[str, float]:
         """Write a line of metrics, and keep it for the progress.
@@ -97,7 +97,7 @@ class MetricsLogger:
             **share,
         )
         if slow:
-            self.event("slow process", slow)
+            self.event("slow_process", slow)
         self.write("train", done.step, **self.values)
         if wrong := self.speed.exceeds():
             self.event("peak", wrong)
@@ -108,16 +108,16 @@ class MetricsLogger:
         """Write the norms of every tensor and the noise scale, where the loop measured them at this step."""
         if done.tensors:
             rows: dict[str, list[float | None]] = done.tensors.rows()
-            self.write("tensors", done.step, tensors={name: rows[name] for name, _ in model.named_parameters() if name in rows})
+            self.write("tensor_norms", done.step, tensor_norms={name: rows[name] for name, _ in model.named_parameters() if name in rows})
         if done.noise:
             self.write("noise", done.step, batch=done.sequences, groups=follow(self.noise, done.noise))
 
     def log_memory(self, phase: Phase) -> None:
         """Write what the phase took at most, by what it follows from."""
-        progress, recompute = self.context.progress, self.run.memory.activation_checkpointing
+        progress, segment = self.context.progress, self.run.memory.activation_checkpointing
         most = round(peak_gb(self.context.world.device), 3)
-        facts = {"micro_batch": phase.micro_batch_size, "length": phase.seq_len, "recompute": recompute, "peak_gb": most}
-        self.context.metrics.write("event", what="memory", phase=self.name, global_step=progress.global_step, **facts)
+        facts = {"micro_batch_size": phase.micro_batch_size, "seq_len": phase.seq_len, "activation_checkpointing": segment, "peak_gb": most}
+        self.context.metrics.write("event", event="memory", phase=self.name, global_step=progress.global_step, **facts)
 
     def print_noise(self, sequences: int) -> None:
         """Print the noise scale, where it is measured, compared with a batch."""

@@ -1,4 +1,4 @@
-"""How a phase is cut into micro-batches: found by trial where the recipe leaves it open, halved when memory runs out, and remembered.
+"""How a phase is split into micro-batches: found by trial where the recipe leaves it open, halved when memory runs out, and remembered.
 
 The micro-batches of a phase are a list of (first step, sequences), kept in `memory.json` of the run folder: a run that is resumed takes the
 same one in every step, also where it was halved on the way, and so ends with the same bits.
@@ -188,7 +188,7 @@ class BatchSizeFinder:
         """Time forward and backward of a micro-batch of full length, at least three times: all but the first in addition to the gradients of those before.
 
         Raises:
-            OutOfMemory: where the others wait for this process in the middle of a pass, and cannot be told.
+            OutOfMemory: where the others wait for this process in the middle of a pass, and cannot be informed.
         """
         device, fsdp = self.world.device, hasattr(self.objective, "set_requires_gradient_sync")
         if self.run.compute.torch_compile:
@@ -285,7 +285,7 @@ class MicroBatchSchedule:
 
 
 def conditions(run: Run, phase: Phase, world: World) -> dict[str, Any]:
-    """Return what the micro-batches of a phase depend on beside the recipe's identity."""
+    """Return what the micro-batches of a phase depend on besides the recipe's identity."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else world.device.type
     settings = {
         "activation_checkpointing": run.memory.activation_checkpointing,
@@ -298,7 +298,7 @@ def conditions(run: Run, phase: Phase, world: World) -> dict[str, Any]:
 
 
 def from_first(numbers: Sequence[int], world: World) -> list[int]:
-    """Return the numbers of the first process, in all."""
+    """Return the values of the first process, in all."""
     if world.size == 1:
         return list(numbers)
     found = torch.zeros(all_reduce_max(len(numbers) if world.main else 0, world), dtype=torch.int64)
@@ -332,7 +332,7 @@ def schedule_of(
         with raise_on_all_ranks(world):
             if world.main:
                 found.keep()
-        logger.event("micro-batch", text, micro_batch=count)
+        logger.event("micro_batch_size", text, micro_batch_size=count)
     return found
 
 

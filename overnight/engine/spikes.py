@@ -1,6 +1,6 @@
 """What is out of the ordinary in a step: a spike of the loss or of the gradient, what it came from, and the way back.
 
-A spike is seen in the numbers of all processes, so all decide alike; whether a step is taken, passed over or undone is the loop's and
+A spike is seen in the values of all processes, so all decide alike; whether a step is taken, passed over or undone is the loop's and
 the run's to carry out.
 """
 
@@ -32,7 +32,7 @@ _QUIET = 0.01
 class Spike(TrainingError):
     """A loss or a gradient norm is far above those before it, and the run stops."""
 
-    what = "spike"
+    event = "spike"
 
 
 class Rollback(Exception):
@@ -119,7 +119,7 @@ def measured(
     optimizer: torch.optim.Optimizer,
     world: World,
 ) -> dict[str, float]:
-    """Return the loss that is minimized and the gradient norm of a step before it is taken, the same numbers in all processes; waits for the device.
+    """Return the loss that is minimized and the gradient norm of a step before it is taken, the same values in all processes; waits for the device.
 
     Args:
         losses: this process's part.

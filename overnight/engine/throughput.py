@@ -118,9 +118,9 @@ class Throughput:
         self._clock = time.perf_counter()
 
     def rate(self) -> dict[str, float]:
-        """Return tokens and sequences a second since the last call, the share of the peak that the products took, and of the time waiting for a batch.
+        """Return tokens and sequences a second since the last call, the share of the peak that the matrix products took, and of the time waiting for a batch.
 
-        There is no share of a peak that was never known, or that the products exceed (:meth:`exceeds`), which then was none.
+        There is no share of a peak that was never known, or that the matrix products exceed (:meth:`exceeds`), which then was none.
         """
         spent, self._since = self._since, Spent()
         rate = spent.flops / spent.seconds
@@ -129,15 +129,15 @@ class Throughput:
             "tokens_per_s": round(spent.tokens / spent.seconds, 1),
             "sequences_per_s": round(spent.sequences / spent.seconds, 1),
             **({"mfu": round(rate / self.peak.flops, 4)} if self.peak and not self._exceeds else {}),
-            "loader_wait": round(spent.waited / spent.seconds, 4),
+            "data_wait_fraction": round(spent.waited / spent.seconds, 4),
         }
 
     def exceeds(self) -> str:
-        """Return what is wrong with the peak, if the products of the last :meth:`rate` ran above it."""
+        """Return what is wrong with the peak, if the matrix products of the last :meth:`rate` ran above it."""
         if not self._exceeds or not self.peak:
             return ""
         return (
-            f"the products ran at {Peak(self._exceeds, False).text()}, above the peak of {self.peak.text()}, which is no peak then "
+            f"the matrix products ran at {Peak(self._exceeds, False).text()}, above the peak of {self.peak.text()}, which is no peak then "
             "(was the machine busy while it was measured?): no MFU from here on"
         )
 

@@ -96,7 +96,7 @@ class Trainer:
             except OutOfMemory as error:
                 text, smaller = halve(self.schedule, self.phase, progress, self.world, error)
                 release(self.model, self.world.device)
-                self.logger.event("out of memory", text, micro_batch=smaller)
+                self.logger.event("out_of_memory", text, micro_batch_size=smaller)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -166,6 +166,6 @@ class Trainer:
         progress.states = {"metrics": logger.state_dict(), **self.guard.state_dict()}
         carried = {"streams": self.carry.whole()} if self.carry else None
         stall_seconds = context.writer.save(self.model, self.optimizer, progress, carried)
-        logger.write("event", progress.step, what="saved", save_seconds=round(stall_seconds, 3))
+        logger.write("event", progress.step, event="checkpoint_saved", save_seconds=round(stall_seconds, 3))
         logger.known["checkpoint"] = f"step {progress.global_step:,}"
         logger.speed.pause()

@@ -151,7 +151,7 @@ class TrainingRun:
         ):
             for problem in problems:
                 self.line.print(f"falling back to an older checkpoint: {problem}")
-                metrics.write("event", what="checkpoint fell back", message=problem, global_step=progress.global_step)
+                metrics.write("event", event="checkpoint_fell_back", message=problem, global_step=progress.global_step)
             for event in unrecorded_extensions(self.run, progress) if main else ():
                 self.line.print(event["message"])
                 metrics.write("event", **event, global_step=progress.global_step)
@@ -159,7 +159,7 @@ class TrainingRun:
                 self.line.print(f"all phases are done; the newest checkpoint is {reader.newest_checkpoint(self.checkpoints)}")
             elif progress.phase:
                 self.line.print(f"continuing at step {progress.step} of phase {progress.phase}")
-                metrics.write("event", what="resumed", global_step=progress.global_step, seconds=progress.seconds)
+                metrics.write("event", event="resumed", global_step=progress.global_step, seconds=progress.seconds)
             context = PhaseContext(
                 self.run,
                 self.workload,
@@ -249,7 +249,7 @@ class TrainingRun:
                 [],
             )
         assert_same_on_all_ranks({"newest checkpoint": {"step": restored.global_step}}, self.world)
-        if events and events[-1]["to"] != restored.global_step:
+        if events and events[-1]["to_step"] != restored.global_step:
             events.clear()
         if len(events) == _ROLLBACKS:
             again = f"{error}. The run went back to step {restored.global_step} {_ROLLBACKS} times: lower the learning rate, or look at the data"
@@ -268,20 +268,20 @@ class TrainingRun:
         place = {
             "phase": names[number],
             "global_step": restored.global_step,
-            "from": restored.global_step + steps,
-            "to": restored.global_step,
+            "from_step": restored.global_step + steps,
+            "to_step": restored.global_step,
         }
         data = f", passing over {plural(steps, 'step')} of data" if bad.skips_batches else ""
         text = ". ".join(part for part in (str(error), provenance_text(samples)) if part)
-        message = f"phase {names[number]}: gone back from step {place['from']} to step {place['to']} of the run{data}: {text}"
+        message = f"phase {names[number]}: gone back from step {place['from_step']} to step {place['to_step']} of the run{data}: {text}"
         self.line.print(message)
         events.append(
             {
-                "what": "rolled back",
+                "event": "rolled_back",
                 "message": message,
                 **place,
-                "cause": error.what,
-                "passed": restored.batches_skipped,
+                "cause": error.event,
+                "batches_skipped": restored.batches_skipped,
                 "samples": samples,
             }
         )
@@ -291,7 +291,7 @@ class TrainingRun:
         """Return the error that ends the run, with its place, its data and the way back."""
         text = ". ".join(part for part in (f"phase {context.progress.phase}, {error}", provenance_text(samples)) if part)
         place = {"phase": context.progress.phase, "global_step": context.progress.global_step}
-        context.metrics.write("event", what=error.what, message=text, **place, **({"samples": samples} if samples else {}))
+        context.metrics.write("event", event=error.event, message=text, **place, **({"samples": samples} if samples else {}))
         return type(error)(f"{text}.\n{self._where_to_resume(context.writer)}")
 
     def finished(self, progress: Progress) -> bool:

@@ -93,7 +93,7 @@ class _Prepared:
 
     def validation_counts(self) -> dict[str, int]:
         """Return the documents and tokens of the validation."""
-        return {f"held_out_{what}": self.manifest.count("valid", what) for what in ("documents", "tokens")}
+        return {f"validation_{what}": self.manifest.count("valid", what) for what in ("documents", "tokens")}
 
     def split(self, name: str) -> list[Shard]:
         """Return the shards of a split.
@@ -120,7 +120,7 @@ class BertWorkload(_Prepared):
         set_up_encoder(self.model, run, world.device)
 
     def untrained(self, device: torch.device) -> BertForPretraining:
-        """Return the network before its first step: the same numbers every time."""
+        """Return the network before its first step: the same values every time."""
         return new_model(self.run, self.vocabulary, device)
 
     def samples(self, phase: Phase, number: int, split: str) -> Samples:
@@ -152,7 +152,7 @@ class ByteWorkload(_Prepared):
         self.model = self.untrained(world.device)
 
     def untrained(self, device: torch.device) -> ByteModel:
-        """Return the network before its first step: the same numbers every time."""
+        """Return the network before its first step: the same values every time."""
         torch.manual_seed(key(self.run.seed, 0) >> 1)
         segment = _SEGMENT if self.run.memory.activation_checkpointing == "full" else 0
         return byte_model(
@@ -185,7 +185,7 @@ def build_workload(run: Run, world: World) -> BertWorkload | ByteWorkload:
 
 
 def new_model(run: BertRun, vocabulary: Vocabulary, device: torch.device) -> BertForPretraining:
-    """Return the untrained BERT of a run: the same numbers on any device."""
+    """Return the untrained BERT of a run: the same values on any device."""
     torch.manual_seed(key(run.seed, 0) >> 1)
     return BertForPretraining(run.model, vocabulary.size).to(device)
 

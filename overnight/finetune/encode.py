@@ -38,7 +38,7 @@ def encode_examples(tokenizer: Tokenizer, vocabulary: Vocabulary, examples: Sequ
 
     Args:
         tokenizer: a tokenizer without truncation or padding; its special-token template is not used, and it is
-            left taking special pieces in a text as text.
+            left taking special tokens in a text as text.
         vocabulary: gives the ids of [CLS] and [SEP].
         examples: single texts and pairs, also mixed.
         length: most tokens of a row, special tokens included.

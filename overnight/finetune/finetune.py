@@ -51,7 +51,7 @@ def outputs(
 
     Args:
         size: sequences at once.
-        report_progress: told the sequences read and their share of all tokens, after each batch.
+        report_progress: called with the sequences read and their share of all tokens, after each batch.
     """
     model.eval()
     out: list[np.ndarray] = [np.empty(0)] * len(examples)
@@ -66,7 +66,7 @@ def outputs(
 
 
 def finetune(run: BertRun, name: str, line: Line | None = None) -> list[dict[str, Any]]:
-    """Fine-tune one task of a run with every seed, and, if asked, the same network from scratch.
+    """Fine-tune one task of a run with every seed, and, if asked, the same network from random init.
 
     What is done already, with the same settings from the same checkpoint, is not done again. The best model by dev score goes
     to `finetune/NAME/` in the run folder, with its predictions.
@@ -104,13 +104,13 @@ class _Tuning:
         self.corpus, self.vocabulary = kept_vocabulary(run)
         assert_same_corpus(progress, load_manifest(self.corpus), self.corpus, run)
         self.pretrained = {k: v for k, v in state.items() if k.startswith(("encoder.", "pooler."))}
-        self.tag = config_hash(run, self.spec, source)
+        self.config_hash = config_hash(run, self.spec, source)
         # The folder holds one model: what was done with other settings since is not what it holds, so all is done again.
-        self.mine = results_of(self.log, name, self.tag) if _kept_tag(self.folder) == self.tag else []
+        self.mine = results_of(self.log, name, self.config_hash) if _kept_config_hash(self.folder) == self.config_hash else []
 
     def go(self) -> list[dict[str, Any]]:
         """Do what is missing; returns the lines of `tasks.jsonl`."""
-        inits = ["pretrained", "scratch"] if self.spec.random_init_baseline else ["pretrained"]
+        inits = ["pretrained", "random"] if self.spec.random_init_baseline else ["pretrained"]
         done = {(entry.get("init"), entry.get("seed")) for entry in self.mine}
         missing = [(init, seed) for init in inits for seed in self.spec.seeds if (init, seed) not in done]
         all_reduce_max(0, self.world)  # all have read what is done before one writes more
@@ -126,12 +126,19 @@ class _Tuning:
         for what, value in self.task.baselines.items():
             if not any(entry["kind"] == "baseline" for entry in self.mine):
                 self._append(
-                    {"kind": "baseline", "name": self.name, "tag": self.tag, "what": what, "metric": self.task.metric, "value": value}
+                    {
+                        "kind": "baseline",
+                        "name": self.name,
+                        "config_hash": self.config_hash,
+                        "method": what,
+                        "metric": self.task.metric,
+                        "value": value,
+                    }
                 )
                 self.line.print(f"{self.name}: {what}  {measures({self.task.metric: value})}")
         if self.world.main:
             for folder in self._work.glob("*"):
-                if not folder.name.startswith(self.tag):  # of other settings
+                if not folder.name.startswith(self.config_hash):  # of other settings
                     shutil.rmtree(folder)
         for at, (init, seed) in enumerate(missing):
             self._seed(init, seed, announces=at == 0)
@@ -148,9 +155,9 @@ class _Tuning:
     def _seed(self, init: str, seed: int, announces: bool) -> None:
         """Fine-tune, score and record one seed."""
         start, task, what = time.perf_counter(), self.task, f"{self.name} seed {seed} {init}"
-        run = seed_run(self.run, self.spec, len(task.train), seed, what, self._work / f"{self.tag}-{init}-{seed}")
+        run = seed_run(self.run, self.spec, len(task.train), seed, what, self._work / f"{self.config_hash}-{init}-{seed}")
         pretrained = self.pretrained if init == "pretrained" else None
-        workload = partial(FinetuneWorkload, run, task, seed, pretrained, self.vocabulary, self.tag)
+        workload = partial(FinetuneWorkload, run, task, seed, pretrained, self.vocabulary, self.config_hash)
         training = TrainingRun(run, self.line, self.world, workload, announces)
         training.go()
         model = training.workload.untrained(self.device)
@@ -173,7 +180,7 @@ class _Tuning:
             "metrics": results,
             "rows": len(task.train),
             "seconds": round(time.perf_counter() - start, 2),
-            "tag": self.tag,
+            "config_hash": self.config_hash,
         }
         best = max((e["value"] for e in self.mine if e.get("init") == "pretrained"), default=None)
         if init == "pretrained" and (best is None or entry["value"] > best):
@@ -226,6 +233,6 @@ class _Tuning:
         beside.rename(self.folder)
 
 
-def _kept_tag(folder: Path) -> str | None:
+def _kept_config_hash(folder: Path) -> str | None:
     """Return the settings with which the model in a task's folder was made."""
-    return read_facts(folder)["result"].get("tag") if (folder / "task.json").exists() else None
+    return read_facts(folder)["result"].get("config_hash") if (folder / "task.json").exists() else None

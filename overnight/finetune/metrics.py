@@ -14,7 +14,7 @@ from overnight.errors import UserError
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _EXTRA = "this metric needs scikit-learn and scipy, which are not installed: pip install 'overnight[tasks]'"
-# GLUE reports F1 beside accuracy where the classes are unbalanced.
+# GLUE reports F1 as well as accuracy where the classes are unbalanced.
 _WITH_F1 = ("mrpc", "qqp")
 
 

@@ -79,7 +79,7 @@ def windows(tokenizer: Tokenizer, vocabulary: Vocabulary, questions: Sequence[Qu
         max_tokens = length - len(query) - 3
         if max_tokens < 1:
             raise ConfigError(
-                f"length = {length}: leaves no room for the paragraph beside question {question.id} of {len(query)} tokens; use 128 or more"
+                f"seq_len = {length}: leaves no room for the paragraph next to question {question.id} of {len(query)} tokens; use 128 or more"
             )
         answer = _answer_tokens(question, offsets)
         spans = _spans(len(ids), max_tokens, stride)

@@ -1,4 +1,4 @@
-"""What a finished run shows of itself: words filled in, or text gone on with, on documents that were held out."""
+"""What a finished run shows of itself: words filled in, or text continued, on validation documents."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ def _parameters(place: Path) -> int:
 
 
 def corpus_facts(manifest: Manifest) -> dict[str, Any]:
-    """Return what a prepared corpus holds: `vocabulary` (pieces), and `documents` and `tokens` of each split that is not empty."""
+    """Return what a prepared corpus holds: `vocabulary` (tokens), and `documents` and `tokens` of each split that is not empty."""
     splits = dict.fromkeys(shard.split for shard in manifest.shards)
     counts = {split: {what: manifest.count(split, what) for what in ("documents", "tokens")} for split in splits}
     return {"vocabulary": manifest.vocab_size, **{split: found for split, found in counts.items() if found["documents"]}}
 
 
 def filled_masks(run: BertRun) -> list[dict[str, Any]]:
-    """Mask a word in each of a few held-out sentences and let the pretrained model guess it.
+    """Mask a word in each of a few validation sentences and let the pretrained model guess it.
 
     Returns:
         For each: `text` with `[MASK]`, the right `word`, and the best `guesses`, each a `token` and its `probability`. Fewer, or none, where the
-        held-out documents have no plain sentences.
+        validation documents have no plain sentences.
     """
     tokenizer, vocabulary = load_tokenizer(run.data_dir), load_vocabulary(run.data_dir)
     tokens = [tokenizer.id_to_token(i) or "" for i in range(vocabulary.size)]
@@ -92,10 +92,10 @@ def filled_masks(run: BertRun) -> list[dict[str, Any]]:
 
 
 def _maskable(shards: list[Shard], vocabulary: Vocabulary, letters: np.ndarray, seed: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield sentences of different documents in an order drawn by the seed, each with the place of a word that is one piece.
+    """Yield sentences of different documents in an order drawn by the seed, each with the place of a word that is one token.
 
     Args:
-        letters: int [V], letters of each piece, 0 where it is no word or the beginning of one.
+        letters: int [V], letters of each token, 0 where it is no word or the beginning of one.
     """
     chance, seen = np.random.default_rng(seed), set()
     starts = np.cumsum([0, *(len(shard.sentence_starts) - 1 for shard in shards)])
@@ -115,7 +115,7 @@ def _maskable(shards: list[Shard], vocabulary: Vocabulary, letters: np.ndarray, 
 
 
 def continued_texts(run: Run) -> list[dict[str, str]]:
-    """Let a byte model continue the beginnings of a few held-out documents; return each `prompt` and the `text` that follows."""
+    """Let a byte model continue the beginnings of a few validation documents; return each `prompt` and the `text` that follows."""
     from overnight.byte_lm.generate import generate
     from overnight.interop.byte_models import ready_model
 

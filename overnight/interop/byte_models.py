@@ -63,7 +63,7 @@ def stored_run(folder: Path, overrides: Sequence[str] = ()) -> ByteRun:
         raise ConfigError(f"{folder} holds a model in the Hugging Face layout; name the run folder from which it was exported")
     run = config.load_run(str(path), ["data.vocab_file=", *overrides])
     if not isinstance(run, ByteRun):
-        raise ConfigError(f"{path}: model.kind = 'bert': this verb is for byte models (mlstm, lstm, transformer)")
+        raise ConfigError(f"{path}: model.kind = 'bert': this command is for byte models (mlstm, lstm, transformer)")
     return dataclasses.replace(run, out=str(folder))
 
 
@@ -87,7 +87,7 @@ def load_byte_model(folder: Path) -> tuple[ByteModel, ByteLMConfig]:
 
 
 def ready_model(folder: Path, overrides: Sequence[str]) -> tuple[ByteModel, torch.dtype]:
-    """A byte model on the device of its settings, and the type of its products; overrides change the settings (`precision=bf16`)."""
+    """A byte model on the device of its settings, and the type of its matrix products; overrides change the settings (`precision=bf16`)."""
     run = stored_run(folder, overrides)
     device = set_up_machine(run)
     model, settings = load_byte_model(folder)
@@ -182,7 +182,7 @@ def _write(out: Path, state: Mapping[str, Tensor], tree: Mapping[str, Any]) -> N
 
 
 def _openai(folder: Path) -> tuple[dict[str, Tensor], ByteLMConfig]:
-    """The arrays of github.com/openai/generating-reviews-discovering-sentiment: (inputs, outputs), W_h cut into 4 parts along the outputs."""
+    """The arrays of github.com/openai/generating-reviews-discovering-sentiment: (inputs, outputs), W_h split into 4 parts along the outputs."""
     arrays = [_array(folder / f"{number}.npy") for number in range(15)]
     table, w_x, *parts, w_mx, w_mh, b, g_x, g_h, g_mx, g_mh, decoder, bias = arrays
     width, inner = w_mh.shape[0] if w_mh.ndim == 2 else 0, table.shape[-1]

@@ -71,7 +71,7 @@ def to_huggingface(state: Mapping[str, Tensor], kind: Kind, vocab_size: int) -> 
     Args:
         state: the `state_dict` of the model of that kind.
         kind: what the model is.
-        vocab_size: pieces of the tokenizer; the padded rows are dropped.
+        vocab_size: tokens of the vocabulary; the padded rows are dropped.
 
     Returns:
         The whole state of `BertForPreTraining`, `BertForSequenceClassification` or `BertForQuestionAnswering`, tied tensors included.
@@ -301,7 +301,7 @@ def load_pretrained(folder: Path) -> tuple[dict[str, Tensor], BertConfig, int]:
         folder: holds `config.json` and `model.safetensors`.
 
     Returns:
-        The parameters as :func:`from_huggingface` gives them, the sizes, and the number of pieces of the vocabulary.
+        The parameters as :func:`from_huggingface` gives them, the sizes, and the number of tokens of the vocabulary.
 
     Raises:
         DataError: a file that is missing or damaged, a pickled checkpoint, an architecture other than BERT's, or shapes that differ from the config.
@@ -379,7 +379,7 @@ def _model(config: dict[str, Any], path: Path) -> BertConfig:
 def _instead(folder: Path) -> str:
     """What to do, by what the folder holds in place of the file."""
     if (folder / "model.safetensors.index.json").is_file():
-        return "; it is cut into several files: load it with transformers and call save_pretrained(folder, max_shard_size='100GB')"
+        return "; it is split into several files: load it with transformers and call save_pretrained(folder, max_shard_size='100GB')"
     if (folder / "pytorch_model.bin").is_file():
         return " but pytorch_model.bin, a pickle, which can run code when it is read: convert it where you trust it (transformers: from_pretrained, then save_pretrained)"
     return "; name a folder that transformers' save_pretrained wrote"

@@ -69,7 +69,7 @@ _PRODUCTS = {getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "
 
 
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Return what `selective` keeps: the results of products; all between them is cheap."""
+    """Return what `selective` keeps: the results of matrix products; all between them is cheap."""
     return CheckpointPolicy.MUST_SAVE if op in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -105,13 +105,13 @@ class Encoder(nn.Module):
 
     Args:
         model: sizes.
-        vocab_size: pieces of the tokenizer; the table is padded.
+        vocab_size: tokens of the vocabulary; the table is padded.
     """
 
     def __init__(self, model: BertConfig, vocab_size: int) -> None:
         super().__init__()
         self.word = Embedding(padded_vocabulary(vocab_size), model.hidden_size)
-        with torch.no_grad():  # The padding has no gradient, so it stays 0, and the norm of the table is that of the pieces.
+        with torch.no_grad():  # The padding has no gradient, so it stays 0, and the norm of the table is that of the tokens.
             self.word.weight[vocab_size:] = 0.0
         self.position = Embedding(model.max_position_embeddings, model.hidden_size)
         self.segment = Embedding(2, model.hidden_size)
@@ -120,7 +120,7 @@ class Encoder(nn.Module):
         self.dropout, self.attention_dropout = model.dropout, model.attention_dropout
 
     def forward(self, batch: Batch, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return hidden states (N, D) of a flat batch, in `dtype`, the type of all products and activations."""
+        """Return hidden states (N, D) of a flat batch, in `dtype`, the type of all matrix products and activations."""
         where = layout(batch, self.attention_dropout if self.training else 0.0, dtype)
         x_ND = self.word(batch.ids_N) + self.position(batch.positions_N) + self.segment(batch.segments_N)
         x_ND = dropout(self.norm(x_ND).to(dtype), self.dropout, self.training)
@@ -137,7 +137,7 @@ class Encoder(nn.Module):
         """Keep less of the forward pass for the backward pass, which computes it again (Chen et al. 2016, arXiv 1604.06174); the same gradients.
 
         Args:
-            recompute: `full` keeps the input of each layer, `selective` also the results of its products with weights.
+            recompute: `full` keeps the input of each layer, `selective` also the results of its matrix products with weights.
         """
         for layer in self.layers:
             assert isinstance(layer, Layer)

@@ -101,7 +101,7 @@ class ByteModel(nn.Module):
         Args:
             ids_BT: bytes (int64).
             state_B: state before the window (B, *state_shape); None is zero.
-            dtype: type of products and activations.
+            dtype: type of matrix products and activations.
             prepared: as :meth:`prepared` made it from the same weights; None makes it anew.
 
         Returns:
@@ -186,7 +186,7 @@ class ByteModel(nn.Module):
         if prepared is None:
             return self._attend(ids_BT, dtype), None, state_B
         (matrices, table), rows_TB, ends = prepared, ids_BT.t(), []
-        # Held-out text and texts to describe come in many shapes, each of which would take a graph.
+        # Validation text and texts to describe come in many shapes, each of which would take a graph.
         graphs = self.graphs if workspace is not None and torch.is_grad_enabled() else None
         for at, layer in enumerate(matrices):
             h_TBH, c_TBH = recur(table, rows_TB, layer.w_mh, layer.w_h, state_B[:, at, 0], state_B[:, at, 1], dtype, workspace, graphs)

@@ -35,7 +35,7 @@ _TFLOPS: dict[str, tuple[float, float, float, float]] = {
     "RTX 3090": (0, 71, 35.6, 35.6),
     "T4": (0, 65, 8.1, 8.1),
 }
-# Where the device is not in the table: products of these sizes, the best of so many of each, or of those that begin within so many seconds. A
+# Where the device is not in the table: matrix products of these sizes, the best of so many of each, or of those that begin within so many seconds. A
 # small one stays in the cache of one core, many cores need a large one.
 _SIZES, _REPEATS, _SECONDS = {"cpu": (512, 1024, 2048), "cuda": (8192,)}, 8, 0.2
 _BYTES = 256
@@ -64,7 +64,7 @@ def training_flops(model: Model, vocabulary: int, sizes: Sizes) -> float:
     and the head of the auxiliary objective, one number a document, count 0.
 
     Args:
-        vocabulary: pieces of the tokenizer; a byte model's is 256, whatever is given.
+        vocabulary: tokens of the vocabulary; a byte model's is 256, whatever is given.
         sizes: of the sequences; of BERT, 0 sequences leaves out next-sentence prediction.
     """
     if isinstance(model, RecurrentLMConfig):
@@ -120,7 +120,7 @@ def device_peak(device: torch.device, precision: str, dtype: torch.dtype) -> Pea
 
     Args:
         precision: as in `precision`.
-        dtype: of products.
+        dtype: of matrix products.
     """
     known = known_peak(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
     # Products of 16 bits, which are what could be measured, say nothing of those of 8, which are twice as fast.

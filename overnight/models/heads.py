@@ -20,7 +20,7 @@ class Classifier(nn.Module):
 
     Args:
         model: sizes of the encoder.
-        vocab_size: pieces of the tokenizer.
+        vocab_size: tokens of the vocabulary.
         outputs: classes; 1 is a regression.
     """
 

@@ -1,7 +1,7 @@
 """The few operations whose fastest exact form depends on the device: linear maps, dropout, attention.
 
 Shapes: N tokens of the flat batch, S sequences, T longest sequence, D width, H heads, E = D / H.
-On a CPU fp32 products go through oneDNN, which uses AVX-512 where torch's default product does not, and dropout draws 16 random
+On a CPU fp32 matrix products go through oneDNN, which uses AVX-512 where torch's default product does not, and dropout draws 16 random
 bits an element instead of one call of the generator: torch's own costs 6 ns an element, half of a step of a small BERT.
 """
 

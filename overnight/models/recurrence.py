@@ -7,12 +7,12 @@ A layer, over steps t (Krause et al. 2016; Puri et al. 2018), for the LSTM with 
     c_t = σ(f) ∘ c_{t-1} + σ(i) ∘ tanh(g)
     h_t = σ(o) ∘ tanh(c_t)
 
-The products with x do not depend on a step before. They come in as rows of a table: one for each byte in the first layer, one for each
-place of the window in the others. What is left is two products and one pointwise pass a step, and as much in the backward pass, where
+The matrix products with x do not depend on a step before. They come in as rows of a table: one for each byte in the first layer, one for each
+place of the window in the others. What is left is two matrix products and one pointwise pass a step, and as much in the backward pass, where
 the gradient of a matrix is one product over all steps.
 
 Shapes: T steps, B sequences, H width, R table rows, G = 5H (multiplicative) or 4H columns: W_x x + b, then W_mx x.
-Kept for the backward pass: gates (4H), c, h and u = W_mh h, 7 numbers of H; autograd over the steps keeps about 11.
+Kept for the backward pass: gates (4H), c, h and u = W_mh h, 7 values of H; autograd over the steps keeps about 11.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A graph reads and writes at fixed addresses, so what a pass reads is copied to tensors of the graph, and what it returns is copied out:
 layers, segments and windows under way may share a graph, and nobody holds its memory. In bf16 the copies of B sequences of width H move
-3.8 B / H of the bytes that the products with W read: an eighth for 128 sequences of 4096.
+3.8 B / H of the bytes that the matrix products with W read: an eighth for 128 sequences of 4096.
 
-Memory beside that of the passes, with products of p bytes: for each of the T·B places 6pH + 4H in both directions (gates, u, h and c), at
+Memory besides that of the passes, with matrix products of p bytes: for each of the T·B places 6pH + 4H in both directions (gates, u, h and c), at
 most pH + 4H for the gradients that come in, and 7pH that the backward pass needs itself and its graph does not give back; 10pH² for W, and
 5(p + 4)H² for its gradients. In bf16, for 256 steps of 128 sequences of 4096, that is 7.0 GB and 0.8 GB.
 """

@@ -25,7 +25,7 @@ class Batch:
 
     group: dict[str, Any]
     shards: Sequence[Any]
-    """Process groups over which each tensor is cut."""
+    """Process groups over which each tensor is sharded."""
     backend: str
     """What steps them: `lists`, `native` or `kernels`."""
     names: list[str] = field(default_factory=list)

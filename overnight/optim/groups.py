@@ -19,7 +19,7 @@ from overnight.optim.muon import Muon
 
 
 def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
-    """Return the parameters of a network by kind: matrices, tables (embeddings), kernels (of convolutions) and vectors (biases, norms).
+    """Return the parameters of a network by kind: matrices, embeddings, kernels (of convolutions) and vectors (biases, norms).
 
     Vectors are not decayed and, unless `trust_ratio_on` is `all`, not adapted. A tied tensor appears once, under its first name, as
     `named_parameters` yields it; frozen ones do not appear.
@@ -32,17 +32,17 @@ def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
         a group for each kind that there is, with `name` (of the kind), `params` (name, tensor), `weight_decay`, `trust_ratio` (whether the trust
         ratio applies) and `muon` (whether Muon can step it).
     """
-    tables = {id(p) for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters(recurse=False)}
+    embeddings = {id(p) for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters(recurse=False)}
 
     def kind(p: Tensor) -> str:
         if p.ndim < 2:
             return "vectors"
-        return "kernels" if p.ndim > 2 else "tables" if id(p) in tables else "matrices"
+        return "kernels" if p.ndim > 2 else "embeddings" if id(p) in embeddings else "matrices"
 
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     ratio_on = optim.trust_ratio_on if isinstance(optim, LayerwiseOptim) else "none"
     groups = []
-    for name in ("matrices", "tables", "kernels", "vectors"):
+    for name in ("matrices", "embeddings", "kernels", "vectors"):
         if chosen := [(label, p) for label, p in named if kind(p) == name]:
             vectors = name == "vectors"
             groups.append(

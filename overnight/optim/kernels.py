@@ -1,6 +1,6 @@
 """The steps of lamb.py, lans.py and lars.py for a GPU, in Triton: the kernels only fuse their equations, over all tensors of a batch.
 
-A tensor is cut into chunks, one for each program of a kernel. What must be known of a whole tensor is added chunk by chunk in a fixed
+A tensor is split into chunks, one for each program of a kernel. What must be known of a whole tensor is added chunk by chunk in a fixed
 order: a step gives the same bits each time. Nothing waits for the device, and a step can be captured in a CUDA graph after a first one.
 The kernels find the tensors by tables of their addresses, which lie on the device and are written when a tensor has moved.
 
@@ -42,7 +42,7 @@ _captured: list[Any] = []
 
 
 class Layout(NamedTuple):
-    """How n tensors are cut into C chunks."""
+    """How n tensors are split into C chunks."""
 
     chunks: Tensor
     """The tensor of each chunk, and which of its chunks it is (C, 2)."""
@@ -65,11 +65,11 @@ def step(
 
     Args:
         kind: `lamb`, `lans` or `lars`.
-        batch: gradients (of one type: fp32, bf16 or fp16), settings, and over which processes each tensor is cut.
+        batch: gradients (of one type: fp32, bf16 or fp16), settings, and over which processes each tensor is sharded.
         xs: parameters in fp32, or their master copies.
         copies: the 16-bit parameters of which xs are the masters; empty where there are none.
         moments: fp32 tensors, in the order of the equations.
-        scalars: the numbers of the step, each for every tensor (n) or one for all.
+        scalars: the values of the step, each for every tensor (n) or one for all.
         step_sizes: how far to go, from the norms; as in :class:`Layerwise`.
 
     Raises:
@@ -100,7 +100,7 @@ def norms(xs: list[Tensor], shards: Sequence[Any] = ()) -> Tensor:
 
     Args:
         xs: the parts; fp32, bf16 or fp16.
-        shards: process groups over which each tensor is cut.
+        shards: process groups over which each tensor is sharded.
     """
     where = _layout(xs)
     partial = torch.empty(len(where.chunks), 1, dtype=torch.float64, device=xs[0].device)
@@ -120,14 +120,14 @@ def _whole(partial: Tensor, where: Layout, shards: Sequence[Any]) -> Tensor:
 
 
 def _launch(kernel: Any, where: Layout, *args: Any, **flags: Any) -> None:
-    """Run a kernel on all chunks; of a small tensor that is cut over many processes, this one may have none."""
+    """Run a kernel on all chunks; of a small tensor that is sharded over many processes, this one may have none."""
     if len(where.chunks):
         with torch.cuda.device_of(where.chunks):
             kernel[(len(where.chunks),)](where.chunks, where.sizes, *args, **flags, **_OPTIONS)
 
 
 def _rows(columns: Sequence[Tensor]) -> Tensor:
-    """Return the numbers of each tensor beside each other (n, K), fp32."""
+    """Return the values of each tensor beside each other (n, K), fp32."""
     return torch.stack(tuple(columns), 1).float()
 
 

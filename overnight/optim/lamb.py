@@ -23,7 +23,7 @@ from overnight.optim.tensor_list import Tensors, ratio
 
 
 class Scalars(NamedTuple):
-    """The numbers of a step: for each tensor (n), or one for all."""
+    """The values of a step: for each tensor (n), or one for all."""
 
     new1: Any
     """1−β1, and 0 for a tensor that is left alone."""
@@ -45,7 +45,7 @@ def lamb(x: Tensors, g: Tensors, m: Tensors, v: Tensors, s: Scalars, group: Mapp
         x: parameters.
         g: gradients.
         m, v: moments.
-        s: numbers of the step.
+        s: values of the step.
         group: settings of :class:`Lamb`.
     """
     m.lerp_(g, s.new1)
@@ -58,7 +58,7 @@ def step_sizes(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, A
     """Return lr · |x|/|u|, and the trust ratio |x|/|u| (each (n)).
 
     Args:
-        s: numbers of the step.
+        s: values of the step.
         norms: |x| and |u| (each (n)); None for no trust ratio.
         group: settings of :class:`Lamb`.
     """
@@ -83,7 +83,7 @@ class Lamb(Layerwise):
         max_grad_norm: first scale all gradients of all groups so that their common norm is at most this (NVLAMB), or None.
         maximize: go up the gradient.
         foreach: False steps the tensors one by one.
-        fused: compile the equations for the CPU, or use the kernels for a GPU; the same numbers, faster after the first step.
+        fused: compile the equations for the CPU, or use the kernels for a GPU; the same values, faster after the first step.
         capturable: always so; accepted as torch's optimizers do. Capturing a graph needs a tensor as `lr`.
         check_finite: refuse a step with a NaN or infinite gradient, at the price of waiting once for the device.
         skip_zero_grad: leave a tensor whose gradient is exactly 0 alone; else it shrinks by up to lr·|x| a step where it decays.
@@ -143,7 +143,7 @@ class Lamb(Layerwise):
         )
 
     def scalars(self, group: dict[str, Any], t: Tensor, live: Tensor, norms: Tensor, scale: Any, x_norms: Callable[[], Tensor]) -> Scalars:
-        """Return the numbers of a step.
+        """Return the values of a step.
 
         Args:
             t: steps of each tensor, this one included (n).

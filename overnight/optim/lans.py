@@ -31,7 +31,7 @@ def lans(x: Tensors, g: Tensors, m: Tensors, v: Tensors, s: Scalars, group: Mapp
         x: parameters.
         g: normalized gradients.
         m, v: moments.
-        s: numbers of the step.
+        s: values of the step.
         group: settings of :class:`Lans`.
     """
     m.lerp_(g, s.new1)
@@ -46,7 +46,7 @@ def step_sizes(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, A
     """Return lr·β1·|x|/|r| and lr·(1−β1)·|x|/|c|, and the trust ratio |x|/|r| of the first (each (n)).
 
     Args:
-        s: numbers of the step.
+        s: values of the step.
         norms: |x|, |r| and |c| (each (n)); None for no trust ratios.
         group: settings of :class:`Lans`.
     """
@@ -69,7 +69,7 @@ class Lans(Layerwise):
         trust_ratio: use the trust ratios; False leaves both terms as they are.
         maximize: go up the gradient.
         foreach: False steps the tensors one by one.
-        fused: compile the equations for the CPU, or use the kernels for a GPU; the same numbers, faster after the first step.
+        fused: compile the equations for the CPU, or use the kernels for a GPU; the same values, faster after the first step.
         capturable: always so; accepted as torch's optimizers do. Capturing a graph needs a tensor as `lr`.
         check_finite: refuse a step with a NaN or infinite gradient, at the price of waiting once for the device.
         skip_zero_grad: leave a tensor whose gradient is exactly 0 alone; else it shrinks by up to lr·|x| a step where it decays.
@@ -114,7 +114,7 @@ class Lans(Layerwise):
         )
 
     def scalars(self, group: dict[str, Any], t: Tensor, live: Tensor, norms: Tensor, scale: Any, x_norms: Callable[[], Tensor]) -> Scalars:
-        """Return the numbers of a step, as LAMB's, but `scale` also divides by |g|; arguments as in :meth:`Lamb.scalars`."""
+        """Return the values of a step, as LAMB's, but `scale` also divides by |g|; arguments as in :meth:`Lamb.scalars`."""
         beta1, beta2 = group["betas"]
         new1, correct1 = decay(beta1, t, live)
         new2, correct2 = decay(beta2, t, live)

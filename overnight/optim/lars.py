@@ -25,7 +25,7 @@ from overnight.optim.tensor_list import Tensors
 
 
 class Scalars(NamedTuple):
-    """The numbers of a step: for each tensor (n), or one for all."""
+    """The values of a step: for each tensor (n), or one for all."""
 
     keep: Any
     """μ, and 1 for a tensor that is left alone."""
@@ -46,7 +46,7 @@ def lars(x: Tensors, g: Tensors, v: Tensors, s: Scalars, group: Mapping[str, Any
         x: parameters.
         g: gradients.
         v: momentum.
-        s: numbers of the step.
+        s: values of the step.
         group: settings of :class:`Lars`.
     """
     d = g.mul(s.inside).add_(x.mul(s.inside).mul_(group["weight_decay"]))
@@ -58,7 +58,7 @@ def step_sizes(s: Scalars, norms: Sequence[Tensor] | None, group: Mapping[str, A
     """Return what multiplies the direction, and λ (each (n)).
 
     Args:
-        s: numbers of the step.
+        s: values of the step.
         norms: not used: λ is known before.
         group: settings of :class:`Lars`.
     """
@@ -81,7 +81,7 @@ class Lars(Layerwise):
         max_grad_norm: first scale all gradients of all groups so that their common norm is at most this, or None.
         maximize: go up the gradient.
         foreach: False steps the tensors one by one.
-        fused: compile the equations for the CPU, or use the kernels for a GPU; the same numbers, faster after the first step.
+        fused: compile the equations for the CPU, or use the kernels for a GPU; the same values, faster after the first step.
         capturable: always so; accepted as torch's optimizers do. Capturing a graph needs a tensor as `lr`.
         check_finite: refuse a step with a NaN or infinite gradient, at the price of waiting once for the device.
         skip_zero_grad: leave a tensor whose gradient is exactly 0 alone; else its momentum continues and it decays.
@@ -144,7 +144,7 @@ class Lars(Layerwise):
         )
 
     def scalars(self, group: dict[str, Any], t: Tensor, live: Tensor, norms: Tensor, scale: Any, x_norms: Callable[[], Tensor]) -> Scalars:
-        """Return the numbers of a step, λ among them; arguments as in :meth:`Lamb.scalars`."""
+        """Return the values of a step, λ among them; arguments as in :meth:`Lamb.scalars`."""
         trust, lr = torch.ones_like(norms), group["lr"]
         if group["trust_ratio"]:
             norm_x, norm_g = x_norms().double(), norms * abs(scale)

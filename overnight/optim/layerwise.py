@@ -28,7 +28,7 @@ Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, An
 
 @dataclass
 class StepStats:
-    """What a step tells of itself. Beside the optimizer, since torch.compile drops what a compiled step writes to an optimizer's own attributes."""
+    """What a step reports. Outside the optimizer, since torch.compile drops what a compiled step writes to an optimizer's own attributes."""
 
     grad_norm: Tensor | None = None
     ratios: list[tuple[list[Tensor], Tensor]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         max_grad_norm: first scale all gradients of all groups so that their common norm is at most this; None for no clipping.
         maximize: go up the gradient.
         foreach: False steps the tensors one by one.
-        fused: compile the equations for the CPU, or use the kernels for a GPU; the same numbers, faster after the first step.
+        fused: compile the equations for the CPU, or use the kernels for a GPU; the same values, faster after the first step.
         capturable: always so; accepted as torch's optimizers do. Capturing a graph needs a tensor as `lr`.
         check_finite: refuse a step with a NaN or infinite gradient, at the price of waiting once for the device.
         skip_zero_grad: leave a tensor whose gradient is exactly 0 alone.
@@ -57,7 +57,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
     measures: ClassVar[bool] = True
     """Whether the norms of the directions decide how far it moves."""
     ranges: ClassVar[dict[str, Callable[[Any], bool]]] = {}
-    """Settings beside lr and weight_decay, and what they must satisfy."""
+    """Settings besides lr and weight_decay, and what they must satisfy."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def scalars(self, group: dict[str, Any], t: Tensor, live: Tensor, norms: Tensor, scale: Any, x_norms: Callable[[], Tensor]) -> Any:
-        """Return the numbers of a step: a named tuple of (n) or of one for all, with `scale`."""
+        """Return the values of a step: a named tuple of (n) or of one for all, with `scale`."""
 
     @staticmethod
     @abstractmethod
@@ -272,7 +272,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         return self._scratch
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state as torch does, but state beside 16-bit parameters stays fp32, where torch casts it down.
+        """Load a state as torch does, but state of 16-bit parameters stays fp32, where torch casts it down.
 
         Raises:
             ValueError: for the state of another optimizer, or of tensors of other shapes; nothing is changed.

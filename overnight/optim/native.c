@@ -1,6 +1,6 @@
 /* Steps of LAMB, LANS and LARS over many tensors on a CPU, and norms. The equations are those of lamb.py, lans.py and lars.py.
 
-   A tensor is cut into stretches, and sums are taken stretch by stretch and added in order, in double: the result does not depend on the
+   A tensor is split into stretches, and sums are taken stretch by stretch and added in order, in double: the result does not depend on the
    number of threads. Compiled by native.py, for float and for double. */
 
 #include <math.h>

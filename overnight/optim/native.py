@@ -24,7 +24,7 @@ def adaptive(
     Args:
         kind: `lamb` or `lans`.
         xs, gs, ms, vs: parameters, gradients and moments.
-        table: the numbers of the step (n, 6).
+        table: the values of the step (n, 6).
         group: settings.
         scratch: (2, N) with N at least that of the longest tensor; overwritten.
     """
@@ -54,7 +54,7 @@ def lars(xs: list[Tensor], gs: list[Tensor], vs: list[Tensor], table: Tensor, gr
 
     Args:
         xs, gs, vs: parameters, gradients and momentum.
-        table: the numbers of the step (n, 5).
+        table: the values of the step (n, 5).
         group: settings.
     """
     real = _REALS[table.dtype][2]

@@ -1,7 +1,7 @@
 """The optimizer's state on the host: it is brought to the device chunk by chunk around a step (Rajbhandari et al. 2020, arXiv 1910.02054,
 and Ren et al. 2021, arXiv 2101.06840, go further: they compute the step on the host).
 
-Numbers are only copied, so a step gives the same bits. What it saves beside the activations is the state; what it costs is the way there and
+Numbers are only copied, so a step gives the same bits. What it saves besides the activations is the state; what it costs is the way there and
 back of all of it, once a step.
 """
 

@@ -1,4 +1,4 @@
-"""The state beside a parameter: 32-bit moments and master weights, laid out as the parameter is."""
+"""The state of a parameter: 32-bit moments and master weights, laid out as the parameter is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def state_dtype(p: Tensor) -> torch.dtype:
-    """Return the type of the state beside a parameter: float32, and float64 for float64."""
+    """Return the type of the state of a parameter: float32, and float64 for float64."""
     return torch.float64 if p.dtype == torch.float64 else torch.float32
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 # Numbers that are squared and added in their own precision.
 _STRETCH = 1 << 14
-# Below this norm, squares of float32 numbers that are 0 or have lost digits (those of numbers under 1e-19) may count.
+# Below this norm, squares of float32 values that are 0 or have lost digits (those of numbers under 1e-19) may count.
 _LEAST = 1e-10
 
 
@@ -25,7 +25,7 @@ class Tensors:
 
     Args:
         parts: the tensors, or this process's parts of them.
-        shards: process groups over which each tensor is cut; empty for whole tensors.
+        shards: process groups over which each tensor is sharded; empty for whole tensors.
     """
 
     def __init__(self, parts: Sequence[Tensor], shards: Sequence[Any] = ()) -> None:
@@ -109,7 +109,7 @@ def _cpu_norms(xs: Sequence[Tensor]) -> Tensor:
 
 
 def _cpu_norm(x: Tensor) -> Tensor:
-    # torch's own norm adds float32 numbers in few lanes: of 24 M normal numbers it is 1e-3 off, and takes three times as long.
+    # torch's own norm adds float32 values in few lanes: of 24 M normal numbers it is 1e-3 off, and takes three times as long.
     flat = x.reshape(-1)
     if len(flat) <= _STRETCH:
         return flat.dot(flat).sqrt()

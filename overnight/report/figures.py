@@ -25,7 +25,7 @@ from overnight.report.tensors import heat_maps, noise_curves, places
 # Points of a curve; of longer runs every k-th line is shown.
 POINTS = 3000
 # Events that every run has; the others are worth a look.
-ROUTINE = ("saved", "memory", "micro-batch")
+ROUTINE = ("checkpoint_saved", "memory", "micro_batch_size")
 PALETTE = ("#4a7fc8", "#d9772b", "#2a9d83", "#a166bd", "#b9921a", "#cf5374", "#5d9cc4", "#85964a")
 PALE, _ALARM = "#8b99ab", "#c8612f"
 # Where a phase begins: in a chart, and in a heat map, where it also parts the layers.
@@ -68,7 +68,7 @@ class _Curve:
     unit: str
     hover: str
     train: str = ""
-    held: str = ""
+    validation: str = ""
     scale: float = 1
     axis: Record = field(default_factory=dict)
     """What the vertical axis has beyond the usual."""
@@ -78,13 +78,13 @@ class _Curve:
 
 _FROM_0 = {"rangemode": "tozero"}
 _CURVES = (
-    _Curve("Masked-LM loss", "nats", "%{y:.3f} nats", train="mlm_loss", held="mlm_loss"),
-    _Curve("Masked-LM accuracy", "%, held out", "%{y:.1f} %", held="mlm_accuracy", scale=100),
-    _Curve("NSP loss", "nats", "%{y:.3f} nats", train="nsp_loss", held="nsp_loss"),
-    _Curve("NSP accuracy", "%, held out", "%{y:.1f} %", held="nsp_accuracy", scale=100),
-    _Curve("Bits per character", "", "%{y:.3f} bits", train="byte_loss", held="byte_loss", scale=1 / math.log(2)),
-    _Curve("Byte accuracy", "%, held out", "%{y:.1f} %", held="byte_accuracy", scale=100),
-    _Curve("Label loss", "squared error", "%{y:.4f}", train="label_loss", held="label_loss"),
+    _Curve("Masked-LM loss", "nats", "%{y:.3f} nats", train="mlm_loss", validation="mlm_loss"),
+    _Curve("Masked-LM accuracy", "%, validation", "%{y:.1f} %", validation="mlm_accuracy", scale=100),
+    _Curve("NSP loss", "nats", "%{y:.3f} nats", train="nsp_loss", validation="nsp_loss"),
+    _Curve("NSP accuracy", "%, validation", "%{y:.1f} %", validation="nsp_accuracy", scale=100),
+    _Curve("Bits per character", "", "%{y:.3f} bits", train="byte_loss", validation="byte_loss", scale=1 / math.log(2)),
+    _Curve("Byte accuracy", "%, validation", "%{y:.1f} %", validation="byte_accuracy", scale=100),
+    _Curve("Label loss", "squared error", "%{y:.4f}", train="label_loss", validation="label_loss"),
     _Curve("Learning rate", "", "%{y:.3g}", train="lr", axis={**_FROM_0, "exponentformat": "e"}),
     _Curve("Gradient norm", "before clipping", "%{y:.3g}", train="grad_norm", axis=_FROM_0),
     _Curve("Throughput", "tokens/s", "%{y:,.0f} tokens/s", train="tokens_per_s", axis=_FROM_0),
@@ -93,7 +93,7 @@ _CURVES = (
     _Curve("Memory", "GB", "%{y:.2f} GB", train="memory_gb", axis=_FROM_0),
     _Curve("Loss scale", "fp16", "%{y:,.0f}", train="loss_scale", axis={"type": "log", "dtick": math.log10(2)}),
     _Curve("Skipped steps", "so far", "%{y:,.0f} steps", train="skipped", axis=_FROM_0, above=0),
-    _Curve("Waiting for data", "% of the time", "%{y:.1f} %", train="loader_wait", scale=100, axis=_FROM_0, above=0.005),
+    _Curve("Waiting for data", "% of the time", "%{y:.1f} %", train="data_wait_fraction", scale=100, axis=_FROM_0, above=0.005),
 )
 _MAPS = {"ratio": ("Trust ratio", "of the tensors that are adapted"), "change": ("Update over weight", "|Δx| / |x| of one step")}
 
@@ -107,7 +107,7 @@ class _Run:
         # A run of BERT without NSP has one loss only.
         self.one_loss = not of_bytes(folder) and not any("mlm_loss" in line for line in records["train"])
         self.phases, self.events = _phase_starts(folder), _events(folder)
-        self.tensors: Any = heat_maps(records["tensors"])
+        self.tensors: Any = heat_maps(records["tensor_norms"])
         self.noise: Any = noise_curves(records["noise"], POINTS)
 
     def values(self, kind: str, key: str) -> list[float | None]:
@@ -127,7 +127,7 @@ class Charts:
         self.unit, self.divisor = ("s", 1) if longest < 180 else ("min", 60) if longest < 7200 else ("h", 3600)
 
     def curves(self) -> list[Chart]:
-        """Return the charts over the steps for which there are numbers."""
+        """Return the charts over the steps for which there are values."""
         charts = [Chart(curve.title, curve.unit, figure) for curve in _CURVES if (figure := self._curve(curve))]
         return [*charts, *self._noise(), *self._events()]
 
@@ -144,11 +144,11 @@ class Charts:
     def _curve(self, curve: _Curve) -> go.Figure | None:
         traces = []
         for run in self.runs:
-            for kind, key, what in (("train", curve.train, "training"), ("eval", curve.held, "held out")):
+            for kind, key, what in (("train", curve.train, "training"), ("eval", curve.validation, "validation")):
                 values = run.values(kind, key)
                 if not any(value is not None and value > curve.above for value in values):
                     continue
-                faint = kind == "train" and bool(curve.held)
+                faint = kind == "train" and bool(curve.validation)
                 style: Record = {"mode": "lines" if kind == "train" or len(values) > 60 else "lines+markers", "marker": {"size": 6}}
                 style["line"] = {"color": PALE if faint and not self.several else run.color, "width": 1.3 if faint else 2}
                 scaled = [value if value is None else curve.scale * value for value in values]
@@ -186,16 +186,16 @@ class Charts:
             yield Chart("Gradient noise scale", "sequences; dotted: the batch; a gap: unknown", figure, notes)
 
     def _events(self) -> Iterator[Chart]:
-        kinds = sorted({event["what"] for run in self.runs for event in run.events}, key=lambda what: (_rank(what), what), reverse=True)
+        kinds = sorted({event["event"] for run in self.runs for event in run.events}, key=lambda kind: (_rank(kind), kind), reverse=True)
         traces = []
         for run in self.runs:
             texts = [text if len(text) <= 160 else f"{text[:160]} ..." for text in (event["message"] for event in run.events)]
             style = {"size": 9, "symbol": "line-ns-open", "line": {"width": 2}, "color": [self._color(run, event) for event in run.events]}
-            where = [escape(event["what"], quote=False) for event in run.events]
+            where = [_title(event["event"]) for event in run.events]
             shown = {"mode": "markers", "marker": style, "text": [escape(text, quote=False) for text in texts]}
             traces.append(self._scatter(run, "event", places(run.events), where, "%{text}", **shown))
         if kinds:
-            axis = {"type": "category", "categoryarray": [escape(what, quote=False) for what in kinds]}
+            axis = {"type": "category", "categoryarray": [_title(kind) for kind in kinds]}
             figure = self._figure(traces, axis, events=False, hovermode="closest")
             yield Chart("Events", "also the short marks in the other charts", figure)
 
@@ -257,7 +257,7 @@ class Charts:
         """Return a line where a phase begins, with its name where there is one run, and short marks where something happened."""
         found, names = list(shapes), []
         for run in runs:
-            starts, odd = places(run.phases), [event for event in run.events if event["what"] not in ROUTINE and events]
+            starts, odd = places(run.phases), [event for event in run.events if event["event"] not in ROUTINE and events]
             at = self._x(starts)["meta" if time else "x"]
             found += [_rule((x, x), (0, 1), mark) for x in at[1:]]
             if len(runs) == 1:
@@ -268,7 +268,7 @@ class Charts:
         return {"shapes": found, "annotations": names}
 
     def _color(self, run: _Run, event: Record) -> str:
-        return run.color if self.several else (_ALARM, PALETTE[0], PALE)[_rank(event["what"])]
+        return run.color if self.several else (_ALARM, PALETTE[0], PALE)[_rank(event["event"])]
 
     def _x(self, places: Record) -> dict[str, list[float]]:
         return {"x": places["step"], "meta": [round(seconds / self.divisor, 4) for seconds in places["seconds"]]}
@@ -289,11 +289,12 @@ def histogram(found: Record, title: str) -> Chart:
 
 def event_text(event: Record) -> str:
     """Return what happened, in words."""
-    if event["what"] == "memory" and isinstance(event.get("peak_gb"), int | float):
-        size = f"{plural(event['micro_batch'], 'sequence')} at once" if isinstance(event.get("micro_batch"), int) else ""
+    if event["event"] == "memory" and isinstance(event.get("peak_gb"), int | float):
+        size = f"{plural(event['micro_batch_size'], 'sequence')} at once" if isinstance(event.get("micro_batch_size"), int) else ""
         return f"phase {event.get('phase', '?')} took {event['peak_gb']:.2f} GB at most{f', with {size}' if size else ''}"
     message = str(event.get("message", ""))
-    return f"{event['what']}: {message}" if message else str(event["what"])
+    name = event["event"].replace("_", " ")
+    return f"{name}: {message}" if message else name
 
 
 def _events(folder: RunFolder) -> list[Record]:
@@ -318,9 +319,13 @@ def _phase_starts(folder: RunFolder) -> list[Record]:
     return list(starts.values())
 
 
-def _rank(what: str) -> int:
+def _rank(event: str) -> int:
     """Checkpoints and what was measured of the memory are routine, a resume is common; the rest is worth a look."""
-    return 2 if what in ROUTINE else int(what == "resumed")
+    return 2 if event in ROUTINE else int(event == "resumed")
+
+
+def _title(event: str) -> str:
+    return escape(event.replace("_", " "), quote=False)
 
 
 def _rule(x: tuple[float, float], y: tuple[float, float], line: Mapping[str, Any], xref: str = "x", yref: str = "paper") -> Record:

@@ -12,14 +12,14 @@ from overnight.errors import UserError
 from overnight.run_dir.atomic import write_whole
 
 Characters = Sequence[tuple[str, float]]
-# Shades of each of the two colours.
+# Shades of each of the two colors.
 _SHADES = 20
 
 
 def write_heatmap(path: Path, texts: Sequence[Characters], title: str, lead: str) -> float:
     """Write the page.
 
-    The colours reach their full strength at the greatest value of all texts, on both sides of 0 alike. Neighbours of one shade share an element.
+    The colors reach their full strength at the greatest value of all texts, on both sides of 0 alike. Neighbors of one shade share an element.
 
     Args:
         path: the HTML file; its folder is made if absent.
@@ -28,7 +28,7 @@ def write_heatmap(path: Path, texts: Sequence[Characters], title: str, lead: str
         lead: a sentence below it.
 
     Returns:
-        the greatest absolute value, at which the colour is full.
+        the greatest absolute value, at which the color is full.
 
     Raises:
         UserError: when the page cannot be written.

@@ -13,7 +13,7 @@ from overnight.config.describe import default_tree
 from overnight.display import duration, number, plural, points, share, yaml_text
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.run_reader import Record, RunFolder, read_folder
-from overnight.report.summary import facts_lines, quoted, summarise_folder, unit_text
+from overnight.report.summary import facts_lines, quoted, summarize_folder, unit_text
 from overnight.run_dir.atomic import write_whole
 
 
@@ -65,7 +65,7 @@ def _render(folders: Sequence[RunFolder]) -> str:
         raise UserError(f"the report needs {error.name}: pip install 'overnight[report]'") from None
     names = _names(folders)
     charts = figures.Charts(folders, names)
-    runs = [{**summarise_folder(folder), "name": name} for folder, name in zip(folders, names, strict=True)]
+    runs = [{**summarize_folder(folder), "name": name} for folder, name in zip(folders, names, strict=True)]
     own = resources.files("overnight.report")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(share=share, points=points, number=number, duration=duration, plural=plural, quoted=quoted, ordinal=_ordinal)
@@ -96,7 +96,7 @@ def _names(folders: Sequence[RunFolder]) -> list[str]:
     plain = [folder.name for folder in folders]
     names = [name if plain.count(name) == 1 else f"{name} ({folder.path})" for name, folder in zip(plain, folders, strict=True)]
     if len(set(names)) < len(names):
-        raise DataError(f"two of the runs cannot be told apart: {', '.join(names)}")
+        raise DataError(f"two of the runs cannot be distinguished: {', '.join(names)}")
     return names
 
 
@@ -106,12 +106,12 @@ def _ordinal(value: int) -> str:
 
 
 def _seeds(task: dict[str, Any]) -> list[int]:
-    return sorted({seed for init in ("pretrained", "scratch") if task[init] for seed in task[init]["values"]})
+    return sorted({seed for init in ("pretrained", "random") if task[init] for seed in task[init]["values"]})
 
 
 def _dots(task: dict[str, Any], init: str, width: float = 160.0) -> list[float]:
     """Return where the seeds of one kind lie on a strip from the task's worst to its best value (pixels)."""
-    every = [value for kind in ("pretrained", "scratch") if task[kind] for value in task[kind]["values"].values()]
+    every = [value for kind in ("pretrained", "random") if task[kind] for value in task[kind]["values"].values()]
     low, high = min(every), max(every)
     margin = 6.0
     return [

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from overnight.config.old_names import METRICS
 from overnight.errors import DataError
 from overnight.state_files import fitted, read_lines, read_mapping, read_yaml
 
@@ -17,13 +18,13 @@ Record = dict[str, Any]
 _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "train": {"phase": str, "global_step": int, "seconds": (int, float), "loss": (int, float)},
     "eval": {"phase": str, "global_step": int, "seconds": (int, float)},
-    "tensors": {"phase": str, "global_step": int, "seconds": (int, float), "tensors": dict},
+    "tensor_norms": {"phase": str, "global_step": int, "seconds": (int, float), "tensor_norms": dict},
     "noise": {"phase": str, "global_step": int, "seconds": (int, float), "batch": int, "groups": dict},
     "phase": {"phase": str, "global_step": int, "event": str},
     "finetune": {"name": str, "seed": int, "init": str, "metric": str, "value": (int, float)},
     "linear_probe": {"name": str, "seed": int, "init": str, "metric": str, "value": (int, float)},
-    "baseline": {"name": str, "what": str, "metric": str, "value": (int, float)},
-    "event": {"what": str},
+    "baseline": {"name": str, "method": str, "metric": str, "value": (int, float)},
+    "event": {"event": str},
 }
 # Where they are there at all, of any kind of line.
 _OPTIONAL: dict[str, tuple[type, ...]] = {
@@ -35,7 +36,7 @@ _OPTIONAL: dict[str, tuple[type, ...]] = {
     "unit": (dict,),
     "rows": (int,),
     "task": (str,),
-    "tag": (str,),
+    "config_hash": (str,),
 }
 _UNIT: dict[str, type | tuple[type, ...]] = {"of": str, "number": int, "threshold": (int, float), "above": str}
 
@@ -170,7 +171,7 @@ def _settings(path: Path) -> Record:
 def _shaped(path: Path, kind: type) -> Record | None:
     if not path.exists():
         return None
-    remedy = "remove the file to go on without it"
+    remedy = "remove the file to continue without it"
     found = read_mapping(path, remedy)
     fitted(found, kind, str(path), remedy)
     return found
@@ -186,7 +187,7 @@ def _metrics(path: Path, tasks: Path) -> tuple[dict[str, list[Record]], list[str
         _read(tasks, "delete that line, and the task is done again, or put the file back", records, notes)
     if not any(records.values()):
         notes.append("metrics.jsonl is empty: nothing was measured yet")
-    for kind in ("train", "eval", "tensors", "noise"):
+    for kind in ("train", "eval", "tensor_norms", "noise"):
         records[kind] = _newest(records[kind])
     for kind in ("finetune", "linear_probe", "baseline"):
         records[kind] = _same_settings(records[kind])
@@ -206,6 +207,10 @@ def _read(path: Path, remedy: str, records: dict[str, list[Record]], notes: list
 def _check(record: Record, where: str) -> None:
     if not isinstance(record.get("kind"), str):
         raise DataError(f"{where}: is not a JSON object with a `kind`")
+    if old := sorted(METRICS.keys() & record.keys()):
+        raise DataError(
+            f"{where}: was written by an older version of overnight: {old[0]!r} is now {METRICS[old[0]]!r}; read it with that version"
+        )
     for key, kinds in _NEEDED.get(record["kind"], {}).items():
         value = record.get(key)
         if not isinstance(value, kinds) or isinstance(value, bool):
@@ -214,7 +219,7 @@ def _check(record: Record, where: str) -> None:
     wrong = [key for key, kinds in _OPTIONAL.items() if not isinstance(record.get(key), (*kinds, NoneType))]
     if record["kind"] in ("train", "eval"):  # numbers, but for these two
         wrong += [key for key, value in record.items() if key not in ("kind", "phase") and not _is_number(value)]
-    wrong += [key for key in ("tensors", "groups") if not all(map(_is_number, _flat(record.get(key) or {})))]
+    wrong += [key for key in ("tensor_norms", "groups") if not all(map(_is_number, _flat(record.get(key) or {})))]
     if record.get("unit"):
         wrong += [key for key, kinds in _UNIT.items() if not isinstance(record["unit"].get(key), kinds)]
     if wrong:
@@ -239,5 +244,5 @@ def _newest(records: list[Record]) -> list[Record]:
 
 def _same_settings(records: list[Record]) -> list[Record]:
     """Return of each task the lines that were made with the settings, and from the checkpoint, of its last line."""
-    newest = {record["name"]: record.get("tag") for record in records}
-    return [record for record in records if record.get("tag") == newest[record["name"]]]
+    newest = {record["name"]: record.get("config_hash") for record in records}
+    return [record for record in records if record.get("config_hash") == newest[record["name"]]]

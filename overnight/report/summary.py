@@ -1,4 +1,4 @@
-"""A run's results in numbers: held-out scores by phase, tasks with and without pretraining."""
+"""A run's results in numbers: validation scores by phase, tasks from the pretrained network and from random init."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from overnight.console import table
 from overnight.display import duration, number, plural, points, scale_of, share, unit
 from overnight.report.run_reader import Record, RunFolder, read_folder
 
-_HELD_OUT = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
+_VALIDATION = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
 
 
-def summarise(run_dir: Path) -> dict[str, Any]:
+def summarize(run_dir: Path) -> dict[str, Any]:
     """Return the results of a run folder as plain values.
 
     Returns:
@@ -25,11 +25,11 @@ def summarise(run_dir: Path) -> dict[str, Any]:
     Raises:
         DataError: when the folder cannot be read.
     """
-    return summarise_folder(read_folder(run_dir))
+    return summarize_folder(read_folder(run_dir))
 
 
-def summarise_folder(folder: RunFolder) -> dict[str, Any]:
-    """Return the results of a run folder that was read before; see :func:`summarise`."""
+def summarize_folder(folder: RunFolder) -> dict[str, Any]:
+    """Return the results of a run folder that was read before; see :func:`summarize`."""
     train, evals = folder.records["train"], folder.records["eval"]
     rows, results = phases(folder), tasks(folder)
     todo = [row["name"] for row in rows if not row["finished"]]
@@ -48,7 +48,7 @@ def summarise_folder(folder: RunFolder) -> dict[str, Any]:
         "finished": not todo and not any(task["notes"] for task in results),
         "phases": rows,
         "tasks": results,
-        "events": [record for record in folder.records["event"] if record["what"] != "saved"],
+        "events": [record for record in folder.records["event"] if record["event"] != "checkpoint_saved"],
         "saved": saved(folder),
         "samples": folder.samples,
         "notes": notes,
@@ -75,7 +75,7 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
     """Return one row a phase, in the order of the recipe.
 
     Returns:
-        `name`, `steps` done of `planned`, `finished`, the last held-out `mlm_loss`, `mlm_accuracy`, `nsp_loss` and `nsp_accuracy`, of a byte
+        `name`, `steps` done of `planned`, `finished`, the last validation `mlm_loss`, `mlm_accuracy`, `nsp_loss` and `nsp_accuracy`, of a byte
         model `bits_per_character` and `byte_accuracy` (None where not measured), `seconds` and `tokens` of the phase, and the median
         `tokens_per_s`, `sequences_per_s` and `mfu`.
     """
@@ -99,7 +99,7 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
                 "steps": steps,
                 "planned": wanted,
                 "finished": ended,
-                **{key: last.get(key) for key in _HELD_OUT},
+                **{key: last.get(key) for key in _VALIDATION},
                 "seconds": until - seconds,
                 "tokens": total - tokens,
                 **{key: _median(train, key) for key in ("tokens_per_s", "sequences_per_s", "mfu")},
@@ -111,7 +111,7 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
 
 def saved(folder: RunFolder) -> dict[str, Any] | None:
     """Return the checkpoints that were written: `count`, and the `seconds` for which training stood still; None without any."""
-    events = [record for record in folder.records["event"] if record["what"] == "saved"]
+    events = [record for record in folder.records["event"] if record["event"] == "checkpoint_saved"]
     stood = (record.get("save_seconds") for record in events)
     return {"count": len(events), "seconds": sum(value for value in stood if isinstance(value, int | float))} if events else None
 
@@ -126,12 +126,12 @@ def _median(records: Sequence[Record], key: str) -> float | None:
 
 
 def tasks(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return one row a task of fine-tuning or transfer, in the order of the recipe.
+    """Return one row for each task of fine-tuning or linear probing, in the order of the recipe.
 
     Returns:
         `name`, `task`, `metric`, `scale` (100 where the values are shares, 1 where they are per cent already), `unit`, `rows` trained on, `pretrained` and
-        `scratch` (see :func:`spread`; None where there is none), `scratch_label`, `baselines`, `verdict`, `wins` (None where it cannot be said),
-        `best_unit` (of transfer: the unit that says most, of the last seed; else None) and `notes`.
+        `random`, its random initialization (see :func:`spread`; None where there is none), `baselines`, `verdict`, `wins` (None where it cannot be said),
+        `best_unit` (of a linear probe: the unit that says most, of the last seed; else None) and `notes`.
     """
     return [row for kind in ("finetune", "linear_probe") for row in _tasks(folder, kind)]
 
@@ -140,23 +140,22 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
     planned = folder.settings.get(kind)
     planned = planned if isinstance(planned, dict) else {}
     lines = folder.records[kind]
-    baselines = {(record["name"], record["what"]): record for record in folder.records["baseline"]}
+    every_baseline = {(record["name"], record["method"]): record for record in folder.records["baseline"]}
     rows = []
     for name in dict.fromkeys([*planned, *(record["name"] for record in lines)]):
         mine = [record for record in lines if record["name"] == name]
-        beside = [record for (of, _), record in baselines.items() if of == name]
+        baselines = [record for (of, _), record in every_baseline.items() if of == name]
         settings = planned.get(name) or {}
-        if kind == "linear_probe":  # random weights stand beside it always
+        if kind == "linear_probe":  # random init is always compared with it
             settings = {**settings, "random_init_baseline": True}
         # Running again repeats a line; the last one holds.
-        pretrained, scratch = (
-            spread({record["seed"]: record for record in mine if record["init"] == init}) for init in ("pretrained", "scratch")
+        pretrained, random = (
+            spread({record["seed"]: record for record in mine if record["init"] == init}) for init in ("pretrained", "random")
         )
         task = mine[-1].get("task", name) if mine else settings.get("task", name)
-        metric = next((record["metric"] for record in [*reversed(mine), *beside]), None)
-        label = "random weights" if kind == "linear_probe" else "from scratch"
-        wins, verdict = compare(pretrained, scratch, beside, label)
-        missing = _missing_seeds(name, settings, pretrained, scratch)
+        metric = next((record["metric"] for record in [*reversed(mine), *baselines]), None)
+        wins, verdict = compare(pretrained, random, baselines)
+        missing = _missing_seeds(name, settings, pretrained, random)
         rows.append(
             {
                 "name": name,
@@ -166,12 +165,11 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
                 "unit": unit(metric),
                 "rows": mine[-1].get("rows") if mine else None,
                 "pretrained": pretrained,
-                "scratch": scratch,
-                "scratch_label": label,
+                "random": random,
                 "best_unit": next(
                     (record["unit"] for record in reversed(mine) if record["init"] == "pretrained" and record.get("unit")), None
                 ),
-                "baselines": [{"what": record["what"], "value": record["value"]} for record in beside],
+                "baselines": [{"method": record["method"], "value": record["value"]} for record in baselines],
                 "wins": wins,
                 "verdict": f"{verdict}, so far" if missing and wins is not None else verdict,
                 "notes": missing,
@@ -208,47 +206,45 @@ def spread(by_seed: dict[int, Record]) -> dict[str, Any] | None:
 
 def compare(
     pretrained: dict[str, Any] | None,
-    scratch: dict[str, Any] | None,
+    random: dict[str, Any] | None,
     baselines: Sequence[dict[str, Any]] = (),
-    scratch_label: str = "from scratch",
 ) -> tuple[bool | None, str]:
-    """Say whether pretraining wins over everything it stands beside, and what is best.
+    """Say whether pretraining wins over everything it is compared with, and what is best.
 
     It wins where its median is ahead of every baseline, and of that without pretraining, by more than the larger of the spreads of the seeds.
 
     Args:
         pretrained: see :func:`spread`.
-        scratch: the same network without pretraining.
-        baselines: `what` and `value` of each method beside the network.
-        scratch_label: how the network without pretraining is called.
+        random: the same network without pretraining, at random initialization.
+        baselines: `method` and `value` of each method that the network is compared with.
 
     Returns:
         the answer, None where there is nothing to compare, and the same in words. Every metric here is better when higher.
     """
     if pretrained is None:
         return None, "not run yet"
-    median, without = pretrained["median"], "random weights" if scratch_label == "random weights" else "training from scratch"
-    others = {baseline["what"]: float(baseline["value"]) for baseline in baselines if math.isfinite(baseline["value"])}
-    if scratch is not None:
-        others[without] = scratch["median"]
+    median = pretrained["median"]
+    others = {baseline["method"]: float(baseline["value"]) for baseline in baselines if math.isfinite(baseline["value"])}
+    if random is not None:
+        others["random init"] = random["median"]
     if not all(math.isfinite(value) for value in (median, *others.values())):
         return None, "a score is not a number"
     best = max(others, key=lambda what: others[what], default="")
     if best and median <= others[best]:
         ahead = [what for what, value in others.items() if value < median]
         return False, f"pretraining does not win: {best} is best" + (f"; pretraining is ahead of {' and '.join(ahead)}" if ahead else "")
-    if scratch is None:
-        return None, (f"pretraining is ahead of {best}, " if best else "") + "not compared with training from scratch"
-    if pretrained["spread"] is None or scratch["spread"] is None:
+    if random is None:
+        return None, (f"pretraining is ahead of {best}, " if best else "") + "not compared with random init"
+    if pretrained["spread"] is None or random["spread"] is None:
         return None, f"pretraining is ahead of {' and '.join(others)}, on a single seed: no spread to compare with"
-    if median - others[best] > max(pretrained["spread"], scratch["spread"]):
+    if median - others[best] > max(pretrained["spread"], random["spread"]):
         return True, f"pretraining wins by more than the spread; next is {best}"
     return False, f"pretraining is ahead, but not by more than the spread of {best}"
 
 
-def _missing_seeds(name: str, settings: Record, pretrained: dict[str, Any] | None, scratch: dict[str, Any] | None) -> list[str]:
+def _missing_seeds(name: str, settings: Record, pretrained: dict[str, Any] | None, random: dict[str, Any] | None) -> list[str]:
     seeds = settings.get("seeds") or []
-    wanted = {"pretrained": pretrained, **({"scratch": scratch} if settings.get("random_init_baseline") else {})}
+    wanted = {"pretrained": pretrained, **({"random init": random} if settings.get("random_init_baseline") else {})}
     gone = {init: [seed for seed in seeds if seed not in (found or {"values": {}})["values"]] for init, found in wanted.items()}
     return [f"{name} {init}: seed {', '.join(map(str, missing))} not run yet" for init, missing in gone.items() if missing]
 
@@ -259,7 +255,7 @@ def summary_text(run_dir: Path) -> str:
     Raises:
         DataError: when the folder cannot be read.
     """
-    found = summarise(run_dir)
+    found = summarize(run_dir)
     head = [found["name"], found["device"], duration(found["seconds"])]
     if found["tokens"]:
         head.append(f"{plural(found['tokens'], 'token')} seen")
@@ -277,7 +273,7 @@ def facts_lines(samples: dict[str, Any]) -> list[str]:
     corpus = samples.get("corpus") or {}
     sizes = [
         f"{words} {plural(corpus[split]['documents'], 'document')} of {plural(corpus[split]['tokens'], 'token')}"
-        for split, words in (("train", "trained on"), ("valid", "held out"), ("test", "kept for the test"))
+        for split, words in (("train", "trained on"), ("valid", "validated on"), ("test", "kept for the test"))
         if split in corpus
     ]
     parameters = [plural(samples["parameters"], "parameter")] if "parameters" in samples else []
@@ -287,11 +283,11 @@ def facts_lines(samples: dict[str, Any]) -> list[str]:
 def _sample_lines(samples: dict[str, Any]) -> list[str]:
     lines = []
     if samples.get("masks"):
-        lines += ["", "held-out sentences with a word masked, and what the model guesses"]
+        lines += ["", "validation sentences with a word masked, and what the model guesses"]
     for mask in samples.get("masks") or []:
         lines += [f"- {mask['text']}", f"  {guesses_text(mask)}"]
     if samples.get("texts"):
-        lines += ["", "held-out beginnings, and how the model goes on"]
+        lines += ["", "beginnings of validation documents, and how the model continues"]
     for text in samples.get("texts") or []:
         lines += [f"- {text['prompt']} | {' '.join(text['text'].split())}"]
     return lines
@@ -310,7 +306,7 @@ def quoted(token: str) -> str:
 
 def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> list[list[str]]:
     scores = ["bits per character", "byte accuracy"] if of_bytes else ["masked-LM loss", "masked-LM accuracy", "NSP accuracy"]
-    cells = [["held out after", "steps", *scores, "time", "tokens/s"]]
+    cells = [["validation after", "steps", *scores, "time", "tokens/s"]]
     for row in rows:
         steps = f"{row['steps']:,}" if row["finished"] else f"{row['steps']:,} of {row['planned'] or '?'}"
         if of_bytes:
@@ -323,17 +319,17 @@ def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> list[list[st
 
 def _task_lines(task: dict[str, Any]) -> list[str]:
     how = (task["scale"], task["unit"])
-    seeds = sorted({seed for init in ("pretrained", "scratch") for seed in (task[init] or {"values": {}})["values"]})
+    seeds = sorted({seed for init in ("pretrained", "random") for seed in (task[init] or {"values": {}})["values"]})
     cells = [[f"{task['name']}, {task['metric'] or 'not run yet'}", *(f"seed {seed}" for seed in seeds), "median", "spread"]]
-    for init, label in (("pretrained", "pretrained"), ("scratch", task["scratch_label"])):
+    for init, label in (("pretrained", "pretrained"), ("random", "random init")):
         found = task[init]
         if found:
             values = [share(found["values"].get(seed), *how) for seed in seeds]
             cells.append([label, *values, share(found["median"], *how), points(found["spread"], task["scale"])])
-            if (mismatched := found["others"].get(f"{task['metric']}_mismatched")) is not None:  # MNLI is judged by two dev sets
+            if (mismatched := found["others"].get(f"{task['metric']}_mismatched")) is not None:  # MNLI is evaluated on two dev sets
                 cells.append([f"{label}, mismatched", *("" for _ in seeds), share(mismatched, *how), ""])
     for baseline in task["baselines"]:
-        cells.append([baseline["what"], *("" for _ in seeds), share(baseline["value"], *how), ""])
+        cells.append([baseline["method"], *("" for _ in seeds), share(baseline["value"], *how), ""])
     return [table(cells), *([unit_text(task)] if task["best_unit"] else []), task["verdict"]]
 
 

@@ -21,7 +21,7 @@ def heat_maps(records: Sequence[Record]) -> dict[str, Any] | None:
     """Return the measured tensors as rows of numbers over the measured steps; None without any.
 
     Args:
-        records: lines of the kind `tensors`, in the order of the steps.
+        records: lines of the kind `tensor_norms`, in the order of the steps.
 
     Returns:
         `step` and `seconds` (columns), and for the trust `ratio` and the `change`, |Δx|/|x|, the `names` of the rows, in the order of the network, and
@@ -30,10 +30,10 @@ def heat_maps(records: Sequence[Record]) -> dict[str, Any] | None:
     records = records[:: max(1, math.ceil(len(records) / COLUMNS))]
     if not records:
         return None
-    names = list(dict.fromkeys(name for record in records for name in record["tensors"]))
+    names = list(dict.fromkeys(name for record in records for name in record["tensor_norms"]))
 
     def rows(value: Callable[[Sequence[Any]], Any]) -> dict[str, list[Any]]:
-        table = {name: [_short(value(record["tensors"].get(name) or (None,) * 4)) for record in records] for name in names}
+        table = {name: [_short(value(record["tensor_norms"].get(name) or (None,) * 4)) for record in records] for name in names}
         shown = {name: values for name, values in table.items() if any(x is not None for x in values)}
         return {"names": list(shown), "values": list(shown.values())}
 

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside their place, synced, renamed."""
+"""Files that are whole or absent: written to a temporary name, synced, renamed."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ _BEGIN_WITHIN, _END_WITHIN = 30.0, 60.0
 
 
 class Logger(Protocol):
-    """A place beside metrics.jsonl that is shown the same numbers."""
+    """A place besides metrics.jsonl that is shown the same values."""
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        """Show numbers by name (`train/loss`) of a step, counted over all phases."""
+        """Show values by name (`train/loss`) of a step, counted over all phases."""
 
     def back_to(self, step: int) -> None:
         """Resume from this step: what came after it is written again."""
@@ -38,7 +38,7 @@ class Metrics:
     Args:
         path: the file; made if absent. None writes nothing, where another process does.
         keep_bytes: forget what was written after this many bytes, because the run resumes there.
-        loggers: are shown the numbers of `train` and `eval` lines.
+        loggers: are shown the values of `train` and `eval` lines.
     """
 
     def __init__(self, path: Path | None, keep_bytes: int = 0, loggers: Sequence[Logger] = ()) -> None:
@@ -53,7 +53,7 @@ class Metrics:
                 file.seek(kept)
                 # The line that says how long the checkpoint of these bytes took can only follow them.
                 saved = file.readline()
-                file.truncate(kept + (len(saved) if b'"what": "saved"' in saved and saved.endswith(b"\n") else 0))
+                file.truncate(kept + (len(saved) if b'"event": "checkpoint_saved"' in saved and saved.endswith(b"\n") else 0))
         return (self._path or Path(os.devnull)).open("a", encoding="utf-8")
 
     def write(self, kind: str, **values: Any) -> None:
@@ -94,7 +94,7 @@ def open_loggers(run: Run, step: int, log: Callable[[str], None]) -> list[Logger
 
     Args:
         step: counted over all phases; 0 at the start.
-        log: told where a logger writes, if that is not where it should.
+        log: called with where a logger writes, if that is not where it should.
 
     Raises:
         UserError: where one is not installed.
@@ -124,7 +124,7 @@ class TensorBoard:
         return SummaryWriter(str(self._folder), purge_step=step + 1)  # type: ignore[no-untyped-call]
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        """Write numbers as scalars."""
+        """Write values as scalars."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
@@ -145,7 +145,7 @@ class WeightsAndBiases:
 
     Args:
         run: its `logging.wandb_project` names the project.
-        log: told when it records offline unasked.
+        log: called when it records offline unasked.
     """
 
     def __init__(self, run: Run, log: Callable[[str], None]) -> None:
@@ -183,7 +183,7 @@ class WeightsAndBiases:
             self._run = begin("offline")
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        """Log numbers; those of a step that it has already are equal after a resume, and are not sent again."""
+        """Log values; those of a step that it has already are equal after a resume, and are not sent again."""
         if self._run is None or step < self._run.step:
             return
         try:

@@ -20,7 +20,7 @@ class _Entry:
     kind: str
     name: str
     value: float
-    tag: str = ""
+    config_hash: str = ""
     init: str = ""
     seed: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -41,9 +41,9 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def results_of(path: Path, name: str, tag: str) -> list[dict[str, Any]]:
+def results_of(path: Path, name: str, config_hash: str) -> list[dict[str, Any]]:
     """Return the lines of a task with the same settings."""
-    return [entry for entry in read_results(path) if entry["name"] == name and entry.get("tag") == tag]
+    return [entry for entry in read_results(path) if entry["name"] == name and entry.get("config_hash") == config_hash]
 
 
 def append_result(path: Path, entry: dict[str, Any]) -> dict[str, Any]:

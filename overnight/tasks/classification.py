@@ -54,7 +54,7 @@ def load_task(task: str, path: Path, seed: int = 0, columns: Columns = OWN_NAMES
     Args:
         task: cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli (GLUE), sst, imdb, or csv (one's own table).
         path: the folder with the task's files in their original layout (also the archive of imdb, the file of csv).
-        seed: which rows are held out where a task has no dev split.
+        seed: which rows are split off where a task has no dev split.
         columns: of csv, names of its columns.
         dev: of csv, the table to score on.
 

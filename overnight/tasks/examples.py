@@ -44,19 +44,19 @@ class TaskData:
 
 
 def in_validation(text: str, seed: int, share: float = 0.1) -> bool:
-    """Return whether a row belongs to the held-out part: a function of its text, so that equal texts are never on both sides.
+    """Return whether a row belongs to the validation part: a function of its text, so that equal texts are never on both sides.
 
     Args:
         text: what decides (the row's texts, not its position).
-        seed: another seed holds out other rows.
-        share: expected size of the held-out part (0 to 1).
+        seed: another seed splits off other rows.
+        share: expected size of the validation part (0 to 1).
     """
     digest = hashlib.blake2b(f"{seed}\x00{text}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") < share * 2**64
 
 
 def split(examples: list[Example], seed: int, where: str) -> tuple[list[Example], list[Example]]:
-    """Hold out a tenth of the rows by a hash of their texts.
+    """Split off a tenth of the rows by a hash of their texts.
 
     Args:
         examples: all labeled rows.
@@ -75,7 +75,7 @@ def split(examples: list[Example], seed: int, where: str) -> tuple[list[Example]
         (dev if in_validation(f"{example.text_a}\x00{example.text_b or ''}", seed) else train).append(example)
     if not train or not dev:
         raise DataError(
-            f"{where}: {len(examples)} rows are too few to hold out a tenth for evaluation; give a dev file beside the train file"
+            f"{where}: {len(examples)} rows are too few to split off a tenth for evaluation; give a dev file next to the train file"
         )
     return train, dev
 
@@ -87,7 +87,7 @@ def drawn(texts: Sequence[str], count: int, seed: int, labels: Sequence[str] = (
     larger one holds every smaller one. Labels get their rows as seats are dealt by Sainte-Laguë, after one for each.
 
     Args:
-        texts: what identifies each row; equal ones are told apart by how often they came before.
+        texts: what identifies each row; equal ones are distinguished by how often they came before.
         count: rows to take; all where there are fewer.
         seed: another seed takes other rows.
         labels: the label of each row; without, all rows are alike.
@@ -110,5 +110,5 @@ def drawn(texts: Sequence[str], count: int, seed: int, labels: Sequence[str] = (
 
 
 def drawn_note(count: int, of: int, what: str = "rows", by_label: bool = True) -> str:
-    """Return what to say of a draw beside its score."""
+    """Return what to say of a draw next to its score."""
     return f"trained on {count:,} of {of:,} {what}, drawn by a hash of their texts" + (", each label in its share" if by_label else "")

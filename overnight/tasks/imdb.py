@@ -18,7 +18,7 @@ _ARCHIVES = ("aclImdb.tar.xz", "aclImdb_v1.tar.gz", "aclImdb.tar.gz")
 
 
 def load_imdb(path: Path, seed: int = 0) -> TaskData:
-    """Read the reviews; dev is a tenth of the training reviews, held out by a hash of their text.
+    """Read the reviews; dev is a tenth of the training reviews, split off by a hash of their text.
 
     The `<br />` of the pages becomes a blank; nothing else is changed. The unlabeled reviews are not read.
 
@@ -50,7 +50,7 @@ def load_imdb(path: Path, seed: int = 0) -> TaskData:
         # Sorted, so that a folder and an archive in any order give the same rows.
         examples[part] = [Example(f"{label}/{stem}", text, None, label) for label, stem, text in sorted(reviews)]
     train, dev = split(examples["train"], seed, str(source))
-    note = f"dev is {len(dev)} of the {len(examples['train'])} training reviews, held out by a hash of their texts"
+    note = f"dev is {len(dev)} of the {len(examples['train'])} training reviews, split off by a hash of their texts"
     return TaskData("imdb", "classification", _LABELS, train, dev, examples["test"], "accuracy", notes=(note,))
 
 

@@ -58,14 +58,14 @@ def load_squad(path: Path, dev: Path | None = None, max_misplaced_answers: float
     A folder holds one file with `train` in its name and one with `dev` or `valid`, whatever else they are called; the published names
     `train-v1.1.json` and `dev-v1.1.json` go first. A folder with `dev-v1.1.json` and `train-v2.0-10articles.json` (ten articles of
     SQuAD 2.0) gives a small split of its own: the answerable questions of the ten and the first 40 articles of dev to train on, the last
-    8 articles of dev to score on. Of a file without `dev` a tenth of the paragraphs is held out by a hash of their text. The notes say
+    8 articles of dev to score on. Of a file without `dev` a tenth of the paragraphs is split off by a hash of their text. The notes say
     which it is.
 
     Args:
         path: the folder, or the file to train on.
         dev: the file to score on.
         max_misplaced_answers: see :func:`read_squad`.
-        seed: which tenth is held out.
+        seed: which tenth is split off.
 
     Raises:
         DataError: a file that is missing or has another format, a question without an answer.
@@ -84,8 +84,8 @@ def load_squad(path: Path, dev: Path | None = None, max_misplaced_answers: float
         scored = [q for q in train if in_validation(q.context, seed)]
         train = [q for q in train if not in_validation(q.context, seed)]
         if not train or not scored:
-            raise DataError(f"{file}: too few paragraphs to hold out a tenth; name the questions to score on with --dev=FILE")
-        said = f"scored on {len(scored):,} questions, those of a tenth of the paragraphs of {file.name}, held out by a hash of their text"
+            raise DataError(f"{file}: too few paragraphs to split off a tenth; name the questions to score on with --dev=FILE")
+        said = f"scored on {len(scored):,} questions, those of a tenth of the paragraphs of {file.name}, split off by a hash of their text"
         return SquadData(train, scored, (said, *notes))
     scored, dev_notes = read_squad(dev, max_misplaced_answers)
     _check_answers(dev, scored)

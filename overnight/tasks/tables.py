@@ -150,11 +150,11 @@ def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path 
     """Read one's own task: a csv, tsv or jsonl file, or a folder with `train.*` and, optionally, `dev.*` and `test.*`.
 
     The columns are `text` (or `text_a` and `text_b`), `label` for classes or `score` for numbers, and optionally `id`; others are ignored.
-    A csv is read with quoting, a tsv without. Without a dev file a tenth of the rows is held out by a hash of their texts, and the notes say so.
+    A csv is read with quoting, a tsv without. Without a dev file a tenth of the rows is split off by a hash of their texts, and the notes say so.
 
     Args:
         path: the file or the folder.
-        seed: which tenth is held out.
+        seed: which tenth is split off.
         names: what the columns are called, where it is not that.
         dev: the table to score on, instead of that in the folder.
 
@@ -173,7 +173,7 @@ def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path 
     notes: tuple[str, ...] = ()
     if "dev" not in parts:
         parts["train"], parts["dev"] = split(parts["train"], seed, str(path))
-        notes = (f"scored on {len(parts['dev'])} rows held out of {files['train'].name} by a hash of their texts",)
+        notes = (f"scored on {len(parts['dev'])} rows split off {files['train'].name} by a hash of their texts",)
     labels: tuple[str, ...] = ()
     if kind == "classification":
         labels = _classes(parts["train"], files["train"])

@@ -15,7 +15,7 @@ Documents = list[list[int]]
 
 
 def words(size: int = 200, continued: int = 60) -> Vocabulary:
-    """A vocabulary of `size` pieces, the last `continued` of which go on a word."""
+    """A vocabulary of `size` pieces, the last `continued` of which continue a word."""
     plain = size - len(SPECIALS) - continued
     return vocabulary([*SPECIALS, *(f"w{i}" for i in range(plain)), *(f"##c{i}" for i in range(continued))], lowercase=True)
 

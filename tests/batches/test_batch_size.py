@@ -67,7 +67,7 @@ def test_a_micro_batch_is_the_most_below_the_setting_that_divides_the_batch(phas
 def test_batches_that_processes_cannot_share_equally_are_refused() -> None:
     phase = BertPhase(10, 24, batch_warmup=BatchWarmup(6, 5), micro_batch_size=4)
     assert [micro_batch(phase, step, world=2) for step in (0, 5)] == [3, 4]
-    with pytest.raises(ConfigError, match=r"batch_warmup\.initial_batch_size = 2: cannot be cut for 3 processes"):
+    with pytest.raises(ConfigError, match=r"batch_warmup\.initial_batch_size = 2: cannot be split for 3 processes"):
         micro_batch(BertPhase(10, 24, batch_warmup=BatchWarmup(2, 5), micro_batch_size=4), 0, world=3)
 
 
@@ -75,5 +75,5 @@ def test_one_that_is_still_to_be_found_counts_as_the_least_and_what_it_can_be_cu
     phase = BertPhase(10, 24, batch_warmup=BatchWarmup(6, 5), micro_batch_size=0)
     assert [micro_batch(phase, step, world=2) for step in (0, 5)] == [1, 1]
     assert micro_batch_sizes(phase) == [1, 2, 3, 4, 6, 8, 12, 24] and micro_batch_sizes(phase, world=2) == [1, 2, 3, 4, 6, 12]
-    with pytest.raises(ConfigError, match="cannot be cut for 5 processes"):
+    with pytest.raises(ConfigError, match="cannot be split for 5 processes"):
         micro_batch(phase, 0, world=5)

@@ -102,7 +102,7 @@ def test_micro_batches_differ_by_at_most_the_longest_sequence() -> None:
 
 @pytest.mark.parametrize(("batch", "world"), [(16, 3), (12, 5), (12, 2), (2, 4)])
 def test_a_global_batch_that_cannot_be_cut_for_the_processes_is_refused(batch: int, world: int) -> None:
-    with pytest.raises(ConfigError, match=f"global_batch_size = {batch}: cannot be cut for {world} processes"):
+    with pytest.raises(ConfigError, match=f"global_batch_size = {batch}: cannot be split for {world} processes"):
         samples(global_batch_size=batch, micro_batch_size=4).step(0, 0, world)
 
 
@@ -185,7 +185,7 @@ def test_seed_phase_and_split_each_make_another_stream() -> None:
     assert all(not (a & b) for i, a in enumerate(streams) for b in streams[:i])
 
 
-def test_held_out_batches_are_the_same_every_time_and_at_most_an_epoch() -> None:
+def test_validation_batches_are_the_same_every_time_and_at_most_an_epoch() -> None:
     stream = samples()
     held = stream.validation_steps(30)
     stream.step(50)

@@ -47,7 +47,7 @@ def test_every_item_is_as_likely_at_the_first_and_the_last_place(count: int) -> 
         assert chi_square(np.bincount(place, minlength=count)) < 5
 
 
-def test_neighbours_are_not_kept_together() -> None:
+def test_neighbors_are_not_kept_together() -> None:
     steps = np.diff(order(np.arange(10_000), 10_000, 7))
     assert (np.abs(steps) == 1).mean() < 0.002
     assert abs(np.corrcoef(np.arange(10_000), order(np.arange(10_000), 10_000, 7))[0, 1]) < 0.05
@@ -69,7 +69,7 @@ def test_random_words_are_uniform_and_depend_on_both_counters() -> None:
     assert not np.isin(by_key, words).any()
 
 
-def test_neighbouring_words_are_independent() -> None:
+def test_neighboring_words_are_independent() -> None:
     words = random_words(np.full(65_536, 5, np.uint64), np.arange(65_536))
     pairs = (words[:-1] >> np.uint64(60)) * np.uint64(16) + (words[1:] >> np.uint64(60))
     assert abs(chi_square(np.bincount(pairs.astype(np.int64), minlength=256))) < 5

@@ -243,7 +243,7 @@ def test_a_whole_split_is_read_once_in_streams_that_begin_fresh(lengths: list[in
     assert all(step.sequences == len(step.micro[0].streams) and step.tokens == step.divisors()["byte"] for step in walk)
 
 
-def test_held_out_windows_are_the_first_of_the_whole_and_the_same_every_time() -> None:
+def test_validation_windows_are_the_first_of_the_whole_and_the_same_every_time() -> None:
     shards = corpus([50] * 60)
     streams = Streams(shards, phase(length=10), SEED)
     whole = streams.whole()
@@ -263,10 +263,10 @@ def test_random_shards_are_some_of_a_thousand_or_of_as_many_as_there_are_documen
     assert sum(step.tokens for step in Streams(corpus([20] * 3), phase(), SEED).random_shards()) == 3 * 19
 
 
-def test_streams_are_neighbours_and_refused_where_they_cannot_be_dealt() -> None:
+def test_streams_are_neighbors_and_refused_where_they_cannot_be_dealt() -> None:
     streams = Streams(corpus([9] * 20), phase(12, micro=2), SEED)
     assert [streams.stream_numbers(rank, 3) for rank in range(3)] == [range(4), range(4, 8), range(8, 12)]
-    with pytest.raises(ConfigError, match="global_batch_size = 12: cannot be cut for 5 processes"):
+    with pytest.raises(ConfigError, match="global_batch_size = 12: cannot be split for 5 processes"):
         streams.step(0, world=5)
 
 
@@ -274,12 +274,12 @@ def test_fewer_documents_than_shards_are_refused_with_a_way_out() -> None:
     shards = corpus([9] * 20)
     default = Streams(shards, BytePhase(9, 8, seq_len=8, micro_batch_size=8), SEED)
     with pytest.raises(
-        DataError, match=r"holds 20 documents .* cut into 1,000 groups .* set the phase's `num_document_groups` to 8 .* to 20, or add"
+        DataError, match=r"holds 20 documents .* split into 1,000 groups .* set the phase's `num_document_groups` to 8 .* to 20, or add"
     ):
         default.step(0)
     with pytest.raises(DataError, match=r"lower global_batch_size and `num_document_groups` of the phase to 20 at most, or add documents"):
         Streams(shards, phase(32), SEED).stream_numbers()
-    # What is held out need not be as much.
+    # What is for validation need not be as much.
     assert len(default.validation_steps(16)) == 1 and default.epoch_size() == 23
 
 

@@ -35,7 +35,7 @@ def test_the_rates_are_the_published_ones() -> None:
     assert all(study.steps(study.base * t) * study.base * t * study.length == study.characters for t in study.times)
 
 
-def test_a_training_reports_the_held_out_bits_of_its_last_step(text: tuple[list[str], Path]) -> None:
+def test_a_training_reports_the_validation_bits_of_its_last_step(text: tuple[list[str], Path]) -> None:
     found = train(SMALL, *text, "fixed high", 8, seed=1)
     assert (found.batch, found.lr, found.message) == (16, 3e-3, "")
     assert found.bits is not None and 1 < found.bits < 8
@@ -70,7 +70,7 @@ def test_what_is_done_is_not_done_again_and_the_table_says_what_diverged(
     ElementTree.parse(tmp_path / "rules.svg")
 
 
-def test_the_frequencies_are_the_entropy_of_the_held_out_bytes(text: tuple[list[str], Path]) -> None:
+def test_the_frequencies_are_the_entropy_of_the_validation_bytes(text: tuple[list[str], Path]) -> None:
     assert 3 < frequencies(text[1]) < 5
     found = spreads([Trial("linear", 4, 1.0, 1, 2.0, "", 1.0), Trial("linear", 4, 1.0, 2, 4.0, "", 1.0)])
     assert (found["linear"][4].median, found["linear"][4].low, found["linear"][4].high) == (3.0, 2.0, 4.0)

@@ -1,4 +1,4 @@
-"""The large-batch study tunes every optimizer alike, goes on where it stopped, and says only what its trials say."""
+"""The large-batch study tunes every optimizer alike, resumes where it stopped, and says only what its trials say."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TINY = Digits(epochs=1, batches=(64, 512), tuning=(0,), seeds=(1, 2))
 
 
 def masked(folder: Path) -> MaskedLM:
-    return MaskedLM(folder, examples=64, batches=(16, 32), seeds=(1, 2), held_out=(16, 32))
+    return MaskedLM(folder, examples=64, batches=(16, 32), seeds=(1, 2), validation=(16, 32))
 
 
 @given(st.integers(-30, 30))
@@ -45,11 +45,11 @@ def test_the_digits_are_split_into_disjoint_parts_with_every_digit_in_each() -> 
     assert not images["train"] & images["test"] and not images["valid"] & images["test"]
 
 
-def test_the_held_out_sequences_to_tune_on_are_not_those_to_report_on(tiny_data: Path) -> None:
-    found = masked(tiny_data)._held_out
+def test_the_validation_sequences_to_tune_on_are_not_those_to_report_on(tiny_data: Path) -> None:
+    found = masked(tiny_data)._validation
     assert [sum(len(batch.lengths) for batch in found[name]) for name in ("valid", "test")] == [16, 32]
     # 48 examples of one epoch: the first 16 of the stream, and the 32 after them.
-    whole = MaskedLM(tiny_data, held_out=(48, 1))._held_out["valid"][0]
+    whole = MaskedLM(tiny_data, validation=(48, 1))._validation["valid"][0]
     both = torch.cat([found["valid"][0].targets["mlm"], found["test"][0].targets["mlm"]])
     assert torch.equal(whole.targets["mlm"], both)
 
@@ -188,7 +188,7 @@ def test_the_picture_is_xml_with_a_label_for_every_line_and_leaves_out_what_dive
     words = [node.text for node in ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text")]
     assert {"digits", "linear rule", "sqrt rule", *NAMES.values()} <= set(words) and "nan" not in text and "inf" not in text
     assert words.count("32") == 3
-    assert study_figure("digits", "images", (32, 128, 512), rows, rows, rows) == text, "the same numbers give the same file"
+    assert study_figure("digits", "images", (32, 128, 512), rows, rows, rows) == text, "the same values give the same file"
 
 
 def test_the_pictures_are_drawn_again_without_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

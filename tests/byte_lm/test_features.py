@@ -52,7 +52,7 @@ def test_features_are_those_of_the_equations_in_the_order_given(features: str, m
 
 @settings(max_examples=15)
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12), window=st.integers(1, 16), together=st.integers(1, 5))
-def test_neither_the_window_nor_the_neighbours_change_a_text(lengths: list[int], window: int, together: int, model: ByteModel) -> None:
+def test_neither_the_window_nor_the_neighbors_change_a_text(lengths: list[int], window: int, together: int, model: ByteModel) -> None:
     chance = np.random.default_rng(sum(lengths))
     documents = [chance.integers(0, 256, n, np.uint8).tobytes() for n in lengths]
     whole = np.concatenate([extract_features(model, [document], "cell+hidden+mean") for document in documents])

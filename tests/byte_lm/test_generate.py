@@ -183,7 +183,7 @@ def test_the_best_unit_is_the_one_that_the_newest_transfer_found_whatever_its_fe
             tmp_path / "tasks.jsonl",
             {
                 "name": "sst",
-                "tag": "",
+                "config_hash": "",
                 "value": 0.5,
                 "metric": "accuracy",
                 "kind": "linear_probe",
@@ -193,21 +193,21 @@ def test_the_best_unit_is_the_one_that_the_newest_transfer_found_whatever_its_fe
         )
         append_result(
             tmp_path / "tasks.jsonl",
-            {"name": "sst", "tag": "", "value": 0.5, "metric": "accuracy", "kind": "linear_probe", "init": "pretrained"},
+            {"name": "sst", "config_hash": "", "value": 0.5, "metric": "accuracy", "kind": "linear_probe", "init": "pretrained"},
         )  # of three classes
         append_result(
             tmp_path / "tasks.jsonl",
             {
                 "name": "sst",
-                "tag": "",
+                "config_hash": "",
                 "value": 0.5,
                 "metric": "accuracy",
                 "kind": "linear_probe",
-                "init": "scratch",
+                "init": "random",
                 "unit": {"of": "cell", "number": 8},
             },
         )
-        append_result(tmp_path / "tasks.jsonl", {"name": "sst", "tag": "", "value": 0.5, "metric": "accuracy", "kind": "baseline"})
+        append_result(tmp_path / "tasks.jsonl", {"name": "sst", "config_hash": "", "value": 0.5, "metric": "accuracy", "kind": "baseline"})
         assert chosen_unit(tmp_path, "best") == Unit(6, state)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="must be a number or `best`"):
         chosen_unit(tmp_path, "first")

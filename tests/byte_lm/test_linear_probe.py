@@ -24,7 +24,7 @@ from overnight.corpus.bytes import document_bytes
 from overnight.errors import DataError
 from overnight.interop.byte_models import import_byte_model, stored_run
 from overnight.report.page import write_report
-from overnight.report.summary import summarise, summary_text
+from overnight.report.summary import summarize, summary_text
 from overnight.run_dir.task_results import read_results
 from tests.interop.byte_formula import random_arrays, write_openai
 
@@ -94,7 +94,7 @@ def test_the_planted_unit_is_found_and_knows_alone_what_the_others_do_not(folder
     monkeypatch.setattr(module, "extract_features", lambda *args: (made.append(real(*args)), made[-1])[1])
     lines = go(folder, "seeds=[0, 1]")
     assert [(e["kind"], e.get("init"), e.get("seed")) for e in lines] == [
-        ("baseline", None, None), ("linear_probe", "pretrained", 0), ("linear_probe", "pretrained", 1), ("linear_probe", "scratch", 0), ("linear_probe", "scratch", 1),
+        ("baseline", None, None), ("linear_probe", "pretrained", 0), ("linear_probe", "pretrained", 1), ("linear_probe", "random", 0), ("linear_probe", "random", 1),
     ]  # fmt: skip
     first = lines[1]
     assert first["unit"]["of"] == "cell" and first["unit"]["number"] == 4 and first["unit"]["above"] == "yes"
@@ -102,7 +102,7 @@ def test_the_planted_unit_is_found_and_knows_alone_what_the_others_do_not(folder
     assert first["metrics"]["accuracy without it"] < 1.0
     assert first["value"] == first["metrics"]["accuracy"] > 0.95 and first["rows"] == 120 and 1 <= first["nonzero"] <= WIDTH
     assert sum(map(sum, first["unit"]["histogram"]["counts"].values())) == 80
-    assert lines[0]["what"] == NGRAMS and lines[0]["value"] > 0.9  # a single byte says it
+    assert lines[0]["method"] == NGRAMS and lines[0]["value"] > 0.9  # a single byte says it
     # One reading with the pretrained weights, and one a seed with random ones.
     assert len(made) == 3 and not np.allclose(made[1], made[2]) and not np.allclose(made[0], made[1])
     assert read_results(folder / "tasks.jsonl") == lines
@@ -117,7 +117,7 @@ def test_nothing_is_done_twice_and_other_settings_are_done_again(folder: Path, m
     assert go(folder) == once
     monkeypatch.undo()
     assert [(e["init"], e["seed"]) for e in go(folder, "seeds=[0, 3]") if e["kind"] == "linear_probe"] == [
-        ("pretrained", 0), ("scratch", 0), ("pretrained", 3), ("scratch", 3),
+        ("pretrained", 0), ("random", 0), ("pretrained", 3), ("random", 3),
     ]  # fmt: skip
     assert {e["features"] for e in go(folder, "features=mean") if e["kind"] == "linear_probe"} == {"mean"}
 
@@ -220,15 +220,15 @@ def test_the_report_and_the_summary_show_the_scores_the_baselines_and_the_unit(f
     go(folder, "seeds=[0, 1]")
     (folder / "run.yaml").write_text(json.dumps({"name": "mine", "linear_probe": {"mine": {"task": "csv", "seeds": [0, 1, 2]}}}))
     (folder / "metrics.jsonl").write_text("")
-    (task,) = summarise(folder)["tasks"]
-    assert set(task["pretrained"]["values"]) == {0, 1} == set(task["scratch"]["values"])
-    assert [b["what"] for b in task["baselines"]] == [NGRAMS]
+    (task,) = summarize(folder)["tasks"]
+    assert set(task["pretrained"]["values"]) == {0, 1} == set(task["random"]["values"])
+    assert [b["method"] for b in task["baselines"]] == [NGRAMS]
     assert task["best_unit"]["number"] == 4
-    assert task["notes"] == ["mine pretrained: seed 2 not run yet", "mine scratch: seed 2 not run yet"]
+    assert task["notes"] == ["mine pretrained: seed 2 not run yet", "mine random init: seed 2 not run yet"]
     text = summary_text(folder)
-    assert "random weights" in text and NGRAMS in text and "cell 4 says most: 100.0 % alone (yes above" in text
+    assert "random init" in text and NGRAMS in text and "cell 4 says most: 100.0 % alone (yes above" in text
     page = write_report([folder], folder / "report.html").read_text()
-    assert "random weights" in page and "cell 4 says most" in page and page.count('"name":"yes","opacity":0.55') == 1
+    assert "random init" in page and "cell 4 says most" in page and page.count('"name":"yes","opacity":0.55') == 1
 
 
 def test_the_benchmark_of_the_solvers_fits_both_at_every_strength(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

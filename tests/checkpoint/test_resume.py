@@ -68,7 +68,7 @@ def test_a_disk_that_fills_up_and_one_that_cannot_be_written(tmp_path: Path) -> 
 
 def saves(run: Run) -> list[dict[str, Any]]:
     lines = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line.get("what") == "saved"]
+    return [line for line in lines if line.get("event") == "checkpoint_saved"]
 
 
 def test_kill_9_while_a_checkpoint_is_written_and_the_training_goes_on(tiny: Make, tmp_path: Path) -> None:

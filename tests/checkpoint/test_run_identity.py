@@ -1,4 +1,4 @@
-"""A finished run is made longer on purpose: it goes on from its last checkpoint, and only then."""
+"""A finished run is made longer on purpose: it resumes from its last checkpoint, and only then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from overnight.console import Line
 from overnight.engine.pretrain import pretrain
 from overnight.errors import ConfigError
 from overnight.optim.schedules import learning_rate
-from overnight.report.summary import summarise
+from overnight.report.summary import summarize
 from tests.conftest import CLOCK
 
 Make = Callable[..., Run]
@@ -50,14 +50,14 @@ def test_a_finished_run_goes_on_and_keeps_its_history(tiny: Make) -> None:
     told = finish(longer, extend=True)
     assert newest(longer).name == "step-0000015" and lines(longer, "train", "eval")[: len(before)] == before
     assert (short.run_dir / "run.1.yaml").read_bytes() == old and config.load_run(str(short.run_dir / "run.yaml")) == longer
-    (event,) = (line for line in lines(longer, "event") if line["what"] == "extended")
+    (event,) = (line for line in lines(longer, "event") if line["event"] == "extended")
     assert event["global_step"] == 10 and event["was"] == "run.1.yaml" and event["message"] in told
     assert event["message"].startswith("extended: phase long has 9 steps instead of 4; the learning rate continues at ")
     # The schedule is that of a run of the new length, from the step at which it stands.
     rates = [line["lr"] for line in lines(longer, "train") if line["phase"] == "long"]
     phases = [run.phases["long"] for run in (short, longer)]
     assert rates == [learning_rate(phases[0], step) for step in range(4)] + [learning_rate(phases[1], step) for step in range(4, 9)]
-    assert summarise(longer.run_dir)["phases"][1]["finished"] and "all phases are done" in finish(longer)
+    assert summarize(longer.run_dir)["phases"][1]["finished"] and "all phases are done" in finish(longer)
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_a_phase_is_added_behind_the_others(tiny: Make) -> None:
     finish(short)
     finish(longer, extend=True)
     assert newest(longer).name == "step-0000014"
-    (event,) = (line for line in lines(longer, "event") if line["what"] == "extended")
+    (event,) = (line for line in lines(longer, "event") if line["event"] == "extended")
     assert "phase long has 5 steps instead of 4, phase more is added" in event["message"]
 
 
@@ -89,9 +89,9 @@ def test_it_may_be_stopped_and_extended_again(tiny: Make) -> None:
     finish(tiny())
     again, third = tiny(**LONGER), tiny(**{"phases.long.steps": 12})
     claim_folder(again, extend=True)  # and killed there
-    assert not summarise(again.run_dir)["finished"] and "continuing at step 4 of phase long" in finish(again)
+    assert not summarize(again.run_dir)["finished"] and "continuing at step 4 of phase long" in finish(again)
     finish(third, extend=True)
-    assert [line["was"] for line in lines(third, "event") if line["what"] == "extended"] == ["run.1.yaml", "run.2.yaml"]
+    assert [line["was"] for line in lines(third, "event") if line["event"] == "extended"] == ["run.1.yaml", "run.2.yaml"]
     finish(third, extend=True)  # the same command again is no extension
     assert not (third.run_dir / "run.3.yaml").exists() and newest(third).name == "step-0000018"
 

@@ -1,4 +1,4 @@
-"""The verbs of byte models work on run folders and on exported ones, and answer a mistake in words."""
+"""The commands of byte models work on run folders and on exported ones, and answer a mistake in words."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_transfer_heatmap_and_a_held_unit_follow_each_other(run_folder: Path, tm
     assert "run `overnight linear-probe` first" in capsys.readouterr().err
     assert call("linear-probe", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}") == 0
     out = capsys.readouterr().out
-    assert "random weights" in out and "byte n-grams" in out
+    assert "random init" in out and "byte n-grams" in out
     assert call(*heatmap, "--tanh") == 0
     assert "tanh of cell " in page.read_text()
     assert call("generate", "--from", run_folder, "--length", 5, "--unit", "best", "--value", "-2.5", "--temperature", 0) == 0

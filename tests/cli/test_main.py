@@ -1,4 +1,4 @@
-"""Every verb answers, ends with the promised exit code, and tells a user's mistake without a traceback."""
+"""Every command answers, ends with the promised exit code, and tells a user's mistake without a traceback."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_wrong_override_names_key_value_and_what_is_allowed_before_any_work(
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ([], "VERB"),
+        ([], "COMMAND"),
         (["train"], "invalid choice: 'train'"),
         (["run"], "name a recipe"),
         (["run", "dmeo"], "did you mean 'demo'?"),

@@ -177,7 +177,7 @@ def test_the_stretches_share_the_width_by_their_steps_and_hold_their_labels(size
 
 @pytest.mark.parametrize(("name", "parameters"), [("mlstm-4096-amazon", 86_300_000), ("mlstm-8192-amazon", 340_350_000)])
 def test_the_byte_models_have_the_published_number_of_parameters(name: str, parameters: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puri et al. 2018: 86.3 M and 340.35 M, without the lengths of weight normalisation."""
+    """Puri et al. 2018: 86.3 M and 340.35 M, without the lengths of weight normalization."""
     monkeypatch.setenv("OVERNIGHT_DATA", "/absent")
     plan = make_plan(config.load_run(name))
     lengths = 10 * plan.model["hidden_size"]

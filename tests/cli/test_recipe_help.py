@@ -1,4 +1,4 @@
-"""The help of a verb that takes a recipe begins with examples, and shows what the reader can use."""
+"""The help of a command that takes a recipe begins with examples, and shows what the reader can use."""
 
 from __future__ import annotations
 

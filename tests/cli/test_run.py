@@ -78,10 +78,10 @@ def test_it_says_its_stages_and_results(finished: tuple[Run, str]) -> None:
     places = [out.index(f"[{number}/5] {stage}") for number, stage in enumerate(STAGES, 1)]
     assert places == sorted(places)
     for text in (
-        "held out after",
+        "validation after",
         "short",
         "long",
-        "from scratch",
+        "random init",
         "opinion, accuracy",
         "seed 0",
         "seed 1",
@@ -90,7 +90,7 @@ def test_it_says_its_stages_and_results(finished: tuple[Run, str]) -> None:
         "parameters, trained on ",
     ):
         assert text in out
-    assert [s[:2] for s in scores(run)] == [("pretrained", 0), ("pretrained", 1), ("scratch", 0), ("scratch", 1)]
+    assert [s[:2] for s in scores(run)] == [("pretrained", 0), ("pretrained", 1), ("random", 0), ("random", 1)]
 
 
 def test_the_report_holds_the_numbers(finished: tuple[Run, str]) -> None:

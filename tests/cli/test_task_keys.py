@@ -95,7 +95,7 @@ def test_the_keys_of_this_machine_are_part_of_what_a_result_says_it_was_made_wit
     words = ["--from", str(copy), f"--path={table}", "--columns.text=body", "--columns.label=stars", *FAST]
     for precision in ("fp32", "bf16", "fp32"):
         assert call("finetune", "opinion", *words, f"--precision={precision}") == 0
-    tags = [json.loads(line)["tag"] for line in (copy / "tasks.jsonl").read_text().splitlines()]
+    tags = [json.loads(line)["config_hash"] for line in (copy / "tasks.jsonl").read_text().splitlines()]
     assert tags[0] == tags[2] != tags[1]
 
 

@@ -351,7 +351,7 @@ def test_a_vocabulary_file_of_another_size_is_refused(tmp_path: Path, ending: st
     monkeypatch.setenv("OVERNIGHT_TEST", str(tmp_path))
     assert config.build_run(tree(data__vocab_file="$OVERNIGHT_TEST/vocab.txt", data__vocab_size=8)).data.vocab_size == 8
     text = message(lambda: config.build_run(tree(data__vocab_file=str(path), data__vocab_size=9)))
-    assert text == f"data.vocab_size = 9: {path} has 8 pieces; set data.vocab_size=8 or give another file"
+    assert text == f"data.vocab_size = 9: {path} has 8 tokens; set data.vocab_size=8 or give another file"
 
 
 def test_a_vocabulary_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

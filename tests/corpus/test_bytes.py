@@ -56,7 +56,7 @@ def silent(line: str) -> None:
 
 
 def write_reviews(folder: Path, count: int = 300) -> list[dict[str, Any]]:
-    """Reviews in several files, with repeated, empty and unlabelled ones."""
+    """Reviews in several files, with repeated, empty and unlabeled ones."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdeghilnorstuéß", k=rng.randint(2, 9))) for _ in range(200)]
     rows: list[dict[str, Any]] = [
@@ -187,9 +187,9 @@ def test_splits_do_not_move_when_another_share_changes(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("reviews")
 def test_shares_and_labels_that_find_nothing_are_refused_with_a_way_out(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"0 are held out with data\.test_fraction = 1e-06: (0\.\d+) would hold out the first") as error:
+    with pytest.raises(DataError, match=r"data\.test_fraction = 1e-06: takes 0 of \d+ documents: (0\.\d+) would take the first") as error:
         prepare(settings(tmp_path, test_fraction=1e-6), tmp_path / "out", silent)
-    enough = float(str(error.value).split("1e-06: ")[1].split()[0])
+    enough = float(str(error.value).split("documents: ")[1].split()[0])
     assert prepare(settings(tmp_path, test_fraction=enough), tmp_path / "out", silent).count("test", "documents") >= 1
     with pytest.raises(DataError, match=r"no document has a number under data\.label = 'rating'"):
         prepare(settings(tmp_path, label="rating"), tmp_path / "no-label", silent)

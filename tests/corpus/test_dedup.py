@@ -1,4 +1,4 @@
-"""Duplicates and the held-out part."""
+"""Duplicates and the validation part."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_equality_is_blind_to_paragraphs_but_not_to_words() -> None:
     assert dedup.document_hash(["a b."]) != dedup.document_hash(["a B."])
 
 
-def test_the_held_out_share_is_as_asked_and_nested() -> None:
+def test_the_validation_share_is_as_asked_and_nested() -> None:
     digests = [dedup.document_hash([str(i)]) for i in range(20_000)]
     small = {d for d in digests if dedup.is_valid(d, 0.02)}
     assert 0.016 < len(small) / len(digests) < 0.024
@@ -31,7 +31,7 @@ def test_the_held_out_share_is_as_asked_and_nested() -> None:
     assert not dedup.valid_mask(hashes, 0.0).any()
 
 
-def test_the_test_share_is_nested_and_apart_from_what_is_held_out() -> None:
+def test_the_test_share_is_nested_and_apart_from_what_is_validation() -> None:
     hashes = np.frombuffer(b"".join(dedup.document_hash([str(i)]) for i in range(20_000)), np.uint8).reshape(-1, 16)
     small, large = dedup.test_mask(hashes, 0.02), dedup.test_mask(hashes, 0.3)
     assert 0.016 < small.mean() < 0.024 and not (small & ~large).any()

@@ -92,17 +92,17 @@ def test_the_bytes_do_not_depend_on_the_workers(corpus: Path, tmp_path: Path) ->
 
 
 def test_documents_stay_on_their_side_when_others_are_added(corpus: Path, tmp_path: Path) -> None:
-    def held_out() -> set[bytes]:
+    def validation() -> set[bytes]:
         digests = [dedup.document_hash(sentences(clean(path.read_text()))) for path in corpus.iterdir()]
         return {digest for digest in digests if dedup.is_valid(digest, 0.2)}
 
-    before = held_out()
+    before = validation()
     assert prepare(settings(corpus), tmp_path / "a", silent).count("valid", "documents") == len(before)
     write_corpus(tmp_path / "more", 40, seed=1)
     for path in (tmp_path / "more").iterdir():
         shutil.copy(path, corpus / f"new-{path.name}")
-    assert before < held_out()
-    assert prepare(settings(corpus), tmp_path / "b", silent).count("valid", "documents") == len(held_out())
+    assert before < validation()
+    assert prepare(settings(corpus), tmp_path / "b", silent).count("valid", "documents") == len(validation())
 
 
 def test_duplicates_and_short_documents_are_dropped_and_counted(corpus: Path, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_folder_with_files_of_someone_else_is_left_alone(corpus: Path, tmp_pat
 
 
 def test_nothing_left_to_train_on_or_to_hold_out_is_refused_with_a_way_out(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"0 are held out .*: 0\.\d+ would hold out the first") as error:
+    with pytest.raises(DataError, match=r"takes 0 of .*: 0\.\d+ would take the first") as error:
         prepare(settings(corpus, valid_fraction=1e-6), tmp_path / "out", silent)
     enough = float(str(error.value).split(": 0.")[1].split()[0].join(["0.", ""]))
     assert prepare(settings(corpus, valid_fraction=enough), tmp_path / "out", silent).count("valid", "documents") >= 1

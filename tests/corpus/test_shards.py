@@ -98,8 +98,8 @@ def test_another_tokenizer_is_refused(prepared: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace('"version": 2', '"version": 9'), "is of format version 9, this program reads 2"),
-        (lambda text: text.replace('"version": 2', '"version": 1'), "is of format version 1, .*; delete the folder and prepare again"),
+        (lambda text: text.replace('"version": 3', '"version": 9'), "is of format version 9, this program reads 3"),
+        (lambda text: text.replace('"version": 3', '"version": 1'), "is of format version 1, .*; delete the folder and prepare again"),
         (lambda text: text[:50], "is not JSON"),
         (lambda text: text.replace('"duplicates"', '"doubles"'), "duplicates: field required"),
         (lambda text: "[]", "is not a JSON object"),

@@ -175,7 +175,7 @@ def test_a_signal_to_the_launcher_or_a_process_gives_a_checkpoint_and_its_exit_c
 def test_a_killed_process_is_named_and_with_restarts_the_job_goes_on_to_the_same_bits(recipe: Path, undisturbed: Path) -> None:
     for restarts in (0, 1):
         job = launched(recipe, "--processes=2", f"--restarts={restarts}")
-        # The second time, once it has gone on.
+        # The second time, once it has resumed.
         trained(recipe, job, "resumed" if restarts else "")
         psutil.Process(job.pid).children()[1].kill()
         code, output = end(job)
@@ -278,8 +278,11 @@ def test_submit_gives_the_script_to_sbatch_and_ends_with_its_exit_code(code: int
         ("--nodes=2 --rendezvous=first", "--rendezvous=first: must be HOST:PORT"),
         ("--processes=0", "--processes=0: must be above 0"),
         ("--processes=two", "argument --processes: invalid int value: 'two'"),
-        ("--processes=16", "phases.short.global_batch_size = 8: cannot be cut for 16 processes into micro-batches of 1"),
-        ("--nodes=1:3 --processes=1 --rendezvous=a:1", "cannot be cut for 3 processes into micro-batches of 2; it must divide (--nodes=3"),
+        ("--processes=16", "phases.short.global_batch_size = 8: cannot be split for 16 processes into micro-batches of 1"),
+        (
+            "--nodes=1:3 --processes=1 --rendezvous=a:1",
+            "cannot be split for 3 processes into micro-batches of 2; it must divide (--nodes=3",
+        ),
         ("--restarts=-1", "--restarts=-1: must be 0 or more"),
         ("--signal-before=0", "--signal-before=0: must be 1 to 65535 seconds"),
         ("--submit", "--submit: needs --slurm"),

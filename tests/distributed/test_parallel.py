@@ -153,12 +153,12 @@ def test_adamw_unused_parameters_whole_words_and_telemetry_are_the_same_too(kind
     run, reference = runs.folder / f"other-{kind}-2", runs.folder / "other-one"
     assert distance(run, reference) <= 1e-6
     assert_same_curve(run, reference)
-    ours, theirs = lines(run, "tensors"), lines(reference, "tensors")
+    ours, theirs = lines(run, "tensor_norms"), lines(reference, "tensor_norms")
     assert len(ours) == len(theirs) == 4
     for a, b in zip(ours, theirs, strict=True):
-        assert a["tensors"].keys() == b["tensors"].keys()
-        for name, row in b["tensors"].items():
-            assert a["tensors"][name] == [None if v is None else pytest.approx(v, rel=2e-2, abs=1e-6) for v in row]
+        assert a["tensor_norms"].keys() == b["tensor_norms"].keys()
+        for name, row in b["tensor_norms"].items():
+            assert a["tensor_norms"][name] == [None if v is None else pytest.approx(v, rel=2e-2, abs=1e-6) for v in row]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -178,7 +178,9 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(kind: str, runs: 
 def test_a_run_begun_by_2_processes_goes_on_with_1_and_with_4(name: str, runs: Runs) -> None:
     assert distance(runs.folder / name, runs.folder / "one") <= 1e-6
     assert_same_curve(runs.folder / name, runs.folder / "one")
-    assert [line["what"] for line in lines(runs.folder / name, "event") if line["what"] not in ("saved", "memory")] == ["resumed"]
+    assert [line["event"] for line in lines(runs.folder / name, "event") if line["event"] not in ("checkpoint_saved", "memory")] == [
+        "resumed"
+    ]
 
 
 def test_errors_stop_all_processes_and_one_says_them(tiny_data: Path, tmp_path: Path) -> None:
@@ -199,7 +201,7 @@ def test_errors_stop_all_processes_and_one_says_them(tiny_data: Path, tmp_path: 
     assert [len(messages) for messages in told] == [1] * 5, told
     assert "process 1 does not have what process 0 has:\n  recipe.logging.eval_every: 3 there, 4 here" in told[0][0]
     assert "noise is measured in one process only" in told[1][0]
-    assert "global_batch_size = 3: cannot be cut for 2 processes" in told[2][0]
+    assert "global_batch_size = 3: cannot be split for 2 processes" in told[2][0]
     assert "could not be written" in told[3][0] and "could not be written" in told[4][0]
     assert not (tmp_path / "rate-3").exists()
 

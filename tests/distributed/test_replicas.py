@@ -94,15 +94,15 @@ Done = tuple[Runs, dict[str, list[tuple[int, str]]]]
 
 def events(runs: Runs, name: str, what: str) -> list[dict[str, Any]]:
     found = [json.loads(text) for text in (runs.folder / name / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in found if line["kind"] == "event" and line["what"] == what]
+    return [line for line in found if line["kind"] == "event" and line["event"] == what]
 
 
 def test_all_processes_roll_back_together_under_ddp_and_fsdp(runs: Done) -> None:
     folder, said = runs
     for kind in KINDS:
         assert [code for code, _ in said[f"{kind}-rollback"]] == [0, 0], said
-        (event,) = events(folder, f"{kind}-rollback", "rolled back")
-        assert (event["from"], event["to"], event["passed"], event["cause"]) == (6, 4, 2, "spike")
+        (event,) = events(folder, f"{kind}-rollback", "rolled_back")
+        assert (event["from_step"], event["to_step"], event["batches_skipped"], event["cause"]) == (6, 4, 2, "spike")
     ddp, fsdp, plain = (folder.folder / name for name in ("ddp-rollback", "fsdp-rollback", "plain"))
     assert distance(fsdp, ddp) < 1e-6 < 1e-3 < distance(plain, ddp)
 
@@ -110,8 +110,8 @@ def test_all_processes_roll_back_together_under_ddp_and_fsdp(runs: Done) -> None
 def test_a_flipped_bit_is_found_and_the_way_back_is_exact(runs: Done) -> None:
     folder, said = runs
     assert [code for code, _ in said["flip-back"]] == [0, 0], said
-    (event,) = events(folder, "flip-back", "rolled back")
-    assert (event["from"], event["to"], event["passed"], event["cause"]) == (6, 4, 0, "processes differ")
+    (event,) = events(folder, "flip-back", "rolled_back")
+    assert (event["from_step"], event["to_step"], event["batches_skipped"], event["cause"]) == (6, 4, 0, "replica_mismatch")
     assert "process 1 of 2 (" in event["message"] and ") no longer hold what the others hold: pooler.weight" in event["message"]
     ours, theirs = (newest(folder.folder / name) for name in ("flip-back", "plain"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -124,7 +124,7 @@ def test_a_checkpoint_is_not_taken_of_processes_that_differ(runs: Done) -> None:
     assert "phase short, step 7: process 1 of 2 (" in told and "encoder.layers.0.qkv.weight/exp_avg_sq" in told
     place = reader.newest_checkpoint(folder.folder / "flip-late" / "checkpoints")
     assert place is not None and place.name == "step-0000004"
-    assert len(events(folder, "flip-late", "processes differ")) == 1
+    assert len(events(folder, "flip-late", "replica_mismatch")) == 1
 
 
 @pytest.mark.parametrize(
@@ -152,15 +152,15 @@ def test_under_fsdp_what_is_not_cut_is_compared_and_off_nothing_is(runs: Done) -
 def test_a_slow_process_is_named_once(runs: Done) -> None:
     folder, said = runs
     assert [code for code, _ in said["slow"]] == [0, 0]
-    assert ["process 1 on " in event["message"] for event in events(folder, "slow", "slow process")] == [True, True]  # in each phase
-    assert not events(folder, "plain", "slow process")
+    assert ["process 1 on " in event["message"] for event in events(folder, "slow", "slow_process")] == [True, True]  # in each phase
+    assert not events(folder, "plain", "slow_process")
 
 
 def test_other_data_too_many_processes_and_a_broken_loader_end_all(runs: Done) -> None:
     _, said = runs
     for name, codes, words in (
         ("other data", [2, 2], "process 1 does not have what process 0 has:\n  data: "),
-        ("too many", [2, 2], "global_batch_size = 1: cannot be cut for 2 processes"),
+        ("too many", [2, 2], "global_batch_size = 1: cannot be split for 2 processes"),
         ("loader", [1, 1], "shard train-00000.arrow cannot be read"),
     ):
         assert [code for code, _ in said[name]] == codes, said[name]
@@ -177,7 +177,7 @@ def test_lag_is_said_after_three_lines_and_rarely_again(monkeypatch: pytest.Monk
     pace = StragglerMonitor(World(size=4))
     said = [pace.line() for _ in range(110)]
     assert [at for at, (_, text) in enumerate(said) if text] == [2, 102]
-    assert said[0][0] == {"wait_share": 0.375}
+    assert said[0][0] == {"straggler_wait_fraction": 0.375}
     assert said[2][1] == "process 2 on b takes 2.0 times as long as the median for its own work; the others wait"
     own[2] = 1.4  # no longer
     assert pace.line()[1] == "" and pace.lines == {}

@@ -67,7 +67,7 @@ def byte_tree(folder: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared bytes: the first hundred letters or so of each topic, labelled with a number."""
+    """Prepared bytes: the first hundred letters or so of each topic, labeled with a number."""
     folder = tmp_path_factory.mktemp("bytes")
     texts = [text[at : at + 110] for text in topics().values() for at in (0, 200)]
     rows = [{"text": text, "length": len(set(text)) / 10} for text in texts]
@@ -181,7 +181,7 @@ def test_16_bits_follow_fp32(precision: str, make: Make) -> None:
     assert taken == pytest.approx(lines(fp32, "eval")[-1]["byte_loss"], rel=0.05 if precision == "bf16" else 1.0)
 
 
-def test_bits_per_character_are_the_held_out_nats_over_log_2_and_fall_below_chance(make: Make) -> None:
+def test_bits_per_character_are_the_validation_nats_over_log_2_and_fall_below_chance(make: Make) -> None:
     run = make(phase={"steps": 60})
     finish(run)
     found = lines(run, "eval")
@@ -224,7 +224,7 @@ def test_a_state_that_is_not_finite_begins_anew_and_the_others_go_on(make: Make,
     monkeypatch.setattr(module, "TrainingRun", Broken)
     told = finish(run)
     assert "step 2: the carried state of streams 1 was not finite and begins anew at zero" in told
-    (event,) = (line for line in lines(run, "event") if line["what"] == "carry")
+    (event,) = (line for line in lines(run, "event") if line["event"] == "carry")
     assert event["streams"] == [1] and all(math.isfinite(loss) for loss in losses(run))
 
 

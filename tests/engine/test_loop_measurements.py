@@ -156,16 +156,16 @@ def lines(run: Run, *kinds: str) -> list[dict[str, Any]]:
 def test_a_run_writes_its_tensors_and_its_noise_scale(tiny: Make) -> None:
     run = tiny(**MEASURED)
     text = finish(run)
-    tensors, noise = lines(run, "tensors"), lines(run, "noise")
+    tensors, noise = lines(run, "tensor_norms"), lines(run, "noise")
     assert [line["global_step"] for line in tensors] == [2, 4, 6, 8, 10]
     assert [line["global_step"] for line in noise] == list(range(1, 11))
     model = pretrain.TrainingRun(run, Line(io.StringIO())).model
     for line in tensors:
-        assert list(line["tensors"]) == [name for name, _ in model.named_parameters()]
-        assert all(len(row) == 4 for row in line["tensors"].values())
-    row = tensors[0]["tensors"]["encoder.word.weight"]
+        assert list(line["tensor_norms"]) == [name for name, _ in model.named_parameters()]
+        assert all(len(row) == 4 for row in line["tensor_norms"].values())
+    row = tensors[0]["tensor_norms"]["encoder.word.weight"]
     assert all(x > 0 and x == float(f"{x:.5g}") for x in row)
-    assert tensors[0]["tensors"]["encoder.norm.bias"][3] is None
+    assert tensors[0]["tensor_norms"]["encoder.norm.bias"][3] is None
     groups = [group["name"] for group in build_optimizer(model, run.phases["short"].optim).param_groups]
     assert {tuple(line["groups"]) for line in noise} == {("run", *groups)}
     assert {(line["phase"], line["step"], line["batch"]) for line in noise[5:7]} == {("short", 6, 8), ("long", 1, 8)}
@@ -191,8 +191,8 @@ def test_what_is_measured_is_the_same_after_a_resume(
         with pytest.raises(KeyboardInterrupt):
             finish(run)
     finish(run)
-    assert lines(run, "tensors", "noise", "train") != []
-    kinds = ("train", "tensors", "noise", "eval")
+    assert lines(run, "tensor_norms", "noise", "train") != []
+    kinds = ("train", "tensor_norms", "noise", "eval")
     mine, theirs = ([{k: v for k, v in line.items() if k not in CLOCK} for line in lines(r, *kinds)] for r in (run, whole))
     assert mine == theirs
 

@@ -74,7 +74,7 @@ def remembered(run: Run) -> dict[str, Any]:
 def assert_same(a: Run, b: Run) -> None:
     mine, theirs = tensors(a), tensors(b)
     assert mine.keys() == theirs.keys() and [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
-    kinds = ("train", "eval", "noise", "tensors", "phase")
+    kinds = ("train", "eval", "noise", "tensor_norms", "phase")
     assert lines(a, *kinds) == lines(b, *kinds)
 
 
@@ -140,8 +140,8 @@ def test_out_of_memory_halves_the_micro_batch_and_the_run_is_the_one_that_had_it
     assert_same(run, reference)
     text = "step 5 ran out of memory (CUDA out of memory. Tried to allocate 2.00 GiB.) with micro-batches of 4: taken again with 2"
     assert told.count("ran out of memory") == 1 and text in told
-    (event,) = (line for line in lines(run, "event") if line["what"] == "out of memory")
-    assert (event["message"], event["micro_batch"], event["phase"], event["global_step"]) == (text, 2, "short", 4)
+    (event,) = (line for line in lines(run, "event") if line["event"] == "out_of_memory")
+    assert (event["message"], event["micro_batch_size"], event["phase"], event["global_step"]) == (text, 2, "short", 4)
     assert remembered(run)["short"]["since"] == [[0, 4], [4, 2]] and "long" not in remembered(run)
 
 
@@ -230,8 +230,8 @@ def test_an_automatic_micro_batch_is_the_one_that_could_have_been_given(
     given = tiny(**{"phases.short.micro_batch_size": found, "phases.long.micro_batch_size": found_long}, out=str(tmp_path / "given"))
     finish(given)
     assert_same(run, given)
-    events = {line["phase"]: line for line in lines(run, "event") if line["what"] == "micro-batch"}
-    assert {name: line["micro_batch"] for name, line in events.items()} == {"short": found, "long": found_long}
+    events = {line["phase"]: line for line in lines(run, "event") if line["event"] == "micro_batch_size"}
+    assert {name: line["micro_batch_size"] for name, line in events.items()} == {"short": found, "long": found_long}
 
 
 def test_an_automatic_micro_batch_needs_a_system_that_tells_memory(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,8 +252,8 @@ def test_every_line_of_metrics_and_the_end_of_a_phase_have_the_peak(halved: tupl
     run = halved[0]
     found = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert all(0.05 < line["memory_gb"] < 100 for line in found if line["kind"] == "train")
-    ends = [line for line in found if line.get("what") == "memory"]
-    assert [(line["phase"], line["micro_batch"], line["length"], line["recompute"]) for line in ends] == [
+    ends = [line for line in found if line.get("event") == "memory"]
+    assert [(line["phase"], line["micro_batch_size"], line["seq_len"], line["activation_checkpointing"]) for line in ends] == [
         ("short", 2, 32, "none"),
         ("long", 4, 48, "none"),
     ]

@@ -131,7 +131,7 @@ def two(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Runs
 
 
 def restarted(runs: Runs, kind: str) -> list[dict[str, Any]]:
-    """Jobs: the run that found no memory goes on, and one is told its micro-batches from the start."""
+    """Jobs: the run that found no memory continues, and one is told its micro-batches from the start."""
     (runs.folder / f"{kind}-told").mkdir()
     shutil.copy(runs.folder / f"{kind}-out" / "memory.json", runs.folder / f"{kind}-told")
     (runs.folder / "jobs-2.json.rendezvous").unlink(missing_ok=True)  # where a process that was lost has left its mark

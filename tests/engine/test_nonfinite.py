@@ -81,7 +81,7 @@ def test_a_nan_stops_before_the_step_and_the_same_command_continues(tiny: Make, 
     assert caught.value.exit_code == 1
     assert told.startswith("phase long, step 3: the losses are finite (mlm ") and "the gradient of pooler.weight is not finite" in told
     assert f"The last good checkpoint is {run.run_dir}/checkpoints/step-0000008, and the same command resumes" in told
-    assert lines(run, "event")[-1]["what"] == "not finite" and "pooler.weight" in lines(run, "event")[-1]["message"]
+    assert lines(run, "event")[-1]["event"] == "not_finite" and "pooler.weight" in lines(run, "event")[-1]["message"]
     assert weights_are_finite(run)
     finish(run)
     assert_same_run(run, undisturbed)
@@ -138,7 +138,7 @@ def test_a_skipped_step_is_told_and_counted_and_the_metrics_stay_json(tiny: Make
     work.objective = losses
     work.go()
     assert "step 3 skipped: the mlm loss is nan and the nsp loss is nan; the gradient of" in told.getvalue()
-    (event,) = (line for line in lines(run, "event") if line["what"] == "skipped")
+    (event,) = (line for line in lines(run, "event") if line["event"] == "skipped")
     assert event["global_step"] == 3 and event["message"].startswith("step 3 skipped")
     train = lines(run, "train")
     assert [line["global_step"] for line in train] == [1, 2, 4, 5, 6, 7, 8, 9, 10]

@@ -178,7 +178,7 @@ def assert_same_end(run: Run, reference: Run) -> None:
 
 @pytest.mark.parametrize(
     ("precision", "cause", "factor"),
-    [*((precision, "spike", 1000.0) for precision in ("fp32", "bf16", "fp16")), ("fp32", "not finite", math.nan)],
+    [*((precision, "spike", 1000.0) for precision in ("fp32", "bf16", "fp16")), ("fp32", "not_finite", math.nan)],
 )
 def test_a_rollback_is_the_run_without_the_data_it_passed_over(
     precision: str, cause: str, factor: float, tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -191,8 +191,8 @@ def test_a_rollback_is_the_run_without_the_data_it_passed_over(
     with planted(spike(run, 10, factor=factor)):
         finish(run)
     assert_same_end(run, reference)
-    (event,) = (line for line in lines(run, "event") if line["what"] == "rolled back")
-    assert (event["from"], event["to"], event["passed"], event["cause"]) == (11, 8, 3, cause)
+    (event,) = (line for line in lines(run, "event") if line["event"] == "rolled_back")
+    assert (event["from_step"], event["to_step"], event["batches_skipped"], event["cause"]) == (11, 8, 3, cause)
     assert event["message"].startswith("phase short: gone back from step 11 to step 8 of the run, passing over 3 steps of data: step 11: ")
     assert ("most of the gradient is in" in event["message"]) == (cause == "spike")
     assert event["samples"] == samples_of(run).provenance(10, 1, 0)
@@ -216,7 +216,9 @@ def test_a_second_spike_goes_back_again_and_both_are_recorded(tiny: Make, tmp_pa
     with planted(spike(run, 10, 12)):
         finish(run)
     assert_same_end(run, reference)
-    events = [(line["from"], line["to"], line["passed"]) for line in lines(run, "event") if line["what"] == "rolled back"]
+    events = [
+        (line["from_step"], line["to_step"], line["batches_skipped"]) for line in lines(run, "event") if line["event"] == "rolled_back"
+    ]
     assert events == [(11, 8, 3), (10, 8, 5)]  # the second time, step 10 read the data of step 12
 
 
@@ -241,7 +243,7 @@ def test_twenty_rollbacks_to_one_checkpoint_end_the_run(tiny: Make) -> None:
     with planted(spike(run, *range(5, 60), factor=math.nan)), pytest.raises(NonFiniteError) as caught:
         finish(run)
     assert "phase short, step 5: the mlm loss is nan" in str(caught.value) and "went back to step 4 20 times" in str(caught.value)
-    assert [line["what"] for line in lines(run, "event")].count("rolled back") == 20
+    assert [line["event"] for line in lines(run, "event")].count("rolled_back") == 20
     assert "The last good checkpoint is " in str(caught.value)
 
 
@@ -291,14 +293,14 @@ def test_a_crash_or_a_kill_after_a_rollback_changes_nothing(tiny: Make, tmp_path
                     finish(cut)
             finish(cut)
             assert_same_run(whole, cut)
-            assert [line["what"] for line in lines(cut, "event")].count("rolled back") == 1
+            assert [line["event"] for line in lines(cut, "event")].count("rolled_back") == 1
 
 
 def test_skip_takes_no_step_and_leaves_the_window_alone(tiny: Make) -> None:
     run, told = long_run(tiny, **{"stability.on_spike": "skip"}), io.StringIO()
     with planted(spike(run, 6, 9)):
         pretrain(run, Line(told))
-    skipped = [line for line in lines(run, "event") if line["what"] == "skipped"]
+    skipped = [line for line in lines(run, "event") if line["event"] == "skipped"]
     assert [line["global_step"] for line in skipped] == [7, 10]
     assert "step 7 skipped: the loss is " in told.getvalue() and "deviations above its usual" in skipped[0]["message"]
     assert skipped[0]["samples"] == samples_of(run).provenance(6, 1, 0)
@@ -314,7 +316,7 @@ def test_stop_names_the_batch_and_the_same_command_meets_it_again(tiny: Make) ->
                 Spike, match=r"phase short, step 11: the loss is .* The micro-batch with the largest loss holds the samples "
             ):
                 finish(run)
-            assert lines(run, "event")[-1]["what"] == "spike"
+            assert lines(run, "event")[-1]["event"] == "spike"
     finish(dataclasses.replace(run, stability=dataclasses.replace(run.stability, on_spike="skip")))
 
 
@@ -322,5 +324,5 @@ def test_ignore_says_it_once_and_goes_on(tiny: Make) -> None:
     run, told = long_run(tiny), io.StringIO()
     with planted(spike(run, 6, 7)):
         pretrain(run, Line(told))
-    assert [line["global_step"] for line in lines(run, "event") if line["what"] == "spike"] == [7]
+    assert [line["global_step"] for line in lines(run, "event") if line["event"] == "spike"] == [7]
     assert told.getvalue().count("deviations above its usual") == 1

@@ -108,7 +108,7 @@ def test_a_step_without_a_label_adds_nothing_to_the_mean_and_others_add_each_tar
     assert meter.running == whole
 
 
-def test_held_out_losses_and_accuracies_are_means_over_targets_and_absent_without_any() -> None:
+def test_validation_losses_and_accuracies_are_means_over_targets_and_absent_without_any() -> None:
     work = [step_of(byte=[1.0, 3.0], label=[]), step_of(byte=[-4.0], label=[]), step_of(byte=[2.0, 2.0, 2.0], label=[IGNORED])]
     found = evaluate(Toy(), Toy().eval().losses, work, settings())
     assert found == {"byte_loss": 1.0, "byte_accuracy": pytest.approx(5 / 6)}
@@ -123,7 +123,7 @@ def test_logged_losses_do_not_depend_on_how_often_they_are_logged(make: Make) ->
         finish(run)
         found[every] = lines(run, "train")
     (whole,) = found[24]
-    labelled = [line for line in found[1] if "label_loss" in line]
-    assert 0 < len(labelled) < 24
-    assert min(line["label_loss"] for line in labelled) <= whole["label_loss"] <= max(line["label_loss"] for line in labelled)
+    labeled = [line for line in found[1] if "label_loss" in line]
+    assert 0 < len(labeled) < 24
+    assert min(line["label_loss"] for line in labeled) <= whole["label_loss"] <= max(line["label_loss"] for line in labeled)
     assert whole["loss"] == pytest.approx(whole["byte_loss"] + 0.5 * whole["label_loss"])

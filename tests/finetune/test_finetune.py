@@ -79,7 +79,7 @@ def test_every_seed_is_tuned_with_and_without_pretraining(with_task: Task, class
     run = with_task("csv", classes, seeds=[0, 3], random_init_baseline=True)
     out = tune(run)
     found = lines(run)
-    assert [(e["init"], e["seed"]) for e in found] == [("pretrained", 0), ("pretrained", 3), ("scratch", 0), ("scratch", 3)]
+    assert [(e["init"], e["seed"]) for e in found] == [("pretrained", 0), ("pretrained", 3), ("random", 0), ("random", 3)]
     for entry in found:
         assert entry["kind"] == "finetune" and entry["name"] == "mine" and entry["task"] == "csv" and entry["rows"] == 40
         assert entry["metric"] == "accuracy" and entry["value"] == entry["metrics"]["accuracy"]
@@ -120,7 +120,7 @@ def test_more_seeds_and_the_baseline_are_added_to_what_is_there(with_task: Task,
     run = with_task("csv", classes, seeds=[0, 1], random_init_baseline=True)
     out = tune(run)
     assert "seed 0 pretrained  acc" not in out
-    assert [(e["init"], e["seed"]) for e in lines(run)] == [("pretrained", 0), ("pretrained", 1), ("scratch", 0), ("scratch", 1)]
+    assert [(e["init"], e["seed"]) for e in lines(run)] == [("pretrained", 0), ("pretrained", 1), ("random", 0), ("random", 1)]
 
 
 def train_lines(run: Run) -> list[dict[str, Any]]:
@@ -337,7 +337,7 @@ def test_the_rule_of_word_overlap_is_written_beside_the_docnames_task(with_task:
     monkeypatch.setattr(docnames, "load_docnames", lambda: task)
     run = with_task("docnames", Path())
     out = tune(run)
-    kinds = [(e["kind"], e.get("what")) for e in lines(run)]
+    kinds = [(e["kind"], e.get("method")) for e in lines(run)]
     assert kinds == [("baseline", "word overlap"), ("finetune", None)]
     assert "mine: made here" in out
     tune(run)
@@ -350,4 +350,4 @@ def test_fp16_scales_its_loss_and_ends_where_fp32_does(with_task: Task, classes:
         tune(run)
         assert ("loss_scale" in train_lines(run)[-1]) == (kind == "fp16")
     fp32, fp16 = lines(run)
-    assert fp16["tag"] != fp32["tag"] and fp16["value"] == pytest.approx(fp32["value"], abs=0.1)
+    assert fp16["config_hash"] != fp32["config_hash"] and fp16["value"] == pytest.approx(fp32["value"], abs=0.1)

@@ -1,4 +1,4 @@
-"""MNLI is judged by two dev sets, each scored for every seed and shown."""
+"""MNLI is evaluated on two dev sets, each scored for every seed and shown."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def write_mnli(folder: Path) -> None:
     """The files of MNLI with the columns that are read; the labels of the mismatched rows are known."""
     folder.mkdir()
     for name, count in (("train", 60), ("dev_matched", 12), ("dev_mismatched", 10), ("test_matched", 3), ("test_mismatched", 3)):
-        labelled = not name.startswith("test")
-        rows = [f"{i}\tobject {i} is good\tobject {i % 5} is bad" + f"\t{LABELS[i % 3]}" * labelled for i in range(count)]
-        head = "index\tsentence1\tsentence2" + "\tgold_label" * labelled
+        labeled = not name.startswith("test")
+        rows = [f"{i}\tobject {i} is good\tobject {i % 5} is bad" + f"\t{LABELS[i % 3]}" * labeled for i in range(count)]
+        head = "index\tsentence1\tsentence2" + "\tgold_label" * labeled
         (folder / f"{name}.tsv").write_text("\n".join([head, *rows]) + "\n")
 
 

@@ -81,7 +81,7 @@ def test_long_questions_are_cut_to_64_tokens_and_too_short_a_length_is_refused(t
     question = _question("cat", question="cat " * 100)
     cut = windows(tokenizer, vocabulary, [question], 128, 64)
     assert cut[0].first == MAX_QUESTION + 2
-    with pytest.raises(ConfigError, match="length = 64: leaves no room for the paragraph beside question q of 64 tokens"):
+    with pytest.raises(ConfigError, match="seq_len = 64: leaves no room for the paragraph next to question q of 64 tokens"):
         windows(tokenizer, vocabulary, [question], 64, 64)
 
 

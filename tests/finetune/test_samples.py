@@ -1,4 +1,4 @@
-"""What a finished run shows of itself: drawn by its seed from held-out text, the same each time."""
+"""What a finished run shows of itself: drawn by its seed from validation text, the same each time."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def run(pretrained: Run, tmp_path: Path) -> Run:
     return dataclasses.replace(pretrained, out=str(tmp_path / "run"))
 
 
-def test_masked_words_are_of_held_out_sentences_and_the_guesses_are_those_of_predict(run: Run) -> None:
+def test_masked_words_are_of_validation_sentences_and_the_guesses_are_those_of_predict(run: Run) -> None:
     tokenizer, found = load_tokenizer(run.data_dir), filled_masks(run)
-    held_out = " ".join(tokenizer.decode(shard.tokens.tolist()) for shard in open_shards(run.data_dir, "valid"))
+    validation = " ".join(tokenizer.decode(shard.tokens.tolist()) for shard in open_shards(run.data_dir, "valid"))
     assert 1 <= len(found) <= module.SENTENCES and len({mask["text"] for mask in found}) == len(found)
     for mask, answer in zip(found, predict(run, "mask", [mask["text"] for mask in found]), strict=True):
-        assert mask["text"].count("[MASK]") == 1 and mask["text"].replace("[MASK]", mask["word"]) in held_out
+        assert mask["text"].count("[MASK]") == 1 and mask["text"].replace("[MASK]", mask["word"]) in validation
         assert len(mask["word"]) >= 4 and mask["word"].isalpha()
         assert mask["guesses"] == answer["masks"][0][:3]
         shares = [guess["probability"] for guess in mask["guesses"]]
@@ -77,12 +77,12 @@ def test_samples_are_written_once_a_checkpoint_and_shown_in_the_summary(run: Run
     assert json.loads(path.read_text())["checkpoint"] != found["checkpoint"]
 
 
-def test_without_held_out_sentences_nothing_is_masked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_validation_sentences_nothing_is_masked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "open_shards", lambda *place, **more: [])
     assert filled_masks(run) == []
 
 
-def test_a_byte_model_goes_on_with_held_out_beginnings(tmp_path: Path) -> None:
+def test_a_byte_model_goes_on_with_validation_beginnings(tmp_path: Path) -> None:
     source = tmp_path / "lines.jsonl"
     source.write_text(
         "".join(json.dumps({"text": f"the number {i} is followed by {i + 1} and more words. " * 4}) + "\n" for i in range(60))

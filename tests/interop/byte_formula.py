@@ -18,7 +18,7 @@ def read(arrays: Arrays, text: bytes, gates: str = "ifgo") -> tuple[np.ndarray, 
 
     Args:
         arrays: embedding (256, E), w_x (4H, E), w_h (4H, H), w_mx (H, E), w_mh (H, H), b (4H), decoder (256, H), bias (256), and the norms
-            g_x, g_h, g_mx, g_mh of the rows where there is weight normalisation.
+            g_x, g_h, g_mx, g_mh of the rows where there is weight normalization.
         gates: their order in the rows; g is the candidate.
     """
     a = {name: array.astype(np.float64) for name, array in arrays.items()}

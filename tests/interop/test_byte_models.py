@@ -222,7 +222,7 @@ def test_a_folder_that_holds_no_byte_model_is_refused(tmp_path: Path) -> None:
         load_byte_model(tmp_path / "ours")
     tree = json.loads((tmp_path / "ours" / "config.json").read_text())
     (tmp_path / "ours" / "config.json").write_text(json.dumps({**tree, "model": {"kind": "bert"}, "data": {"tokenizer": "wordpiece"}}))
-    with pytest.raises(ConfigError, match="this verb is for byte models"):
+    with pytest.raises(ConfigError, match="this command is for byte models"):
         stored_run(tmp_path / "ours")
 
 

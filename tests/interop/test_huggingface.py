@@ -304,7 +304,7 @@ def _bad(folder: Path, what: str) -> None:
     ("what", "message"),
     [
         ("pickle", r"has no model\.safetensors but pytorch_model\.bin, a pickle, which can run code.*save_pretrained"),
-        ("shards", r"has no model\.safetensors; it is cut into several files"),
+        ("shards", r"has no model\.safetensors; it is split into several files"),
         ("nothing", r"has no model\.safetensors; name a folder"),
         ("cut", r"model\.safetensors: cannot be read: .*damaged or cut short"),
         ("no config", r"config\.json: cannot be read"),

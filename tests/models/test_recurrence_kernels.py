@@ -72,7 +72,7 @@ def test_sigmoid_and_tanh_are_right_to_a_millionth(interpreted: Any) -> None:
 
 @needs_triton
 def test_compiled_kernels_read_and_write_four_numbers_at_once_and_add_nothing_atomically(compiled: Any) -> None:
-    """By type: what is of the type of products, and what is fp32. Four numbers of 16 bits are a pair of words."""
+    """By type: what is of the type of matrix products, and what is fp32. Four numbers of 16 bits are a pair of words."""
     reads = {"modulate": (1, 1), "cell": (4, 5), "cell backward": (6, 3), "modulate backward": (2, 1)}
     writes = {"modulate": (2, 0), "cell": (5, 1), "cell backward": (4, 1), "modulate backward": (3, 0)}
     for name in reads:

@@ -23,11 +23,11 @@ MODEL = BertConfig(num_layers=2, hidden_size=16, num_heads=2, max_position_embed
 )
 def test_every_parameter_is_once_in_the_group_of_its_kind(module: nn.Module) -> None:
     groups = {group["name"]: group for group in parameter_groups(module, LambConfig(weight_decay=0.02))}
-    assert list(groups) == ["matrices", "tables", "vectors"]
+    assert list(groups) == ["matrices", "embeddings", "vectors"]
     named = dict(module.named_parameters())
     assert sorted(label for group in groups.values() for label, _ in group["params"]) == sorted(named)
     assert all(named[label] is p for group in groups.values() for label, p in group["params"])
-    assert {label.split(".")[-2] for label, _ in groups["tables"]["params"]} == {"word", "position", "segment"}
+    assert {label.split(".")[-2] for label, _ in groups["embeddings"]["params"]} == {"word", "position", "segment"}
     assert all(label.endswith("bias") or "norm" in label for label, _ in groups["vectors"]["params"])
     assert [(group["weight_decay"], group["trust_ratio"], group["muon"]) for group in groups.values()] == [
         (0.02, True, True),

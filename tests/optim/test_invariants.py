@@ -108,5 +108,5 @@ def test_a_tensor_of_zeros_starts_to_move(name: str) -> None:
     p = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     p.grad = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)
     CLASSES[name]([p], lr=0.1, weight_decay=0.0).step()
-    # LANS' two terms are each the sign (to eps) and the normalised gradient over its size.
+    # LANS' two terms are each the sign (to eps) and the normalized gradient over its size.
     assert p[0] < 0 < p[1] and p[2] == 0 and torch.isfinite(p).all()

@@ -87,16 +87,16 @@ def measured(steps: int = 40, every: int = 2) -> list[dict[str, Any]]:
             "encoder.layers.0.up.weight": [6.4, 0.04, 0.03, 0.0123456 * step],
             "encoder.layers.0.up.bias": [0.0 if step == every else 0.5, 0.005, 0.02, None],
         }
-        lines.append({"kind": "tensors", **here, "tensors": tensors})
+        lines.append({"kind": "tensor_norms", **here, "tensor_norms": tensors})
         scales = {"run": None if step == every else 10.0 * step, "matrices": 11.0 * step, "vectors": None}
         lines.append({"kind": "noise", **here, "batch": 64, "groups": scales})
     return lines
 
 
-def finetunings(pretrained: list[float], scratch: list[float]) -> list[dict[str, Any]]:
+def finetunings(pretrained: list[float], random_init: list[float]) -> list[dict[str, Any]]:
     """Lines of the fine-tuned seeds and the baseline."""
     lines: list[dict[str, Any]] = []
-    for init, values in (("pretrained", pretrained), ("scratch", scratch)):
+    for init, values in (("pretrained", pretrained), ("random", random_init)):
         for seed, value in enumerate(values):
             scores = {"metric": "accuracy", "value": value, "metrics": {"accuracy": value, "f1": value - 0.02}}
             lines.append(
@@ -111,7 +111,7 @@ def finetunings(pretrained: list[float], scratch: list[float]) -> list[dict[str,
                     "seconds": 31.0,
                 }
             )
-    return [*lines, {"kind": "baseline", "name": "docnames", "what": "word overlap", "metric": "accuracy", "value": 0.88}]
+    return [*lines, {"kind": "baseline", "name": "docnames", "method": "word overlap", "metric": "accuracy", "value": 0.88}]
 
 
 ENVIRONMENT = {

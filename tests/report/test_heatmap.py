@@ -1,4 +1,4 @@
-"""The heat map shows every character once, with its colour, and nothing of a text becomes markup."""
+"""The heat map shows every character once, with its color, and nothing of a text becomes markup."""
 
 from __future__ import annotations
 

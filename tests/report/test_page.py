@@ -15,7 +15,7 @@ import pytest
 
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.page import write_report
-from overnight.report.summary import duration, share, summarise
+from overnight.report.summary import duration, share, summarize
 from overnight.run_dir import atomic
 from tests.report.sample import byte_metrics, byte_settings, finetunings, measured, metrics, settings, write_run
 
@@ -78,13 +78,13 @@ def test_plotly_is_inlined_once(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_what_the_summary_says(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", [*metrics(), *SEEDS, {"kind": "event", "what": "resumed", "global_step": 120}])
-    found, page = summarise(folder), Page(write_report([folder], tmp_path / "report.html"))
+    folder = write_run(tmp_path / "run", [*metrics(), *SEEDS, {"kind": "event", "event": "resumed", "global_step": 120}])
+    found, page = summarize(folder), Page(write_report([folder], tmp_path / "report.html"))
     for row in found["phases"]:
         assert row["name"] in page.text
         assert share(row["mlm_accuracy"]) in page.text and share(row["nsp_accuracy"]) in page.text and duration(row["seconds"]) in page.text
     task = found["tasks"][0]
-    for init in ("pretrained", "scratch"):
+    for init in ("pretrained", "random"):
         assert all(share(value) in page.text for value in task[init]["values"].values())
     assert task["verdict"] in page.text and "word overlap" in page.text
     assert found["device"] in page.text
@@ -102,9 +102,9 @@ def test_the_curves_are_the_measured_ones_by_step_and_by_time(tmp_path: Path) ->
         "lr": "Learning rate",
         "grad_norm": "Gradient norm before clipping",
     }
-    shown |= {"tokens_per_s": "Throughput tokens/s", "mlm_accuracy": "Masked-LM accuracy %, held out"}
+    shown |= {"tokens_per_s": "Throughput tokens/s", "mlm_accuracy": "Masked-LM accuracy %, validation"}
     for key, caption in shown.items():
-        for kind, name in (("train", "training"), ("eval", "held out")):
+        for kind, name in (("train", "training"), ("eval", "validation")):
             mine = [line for line in lines if line["kind"] == kind and key in line]
             if mine:
                 curve, scale = page.curve(caption, name), 100 if key == "mlm_accuracy" else 1
@@ -127,11 +127,11 @@ def test_a_run_without_nsp_has_one_loss_which_is_that_of_the_masked_words(tmp_pa
 
 def test_a_byte_model_shows_bits_per_character_and_nothing_of_bert(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", byte_metrics(), byte_settings())
-    (row,) = summarise(folder)["phases"]
+    (row,) = summarize(folder)["phases"]
     page = Page(write_report([folder], tmp_path / "report.html"))
     assert page.text.count(f"{row['bits_per_character']:.3f}") == 2 and page.text.count(share(row["byte_accuracy"])) == 2  # card and table
     assert "Bits per character" in page.text and "Masked-LM" not in page.text and "NSP" not in page.text
-    bits = [page.curve("Bits per character", name)["y"] for name in ("training", "held out")]
+    bits = [page.curve("Bits per character", name)["y"] for name in ("training", "validation")]
     assert [len(values) for values in bits] == [12, 3] and bits[1][-1] == pytest.approx(row["bits_per_character"])
     assert "Masked-LM loss nats" not in page.figures
 
@@ -152,14 +152,14 @@ def test_only_a_run_that_measured_tensors_has_a_section_for_them(tmp_path: Path)
 
 
 def test_what_a_run_measured_of_itself_is_drawn(tmp_path: Path) -> None:
-    own = {"mfu": 0.31, "memory_gb": 1.2, "loader_wait": 0.02, "loss_scale": 65536.0, "skipped": 1}
+    own = {"mfu": 0.31, "memory_gb": 1.2, "data_wait_fraction": 0.02, "loss_scale": 65536.0, "skipped": 1}
     lines = [{**line, **own} if line["kind"] == "train" else line for line in metrics()]
     page = Page(write_report([write_run(tmp_path / "run", lines)], tmp_path / "report.html"))
     shown = {"Model FLOP utilization % of the peak": 31.0, "Memory GB": 1.2, "Waiting for data % of the time": 2.0}
     for caption, value in (shown | {"Loss scale fp16": 65536.0, "Skipped steps so far": 1}).items():
         assert page.curve(caption)["y"] == [value] * 50
     assert "31.0 %" in page.text
-    rare = {"loader_wait": 0.004, "skipped": 0}
+    rare = {"data_wait_fraction": 0.004, "skipped": 0}
     lines = [{**line, **rare} if line["kind"] == "train" else line for line in metrics()]
     page = Page(write_report([write_run(tmp_path / "old", lines)], tmp_path / "old.html"))
     assert not {"Model FLOP utilization % of the peak", "Waiting for data % of the time", "Skipped steps so far"} & set(page.figures)
@@ -169,11 +169,14 @@ def test_events_are_marked_where_they_happened_and_checkpoints_are_counted(tmp_p
     lines = metrics()
     at = {line["global_step"]: line["seconds"] for line in lines if line["kind"] == "train"}
     lines += [
-        {"kind": "event", "what": "resumed", "global_step": 120, "seconds": 95.5},
-        {"kind": "event", "what": "skipped", "global_step": 123, "message": "a loss that is no number"},
-        {"kind": "event", "what": "checkpoint fell back", "global_step": 0, "message": "cut"},
-        {"kind": "event", "what": "without a step"},
-        *({"kind": "event", "what": "saved", "global_step": step, "seconds": 1.0, "save_seconds": 0.25} for step in (50, 100, 150)),
+        {"kind": "event", "event": "resumed", "global_step": 120, "seconds": 95.5},
+        {"kind": "event", "event": "skipped", "global_step": 123, "message": "a loss that is no number"},
+        {"kind": "event", "event": "checkpoint_fell_back", "global_step": 0, "message": "cut"},
+        {"kind": "event", "event": "without a step"},
+        *(
+            {"kind": "event", "event": "checkpoint_saved", "global_step": step, "seconds": 1.0, "save_seconds": 0.25}
+            for step in (50, 100, 150)
+        ),
     ]
     page = Page(write_report([write_run(tmp_path / "run", lines)], tmp_path / "report.html"))
     (events,) = page.figures["Events also the short marks in the other charts"]["data"]
@@ -185,7 +188,7 @@ def test_events_are_marked_where_they_happened_and_checkpoints_are_counted(tmp_p
     # A saved checkpoint is no mark in the other charts.
     marks = [shape["x0"] for shape in page.figures["Learning rate"]["layout"]["shapes"] if shape["y1"] < 1]
     assert sorted(marks) == [0, 120, 123]
-    assert "3 checkpoints saved; training stood still for 0.8 s" in page.text and "step 50: saved" not in page.text
+    assert "3 checkpoints saved; training stood still for 0.8 s" in page.text and "step 50: checkpoint saved" not in page.text
     assert "without a step" in page.text
 
 
@@ -209,7 +212,9 @@ def test_measured_tensors_have_a_section_of_their_own(tmp_path: Path) -> None:
 
 def test_many_tensors_have_labels_of_their_layers_that_do_not_overlap(tmp_path: Path) -> None:
     names = [f"encoder.layers.{layer}.t{number}.weight" for layer in range(24) for number in range(8)]
-    lines = [{**line, "tensors": {name: [1.0, 1.0, 0.1, 0.5] for name in names}} for line in measured() if line["kind"] == "tensors"]
+    lines = [
+        {**line, "tensor_norms": {name: [1.0, 1.0, 0.1, 0.5] for name in names}} for line in measured() if line["kind"] == "tensor_norms"
+    ]
     page = Page(write_report([write_run(tmp_path / "run", [*metrics(), *lines])], tmp_path / "report.html"))
     axis = page.figures["Trust ratio of the tensors that are adapted"]["layout"]["yaxis"]
     assert axis["ticktext"] == [f"encoder.layers.{layer}" for layer in range(24)]
@@ -249,7 +254,7 @@ def test_several_runs_lie_over_each_other_by_name_and_show_what_differs(tmp_path
     page = Page(write_report(runs, tmp_path / "report.html"))
     curves = page.figures["Masked-LM loss nats"]["data"]
     assert [(curve["name"], curve["legendgroup"]) for curve in curves] == [
-        (f"{run}, {what}", run) for run in ("demo", "wide") for what in ("training", "held out")
+        (f"{run}, {what}", run) for run in ("demo", "wide") for what in ("training", "validation")
     ]
     assert [attributes["data-series"] for _, attributes in page.tags if "data-series" in attributes] == ["demo", "wide"]
     assert {curve["line"]["color"] for curve in curves[:2]} != {curve["line"]["color"] for curve in curves[2:]}
@@ -275,7 +280,7 @@ def test_a_run_in_any_state_has_a_page(tmp_path: Path, lines: list[dict[str, Any
 def test_names_and_messages_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     evil = '</script><script>alert("x")</script>'
     lines = [{**line, "phase": evil} if "phase" in line else line for line in metrics()]
-    lines += [{**line, "name": evil} for line in SEEDS] + [{"kind": "event", "what": evil, "message": evil}]
+    lines += [{**line, "name": evil} for line in SEEDS] + [{"kind": "event", "event": evil, "message": evil}]
     page = Page(write_report([write_run(tmp_path / "run", lines, settings(evil))], tmp_path / "report.html"))
     assert len(page.scripts) == 2
     layout = page.figures["Learning rate"]["layout"]

@@ -38,7 +38,7 @@ def page_of(folder: Path, lines: list[dict[str, Any]], run: dict[str, Any] | Non
 def test_size_corpus_and_filled_masks_are_on_the_page_and_in_the_text(tmp_path: Path) -> None:
     page, text = page_of(tmp_path / "run", metrics(), samples=SAMPLES), summary_text(tmp_path / "run")
     for shown in (page, text):
-        assert "991,746 parameters, trained on 3,922 documents of 3,734,690 tokens, held out 1 document of 115,117 tokens" in shown
+        assert "991,746 parameters, trained on 3,922 documents of 3,734,690 tokens, validated on 1 document of 115,117 tokens" in shown
     assert "the <mark>root</mark> of &lt;b&gt;x&lt;/b&gt;." in page and "<b>root</b> 25.0 %" in page and "&#34;,&#34; 50.0 %" in page
     assert '- the [MASK] of <b>x</b>.\n  "," 50.0 %, root 25.0 % (right: root)' in text
 
@@ -66,14 +66,14 @@ def test_settings_are_closed_and_those_of_the_recipe_come_before_all(tmp_path: P
 
 
 def test_what_is_measured_of_memory_is_a_routine_note_and_no_alarm(tmp_path: Path) -> None:
-    memory = {"kind": "event", "what": "memory", "phase": "short", "global_step": 200, "micro_batch": 32, "peak_gb": 0.855}
-    odd = {"kind": "event", "what": "spike", "global_step": 100, "message": "the loss rose"}
+    memory = {"kind": "event", "event": "memory", "phase": "short", "global_step": 200, "micro_batch_size": 32, "peak_gb": 0.855}
+    odd = {"kind": "event", "event": "spike", "global_step": 100, "message": "the loss rose"}
     page = page_of(tmp_path / "run", [*metrics(), memory, odd]).split("<h2>Events</h2>")[1]
     alarms, routine = page.split("<details>")
     assert "step 100: spike: the loss rose" in alarms and "memory" not in alarms and "GB" not in alarms
     assert "1 routine note" in routine and "step 200: phase short took 0.85 GB at most, with 32 sequences at once" in routine
     assert "memory" in ROUTINE and "spike" not in ROUTINE
-    assert event_text({"what": "memory"}) == "memory"
+    assert event_text({"event": "memory"}) == "memory"
 
 
 def test_a_verdict_is_green_only_where_no_baseline_is_better(tmp_path: Path) -> None:

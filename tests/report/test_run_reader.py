@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from overnight.errors import DataError
 from overnight.report.run_reader import read_folder
-from overnight.report.summary import summarise
+from overnight.report.summary import summarize
 from tests.report.sample import finetunings, metrics, write_run
 
 
@@ -53,8 +54,11 @@ def test_a_damaged_line_in_the_middle_is_refused_with_its_number(tmp_path: Path)
     [
         ('{"kind":"train","phase":"a","global_step":1,"seconds":1}', "'loss' of a 'train' line is missing"),
         ('{"kind":"train","phase":"a","global_step":"1","seconds":1,"loss":1}', "'global_step' of a 'train' line is '1'"),
-        ('{"kind":"tensors","phase":"a","global_step":1,"seconds":1,"tensors":[]}', "'tensors' of a 'tensors' line is []"),
-        ('{"kind":"finetune","name":"a","seed":true,"init":"scratch","metric":"f1","value":1}', "'seed' of a 'finetune' line is True"),
+        (
+            '{"kind":"tensor_norms","phase":"a","global_step":1,"seconds":1,"tensor_norms":[]}',
+            "'tensor_norms' of a 'tensor_norms' line is []",
+        ),
+        ('{"kind":"finetune","name":"a","seed":true,"init":"random","metric":"f1","value":1}', "'seed' of a 'finetune' line is True"),
         ("[1, 2]", "is not a JSON object; delete that line, or put the file back"),
         ('{"step": 3}', "is not a JSON object with a `kind`"),
     ],
@@ -67,15 +71,31 @@ def test_a_line_without_what_it_needs_is_refused_with_the_key(tmp_path: Path, li
     assert str(caught.value).endswith(f"metrics.jsonl:1: {complaint}")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"kind": "event", "what": "saved", "global_step": 5},
+        {"kind": "train", "phase": "short", "global_step": 5, "seconds": 1.0, "loss": 2.0, "loader_wait": 0.1},
+        {"kind": "tensors", "phase": "short", "global_step": 5, "seconds": 1.0, "tensors": {}},
+        {"kind": "phase", "phase": "short", "global_step": 0, "event": "start", "held_out_documents": 3},
+        {"kind": "finetune", "name": "mine", "seed": 0, "init": "scratch", "metric": "accuracy", "value": 0.5, "tag": "ab"},
+    ],
+)
+def test_metrics_of_an_older_version_are_refused_as_such(tmp_path: Path, line: dict[str, Any]) -> None:
+    folder = write_run(tmp_path / "run", [*metrics(), line])
+    with pytest.raises(DataError, match=r"metrics\.jsonl:\d+: was written by an older version of overnight: '\w+' is now '\w+'"):
+        summarize(folder)
+
+
 def test_unknown_kinds_and_keys_are_ignored(tmp_path: Path) -> None:
     plain = write_run(tmp_path / "plain", metrics())
     more = write_run(tmp_path / "more", [{"kind": "weather", "sun": 1}, *({**line, "new_key": 3} for line in metrics())])
-    assert summarise(plain)["phases"] == summarise(more)["phases"]
+    assert summarize(plain)["phases"] == summarize(more)["phases"]
 
 
 def test_an_empty_run_is_described_as_empty(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [])
-    found = summarise(folder)
+    found = summarize(folder)
     assert not found["finished"]
     assert [row["name"] for row in found["phases"]] == ["short", "long"]
     assert any("nothing was measured yet" in note for note in found["notes"])
@@ -99,7 +119,7 @@ def test_a_damaged_environment_is_refused_and_an_absent_one_noted(tmp_path: Path
         read_folder(folder)
     (folder / "env.json").unlink()
     assert any("env.json is absent" in note for note in read_folder(folder).notes)
-    assert summarise(folder)["device"] == "unknown"
+    assert summarize(folder)["device"] == "unknown"
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", ""])
@@ -113,5 +133,5 @@ def test_damaged_settings_are_refused(tmp_path: Path, text: str) -> None:
 def test_lines_written_with_nan_are_read(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*metrics(), *finetunings([float("nan")], [0.5])])
     assert "NaN" in (folder / "metrics.jsonl").read_text(encoding="utf-8")
-    assert summarise(folder)["tasks"][0]["verdict"] == "a score is not a number"
-    assert json.dumps(summarise(folder))
+    assert summarize(folder)["tasks"][0]["verdict"] == "a score is not a number"
+    assert json.dumps(summarize(folder))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overnight.report.summary import compare, duration, spread, summarise, summary_text
+from overnight.report.summary import compare, duration, spread, summarize, summary_text
 from tests.conftest import ROOT
 from tests.report.sample import byte_metrics, byte_settings, finetunings, metrics, settings, write_run
 
@@ -19,9 +19,9 @@ def line(value: float, **more: object) -> dict[str, object]:
     return {"metric": "accuracy", "value": value, **more}
 
 
-def test_phase_scores_are_the_last_held_out_ones_of_each_phase(tmp_path: Path) -> None:
+def test_phase_scores_are_the_last_validation_ones_of_each_phase(tmp_path: Path) -> None:
     lines = metrics()
-    found = summarise(write_run(tmp_path / "run", lines))
+    found = summarize(write_run(tmp_path / "run", lines))
     for row in found["phases"]:
         last = [x for x in lines if x["kind"] == "eval" and x["phase"] == row["name"]][-1]
         assert {key: row[key] for key in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")} == {
@@ -32,7 +32,7 @@ def test_phase_scores_are_the_last_held_out_ones_of_each_phase(tmp_path: Path) -
 
 
 def test_phases_share_out_the_tokens_and_the_time_of_the_run(tmp_path: Path) -> None:
-    found = summarise(write_run(tmp_path / "run", metrics()))
+    found = summarize(write_run(tmp_path / "run", metrics()))
     assert [row["tokens"] for row in found["phases"]] == [200 * 64 * 110, 50 * 32 * 220]
     assert sum(row["tokens"] for row in found["phases"]) == found["tokens"]
     assert sum(row["seconds"] for row in found["phases"]) == pytest.approx(found["seconds"])
@@ -41,17 +41,17 @@ def test_phases_share_out_the_tokens_and_the_time_of_the_run(tmp_path: Path) -> 
 
 def test_a_run_without_nsp_has_no_nsp_scores(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", metrics(nsp=False))
-    assert [row["nsp_accuracy"] for row in summarise(folder)["phases"]] == [None, None]
+    assert [row["nsp_accuracy"] for row in summarize(folder)["phases"]] == [None, None]
     assert " - " in summary_text(folder)
 
 
-def test_a_byte_model_is_judged_by_its_last_held_out_bits_per_character(tmp_path: Path) -> None:
+def test_a_byte_model_is_evaluated_by_its_last_validation_bits_per_character(tmp_path: Path) -> None:
     lines = byte_metrics()
     folder = write_run(tmp_path / "run", lines, byte_settings())
     last = [line for line in lines if line["kind"] == "eval"][-1]
-    (row,) = summarise(folder)["phases"]
+    (row,) = summarize(folder)["phases"]
     assert (row["bits_per_character"], row["byte_accuracy"]) == (last["bits_per_character"], last["byte_accuracy"])
-    head, cells = (line for line in summary_text(folder).splitlines() if line.startswith(("held out", "only")))
+    head, cells = (line for line in summary_text(folder).splitlines() if line.startswith(("validation", "only")))
     assert "bits per character" in head and "masked-LM" not in head and f"  {last['bits_per_character']:.3f}  " in cells
 
 
@@ -62,25 +62,25 @@ def test_a_byte_model_that_was_not_evaluated_yet_has_a_dash(tmp_path: Path) -> N
 
 def test_an_unfinished_phase_is_named_with_the_steps_done(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", metrics()[:-3])
-    found = summarise(folder)
+    found = summarize(folder)
     assert found["phases"][1]["finished"] is False
     assert "45 of 50" in summary_text(folder)
     assert "phase long is to do" in summary_text(folder)
 
 
 def test_a_finished_run_has_nothing_to_note(tmp_path: Path) -> None:
-    found = summarise(write_run(tmp_path / "run", metrics() + finetunings([0.67, 0.66, 0.68], [0.50, 0.49, 0.51])))
+    found = summarize(write_run(tmp_path / "run", metrics() + finetunings([0.67, 0.66, 0.68], [0.50, 0.49, 0.51])))
     assert found["finished"] and found["notes"] == []
     task = found["tasks"][0]
-    assert (task["pretrained"]["median"], task["scratch"]["median"]) == (0.67, 0.50)
+    assert (task["pretrained"]["median"], task["random"]["median"]) == (0.67, 0.50)
     assert task["pretrained"]["values"] == {0: 0.67, 1: 0.66, 2: 0.68}
     assert task["wins"] is False and task["verdict"].startswith("pretraining does not win: word overlap is best")
-    assert task["baselines"] == [{"what": "word overlap", "value": 0.88}]
+    assert task["baselines"] == [{"method": "word overlap", "value": 0.88}]
 
 
 def test_missing_seeds_are_named_and_the_verdict_is_provisional(tmp_path: Path) -> None:
-    found = summarise(write_run(tmp_path / "run", metrics() + finetunings([0.67, 0.66, 0.68], [0.50, 0.49])))
-    assert "docnames scratch: seed 2 not run yet" in found["notes"]
+    found = summarize(write_run(tmp_path / "run", metrics() + finetunings([0.67, 0.66, 0.68], [0.50, 0.49])))
+    assert "docnames random init: seed 2 not run yet" in found["notes"]
     assert found["tasks"][0]["verdict"].endswith(", so far")
     assert not found["finished"]
 
@@ -92,65 +92,65 @@ def test_a_task_of_which_only_the_baseline_ran_has_its_metric(tmp_path: Path) ->
 
 def test_a_repeated_seed_counts_once_with_its_last_value(tmp_path: Path) -> None:
     lines = finetunings([0.60, 0.66, 0.68], [0.50, 0.49, 0.51]) + finetunings([0.70], [])
-    task = summarise(write_run(tmp_path / "run", metrics() + lines))["tasks"][0]
+    task = summarize(write_run(tmp_path / "run", metrics() + lines))["tasks"][0]
     assert task["pretrained"]["values"] == {0: 0.70, 1: 0.66, 2: 0.68}
 
 
 @pytest.mark.parametrize(
-    ("pretrained", "scratch", "wins", "words"),
+    ("pretrained", "random_init", "wins", "words"),
     [
         ([0.67, 0.66, 0.68], [0.50, 0.49, 0.51], True, "wins by more than the spread"),
         ([0.52, 0.50, 0.54], [0.50, 0.49, 0.51], False, "ahead, but not by more"),
         ([0.52, 0.52, 0.52], [0.50, 0.40, 0.60], False, "ahead, but not by more"),
         ([0.50, 0.49, 0.51], [0.50, 0.49, 0.51], False, "does not win"),
         ([0.40, 0.39, 0.41], [0.50, 0.49, 0.51], False, "does not win"),
-        ([0.67], [0.50], None, "ahead of training from scratch, on a single seed"),
+        ([0.67], [0.50], None, "ahead of random init, on a single seed"),
         ([0.67, 0.66], [], None, "not compared"),
         ([], [0.5], None, "not run yet"),
     ],
 )
 def test_pretraining_wins_only_by_more_than_the_spread_of_the_seeds(
-    pretrained: list[float], scratch: list[float], wins: bool | None, words: str
+    pretrained: list[float], random_init: list[float], wins: bool | None, words: str
 ) -> None:
-    sides = [spread({i: line(value) for i, value in enumerate(values)}) for values in (pretrained, scratch)]
+    sides = [spread({i: line(value) for i, value in enumerate(values)}) for values in (pretrained, random_init)]
     found, text = compare(*sides)
     assert found is wins and words in text
 
 
 @pytest.mark.parametrize(
-    ("pretrained", "scratch", "baselines", "wins", "words"),
+    ("pretrained", "random_init", "baselines", "wins", "words"),
     [
         (
             [0.63, 0.62, 0.64],
             [0.5, 0.5, 0.5],
             [0.85],
             False,
-            "does not win: method 0 is best; pretraining is ahead of training from scratch",
+            "does not win: method 0 is best; pretraining is ahead of random init",
         ),
         ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.1, 0.63], False, "method 1 is best"),
         ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.55, 0.62], False, "not by more than the spread of method 1"),
         ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.55, 0.40], True, "wins by more than the spread; next is method 0"),
-        ([0.63, 0.62, 0.64], [0.7, 0.7, 0.7], [0.65, 0.40], False, "training from scratch is best; pretraining is ahead of method 1"),
+        ([0.63, 0.62, 0.64], [0.7, 0.7, 0.7], [0.65, 0.40], False, "random init is best; pretraining is ahead of method 1"),
         ([0.63], [], [0.85], False, "method 0 is best"),
-        ([0.63], [], [0.55], None, "ahead of method 0, not compared with training from scratch"),
+        ([0.63], [], [0.55], None, "ahead of method 0, not compared with random init"),
         ([0.63], [0.5], [0.55], None, "single seed"),
         ([0.63], [0.5], [float("nan")], None, "single seed"),
         ([float("nan")], [0.5], [0.55], None, "not a number"),
     ],
 )
 def test_pretraining_wins_only_where_no_baseline_is_better(
-    pretrained: list[float], scratch: list[float], baselines: list[float], wins: bool | None, words: str
+    pretrained: list[float], random_init: list[float], baselines: list[float], wins: bool | None, words: str
 ) -> None:
-    sides = [spread({i: line(value) for i, value in enumerate(values)}) for values in (pretrained, scratch)]
-    found, text = compare(*sides, [{"what": f"method {i}", "value": value} for i, value in enumerate(baselines)])
+    sides = [spread({i: line(value) for i, value in enumerate(values)}) for values in (pretrained, random_init)]
+    found, text = compare(*sides, [{"method": f"method {i}", "value": value} for i, value in enumerate(baselines)])
     assert found is wins and words in text
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.lists(st.floats(0, 1), min_size=1, max_size=3))
-def test_no_verdict_is_good_where_anything_else_is_as_good(pretrained: float, scratch: float, baselines: list[float]) -> None:
-    sides = [spread({0: line(value), 1: line(value)}) for value in (pretrained, scratch)]
-    wins, text = compare(*sides, [{"what": f"method {i}", "value": value} for i, value in enumerate(baselines)])
-    assert wins is (pretrained > max(scratch, *baselines)) and (wins or "pretraining wins" not in text)
+def test_no_verdict_is_good_where_anything_else_is_as_good(pretrained: float, random_init: float, baselines: list[float]) -> None:
+    sides = [spread({0: line(value), 1: line(value)}) for value in (pretrained, random_init)]
+    wins, text = compare(*sides, [{"method": f"method {i}", "value": value} for i, value in enumerate(baselines)])
+    assert wins is (pretrained > max(random_init, *baselines)) and (wins or "pretraining wins" not in text)
 
 
 @given(st.dictionaries(st.integers(0, 9), st.floats(0, 1), min_size=1))
@@ -170,7 +170,7 @@ def test_squad_scores_are_per_cent_already_and_correlations_have_no_per_cent_sig
     folder = write_run(tmp_path / "run", [*metrics(), squad, stsb], settings(finetune={}))
     text = summary_text(folder)
     assert "61.2 %" in text and "87.5\n" in text.replace("  ", "\n") and "87.5 %" not in text
-    assert summarise(folder)["tasks"][0]["pretrained"]["others"] == {"exact_match": 50.5}
+    assert summarize(folder)["tasks"][0]["pretrained"]["others"] == {"exact_match": 50.5}
 
 
 def test_the_text_holds_every_seed_the_median_the_spread_and_the_verdict(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_the_text_holds_every_seed_the_median_the_spread_and_the_verdict(tmp_pat
         "1.1",
         "word overlap",
         "88.0 %",
-        "pretraining does not win: word overlap is best; pretraining is ahead of training from scratch",
+        "pretraining does not win: word overlap is best; pretraining is ahead of random init",
     ):
         assert part in text
     table = [row for row in text.splitlines() if row.startswith(("short", "long"))]
@@ -195,8 +195,8 @@ def test_the_text_holds_every_seed_the_median_the_spread_and_the_verdict(tmp_pat
 
 def test_the_device_is_the_gpu_unless_the_run_asked_for_the_cpu(tmp_path: Path) -> None:
     machine = {"cpu": {"model": "P", "cores": 8}, "gpus": [{"name": "Card"}, {"name": "Card"}]}
-    assert summarise(write_run(tmp_path / "a", [], environment=machine))["device"] == "2 x Card"
-    assert summarise(write_run(tmp_path / "b", [], settings(compute={"device": "cpu"}), machine))["device"] == "P, 8 cores"
+    assert summarize(write_run(tmp_path / "a", [], environment=machine))["device"] == "2 x Card"
+    assert summarize(write_run(tmp_path / "b", [], settings(compute={"device": "cpu"}), machine))["device"] == "P, 8 cores"
 
 
 @pytest.mark.parametrize(
@@ -210,8 +210,8 @@ def test_the_verdict_in_the_readme_is_that_of_the_numbers_above_it() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = {
         name: [float(x) / 100 for x in re.findall(r"([\d.]+) %", re.search(rf"^{name} .*", text, re.M)[0])]
-        for name in ("pretrained", "from scratch", "word overlap")
+        for name in ("pretrained", "random init", "word overlap")
     }
-    sides = [spread({i: line(value) for i, value in enumerate(rows[name][:3])}) for name in ("pretrained", "from scratch")]
-    _, verdict = compare(*sides, [{"what": "word overlap", "value": rows["word overlap"][0]}])
+    sides = [spread({i: line(value) for i, value in enumerate(rows[name][:3])}) for name in ("pretrained", "random init")]
+    _, verdict = compare(*sides, [{"method": "word overlap", "value": rows["word overlap"][0]}])
     assert f"\n{verdict}\n" in text

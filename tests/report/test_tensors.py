@@ -12,7 +12,7 @@ from overnight.report.run_reader import read_folder
 from overnight.report.tensors import COLUMNS, heat_maps, noise_curves
 from tests.report.sample import measured, metrics, write_run
 
-TENSORS = [line for line in measured() if line["kind"] == "tensors"]
+TENSORS = [line for line in measured() if line["kind"] == "tensor_norms"]
 NOISE = [line for line in measured() if line["kind"] == "noise"]
 
 
@@ -33,18 +33,18 @@ def test_a_tensor_without_a_trust_ratio_has_no_row_and_one_that_was_0_a_gap() ->
 
 
 def test_an_optimizer_without_trust_ratios_has_an_empty_map_of_them() -> None:
-    maps = heat_maps([{**line, "tensors": {"a": [1.0, 1.0, 0.1, None]}} for line in TENSORS])
+    maps = heat_maps([{**line, "tensor_norms": {"a": [1.0, 1.0, 0.1, None]}} for line in TENSORS])
     assert maps is not None and maps["ratio"] == {"names": [], "values": []}
 
 
 def test_a_tensor_that_one_phase_does_not_have_leaves_a_gap_there() -> None:
-    maps = heat_maps([{**line, "tensors": {"ab"[i % 2]: [1.0, 1.0, 0.5, 2.0]}} for i, line in enumerate(TENSORS[:3])])
+    maps = heat_maps([{**line, "tensor_norms": {"ab"[i % 2]: [1.0, 1.0, 0.5, 2.0]}} for i, line in enumerate(TENSORS[:3])])
     assert maps is not None and maps["ratio"] == {"names": ["a", "b"], "values": [[2.0, None, 2.0], [None, 2.0, None]]}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_is_a_gap(bad: float) -> None:
-    maps = heat_maps([{**TENSORS[0], "tensors": {"a": [1.0, bad, bad, bad], "b": [bad, 1.0, 1.0, 1.0]}}])
+    maps = heat_maps([{**TENSORS[0], "tensor_norms": {"a": [1.0, bad, bad, bad], "b": [bad, 1.0, 1.0, 1.0]}}])
     assert maps is not None and maps["ratio"]["names"] == ["b"] and maps["change"]["names"] == []
     curves = noise_curves([{**NOISE[0], "groups": {"run": bad}}], 10)
     assert curves is not None and curves["groups"] == {"run": [None]}
@@ -52,7 +52,7 @@ def test_what_is_not_finite_is_a_gap(bad: float) -> None:
 
 
 def test_a_long_run_is_thinned_to_what_can_be_seen() -> None:
-    maps = heat_maps([line for line in measured(4000, 2) if line["kind"] == "tensors"])
+    maps = heat_maps([line for line in measured(4000, 2) if line["kind"] == "tensor_norms"])
     assert maps is not None and COLUMNS / 2 < len(maps["step"]) <= COLUMNS
     curves = noise_curves([line for line in measured(4000, 2) if line["kind"] == "noise"], 300)
     assert curves is not None and 150 < len(curves["step"]) <= 300
@@ -70,7 +70,7 @@ def test_the_noise_curve_has_a_gap_where_the_scale_is_unknown_and_says_what_the_
 
 def test_a_run_that_measured_nothing_has_neither(tmp_path: Path) -> None:
     records = read_folder(write_run(tmp_path / "run", metrics())).records
-    assert heat_maps(records["tensors"]) is None and noise_curves(records["noise"], 10) is None
+    assert heat_maps(records["tensor_norms"]) is None and noise_curves(records["noise"], 10) is None
 
 
 def test_of_a_step_that_was_measured_twice_the_newer_line_counts(tmp_path: Path) -> None:

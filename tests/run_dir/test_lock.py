@@ -127,5 +127,5 @@ def newest(run: Run) -> dict[str, torch.Tensor]:
 def losses(run: Run) -> list[Any]:
     found = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
     return [
-        (line["kind"], line.get("global_step"), line.get("loss"), line.get("mlm_loss")) for line in found if line.get("what") != "peak"
+        (line["kind"], line.get("global_step"), line.get("loss"), line.get("mlm_loss")) for line in found if line.get("event") != "peak"
     ]  # no share of the peak where the clock was wrong

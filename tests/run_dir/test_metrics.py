@@ -1,4 +1,4 @@
-"""What a run writes of itself: metrics cut back to a checkpoint, the same numbers on TensorBoard and Weights & Biases, speed and loader wait."""
+"""What a run writes of itself: metrics cut back to a checkpoint, the same values on TensorBoard and Weights & Biases, speed and loader wait."""
 
 from __future__ import annotations
 
@@ -242,7 +242,12 @@ def test_speed_counts_tokens_operations_and_waiting_since_the_last_line(tiny: Ma
             now[0] += 2.0
             meter.note(done, progress, wait=False)
         flops = training_flops(run.model, 600, sizes)
-        expected = {"tokens_per_s": 100.0, "sequences_per_s": 4.0, "mfu": round(flops / 2 / (1e9 * processes), 4), "loader_wait": 0.125}
+        expected = {
+            "tokens_per_s": 100.0,
+            "sequences_per_s": 4.0,
+            "mfu": round(flops / 2 / (1e9 * processes), 4),
+            "data_wait_fraction": 0.125,
+        }
         assert meter.rate() == expected
         now[0] += 100.0
         meter.pause()
@@ -257,7 +262,7 @@ def test_there_is_no_share_of_a_peak_that_the_products_exceed(tiny: Make, monkey
     told = finish(run)
     assert told.count("above the peak of 0.00 TFLOP/s, measured, which is no peak then") == 1 and "MFU" not in told.replace("no MFU", "")
     assert not any("mfu" in line for line in lines(run, "train"))
-    assert [line["what"] for line in lines(run, "event")].count("peak") == 1
+    assert [line["event"] for line in lines(run, "event")].count("peak") == 1
 
 
 def test_peaks_of_processes_add_up_and_one_that_is_unknown_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +277,7 @@ def test_peaks_of_processes_add_up_and_one_that_is_unknown_leaves_none(monkeypat
 def test_a_run_writes_what_it_used_of_the_device_and_how_long_it_waited(tiny: Make) -> None:
     run = tiny()
     finish(run)
-    assert all(line["mfu"] > 0 and 0 <= line["loader_wait"] <= 1 for line in lines(run, "train"))
+    assert all(line["mfu"] > 0 and 0 <= line["data_wait_fraction"] <= 1 for line in lines(run, "train"))
 
 
 def test_a_slow_loader_is_seen(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,4 +292,4 @@ def test_a_slow_loader_is_seen(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(loop.time, "perf_counter", lambda: clock() + late[0])
     run = tiny()
     finish(run)
-    assert all(line["loader_wait"] > 0.9 for line in lines(run, "train"))
+    assert all(line["data_wait_fraction"] > 0.9 for line in lines(run, "train"))

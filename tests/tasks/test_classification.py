@@ -45,7 +45,7 @@ def test_stsb_is_a_regression_whose_scores_are_0_to_5(data: Path) -> None:
     assert all(isinstance(r.label, float) and 0 <= r.label <= 5 for r in read.train + read.dev)
 
 
-def test_mrpc_from_microsofts_files_is_the_glue_split_with_labelled_test_rows(data: Path, tmp_path: Path) -> None:
+def test_mrpc_from_microsofts_files_is_the_glue_split_with_labeled_test_rows(data: Path, tmp_path: Path) -> None:
     for name in ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt", "dev_ids.tsv"):
         (tmp_path / name).symlink_to((data / "glue" / "MRPC" / name).resolve())
     original, glue = load_task("mrpc", tmp_path), load_task("mrpc", data / "glue" / "MRPC")

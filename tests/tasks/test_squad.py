@@ -83,11 +83,11 @@ def test_files_of_any_name_are_found_or_named_and_never_called_squad(tmp_path: P
     for read in (load_squad(tmp_path), load_squad(train, dev), load_squad(tmp_path, dev)):
         assert [q.id for q in read.train] == ["7"] and [q.id for q in read.dev] == ["8"]
         assert read.notes == ("trained on faq_TRAIN_set.json, scored on faq-valid.json",)
-    with pytest.raises(DataError, match="too few paragraphs to hold out a tenth; name the questions to score on with --dev=FILE"):
+    with pytest.raises(DataError, match="too few paragraphs to split off a tenth; name the questions to score on with --dev=FILE"):
         load_squad(train)
 
 
-def test_of_one_file_whole_paragraphs_are_held_out(tmp_path: Path) -> None:
+def test_of_one_file_whole_paragraphs_are_validation(tmp_path: Path) -> None:
     parts = [_squad((f"{i}a", [("cat", 4)]), (f"{i}b", [("cat", 4)]), context=f"The cat {i}.")["data"][0] for i in range(60)]
     read = load_squad(_write(tmp_path / "all.json", {"data": parts}))
     assert not {q.context for q in read.train} & {q.context for q in read.dev} and len(read.train) + len(read.dev) == 120

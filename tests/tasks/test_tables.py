@@ -34,16 +34,16 @@ def test_a_table_is_the_same_task_in_every_format(ending: str, tmp_path: Path) -
     read = load_task("csv", _write(tmp_path / f"mine{ending}", ROWS))
     assert read.kind == "classification" and read.labels == ("bad", "good") and read.main_metric == "accuracy"
     assert sorted((r.text_a, r.label) for r in read.train + read.dev) == sorted(ROWS)
-    assert 5 <= len(read.dev) <= 40 and read.notes[0].startswith(f"scored on {len(read.dev)} rows held out")
+    assert 5 <= len(read.dev) <= 40 and read.notes[0].startswith(f"scored on {len(read.dev)} rows split off")
 
 
 def test_files_named_by_split_are_the_splits_and_test_labels_are_optional(tmp_path: Path) -> None:
     _write(tmp_path / "train.csv", ROWS)
     _write(tmp_path / "valid.tsv", ROWS[:3])
-    (tmp_path / "test.jsonl").write_text('{"text": "unlabelled", "id": 7}\n')
+    (tmp_path / "test.jsonl").write_text('{"text": "unlabeled", "id": 7}\n')
     read = load_task("csv", tmp_path)
     assert (len(read.train), len(read.dev), read.notes) == (200, 3, ())
-    assert [(r.id, r.text_a, r.label) for r in read.test] == [("7", "unlabelled", None)]
+    assert [(r.id, r.text_a, r.label) for r in read.test] == [("7", "unlabeled", None)]
 
 
 def test_pairs_and_scores_make_a_regression_on_pairs(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_adding_rows_never_moves_a_row_to_the_other_side(texts: list[str], more:
     assert not any(in_validation(t, 3, share=0.0) for t in texts) and all(in_validation(t, 3, share=1.0) for t in texts)
 
 
-def test_the_held_out_share_is_a_tenth() -> None:
+def test_the_validation_share_is_a_tenth() -> None:
     count = sum(in_validation(str(i), 0) for i in range(20_000))
     assert abs(count - 2000) < 4 * (20_000 * 0.1 * 0.9) ** 0.5
 
@@ -94,7 +94,7 @@ BAD = {
     "another ending": ("t.xls", "text,label\n", r"t\.xls: a table ends in \.csv, \.tsv, \.jsonl"),
     "no rows": ("t.csv", "text,label\n", r"t\.csv: holds no rows"),
     "nothing": ("t.csv", "", r"t\.csv: holds no rows"),
-    "too few to split": ("t.csv", "text,label\na,x\n", r"1 rows are too few to hold out a tenth"),
+    "too few to split": ("t.csv", "text,label\na,x\n", r"1 rows are too few to split off a tenth"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The held-out part of a corpus: how much it is, of which documents, and whether a score on it says something."""
+"""The validation and test documents of a corpus: how much it is, of which documents, and whether a score on it says something."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LEAST_DOCUMENTS, LEAST_TOKENS = 10, 10_000
 
 
 def check_share(key: str, fraction: float, num_validation: int, trained: int, nearest: float) -> None:
-    """Check that a share of the documents holds out some, and leaves some to train on.
+    """Check that a share of the documents takes some, and leaves some to train on.
 
     Args:
         key: of the share.
-        num_validation: documents that it holds out.
+        num_validation: documents that it takes.
         trained: documents that are left.
-        nearest: share that would hold out the first.
+        nearest: share that would take the first.
 
     Raises:
         DataError: saying which share would do.
@@ -33,14 +33,14 @@ def check_share(key: str, fraction: float, num_validation: int, trained: int, ne
     if trained and (num_validation or not fraction):
         return
     raise DataError(
-        f"of {trained + num_validation} documents {num_validation} are held out with {key} = {fraction}: "
-        + (f"{min(nearest * 1.01 + 1e-4, 0.5):.4f} would hold out the first; " if trained else "none is left to train on; ")
-        + "change it (0 holds out none), or make more documents of the text with data.documents = paragraph or line"
+        f"{key} = {fraction}: takes {num_validation} of {trained + num_validation} documents: "
+        + (f"{min(nearest * 1.01 + 1e-4, 0.5):.4f} would take the first; " if trained else "none is left to train on; ")
+        + "change it (0 takes none), or make more documents of the text with data.documents = paragraph or line"
     )
 
 
 def names_by_split(chunks: Sequence[Path], splits: Sequence[np.ndarray]) -> dict[str, list[str]]:
-    """Return where the first documents of each held-out part are from, by part.
+    """Return where the first documents of the validation and the test part are from, by part.
 
     Args:
         chunks: clean documents.
@@ -55,7 +55,7 @@ def names_by_split(chunks: Sequence[Path], splits: Sequence[np.ndarray]) -> dict
 
 
 def share_for(chunks: Sequence[Path], splits: Sequence[np.ndarray], documents: int) -> float:
-    """Return the `valid_fraction` that would hold out so many documents, or one half."""
+    """Return the `valid_fraction` that would take so many documents, or one half."""
     hashes = [read_table(path).column("hash").filter(pa.array(split > 0)).to_pylist() for path, split in zip(chunks, splits, strict=True)]
     flat = np.frombuffer(b"".join(b"".join(part) for part in hashes), np.uint8).reshape(-1, 16)
     positions = np.sort(dedup.hash_position(flat))
@@ -63,29 +63,29 @@ def share_for(chunks: Sequence[Path], splits: Sequence[np.ndarray], documents: i
 
 
 def validation_lines(manifest: Manifest, share: Callable[[int], float]) -> Iterator[str]:
-    """Yield what `prepare` says of the held-out part: how much it is, of which documents, and a warning where it is too little.
+    """Yield what `prepare` says of the validation part: how much it is, of which documents, and a warning where it is too little.
 
     Args:
-        share: gives the `valid_fraction` that would hold out so many documents.
+        share: gives the `valid_fraction` that would take so many documents.
     """
     documents, tokens = (manifest.count("valid", what) for what in ("documents", "tokens"))
     if not documents:
         yield (
-            "warning: no document is held out (data.valid_fraction = 0), and pretraining needs some to measure on: prepare into another folder with "
+            "warning: no document is for validation (data.valid_fraction = 0), and pretraining needs some to measure on: prepare into another folder with "
             f"--data.valid_fraction={share(LEAST_DOCUMENTS):.2g}"
         )
         return
-    names = manifest.held_out.get("valid", [])
+    names = manifest.first_documents.get("valid", [])
     more = ", ..." if documents > 3 else ""
-    yield f"held out: {documents:,} documents, {tokens:,} tokens: {', '.join(names[:3])}{more} (manifest.json names {len(names)})"
+    yield f"validation: {documents:,} documents, {tokens:,} tokens: {', '.join(names[:3])}{more} (manifest.json names {len(names)})"
     if documents < LEAST_DOCUMENTS or tokens < LEAST_TOKENS:
         hint = (
-            f"--data.valid_fraction={share(LEAST_DOCUMENTS):.2g} would hold out about {LEAST_DOCUMENTS} documents"
+            f"--data.valid_fraction={share(LEAST_DOCUMENTS):.2g} would take about {LEAST_DOCUMENTS} documents"
             if documents < LEAST_DOCUMENTS
             else ""
         )
         hint = hint or f"raise data.valid_fraction above {manifest.settings['valid_fraction']:g}"
         yield (
-            f"warning: scores on {documents:,} held-out documents of {tokens:,} tokens say little of others (at least {LEAST_DOCUMENTS} documents and "
+            f"warning: scores on {documents:,} validation documents of {tokens:,} tokens say little of others (at least {LEAST_DOCUMENTS} documents and "
             f"{LEAST_TOKENS:,} tokens would be better): {hint}; or add text, or make more documents of it (data.documents = paragraph or line)"
         )

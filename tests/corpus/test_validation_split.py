@@ -1,4 +1,4 @@
-"""The held-out part of a corpus is told, named, and warned of where it is too small."""
+"""The validation and test documents of a corpus is logged, named, and warned of where it is too small."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from overnight.config import Data
-from overnight.corpus import held_out
+from overnight.corpus import validation_split
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.readers import documents, start_reading
 from overnight.corpus.shards import load_manifest, open_shards
@@ -33,31 +33,31 @@ def write(folder: Path, count: int, words: int = 20) -> Path:
     return folder
 
 
-def test_few_held_out_documents_are_warned_of_with_a_share_that_holds_out_more(tmp_path: Path) -> None:
+def test_few_validation_documents_are_warned_of_with_a_share_that_takes_more(tmp_path: Path) -> None:
     text, lines = write(tmp_path / "text", 200), list[str]()
     manifest = prepare(data(text, 0.008), tmp_path / "out", lines.append)
     assert 0 < manifest.count("valid", "documents") < 5
     (warning,) = (line for line in lines if line.startswith("warning:"))
     share = float(warning.split("--data.valid_fraction=")[1].split()[0])
     more = prepare(data(text, share), tmp_path / "more", lines.append)
-    assert held_out.LEAST_DOCUMENTS - 1 <= more.count("valid", "documents") <= held_out.LEAST_DOCUMENTS + 3
+    assert validation_split.LEAST_DOCUMENTS - 1 <= more.count("valid", "documents") <= validation_split.LEAST_DOCUMENTS + 3
 
 
-def test_few_held_out_tokens_are_warned_of_and_enough_are_not(tmp_path: Path) -> None:
+def test_few_validation_tokens_are_warned_of_and_enough_are_not(tmp_path: Path) -> None:
     for words, warns in ((20, True), (400, False)):
         lines: list[str] = []
         manifest = prepare(data(write(tmp_path / f"{words}", 200, words), 0.2), tmp_path / f"out-{words}", lines.append)
-        assert (manifest.count("valid", "tokens") < held_out.LEAST_TOKENS) is warns
+        assert (manifest.count("valid", "tokens") < validation_split.LEAST_TOKENS) is warns
         assert any("raise data.valid_fraction above 0.2" in line for line in lines) is warns
 
 
-def test_nothing_held_out_is_warned_of_with_a_way_out(tmp_path: Path) -> None:
+def test_no_validation_document_is_warned_of_with_a_way_out(tmp_path: Path) -> None:
     lines: list[str] = []
     prepare(data(write(tmp_path / "text", 200), 0.0), tmp_path / "out", lines.append)
-    assert any("no document is held out (data.valid_fraction = 0)" in line and "--data.valid_fraction=0." in line for line in lines)
+    assert any("no document is for validation (data.valid_fraction = 0)" in line and "--data.valid_fraction=0." in line for line in lines)
 
 
-def test_the_manifest_names_the_held_out_documents_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_manifest_names_the_validation_documents_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, settings = write(tmp_path / "text", 200), data(tmp_path / "text", 0.1, test_fraction=0.1)
     lines: list[str] = []
     prepare(settings, tmp_path / "out", lines.append)
@@ -67,11 +67,11 @@ def test_the_manifest_names_the_held_out_documents_in_their_order(tmp_path: Path
         (shard,) = open_shards(tmp_path / "out", split)
         starts = shard.sentence_starts
         held = [shard.tokens[a:b].tobytes().decode().strip() for a, b in pairwise(starts)]
-        assert [by_name[name] for name in load_manifest(tmp_path / "out").held_out[split]] == held
-    first = load_manifest(tmp_path / "out").held_out["valid"]
-    assert any(line.startswith(f"held out: {len(first)} documents") and ", ".join(first[:3]) in line for line in lines)
-    monkeypatch.setattr(held_out, "NAMES", 2)
-    assert prepare(settings, tmp_path / "few", lines.append).held_out["valid"] == first[:2]
+        assert [by_name[name] for name in load_manifest(tmp_path / "out").first_documents[split]] == held
+    first = load_manifest(tmp_path / "out").first_documents["valid"]
+    assert any(line.startswith(f"validation: {len(first)} documents") and ", ".join(first[:3]) in line for line in lines)
+    monkeypatch.setattr(validation_split, "NAMES", 2)
+    assert prepare(settings, tmp_path / "few", lines.append).first_documents["valid"] == first[:2]
 
 
 def test_a_file_that_is_one_document_is_named_without_a_number(tmp_path: Path) -> None:
@@ -84,13 +84,13 @@ def test_a_manifest_of_before_names_no_documents(tmp_path: Path) -> None:
     prepare(data(write(tmp_path / "text", 200), 0.1), tmp_path / "out", lambda _: None)
     path = tmp_path / "out/manifest.json"
     tree = json.loads(path.read_text())
-    del tree["held_out"], tree[SEAL]
+    del tree["first_documents"], tree[SEAL]
     path.write_text(json.dumps(tree))
-    assert load_manifest(tmp_path / "out").held_out == {}
+    assert load_manifest(tmp_path / "out").first_documents == {}
 
 
 def test_a_file_whose_name_is_no_utf8_is_named_readably(tmp_path: Path) -> None:
     text = write(tmp_path / "text", 200)
     (text / "0.txt").rename(text / "caf\udce9.txt")
     manifest = prepare(data(text, 0.2), tmp_path / "out", lambda _: None)
-    assert any("caf\\udce9.txt#" in name for name in manifest.held_out["valid"])
+    assert any("caf\\udce9.txt#" in name for name in manifest.first_documents["valid"])
