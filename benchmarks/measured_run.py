@@ -1,9 +1,9 @@
-"""Run verbs of `overnight` on a recipe and keep what they cost: wall time and peak memory of all their processes.
+"""Run commands of `overnight` on a recipe and keep what they cost: wall time and peak memory of all their processes.
 
     python benchmarks/measured_run.py demo run
     OVERNIGHT_DATA=... python benchmarks/measured_run.py bert-mini-books prepare pretrain
 
-Into benchmarks/results/<date>-<machine>-<recipe>/ go result.json (environment, seconds and peak memory by verb, last held-out scores, peak
+Into benchmarks/results/<date>-<machine>-<recipe>/ go result.json (environment, seconds and peak memory by command, last held-out scores, peak
 memory as the sum of resident sizes sampled every 0.2 s: shared pages count once a process, so it is an upper bound), metrics.jsonl, tasks.jsonl, run.yaml.
 """
 
@@ -45,21 +45,21 @@ def measured(command: list[str]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run the verbs and keep the results."""
+    """Run the commands and keep the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe")
-    parser.add_argument("verbs", nargs="+", choices=["prepare", "pretrain", "run"])
+    parser.add_argument("commands", nargs="+", choices=["prepare", "pretrain", "run"])
     parser.add_argument("--machine", default=f"cpu{psutil.cpu_count()}", help="word for the machine in the name of the results folder")
     options, overrides = parser.parse_known_args()
     run = config.load_run(options.recipe, [o.removeprefix("--") for o in overrides])
-    costs = {verb: measured([sys.executable, "-m", "overnight", verb, options.recipe, *overrides]) for verb in options.verbs}
+    costs = {name: measured([sys.executable, "-m", "overnight", name, options.recipe, *overrides]) for name in options.commands}
     out = Path(__file__).parent / "results" / f"{date.today()}-{options.machine}-{run.name}"
     out.mkdir(parents=True, exist_ok=True)
     kept = [name for name in ("metrics.jsonl", "tasks.jsonl", "run.yaml") if (run.run_dir / name).exists()]
     for name in kept:
         shutil.copyfile(run.run_dir / name, out / name)
     summary = summarise(run.run_dir) if kept else {}
-    command = ["overnight", *options.verbs, options.recipe, *overrides]
+    command = ["overnight", *options.commands, options.recipe, *overrides]
     result = {
         "command": command,
         "environment": environment(),

@@ -1,4 +1,4 @@
-"""`python -m overnight VERB`."""
+"""`python -m overnight COMMAND`."""
 
 from overnight.cli.main import command
 

@@ -1,7 +1,8 @@
-"""The help of the verbs that take a recipe: how to begin, then every key by section, of a named recipe only those its network has."""
+"""The help of the commands that take a recipe: how to begin, then every key by section, of a named recipe only those its network has."""
 
 from __future__ import annotations
 
+import argparse
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from overnight.config.schema import RUNS
 from overnight.config.validate import COMPUTE_SETTINGS, DATA_SETTINGS
 from overnight.display import folded, yaml_text
 
-# What a verb is begun with, and which sections it reads.
+# What a command is begun with, and which sections it reads.
 _EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "run": [
         ("demo", "minutes, no data needed"),
@@ -49,44 +50,44 @@ _TITLES = {
 _WIDEST = 110
 
 
-def recipe_help(verb: str, recipe: str | None, options: Sequence[tuple[str, str]]) -> str:
-    """Return the help of a verb that takes a recipe.
+def recipe_help(command: str, recipe: str | None, parser: argparse.ArgumentParser) -> str:
+    """Return the help of a command that takes a recipe.
 
     Args:
-        verb: such as `run`.
+        command: such as `run`.
         recipe: what the user named beside --help; None shows the keys of all networks.
-        options: of this verb alone, and what they say.
+        parser: of this command, whose options are listed.
 
     Raises:
         ConfigError: when the recipe is not there or cannot be read.
     """
     tree = config.read_recipe(recipe) if recipe else {}
-    own = " [options]" if options else ""
-    lines = [f"usage: overnight {verb} RECIPE{own} [--key=value ...]", "", "examples:"]
-    examples = [(f"overnight {verb} {words}", why) for words, why in _EXAMPLES[verb]]
-    examples.append((f"overnight {verb} {recipe or 'mlstm-small'} --help", "the keys of that recipe"))
+    lines = [f"usage: overnight {command} RECIPE [options] [--key=value ...]", "", "examples:"]
+    examples = [(f"overnight {command} {words}", why) for words, why in _EXAMPLES[command]]
+    examples.append((f"overnight {command} {recipe or 'mlstm-small'} --help", "the keys of that recipe"))
     wide = max(len(words) for words, _ in examples)
     lines += [f"  {words:{wide}}  {why}" for words, why in examples]
     lines += ["", f"RECIPE is a YAML file or one of: {', '.join(config.recipes())}", ""]
-    own_options = [*options, ("--print-config", "print the resolved recipe and stop"), ("-h, --help", "show this help")]
-    wide = max(len(name) for name, _ in own_options)
-    lines += ["options:", *(f"  {name:{wide}}  {text}" for name, text in own_options)]
+    actions = [action for action in parser._actions if action.option_strings]
+    options = [(", ".join(action.option_strings) + (f"={action.metavar}" if action.metavar else ""), action.help) for action in actions]
+    wide = max(len(name) for name, _ in options)
+    lines += ["options:", *(f"  {name:{wide}}  {text}" for name, text in options)]
     model = tree.get("model") or {}
     kind = model.get("kind", "bert") if recipe and isinstance(model, dict) else None
     kind = kind if kind in RUNS else None
-    lines += ["", f"keys of {recipe}, where model.kind={kind}:" if kind else "keys of a recipe:", *_keys(verb, kind, tree, recipe or "")]
-    if verb in _SECTIONS_OF:
+    lines += ["", f"keys of {recipe}, where model.kind={kind}:" if kind else "keys of a recipe:", *_keys(command, kind, tree, recipe or "")]
+    if command in _SECTIONS_OF:
         lines += ["", "the other keys of a recipe: overnight run --help"]
     width = min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
     return "\n".join(folded(line, width) for line in lines)
 
 
-def _keys(verb: str, kind: str | None, tree: Mapping[str, Any], recipe: str) -> Iterator[str]:
-    """The sections that a verb reads, each with a title, and two lines a key."""
+def _keys(command: str, kind: str | None, tree: Mapping[str, Any], recipe: str) -> Iterator[str]:
+    """The sections that a command reads, each with a title, and two lines a key."""
     sections: dict[str, list[str]] = {}
     for key, type_name, default, text in describe({"": RUNS[kind]} if kind else ANY, network=kind or ""):
         section = _section(key)
-        if section not in _SECTIONS_OF.get(verb, _TITLES) or (kind and _does_nothing(key, kind)):
+        if section not in _SECTIONS_OF.get(command, _TITLES) or (kind and _does_nothing(key, kind)):
             continue
         if type_name.count("|") > 7:  # too many for the line of the key
             type_name, text = "WORD", f"{text} One of {type_name.replace('|', ', ')}."

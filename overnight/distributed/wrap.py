@@ -48,7 +48,7 @@ def parallelize_model(model: BertForPretraining | ByteModel, world: World, run: 
         # A sum, not DDP's mean: each process has divided by the targets of all.
         ddp.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer(), dtype))
         return ddp
-    # Half a second, which no other verb should pay.
+    # Half a second, which no other command should pay.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
