@@ -90,11 +90,11 @@ def test_on_a_terminal_a_text_is_rewritten_in_place(terminal: Callable[..., Term
         line.update(text)
         clock[0] += 1
     assert out.screen() == ["step 2  short"]
-    line.print("held out: good")
+    line.print("validation: good")
     line.update("step 3")
     line.update("step 4", final=True)
     line.print("done")
-    assert out.screen() == ["held out: good", "step 4", "done", ""]
+    assert out.screen() == ["validation: good", "step 4", "done", ""]
 
 
 def test_a_picture_stays_below_the_lines_that_are_said(terminal: Callable[..., Terminal], clock: list[float]) -> None:
@@ -108,13 +108,13 @@ def test_a_picture_stays_below_the_lines_that_are_said(terminal: Callable[..., T
     assert first[2].endswith("1,030/4,100  1 min 10 s left") and first[3].endswith("  0/100  2 min 10 s left")
     assert first[4].endswith("     in all  3 min 20 s left") and len({len(text) for text in first[2:4]}) == 1
     assert first[5:] == ["loss 2.346      lr 0.00123   tokens/s 12,346   MFU 31.2 % of the measured peak", "memory 1.2 GB"]
-    line.print("held out: good\nand more")
-    assert out.screen() == ["phase long", "held out: good", "and more", *first[1:]]
+    line.print("validation: good\nand more")
+    assert out.screen() == ["phase long", "validation: good", "and more", *first[1:]]
     clock[0] += 1
     line.update(replace(STATUS, facts={"loss": "2.3"}))
     assert out.screen()[-1] == "loss 2.3"
     line.update(STATUS, final=True)
-    assert out.screen()[:3] == ["phase long", "held out: good", "and more"] and out.screen()[3].startswith("long 1,030/4,100  loss 2.346")
+    assert out.screen()[:3] == ["phase long", "validation: good", "and more"] and out.screen()[3].startswith("long 1,030/4,100  loss 2.346")
     assert " ".join(text.strip() for text in out.screen()[3:-1]) == STATUS.text(), "broken between words, where 80 columns end"
     assert all(len(text) <= 80 for text in out.screen())
 
@@ -239,12 +239,12 @@ def test_the_facts_of_a_line_of_metrics_are_in_words_and_only_those_that_matter(
     }
     assert facts({"loss": 2.0, "mlm_loss": 2.0, "loader_wait": 0.004, "skipped": 0}) == {"loss": "2.000"}
     line = {"loader_wait": 0.0072, "skipped": 3, "loss_scale": 65536.0, "memory_gb": 1.24, "grad_norm": None}
-    found = facts(line, known={"held-out accuracy": "12.3 %", "checkpoint": ""})
+    found = facts(line, known={"validation accuracy": "12.3 %", "checkpoint": ""})
     assert list(found.items()) == [
         ("grad", "not finite"),
         ("loss scale", "65,536"),
         ("memory", "1.2 GB"),
-        ("held-out accuracy", "12.3 %"),
+        ("validation accuracy", "12.3 %"),
         ("waits for data", "0.7 %"),
         ("skipped", "3"),
     ]

@@ -16,7 +16,7 @@ from overnight.models.bert import BertForPretraining
 from overnight.models.bytes import ByteModel
 
 _REDUCE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Type in which gradients are added up between processes, by `train.reduce`."""
+"""Type in which gradients are added up between processes, by `distributed.grad_reduce_dtype`."""
 
 
 class Losses(nn.Module):
@@ -34,7 +34,7 @@ def parallelize_model(model: BertForPretraining | ByteModel, world: World, run: 
     """Return the objective of a network on all processes; its backward pass adds the gradients up.
 
     Args:
-        model: whole and alike on every process; with `train.parallel = fsdp` its parameters become DTensors, cut along their first dimension.
+        model: whole and alike on every process; with `distributed.strategy = fsdp` its parameters become DTensors, cut along their first dimension.
     """
     if world.size == 1:
         return model.losses

@@ -151,7 +151,7 @@ def test_extended_it_does_all_that_followed_anew(tmp_path: Path, tiny_data: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sign", ["deduplicate", "short 3/6  held out", "opinion: seed 0 pretrained  acc", "[5/5]"])
+@pytest.mark.parametrize("sign", ["deduplicate", "short 3/6  validation", "opinion: seed 0 pretrained  acc", "[5/5]"])
 def test_killed_at_any_stage_it_ends_as_the_undisturbed_run(sign: str, finished: tuple[Run, str], tmp_path: Path, tiny_data: Path) -> None:
     undisturbed, _ = finished
     recipe = write_recipe(tmp_path, tiny_data.parent / "topics.jsonl")
