@@ -9,7 +9,7 @@ from pathlib import Path
 from overnight.cli.recipe_commands import Add
 from overnight.cli.task_keys import KeysHelp, add_source, next_commands, open_run, open_task
 from overnight.config.schema import BertRun, ByteRun, Finetune, Run
-from overnight.display import for_stream
+from overnight.display import duration, for_stream, measures, number, plural
 from overnight.errors import ConfigError
 
 
@@ -90,24 +90,38 @@ def _export(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _add_evaluate(add: Add) -> None:
-    command = add("evaluate", _evaluate, "bits per character of a byte model", keys=True)
+    command = add("evaluate", _evaluate, "masked-LM loss, perplexity and accuracy of BERT, bits per character of a byte model", keys=True)
     add_source(command)
-    command.add_argument("--split", choices=("test", "valid", "train"), default="test", help="which documents; default test")
+    text = "which documents; default valid of BERT, which has no test split, and test of a byte model"
+    command.add_argument("--split", choices=("test", "valid", "train"), help=text)
     how = command.add_mutually_exclusive_group()
-    how.add_argument("--shards", type=int, default=16, metavar="N", help="read N random shards side by side; default 16")
-    how.add_argument("--whole", action="store_true", help="read every document")
+    how.add_argument("--shards", type=int, metavar="N", help="of a byte model: read N random shards side by side; default 16")
+    how.add_argument("--whole", action="store_true", help="read every document, as BERT always does")
 
 
 def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
-    run = open_run(options, overrides, ByteRun, also=("data.dir",))
-    from overnight.byte_lm.evaluate import evaluate
+    run = open_run(options, overrides, Run, also=("data.dir",))
     from overnight.checkpoint.run_corpus import find_data
-    from overnight.display import duration, number
 
     if not any(override.startswith("data.dir=") for override in overrides):  # else it is to be measured on that, whatever it is
         run = find_data(run)
-    found = evaluate(run, options.split, None if options.whole else options.shards)
-    print(f"{number(found.bits, 4)} bits per character over {found.characters:,} bytes of {options.split} in {duration(found.seconds)}")
+    if isinstance(run, BertRun):
+        from overnight.engine.evaluate import evaluate
+
+        if options.shards is not None:
+            raise ConfigError(f"--shards = {options.shards}: only a byte model reads random shards; BERT reads every document")
+        split = options.split or "valid"
+        found = evaluate(run, split)
+        text = f"{plural(found.documents, 'document')} ({plural(found.examples, 'example')} of phase {found.phase})"
+        print(f"{split}: {measures(found.metrics)} over {text} in {duration(found.seconds)}")
+    else:
+        from overnight.byte_lm.evaluate import evaluate as evaluate_bytes
+
+        assert isinstance(run, ByteRun)
+        split = options.split or "test"
+        shards = 16 if options.shards is None else options.shards
+        score = evaluate_bytes(run, split, None if options.whole else shards)
+        print(f"{number(score.bits, 4)} bits per character over {score.characters:,} bytes of {split} in {duration(score.seconds)}")
 
 
 def _add_report(add: Add) -> None:
