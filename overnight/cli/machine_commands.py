@@ -1,4 +1,4 @@
-"""The commands that need neither a recipe nor a run: bench, doctor, recipes."""
+"""The commands that need neither a recipe nor a run: bench, doctor, recipes, completion."""
 
 from __future__ import annotations
 
@@ -43,4 +43,15 @@ def _recipes(options: argparse.Namespace, overrides: list[str]) -> None:
     print(for_stream(table(rows, left=2), sys.stdout))
 
 
-COMMANDS = (_add_bench, _add_doctor, _add_recipes)
+def _add_completion(add: Add) -> None:
+    command = add("completion", _completion, 'a script that completes commands, recipes and keys: eval "$(overnight completion bash)"')
+    command.add_argument("shell", choices=("bash", "zsh", "fish"), help="for which shell")
+
+
+def _completion(options: argparse.Namespace, overrides: list[str]) -> None:
+    from argcomplete.shell_integration import shellcode
+
+    print(shellcode(["overnight"], shell=options.shell))
+
+
+COMMANDS = (_add_bench, _add_doctor, _add_recipes, _add_completion)

@@ -7,7 +7,7 @@ import atexit
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
@@ -118,7 +118,11 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the options of a command, and the keys that it was given besides."""
     if argv and argv[0] in _OLD_COMMANDS:
         raise ConfigError(f"`overnight {argv[0]}`: is now `overnight {_OLD_COMMANDS[argv[0]]}`")
-    parser = _parser()
+    parser, commands = _parser()
+    if "_ARGCOMPLETE" in os.environ:
+        from overnight.cli.completion import complete
+
+        complete(parser, commands)
     options, rest = parser.parse_known_args(argv)
     for word in rest:
         name = word.partition("=")[0]
@@ -129,7 +133,8 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, _overrides(rest)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """Return the parser of the command line, and those of its commands by name."""
     parser = argparse.ArgumentParser(prog="overnight", description=f"{sys.modules['overnight'].__doc__}")
     parser.add_argument("--version", action="version", version=f"overnight {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -149,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     for group in (recipe_commands, run_commands, byte_commands, machine_commands):
         for add_command in group.COMMANDS:
             add_command(add)
-    return parser
+    return parser, commands.choices
 
 
 def _overrides(rest: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from overnight import config
-from overnight.config.describe import ANY, describe
+from overnight.config.describe import ANY, Setting, describe
 from overnight.config.schema import RUNS
 from overnight.config.validate import COMPUTE_SETTINGS, DATA_SETTINGS
 from overnight.display import folded, yaml_text
@@ -82,18 +82,22 @@ def recipe_help(command: str, recipe: str | None, parser: argparse.ArgumentParse
     return "\n".join(folded(line, width) for line in lines)
 
 
+def settings(command: str, kind: str | None) -> Iterator[Setting]:
+    """Yield the settings that a command reads, of one kind of network or of all (None)."""
+    for row in describe({"": RUNS[kind]} if kind else ANY, network=kind or ""):
+        if _section(row.key) in _SECTIONS_OF.get(command, _TITLES) and not (kind and _does_nothing(row.key, kind)):
+            yield row
+
+
 def _keys(command: str, kind: str | None, tree: Mapping[str, Any], recipe: str) -> Iterator[str]:
     """The sections that a command reads, each with a title, and two lines a key."""
     sections: dict[str, list[str]] = {}
-    for key, type_name, default, text in describe({"": RUNS[kind]} if kind else ANY, network=kind or ""):
-        section = _section(key)
-        if section not in _SECTIONS_OF.get(command, _TITLES) or (kind and _does_nothing(key, kind)):
-            continue
+    for key, type_name, default, text in settings(command, kind):
         if type_name.count("|") > 7:  # too many for the line of the key
             type_name, text = "WORD", f"{text} One of {type_name.replace('|', ', ')}."
         values = dict.fromkeys(yaml_text(value) for value in _values(tree, key.split(".")))
         said = [*([f"{recipe}: {', '.join(values)}"] if values else []), default if default == "required" else f"default: {default}"]
-        sections.setdefault(section, []).extend([f"  --{key}={type_name}", f"      {text} ({'; '.join(said)})"])
+        sections.setdefault(_section(key), []).extend([f"  --{key}={type_name}", f"      {text} ({'; '.join(said)})"])
     for section in _TITLES:
         if section in sections:
             yield from ("", _TITLES[section], *sections[section])

@@ -100,7 +100,7 @@ def _add_evaluate(add: Add) -> None:
 
 
 def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
-    run = open_run(options, overrides, Run, also=("data.dir",))
+    run = open_run(options, overrides, Run)
     from overnight.checkpoint.run_corpus import find_data
 
     if not any(override.startswith("data.dir=") for override in overrides):  # else it is to be measured on that, whatever it is

@@ -41,6 +41,8 @@ _WIDEST = 100
 _SHOWN = ("precision", "compute.device", "compute.threads")
 # Run-level keys say how a run is computed, not what it is. `train` is the old name of most of them, which is refused with the new ones.
 _RUN_LEVEL = ("precision", "compute", "memory", "distributed", "stability", "checkpoint", "logging", "train")
+# `evaluate` measures on other data too.
+_ALSO = {"evaluate": ("data.dir",)}
 _PART = {Finetune: "finetune", LinearProbe: "linear_probe"}
 _FOR = {BertRun: "BERT", ByteRun: "byte models (mlstm, lstm, transformer)"}
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -52,22 +54,21 @@ def add_source(command: argparse.ArgumentParser) -> None:
     command.add_argument("--from", dest="source", required=True, metavar="RUN", help=text)
 
 
-def open_run(options: argparse.Namespace, overrides: Sequence[str], kind: type[AnyRun], also: Sequence[str] = ()) -> AnyRun:
+def open_run(options: argparse.Namespace, overrides: Sequence[str], kind: type[AnyRun]) -> AnyRun:
     """Return the run that --from names, computed as run-level overrides say.
 
     Args:
         options: of the command.
         overrides: `KEY=VALUE`.
         kind: of run that the command is for.
-        also: keys that may be overridden besides.
 
     Raises:
         ConfigError: when it is no run, one of another kind, or a key is not run-level.
     """
     for override in overrides:
-        key = override.partition("=")[0]
-        if not is_run_level(override) and key not in also:
-            more = "".join(f" and --{name}" for name in also)
+        if not is_run_level(override, options.command):
+            more = "".join(f" and --{name}" for name in _ALSO.get(options.command, ()))
+            key = override.partition("=")[0]
             raise ConfigError(f"--{key}: `overnight {options.command}` takes only run-level keys, such as --precision=bf16{more}")
     run = stored_run(Path(options.source), overrides)
     if not isinstance(run, kind):
@@ -89,9 +90,10 @@ def open_task(
     return run
 
 
-def is_run_level(override: str) -> bool:
-    """Return whether an override says how a run is computed."""
-    return override.partition("=")[0].partition(".")[0] in _RUN_LEVEL
+def is_run_level(override: str, command: str = "") -> bool:
+    """Return whether an override says how a run is computed, as any command may, or is one that this command takes as well."""
+    key = override.partition("=")[0]
+    return key.partition(".")[0] in _RUN_LEVEL or key in _ALSO.get(command, ())
 
 
 class KeysHelp(argparse.Action):

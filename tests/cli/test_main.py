@@ -23,7 +23,21 @@ from overnight.cli.main import main
 from overnight.config import Run
 from tests.conftest import ROOT, tiny_tree
 
-COMMANDS = ("run", "prepare", "pretrain", "launch", "finetune", "predict", "export", "report", "plan", "bench", "doctor", "recipes")
+COMMANDS = (
+    "run",
+    "prepare",
+    "pretrain",
+    "launch",
+    "finetune",
+    "predict",
+    "export",
+    "report",
+    "plan",
+    "bench",
+    "doctor",
+    "recipes",
+    "completion",
+)
 COMMANDS += ("evaluate", "linear-probe", "extract-features", "heatmap", "generate", "import")  # tests/test_byte_commands.py
 RECIPE_COMMANDS = ("run", "prepare", "pretrain", "plan")
 Captured = pytest.CaptureFixture[str]
@@ -68,7 +82,7 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
 import sys
 from overnight.cli.main import main
 code = main(["--help"])
-heavy = {"torch", "numpy", "pydantic", "yaml", "pyarrow", "tokenizers", "transformers", "rich"} & set(sys.modules)
+heavy = {"torch", "numpy", "pydantic", "yaml", "pyarrow", "tokenizers", "transformers", "rich", "argcomplete"} & set(sys.modules)
 sys.exit(f"imported {heavy}" if heavy else code)
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)

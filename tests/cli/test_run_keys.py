@@ -23,8 +23,7 @@ Captured = pytest.CaptureFixture[str]
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """The commands that take a run by --from, with their parsers."""
-    (choices,) = (action.choices for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return {name: parser for name, parser in choices.items() if name != "import" and "--from" in parser._option_string_actions}
+    return {name: parser for name, parser in cli._parser()[1].items() if name != "import" and "--from" in parser._option_string_actions}
 
 
 def request(command: str, folder: Path) -> list[str]:
