@@ -179,7 +179,6 @@ def test_a_wrong_override_names_key_value_and_what_is_allowed_before_any_work(
         (["run", "demo", "--print_config"], "--print_config: is now --print-config"),
         (["launch", "demo", "--signal_before=3"], "--signal_before: is now --signal-before"),
         (["run", "demo", "--train.precision=bf16"], "train.precision: is now precision"),
-        (["finetune", "sst2", "--from", "x", "--batch=3"], "x is neither"),
     ],
 )
 def test_a_usage_error_ends_with_2_and_says_what_is_wrong(argv: list[str], says: str, capsys: Captured) -> None:
