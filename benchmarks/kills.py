@@ -112,10 +112,10 @@ class Campaign:
         """Begin a run, or resume it: the process itself, or the launch of several."""
         recipe = self.folder / f"{name}.yaml"
         recipe.write_text(yaml.safe_dump({**self.tree, "out": str(self.folder / name)}), encoding="utf-8")
-        verb = ["pretrain", str(recipe)] if processes == 1 else ["launch", str(recipe), f"--processes={processes}"]
+        words = ["pretrain", str(recipe)] if processes == 1 else ["launch", str(recipe), f"--processes={processes}"]
         with (self.folder / f"{name}.log").open("ab") as log:
             variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-            return psutil.Popen([sys.executable, "-m", "overnight", *verb], env=variables, stdout=log, stderr=log)
+            return psutil.Popen([sys.executable, "-m", "overnight", *words], env=variables, stdout=log, stderr=log)
 
     def _undisturbed(self, processes: int) -> tuple[Path, float]:
         name, start = f"undisturbed-{processes}", time.monotonic()

@@ -20,9 +20,10 @@ import numpy as np
 from overnight.byte_lm.features import extract_features
 from overnight.byte_lm.linear_probe import read_probe_task
 from overnight.byte_lm.logistic import STRENGTHS, Classifier, by_liblinear, by_newton, distance
+from overnight.config import stored_run
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
-from overnight.interop.byte_models import load_byte_model, stored_run
+from overnight.interop.byte_models import load_byte_model
 from overnight.run_dir.environment import environment
 
 

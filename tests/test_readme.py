@@ -28,9 +28,9 @@ _COMMAND = re.compile(r"^\s*(?:\$ )?(?:\w+=\S+ )*(?:\S*/)?(?:.* -m )?(overnight|
 
 
 def wrong_commands(readme: str, known: Mapping[str, set[str]]) -> list[str]:
-    """Commands in the fenced blocks whose name or make target does not exist."""
+    """Commands in the fenced blocks whose command or make target does not exist."""
     found = [match.groups() for _, lines in fenced(readme) for line in lines if (match := _COMMAND.match(line))]
-    return [f"{program} {verb}" for program, verb in found if not verb.startswith("-") and verb not in known[program]]
+    return [f"{program} {command}" for program, command in found if not command.startswith("-") and command not in known[program]]
 
 
 def tree_paths(readme: str) -> list[str]:
@@ -56,14 +56,14 @@ def tree_paths(readme: str) -> list[str]:
     return found
 
 
-def verbs() -> set[str]:
+def commands() -> set[str]:
     """The commands of `overnight --help`."""
     text = subprocess.run([sys.executable, "-m", "overnight", "--help"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
     return set(re.findall(r"^ {4}([a-z-]+)(?: {2}|$)", text, re.M))
 
 
 def test_every_command_in_the_readme_and_the_documentation_exists() -> None:
-    known = {"overnight": verbs(), "make": set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))}
+    known = {"overnight": commands(), "make": set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))}
     assert {"run", "doctor"} <= known["overnight"]
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     assert {page.name: wrong for page in pages if (wrong := wrong_commands(page.read_text(encoding="utf-8"), known))} == {}

@@ -22,7 +22,7 @@ import xxhash
 from overnight.batches import masking, pairs
 from overnight.batches.batch_size import batch_size, micro_batch, pad_to_multiple, sequences_before
 from overnight.batches.order import key, mix, order
-from overnight.batches.packing import IGNORED, Batch, Provenance, Sizes, StepBatches, balance_by_length
+from overnight.batches.packing import IGNORED, Batch, Provenance, Sizes, StepBatches, Walk, balance_by_length
 from overnight.config import BertPhase
 from overnight.corpus.shards import Shard
 from overnight.corpus.tokenizer import Vocabulary
@@ -257,17 +257,23 @@ class Samples:
 
     def validation_steps(self, count: int) -> list[StepBatches]:
         """Return the first `count` samples of the stream (or all of one epoch), as steps of one micro-batch: the same every time."""
-        positions = np.arange(min(count, self.epoch_size()), dtype=np.int64)
+        return list(self.whole(count))
+
+    def whole(self, count: int | None = None) -> Walk:
+        """Return all samples of the first epoch, or the first `count` of them, as :meth:`validation_steps`."""
+        size = self.epoch_size()
+        positions = np.arange(size if count is None else min(count, size), dtype=np.int64)
         epochs, samples = self.locate(positions)
         numbers, rows = self.rows(epochs, samples)
         lengths = self.lengths(rows)
         by_length = np.argsort(-lengths, kind="stable")
-        steps = []
-        for at in range(0, len(positions), self.phase.micro_batch_size):
-            m = by_length[at : at + self.phase.micro_batch_size]
-            batch = self.batch(epochs[m], samples[m], numbers[m], rows[m])
-            steps.append(StepBatches((batch,), int(lengths[m].sum()), len(m)))
-        return steps
+        micro = self.phase.micro_batch_size
+
+        def make(step: int) -> StepBatches:
+            m = by_length[step * micro : (step + 1) * micro]
+            return StepBatches((self.batch(epochs[m], samples[m], numbers[m], rows[m]),), int(lengths[m].sum()), len(m))
+
+        return Walk(make, -(-len(positions) // micro))
 
 
 def _kept_plan(path: Path) -> np.ndarray | None:

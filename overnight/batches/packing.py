@@ -5,8 +5,9 @@ Shapes: N tokens, S sequences, M predicted positions, K micro-batches.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -107,3 +108,21 @@ def balance_by_length(lengths: list[int] | Tensor, bins: int) -> list[list[int]]
     rows = torch.argsort(lengths, descending=True, stable=True).view(-1, bins)
     rows[1::2] = rows[1::2].flip(1)
     return rows.t().tolist()
+
+
+class Walk(Sequence[StepBatches]):
+    """Steps that are made when they are asked for, since those of a whole split may not fit in memory."""
+
+    def __init__(self, make: Callable[[int], StepBatches], count: int) -> None:
+        self.make, self._count = make, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> StepBatches: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[StepBatches]: ...
+    def __getitem__(self, at: int | slice) -> StepBatches | list[StepBatches]:
+        places = range(self._count)[at]
+        return [self.make(place) for place in places] if isinstance(places, range) else self.make(places)

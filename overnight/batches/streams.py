@@ -10,9 +10,8 @@ Shapes: B rows (streams), T bytes of a window, S shards of an epoch, K documents
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from overnight.batches.batch_size import micro_batch
 from overnight.batches.concat_documents import Documents, Joined
 from overnight.batches.order import key
-from overnight.batches.packing import IGNORED, Provenance, Sizes, StepBatches, moved
+from overnight.batches.packing import IGNORED, Provenance, Sizes, StepBatches, Walk, moved
 from overnight.config import BytePhase
 from overnight.corpus.shards import Shard
 from overnight.errors import DataError
@@ -255,21 +254,3 @@ class Streams:
             targets["label"] = torch.from_numpy(np.concatenate(labels)[by_place])
         ids_BT = torch.from_numpy(np.ascontiguousarray(text[:, :length]))
         return ByteBatch(ids_BT, torch.from_numpy(streams), torch.from_numpy(fresh_B), targets, ends_K)
-
-
-class Walk(Sequence[StepBatches]):
-    """Steps that are made when they are asked for, since those of a whole split may not fit in memory."""
-
-    def __init__(self, make: Callable[[int], StepBatches], count: int) -> None:
-        self.make, self._count = make, count
-
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, at: int) -> StepBatches: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[StepBatches]: ...
-    def __getitem__(self, at: int | slice) -> StepBatches | list[StepBatches]:
-        places = range(self._count)[at]
-        return [self.make(place) for place in places] if isinstance(places, range) else self.make(places)

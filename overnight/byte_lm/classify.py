@@ -36,7 +36,7 @@ def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, An
     """Answer lines one by one, in order, by the classifier of a linear probe.
 
     Args:
-        run: settings of a run folder or of an exported model, as :func:`overnight.interop.byte_models.stored_run` gives them.
+        run: settings of a run folder or of an exported model, as :func:`overnight.config.stored_run` gives them.
         name: a task of a linear probe of it.
         lines: JSON objects (`text`), or plain text. Empty lines are skipped.
 

@@ -11,7 +11,7 @@ from overnight.config import ByteRun
 from overnight.corpus.shards import open_shards
 from overnight.distributed.world import World
 from overnight.engine import loop
-from overnight.engine.precision import DTYPES
+from overnight.engine.evaluate import evaluation_config
 from overnight.engine.recurrent_state import RecurrentState
 from overnight.engine.training_run import set_up_machine
 from overnight.errors import ConfigError, DataError
@@ -61,7 +61,6 @@ def evaluate(run: ByteRun, split: str, shards: int | None = 16) -> Score:
     streams = Streams(files, list(run.phases.values())[-1], (run.seed, 0, _VALIDATION))
     work = streams.whole(_STREAMS) if shards is None else streams.random_shards(shards)
     carry = RecurrentState(work[0].micro[0].streams.tolist(), model.state_shape, World(device=device))
-    how = loop.LoopConfig(steps=0, lr=lambda step: 0.0, max_grad_norm=0.0, dtype=DTYPES[run.precision], device=device, seed=(run.seed,))
-    found = loop.evaluate(model, model.losses, work, how, carry)
+    found = loop.evaluate(model, model.losses, work, evaluation_config(run, device), carry)
     characters = sum(step.tokens for step in work)
     return Score(found["byte_loss"] / math.log(2), found["byte_accuracy"], characters, time.perf_counter() - start)

@@ -115,7 +115,7 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
     validation goes to `linear_probe/NAME/` in the run folder.
 
     Args:
-        run: settings of a run folder or of an exported model, as :func:`overnight.interop.byte_models.stored_run` gives them.
+        run: settings of a run folder or of an exported model, as :func:`overnight.config.stored_run` gives them.
         name: key in `run.linear_probe`.
 
     Returns:

@@ -25,7 +25,20 @@ EXTRAS = {
     "transformers": ("transformers",),
     "wandb": ("wandb",),
 }
-REQUIRED = ("numpy", "psutil", "pyarrow", "pydantic", "PyYAML", "rich", "safetensors", "tokenizers", "torch", "xxhash", "zstandard")
+REQUIRED = (
+    "argcomplete",
+    "numpy",
+    "psutil",
+    "pyarrow",
+    "pydantic",
+    "PyYAML",
+    "rich",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "xxhash",
+    "zstandard",
+)
 _MARKS = {"ok": "+", "note": "-", "missing": "!"}
 _WIDEST = 120
 

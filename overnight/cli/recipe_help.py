@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from overnight import config
-from overnight.config.describe import ANY, describe
+from overnight.config.describe import ANY, Setting, describe
 from overnight.config.schema import RUNS
 from overnight.config.validate import COMPUTE_SETTINGS, DATA_SETTINGS
 from overnight.display import folded, yaml_text
@@ -49,28 +50,28 @@ _TITLES = {
 _WIDEST = 110
 
 
-def recipe_help(command: str, recipe: str | None, options: Sequence[tuple[str, str]]) -> str:
+def recipe_help(command: str, recipe: str | None, parser: argparse.ArgumentParser) -> str:
     """Return the help of a command that takes a recipe.
 
     Args:
         command: such as `run`.
         recipe: what the user named besides --help; None shows the keys of all networks.
-        options: of this command alone, and what they say.
+        parser: of this command, whose options are listed.
 
     Raises:
         ConfigError: when the recipe is not there or cannot be read.
     """
     tree = config.read_recipe(recipe) if recipe else {}
-    own = " [options]" if options else ""
-    lines = [f"usage: overnight {command} RECIPE{own} [--key=value ...]", "", "examples:"]
+    lines = [f"usage: overnight {command} RECIPE [options] [--key=value ...]", "", "examples:"]
     examples = [(f"overnight {command} {words}", why) for words, why in _EXAMPLES[command]]
     examples.append((f"overnight {command} {recipe or 'mlstm-small'} --help", "the keys of that recipe"))
     wide = max(len(words) for words, _ in examples)
     lines += [f"  {words:{wide}}  {why}" for words, why in examples]
     lines += ["", f"RECIPE is a YAML file or one of: {', '.join(config.recipes())}", ""]
-    own_options = [*options, ("--print-config", "print the resolved recipe and stop"), ("-h, --help", "show this help")]
-    wide = max(len(name) for name, _ in own_options)
-    lines += ["options:", *(f"  {name:{wide}}  {text}" for name, text in own_options)]
+    actions = [action for action in parser._actions if action.option_strings]
+    options = [(", ".join(action.option_strings) + (f"={action.metavar}" if action.metavar else ""), action.help) for action in actions]
+    wide = max(len(name) for name, _ in options)
+    lines += ["options:", *(f"  {name:{wide}}  {text}" for name, text in options)]
     model = tree.get("model") or {}
     kind = model.get("kind", "bert") if recipe and isinstance(model, dict) else None
     kind = kind if kind in RUNS else None
@@ -81,18 +82,22 @@ def recipe_help(command: str, recipe: str | None, options: Sequence[tuple[str, s
     return "\n".join(folded(line, width) for line in lines)
 
 
+def settings(command: str, kind: str | None) -> Iterator[Setting]:
+    """Yield the settings that a command reads, of one kind of network or of all (None)."""
+    for row in describe({"": RUNS[kind]} if kind else ANY, network=kind or ""):
+        if _section(row.key) in _SECTIONS_OF.get(command, _TITLES) and not (kind and _does_nothing(row.key, kind)):
+            yield row
+
+
 def _keys(command: str, kind: str | None, tree: Mapping[str, Any], recipe: str) -> Iterator[str]:
     """The sections that a command reads, each with a title, and two lines a key."""
     sections: dict[str, list[str]] = {}
-    for key, type_name, default, text in describe({"": RUNS[kind]} if kind else ANY, network=kind or ""):
-        section = _section(key)
-        if section not in _SECTIONS_OF.get(command, _TITLES) or (kind and _does_nothing(key, kind)):
-            continue
+    for key, type_name, default, text in settings(command, kind):
         if type_name.count("|") > 7:  # too many for the line of the key
             type_name, text = "WORD", f"{text} One of {type_name.replace('|', ', ')}."
         values = dict.fromkeys(yaml_text(value) for value in _values(tree, key.split(".")))
         said = [*([f"{recipe}: {', '.join(values)}"] if values else []), default if default == "required" else f"default: {default}"]
-        sections.setdefault(section, []).extend([f"  --{key}={type_name}", f"      {text} ({'; '.join(said)})"])
+        sections.setdefault(_section(key), []).extend([f"  --{key}={type_name}", f"      {text} ({'; '.join(said)})"])
     for section in _TITLES:
         if section in sections:
             yield from ("", _TITLES[section], *sections[section])

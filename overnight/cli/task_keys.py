@@ -1,4 +1,4 @@
-"""What `finetune`, `linear-probe`, `predict` and `export` understand besides their options: the keys of a task, and those of this machine."""
+"""What the commands that take a run understand besides their options: the run-level keys, and for `finetune` and `linear-probe` those of a task."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from overnight.config.schema import Finetune, LinearProbe
+from overnight.config.load import stored_run
+from overnight.config.schema import BertRun, ByteRun, Finetune, LinearProbe, Run
 from overnight.config.validate import environment_path
 from overnight.errors import ConfigError
 
@@ -38,14 +39,61 @@ _EXAMPLES = {
 _TABLES = (".csv", ".tsv", ".jsonl")
 _WIDEST = 100
 _SHOWN = ("precision", "compute.device", "compute.threads")
-# Sections of a recipe that are no task's own; `train` is the old name of most of them, which is refused with the new ones.
-_OF_THE_RUN = ("precision", "compute", "memory", "distributed", "stability", "checkpoint", "logging", "train")
+# Run-level keys say how a run is computed, not what it is. `train` is the old name of most of them, which is refused with the new ones.
+_RUN_LEVEL = ("precision", "compute", "memory", "distributed", "stability", "checkpoint", "logging", "train")
+# `evaluate` measures on other data too.
+_ALSO = {"evaluate": ("data.dir",)}
 _PART = {Finetune: "finetune", LinearProbe: "linear_probe"}
+_FOR = {BertRun: "BERT", ByteRun: "byte models (mlstm, lstm, transformer)"}
+AnyRun = TypeVar("AnyRun", bound=Run)
 
 
-def is_machine_key(override: str) -> bool:
-    """Return whether an override is of the run, not of a task: how this machine computes."""
-    return override.partition("=")[0].partition(".")[0] in _OF_THE_RUN
+def add_source(command: argparse.ArgumentParser) -> None:
+    """Add the option that names a run; :func:`open_run` opens it."""
+    text = "run folder, or an exported byte model; --precision=bf16, --compute.device=cpu and the like may follow"
+    command.add_argument("--from", dest="source", required=True, metavar="RUN", help=text)
+
+
+def open_run(options: argparse.Namespace, overrides: Sequence[str], kind: type[AnyRun]) -> AnyRun:
+    """Return the run that --from names, computed as run-level overrides say.
+
+    Args:
+        options: of the command.
+        overrides: `KEY=VALUE`.
+        kind: of run that the command is for.
+
+    Raises:
+        ConfigError: when it is no run, one of another kind, or a key is not run-level.
+    """
+    for override in overrides:
+        if not is_run_level(override, options.command):
+            more = "".join(f" and --{name}" for name in _ALSO.get(options.command, ()))
+            key = override.partition("=")[0]
+            raise ConfigError(f"--{key}: `overnight {options.command}` takes only run-level keys, such as --precision=bf16{more}")
+    run = stored_run(Path(options.source), overrides)
+    if not isinstance(run, kind):
+        raise ConfigError(f"{options.source}: model.kind = {run.model.kind!r}: `overnight {options.command}` is for {_FOR[kind]}")
+    return run
+
+
+def open_task(
+    options: argparse.Namespace, overrides: Sequence[str], kind: type[AnyRun], task: type[Finetune] | type[LinearProbe]
+) -> AnyRun:
+    """Return the run that --from names, with the task that the command names; other overrides than run-level ones are of the task.
+
+    Raises:
+        ConfigError: as of :func:`open_run`, or for a new name that says nothing of its task.
+    """
+    known = options.task in getattr(open_run(options, (), kind), _PART[task])
+    run = stored_run(Path(options.source), task_overrides(task, options.task, overrides, known))
+    assert isinstance(run, kind)
+    return run
+
+
+def is_run_level(override: str, command: str = "") -> bool:
+    """Return whether an override says how a run is computed, as any command may, or is one that this command takes as well."""
+    key = override.partition("=")[0]
+    return key.partition(".")[0] in _RUN_LEVEL or key in _ALSO.get(command, ())
 
 
 class KeysHelp(argparse.Action):
@@ -81,7 +129,7 @@ def keys_text(kind: type[Finetune] | type[LinearProbe]) -> str:
 
 
 def task_overrides(kind: type[Finetune] | type[LinearProbe], name: str, overrides: Sequence[str], known: bool) -> list[str]:
-    """Return dotted overrides of a run from those of one of its tasks; `precision` and the like are this machine's.
+    """Return dotted overrides of a run from those of one of its tasks; run-level ones stay as they are.
 
     Args:
         kind: of task.
@@ -95,7 +143,7 @@ def task_overrides(kind: type[Finetune] | type[LinearProbe], name: str, override
     part = _PART[kind]
     if not known and not any(override.startswith("task=") for override in overrides):
         overrides = [f"task={_task_of(kind, name, overrides)}", *overrides]
-    return [override if is_machine_key(override) else f"{part}.{name}.{override}" for override in overrides]
+    return [override if is_run_level(override) else f"{part}.{name}.{override}" for override in overrides]
 
 
 def _task_of(kind: type[Finetune] | type[LinearProbe], name: str, overrides: Sequence[str]) -> str:
@@ -115,19 +163,6 @@ def _task_of(kind: type[Finetune] | type[LinearProbe], name: str, overrides: Seq
         f"{name!r} is neither a task of this run nor one of {', '.join(tasks)}{f' (did you mean {near[0]!r}?)' if near else ''}; "
         f"say what it is: --task=csv for a table of your own ({', '.join(_TABLES)}){questions}, and --path= where it lies"
     )
-
-
-def machine_overrides(verb: str, overrides: Sequence[str]) -> list[str]:
-    """Return overrides that are all of this machine's part.
-
-    Raises:
-        ConfigError: naming the first that is not.
-    """
-    for override in overrides:
-        if not is_machine_key(override):
-            key = override.partition("=")[0]
-            raise ConfigError(f"--{key}: `overnight {verb}` takes only keys of this machine's part, such as --precision=bf16")
-    return list(overrides)
 
 
 def next_commands(folder: Path, name: str) -> str:

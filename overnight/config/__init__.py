@@ -1,6 +1,6 @@
 """What a run does, as one frozen value: read, checked and written here. Nothing in it needs torch."""
 
-from overnight.config.load import build_run, differences, identity, load_run, read_recipe, recipes, run_yaml, to_tree
+from overnight.config.load import build_run, differences, identity, load_run, read_recipe, recipes, run_yaml, stored_run, to_tree
 from overnight.config.machine import Checkpoint, Compute, Distributed, Logging, Memory, Stability
 from overnight.config.optimizers import OPTIMIZERS, AdamWConfig, LambConfig, LansConfig, LarsConfig, MuonConfig, Optim, Scaling, Schedule
 from overnight.config.schema import (
@@ -63,6 +63,7 @@ __all__ = [
     "read_recipe",
     "recipes",
     "run_yaml",
+    "stored_run",
     "to_tree",
     "validate_run",
 ]

@@ -106,6 +106,21 @@ def _repeated(root: Any) -> Iterator[tuple[int, str]]:
             nodes += [value for _, value in node.value]
 
 
+def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
+    """Return the run of a run folder, or the settings of an exported byte model, found at the place where it is now.
+
+    Raises:
+        ConfigError: when the folder is neither, or an override is wrong.
+    """
+    path = next((file for name in ("run.yaml", "config.json") if (file := folder / name).is_file()), None)
+    if path is None:
+        raise ConfigError(f"{folder} is neither a run folder (run.yaml) nor an exported byte model (config.json)")
+    if path.name == "config.json" and b'"model_type"' in path.read_bytes():
+        raise ConfigError(f"{folder} holds a model in the Hugging Face layout; name the run folder from which it was exported")
+    # The vocabulary lies with the prepared data; the file that it was taken from may be gone, or be named by a variable.
+    return dataclasses.replace(load_run(str(path), ["data.vocab_file=", *overrides]), out=str(folder))
+
+
 def build_run(tree: Mapping[str, Any]) -> Run:
     """Return the checked run that a plain mapping, as read from YAML, describes.
 

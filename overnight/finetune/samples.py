@@ -126,7 +126,7 @@ def continued_texts(run: Run) -> list[dict[str, str]]:
     chosen = sorted(chance.permutation(len(beginnings))[:PROMPTS].tolist())
     if not chosen:
         return []
-    model, dtype = ready_model(run.run_dir, [])
+    model, dtype = ready_model(run)
     found = []
     for shard, at in (beginnings[i] for i in chosen):
         end = shard.sentence_starts[np.searchsorted(shard.sentence_starts, at, "right")]

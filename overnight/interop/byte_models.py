@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from overnight import config
 from overnight.checkpoint import reader
-from overnight.config import ByteRun, RecurrentLMConfig
+from overnight.config import ByteRun, RecurrentLMConfig, Run
 from overnight.config.schema import ByteLMConfig
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
@@ -50,23 +50,6 @@ c = sigmoid(f) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c). A text is read as
 """
 
 
-def stored_run(folder: Path, overrides: Sequence[str] = ()) -> ByteRun:
-    """The settings of a byte model's run folder, or of a folder that :func:`export_byte_model` or :func:`import_byte_model` wrote.
-
-    Raises:
-        ConfigError: when it is neither, or of another kind of model.
-    """
-    path = next((file for name in ("run.yaml", "config.json") if (file := folder / name).is_file()), None)
-    if path is None:
-        raise ConfigError(f"{folder} is neither a run folder (run.yaml) nor an exported byte model (config.json)")
-    if path.name == "config.json" and b'"model_type"' in path.read_bytes():
-        raise ConfigError(f"{folder} holds a model in the Hugging Face layout; name the run folder from which it was exported")
-    run = config.load_run(str(path), ["data.vocab_file=", *overrides])
-    if not isinstance(run, ByteRun):
-        raise ConfigError(f"{path}: model.kind = 'bert': this command is for byte models (mlstm, lstm, transformer)")
-    return dataclasses.replace(run, out=str(folder))
-
-
 def load_byte_model(folder: Path) -> tuple[ByteModel, ByteLMConfig]:
     """A byte model, from the newest checkpoint of its run folder or from an exported one.
 
@@ -76,7 +59,9 @@ def load_byte_model(folder: Path) -> tuple[ByteModel, ByteLMConfig]:
     Raises:
         ConfigError, DataError: when there is none, it is damaged, or its tensors do not fit its settings.
     """
-    run = stored_run(folder)
+    run = config.stored_run(folder)
+    if not isinstance(run, ByteRun):
+        raise ConfigError(f"{folder}: model.kind = {run.model.kind!r}: is no byte model (mlstm, lstm, transformer)")
     where, state = _state(folder)
     model = byte_model(run.model, label=any(name.startswith("label.") for name in state))
     try:
@@ -86,11 +71,10 @@ def load_byte_model(folder: Path) -> tuple[ByteModel, ByteLMConfig]:
     return model.eval(), run.model
 
 
-def ready_model(folder: Path, overrides: Sequence[str]) -> tuple[ByteModel, torch.dtype]:
-    """A byte model on the device of its settings, and the type of its matrix products; overrides change the settings (`precision=bf16`)."""
-    run = stored_run(folder, overrides)
+def ready_model(run: Run) -> tuple[ByteModel, torch.dtype]:
+    """Return the byte model of a run on the device of its settings, and the type of its matrix products."""
     device = set_up_machine(run)
-    model, settings = load_byte_model(folder)
+    model, settings = load_byte_model(run.run_dir)
     return without_weight_norm(model, settings).to(device), DTYPES[run.precision]
 
 

@@ -13,9 +13,10 @@ import pytest
 from overnight.byte_lm.classify import classify, classify_file
 from overnight.byte_lm.linear_probe import linear_probe
 from overnight.cli.main import main
+from overnight.config import stored_run
 from overnight.console import Line
 from overnight.errors import ConfigError, DataError
-from overnight.interop.byte_models import import_byte_model, stored_run
+from overnight.interop.byte_models import import_byte_model
 from overnight.state_files import SEAL
 from tests.interop.byte_formula import random_arrays, write_openai
 
@@ -122,13 +123,13 @@ def test_the_classifier_is_that_of_the_settings_asked_for_last(folder: Path) -> 
     assert json.loads(path.read_text())["weights"] == again["weights"]
 
 
-def test_the_verb_answers_for_an_exported_model(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_the_command_answers_for_an_exported_model(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     go(folder)
     table = tmp_path / "of2" / "test.csv"
     assert main(["predict", "mine", "--from", str(folder), "--input", str(table)]) == 0
     assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [str(i) for i in range(40)]
     assert main(["predict", "mine", "--from", str(tmp_path), "--input", str(table)]) == 2
-    assert "is not a run folder" in capsys.readouterr().err
+    assert "is neither a run folder" in capsys.readouterr().err
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     assert main(["predict", "mask", "--from", str(tmp_path)]) == 2
     assert "holds a model in the Hugging Face layout; name the run folder" in capsys.readouterr().err

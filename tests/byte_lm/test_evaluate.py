@@ -11,11 +11,11 @@ from overnight.batches.streams import Streams
 from overnight.byte_lm import evaluate as module
 from overnight.byte_lm.evaluate import evaluate
 from overnight.cli.main import main
-from overnight.config import Run
+from overnight.config import Run, stored_run
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import open_shards
 from overnight.errors import ConfigError, DataError
-from overnight.interop.byte_models import import_byte_model, stored_run
+from overnight.interop.byte_models import import_byte_model
 from tests.interop.byte_formula import Arrays, random_arrays, read, write_openai
 
 WIDTH = 12
@@ -81,8 +81,8 @@ def test_a_split_that_is_not_there_and_a_number_that_makes_no_sense_are_refused(
         evaluate(run, "test")
 
 
-def test_the_verb_says_bits_and_over_how_many_bytes(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["evaluate", "--from", str(run.run_dir), f"--data.dir={run.data_dir}", "--phases.elsewhere.seq_len=16", "--compute.device=cpu"]
+def test_the_command_says_bits_and_over_how_many_bytes(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["evaluate", "--from", str(run.run_dir), f"--data.dir={run.data_dir}", "--compute.device=cpu"]
     assert main([*argv, "--split", "valid", "--whole"]) == 0
     found = evaluate(run, "valid", None)
     assert f"{found.bits:.4f} bits per character over {found.characters:,} bytes of valid" in capsys.readouterr().out

@@ -18,11 +18,11 @@ from overnight.byte_lm.generate import Unit
 from overnight.byte_lm.heatmap import chosen_unit
 from overnight.byte_lm.linear_probe import NGRAMS, linear_probe, read_probe_task
 from overnight.byte_lm.logistic import STRENGTHS
-from overnight.config import LinearProbe, Run
+from overnight.config import LinearProbe, Run, stored_run
 from overnight.console import Line
 from overnight.corpus.bytes import document_bytes
 from overnight.errors import DataError
-from overnight.interop.byte_models import import_byte_model, stored_run
+from overnight.interop.byte_models import import_byte_model
 from overnight.report.page import write_report
 from overnight.report.summary import summarize, summary_text
 from overnight.run_dir.task_results import read_results

@@ -75,7 +75,7 @@ def bits_a_byte(model: ByteModel) -> float:
         return float(nn.functional.cross_entropy(model.logits(hidden[0, :-1]), ids[0, 1:]) / np.log(2))
 
 
-def test_an_export_is_the_newest_checkpoint_bit_for_bit_and_takes_the_same_verbs(
+def test_an_export_is_the_newest_checkpoint_bit_for_bit_and_takes_the_same_commands(
     run_folder: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     assert call("export", "--from", run_folder, "--to", tmp_path / "out") == 0

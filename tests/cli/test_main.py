@@ -18,14 +18,28 @@ import pytest
 import yaml
 
 from overnight import config
-from overnight.cli import main as cli
+from overnight.cli import machine_commands, run_commands
 from overnight.cli.main import main
 from overnight.config import Run
 from tests.conftest import ROOT, tiny_tree
 
-VERBS = ("run", "prepare", "pretrain", "launch", "finetune", "predict", "export", "report", "plan", "bench", "doctor", "recipes")
-VERBS += ("evaluate", "linear-probe", "extract-features", "heatmap", "generate", "import")  # tests/test_byte_verbs.py
-RECIPE_VERBS = ("run", "prepare", "pretrain", "plan")
+COMMANDS = (
+    "run",
+    "prepare",
+    "pretrain",
+    "launch",
+    "finetune",
+    "predict",
+    "export",
+    "report",
+    "plan",
+    "bench",
+    "doctor",
+    "recipes",
+    "completion",
+)
+COMMANDS += ("evaluate", "linear-probe", "extract-features", "heatmap", "generate", "import")  # tests/test_byte_commands.py
+RECIPE_COMMANDS = ("run", "prepare", "pretrain", "plan")
 Captured = pytest.CaptureFixture[str]
 
 
@@ -63,24 +77,24 @@ def files(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*")}
 
 
-def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     script = """
 import sys
 from overnight.cli.main import main
 code = main(["--help"])
-heavy = {"torch", "numpy", "pydantic", "yaml", "pyarrow", "tokenizers", "transformers", "rich"} & set(sys.modules)
+heavy = {"torch", "numpy", "pydantic", "yaml", "pyarrow", "tokenizers", "transformers", "rich", "argcomplete"} & set(sys.modules)
 sys.exit(f"imported {heavy}" if heavy else code)
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
-    for verb in VERBS:
-        assert f"\n    {verb} " in result.stdout or f"\n    {verb}\n" in result.stdout
+    for command in COMMANDS:
+        assert f"\n    {command} " in result.stdout or f"\n    {command}\n" in result.stdout
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help(verb: str, capsys: Captured) -> None:
-    assert call(verb, "--help") == 0
-    assert capsys.readouterr().out.startswith(f"usage: overnight {verb} ")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: Captured) -> None:
+    assert call(command, "--help") == 0
+    assert capsys.readouterr().out.startswith(f"usage: overnight {command} ")
 
 
 def test_the_version_is_told(capsys: Captured) -> None:
@@ -102,17 +116,17 @@ def test_doctor_tells_of_torch(capsys: Captured) -> None:
     assert "torch" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verb", RECIPE_VERBS)
-def test_print_config_gives_a_recipe_that_gives_itself(verb: str, recipe: Path, tmp_path: Path, capsys: Captured) -> None:
+@pytest.mark.parametrize("command", RECIPE_COMMANDS)
+def test_print_config_gives_a_recipe_that_gives_itself(command: str, recipe: Path, tmp_path: Path, capsys: Captured) -> None:
     before = files(tmp_path)
-    assert call(verb, recipe, "--print-config", "--phases.long.optim.lr=4e-3", "--data.paths", "one/folder") == 0
+    assert call(command, recipe, "--print-config", "--phases.long.optim.lr=4e-3", "--data.paths", "one/folder") == 0
     first = capsys.readouterr().out
     assert yaml.safe_load(first)["phases"]["long"]["optim"]["lr"] == 0.004
     assert yaml.safe_load(first)["data"]["paths"] == ["one/folder"]
     assert files(tmp_path) == before
     again = tmp_path / "again.yaml"
     again.write_text(first)
-    assert call(verb, again, "--print-config") == 0
+    assert call(command, again, "--print-config") == 0
     assert capsys.readouterr().out == first
 
 
@@ -138,8 +152,8 @@ def test_a_wrong_override_names_key_value_and_what_is_allowed_before_any_work(
     override: list[str], says: list[str], recipe: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     before = files(tmp_path)
-    for verb in RECIPE_VERBS:
-        assert call(verb, recipe, *override) == 2
+    for command in RECIPE_COMMANDS:
+        assert call(command, recipe, *override) == 2
         captured = capsys.readouterr()
         assert captured.err.startswith("overnight: ") and captured.out == ""
         for text in says:
@@ -155,11 +169,16 @@ def test_a_wrong_override_names_key_value_and_what_is_allowed_before_any_work(
         (["run"], "name a recipe"),
         (["run", "dmeo"], "did you mean 'demo'?"),
         (["predict", "mask"], "--from"),
-        (["predict", "mask", "--from", "nowhere"], "nowhere is not a run folder: it has no run.yaml"),
-        (["finetune", "sst2", "--from", "nowhere"], "nowhere is not a run folder"),
-        (["export", "--from", "nowhere", "--to", "x"], "nowhere is not a run folder"),
+        (["predict", "mask", "--from", "nowhere"], "nowhere is neither a run folder (run.yaml) nor an exported byte model"),
+        (["finetune", "sst2", "--from", "nowhere"], "nowhere is neither a run folder"),
+        (["export", "--from", "nowhere", "--to", "x"], "nowhere is neither a run folder"),
         (["recipes", "--seed=1"], "unrecognized arguments: --seed=1"),
         (["bench", "speed"], "invalid choice: 'speed'"),
+        (["transfer", "sst", "--from", "x"], "`overnight transfer`: is now `overnight linear-probe`"),
+        (["featurise", "--help"], "`overnight featurise`: is now `overnight extract-features`"),
+        (["run", "demo", "--print_config"], "--print_config: is now --print-config"),
+        (["launch", "demo", "--signal_before=3"], "--signal_before: is now --signal-before"),
+        (["run", "demo", "--train.precision=bf16"], "train.precision: is now precision"),
     ],
 )
 def test_a_usage_error_ends_with_2_and_says_what_is_wrong(argv: list[str], says: str, capsys: Captured) -> None:
@@ -271,7 +290,7 @@ def test_an_own_bug_is_not_hidden(copy: Path, monkeypatch: pytest.MonkeyPatch) -
     def bug(*args: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(cli, "_export", bug)
+    monkeypatch.setattr(run_commands, "_export", bug)
     with pytest.raises(ZeroDivisionError):
         call("export", "--from", copy, "--to", "x")
 
@@ -282,7 +301,7 @@ def test_a_signal_that_a_library_swallows_and_breaks_at_is_still_a_signal(capsys
             os.kill(os.getpid(), signal.SIGTERM)
         raise RecursionError("a module that was imported by half")
 
-    monkeypatch.setattr(cli, "_doctor", broken)
+    monkeypatch.setattr(machine_commands, "_doctor", broken)
     assert main(["doctor"]) == 143
     assert "terminated" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from overnight import config
 from overnight.cli.main import main
 from overnight.config.describe import describe
 
-RECIPE_VERBS = ("run", "prepare", "pretrain", "launch", "plan")
+RECIPE_COMMANDS = ("run", "prepare", "pretrain", "launch", "plan")
 Captured = pytest.CaptureFixture[str]
 
 
@@ -41,23 +41,23 @@ def test_the_help_of_run_lists_every_key_with_type_default_and_meaning(capsys: C
         assert shown[key].endswith("(required)" if default == "required" else f"(default: {default})")
 
 
-@pytest.mark.parametrize("verb", RECIPE_VERBS)
-def test_the_help_of_a_recipe_verb_begins_with_examples_and_shows_its_sections(verb: str, capsys: Captured) -> None:
-    assert call(verb, "--help") == 0
+@pytest.mark.parametrize("command", RECIPE_COMMANDS)
+def test_the_help_of_a_recipe_command_begins_with_examples_and_shows_its_sections(command: str, capsys: Captured) -> None:
+    assert call(command, "--help") == 0
     out = capsys.readouterr().out
     places = [out.index(f"\n{part}") for part in ("examples:", "options:", "run: ", "data: ")]
-    assert places == sorted(places) and f"overnight {verb} " in out.split("options:")[0].split("examples:")[1]
-    assert ("model.hidden_size" in helped(out)) is (verb != "prepare") and ("finetune.NAME.lr" in helped(out)) is (verb == "run")
+    assert places == sorted(places) and f"overnight {command} " in out.split("options:")[0].split("examples:")[1]
+    assert ("model.hidden_size" in helped(out)) is (command != "prepare") and ("finetune.NAME.lr" in helped(out)) is (command == "run")
 
 
 def test_the_examples_of_the_help_are_of_keys_and_recipes_that_exist(capsys: Captured) -> None:
-    for verb in RECIPE_VERBS:
-        call(verb, "--help")
+    for command in RECIPE_COMMANDS:
+        call(command, "--help")
         examples = capsys.readouterr().out.split("examples:\n")[1].split("\n\n")[0].splitlines()
         assert len(examples) >= 2
         for example in examples:
             program, of, name, *rest = re.split(r"  +|>", example.strip())[0].split()
-            assert (program, of) == ("overnight", verb)
+            assert (program, of) == ("overnight", command)
             keys = [word.removeprefix("--") for word in rest if "." in word.partition("=")[0]]
             assert {re.sub(r"^phases\.\w+", "phases.NAME", key.partition("=")[0]) for key in keys} <= {key for key, *_ in describe()}
             if name != "my.yaml":

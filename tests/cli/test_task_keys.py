@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from overnight import config
 from overnight.cli.main import main
-from overnight.cli.task_keys import keys_text, machine_overrides, task_overrides
+from overnight.cli.task_keys import keys_text, task_overrides
 from overnight.config import Run, load
 from overnight.config.describe import describe
 from overnight.config.schema import Finetune, LinearProbe
@@ -46,29 +46,29 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("verb", "kind"), [("finetune", Finetune), ("linear-probe", LinearProbe)])
-def test_the_help_lists_every_key_of_a_task_with_its_meaning_and_examples(verb: str, kind: Any, capsys: Captured) -> None:
-    assert call(verb, "--help") == 0
+@pytest.mark.parametrize(("command", "kind"), [("finetune", Finetune), ("linear-probe", LinearProbe)])
+def test_the_help_lists_every_key_of_a_task_with_its_meaning_and_examples(command: str, kind: Any, capsys: Captured) -> None:
+    assert call(command, "--help") == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"usage: overnight {verb} TASK --from RUN [--KEY=VALUE ...]")
+    assert out.startswith(f"usage: overnight {command} TASK --from RUN [--KEY=VALUE ...]")
     flat = " ".join(out.split())
     for key, kind_name, _, text in describe({"": kind}):
         assert text and f" --{key}={kind_name} {' '.join(text.split())}" in flat, key
     assert "--precision=fp32|tf32|bf16" in out and "more:" not in out
-    assert out.count(f"\n  overnight {verb} ") >= 2
+    assert out.count(f"\n  overnight {command} ") >= 2
 
 
 @pytest.mark.parametrize("kind", [Finetune, LinearProbe])
 def test_the_examples_of_the_help_are_recipes(kind: Any) -> None:
     examples = re.findall(r"^  overnight (.*)$", keys_text(kind), re.M)
-    for verb, name, _, _, *words in map(shlex.split, examples):
-        assert verb == ("finetune" if kind is Finetune else "linear-probe")
+    for command, name, _, _, *words in map(shlex.split, examples):
+        assert command == ("finetune" if kind is Finetune else "linear-probe")
         tree: dict[str, Any] = {"name": "x", "phases": {"a": {"steps": 10, "global_batch_size": 32}}}
         if kind is LinearProbe:
             tree |= {"model": {"kind": "mlstm"}, "data": {"tokenizer": "bytes"}}
         for override in task_overrides(kind, name, [word.removeprefix("--") for word in words], known=False):
             load._override(tree, override)
-        assert name in getattr(config.build_run(tree), verb.replace("-", "_"))
+        assert name in getattr(config.build_run(tree), command.replace("-", "_"))
 
 
 def test_an_own_table_needs_its_path_alone_and_what_comes_next_is_said(
@@ -123,15 +123,18 @@ def test_questions_of_ones_own_are_tuned_and_answered_from_files_of_their_format
         (["finetune", "mine", "--path=$OVERNIGHT_GONE/x"], "finetune.mine.path = '$OVERNIGHT_GONE/x': the environment variable"),
         (["finetune", "mnly"], "did you mean 'mnli'?"),
         (["finetune", "csv", "--path=x.csv", "--precision=fp4"], "precision = 'fp4'"),
+        (["finetune", "csv", "--path=x.csv", "--batch=3"], "finetune.csv.batch: is now finetune.csv.global_batch_size"),
+        (["finetune", "csv", "--path=x.csv", "--train.device=cpu"], "train.device: is now compute.device"),
+        (["predict", "mask", "--train.precision=bf16"], "train.precision: is now precision"),
         (["finetune", "sst2", "--path=x", "--columns.text=a"], "finetune.sst2.columns: only a table of your own (csv)"),
         (["finetune", "sst2", "--path=x", "--dev=a"], "finetune.sst2.dev = 'a': only csv and squad"),
         (["finetune", "csv", "--path=x", "--columns.label=a", "--columns.score=b"], "give either columns.label (classes) or columns.score"),
         (["finetune", "csv", "--path=x", "--columns.txt=a"], "finetune.csv.columns.txt = 'a': unknown key, did you mean 'text'?"),
         (
             ["predict", "mask", "--seed=1"],
-            "--seed: `overnight predict` takes only keys of this machine's part, such as --precision=bf16",
+            "--seed: `overnight predict` takes only run-level keys, such as --precision=bf16",
         ),
-        (["export", "--to", "x", "--phases.a.steps=1"], "--phases.a.steps: `overnight export` takes only keys"),
+        (["export", "--to", "x", "--phases.a.steps=1"], "--phases.a.steps: `overnight export` takes only run-level keys"),
     ],
 )
 def test_a_request_that_cannot_be_understood_says_what_to_write(argv: list[str], says: str, copy: Path, capsys: Captured) -> None:
@@ -148,4 +151,3 @@ def test_a_task_is_found_by_its_name_or_by_what_its_path_names(tmp_path: Path) -
     assert task_overrides(Finetune, "mine", ["lr=1", "compute.threads=1"], True) == ["finetune.mine.lr=1", "compute.threads=1"]
     with pytest.raises(ConfigError, match="neither a task"):
         task_overrides(LinearProbe, "mine", ["path=q.json"], False)
-    assert machine_overrides("predict", ["compute.device=cpu"]) == ["compute.device=cpu"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 from overnight import config
 from overnight.config.describe import describe
 from overnight.config.old_names import RENAMED
+from tests.conftest import ROOT
 from tests.recipe import message, tree
 
 OLD = [
@@ -45,3 +47,14 @@ def test_every_old_key_leads_to_a_key_that_exists() -> None:
     known = {row.key.replace("NAME", "*") for row in describe()}
     for new in RENAMED.values():
         assert new.split(" ")[0] in known or any(key.startswith(f"{new}.") for key in known), new
+
+
+def test_nothing_that_the_package_says_has_an_old_key() -> None:
+    old = re.compile(rf"(?<![\w.])(?:{'|'.join(re.escape(key) for key in RENAMED if '.' in key and '*' not in key)})\b|\btrain\.{{")
+    sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "overnight").rglob("*.py") if path.name != "old_names.py"}
+    assert {path.name: found for path, text in sources.items() if (found := old.findall(text))} == {}
+    assert old.findall("train.device = 1; x.train.keep; `train.parallel`; train.{key}; train.csv") == [
+        "train.device",
+        "train.parallel",
+        "train.{",
+    ]

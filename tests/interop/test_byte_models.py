@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from overnight.errors import ConfigError, DataError, UserError
-from overnight.interop.byte_models import import_byte_model, load_byte_model, stored_run, without_weight_norm
+from overnight.interop.byte_models import import_byte_model, load_byte_model, without_weight_norm
 from tests.interop.byte_formula import Arrays, bits, random_arrays, read, write_openai
 
 TEXT = "\n The film — “Ödipus” — was dull. ".encode()
@@ -214,7 +214,7 @@ def test_an_imported_folder_says_what_it_holds_and_is_replaced_by_the_next(tmp_p
 
 def test_a_folder_that_holds_no_byte_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither a run folder"):
-        stored_run(tmp_path)
+        load_byte_model(tmp_path)
     import_byte_model(write_openai(tmp_path / "openai", random_arrays(WIDTH, INNER)), tmp_path / "ours")
     weights = tmp_path / "ours" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -222,8 +222,8 @@ def test_a_folder_that_holds_no_byte_model_is_refused(tmp_path: Path) -> None:
         load_byte_model(tmp_path / "ours")
     tree = json.loads((tmp_path / "ours" / "config.json").read_text())
     (tmp_path / "ours" / "config.json").write_text(json.dumps({**tree, "model": {"kind": "bert"}, "data": {"tokenizer": "wordpiece"}}))
-    with pytest.raises(ConfigError, match="this command is for byte models"):
-        stored_run(tmp_path / "ours")
+    with pytest.raises(ConfigError, match="is no byte model"):
+        load_byte_model(tmp_path / "ours")
 
 
 def test_weights_of_another_size_than_the_settings_are_refused(tmp_path: Path) -> None:

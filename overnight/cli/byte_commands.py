@@ -1,0 +1,136 @@
+"""The commands of byte models alone: linear-probe, extract-features, heatmap, generate, import."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+from overnight.cli.recipe_commands import Add
+from overnight.cli.task_keys import KeysHelp, add_source, open_run, open_task
+from overnight.config.schema import ByteRun, LinearProbe
+from overnight.display import for_stream, plural
+from overnight.errors import ConfigError
+
+_FEATURES = get_args(get_type_hints(LinearProbe)["features"])
+
+
+def _add_linear_probe(add: Add) -> None:
+    summary = "evaluate a byte model's features on a task of its recipe, or on a new one (sst, imdb, csv) given by --path"
+    usage = "overnight linear-probe TASK --from RUN [--KEY=VALUE ...]"
+    command = add("linear-probe", _linear_probe, summary, keys=True, add_help=False, usage=usage)
+    command.add_argument("task", metavar="TASK", help="a task of the recipe; sst, imdb, csv; or a name of your own for what --path names")
+    add_source(command)
+    command.add_argument("-h", "--help", action=KeysHelp, const=LinearProbe)
+
+
+def _linear_probe(options: argparse.Namespace, overrides: list[str]) -> None:
+    run = open_task(options, overrides, ByteRun, LinearProbe)
+    from overnight.byte_lm.linear_probe import linear_probe
+    from overnight.report.summary import summary_text
+
+    linear_probe(run, options.task)
+    if (run.run_dir / "run.yaml").exists():
+        from overnight.report.page import refresh_report
+
+        print(for_stream(f"{summary_text(run.run_dir)}\n{refresh_report(run.run_dir)}", sys.stdout))
+
+
+def _add_extract_features(add: Add) -> None:
+    command = add("extract-features", _extract_features, "texts to features of a byte model, as .npy", keys=True)
+    add_source(command)
+    command.add_argument("--input", required=True, metavar="FILE", help="csv, tsv, json, JSON lines, or plain lines; - is standard input")
+    command.add_argument("--to", required=True, metavar="FILE", help="array to write, .npy")
+    command.add_argument(
+        "--features", default="cell", choices=_FEATURES, metavar="WHAT", help=f"one of {', '.join(_FEATURES)}; default cell"
+    )
+    command.add_argument("--field", default="text", help="column or key of the texts; default text")
+
+
+def _extract_features(options: argparse.Namespace, overrides: list[str]) -> None:
+    run = open_run(options, overrides, ByteRun)
+    from overnight.byte_lm.features import extract_features, features_file, read_texts, write_features
+    from overnight.corpus.bytes import document_bytes
+    from overnight.interop.byte_models import ready_model
+
+    to = features_file(options.to)
+    texts = read_texts(options.input, options.field)
+    model, dtype = ready_model(run)
+    found = extract_features(model, [document_bytes(text) for text in texts], options.features, dtype)
+    write_features(to, found)
+    print(f"written: {to} ({plural(found.shape[0], 'text')}, {plural(found.shape[1], 'feature')}, float32)")
+
+
+def _add_heatmap(add: Add) -> None:
+    command = add("heatmap", _heatmap, "one HTML page with a unit's value at every character", keys=True)
+    add_source(command)
+    command.add_argument(
+        "--unit",
+        required=True,
+        metavar="N",
+        help="which cell, from 0; `best` is the unit that the newest linear probe found, a cell or hidden state",
+    )
+    command.add_argument("--input", required=True, metavar="FILE", help="as of extract-features")
+    command.add_argument("--to", required=True, metavar="FILE", help="page to write")
+    command.add_argument("--field", default="text", help="column or key of the texts; default text")
+    command.add_argument("--tanh", action="store_true", help="show tanh of the cell, which is -1 to 1")
+
+
+def _heatmap(options: argparse.Namespace, overrides: list[str]) -> None:
+    run = open_run(options, overrides, ByteRun)
+    from overnight.byte_lm.features import read_texts
+    from overnight.byte_lm.heatmap import chosen_unit, unit_values
+    from overnight.interop.byte_models import ready_model
+    from overnight.report.heatmap import write_heatmap
+
+    texts, unit = read_texts(options.input, options.field), chosen_unit(run.run_dir, options.unit)
+    model, dtype = ready_model(run)
+    what = f"{'tanh of ' if options.tanh else ''}{unit} of {run.run_dir.resolve().name}"
+    lead = "The unit's value after each character, read from the beginning of each text."
+    write_heatmap(Path(options.to), [unit_values(model, text, unit, options.tanh, dtype) for text in texts], what, lead)
+    print(f"written: {options.to}")
+
+
+def _add_generate(add: Add) -> None:
+    command = add("generate", _generate, "text from a byte model", keys=True)
+    add_source(command)
+    command.add_argument("--prompt", default="", metavar="TEXT", help="text to continue")
+    command.add_argument("--length", type=int, default=500, metavar="N", help="bytes to write; default 500")
+    command.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest byte; default 1")
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="the same writes the same; default 0")
+    command.add_argument("--unit", metavar="N", help="a cell to hold at --value, from 0; `best` as of heatmap")
+    command.add_argument("--value", type=float, metavar="V", help="at which the unit is held")
+
+
+def _generate(options: argparse.Namespace, overrides: list[str]) -> None:
+    if (options.unit is None) != (options.value is None):
+        raise ConfigError("--unit and --value belong together: which unit, and at what it is held")
+    run = open_run(options, overrides, ByteRun)
+    from overnight.byte_lm.generate import generate
+    from overnight.byte_lm.heatmap import chosen_unit
+    from overnight.interop.byte_models import ready_model
+
+    held = None if options.unit is None else (chosen_unit(run.run_dir, options.unit), options.value)
+    model, dtype = ready_model(run)
+    print(options.prompt, end="")
+    for piece in generate(model, options.prompt, options.length, options.temperature, options.seed, held, dtype):
+        print(piece, end="", flush=True)
+    print()
+
+
+def _add_import(add: Add) -> None:
+    summary = "a byte model of OpenAI (folder of .npy) or NVIDIA (checkpoint file) as a folder that the commands take by --from"
+    command = add("import", _import, summary)
+    command.add_argument("--from", dest="source", required=True, metavar="PATH", help="folder or file")
+    command.add_argument("--to", required=True, metavar="DIR", help="folder to write")
+
+
+def _import(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.interop.byte_models import import_byte_model
+
+    model = import_byte_model(Path(options.source), Path(options.to))
+    print(f"written: {options.to} ({model.kind}, {plural(model.num_layers, 'layer')} of {model.hidden_size})")
+
+
+COMMANDS = (_add_linear_probe, _add_extract_features, _add_heatmap, _add_generate, _add_import)

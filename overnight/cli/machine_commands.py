@@ -1,0 +1,57 @@
+"""The commands that need neither a recipe nor a run: bench, doctor, recipes, completion."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+
+from overnight.cli.recipe_commands import Add
+from overnight.display import for_stream
+
+
+def _add_bench(add: Add) -> None:
+    command = add("bench", _bench, "benchmark against reference implementations; the last line is one JSON object")
+    command.add_argument("what", choices=("train", "loop", "optim", "mlstm", "scaling", "gpu"), help="what to measure")
+    command.add_argument("--peer", choices=("transformers", "none"), default="transformers", help="with whom to compare")
+    command.add_argument("--tiny", action="store_true", help="smallest sizes, to see that it runs")
+
+
+def _bench(options: argparse.Namespace, overrides: list[str]) -> None:
+    import_module(f"overnight.bench.{options.what}").run(peer=options.peer, tiny=options.tiny)
+
+
+def _add_doctor(add: Add) -> None:
+    add("doctor", _doctor, "check hardware and dependencies")
+
+
+def _doctor(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.cli.doctor import doctor
+
+    print(doctor())
+
+
+def _add_recipes(add: Add) -> None:
+    add("recipes", _recipes, "the shipped recipes")
+
+
+def _recipes(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.config import recipes
+    from overnight.console import table
+
+    rows = [(name, path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")) for name, path in recipes().items()]
+    print(for_stream(table(rows, left=2), sys.stdout))
+
+
+def _add_completion(add: Add) -> None:
+    command = add("completion", _completion, 'a script that completes commands, recipes and keys: eval "$(overnight completion bash)"')
+    command.add_argument("shell", choices=("bash", "zsh", "fish"), help="for which shell")
+
+
+def _completion(options: argparse.Namespace, overrides: list[str]) -> None:
+    from argcomplete.shell_integration import shellcode
+
+    print(shellcode(["overnight"], shell=options.shell))
+
+
+COMMANDS = (_add_bench, _add_doctor, _add_recipes, _add_completion)

@@ -1,0 +1,161 @@
+"""The commands that take a recipe: run, prepare, pretrain, launch, plan."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overnight.display import for_stream
+from overnight.errors import ConfigError
+
+if TYPE_CHECKING:
+    from overnight.config import Run
+
+Add = Callable[..., argparse.ArgumentParser]
+"""What a command is added with: takes its name, its function of options and overrides, and its summary."""
+
+
+@contextmanager
+def said_once() -> Iterator[None]:
+    """Within it, an error of the command line or the recipe, which every process of a launcher has, is said by the first of a machine."""
+    try:
+        yield
+    except ConfigError as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            raise
+        raise SystemExit(error.exit_code) from None
+
+
+def load(options: argparse.Namespace, overrides: list[str]) -> Run:
+    """Return the run that the recipe and the overrides describe; print what `--help` or `--print-config` asks for instead, and end."""
+    import dataclasses
+
+    from overnight import config
+
+    with said_once():
+        if options.help:
+            from overnight.cli.recipe_help import recipe_help
+
+            print(recipe_help(options.command, options.recipe, options.parser))
+            raise SystemExit(0)
+        if not options.recipe:
+            known = ", ".join(config.recipes())
+            raise ConfigError(f"name a recipe: a YAML file or one of {known}; `overnight {options.command} --help` lists what it may say")
+        # A run folder is the recipe of its run, which resumes wherever the folder is now.
+        folder = Path(options.recipe)
+        own = (folder / "run.yaml").is_file()
+        run = config.load_run(str(folder / "run.yaml") if own else options.recipe, overrides)
+    if own and not any(override.startswith("out=") for override in overrides):
+        run = dataclasses.replace(run, out=str(folder))
+    if options.print_config:
+        print(config.run_yaml(run), end="")
+        raise SystemExit(0)
+    return run
+
+
+def _recipe_command(add: Add, name: str, function: Callable[..., int | None], summary: str) -> argparse.ArgumentParser:
+    command = add(name, function, summary, keys=True, add_help=False)
+    command.add_argument("recipe", nargs="?", metavar="RECIPE", help="a shipped recipe's name, a YAML file, or a run folder to resume")
+    command.add_argument("--print-config", action="store_true", help="print the resolved recipe and stop")
+    command.add_argument("-h", "--help", action="store_true", help="show this help, with every key of a recipe")
+    return command
+
+
+def _add_extend(command: argparse.ArgumentParser) -> None:
+    text = "resume from the checkpoints of a shorter run in the run folder: more steps in its last phase, or phases added behind it"
+    command.add_argument("--extend", action="store_true", help=text)
+
+
+def _add_run(add: Add) -> None:
+    summary = "everything in order: prepare, pretrain, fine-tune, export, report; run again to continue"
+    _add_extend(_recipe_command(add, "run", _run, summary))
+
+
+def _run(options: argparse.Namespace, overrides: list[str]) -> None:
+    run = load(options, overrides)
+    from overnight.cli.run import run_all
+
+    run_all(run, options.extend)
+
+
+def _add_prepare(add: Add) -> None:
+    _recipe_command(add, "prepare", _prepare, "raw text to token shards")
+
+
+def _prepare(options: argparse.Namespace, overrides: list[str]) -> None:
+    run = load(options, overrides)
+    from overnight.corpus.pipeline import prepare
+
+    prepare(run.data, run.data_dir, log=lambda text: print(for_stream(text, sys.stdout), flush=True))
+
+
+def _add_pretrain(add: Add) -> None:
+    _add_extend(_recipe_command(add, "pretrain", _pretrain, "pretrain the phases of a recipe; run again to continue"))
+
+
+def _pretrain(options: argparse.Namespace, overrides: list[str]) -> None:
+    run = load(options, overrides)
+    from overnight.engine.pretrain import pretrain
+
+    pretrain(run, extend=options.extend)
+
+
+def _add_launch(add: Add) -> None:
+    summary = "pretrain with a process for each GPU, on one machine or many, or as a job of Slurm"
+    command = _recipe_command(add, "launch", _launch, summary)
+    command.add_argument("--nodes", metavar="N", default="1", help="machines, or MIN:MAX when they come and go (default: 1)")
+    command.add_argument("--processes", metavar="P", type=int, help="processes on each machine (default: one for each GPU, or 1)")
+    command.add_argument("--rendezvous", metavar="HOST:PORT", default="", help="where several machines meet: a free port of one of them")
+    command.add_argument(
+        "--restarts", metavar="R", type=int, default=0, help="how often to start again after a process was lost (default: 0)"
+    )
+    command.add_argument(
+        "--signal-before",
+        metavar="SECONDS",
+        type=int,
+        default=300,
+        help="time from a signal to the end, for a step and a checkpoint (default: 300)",
+    )
+    command.add_argument("--slurm", action="store_true", help="print a script for sbatch instead of starting")
+    command.add_argument("--submit", action="store_true", help="give the script to sbatch")
+    command.add_argument("--time", metavar="LIMIT", help="of the job, as Slurm writes it (default: 12:00:00)")
+    command.add_argument("--partition", metavar="NAME", help="Slurm's")
+    command.add_argument("--account", metavar="NAME", help="Slurm's")
+    command.add_argument("--cpus", metavar="C", type=int, help="cores of each machine that Slurm is to give")
+    _add_extend(command)
+
+
+def _launch(options: argparse.Namespace, overrides: list[str]) -> int:
+    run = load(options, overrides)
+    import dataclasses
+
+    from overnight.distributed.launch import Job, launch
+
+    given = {**vars(options), "overrides": overrides}
+    return launch(run, Job(**{field.name: given[field.name] for field in dataclasses.fields(Job)}))
+
+
+def _add_plan(add: Add) -> None:
+    summary = "what a recipe will do: parameters and their groups, learning rate and batch over all phases"
+    command = _recipe_command(add, "plan", _plan, summary)
+    command.add_argument("--tensors", action="store_true", help="also list every tensor with its shape and group")
+    command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def _plan(options: argparse.Namespace, overrides: list[str]) -> None:
+    run = load(options, overrides)
+    import dataclasses
+    import json
+
+    from overnight.cli.plan import make_plan, plan_text
+
+    plan = make_plan(run)
+    print(json.dumps(dataclasses.asdict(plan)) if options.json else for_stream(plan_text(plan, options.tensors), sys.stdout))
+
+
+COMMANDS = (_add_run, _add_prepare, _add_pretrain, _add_launch, _add_plan)

@@ -1,0 +1,140 @@
+"""The commands that take a run of any kind: finetune, predict, export, evaluate, report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from overnight.cli.recipe_commands import Add
+from overnight.cli.task_keys import KeysHelp, add_source, next_commands, open_run, open_task
+from overnight.config.schema import BertRun, ByteRun, Finetune, Run
+from overnight.display import duration, for_stream, measures, number, plural
+from overnight.errors import ConfigError
+
+
+def _add_finetune(add: Add) -> None:
+    summary = "fine-tune a pretrained run on a task of its recipe, or on a new one given by --path"
+    command = add("finetune", _finetune, summary, keys=True, add_help=False, usage="overnight finetune TASK --from RUN [--KEY=VALUE ...]")
+    command.add_argument(
+        "task",
+        metavar="TASK",
+        help="a task of the recipe; squad, cola, mrpc, rte, stsb, sst2, qnli, wnli, mnli, qqp, sst, imdb, csv; or a name of your own for what --path names",
+    )
+    add_source(command)
+    command.add_argument("-h", "--help", action=KeysHelp, const=Finetune)
+
+
+def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
+    run = open_task(options, overrides, BertRun, Finetune)
+    from overnight.finetune.finetune import finetune
+    from overnight.report.page import refresh_report
+    from overnight.report.summary import summary_text
+
+    finetune(run, options.task)
+    print(for_stream(f"{summary_text(run.run_dir)}\n{refresh_report(run.run_dir)}\n{next_commands(run.run_dir, options.task)}", sys.stdout))
+
+
+def _add_predict(add: Add) -> None:
+    summary = "answer a table, JSON lines or text with a task that was fine-tuned or probed, or fill in [MASK]"
+    command = add("predict", _predict, summary, keys=True)
+    command.add_argument("task", metavar="TASK", help="a fine-tuned task of the run, or `mask`; of a byte model a task of `linear-probe`")
+    add_source(command)
+    command.add_argument(
+        "--input",
+        default="-",
+        metavar="FILE",
+        help="a table (.csv, .tsv, .jsonl) with the columns of the task, questions in SQuAD's format (.json), or lines of text (a pair separated by a tab) or JSON; default standard input",
+    )
+    command.add_argument(
+        "--to", metavar="FILE", help="write there; answers to questions in a .json are {id: text}, as SQuAD's scripts read them"
+    )
+
+
+def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
+    run = open_run(options, overrides, Run)
+    from overnight.finetune.predict import predict_file, write_answers
+
+    if isinstance(run, BertRun):
+        answers = predict_file(run, options.task, options.input)
+    else:
+        from overnight.byte_lm.classify import classify_file
+
+        answers = classify_file(run, options.task, options.input)
+    write_answers(answers, Path(options.to) if options.to else None)
+
+
+def _add_export(add: Add) -> None:
+    command = add("export", _export, "write a model in the Hugging Face layout; a byte model as safetensors with its settings", keys=True)
+    add_source(command)
+    command.add_argument("--to", required=True, metavar="DIR", help="folder to write")
+    command.add_argument("--task", metavar="TASK", help="a fine-tuned task instead of the pretrained model")
+
+
+def _export(options: argparse.Namespace, overrides: list[str]) -> None:
+    run = open_run(options, overrides, Run)
+    if isinstance(run, BertRun):
+        from overnight.interop.export import export_run
+
+        export_run(run, Path(options.to), options.task)
+    elif options.task:
+        raise ConfigError(f"--task = {options.task!r}: a byte model has no fine-tuned tasks")
+    elif not (run.run_dir / "run.yaml").is_file():
+        raise ConfigError(f"{options.source} is an exported model already; name its run folder")
+    else:
+        from overnight.interop.byte_models import export_byte_model
+
+        assert isinstance(run, ByteRun)
+        export_byte_model(run, Path(options.to))
+    print(f"written: {options.to}")
+
+
+def _add_evaluate(add: Add) -> None:
+    command = add("evaluate", _evaluate, "masked-LM loss, perplexity and accuracy of BERT, bits per character of a byte model", keys=True)
+    add_source(command)
+    text = "which documents; default valid of BERT, which has no test split, and test of a byte model"
+    command.add_argument("--split", choices=("test", "valid", "train"), help=text)
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("--shards", type=int, metavar="N", help="of a byte model: read N random shards side by side; default 16")
+    how.add_argument("--whole", action="store_true", help="read every document, as BERT always does")
+
+
+def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
+    run = open_run(options, overrides, Run)
+    from overnight.checkpoint.run_corpus import find_data
+
+    if not any(override.startswith("data.dir=") for override in overrides):  # else it is to be measured on that, whatever it is
+        run = find_data(run)
+    if isinstance(run, BertRun):
+        from overnight.engine.evaluate import evaluate
+
+        if options.shards is not None:
+            raise ConfigError(f"--shards = {options.shards}: only a byte model reads random shards; BERT reads every document")
+        split = options.split or "valid"
+        found = evaluate(run, split)
+        text = f"{plural(found.documents, 'document')} ({plural(found.examples, 'example')} of phase {found.phase})"
+        print(f"{split}: {measures(found.metrics)} over {text} in {duration(found.seconds)}")
+    else:
+        from overnight.byte_lm.evaluate import evaluate as evaluate_bytes
+
+        assert isinstance(run, ByteRun)
+        split = options.split or "test"
+        shards = 16 if options.shards is None else options.shards
+        score = evaluate_bytes(run, split, None if options.whole else shards)
+        print(f"{number(score.bits, 4)} bits per character over {score.characters:,} bytes of {split} in {duration(score.seconds)}")
+
+
+def _add_report(add: Add) -> None:
+    command = add("report", _report, "one HTML page from the metrics of one or more runs")
+    command.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+    command.add_argument("--to", metavar="FILE", help="page to write; default report.html in the first run folder")
+
+
+def _report(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.report.page import write_report
+
+    runs = [Path(run) for run in options.runs]
+    print(f"written: {write_report(runs, Path(options.to) if options.to else runs[0] / 'report.html')}")
+
+
+COMMANDS = (_add_finetune, _add_predict, _add_export, _add_evaluate, _add_report)

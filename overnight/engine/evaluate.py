@@ -1,0 +1,82 @@
+"""Evaluation of a run's newest checkpoint on a whole split, in the loop that validates during training."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from overnight.checkpoint import reader
+from overnight.checkpoint.run_corpus import kept_vocabulary, same_vocabulary
+from overnight.config import BertRun, Run
+from overnight.corpus.shards import load_manifest
+from overnight.distributed.world import World
+from overnight.engine import loop
+from overnight.engine.precision import DTYPES
+from overnight.engine.training_run import set_up_machine
+from overnight.engine.workload import BertWorkload
+from overnight.errors import ConfigError, DataError
+
+# Sequences at once where the recipe leaves the number to be found by trial.
+_MICRO = 32
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a BERT fills in the masked tokens of a split."""
+
+    metrics: dict[str, float]
+    """`mlm_loss` (nats), `perplexity`, `mlm_accuracy`; after a phase with next-sentence prediction also `nsp_loss` and `nsp_accuracy`."""
+    phase: str
+    """Whose length, pairs and masks the examples have: that of the checkpoint."""
+    examples: int
+    documents: int
+    seconds: float
+
+
+def evaluate(run: BertRun, split: str) -> Score:
+    """Predict the masked tokens of every example of a split's first epoch; masks and pairs are the same every time, those of the validation in training.
+
+    Args:
+        run: settings of a run folder, with the folder of its prepared data.
+        split: train or valid.
+
+    Raises:
+        ConfigError: for the test split.
+        DataError: when there is no checkpoint, no data of that split, or it has another vocabulary.
+    """
+    start = time.perf_counter()
+    if split == "test":
+        raise ConfigError("--split = test: only byte models have a test split (data.test_fraction); of BERT, name valid or train")
+    checkpoint = reader.newest_checkpoint(run.run_dir / "checkpoints")
+    if checkpoint is None:
+        raise DataError(f"{run.run_dir} has no checkpoint; run `overnight pretrain` first")
+    same_vocabulary(run.data_dir, kept_vocabulary(run)[1].hash, checkpoint)
+    device = set_up_machine(run)
+    workload = BertWorkload(run, World(device=device))
+    progress, state, _ = reader.read_checkpoint(checkpoint)
+    reader.fill(workload.model, state, checkpoint)
+    phase, number = run.phases[progress.phase], list(run.phases).index(progress.phase)
+    # Without the plans that a run folder keeps: whoever only evaluates may not be able to write there.
+    samples = replace(workload.samples(phase, number, split), cache=None)
+    samples.set_micro_batch_size(phase.micro_batch_size or _MICRO)
+    metrics = loop.evaluate(workload.model, workload.model.losses, samples.whole(), evaluation_config(run, device))
+    first, *others = metrics.items()
+    metrics = dict([first, ("perplexity", math.exp(metrics["mlm_loss"])), *others])
+    documents = load_manifest(run.data_dir).count(split, "documents")
+    return Score(metrics, progress.phase, samples.epoch_size(), documents, time.perf_counter() - start)
+
+
+def evaluation_config(run: Run, device: torch.device) -> loop.LoopConfig:
+    """Return what the loop needs to know of a run to evaluate without a step."""
+    return loop.LoopConfig(
+        steps=0,
+        lr=lambda step: 0.0,
+        max_grad_norm=0.0,
+        dtype=DTYPES[run.precision],
+        device=device,
+        seed=(run.seed,),
+        world=World(device=device),
+    )

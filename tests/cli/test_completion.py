@@ -1,0 +1,80 @@
+"""The shell's completion knows commands, options, recipes, and the keys of recipes, tasks and runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from overnight import config
+from overnight.cli.main import main
+from tests.conftest import ROOT
+
+
+def completions(line: str, folder: Path) -> list[str]:
+    """What is offered at the end of a line that begins with `overnight `."""
+    asks = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(folder / "out")}
+    environment = {**os.environ, **asks, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", "overnight"], env=environment, cwd=folder, check=True, capture_output=True)
+    return [word.strip() for word in (folder / "out").read_text().split("\013")]
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("lin", ["linear-probe"]),
+        ("run de", ["demo"]),
+        ("run demo --phases.short.optim.lr", ["--phases.short.optim.lr", "--phases.short.optim.lr_in_momentum"]),
+        ("launch demo --sig", ["--signal-before"]),
+        ("plan demo --print", ["--print-config"]),
+        ("pretrain demo --finetune", []),
+        ("run mlstm-small --model.num_h", []),
+        ("run demo --precision=b", ["--precision=bf16"]),
+        ("run demo --precision b", ["bf16"]),
+        ("run demo --phases.long.optim.name la", ["lamb", "lans", "lars"]),
+        ("run absent.yaml --compute.th", ["--compute.threads"]),
+        ("finetune mn", ["mnli"]),
+        ("finetune csv --columns.te", ["--columns.text", "--columns.text_b"]),
+        ("linear-probe csv --from x --feat", ["--features"]),
+        ("generate --compute.d", ["--compute.device"]),
+        ("evaluate --from x --data", ["--data.dir"]),
+        ("evaluate --split v", ["valid"]),
+        ("recipes --", ["--help"]),
+    ],
+)
+def test_what_is_offered(line: str, offered: list[str], tmp_path: Path) -> None:
+    assert sorted(completions(f"overnight {line}", tmp_path)) == (offered or [""])
+
+
+def test_recipes_files_and_run_folders_are_offered_and_a_run_folder_gives_its_keys(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.yaml").write_text(config.run_yaml(config.load_run("demo")))
+    (tmp_path / "mine.yaml").write_text("name: [")
+    assert set(completions("overnight pretrain ", tmp_path)) == {*config.recipes(), "mine.yaml", "run/"}
+    assert completions("overnight pretrain run/ --phases.long.ste", tmp_path) == ["--phases.long.steps"]
+    assert completions("overnight pretrain mine.yaml --phases.long.ste", tmp_path) == [""]
+    assert completions("overnight predict mask --from ", tmp_path) == ["run/"]
+
+
+def test_bash_completes_by_the_script_that_is_printed(tmp_path: Path) -> None:
+    program = tmp_path / "overnight"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m overnight "$@"\n')
+    program.chmod(0o755)
+    line = "overnight run mlstm-s"
+    script = f"""eval "$(overnight completion bash)"
+        complete -p overnight
+        COMP_WORDS=({line}) COMP_CWORD=2 COMP_LINE="{line}" COMP_POINT={len(line)} COMP_TYPE=9
+        _python_argcomplete overnight mlstm-s run; echo "offered: ${{COMPREPLY[*]}}" """
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "-F _python_argcomplete overnight" in done.stdout and "offered: mlstm-small" in done.stdout
+
+
+@pytest.mark.parametrize(("shell", "holds"), [("zsh", "#compdef overnight"), ("fish", "complete --command overnight")])
+def test_the_other_shells_have_a_script(shell: str, holds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert holds in capsys.readouterr().out
