@@ -126,7 +126,7 @@ class _Turns(Line):
         self.bare: list[float] = []
         self._start = time.perf_counter()
 
-    def show(self, *args: Any, **kwargs: Any) -> None:
+    def update(self, *args: Any, **kwargs: Any) -> None:
         self.engine.append(time.perf_counter() - self._start)
         self.bare.append(self._bare(len(self.bare) * _TURN))
         self._start = time.perf_counter()

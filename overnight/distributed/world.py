@@ -56,7 +56,7 @@ def device_of(run: Run) -> torch.device:
     """
     wanted, count = run.compute.device, torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cuda" and not count:
-        raise ConfigError("train.device = 'cuda': no GPU is visible to torch; use 'auto' or 'cpu'")
+        raise ConfigError("compute.device = 'cuda': no GPU is visible to torch; use 'auto' or 'cpu'")
     if wanted == "cpu" or not count:
         return torch.device("cpu")
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
