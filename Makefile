@@ -13,8 +13,9 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 TORCH ?= $(shell grep '^torch==' constraints.txt)
 BIN := .venv/bin
-# One thread for each of the two test processes, so that they do not fight for the cores; whole files, so that their fixtures are made once.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# One thread for each of the two test processes, so that they do not fight for the cores; whole files, so that their fixtures are made once, in
+# the order of their names, since files of one long test would else come last; what was compiled is kept, also where Python is told not to.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-all pytest coverage docs lint format install clean
 .DEFAULT_GOAL := demo

@@ -6,6 +6,7 @@ Only the standard library is imported before something is read.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -141,16 +142,23 @@ def fitted(tree: Any, kind: Any, where: str, remedy: str) -> Any:
         if not isinstance(tree, dict):
             raise DataError(f"{where}: is not a JSON object; {remedy}")
         return tree
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(tree, default=str), strict=True)
+        return _adapter(kind).validate_json(json.dumps(tree, default=str), strict=True)
     except TypeError as error:  # YAML has keys that are no text
         raise DataError(f"{where}: {error}; {remedy}") from None
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise DataError(f"{where}: {field or 'the whole'}: {first['msg'][0].lower()}{first['msg'][1:]}; {remedy}") from None
+
+
+@functools.cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def _integer(text: str) -> int:

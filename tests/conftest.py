@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pydoc_data.topics
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,19 @@ ROOT = Path(__file__).parent.parent
 CLOCK = ("seconds", "tokens_per_s", "sequences_per_s", "mfu", "data_wait_fraction", "memory_gb", "straggler_wait_fraction")
 """What the clock and the machine decide of a line of metrics: two runs that are the same differ in it."""
 DATA = Path(os.environ.get("OVERNIGHT_DATA", ROOT.parent / "shared" / "data"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that the imports made out of every later search for garbage: each training asks for one, and it took a third of a second."""
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_sync() -> Iterator[None]:
+    """Let the disk take its time: no test cuts the power, and under load a sync takes long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")

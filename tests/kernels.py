@@ -15,6 +15,7 @@ import torch
 from packaging.version import Version
 
 from tests.conftest import ROOT
+from tests.processes import HANG
 
 MISSING = importlib.util.find_spec("triton") is None or sys.platform != "linux"
 OLD = MISSING or Version(importlib.metadata.version("triton")) < Version("3.7")
@@ -27,7 +28,7 @@ def _found(worker: str, what: str, folder: Path, **environment: str) -> Any:
     """What `python -m tests.WORKER` finds: whether Triton interprets is settled when it is imported."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("TRITON_")} | environment
     command = [sys.executable, "-W", "error", "-m", f"tests.{worker}", what, str(folder / "found.pt")]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(folder / "found.pt", weights_only=True)
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import ROOT
+from tests.processes import HANG
 
 
 def test_the_examples_of_the_optimizers_page_run_and_print_what_it_says(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_the_examples_of_the_optimizers_page_run_and_print_what_it_says(tmp_path
         env={**os.environ, **alone},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG,
         check=False,
     )
     assert found.returncode == 0, found.stderr[-3000:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from dataclasses import dataclass
@@ -127,6 +128,7 @@ def device_peak(device: torch.device, precision: str, dtype: torch.dtype) -> Pea
     return known or (None if precision == "fp8" else _measured_peak(device, dtype))
 
 
+@functools.cache  # another run in this process needs no other fifth of a second
 @torch.no_grad()
 def _measured_peak(device: torch.device, dtype: torch.dtype) -> Peak:
     # A generator of its own: measuring must not move the one that training draws from.

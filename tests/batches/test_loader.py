@@ -19,6 +19,7 @@ from overnight.config import BatchWarmup, BertPhase
 from overnight.corpus.shards import Shard
 from overnight.errors import ConfigError, DataError
 from tests.batches.corpus import book_like, shard, words
+from tests.processes import HANG
 
 VOCABULARY = words()
 SHARDS = [shard(book_like(seed, 12), f"train-0000{seed}.arrow") for seed in (1, 2, 3)]
@@ -333,7 +334,7 @@ def test_prefetch_works_ahead_by_no_more_than_its_depth() -> None:
     next(items)
     # Three lie ready beyond the one taken, and one more is made and waits for room.
     for _ in range(5):
-        assert made.acquire(timeout=10)
+        assert made.acquire(timeout=HANG)
     assert not made.acquire(timeout=0.3) and count == 5
     items.close()
 

@@ -110,6 +110,7 @@ LENGTHS = st.lists(st.integers(1, 40), min_size=6, max_size=30)
 PHASES = st.builds(phase, st.integers(1, 5), st.integers(1, 17), st.integers(5, 6), st.just(1), reshuffle=st.booleans())
 
 
+@settings(max_examples=40)
 @given(LENGTHS, PHASES, st.integers(1, 3))
 def test_steps_are_those_of_streams_that_walk_on(lengths: list[int], given_phase: Phase, files: int) -> None:
     shards = corpus(lengths, files)
@@ -125,6 +126,7 @@ def test_steps_are_those_of_streams_that_walk_on(lengths: list[int], given_phase
         assert {batch.ids_BT.shape for batch in step.micro} == {(1, given_phase.seq_len)}
 
 
+@settings(max_examples=40)
 @given(LENGTHS, PHASES)
 def test_any_step_is_reached_at_once(lengths: list[int], given_phase: Phase) -> None:
     shards = corpus(lengths)
@@ -134,6 +136,7 @@ def test_any_step_is_reached_at_once(lengths: list[int], given_phase: Phase) -> 
         assert rows([Streams(shards, given_phase, SEED).step(n)]) == rows([steps[n]]) == rows([walked.step(n)])
 
 
+@settings(max_examples=40)
 @given(LENGTHS, st.integers(0, 3), st.booleans())
 def test_an_epoch_reads_every_document_once_whole_and_in_another_order(lengths: list[int], extra: int, reshuffle: bool) -> None:
     shards = corpus(lengths)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from overnight import config
 from overnight.checkpoint import reader, writer
 from overnight.checkpoint.writer import CheckpointWriter
 from overnight.config import Run
 from overnight.errors import ConfigError, DataError
 from tests.engine.test_pretrain import assert_same_run, finish
+from tests.processes import Process
 
 Make = Callable[..., Run]
 
@@ -71,31 +73,28 @@ def saves(run: Run) -> list[dict[str, Any]]:
     return [line for line in lines if line.get("event") == "checkpoint_saved"]
 
 
+def _killed_in_step_5(run: Run) -> None:
+    """Half of the moments of step 4 are on the disk, and step 5 is done, when the process kills itself."""
+    real = writer.save_file
+
+    def save_file(named: Any, path: Path) -> None:
+        real(named, path)
+        if path.parent.name == ".step-0000004.tmp" and path.name == "optimizer.safetensors":
+            os.truncate(path, path.stat().st_size // 2)
+            while '"global_step": 5' not in (run.run_dir / "metrics.jsonl").read_text():
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    writer.save_file = save_file
+    finish(run)
+
+
 def test_kill_9_while_a_checkpoint_is_written_and_the_training_goes_on(tiny: Make, tmp_path: Path) -> None:
     run, undisturbed = tiny(), tiny(out=str(tmp_path / "undisturbed"))
     finish(undisturbed)
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(config.run_yaml(run))
-    # Half of the moments of step 4 are on the disk, and step 5 is done, when the process kills itself.
-    script = f"""
-import json, os, signal, sys, time
-from pathlib import Path
-from overnight.checkpoint import writer
-from overnight.cli.main import main
-real = writer.save_file
-def save_file(named, path):
-    real(named, path)
-    if path.parent.name == ".step-0000004.tmp" and path.name == "optimizer.safetensors":
-        os.truncate(path, path.stat().st_size // 2)
-        deadline = time.monotonic() + 60
-        while '"global_step": 5' not in Path({str(run.run_dir / "metrics.jsonl")!r}).read_text() and time.monotonic() < deadline:
-            time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGKILL)
-writer.save_file = save_file
-main(["pretrain", {str(recipe)!r}])
-"""
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with Process(_killed_in_step_5, run) as process:
+        code, output = process.end()
+    assert code == -signal.SIGKILL, output
     assert '"global_step": 5' in (run.run_dir / "metrics.jsonl").read_text()
     assert sorted(p.name for p in (run.run_dir / "checkpoints").iterdir()) == [".step-0000004.tmp", "latest", "step-0000002"]
     finish(run)

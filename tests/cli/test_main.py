@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from overnight.cli import machine_commands, run_commands
 from overnight.cli.main import main
 from overnight.config import Run
 from tests.conftest import ROOT, tiny_tree
+from tests.processes import overnight
 
 COMMANDS = (
     "run",
@@ -319,23 +319,10 @@ def test_a_reader_that_goes_away_is_no_error(recipe: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def stop_at(argv: list[str], sign: str, number: signal.Signals, folder: Path) -> tuple[int, str]:
-    """Run a command; send it a signal once it has printed a text; its exit code and all output."""
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "overnight", *argv],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    seen = ""
-    for line in process.stdout:
-        seen += line
-        if sign in line:
-            time.sleep(0.05)
-            process.send_signal(number)
-            break
-    rest, _ = process.communicate(timeout=60)
-    return process.returncode, seen + rest
+def stop_at(argv: list[str], sign: str, number: signal.Signals) -> tuple[int, str]:
+    """Run a command, which gets a signal once it has printed a text; its exit code and all output."""
+    with overnight(*argv, signal_at=(sign, number)) as process:
+        return process.end()
 
 
 @pytest.mark.parametrize(
@@ -346,7 +333,7 @@ def test_prepare_can_be_stopped_and_the_same_command_continues(
     number: signal.Signals, code: int, word: str, recipe: Path, tmp_path: Path, tiny_data: Path
 ) -> None:
     argv = ["prepare", str(recipe), f"--data.dir={tmp_path / 'data'}"]
-    found, output = stop_at(argv, "read and clean", number, tmp_path)
+    found, output = stop_at(argv, "read and clean", number)
     assert found == code, output
     assert f"overnight: {word}; the same command continues" in output and "Traceback" not in output
     assert not (tmp_path / "data" / "manifest.json").exists()
@@ -370,7 +357,7 @@ def test_finetuning_can_be_stopped_and_the_same_command_continues(
         "--global_batch_size=8",
         "--micro_batch_size=8",
     ]
-    found, output = stop_at([*argv, "--seeds=[0,1,2,3,4,5]"], "csv: seed 0 pretrained  accuracy", number, tmp_path)
+    found, output = stop_at([*argv, "--seeds=[0,1,2,3,4,5]"], "csv: seed 0 pretrained  accuracy", number)
     assert found == code, output
     assert f"overnight: {word}; the same command continues" in output and "Traceback" not in output
     before = [json.loads(line)["seed"] for line in (copy / "tasks.jsonl").read_text().splitlines()]

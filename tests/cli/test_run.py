@@ -23,6 +23,7 @@ from overnight.config import Run
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.models.bert import BertForPretraining
 from tests.conftest import ROOT, tiny_tree
+from tests.processes import overnight
 
 STAGES = ("prepare", "pretrain short, long", "fine-tune opinion", "export to", "report")
 
@@ -51,14 +52,10 @@ def write_recipe(folder: Path, source: Path) -> Path:
 def finished(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
     """A run that was not disturbed, made by another process, and what it printed."""
     recipe = write_recipe(tmp_path_factory.mktemp("everything"), tiny_data.parent / "topics.jsonl")
-    result = subprocess.run(command(recipe), capture_output=True, text=True, cwd=ROOT)
+    result = subprocess.run([sys.executable, "-m", "overnight", "run", str(recipe)], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     return config.load_run(str(recipe)), result.stdout
-
-
-def command(recipe: Path) -> list[str]:
-    return [sys.executable, "-u", "-m", "overnight", "run", str(recipe)]
 
 
 def results(run: Run) -> dict[str, bytes]:
@@ -155,12 +152,9 @@ def test_extended_it_does_all_that_followed_anew(tmp_path: Path, tiny_data: Path
 def test_killed_at_any_stage_it_ends_as_the_undisturbed_run(sign: str, finished: tuple[Run, str], tmp_path: Path, tiny_data: Path) -> None:
     undisturbed, _ = finished
     recipe = write_recipe(tmp_path, tiny_data.parent / "topics.jsonl")
-    process = subprocess.Popen(command(recipe), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
-    assert process.stdout is not None
-    seen = any(sign in line for line in process.stdout)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert seen and process.returncode == -signal.SIGKILL
+    with overnight("run", recipe, signal_at=(sign, signal.SIGKILL)) as process:
+        code, output = process.end()
+    assert code == -signal.SIGKILL, output
     assert main(["run", str(recipe)]) == 0
     run = config.load_run(str(recipe))
     assert scores(run) == scores(undisturbed)

@@ -27,6 +27,7 @@ from overnight.corpus.shards import Manifest, open_shards, save_manifest
 from overnight.corpus.tokenizer import load_tokenizer
 from overnight.errors import ConfigError, DataError
 from overnight.state_files import SEAL
+from tests.processes import HANG, wait_until
 
 ROOT = Path(pipeline.__file__).parents[2]
 
@@ -323,17 +324,15 @@ def test_killed_or_interrupted_it_leaves_no_process_and_continues(corpus: Path, 
     write_corpus(corpus, 400)
     prepare(settings(corpus), tmp_path / "whole", silent, shard_tokens=4000)
     process = start(tmp_path, corpus, tmp_path / "out", workers=2)
-    while not list((tmp_path / "out/work").glob("clean-00003*.arrow")):
-        assert process.poll() is None
-        time.sleep(0.01)
+    wait_until(lambda: list((tmp_path / "out/work").glob("clean-00003*.arrow")), process)
     if how == signal.SIGKILL:
         process.kill()
     else:
         os.killpg(process.pid, how)  # as a terminal does
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG)
     assert process.returncode != 0
     assert not (tmp_path / "out/manifest.json").exists()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG
     while not group_is_empty(process.pid):
         assert time.monotonic() < deadline, "a worker outlived its parent"
         time.sleep(0.05)
@@ -347,7 +346,7 @@ def test_killed_or_interrupted_it_leaves_no_process_and_continues(corpus: Path, 
 def test_a_full_disk_is_told_with_what_is_needed_and_it_continues(corpus: Path, tmp_path: Path, workers: int) -> None:
     prepare(settings(corpus), tmp_path / "whole", silent, shard_tokens=4000)
     process = start(tmp_path, corpus, tmp_path / "out", workers, limit=9_000)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=HANG)
     assert "refused:" in output and "need about" in output and "MB are free" in output and "continues" in output, output
     assert not list((tmp_path / "out").rglob("*.tmp"))
     prepare(settings(corpus), tmp_path / "out", silent, shard_tokens=4000)

@@ -1,4 +1,4 @@
-"""One process of tests/distributed/test_parallel.py: `python -m tests.distributed.parallel_worker RANK WORLD JOBS.json`.
+"""What one process of tests/distributed/test_parallel.py does.
 
 A job is a recipe to pretrain (one for all processes, or a list), perhaps the process that gets a SIGTERM and in which step, perhaps a
 plant (:mod:`tests.engine.planted_faults`), and perhaps where the loss scale starts.
@@ -10,7 +10,7 @@ import io
 import json
 import os
 import signal
-import sys
+import warnings
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +25,7 @@ from overnight.engine import loop, stability
 from overnight.engine.pretrain import pretrain
 from overnight.errors import UserError
 from tests.engine.planted_faults import planted
+from tests.processes import HANG
 
 
 def signal_after(steps: int) -> None:
@@ -41,10 +42,12 @@ def signal_after(steps: int) -> None:
     loop.clip_and_step = step
 
 
-def main(rank: int, world: int, jobs: Path) -> None:
+def work(rank: int, world: int, jobs: Path, on_warning: Any) -> None:
     """Do all jobs; print the exit code and the message of each."""
+    warnings.simplefilter(on_warning, UserWarning)
+    torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "", "MASTER_PORT": ""}
-    dist.init_process_group("gloo", init_method=f"file://{jobs}.rendezvous", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", init_method=f"file://{jobs}.rendezvous", rank=rank, world_size=world, timeout=timedelta(seconds=HANG))
     step, start, said = loop.clip_and_step, stability.INITIAL_SCALE, []
     for job in json.loads(jobs.read_text()):
         recipe = job["recipe"] if isinstance(job["recipe"], str) else job["recipe"][rank]
@@ -58,10 +61,5 @@ def main(rank: int, world: int, jobs: Path) -> None:
         except UserError as error:
             said.append([error.exit_code, str(error)])
         loop.clip_and_step = step
-    print(json.dumps(said))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    print(json.dumps(said))

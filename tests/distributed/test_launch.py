@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from overnight.distributed.elastic import after_signal
 from overnight.distributed.launch import Job, check_job, time_limit
 from overnight.distributed.leader import Failure, verdict
 from tests.conftest import ROOT, tiny_tree
+from tests.processes import HANG, wait_until
 from tests.recipe import change
 
 Captured = pytest.CaptureFixture[str]
@@ -100,20 +100,15 @@ def spawned(command: list[str]) -> subprocess.Popen[str]:
 
 def trained(recipe: Path, process: subprocess.Popen[str], event: str = "") -> None:
     """Wait for the first checkpoint, and for an event in the metrics."""
-    run, deadline = recipe.parent / "run", time.monotonic() + 100
-    while process.poll() is None and time.monotonic() < deadline:
-        if reader.newest_checkpoint(run / "checkpoints") is not None and event in (run / "metrics.jsonl").read_text():
-            return
-        time.sleep(0.02)
-    process.terminate()
-    raise AssertionError(end(process))
+    run = recipe.parent / "run"
+    wait_until(lambda: reader.newest_checkpoint(run / "checkpoints") and event in (run / "metrics.jsonl").read_text(), process)
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     """The exit code and the output of a process; none of its children is left."""
     children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     try:
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=HANG)
     finally:
         for one in (process, *children):
             try:

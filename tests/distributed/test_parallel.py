@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from overnight.distributed import world
 from overnight.engine.pretrain import pretrain
 from overnight.errors import ConfigError, UserError
 from tests.conftest import CLOCK, ROOT, tiny_tree
+from tests.distributed import parallel_worker
+from tests.processes import HANG, Process, wait_until
 from tests.recipe import change
 
 KINDS = ("ddp", "fsdp")
@@ -56,23 +58,15 @@ class Runs:
         self.make(name, **changes)
         return str(self.folder / f"{name}.yaml")
 
-    def on(self, world: int, *jobs: dict[str, Any], seconds: float = 90, warnings: str = "error") -> Said:
-        """Do jobs one after another on so many processes, within so many seconds; for each, the exit code and the message of every process."""
+    def on(self, world: int, *jobs: dict[str, Any], on_warning: str = "error") -> Said:
+        """Do jobs one after another on so many processes; for each, the exit code and the message of every process."""
         path = self.folder / f"jobs-{world}.json"
         path.write_text(json.dumps(jobs))
-        command = [sys.executable, "-W", f"{warnings}::UserWarning", "-m", "tests.distributed.parallel_worker"]
-        ranks = [
-            subprocess.Popen([*command, str(rank), str(world), str(path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            for rank in range(world)
-        ]
-        try:
-            outputs = [rank.communicate(timeout=seconds) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.communicate()
-        assert [rank.returncode for rank in ranks] == [0] * world, b"\n".join(error for _, error in outputs).decode()[-3000:]
-        return list(zip(*(map(tuple, json.loads(out)) for out, _ in outputs), strict=True))  # type: ignore[arg-type]
+        with ExitStack() as running:
+            ranks = [running.enter_context(Process(parallel_worker.work, rank, world, path, on_warning)) for rank in range(world)]
+            codes, outputs = zip(*(rank.end() for rank in ranks), strict=True)
+        assert codes == (0,) * world, "\n".join(outputs)[-3000:]
+        return list(zip(*(map(tuple, json.loads(out.splitlines()[-1])) for out in outputs), strict=True))  # type: ignore[arg-type]
 
 
 def newest(run: Path) -> dict[str, torch.Tensor]:
@@ -120,11 +114,11 @@ def runs(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     jobs: list[dict[str, Any]] = []
     for kind in KINDS:
         settings = {"distributed.strategy": kind}
-        jobs += [{"recipe": runs.recipe(f"{kind}-2", settings=settings)}, {"recipe": runs.recipe(f"{kind}-2-again", settings=settings)}]
+        jobs.append({"recipe": runs.recipe(f"{kind}-2", settings={**settings, "checkpoint.save_every": 28, "checkpoint.keep_latest_k": 3})})
         jobs.append({"recipe": runs.recipe(f"other-{kind}-2", **{**OTHER, "settings": {**OTHER["settings"], **settings}})})
-        jobs.append({"recipe": runs.recipe(f"{kind}-cut", settings=settings), "signal": [1, 7]})
+        jobs.append({"recipe": runs.recipe(f"{kind}-cut", settings=settings), "signal": [1, 28]})
     said = runs.on(2, *jobs)
-    assert [codes[0][0] for codes in said] == [0, 0, 0, 143] * 2, said
+    assert [codes[0][0] for codes in said] == [0, 0, 143] * 2, said
     for kind in KINDS:
         for name in (f"{kind}-cut-to-1", f"{kind}-cut-to-4"):
             shutil.copytree(runs.folder / f"{kind}-cut", runs.folder / name)
@@ -163,15 +157,19 @@ def test_adamw_unused_parameters_whole_words_and_telemetry_are_the_same_too(kind
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_processes_give_the_same_bits(kind: str, runs: Runs) -> None:
-    ours, theirs = newest(runs.folder / f"{kind}-2"), newest(runs.folder / f"{kind}-2-again")
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert lines(runs.folder / f"{kind}-2", "train", "eval") == lines(runs.folder / f"{kind}-2-again", "train", "eval")
+    whole, cut = runs.folder / f"{kind}-2", runs.folder / f"{kind}-cut"
+    _, *theirs = reader.read_checkpoint(whole / "checkpoints" / "step-0000028")
+    _, *ours = reader.read_checkpoint(cut / "checkpoints" / "step-0000028")
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    found = lines(cut, "train", "eval")
+    assert len(found) > 28 and found == lines(whole, "train", "eval")[: len(found)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_signal_to_one_process_stops_all_after_the_same_step(kind: str, runs: Runs) -> None:
     place = reader.newest_checkpoint(runs.folder / f"{kind}-cut" / "checkpoints")
-    assert place is not None and place.name == "step-0000007"
+    assert place is not None and place.name == "step-0000028"
 
 
 @pytest.mark.parametrize("name", [f"{kind}-cut-to-{world}" for kind in KINDS for world in (1, 4)])
@@ -194,7 +192,10 @@ def test_errors_stop_all_processes_and_one_says_them(tiny_data: Path, tmp_path: 
         {"recipe": seeds},
         {"recipe": runs.recipe("noise", settings={"logging.grad_noise_every": 1})},
         {"recipe": runs.recipe("uneven", phase={"global_batch_size": 3})},
-        *({"recipe": runs.recipe(f"blocked-{kind}", settings={"distributed.strategy": kind})} for kind in KINDS),
+        *(
+            {"recipe": runs.recipe(f"blocked-{kind}", settings={"distributed.strategy": kind, "checkpoint.save_every": 1})}
+            for kind in KINDS
+        ),
     )
     told = [[message for _, message in job if message] for job in said]
     assert [[code for code, _ in job] for job in said] == [[2, 2], [2, 2], [2, 2], [1, 1], [1, 1]]
@@ -244,11 +245,9 @@ def test_a_killed_process_ends_the_job_and_leaves_a_whole_checkpoint(tiny_data: 
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "overnight", "pretrain"]
     job = subprocess.Popen([*command, recipe], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        deadline = time.monotonic() + 60
-        while reader.newest_checkpoint(tmp_path / "run" / "checkpoints") is None and job.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: reader.newest_checkpoint(tmp_path / "run" / "checkpoints"), job)
         os.kill(json.loads((tmp_path / "run" / "lock").read_text())["pid"], signal.SIGKILL)
-        output, _ = job.communicate(timeout=60)
+        output, _ = job.communicate(timeout=HANG)
     finally:
         job.kill()
     assert job.returncode not in (0, None)
@@ -266,7 +265,7 @@ def test_compiled_layers_on_2_processes_train_as_eager_ones_and_resume_to_the_sa
     eager, compiled = runs.recipe("eager", settings={"distributed.strategy": kind}), runs.recipe("compiled", settings=settings)
     whole, cut = runs.recipe("whole", settings=settings, **dropout), runs.recipe("cut", settings=settings, **dropout)
     jobs = [{"recipe": eager}, {"recipe": compiled}, {"recipe": whole}, {"recipe": cut, "signal": [1, 7]}, {"recipe": cut}]
-    said = runs.on(2, *jobs, seconds=600, warnings="ignore")  # the compiler has some of its own
+    said = runs.on(2, *jobs, on_warning="ignore")  # the compiler has some of its own
     assert [[code for code, _ in job] for job in said] == [[0, 0], [0, 0], [0, 0], [143, 143], [0, 0]], said
     assert distance(tmp_path / "compiled", tmp_path / "eager") <= 1e-6
     ours, theirs = newest(tmp_path / "cut"), newest(tmp_path / "whole")

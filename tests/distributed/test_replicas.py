@@ -82,7 +82,7 @@ def runs(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run
     two["flip-back"] = job("flip-back", {"flip": [1, 6, "pooler.weight"]}, **rollback)
     two["flip-fsdp"] = job("flip-fsdp", {"flip": [1, 3, "pooler.weight/step"]}, **fsdp)
     two["flip-unseen"] = job("flip-unseen", {"flip": [1, 2, "pooler.weight"]}, {"steps": 3, "micro_batch_size": 4}, **never)
-    two["slow"] = job("slow", {"sleep": [1, 0.15]}, {"steps": 4, "micro_batch_size": 4})
+    two["slow"] = job("slow", {"late": [1, 60.0]}, {"steps": 4, "micro_batch_size": 4})
     two["flip-late"] = job("flip-late", {"flip": [1, 7, "encoder.layers.0.qkv.weight/exp_avg_sq"]})
     two["too many"] = {"recipe": runs.recipe("too-many", phase={"global_batch_size": 1})}
     two["loader"] = job("loader", {"loader": [1, 2]})

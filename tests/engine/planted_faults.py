@@ -15,6 +15,7 @@ from overnight.batches.packing import Batch, StepBatches
 from overnight.config import Run
 from overnight.corpus.shards import open_shards
 from overnight.corpus.tokenizer import load_vocabulary
+from overnight.distributed import stragglers
 from overnight.engine import loop, spikes
 from overnight.errors import DataError
 from overnight.models.bert import BertForPretraining
@@ -42,8 +43,9 @@ def planted(plant: dict[str, Any], rank: int = 0) -> Iterator[None]:
         patch.setattr(spikes, "LEAST", 4)
         if "spike" in plant:
             patch.setattr(BertForPretraining, "losses", _spiked(plant["spike"], plant["factor"]))
-        if plant.get("sleep", [None])[0] == rank:
-            patch.setattr(BertForPretraining, "losses", _slow(plant["sleep"][1]))
+        patch.setattr(stragglers, "_EXCESS", 30.0)  # no process of a busy machine is as late
+        if plant.get("late", [None])[0] == rank:
+            _be_late(patch, plant["late"][1])
         if plant.get("flip", [None])[0] == rank:
             patch.setattr(loop, "clip_and_step", _flipped(*plant["flip"][1:]))
         if plant.get("memory", [None])[0] == rank:
@@ -65,14 +67,17 @@ def _spiked(marks: list[list[int]], factor: float) -> Any:
     return losses
 
 
-def _slow(seconds: float) -> Any:
-    real = BertForPretraining.losses
+def _be_late(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Every micro-batch of training takes so many seconds more by this process's clock."""
+    real, clock, late = BertForPretraining.losses, time.perf_counter, 0.0
 
     def losses(self: BertForPretraining, *args: Any) -> Any:
-        time.sleep(seconds * self.training)
+        nonlocal late
+        late += seconds * self.training
         return real(self, *args)
 
-    return losses
+    patch.setattr(BertForPretraining, "losses", losses)
+    patch.setattr(time, "perf_counter", lambda: clock() + late)
 
 
 def _out_of_memory(at: int, sequences: int) -> Any:

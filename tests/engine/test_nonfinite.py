@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from overnight.run_dir import lock
 from overnight.run_dir.lock import Heartbeat, run_lock
 from overnight.signals import catch_signals
 from tests.engine.test_pretrain import assert_same_run, finish, spawn
+from tests.processes import wait_until
 
 Make = Callable[..., Run]
 
@@ -149,9 +149,8 @@ def test_a_skipped_step_is_told_and_counted_and_the_metrics_stay_json(tiny: Make
 
 
 def command(run: Run) -> tuple[int, str]:
-    process = spawn(run)
-    output, _ = process.communicate(timeout=60)
-    return process.returncode, output
+    with spawn(run) as process:
+        return process.end()
 
 
 def test_a_second_process_is_refused_with_the_first_ones_number(tiny: Make, tmp_path: Path) -> None:
@@ -172,16 +171,12 @@ def test_a_second_process_is_refused_with_the_first_ones_number(tiny: Make, tmp_
 
 def test_the_lock_is_free_after_kill_9(tiny: Make) -> None:
     run = tiny(**{"phases.short.steps": 100_000})
-    process = spawn(run)
-    deadline = time.monotonic() + 60
-    while not (run.run_dir / "heartbeat.json").exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    with pytest.raises(UserError, match=f"process {process.pid} on "), run_lock(run.run_dir):
-        pass
-    pulse = json.loads((run.run_dir / "heartbeat.json").read_text())
-    assert (pulse["pid"], pulse["phase"], pulse["step"]) == (process.pid, "short", 1)
-    process.kill()
-    process.communicate()
+    with spawn(run) as process:
+        wait_until((run.run_dir / "heartbeat.json").exists, process)
+        with pytest.raises(UserError, match=f"process {process.pid} on "), run_lock(run.run_dir):
+            pass
+        pulse = json.loads((run.run_dir / "heartbeat.json").read_text())
+        assert (pulse["pid"], pulse["phase"]) == (process.pid, "short") and pulse["step"] >= 1
     with run_lock(run.run_dir):
         assert json.loads((run.run_dir / "lock").read_text())["pid"] == os.getpid()
 
@@ -217,13 +212,11 @@ def test_only_ctrl_c_stops_at_once_after_a_first_signal() -> None:
 
 def test_sigusr1_ends_a_job_with_a_checkpoint_and_138(tiny: Make, undisturbed: Run) -> None:
     run = tiny(**{"phases.short.steps": 100_000})
-    process = spawn(run)
-    deadline = time.monotonic() + 60
-    while not (run.run_dir / "heartbeat.json").exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGUSR1)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 138, output
+    with spawn(run) as process:
+        wait_until((run.run_dir / "heartbeat.json").exists, process)
+        process.send_signal(signal.SIGUSR1)
+        code, output = process.end()
+    assert code == 138, output
     assert "overnight: stopped by SIGUSR1 at step" in output and "a checkpoint is written" in output
     newest = reader.newest_checkpoint(run.run_dir / "checkpoints")
     assert newest is not None and f"step {int(newest.name[5:])} of phase short" in output

@@ -8,7 +8,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,13 +18,15 @@ import pytest
 import torch
 
 from overnight import config
-from overnight.checkpoint import reader
+from overnight.checkpoint import reader, writer
+from overnight.cli.main import main
 from overnight.config import Run
 from overnight.console import Line
 from overnight.engine import loop, pretrain
 from overnight.errors import ConfigError, DataError
 from overnight.signals import Interrupted
 from tests.conftest import CLOCK
+from tests.processes import Process, overnight
 
 Make = Callable[..., Run]
 
@@ -113,11 +114,14 @@ def test_a_signal_writes_a_checkpoint_and_exits_with_its_code(number: signal.Sig
     assert_same_run(run, undisturbed)
 
 
-def spawn(run: Run) -> subprocess.Popen[str]:
+def recipe_of(run: Run) -> Path:
     path = run.run_dir.parent / "recipe.yaml"
     path.write_text(config.run_yaml(run))
-    command = [sys.executable, "-m", "overnight", "pretrain", str(path)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return path
+
+
+def spawn(run: Run) -> Process:
+    return overnight("pretrain", recipe_of(run))
 
 
 @pytest.mark.slow
@@ -125,21 +129,15 @@ def test_kills_at_random_moments_do_not_change_the_result(tiny: Make, undisturbe
     run, moment = tiny(), random.Random(0)
     checkpoints = run.run_dir / "checkpoints"
     for _ in range(4):
-        before = {p.name for p in checkpoints.glob("*step-*")} if checkpoints.exists() else set()
-        process = spawn(run)
-        # Wait until this process writes a checkpoint (it may be in the middle of one), and a little more.
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            now = {p.name for p in checkpoints.glob("*step-*")} if checkpoints.exists() else set()
-            if now - before:
-                break
-            time.sleep(0.0005)
-        time.sleep(moment.uniform(0, 0.01))
-        process.kill()
-        process.communicate()
-    process = spawn(run)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
+        before = {p.name for p in checkpoints.glob("*step-*")}
+        with spawn(run) as process:
+            # Wait until this process writes a checkpoint (it may be in the middle of one), and a little more.
+            while process.returncode is None and not {p.name for p in checkpoints.glob("*step-*")} - before:
+                time.sleep(0.0005)
+            time.sleep(moment.uniform(0, 0.01))
+    with spawn(run) as process:
+        code, output = process.end()
+    assert code == 0, output
     assert_same_run(run, undisturbed)
 
 
@@ -182,30 +180,29 @@ def test_without_any_whole_checkpoint_nothing_is_overwritten(tiny: Make) -> None
         finish(run)
 
 
+def _fill_the_disk(recipe: Path) -> None:
+    """A limit on the size of files (the weights are larger, the plans are not) makes the write itself fail, as a full disk does,
+    once the first checkpoint exists."""
+    real = writer.write_checkpoint
+
+    def write(folder: Path, *args: Any) -> Any:
+        if reader.newest_checkpoint(folder):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
+        return real(folder, *args)
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    writer.write_checkpoint = write
+    sys.exit(main(["pretrain", str(recipe)]))
+
+
 @pytest.mark.parametrize("async_save", [True, False])
 def test_a_full_disk_during_a_checkpoint_keeps_the_one_before(async_save: bool, tiny: Make) -> None:
     run = tiny(**{"checkpoint.save_every": 4, "checkpoint.async_save": async_save})
-    recipe = run.run_dir.parent / "recipe.yaml"
-    recipe.write_text(config.run_yaml(run))
-    # A limit on the size of files (the weights are larger, the plans are not) makes the write itself fail, as a full disk does,
-    # once the first checkpoint exists.
-    script = f"""
-import resource, signal, sys
-from overnight.checkpoint import reader, writer
-from overnight.cli.main import main
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-real = writer.write_checkpoint
-def write(folder, *args):
-    if reader.newest_checkpoint(folder):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
-    return real(folder, *args)
-writer.write_checkpoint = write
-sys.exit(main(["pretrain", {str(recipe)!r}]))
-"""
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert result.returncode == 1, result.stderr
-    assert "step-0000006 could not be written" in result.stderr and "Traceback" not in result.stderr
+    with Process(_fill_the_disk, recipe_of(run)) as process:
+        code, output = process.end()
+    assert code == 1, output
+    assert "step-0000006 could not be written" in output and "Traceback" not in output
     assert sorted(p.name for p in (run.run_dir / "checkpoints").iterdir()) == ["latest", "step-0000004"]
 
 

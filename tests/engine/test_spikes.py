@@ -6,10 +6,9 @@ import dataclasses
 import io
 import json
 import math
+import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overnight import config
 from overnight.batches.loader import Samples
 from overnight.batches.pairs import A_END, A_START
 from overnight.checkpoint import reader
@@ -38,6 +36,7 @@ from tests.engine.test_loop_measurements import work
 from tests.engine.test_nonfinite import lines
 from tests.engine.test_pretrain import Stop, assert_same_run, finish, metrics
 from tests.models.sample import pretraining
+from tests.processes import Process
 
 Make = Callable[..., Run]
 CURVES = sorted((ROOT / "benchmarks" / "results").glob("*/metrics.jsonl"))
@@ -247,32 +246,27 @@ def test_twenty_rollbacks_to_one_checkpoint_end_the_run(tiny: Make) -> None:
     assert "The last good checkpoint is " in str(caught.value)
 
 
-KILLED = """
-import os, signal, sys, json
-from overnight import config
-from overnight.engine import loop
-from overnight.engine.pretrain import pretrain
-from tests.engine.planted_faults import planted
-real, count = loop.clip_and_step, 0
-def step(*args):
-    global count
-    count += 1
-    if count == 13:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*args)
-loop.clip_and_step = step
-with planted(json.loads(sys.argv[2])):
-    pretrain(config.load_run(sys.argv[1]))
-"""
+def _killed_in_step_13(run: Run, plant: dict[str, Any]) -> None:
+    real, count = loop.clip_and_step, 0
+
+    def step(*args: Any) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        if count == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args)
+
+    loop.clip_and_step = step
+    with planted(plant):
+        pretrain(run)
 
 
 def test_a_crash_or_a_kill_after_a_rollback_changes_nothing(tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, killed = (long_run(tiny, out=str(tmp_path / name), **{"stability.on_spike": "rollback"}) for name in ("whole", "killed"))
     plant, real = spike(whole, 10), loop.clip_and_step
-    (tmp_path / "killed.yaml").write_text(config.run_yaml(killed))
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "killed.yaml"), json.dumps(plant)]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert process.returncode == -signal.SIGKILL and "gone back from step 11 to step 8" in process.stdout, process.stderr
+    with Process(_killed_in_step_13, killed, plant) as process:
+        code, output = process.end()
+    assert code == -signal.SIGKILL and "gone back from step 11 to step 8" in output, output
     with planted(plant):
         finish(whole)
         finish(killed)

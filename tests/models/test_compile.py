@@ -13,7 +13,7 @@ from overnight.config import BertConfig, BertPhase
 from overnight.models.bert import BertForPretraining
 from tests.batches.corpus import book_like, shard, words
 
-MODEL = BertConfig(num_layers=2, hidden_size=32, num_heads=2, max_position_embeddings=48, dropout=0.0, attention_dropout=0.0)
+MODEL = BertConfig(num_layers=1, hidden_size=32, num_heads=2, max_position_embeddings=48, dropout=0.0, attention_dropout=0.0)
 
 
 def training(model: BertForPretraining, stream: Samples, step: int) -> list[float]:

@@ -1,8 +1,7 @@
-"""One rank of tests/optim/test_sharded.py: `python -m tests.optim.sharded_worker RANK WORLD FOLDER`."""
+"""What one rank of tests/optim/test_sharded.py does."""
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +75,8 @@ def shard(net: nn.Module, world: int) -> nn.Module:
 
 def main(rank: int, world: int, folder: Path) -> None:
     """Write the ends of all trajectories (rank 0)."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     ends: dict[str, list[Tensor]] = {}
     for name in MAKE:
@@ -108,9 +109,3 @@ def main(rank: int, world: int, folder: Path) -> None:
         torch.save(ends, folder / "ends.pt")
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

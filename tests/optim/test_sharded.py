@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from tests.optim import sharded_worker
+from tests.processes import Process
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.heavy)])
 def test_plain_ddp_fsdp_and_moves_between_them_agree_to_1e_6_after_50_steps(world: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.optim.sharded_worker"]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(world), str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for rank in range(world)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=300)[0].decode() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)[-3000:]
+    with ExitStack() as running:
+        ranks = [running.enter_context(Process(sharded_worker.main, rank, world, tmp_path)) for rank in range(world)]
+        codes, outputs = zip(*(rank.end() for rank in ranks), strict=True)
+    assert codes == (0,) * world, "\n".join(outputs)[-3000:]
     ends = torch.load(tmp_path / "ends.pt", weights_only=True)
     assert len(ends) == 24
     for name, found in ends.items():

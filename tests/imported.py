@@ -1,0 +1,21 @@
+"""What the processes of :mod:`tests.processes` have imported before they begin."""
+
+import gc
+
+import torch
+import torch._dynamo  # the first optimizer would import it
+import torch.distributed.checkpoint
+import torch.distributed.checkpoint.state_dict
+import torch.distributed.fsdp  # noqa: F401
+
+import overnight.cli.main
+import overnight.cli.run
+import overnight.corpus.pipeline
+import overnight.engine.pretrain
+import overnight.finetune.finetune
+import overnight.interop.export
+import overnight.report.page  # noqa: F401
+import tests.distributed.parallel_worker
+import tests.optim.sharded_worker  # noqa: F401
+
+gc.freeze()
