@@ -6,27 +6,25 @@ import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from overnight.batches.batch_size import micro_batch
-from overnight.batches.packing import Provenance
 from overnight.checkpoint import reader
 from overnight.checkpoint.reader import Progress
 from overnight.checkpoint.run_identity import unrecorded_extensions
 from overnight.checkpoint.writer import CheckpointWriter
 from overnight.config import Run
 from overnight.console import Line
-from overnight.display import plural
 from overnight.distributed.collectives import ErrorOnOtherRank, assert_same_on_all_ranks, raise_on_all_ranks
 from overnight.distributed.world import World, device_of
-from overnight.distributed.wrap import distribute_like, parallelize_model
+from overnight.distributed.wrap import parallelize_model
 from overnight.engine.context import PhaseContext
 from overnight.engine.loop import Objective
 from overnight.engine.precision import DTYPES, set_matmul_precision
-from overnight.engine.spikes import Rollback, provenance_text
+from overnight.engine.recovery import Recovery
+from overnight.engine.spikes import Rollback
 from overnight.engine.throughput import peak_of_all
 from overnight.engine.trainer import Trainer
 from overnight.engine.workload import Workload, build_workload
@@ -38,9 +36,6 @@ from overnight.run_dir.environment import environment
 from overnight.run_dir.metrics import Metrics, open_loggers
 from overnight.signals import Interrupted, catch_signals
 from overnight.state_files import sealed
-
-# Rollbacks to one checkpoint before the run stops.
-_ROLLBACKS = 20
 
 
 def set_up_machine(run: Run) -> torch.device:
@@ -116,21 +111,27 @@ class TrainingRun:
         self.objective = self.model.losses
         gc.collect()
 
-    def _go(self) -> None:
-        names, main = list(self.run.phases), self.world.main
-        carried: dict[str, Tensor] = {}
+    def _restore(self, carried: dict[str, Tensor]) -> tuple[Progress, dict[str, Tensor], list[str]]:
+        """Fill the network from the newest checkpoint; return the progress, the optimizer's tensors, and what was wrong with newer checkpoints."""
         with raise_on_all_ranks(self.world):
-            progress, moments, problems = reader.load_checkpoint(self.checkpoints, self.model, carried) or (Progress(), {}, [])
-            if progress.phase and (progress.phase not in names):
+            found = reader.load_checkpoint(self.checkpoints, self.model, carried)
+            progress, moments, problems = found or (Progress(), {}, [])
+            if progress.phase and progress.phase not in self.run.phases:
                 raise DataError(f"{self.checkpoints} are of a phase {progress.phase!r} that the recipe does not have")
             self._same_optimizer(progress)
             self.workload.check_data(progress)
             progress.corpus = self.workload.fingerprint
-            if main:
+            if self.world.main:
                 self.workload.keep()
-            if main and not self.finished(progress):  # else it would name the machine that only looked
-                write_json(self.run.run_dir / "env.json", sealed(environment()))
+                if not self.finished(progress):  # else it would name the machine that only looked
+                    write_json(self.run.run_dir / "env.json", sealed(environment()))
         assert_same_on_all_ranks({"newest checkpoint": {"step": progress.global_step}}, self.world)
+        return progress, moments, problems
+
+    def _go(self) -> None:
+        names, main = list(self.run.phases), self.world.main
+        carried: dict[str, Tensor] = {}
+        progress, moments, problems = self._restore(carried)
         if self.world.size > 1:
             self.objective = parallelize_model(self.model, self.world, self.run)
         with raise_on_all_ranks(self.world):
@@ -185,7 +186,7 @@ class TrainingRun:
             moments: the optimizer's tensors of the checkpoint that the run resumes from, or of the phase before.
         """
         name, phase = list(self.run.phases.items())[number]
-        events: list[dict[str, Any]] = []  # rollbacks to the newest checkpoint, which knows nothing of them
+        recovery = Recovery(context, number, self.checkpoints)
         if context.progress.phase != name:
             context.progress.batches_skipped = 0
         while True:
@@ -207,7 +208,7 @@ class TrainingRun:
                     seconds=progress.seconds,
                     **self.workload.validation_counts(),
                 )
-            for event in events:
+            for event in recovery.events:
                 metrics.write("event", **event)
             progress.optimizer = phase.optim.name
             if progress.step >= phase.steps:
@@ -219,80 +220,9 @@ class TrainingRun:
             except Rollback as bad:
                 samples = training.guard.provenance(bad.error.step, bad.error.worst)
                 del training, optimizer  # before there are others
-                moments = self._go_back(bad, context, number, samples, events)
+                moments = recovery.go_back(bad, samples)
             except TrainingError as error:
-                raise self._final_error(error, context, training.guard.provenance(error.step, error.worst)) from None
-
-    def _go_back(
-        self, bad: Rollback, context: PhaseContext, number: int, samples: list[Provenance], events: list[dict[str, Any]]
-    ) -> dict[str, Tensor]:
-        """Put the newest checkpoint, or the untrained network, in the place of what was trained since; returns the optimizer's tensors.
-
-        A kill after it changes nothing: the next start comes to the same step by itself, and goes back again.
-
-        Args:
-            samples: that may have to do with it.
-            events: rollbacks so far to the newest checkpoint; one is added.
-
-        Raises:
-            TrainingError: the cause, when going back does not help.
-        """
-        progress, error, names = context.progress, bad.error, list(self.run.phases)
-        assert error.step is not None
-        context.writer.wait()
-        whole = self.workload.untrained(torch.device("cpu"))
-        context.carried.clear()
-        with raise_on_all_ranks(self.world):
-            restored, moments, _ = reader.load_checkpoint(self.checkpoints, whole, context.carried) or (
-                Progress(corpus=progress.corpus),
-                {},
-                [],
-            )
-        assert_same_on_all_ranks({"newest checkpoint": {"step": restored.global_step}}, self.world)
-        if events and events[-1]["to_step"] != restored.global_step:
-            events.clear()
-        if len(events) == _ROLLBACKS:
-            again = f"{error}. The run went back to step {restored.global_step} {_ROLLBACKS} times: lower the learning rate, or look at the data"
-            raise self._final_error(type(error)(again), context, samples)
-        inside = restored.phase == names[number]
-        if not inside and (names.index(restored.phase) + 1 if restored.phase else 0) != number:
-            raise self._final_error(error, context, samples)  # Checkpoints were damaged; the next start resumes in an earlier phase.
-        steps = error.step + 1 - (restored.step if inside else 0)
-        restored.batches_skipped, restored.seconds = progress.batches_skipped + steps * bad.skips_batches, progress.seconds
-        with torch.no_grad():
-            tensors = self.model.state_dict()
-            for name, tensor in whole.state_dict().items():
-                tensors[name].copy_(distribute_like(tensors[name], tensor))
-        context.metrics.back_to(restored.metrics_bytes, restored.global_step)
-        context.progress = restored
-        place = {
-            "phase": names[number],
-            "global_step": restored.global_step,
-            "from_step": restored.global_step + steps,
-            "to_step": restored.global_step,
-        }
-        data = f", passing over {plural(steps, 'step')} of data" if bad.skips_batches else ""
-        text = ". ".join(part for part in (str(error), provenance_text(samples)) if part)
-        message = f"phase {names[number]}: gone back from step {place['from_step']} to step {place['to_step']} of the run{data}: {text}"
-        self.line.print(message)
-        events.append(
-            {
-                "event": "rolled_back",
-                "message": message,
-                **place,
-                "cause": error.event,
-                "batches_skipped": restored.batches_skipped,
-                "samples": samples,
-            }
-        )
-        return moments
-
-    def _final_error(self, error: TrainingError, context: PhaseContext, samples: list[Provenance]) -> TrainingError:
-        """Return the error that ends the run, with its place, its data and the way back."""
-        text = ". ".join(part for part in (f"phase {context.progress.phase}, {error}", provenance_text(samples)) if part)
-        place = {"phase": context.progress.phase, "global_step": context.progress.global_step}
-        context.metrics.write("event", event=error.event, message=text, **place, **({"samples": samples} if samples else {}))
-        return type(error)(f"{text}.\n{self._where_to_resume(context.writer)}")
+                raise recovery.final_error(error, training.guard.provenance(error.step, error.worst)) from None
 
     def finished(self, progress: Progress) -> bool:
         """Return whether the last phase is done."""
@@ -306,9 +236,3 @@ class TrainingRun:
                 f"the checkpoints in {self.checkpoints} are of {theirs}, and phase {progress.phase} trains with {ours}, which cannot continue "
                 "with its moments; give this run a new folder (--out=...)"
             )
-
-    def _where_to_resume(self, writer: CheckpointWriter) -> str:
-        writer.settle()
-        newest = reader.newest_checkpoint(self.checkpoints)
-        good = f"The last good checkpoint is {newest}, and" if newest else "There is no checkpoint yet, and"
-        return f"{good} the same command resumes from there" + (f"; the {writer.error}" if writer.error else "")
