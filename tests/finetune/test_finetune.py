@@ -213,7 +213,7 @@ def test_a_regression_is_scored_by_its_correlation(with_task: Task, scores: Path
     out = tune(run)
     (entry,) = lines(run)
     assert entry["metric"] == "spearman" and set(entry["metrics"]) == {"pearson", "spearman"}
-    assert "held out of scores.csv" in out
+    assert "split off scores.csv" in out
     answers = json.loads((kept(run) / "predictions.json").read_text())
     assert answers and all(isinstance(value, float) for value in answers.values())
     assert json.loads((kept(run) / "task.json").read_text())["labels"] == []

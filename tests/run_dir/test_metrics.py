@@ -20,7 +20,7 @@ from overnight.checkpoint.reader import Progress
 from overnight.config import Run
 from overnight.console import Line
 from overnight.distributed.world import World
-from overnight.engine import loop, pretrain, throughput
+from overnight.engine import loop, pretrain, throughput, training_run
 from overnight.engine.loop import StepResult
 from overnight.engine.throughput import Throughput
 from overnight.errors import UserError
@@ -257,7 +257,7 @@ def test_speed_counts_tokens_operations_and_waiting_since_the_last_line(tiny: Ma
 
 
 def test_there_is_no_share_of_a_peak_that_the_products_exceed(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrain, "device_peak", lambda *_: Peak(1e3, measured=True))
+    monkeypatch.setattr(training_run, "device_peak", lambda *_: Peak(1e3, measured=True))
     run = tiny()
     told = finish(run)
     assert told.count("above the peak of 0.00 TFLOP/s, measured, which is no peak then") == 1 and "MFU" not in told.replace("no MFU", "")
