@@ -19,7 +19,7 @@ from overnight.engine.precision import DTYPES
 from overnight.engine.stability import StabilityGuard
 from overnight.engine.validator import Validator
 from overnight.optim.offload import offload
-from overnight.optim.schedules import learning_rate
+from overnight.optim.schedules import learning_rates
 from overnight.run_dir.lock import Heartbeat
 from overnight.signals import Interrupted
 
@@ -54,7 +54,7 @@ class Trainer:
         phase, run = self.phase, self.run
         return LoopConfig(
             steps=phase.steps,
-            lr=lambda step: learning_rate(phase, step),
+            lr=learning_rates(phase),
             max_grad_norm=0.0 if isinstance(phase.optim, LansConfig) else phase.optim.max_grad_norm,
             dtype=DTYPES[run.precision],
             device=self.world.device,

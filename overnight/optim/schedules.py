@@ -20,14 +20,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 from overnight.config import Optim, Phase, Schedule
 from overnight.config.optimizers import UNTUNED, Reference
 
 
+def learning_rates(phase: Phase) -> Callable[[int], float]:
+    """Return the learning rate of a phase as a function of its step, from 0."""
+    peak, schedule = peak_lr(phase), resolved(phase)
+    return lambda step: peak * factor(schedule, step, phase.steps)
+
+
 def learning_rate(phase: Phase, step: int) -> float:
     """Return the learning rate of a step of a phase, from 0."""
-    return peak_lr(phase) * factor(resolved(phase), step, phase.steps)
+    return learning_rates(phase)(step)
 
 
 def peak_lr(phase: Phase) -> float:
