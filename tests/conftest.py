@@ -7,6 +7,7 @@ import json
 import os
 import pydoc_data.topics
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from overnight import config
 from overnight.config import Run
 from tests.recipe import change
 
+# A suite that a script starts in the background ignores Ctrl-C, and so would every process that it starts, to be interrupted by a test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("ci", deadline=None, derandomize=True)
 
 ROOT = Path(__file__).parent.parent
