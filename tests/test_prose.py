@@ -38,8 +38,6 @@ OLD_WORDS = re.compile(
     r"--(?:baseline|max_rows|stride|max_answer|misplaced|print_config)\b|finetune [^`\n]*--(?:length|batch|warmup)=|overnight (?:transfer|featurise)\b",
     re.IGNORECASE,
 )
-# Where such a part is right: a key of a file has that name.
-RIGHT: dict[str, set[str]] = {}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -78,10 +76,10 @@ def identifiers(tree: ast.Module) -> set[str]:
     return found
 
 
-def old_names(names: set[str], right: set[str]) -> list[str]:
-    """Return the names that have a part that was given up, other than the right ones, or a British one."""
+def old_names(names: set[str]) -> list[str]:
+    """Return the names that have a part that was given up, or a British one."""
     snake = {name: re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower() for name in names}
-    return sorted(name for name, text in snake.items() if BRITISH.search(text) or set(OLD_NAMES.findall(text)) - right)
+    return sorted(name for name, text in snake.items() if BRITISH.search(text) or OLD_NAMES.search(text))
 
 
 def texts(path: Path) -> Iterator[str]:
@@ -127,10 +125,8 @@ def test_docstrings_of_functions_open_with_an_imperative_verb() -> None:
     assert {name: found for name, tree in modules() if (found := no_imperatives(tree))} == {}
 
 
-def test_no_name_is_an_old_one_and_no_right_one_is_listed_in_vain() -> None:
-    assert {name: found for name, tree in modules() if (found := old_names(identifiers(tree), RIGHT.get(name, set())))} == {}
-    trees = dict(modules())
-    assert [name for name in RIGHT if not old_names(identifiers(trees[name]), set())] == []
+def test_no_name_is_an_old_one() -> None:
+    assert {name: found for name, tree in modules() if (found := old_names(identifiers(tree)))} == {}
 
 
 def test_no_text_has_an_old_word_or_a_british_spelling() -> None:
@@ -172,8 +168,7 @@ def fine():
 '''
     tree = ast.parse(planted)
     assert {text.split(":")[0] for text in no_imperatives(tree)} == {"bytes_left", "reads", "judge"}
-    assert old_names(identifiers(tree), set()) == ["Saver", "grain", "held_out", "judge", "lanes"]
-    assert old_names(identifiers(tree), {"held", "lanes"}) == ["Saver", "grain", "judge"]
+    assert old_names(identifiers(tree)) == ["Saver", "grain", "held_out", "judge", "lanes"]
     (tmp_path / "planted.py").write_text(
         f"{planted}# Set train.keep, or phases.long.optim.start: it is judged by loader_wait.\nverb = f'{{verb}} is fine'\n"
     )
@@ -184,4 +179,4 @@ def fine():
     assert wrong_words(tmp_path / "page.md") == ["goes on", "held-out", "finetune mine --length=", "--baseline"]
     page = "`tests/test_prose.py`, `benchmarks/gone.py`\n## One trip of x\n`corpus.readers`, then `corpus.gone`\n## Else\n`corpus.other`"
     assert missing_paths(page) == ["benchmarks/gone.py", "overnight/corpus/gone.py"]
-    assert old_names({"tokenise_text", "normalize", "SpanReader", "widest", "placeholder"}, set()) == ["SpanReader", "tokenise_text"]
+    assert old_names({"tokenise_text", "normalize", "SpanReader", "widest", "placeholder"}) == ["SpanReader", "tokenise_text"]

@@ -93,8 +93,8 @@ class _Facts:
     weights: list[list[float]]
     bias: list[float]
     result: dict[str, Any]
-    checkpoint: str = ""
-    """Name of the weights whose features it was fitted to; older versions did not note it."""
+    checkpoint: str
+    """Name of the weights whose features it was fitted to."""
 
 
 def read_classifier(folder: Path, name: str) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _facts(folder: Path, name: str) -> dict[str, Any]:
         )
     facts = read_classifier(folder, name)
     newest = weights_name(folder)
-    if facts.get("checkpoint", newest) != newest:  # older versions did not note it
+    if facts["checkpoint"] != newest:
         raise DataError(
             f"{path}: was fitted to the features of {facts['checkpoint']}, and the newest weights are {newest}; {_again(folder, name)}"
         )

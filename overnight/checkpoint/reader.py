@@ -37,7 +37,7 @@ class Progress:
     """Hash of the shards that it was trained on."""
     phase: str = ""
     optimizer: str = ""
-    """Name of the phase's optimizer; checkpoints of older programs do not say."""
+    """Name of the phase's optimizer."""
     step: int = 0
     """Optimizer steps done in the phase."""
     global_step: int = 0
@@ -64,7 +64,7 @@ class _State:
     version: int
     progress: Progress
     checksums: dict[str, str]
-    """XXH3-64 of each part's file and, as `progress`, of the counters; checkpoints of older programs lack the last."""
+    """XXH3-64 of each part's file and, as `progress`, of the counters."""
 
 
 class CorruptCheckpoint(DataError):
@@ -137,7 +137,7 @@ def _contents(checkpoint: Path) -> tuple[Progress, dict[str, dict[str, Tensor]]]
     """Return counters, and the tensors of every part."""
     try:
         state = _read_state(checkpoint / "state.json")
-        if missing := {"model", "optimizer"} - state.checksums.keys():
+        if missing := {"model", "optimizer", "progress"} - state.checksums.keys():
             raise CorruptCheckpoint(f"{checkpoint / 'state.json'} has no checksum of {' and '.join(sorted(missing))}")
         return state.progress, {
             part: read_tensors(checkpoint / f"{part}.safetensors", digest) for part, digest in state.checksums.items() if part != "progress"
@@ -185,7 +185,7 @@ def _read_state(path: Path) -> _State:
     if version != VERSION:
         raise DataError(f"{path.parent} has format version {version}, this program reads {VERSION}; continue with the one that wrote it")
     digests = tree.get("checksums")
-    if isinstance(digests, dict) and digests.get("progress", "") not in ("", _digest_of(tree.get("progress"))):
+    if isinstance(digests, dict) and "progress" in digests and digests["progress"] != _digest_of(tree.get("progress")):
         raise CorruptCheckpoint(f"{path} was changed: the checksum of its counters differs")
     try:
         return TypeAdapter(_State).validate_json(content, strict=True)

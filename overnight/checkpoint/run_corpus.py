@@ -48,7 +48,7 @@ def kept_vocabulary(run: Run) -> tuple[Path, Vocabulary]:
     folder = run.run_dir / "corpus"
     if not (folder / "manifest.json").is_file():
         raise DataError(
-            f"{folder}: is missing: an older version left the vocabulary with the prepared data. Run `overnight pretrain {run.run_dir}` once in "
+            f"{folder}: is missing, and with it the vocabulary. Run `overnight pretrain {run.run_dir}` once in "
             f"the directory from which {run.data_dir} can be read (or with --data.dir=FOLDER): it adds what is missing"
         )
     return folder, same_vocabulary(folder, load_manifest(folder).tokenizer, run.run_dir / "checkpoints")
@@ -59,15 +59,14 @@ def task_vocabulary(folder: Path, expected: str) -> Vocabulary:
 
     Args:
         folder: `RUN/finetune/TASK`.
-        expected: its hash in `task.json`; empty where an older version did not note it.
+        expected: its hash in `task.json`.
 
     Raises:
         DataError: when it is missing, cannot be read, or is another one.
     """
     if not (folder / "vocab.txt").exists():
         raise DataError(
-            f"{folder}: has no vocab.txt: an older version left the vocabulary with the prepared data; run `overnight finetune {folder.name} "
-            f"--from {folder.parent.parent}` with the settings of then, which adds it and trains nothing again"
+            f"{folder}: has no vocab.txt; delete the folder, and run `overnight finetune {folder.name} --from {folder.parent.parent}` again"
         )
     return same_vocabulary(folder, expected, folder / "model.safetensors")
 

@@ -32,11 +32,11 @@ class _Facts:
     vocab_size: int
     spec: _Spec
     result: dict[str, Any]
-    pairs: bool = False
-    tokenizer: str = ""
-    """Hash of the vocabulary beside it; older programs did not note it."""
-    weights: str = ""
-    """XXH3-64 of `model.safetensors`; older programs did not note it."""
+    pairs: bool
+    tokenizer: str
+    """Hash of the vocabulary beside it."""
+    weights: str
+    """XXH3-64 of `model.safetensors`."""
 
 
 def _remedy(folder: Path) -> str:
@@ -71,6 +71,6 @@ def read_weights(folder: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
         DataError: when the file is missing, damaged, or not the one that was written with `task.json`.
     """
     try:
-        return read_tensors(folder / "model.safetensors", facts.get("weights", ""))
+        return read_tensors(folder / "model.safetensors", facts["weights"])
     except CorruptCheckpoint as error:
         raise DataError(f"{error}; {_remedy(folder)}") from None

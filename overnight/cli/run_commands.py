@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from overnight.cli.recipe_commands import Add
+from overnight.cli.recipe_commands import Add, said_once
 from overnight.cli.task_keys import KeysHelp, add_source, next_commands, open_run, open_task
 from overnight.config.schema import BertRun, ByteRun, Finetune, Run
 from overnight.display import duration, for_stream, measures, number, plural
@@ -26,7 +26,8 @@ def _add_finetune(add: Add) -> None:
 
 
 def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
-    run = open_task(options, overrides, BertRun, Finetune)
+    with said_once():
+        run = open_task(options, overrides, BertRun, Finetune)
     from overnight.finetune.finetune import finetune
     from overnight.report.page import refresh_report
     from overnight.report.summary import summary_text

@@ -77,17 +77,29 @@ class LayerwiseOptim(Optim):
 
 
 @dataclass(frozen=True)
-class LambConfig(LayerwiseOptim):
-    """LAMB (You et al. 2019, arXiv 1904.00962)."""
+class AdaptiveOptim(Optim):
+    """What the optimizers with a second moment have."""
 
-    name: Literal["lamb"] = "lamb"
-    """LAMB."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
     """Decay of the first and second moment (each 0 to 1)."""
     eps: PositiveFloat = 1e-6
     """Added to the root of the second moment."""
+
+
+@dataclass(frozen=True)
+class ClippingOptim(Optim):
+    """What the optimizers have for which the scale of a gradient matters."""
+
     max_grad_norm: NonNegativeFloat = 1.0
     """Global gradient norm above which gradients are scaled down; 0 is no clipping."""
+
+
+@dataclass(frozen=True)
+class LambConfig(ClippingOptim, AdaptiveOptim, LayerwiseOptim):
+    """LAMB (You et al. 2019, arXiv 1904.00962)."""
+
+    name: Literal["lamb"] = "lamb"
+    """LAMB."""
     bias_correction: bool = True
     """Divide the moments by 1-β^t."""
     max_trust_ratio: NonNegativeFloat = 0.0
@@ -95,19 +107,15 @@ class LambConfig(LayerwiseOptim):
 
 
 @dataclass(frozen=True)
-class LansConfig(LayerwiseOptim):
+class LansConfig(AdaptiveOptim, LayerwiseOptim):
     """LANS (Zheng et al. 2020, arXiv 2006.13484). It normalizes every gradient and never clips."""
 
     name: Literal["lans"] = "lans"
     """LANS."""
-    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
-    """Decay of the first and second moment (each 0 to 1)."""
-    eps: PositiveFloat = 1e-6
-    """Added to the root of the second moment."""
 
 
 @dataclass(frozen=True)
-class LarsConfig(LayerwiseOptim):
+class LarsConfig(ClippingOptim, LayerwiseOptim):
     """LARS (You et al. 2017, arXiv 1708.03888)."""
 
     name: Literal["lars"] = "lars"
@@ -120,38 +128,24 @@ class LarsConfig(LayerwiseOptim):
     """Factor of the ratio |x| / |g|."""
     lr_in_momentum: bool = True
     """The learning rate is inside the momentum, as in the paper; false is outside, as in most PyTorch code."""
-    max_grad_norm: NonNegativeFloat = 1.0
-    """Global gradient norm above which gradients are scaled down; 0 is no clipping."""
 
 
 @dataclass(frozen=True)
-class AdamWConfig(Optim):
+class AdamWConfig(ClippingOptim, AdaptiveOptim):
     """AdamW of torch."""
 
     name: Literal["adamw"] = "adamw"
     """AdamW."""
-    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
-    """Decay of the first and second moment (each 0 to 1)."""
-    eps: PositiveFloat = 1e-6
-    """Added to the root of the second moment."""
-    max_grad_norm: NonNegativeFloat = 1.0
-    """Global gradient norm above which gradients are scaled down; 0 is no clipping."""
 
 
 @dataclass(frozen=True)
-class MuonConfig(Optim):
-    """Muon of torch for the matrices, AdamW for the rest."""
+class MuonConfig(ClippingOptim, AdaptiveOptim):
+    """Muon of torch for the matrices, AdamW for the rest, whose are `betas` and `eps`."""
 
     name: Literal["muon"] = "muon"
     """Muon."""
     momentum: BelowOne = 0.9
     """Share of the momentum that is kept (0 to 1), always Nesterov's."""
-    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
-    """AdamW: decay of the first and second moment (each 0 to 1)."""
-    eps: PositiveFloat = 1e-6
-    """AdamW: added to the root of the second moment."""
-    max_grad_norm: NonNegativeFloat = 1.0
-    """Global gradient norm above which gradients are scaled down; 0 is no clipping."""
 
 
 AnyOptim = Annotated[LambConfig | LansConfig | LarsConfig | AdamWConfig | MuonConfig, Tagged("name", "lamb")]

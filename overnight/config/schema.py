@@ -80,19 +80,25 @@ class Model:
 
 
 @dataclass(frozen=True)
-class BertConfig(Model):
-    """A BERT encoder as published (post-LayerNorm, GELU, learned positions)."""
+class TransformerConfig(Model):
+    """What networks of attention have."""
 
-    kind: Literal["bert"] = "bert"
-    """BERT."""
     num_heads: PositiveInt = 12
     """Attention heads; must divide `hidden_size`."""
     intermediate_size: NonNegativeInt = 0
     """Width inside the feed-forward part; 0 is four times `hidden_size`."""
     max_position_embeddings: PositiveInt = 512
-    """Learned positions (tokens); no phase may be longer."""
+    """Learned positions (tokens or bytes); no phase may be longer."""
     dropout: BelowOne = 0.1
     """Dropout of embeddings, attention output and feed-forward output (probability)."""
+
+
+@dataclass(frozen=True)
+class BertConfig(TransformerConfig):
+    """A BERT encoder as published (post-LayerNorm, GELU, learned positions)."""
+
+    kind: Literal["bert"] = "bert"
+    """BERT."""
     attention_dropout: BelowOne = 0.1
     """Dropout of attention probabilities (probability)."""
 
@@ -110,19 +116,11 @@ class RecurrentLMConfig(Model):
 
 
 @dataclass(frozen=True)
-class CausalLMConfig(Model):
+class CausalLMConfig(TransformerConfig):
     """A causal Transformer over bytes (pre-LayerNorm, GELU, learned positions)."""
 
     kind: Literal["transformer"] = "transformer"
     """A causal Transformer."""
-    num_heads: PositiveInt = 12
-    """Attention heads; must divide `hidden_size`."""
-    intermediate_size: NonNegativeInt = 0
-    """Width inside the feed-forward part; 0 is four times `hidden_size`."""
-    max_position_embeddings: PositiveInt = 512
-    """Learned positions (bytes); no phase may be longer."""
-    dropout: BelowOne = 0.1
-    """Dropout of embeddings, attention output and feed-forward output (probability)."""
 
 
 ByteLMConfig = Annotated[RecurrentLMConfig | CausalLMConfig, Tagged("kind", "mlstm")]

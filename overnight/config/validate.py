@@ -26,6 +26,7 @@ from overnight.config.schema import (
     Model,
     Phase,
     Run,
+    TransformerConfig,
 )
 from overnight.errors import ConfigError
 
@@ -110,13 +111,13 @@ def _vocab_problems(data: Data) -> Iterator[str]:
 
 
 def _model_problems(model: Model) -> Iterator[str]:
-    if isinstance(model, BertConfig | CausalLMConfig) and model.num_heads > 0 and model.hidden_size % model.num_heads:
+    if isinstance(model, TransformerConfig) and model.num_heads > 0 and model.hidden_size % model.num_heads:
         yield f"model.num_heads = {model.num_heads}: must divide model.hidden_size = {model.hidden_size}"
 
 
 def _phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
     model = run.model
-    if isinstance(model, BertConfig | CausalLMConfig):
+    if isinstance(model, TransformerConfig):
         if not 8 <= phase.seq_len <= model.max_position_embeddings:
             yield f"{key}.seq_len = {phase.seq_len}: must be 8 to model.max_position_embeddings = {model.max_position_embeddings}"
     elif not 8 <= phase.seq_len <= _LONGEST_WINDOW:
@@ -169,11 +170,6 @@ def _machine_problems(run: Run) -> Iterator[str]:
         yield f"precision = fp8: the matrix products of {kind} are not made in 8 bits; use bf16"
     if run.memory.activation_checkpointing == "selective":
         yield f"memory.activation_checkpointing = selective: {kind} has none or full, which recomputes its window in segments"
-
-
-def settings(part: Schedule) -> dict[str, Any]:
-    """Return what the schedule of this name has, besides what all have, with the values."""
-    return {name: getattr(part, name) for name in SCHEDULE_SETTINGS[part.name]}
 
 
 def _foreign(key: str, part: Any, kind: str, table: dict[str, tuple[str, ...]]) -> Iterator[str]:

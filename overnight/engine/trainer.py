@@ -8,7 +8,8 @@ from functools import partial
 import torch
 
 from overnight.batches.batch_size import micro_batch, pad_to_multiple
-from overnight.config import BytePhase, LansConfig, Phase
+from overnight.config import BytePhase, Phase
+from overnight.config.optimizers import ClippingOptim
 from overnight.distributed.collectives import all_reduce_max, raise_on_all_ranks
 from overnight.engine.context import PhaseContext
 from overnight.engine.loop import LoopConfig, StepResult, due, training_steps
@@ -55,7 +56,7 @@ class Trainer:
         return LoopConfig(
             steps=phase.steps,
             lr=learning_rates(phase),
-            max_grad_norm=0.0 if isinstance(phase.optim, LansConfig) else phase.optim.max_grad_norm,
+            max_grad_norm=phase.optim.max_grad_norm if isinstance(phase.optim, ClippingOptim) else 0.0,
             dtype=DTYPES[run.precision],
             device=self.world.device,
             seed=(run.seed, self.number),

@@ -25,7 +25,7 @@ from overnight.console import Line
 from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import copy_tokenizer
 from overnight.display import duration, measures, scale_of
-from overnight.distributed.collectives import all_reduce_max, raise_on_all_ranks
+from overnight.distributed.collectives import assert_same_on_all_ranks, raise_on_all_ranks
 from overnight.distributed.world import World, process_group
 from overnight.distributed.wrap import full_tensor_cpu
 from overnight.engine.precision import DTYPES
@@ -113,10 +113,9 @@ class _Tuning:
         inits = ["pretrained", "random"] if self.spec.random_init_baseline else ["pretrained"]
         done = {(entry.get("init"), entry.get("seed")) for entry in self.mine}
         missing = [(init, seed) for init in inits for seed in self.spec.seeds if (init, seed) not in done]
-        all_reduce_max(0, self.world)  # all have read what is done before one writes more
+        # All have read what is done before one writes more.
+        assert_same_on_all_ranks({"settings": self.config_hash, "missing": missing}, self.world)
         if not missing:
-            if not (self.folder / "vocab.txt").exists():  # an older version left it with the prepared data
-                copy_tokenizer(self.corpus, self.folder)
             self.line.print(f"{self.name}: done already")
             return self.mine
         with raise_on_all_ranks(self.world):

@@ -164,12 +164,6 @@ class MaskedLMHead(nn.Module):
         """Return the bias of the logits (V), which never lets a padding row be predicted."""
         return F.pad(self.bias[: self.vocab_size], (0, len(self.bias) - self.vocab_size), value=_NEVER)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Earlier programs kept the constant in the padding of the parameter, where it was most of its norm.
-        if (bias := state_dict.get(f"{prefix}bias")) is not None:
-            state_dict[f"{prefix}bias"] = bias.masked_fill(bias == _NEVER, 0.0)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     def forward(self, hidden_MD: Tensor) -> Tensor:
         """Return what the decoder multiplies: (M, D)."""
         return self.norm(F.gelu(self.dense(hidden_MD)))

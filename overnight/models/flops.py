@@ -11,6 +11,7 @@ import torch
 
 from overnight.batches.packing import Sizes
 from overnight.config import BertConfig, CausalLMConfig, Model, RecurrentLMConfig
+from overnight.config.schema import TransformerConfig
 from overnight.models.bert import padded_vocabulary
 from overnight.models.recurrence import multiplier
 
@@ -76,7 +77,7 @@ def training_flops(model: Model, vocabulary: int, sizes: Sizes) -> float:
     return 6 * _bert_products(model, vocabulary, sizes)
 
 
-def _layers(model: BertConfig | CausalLMConfig, sizes: Sizes) -> float:
+def _layers(model: TransformerConfig, sizes: Sizes) -> float:
     """Return multiply-adds of Transformer layers: 4h² + 2·h·ff a token; scores and mixture, h each, a pair of tokens, of a causal one all pairs too."""
     h, ff = model.hidden_size, model.intermediate_size or 4 * model.hidden_size
     return model.num_layers * ((4 * h * h + 2 * h * ff) * sizes.tokens + 2 * h * sizes.squares)

@@ -109,3 +109,18 @@ def test_two_processes_tune_as_one_does(strategy: str, with_task: Task, classes:
     for name in models[0]:
         torch.testing.assert_close(models[0][name], models[1][name], rtol=1e-4, atol=1e-5, msg=name)
     assert [len(lines(one)) for one in (alone, run)] == [1, 1]
+
+
+@pytest.mark.slow
+def test_processes_with_other_settings_are_refused_before_they_train(with_task: Task, classes: Path) -> None:
+    run, started = with_task("csv", classes), []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    for rank in range(2):
+        words = ["finetune", "mine", "--from", str(run.run_dir), "--task=csv", f"--path={classes}", "--seq_len=24", f"--lr=0.00{1 + rank}"]
+        env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        command = [sys.executable, "-m", "overnight", *words]
+        started.append(subprocess.Popen(command, env=os.environ | env | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True))
+    said = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [2, 2] and "process 1 does not have what process 0 has" in said[1]
+    assert lines(run) == []

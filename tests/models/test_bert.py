@@ -211,18 +211,6 @@ def test_padding_of_the_vocabulary_is_zero_and_adds_to_no_norm_whatever_is_adapt
     assert model.mlm.bias.norm().item() < 2.0
 
 
-def test_a_checkpoint_with_the_mask_in_its_bias_loads_without_it() -> None:
-    model = pretraining()
-    old = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    old["mlm.bias"][:VOCAB] = torch.arange(VOCAB) / VOCAB
-    old["mlm.bias"][VOCAB:] = -1e4
-    before = old["mlm.bias"].clone()
-    model.load_state_dict(old)
-    assert torch.equal(model.mlm.bias[:VOCAB], before[:VOCAB]) and (model.mlm.bias[VOCAB:] == 0).all()
-    assert torch.equal(model.mlm.masked_bias(), before)
-    assert torch.equal(old["mlm.bias"], before)
-
-
 def cosine(a: Tensor, b: Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(a.flatten().double(), b.flatten().double(), 0))
 

@@ -129,7 +129,7 @@ def test_the_vocabulary_and_manifest_of_another_corpus_are_refused(moved: Path, 
     assert f"{moved / 'corpus'} holds other data than the checkpoints in {moved} were trained on" in said
 
 
-def test_an_older_run_folder_says_how_to_add_its_vocabulary_and_the_command_does(
+def test_a_folder_that_lost_its_vocabulary_says_how_to_get_it_back_and_the_commands_do(
     made: Path, moved: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(moved / "corpus")
@@ -137,13 +137,14 @@ def test_an_older_run_folder_says_how_to_add_its_vocabulary_and_the_command_does
     assert call("export", "--from", moved, "--to", tmp_path / "out") == 1
     assert f"Run `overnight pretrain {moved}` once in the directory from which data/tiny can be read" in capsys.readouterr().err
     assert call("export", "--from", moved, "--to", tmp_path / "out", "--task", "opinion") == 1
-    assert f"run `overnight finetune opinion --from {moved}` with the settings of then" in capsys.readouterr().err
+    assert f"delete the folder, and run `overnight finetune opinion --from {moved}` again" in capsys.readouterr().err
     monkeypatch.chdir(made)
     assert call("pretrain", moved) == 0
     assert "all phases are done" in capsys.readouterr().out
     assert call("export", "--from", moved, "--to", tmp_path / "out") == 0
+    shutil.rmtree(moved / "finetune" / "opinion")
     assert call("finetune", "opinion", "--from", moved, "--task=csv", "--path=mine.csv", *SPEC) == 0
-    assert "opinion: done already" in capsys.readouterr().out
+    assert "opinion: done already" not in capsys.readouterr().out
     assert call("export", "--from", moved, "--to", tmp_path / "out", "--task", "opinion") == 0
 
 
