@@ -1,11 +1,11 @@
-"""Byte streams: shards of documents drawn without replacement, read by carried state window by window.
+"""Byte streams: groups of documents drawn without replacement, read by carried state window by window.
 
-An epoch orders the documents of a split and splits them into S shards. Shard number g, counted over all epochs, is read by stream g mod B;
-a stream reads its shards one after another, each in windows of T bytes. So every document is read once an epoch, and where a stream stands
-at a step follows from the lengths of the shards alone: nothing depends on the number of processes, the micro-batch or where
-training stopped. (A shard of the corpus on disk is another thing: a file of documents.)
+An epoch orders the documents of a split and joins them in S groups. Group number g, counted over all epochs, is read by stream g mod B;
+a stream reads its groups one after another, each in windows of T bytes. So every document is read once an epoch, and where a stream stands
+at a step follows from the lengths of the groups alone: nothing depends on the number of processes, the micro-batch or where
+training stopped.
 
-Shapes: B rows (streams), T bytes of a window, S shards of an epoch, K documents that end in a window.
+Shapes: B rows (streams), T bytes of a window, S groups of an epoch, K documents that end in a window.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from overnight.errors import DataError
 
 VALIDATION_STREAMS = 16
 """Streams of an evaluation, as many as Puri et al. 2018 take."""
-LEAST_SHARDS = 1000
-"""Shards of an epoch at least, unless the phase says how many (Puri et al. 2018)."""
+MIN_GROUPS = 1000
+"""Groups of an epoch at least, unless the phase says how many (Puri et al. 2018)."""
 # What the counters of a key stand for.
 _ORDER = 2
 
@@ -42,7 +42,7 @@ class ByteBatch:
     streams: Tensor
     """Which stream each row is (int64, B), on the host."""
     fresh_B: Tensor
-    """Whether a shard begins with this window, so that the state is zeroed before it (bool)."""
+    """Whether a group begins with this window, so that the state is zeroed before it (bool)."""
     targets: dict[str, Tensor] = field(default_factory=dict)
     """What the objective needs: `byte` (B, T ids, -100 where a row only fills up), `label` (K numbers)."""
     ends_K: Tensor | None = None
@@ -65,7 +65,7 @@ class Streams:
 
     Args:
         shards: of one split, prepared with `data.tokenizer = bytes`.
-        phase: batch, length and shards.
+        phase: batch, length and groups.
         seed: of the run, the phase's place in it, and whether this is for validation.
 
     Raises:
@@ -76,9 +76,9 @@ class Streams:
         self.documents, self.phase, self.seed = Documents(shards), phase, seed
         if phase.label_weight > 0 and self.documents.labels_D is None:
             raise DataError(f"label_weight = {phase.label_weight}, but the corpus was prepared without data.label; prepare it with one")
-        self.shards = phase.num_document_groups or max(LEAST_SHARDS, phase.global_batch_size)
+        self.groups = phase.num_document_groups or max(MIN_GROUPS, phase.global_batch_size)
         self._joined: dict[int, Joined] = {}
-        # Bytes of the shards of the epochs so far, and the windows that each stream has read when it ends each of its shards (turns, B).
+        # Bytes of the groups of the epochs so far, and the windows that each stream has read when it ends each of its groups (turns, B).
         self._lengths = np.zeros(0, np.int64)
         self._ends = np.zeros((0, phase.global_batch_size), np.int64)
 
@@ -87,14 +87,14 @@ class Streams:
 
         Raises:
             ConfigError: when the batch cannot be split into equal shares for the processes.
-            DataError: when there are fewer documents than shards.
+            DataError: when there are fewer documents than groups.
         """
         micro_batch(self.phase, 0, world)
         count, batch = len(self.documents), self.phase.global_batch_size
-        if count < self.shards:
+        if count < self.groups:
             remedy = f"set the phase's `num_document_groups` to {batch:,} (its global_batch_size) to {count:,}"
             raise DataError(
-                f"the corpus holds {count:,} documents to train on, but an epoch is split into {self.shards:,} groups of at least one; "
+                f"the corpus holds {count:,} documents to train on, but an epoch is split into {self.groups:,} groups of at least one; "
                 f"{remedy if count >= batch else f'lower global_batch_size and `num_document_groups` of the phase to {count:,} at most'}, or add documents"
             )
         share = batch // world
@@ -105,7 +105,7 @@ class Streams:
         self.phase = replace(self.phase, micro_batch_size=size)
 
     def epoch_size(self) -> int:
-        """Return windows that the bytes of an epoch fill; the last one of a shard may be short."""
+        """Return windows that the bytes of an epoch fill; the last one of a group may be short."""
         return -(-int(self.documents.lengths_D.sum(dtype=np.int64)) // self.phase.seq_len)
 
     def longest(self, count: int) -> ByteBatch:
@@ -144,7 +144,7 @@ class Streams:
             reads = []
             for epoch in np.unique(epochs_B[streams]).tolist():
                 here = streams[epochs_B[streams] == epoch]
-                starts = self._joined[epoch].starts_S[numbers_B[here] % self.shards] + windows_B[here] * length
+                starts = self._joined[epoch].starts_S[numbers_B[here] % self.groups] + windows_B[here] * length
                 reads.append((here - first, self._joined[epoch], starts, starts + counts_B[here]))
             micro.append(self._batch(streams, windows_B[streams] == 0, reads))
         read_B, predicted = np.minimum(counts_B, length), int((counts_B - 1).sum())
@@ -162,9 +162,9 @@ class Streams:
         numbers_B, windows_B = self._locate(step)
         found: list[Provenance] = []
         for stream in range(first, first + rows):
-            epoch, shard = divmod(int(numbers_B[stream]), self.shards)
+            epoch, group = divmod(int(numbers_B[stream]), self.groups)
             joined = self._join(self._order_of(int(numbers_B[stream])))
-            name, row = joined.document(int(joined.starts_S[shard] + windows_B[stream] * self.phase.seq_len))
+            name, row = joined.document(int(joined.starts_S[group] + windows_B[stream] * self.phase.seq_len))
             found.append({"epoch": epoch, "stream": stream, "shard": name, "row": row})
         return found
 
@@ -180,14 +180,14 @@ class Streams:
         """
         return self._walk(streams, streams)
 
-    def random_shards(self, count: int = VALIDATION_STREAMS) -> Walk:
-        """Return `count` of 1,000 random shards of the split (or of as many as there are documents), side by side, as :meth:`whole`."""
-        return self._walk(max(LEAST_SHARDS, count), count)
+    def random_groups(self, count: int = VALIDATION_STREAMS) -> Walk:
+        """Return `count` of 1,000 random groups of the split (or of as many as there are documents), side by side, as :meth:`whole`."""
+        return self._walk(max(MIN_GROUPS, count), count)
 
-    def _walk(self, shards: int, streams: int) -> Walk:
-        """Return the first `streams` shards of the documents in `shards`, side by side to their end."""
+    def _walk(self, groups: int, streams: int) -> Walk:
+        """Return the first `streams` groups of the documents in `groups`, side by side to their end."""
         length, most = self.phase.seq_len, len(self.documents)
-        joined = Joined(self.documents, key(*self.seed, _ORDER, 0), min(shards, most))
+        joined = Joined(self.documents, key(*self.seed, _ORDER, 0), min(groups, most))
         bounds = joined.starts_S[: min(streams, most) + 1]
         windows = -(-np.diff(bounds) // length)
 
@@ -201,9 +201,9 @@ class Streams:
         return Walk(make, int(windows.max()))
 
     def _locate(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the shard of each stream at a step, counted over all epochs, and the window in it: (B), (B).
+        """Return the group of each stream at a step, counted over all epochs, and the window in it: (B), (B).
 
-        A shard of L bytes is L / T windows, rounded up: its last byte is read too, where the label of a document belongs.
+        A group of L bytes is L / T windows, rounded up: its last byte is read too, where the label of a document belongs.
         """
         batch = self.phase.global_batch_size
         while not len(self._ends) or self._ends[-1].min() <= step:
@@ -219,13 +219,13 @@ class Streams:
         return turn * batch + streams, step - read
 
     def _order_of(self, numbers: Any) -> Any:
-        """Return the epoch whose order of the documents these shards are of, array or number."""
-        return numbers // self.shards if self.phase.reshuffle else numbers * 0
+        """Return the epoch whose order of the documents these groups are of, array or number."""
+        return numbers // self.groups if self.phase.reshuffle else numbers * 0
 
     def _join(self, epoch: int) -> Joined:
-        """Return the documents in the order of an epoch, split into its shards."""
+        """Return the documents in the order of an epoch, split into its groups."""
         if epoch not in self._joined:
-            self._joined[epoch] = Joined(self.documents, key(*self.seed, _ORDER, epoch), self.shards)
+            self._joined[epoch] = Joined(self.documents, key(*self.seed, _ORDER, epoch), self.groups)
         return self._joined[epoch]
 
     def _batch(self, streams: np.ndarray, fresh_B: np.ndarray, reads: list[tuple[np.ndarray, Joined, np.ndarray, np.ndarray]]) -> ByteBatch:
@@ -233,7 +233,7 @@ class Streams:
 
         Args:
             streams: of each row (B).
-            fresh_B: whether a shard begins.
+            fresh_B: whether a group begins.
             reads: rows, and of which joined documents which bytes [start, end) they read, with the one behind the window.
         """
         length = self.phase.seq_len

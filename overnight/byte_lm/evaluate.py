@@ -35,19 +35,19 @@ class Score:
     seconds: float
 
 
-def evaluate(run: ByteRun, split: str, shards: int | None = 16) -> Score:
+def evaluate(run: ByteRun, split: str, groups: int | None = 16) -> Score:
     """Predict every byte of some documents from those before it.
 
     Args:
         run: settings of a run folder or an exported model, with the folder of its prepared data.
         split: train, valid or test.
-        shards: how many random ones of 1,000 are read, side by side (Puri et al. 2018: 16 of the test split); None reads every document.
+        groups: how many random ones of 1,000 are read, side by side (Puri et al. 2018: 16 of the test split); None reads every document.
 
     Raises:
         ConfigError, DataError: when there is no model, or no data of that split.
     """
-    if shards is not None and shards < 1:
-        raise ConfigError(f"--shards = {shards}: must be 1 or more")
+    if groups is not None and groups < 1:
+        raise ConfigError(f"--groups = {groups}: must be 1 or more")
     start, device = time.perf_counter(), set_up_machine(run)
     if not (run.data_dir / "manifest.json").is_file():
         raise DataError(
@@ -59,7 +59,7 @@ def evaluate(run: ByteRun, split: str, shards: int | None = 16) -> Score:
     if not files:
         raise DataError(f"{run.data_dir} holds no {split} text; raise data.{split}_fraction and prepare it again, or take another --split")
     streams = Streams(files, list(run.phases.values())[-1], (run.seed, 0, _VALIDATION))
-    work = streams.whole(_STREAMS) if shards is None else streams.random_shards(shards)
+    work = streams.whole(_STREAMS) if groups is None else streams.random_groups(groups)
     carry = RecurrentState(work[0].micro[0].streams.tolist(), model.state_shape, World(device=device))
     found = loop.evaluate(model, model.losses, work, evaluation_config(run, device), carry)
     characters = sum(step.tokens for step in work)

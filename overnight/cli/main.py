@@ -19,6 +19,7 @@ from overnight.display import for_stream
 from overnight.errors import ConfigError, UserError
 
 _OLD_COMMANDS = {"transfer": "linear-probe", "featurise": "extract-features"}
+_OLD_OPTIONS = {"--shards": "--groups"}
 
 
 class Terminated(BaseException):
@@ -126,7 +127,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     options, rest = parser.parse_known_args(argv)
     for word in rest:
         name = word.partition("=")[0]
-        if (new := name.replace("_", "-")) in options.parser._option_string_actions:
+        if (new := _OLD_OPTIONS.get(name, name.replace("_", "-"))) in options.parser._option_string_actions:
             raise ConfigError(f"{name}: is now {new}")
     if rest and not options.takes_keys:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

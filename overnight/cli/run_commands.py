@@ -96,7 +96,7 @@ def _add_evaluate(add: Add) -> None:
     text = "which documents; default valid of BERT, which has no test split, and test of a byte model"
     command.add_argument("--split", choices=("test", "valid", "train"), help=text)
     how = command.add_mutually_exclusive_group()
-    how.add_argument("--shards", type=int, metavar="N", help="of a byte model: read N random shards side by side; default 16")
+    how.add_argument("--groups", type=int, metavar="N", help="of a byte model: read N random groups of documents side by side; default 16")
     how.add_argument("--whole", action="store_true", help="read every document, as BERT always does")
 
 
@@ -109,8 +109,8 @@ def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
     if isinstance(run, BertRun):
         from overnight.engine.evaluate import evaluate
 
-        if options.shards is not None:
-            raise ConfigError(f"--shards = {options.shards}: only a byte model reads random shards; BERT reads every document")
+        if options.groups is not None:
+            raise ConfigError(f"--groups = {options.groups}: only a byte model reads random groups; BERT reads every document")
         split = options.split or "valid"
         found = evaluate(run, split)
         text = f"{plural(found.documents, 'document')} ({plural(found.examples, 'example')} of phase {found.phase})"
@@ -120,8 +120,8 @@ def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
 
         assert isinstance(run, ByteRun)
         split = options.split or "test"
-        shards = 16 if options.shards is None else options.shards
-        score = evaluate_bytes(run, split, None if options.whole else shards)
+        groups = 16 if options.groups is None else options.groups
+        score = evaluate_bytes(run, split, None if options.whole else groups)
         print(f"{number(score.bits, 4)} bits per character over {score.characters:,} bytes of {split} in {duration(score.seconds)}")
 
 

@@ -34,7 +34,7 @@ class RecurrentState:
         self._broken: Tensor | None = None
 
     def enter(self, batch: ByteBatch) -> ByteBatch:
-        """Return the batch with the state of its streams, which the network takes for zero where a shard begins."""
+        """Return the batch with the state of its streams, which the network takes for zero where a group of documents begins."""
         return replace(batch, state_B=self.state[self._rows(batch.streams)])
 
     def leave(self, batch: ByteBatch, state_B: Tensor) -> None:

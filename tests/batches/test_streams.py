@@ -258,12 +258,12 @@ def test_validation_windows_are_the_first_of_the_whole_and_the_same_every_time()
         held[3]
 
 
-def test_random_shards_are_some_of_a_thousand_or_of_as_many_as_there_are_documents() -> None:
-    many = Streams(corpus([20] * 5000), phase(), SEED).random_shards()
+def test_random_groups_are_some_of_a_thousand_or_of_as_many_as_there_are_documents() -> None:
+    many = Streams(corpus([20] * 5000), phase(), SEED).random_groups()
     assert sum(step.tokens for step in many) == 16 * (5 * 20 - 1)
-    few = Streams(corpus([20] * 30), phase(), SEED).random_shards(4)
+    few = Streams(corpus([20] * 30), phase(), SEED).random_groups(4)
     assert sum(step.tokens for step in few) == 4 * 19
-    assert sum(step.tokens for step in Streams(corpus([20] * 3), phase(), SEED).random_shards()) == 3 * 19
+    assert sum(step.tokens for step in Streams(corpus([20] * 3), phase(), SEED).random_groups()) == 3 * 19
 
 
 def test_streams_are_neighbors_and_refused_where_they_cannot_be_dealt() -> None:

@@ -42,11 +42,11 @@ def run(arrays: Arrays, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return made
 
 
-def stream_texts(run: Run, shards: int | None) -> list[bytes]:
+def stream_texts(run: Run, groups: int | None) -> list[bytes]:
     """What each stream reads, from its first byte to its last."""
     streams = Streams(open_shards(run.data_dir, "test"), run.phases["elsewhere"], (run.seed, 0, 1))
     texts: dict[int, bytes] = {}
-    for step in streams.whole(module._STREAMS) if shards is None else streams.random_shards(shards):
+    for step in streams.whole(module._STREAMS) if groups is None else streams.random_groups(groups):
         for batch in step.micro:
             for stream, ids, targets in zip(batch.streams.tolist(), batch.ids_BT, batch.targets["byte"], strict=True):
                 known = targets[targets >= 0].tolist()
@@ -54,21 +54,21 @@ def stream_texts(run: Run, shards: int | None) -> list[bytes]:
     return [texts[stream] for stream in sorted(texts)]
 
 
-@pytest.mark.parametrize("shards", [3, 16, None])
+@pytest.mark.parametrize("groups", [3, 16, None])
 def test_bits_are_those_of_the_equations_over_every_byte_that_has_one_before_it(
-    shards: int | None, run: Run, arrays: Arrays, monkeypatch: pytest.MonkeyPatch
+    groups: int | None, run: Run, arrays: Arrays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_STREAMS", 4)
-    texts = stream_texts(run, shards)
+    texts = stream_texts(run, groups)
     log_p = [read(arrays, text, "ifog")[2] for text in texts]
     nats = sum(-table[t, text[t + 1]] for table, text in zip(log_p, texts, strict=True) for t in range(len(text) - 1))
     right = sum(table[t].argmax() == text[t + 1] for table, text in zip(log_p, texts, strict=True) for t in range(len(text) - 1))
     count = sum(len(text) - 1 for text in texts)
-    found = evaluate(run, "test", shards)
+    found = evaluate(run, "test", groups)
     assert found.characters == count
     assert found.bits == pytest.approx(nats / np.log(2) / count, rel=1e-5)
     assert found.accuracy == pytest.approx(right / count, abs=2 / count)
-    if shards is None:
+    if groups is None:
         whole = sum(len(shard.tokens) for shard in open_shards(run.data_dir, "test"))
         assert count == whole - len(texts)  # nothing stands before the first byte of a stream
 
@@ -86,4 +86,4 @@ def test_the_command_says_bits_and_over_how_many_bytes(run: Run, capsys: pytest.
     assert main([*argv, "--split", "valid", "--whole"]) == 0
     found = evaluate(run, "valid", None)
     assert f"{found.bits:.4f} bits per character over {found.characters:,} bytes of valid" in capsys.readouterr().out
-    assert main([*argv, "--whole", "--shards", "2"]) == 2
+    assert main([*argv, "--whole", "--groups", "2"]) == 2

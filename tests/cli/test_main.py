@@ -177,6 +177,7 @@ def test_a_wrong_override_names_key_value_and_what_is_allowed_before_any_work(
         (["transfer", "sst", "--from", "x"], "`overnight transfer`: is now `overnight linear-probe`"),
         (["featurise", "--help"], "`overnight featurise`: is now `overnight extract-features`"),
         (["run", "demo", "--print_config"], "--print_config: is now --print-config"),
+        (["evaluate", "--from", "x", "--shards", "3"], "--shards: is now --groups"),
         (["launch", "demo", "--signal_before=3"], "--signal_before: is now --signal-before"),
         (["run", "demo", "--train.precision=bf16"], "train.precision: is now precision"),
     ],

@@ -156,7 +156,7 @@ def test_a_run_that_was_stopped_in_the_middle_of_a_shard_ends_with_the_same_bits
     assert losses(cut) == losses(whole)
 
 
-def test_the_carried_state_matters_and_begins_anew_with_a_shard(make: Make) -> None:
+def test_the_carried_state_matters_and_begins_anew_with_a_group(make: Make) -> None:
     run = make()
     finish(run)
     carried = state(run)["carry streams"]

@@ -68,7 +68,7 @@ def test_the_training_documents_can_be_evaluated_and_test_documents_there_are_no
     assert found.documents > evaluate(run, "valid").documents and 0 < found.metrics["mlm_accuracy"] < 1
     with pytest.raises(ConfigError, match="only byte models have a test split"):
         evaluate(run, "test")
-    assert main(["evaluate", "--from", str(run.run_dir), "--shards", "3"]) == 2
+    assert main(["evaluate", "--from", str(run.run_dir), "--groups", "3"]) == 2
     assert "BERT reads every document" in capsys.readouterr().err
 
 
