@@ -34,7 +34,7 @@ class Progress:
 
     __pydantic_config__ = _STRICT
     corpus: str = ""
-    """Hash of the shards that it was trained on."""
+    """Hash of the data that it was trained on; empty before the first step."""
     phase: str = ""
     optimizer: str = ""
     """Name of the phase's optimizer."""
@@ -93,7 +93,7 @@ def load_checkpoint(
 
     Args:
         folder: the run's `checkpoints`.
-        model: of the same recipe; its parameters are overwritten. They may be cut already.
+        model: of the same recipe; its parameters are overwritten. They may be sharded already.
         carry: filled with the carried state; left empty where the checkpoint has none.
 
     Returns:
@@ -155,14 +155,14 @@ def read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
 
     Args:
         path: a safetensors file.
-        digest: of :func:`file_digest`; empty where it is not known.
+        digest: of :func:`file_digest`.
 
     Raises:
         FileNotFoundError: when there is none.
         CorruptCheckpoint: when it has another checksum, or cannot be read.
     """
     try:
-        if digest and file_digest(path) != digest:
+        if file_digest(path) != digest:
             raise CorruptCheckpoint(f"{path} was cut short or changed: its checksum differs")
         return load_file(path)
     except FileNotFoundError:
@@ -261,7 +261,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def optimizer_entries(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the state as :func:`optimizer_tensors` does, with the tensors as they lie: on the device, and cut where the parameters are."""
+    """Return the state as :func:`optimizer_tensors` does, with the tensors as they lie: on the device, and sharded where the parameters are."""
     return {
         f"{name}/{entry}": torch.as_tensor(value)
         for group in optimizer.param_groups

@@ -76,14 +76,14 @@ def same_vocabulary(folder: Path, expected: str, weights: Path) -> Vocabulary:
 
     Args:
         folder: holds `vocab.txt` and `tokenizer.json`.
-        expected: the hash of that vocabulary; empty where it is not known.
+        expected: the hash of that vocabulary.
         weights: where they lie, for the message.
 
     Raises:
         DataError: when it cannot be read, or is another one.
     """
     vocabulary = load_vocabulary(folder)
-    if expected not in ("", vocabulary.hash):
+    if vocabulary.hash != expected:
         raise DataError(
             f"{folder}: vocab.txt and tokenizer.json are another vocabulary ({vocabulary.hash}) than {weights} was trained with ({expected}); "
             "put the right files back"

@@ -179,6 +179,6 @@ def next_commands(folder: Path, name: str) -> str:
     if facts["kind"] == "spans":
         ask = f"overnight predict {task} --from {run} --input QUESTIONS.json"
     else:
-        text = r"printf 'one text\tanother text\n'" if facts.get("pairs") else "echo 'a text'"
+        text = r"printf 'one text\tanother text\n'" if facts["pairs"] else "echo 'a text'"
         ask = f"{text} | overnight predict {task} --from {run}"
     return f"next:\n  {ask}\n  overnight export --from {run} --task {task} --to {out}"

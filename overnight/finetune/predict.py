@@ -51,7 +51,7 @@ def predict(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[dict[str,
         return
     folder, facts = run.run_dir / "finetune" / name, _facts(run, name)
     device = set_up_machine(run)
-    vocabulary = task_vocabulary(folder, facts.get("tokenizer", ""))
+    vocabulary = task_vocabulary(folder, facts["tokenizer"])
     tokenizer = load_tokenizer(folder)
     model = task_model(facts["kind"], len(facts["labels"]), run, facts["vocab_size"])
     reader.fill(model, read_weights(folder, facts), folder)

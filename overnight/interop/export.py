@@ -41,6 +41,6 @@ def export_run(run: BertRun, out: Path, task: str | None = None) -> None:
         facts = read_facts(folder)
         kind = "spans" if facts["kind"] == "spans" else "classification"
         labels = tuple(facts["labels"])
-        task_vocabulary(folder, facts.get("tokenizer", ""))
+        task_vocabulary(folder, facts["tokenizer"])
         state = read_weights(folder, facts)
     export(state, kind, run.model, tokenizer, out, labels)
