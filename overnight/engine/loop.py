@@ -1,6 +1,6 @@
 """The training loop: the only one. It yields after every optimizer step, and whoever runs it logs, evaluates and saves.
 
-    for done in optimize(model, optimizer, batches, ...):
+    for done in training_steps(model, objective, optimizer, batches, settings):
         ...
 
 The loss of a step is a sum over its global batch divided by the number of its targets, so accumulation does not change it.
