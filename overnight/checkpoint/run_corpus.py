@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 from overnight.checkpoint import reader
 from overnight.checkpoint.reader import Progress
-from overnight.config import Run
+from overnight.config import BertRun, Run
 from overnight.corpus.shards import Manifest, load_manifest, save_manifest
 from overnight.corpus.tokenizer import Vocabulary, copy_tokenizer, load_vocabulary
 from overnight.errors import DataError
@@ -33,7 +33,7 @@ class _DataLocation:
 def keep_corpus(run: Run, manifest: Manifest) -> None:
     """Copy the vocabulary and the manifest of the prepared data into the run folder, and note where the data lies."""
     folder = run.run_dir / "corpus"
-    if run.model.kind == "bert":
+    if isinstance(run, BertRun):
         copy_tokenizer(run.data_dir, folder)
     write_json(folder / "place.json", sealed(dataclasses.asdict(_DataLocation(1, str(run.data_dir.resolve())))))
     save_manifest(folder, manifest)  # last: its presence says that the rest is there

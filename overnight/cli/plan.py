@@ -26,8 +26,9 @@ from overnight.corpus.shards import load_manifest, open_shards
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.display import plural, share
 from overnight.errors import DataError
-from overnight.models.bert import BertForPretraining, padded_vocabulary
+from overnight.models.bert import padded_vocabulary
 from overnight.models.bytes import BYTES, byte_model
+from overnight.models.encoders import masked_lm
 from overnight.optim.groups import parameter_groups
 from overnight.optim.schedules import learning_rate, peak_lr, reference, resolved
 
@@ -42,6 +43,7 @@ _PARTS = (
     (r"encoder\.position\.", "position embedding"),
     (r"encoder\.segment\.", "segment embedding"),
     (r"encoder\.norm\.", "embedding norm"),
+    (r"encoder\.final_norm\.", "final norm"),
     (r"encoder\.layers\.\d+\.(qkv|out)\.", "attention"),
     (r"encoder\.layers\.\d+\.(up|down)\.", "feed-forward"),
     (r"encoder\.layers\.\d+\.norm\d\.", "norms"),
@@ -146,7 +148,7 @@ def make_plan(run: Run) -> Plan:
     bert = isinstance(run, BertRun)
     vocabulary = BYTES if not bert else load_vocabulary(run.data_dir).size if prepared else run.data.vocab_size
     with torch.device("meta"):
-        network = BertForPretraining(run.model, vocabulary) if isinstance(run, BertRun) else byte_model(run.model, run.predicts_label)
+        network = masked_lm(run.model, vocabulary) if isinstance(run, BertRun) else byte_model(run.model, run.predicts_label)
     return Plan(
         name=run.name,
         model=vars(run.model),
@@ -263,8 +265,14 @@ def plan_text(plan: Plan, tensors: bool = False) -> str:
 
 
 def _network(model: dict[str, Any]) -> str:
-    kind = {"bert": "BERT", "mlstm": "multiplicative LSTM", "lstm": "LSTM", "transformer": "causal Transformer"}[model["kind"]]
-    heads = f", {model['num_heads']} attention heads" if model["kind"] in ("bert", "transformer") else ""
+    kind = {
+        "bert": "BERT",
+        "modernbert": "ModernBERT",
+        "mlstm": "multiplicative LSTM",
+        "lstm": "LSTM",
+        "transformer": "causal Transformer",
+    }[model["kind"]]
+    heads = f", {model['num_heads']} attention heads" if model["kind"] in ("bert", "modernbert", "transformer") else ""
     return f"{kind}, {plural(model['num_layers'], 'layer')}, hidden size {model['hidden_size']:,}{heads}"
 
 
@@ -274,7 +282,7 @@ def _parts_text(plan: Plan) -> str:
         name, each = (f"{part.times} x {part.name}", f"{part.parameters // part.times:,}") if part.times > 1 else (part.name, "")
         rows.append((name, each, f"{part.parameters:,}", share(part.parameters / plan.parameters)))
     rows.append(("total", "", f"{plan.parameters:,}", ""))
-    if plan.model["kind"] != "bert":
+    if plan.model["kind"] not in ("bert", "modernbert"):
         return table(rows)
     padded = padded_vocabulary(plan.vocabulary)
     note = f"The word embedding ({padded:,} rows) is also the decoder of the masked-LM head, and counted once."

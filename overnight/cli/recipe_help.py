@@ -107,7 +107,7 @@ def _does_nothing(key: str, kind: str) -> bool:
     section, _, name = key.partition(".")
     if section == "compute":
         return kind not in COMPUTE_SETTINGS.get(name, (kind,))
-    other = DATA_SETTINGS["bytes" if kind == "bert" else "wordpiece"]
+    other = DATA_SETTINGS["bytes" if kind in ("bert", "modernbert") else "wordpiece"]
     return section == "data" and name in other
 
 

@@ -72,7 +72,7 @@ class Model:
     """What every network has."""
 
     kind: str = ""
-    """Which network: `bert`; of bytes `mlstm` (a multiplicative LSTM), `lstm` or `transformer` (causal)."""
+    """Which network: `bert`, `modernbert`; of bytes `mlstm` (a multiplicative LSTM), `lstm` or `transformer` (causal)."""
     num_layers: PositiveInt = 12
     """Layers."""
     hidden_size: PositiveInt = 768
@@ -104,6 +104,37 @@ class BertConfig(TransformerConfig):
 
 
 @dataclass(frozen=True)
+class ModernBertConfig(TransformerConfig):
+    """An encoder of ModernBERT's form: pre-LayerNorm, rotary positions, gated GELU, no biases, a final norm (Warner et al. 2024, arXiv 2412.13663)."""
+
+    kind: Literal["modernbert"] = "modernbert"
+    """ModernBERT."""
+    intermediate_size: NonNegativeInt = 0
+    """Width inside the feed-forward part, of each half; 0 is 8/3 of `hidden_size`, down to a multiple of 32, which has the parameters of four times without gates."""
+    max_position_embeddings: PositiveInt = 512
+    """Longest sequence that it is made for (tokens); rotary positions have no parameters."""
+    dropout: BelowOne = 0.0
+    """Dropout of embeddings, attention output and inside the feed-forward part (probability)."""
+    local_attention: NonNegativeInt = 0
+    """Window of the local layers: a token sees those at most half as many tokens away. 0: all layers are global."""
+    global_attention_every: PositiveInt = 3
+    """With `local_attention`: of so many layers the first is global."""
+    rope_theta: PositiveFloat = 10000.0
+    """Base of the rotary positions of global layers."""
+    local_rope_theta: PositiveFloat = 10000.0
+    """Base of the rotary positions of local layers."""
+    init: Literal["megatron", "zero", "normal"] = "megatron"
+    """Projections into the residual stream begin from N(0, 0.02) divided by √(2 `num_layers`), from zero, or from N(0, 0.02) as all else."""
+    unigram_bias: bool = True
+    """Begin with the logarithm of each token's frequency as its logit, instead of learning it."""
+    pooling: Literal["mean", "cls"] = "mean"
+    """What stands for a sequence in classification: the mean of its tokens, or its first."""
+
+
+EncoderConfig = Annotated[BertConfig | ModernBertConfig, Tagged("kind", "bert")]
+
+
+@dataclass(frozen=True)
 class RecurrentLMConfig(Model):
     """A multiplicative LSTM or an LSTM over bytes."""
 
@@ -124,7 +155,13 @@ class CausalLMConfig(TransformerConfig):
 
 
 ByteLMConfig = Annotated[RecurrentLMConfig | CausalLMConfig, Tagged("kind", "mlstm")]
-MODELS: dict[str, type[Model]] = {"bert": BertConfig, "mlstm": RecurrentLMConfig, "lstm": RecurrentLMConfig, "transformer": CausalLMConfig}
+MODELS: dict[str, type[Model]] = {
+    "bert": BertConfig,
+    "modernbert": ModernBertConfig,
+    "mlstm": RecurrentLMConfig,
+    "lstm": RecurrentLMConfig,
+    "transformer": CausalLMConfig,
+}
 """The settings of each network by its kind."""
 
 
@@ -304,11 +341,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class BertRun(Run):
-    """A run of BERT, on WordPiece tokens."""
+    """A run of an encoder, BERT or ModernBERT, on WordPiece tokens."""
 
     phases: Mapping[str, BertPhase]
     """Pretraining phases, in order."""
-    model: BertConfig = field(default_factory=BertConfig)
+    model: EncoderConfig = field(default_factory=BertConfig)
     """The network."""
     finetune: Annotated[Mapping[str, Finetune], MACHINE] = field(default_factory=dict)
     """Fine-tuning after pretraining, by name."""
@@ -331,5 +368,5 @@ class ByteRun(Run):
         return any(phase.label_weight > 0 for phase in self.phases.values())
 
 
-RUNS: dict[str, type[Run]] = {"bert": BertRun, "mlstm": ByteRun, "lstm": ByteRun, "transformer": ByteRun}
+RUNS: dict[str, type[Run]] = {"bert": BertRun, "modernbert": BertRun, "mlstm": ByteRun, "lstm": ByteRun, "transformer": ByteRun}
 """The kind of run by the kind of its network."""

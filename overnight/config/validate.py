@@ -13,7 +13,6 @@ from typing import Any
 from overnight.config.fields import out_of_range
 from overnight.config.optimizers import SCHEDULE_SETTINGS, UNTUNED, Optim, Schedule
 from overnight.config.schema import (
-    BertConfig,
     BertPhase,
     BertRun,
     BytePhase,
@@ -21,9 +20,11 @@ from overnight.config.schema import (
     CausalLMConfig,
     Columns,
     Data,
+    EncoderConfig,
     Finetune,
     LinearProbe,
     Model,
+    ModernBertConfig,
     Phase,
     Run,
     TransformerConfig,
@@ -78,7 +79,7 @@ DATA_SETTINGS: dict[str, tuple[str, ...]] = {
     "wordpiece": ("vocab_file", "vocab_size", "lowercase"),
     "bytes": ("test_fraction", "label"),
 }
-COMPUTE_SETTINGS = {"torch_compile": ("bert",), "cuda_graphs": ("mlstm", "lstm")}
+COMPUTE_SETTINGS = {"torch_compile": ("bert", "modernbert"), "cuda_graphs": ("mlstm", "lstm")}
 """The networks for which a part of `compute` does anything, where it does not for all."""
 _LONGEST_WINDOW = 8192
 
@@ -113,6 +114,11 @@ def _vocab_problems(data: Data) -> Iterator[str]:
 def _model_problems(model: Model) -> Iterator[str]:
     if isinstance(model, TransformerConfig) and model.num_heads > 0 and model.hidden_size % model.num_heads:
         yield f"model.num_heads = {model.num_heads}: must divide model.hidden_size = {model.hidden_size}"
+    if isinstance(model, ModernBertConfig):
+        if model.num_heads > 0 and model.hidden_size // model.num_heads % 2:
+            yield f"model.num_heads = {model.num_heads}: leaves {model.hidden_size // model.num_heads} dimensions a head, and rotary positions turn them in pairs; the number must be even"
+        if model.local_attention % 2:
+            yield f"model.local_attention = {model.local_attention}: must be even, half of it on either side"
 
 
 def _phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
@@ -128,6 +134,8 @@ def _phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
     if isinstance(phase, BertPhase):
         if phase.mlm_probability == 0:
             yield f"{key}.mlm_probability = 0: must be above 0, else there is nothing to predict"
+        if phase.nsp and isinstance(model, ModernBertConfig):
+            yield f"{key}.nsp = true: modernbert has no next-sentence prediction; set {key}.nsp=false"
         yield from _batch_warmup_problems(key, phase)
     if isinstance(phase, BytePhase):
         if 0 < phase.num_document_groups < batch:
@@ -161,7 +169,9 @@ def _machine_problems(run: Run) -> Iterator[str]:
     if fsdp and run.memory.optimizer_cpu_offload:
         yield "memory.optimizer_cpu_offload = true: works with distributed.strategy = ddp only; fsdp already shards the optimizer's state"
     if run.compute.cuda_graphs and kind not in COMPUTE_SETTINGS["cuda_graphs"]:
-        yield f"compute.cuda_graphs = true: {kind} has no recurrence to capture" + ("; use compute.torch_compile" if kind == "bert" else "")
+        yield f"compute.cuda_graphs = true: {kind} has no recurrence to capture" + (
+            "; use compute.torch_compile" if isinstance(run, BertRun) else ""
+        )
     if isinstance(run, BertRun):
         return
     if run.compute.torch_compile:
@@ -213,7 +223,7 @@ def _schedule_problems(key: str, phase: Phase) -> Iterator[str]:
         yield f"{key}.schedule.total_steps = {total}: must cover step_offset {schedule.step_offset} + {phase.steps} steps"
 
 
-def _finetune_problems(key: str, task: Finetune, model: BertConfig) -> Iterator[str]:
+def _finetune_problems(key: str, task: Finetune, model: EncoderConfig) -> Iterator[str]:
     batch, micro = task.global_batch_size, task.micro_batch_size
     if not 8 <= task.seq_len <= model.max_position_embeddings:
         yield f"{key}.seq_len = {task.seq_len}: must be 8 to model.max_position_embeddings = {model.max_position_embeddings}"

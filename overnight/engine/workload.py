@@ -6,8 +6,10 @@ Everything else of pretraining is the same for both.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,7 +18,7 @@ from overnight.batches.order import key
 from overnight.batches.streams import VALIDATION_STREAMS, Streams
 from overnight.checkpoint.reader import Progress
 from overnight.checkpoint.run_corpus import assert_same_corpus, keep_corpus
-from overnight.config import BertPhase, BertRun, BytePhase, ByteRun, Phase, Run
+from overnight.config import BertPhase, BertRun, BytePhase, ByteRun, ModernBertConfig, Phase, Run
 from overnight.corpus.bytes import VOCABULARY_SIZE
 from overnight.corpus.shards import Shard, load_manifest, open_shards
 from overnight.corpus.tokenizer import Vocabulary, load_vocabulary
@@ -25,13 +27,16 @@ from overnight.engine.loop import StepResult
 from overnight.engine.precision import to_fp8
 from overnight.engine.recurrent_state import RecurrentState
 from overnight.errors import DataError
-from overnight.models.bert import BertForPretraining
 from overnight.models.bytes import ByteModel, byte_model
+from overnight.models.encoders import MaskedLM, masked_lm
 from overnight.models.flops import training_flops
+from overnight.models.modernbert import ModernBertForMaskedLM
 
 _TRAIN, _VALIDATION = 0, 1
 # Bytes of a window that are recomputed at once (`memory.activation_checkpointing: full`).
 _SEGMENT = 16
+# Tokens that are counted for the bias of the decoder: enough for any, in a third of a second.
+_COUNTED = 1 << 26
 
 
 class Workload(Protocol):
@@ -107,7 +112,7 @@ class _Prepared:
 
 
 class BertWorkload(_Prepared):
-    """A run of BERT: pairs of segments of WordPiece tokens.
+    """A run of an encoder: masked segments, or pairs of them, of WordPiece tokens.
 
     Raises:
         DataError: when the data is not prepared.
@@ -119,9 +124,13 @@ class BertWorkload(_Prepared):
         self.model = self.untrained(world.device)
         set_up_encoder(self.model, run, world.device)
 
-    def untrained(self, device: torch.device) -> BertForPretraining:
+    def untrained(self, device: torch.device) -> MaskedLM:
         """Return the network before its first step: the same values every time."""
-        return new_model(self.run, self.vocabulary, device)
+        model = new_model(self.run, self.vocabulary, device)
+        if isinstance(self.run.model, ModernBertConfig) and self.run.model.unigram_bias:
+            assert isinstance(model, ModernBertForMaskedLM)
+            model.begin_at_unigram(torch.from_numpy(token_counts(self.shards["train"], self.vocabulary.size)))
+        return model
 
     def samples(self, phase: Phase, number: int, split: str) -> Samples:
         """Return the stream of a split's examples for a phase and its number."""
@@ -184,10 +193,20 @@ def build_workload(run: Run, world: World) -> BertWorkload | ByteWorkload:
     return BertWorkload(run, world) if isinstance(run, BertRun) else ByteWorkload(run, world)
 
 
-def new_model(run: BertRun, vocabulary: Vocabulary, device: torch.device) -> BertForPretraining:
-    """Return the untrained BERT of a run: the same values on any device."""
+def new_model(run: BertRun, vocabulary: Vocabulary, device: torch.device) -> MaskedLM:
+    """Return the untrained encoder of a run: the same values on any device."""
     torch.manual_seed(key(run.seed, 0) >> 1)
-    return BertForPretraining(run.model, vocabulary.size).to(device)
+    return masked_lm(run.model, vocabulary.size).to(device)
+
+
+def token_counts(shards: Sequence[Shard], vocabulary_size: int) -> np.ndarray:
+    """Return how often each token comes in the first tokens of some shards, 2^26 at most: int64 (V)."""
+    counts, left = np.zeros(vocabulary_size, np.int64), _COUNTED
+    for shard in shards:
+        part = shard.tokens[:left]
+        counts += np.bincount(part, minlength=vocabulary_size)
+        left -= len(part)
+    return counts
 
 
 def set_up_encoder(model: Any, run: Run, device: torch.device) -> None:

@@ -24,7 +24,7 @@ from overnight.engine.loop import StepResult
 from overnight.engine.workload import set_up_encoder
 from overnight.finetune.encoded_task import EncodedExamples, EncodedTask
 from overnight.models.flops import training_flops
-from overnight.models.heads import BertForQuestionAnswering, Classifier
+from overnight.models.heads import Classifier, QuestionAnswering
 
 # Sub-streams of a task's seed.
 _INIT, _ORDER, _DROPOUT = 1, 2, 3
@@ -32,10 +32,10 @@ _INIT, _ORDER, _DROPOUT = 1, 2, 3
 _CHECKPOINTS = 10
 
 
-def task_model(task_kind: str, labels: int, run: BertRun, vocab_size: int) -> Classifier | BertForQuestionAnswering:
+def task_model(task_kind: str, labels: int, run: BertRun, vocab_size: int) -> Classifier | QuestionAnswering:
     """Return the untrained network of a task, with the encoder of a run."""
     if task_kind == "spans":
-        return BertForQuestionAnswering(run.model, vocab_size)
+        return QuestionAnswering(run.model, vocab_size)
     return Classifier(run.model, vocab_size, labels if task_kind == "classification" else 1)
 
 
@@ -132,7 +132,7 @@ class FinetuneWorkload:
         self.model = self.untrained(world.device)
         set_up_encoder(self.model, run, world.device)
 
-    def untrained(self, device: torch.device) -> Classifier | BertForQuestionAnswering:
+    def untrained(self, device: torch.device) -> Classifier | QuestionAnswering:
         """Return the network before its first step: the same values every time."""
         torch.manual_seed(key(self.seed, _INIT) >> 1)
         model = task_model(self.task.kind, len(self.task.labels), self.run, self.vocabulary.size).to(device)

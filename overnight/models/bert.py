@@ -35,22 +35,28 @@ class Linear(nn.Linear):
     def reset_parameters(self) -> None:
         """Fill weight and bias."""
         nn.init.normal_(self.weight, 0.0, INIT_STD)
-        nn.init.zeros_(self.bias)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
 
 class Norm(nn.Module):
-    """LayerNorm over the width."""
+    """LayerNorm over the width.
 
-    def __init__(self, width: int) -> None:
+    Args:
+        bias: whether it has one.
+        eps: added to the variance.
+    """
+
+    def __init__(self, width: int, bias: bool = True, eps: float = 1e-12) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width))
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return layer_norm(x, self.weight, self.bias)
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class Embedding(nn.Embedding):
@@ -73,7 +79,46 @@ def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolic
     return CheckpointPolicy.MUST_SAVE if op in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-class Layer(nn.Module):
+class EncoderLayer(nn.Module):
+    """A layer of an encoder, which may be recomputed in the backward pass."""
+
+    recompute: Recompute = "none"
+
+    def forward(self, x_ND: Tensor, *where: Any) -> Tensor:
+        if self.recompute == "none" or not (self.training and torch.is_grad_enabled()):
+            return self._forward(x_ND, *where)
+        # Dropout comes out the same the second time: `checkpoint` puts the generators back.
+        if self.recompute == "full":  # torch.compile does not take the default given as a variable
+            return checkpoint(self._forward, x_ND, *where, use_reentrant=False)
+        contexts = partial(create_selective_checkpoint_contexts, _policy)
+        return checkpoint(self._forward, x_ND, *where, use_reentrant=False, context_fn=contexts)
+
+    def _forward(self, x_ND: Tensor, *where: Any) -> Tensor:
+        raise NotImplementedError
+
+
+class EncoderLayers(nn.Module):
+    """What all encoders can do with their `layers`."""
+
+    layers: nn.ModuleList
+
+    def compile_layers(self) -> None:
+        """Compile the layers with torch.compile: nearly all of the work, once for all numbers of tokens, sequences and lengths."""
+        for layer in self.layers:
+            layer.compile(dynamic=True)
+
+    def recompute_layers(self, recompute: Recompute) -> None:
+        """Keep less of the forward pass for the backward pass, which computes it again (Chen et al. 2016, arXiv 1604.06174); the same gradients.
+
+        Args:
+            recompute: `full` keeps the input of each layer, `selective` also the results of its matrix products with weights.
+        """
+        for layer in self.layers:
+            assert isinstance(layer, EncoderLayer)
+            layer.recompute = recompute
+
+
+class Layer(EncoderLayer):
     """One Transformer layer: x = norm(x + attention(x)); x = norm(x + ffn(x))."""
 
     def __init__(self, model: BertConfig) -> None:
@@ -82,25 +127,15 @@ class Layer(nn.Module):
         self.heads, self.dropout, self.attention_dropout = model.num_heads, model.dropout, model.attention_dropout
         self.qkv, self.out, self.norm1 = Linear(width, 3 * width), Linear(width, width), Norm(width)
         self.up, self.down, self.norm2 = Linear(width, inner), Linear(inner, width), Norm(width)
-        self.recompute: Recompute = "none"
 
-    def forward(self, x_ND: Tensor, where: Layout) -> Tensor:
-        if self.recompute == "none" or not (self.training and torch.is_grad_enabled()):
-            return self._forward(x_ND, where)
-        # Dropout comes out the same the second time: `checkpoint` puts the generators back.
-        if self.recompute == "full":  # torch.compile does not take the default given as a variable
-            return checkpoint(self._forward, x_ND, where, use_reentrant=False)
-        contexts = partial(create_selective_checkpoint_contexts, _policy)
-        return checkpoint(self._forward, x_ND, where, use_reentrant=False, context_fn=contexts)
-
-    def _forward(self, x_ND: Tensor, where: Layout) -> Tensor:
+    def _forward(self, x_ND: Tensor, where: Layout) -> Tensor:  # type: ignore[override]
         mixed_ND = attention(self.qkv(x_ND), self.heads, where, self.attention_dropout if self.training else 0.0)
         x_ND = self.norm1(x_ND + dropout(self.out(mixed_ND), self.dropout, self.training))
         inner = F.gelu(self.up(x_ND))
         return self.norm2(x_ND + dropout(self.down(inner), self.dropout, self.training))
 
 
-class Encoder(nn.Module):
+class Encoder(EncoderLayers):
     """Embeddings and layers.
 
     Args:
@@ -128,21 +163,6 @@ class Encoder(nn.Module):
             x_ND = layer(x_ND, where)
         return x_ND
 
-    def compile_layers(self) -> None:
-        """Compile the layers with torch.compile: nearly all of the work, once for all numbers of tokens, sequences and lengths."""
-        for layer in self.layers:
-            layer.compile(dynamic=True)
-
-    def recompute_layers(self, recompute: Recompute) -> None:
-        """Keep less of the forward pass for the backward pass, which computes it again (Chen et al. 2016, arXiv 1604.06174); the same gradients.
-
-        Args:
-            recompute: `full` keeps the input of each layer, `selective` also the results of its matrix products with weights.
-        """
-        for layer in self.layers:
-            assert isinstance(layer, Layer)
-            layer.recompute = recompute
-
 
 def first_tokens(hidden_ND: Tensor, batch: Batch) -> Tensor:
     """Return hidden states of the [CLS] of each sequence (S, D)."""
@@ -153,11 +173,15 @@ class MaskedLMHead(nn.Module):
     """Transform and tied decoder: logits = norm(gelu(dense(h))) E^T + bias.
 
     The bias of the padding rows is 0 and takes no part: a constant stands for it in the logits.
+
+    Args:
+        bias: whether dense and norm have one.
+        eps: of the norm.
     """
 
-    def __init__(self, width: int, vocab_size: int) -> None:
+    def __init__(self, width: int, vocab_size: int, bias: bool = True, eps: float = 1e-12) -> None:
         super().__init__()
-        self.dense, self.norm, self.vocab_size = Linear(width, width), Norm(width), vocab_size
+        self.dense, self.norm, self.vocab_size = Linear(width, width, bias), Norm(width, bias, eps), vocab_size
         self.bias = nn.Parameter(torch.zeros(padded_vocabulary(vocab_size)))
 
     def masked_bias(self) -> Tensor:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from overnight.batches.packing import Sizes
-from overnight.config import BertConfig, CausalLMConfig, Model, RecurrentLMConfig
+from overnight.config import BertConfig, CausalLMConfig, Model, ModernBertConfig, RecurrentLMConfig
 from overnight.config.schema import TransformerConfig
 from overnight.models.bert import padded_vocabulary
+from overnight.models.modernbert import inner_size, is_local
 from overnight.models.recurrence import multiplier
 
 # Dense TFLOP/s: of 8 bits, 16 bits, tf32, and fp32 without tensor cores; 0 where there is none. From NVIDIA's data sheets, where the larger
@@ -73,6 +74,8 @@ def training_flops(model: Model, vocabulary: int, sizes: Sizes) -> float:
         return 6 * _recurrent_products(model, sizes)
     if isinstance(model, CausalLMConfig):
         return 6 * _transformer_products(model, sizes)
+    if isinstance(model, ModernBertConfig):
+        return 6 * _modern_products(model, vocabulary, sizes)
     assert isinstance(model, BertConfig)
     return 6 * _bert_products(model, vocabulary, sizes)
 
@@ -87,6 +90,15 @@ def _bert_products(model: BertConfig, vocabulary: int, sizes: Sizes) -> float:
     h = model.hidden_size
     heads = (h * h + h * padded_vocabulary(vocabulary)) * sizes.predicted + (h * h + 2 * h) * sizes.sequences
     return _layers(model, sizes) + heads
+
+
+def _modern_products(model: ModernBertConfig, vocabulary: int, sizes: Sizes) -> float:
+    """Return multiply-adds of ModernBERT: 4h² + 3·h·ff a token of a layer, and h each for scores and mixture a pair of tokens, of local layers within the window."""
+    h, ff = model.hidden_size, inner_size(model)
+    near = min(sizes.squares, sizes.tokens * (model.local_attention + 1))
+    pairs = sum(near if is_local(model, number) else sizes.squares for number in range(model.num_layers))
+    layers = model.num_layers * (4 * h * h + 3 * h * ff) * sizes.tokens + 2 * h * pairs
+    return layers + (h * h + h * padded_vocabulary(vocabulary)) * sizes.predicted
 
 
 def _transformer_products(model: CausalLMConfig, sizes: Sizes) -> float:

@@ -5,18 +5,46 @@ Shapes: N tokens, S sequences, T longest sequence, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overnight.batches.packing import Batch
-from overnight.config import BertConfig
-from overnight.models.bert import Encoder, Linear, first_tokens
+from overnight.config import BertConfig, EncoderConfig, ModernBertConfig
+from overnight.models.bert import Linear, Norm, first_tokens
+from overnight.models.encoders import encoder
 from overnight.models.layers import dropout
+from overnight.models.modernbert import EPS
+
+
+class PredictionHead(nn.Module):
+    """ModernBERT's transform before any head: norm(gelu(dense(h))), as in the masked-LM head, from whose weights it begins."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense, self.norm = Linear(width, width, bias=False), Norm(width, bias=False, eps=EPS)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.norm(F.gelu(self.dense(hidden)))
+
+
+def pretrained_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what a task takes of a pretrained network: the encoder and the pooler; of ModernBERT the transform of the masked-LM head as the pooler."""
+    taken = {name: tensor for name, tensor in state.items() if name.startswith(("encoder.", "pooler."))}
+    if "encoder.final_norm.weight" in state:
+        taken |= {f"pooler.{part}.weight": state[f"mlm.{part}.weight"] for part in ("dense", "norm")}
+    return taken
+
+
+def mean_of_tokens(hidden_ND: Tensor, batch: Batch) -> Tensor:
+    """Return the mean of the hidden states of each sequence (S, D), fp32."""
+    return torch.segment_reduce(hidden_ND.float(), "mean", lengths=torch.tensor(batch.lengths, device=hidden_ND.device))
 
 
 class Classifier(nn.Module):
-    """Classes, or one number, from the pooled first token (Devlin et al. 2018, section 4.1).
+    """Classes, or one number, from the pooled first token (Devlin et al. 2018, section 4.1); of ModernBERT from the mean of the tokens, or the first.
 
     Args:
         model: sizes of the encoder.
@@ -24,17 +52,22 @@ class Classifier(nn.Module):
         outputs: classes; 1 is a regression.
     """
 
-    def __init__(self, model: BertConfig, vocab_size: int, outputs: int) -> None:
+    def __init__(self, model: EncoderConfig, vocab_size: int, outputs: int) -> None:
         super().__init__()
-        self.encoder = Encoder(model, vocab_size)
-        self.pooler = Linear(model.hidden_size, model.hidden_size)
+        self.model, self.encoder = model, encoder(model, vocab_size)
+        width = model.hidden_size
+        self.pooler = Linear(width, width) if isinstance(model, BertConfig) else PredictionHead(width)
         self.head = Linear(model.hidden_size, outputs)
         self.probability = model.dropout
 
     def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """Return logits (S, C), or numbers (S, 1), fp32."""
         hidden_ND = self.encoder(batch, dtype)
-        pooled_SD = torch.tanh(self.pooler(first_tokens(hidden_ND, batch)))
+        if isinstance(self.model, ModernBertConfig):
+            mean = self.model.pooling == "mean"
+            pooled_SD = self.pooler(mean_of_tokens(hidden_ND, batch).to(dtype) if mean else first_tokens(hidden_ND, batch))
+        else:
+            pooled_SD = torch.tanh(self.pooler(first_tokens(hidden_ND, batch)))
         return self.head(dropout(pooled_SD, self.probability, self.training)).float()
 
     def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -45,17 +78,18 @@ class Classifier(nn.Module):
         return {"label": F.cross_entropy(logits, labels, reduction="sum")}, {"label": (logits.argmax(-1) == labels).sum()}
 
 
-class BertForQuestionAnswering(nn.Module):
+class QuestionAnswering(nn.Module):
     """Start and end of an answer, a softmax over the tokens of each window (Devlin et al. 2018, section 4.2)."""
 
-    def __init__(self, model: BertConfig, vocab_size: int) -> None:
+    def __init__(self, model: EncoderConfig, vocab_size: int) -> None:
         super().__init__()
-        self.encoder = Encoder(model, vocab_size)
+        self.encoder = encoder(model, vocab_size)
+        self.pooler = nn.Identity() if isinstance(model, BertConfig) else PredictionHead(model.hidden_size)
         self.head = Linear(model.hidden_size, 2)
 
     def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """Return logits (S, T, 2) of start and end, fp32, -inf behind the end of a window."""
-        logits_N2 = self.head(self.encoder(batch, dtype)).float()
+        logits_N2 = self.head(self.pooler(self.encoder(batch, dtype))).float()
         lengths = torch.tensor(batch.lengths, device=logits_N2.device)
         sequence_N = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
         out = logits_N2.new_full((len(lengths), max(batch.lengths), 2), float("-inf"))

@@ -68,7 +68,7 @@ def device(folder: RunFolder) -> str:
 
 def of_bytes(folder: RunFolder) -> bool:
     """Return whether the run trains a byte model, which has other scores than BERT."""
-    return (folder.settings.get("model") or {}).get("kind", "bert") != "bert"
+    return (folder.settings.get("model") or {}).get("kind", "bert") not in ("bert", "modernbert")
 
 
 def phases(folder: RunFolder) -> list[dict[str, Any]]:

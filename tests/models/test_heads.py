@@ -11,7 +11,7 @@ from torch import nn
 
 from overnight.config import BertConfig
 from overnight.interop.huggingface import to_huggingface
-from overnight.models.heads import BertForQuestionAnswering, Classifier
+from overnight.models.heads import Classifier, QuestionAnswering
 from tests.models.sample import SIZES, VOCAB, loud, padded, random_batch
 
 transformers = pytest.importorskip("transformers")
@@ -57,7 +57,7 @@ def test_classifier_matches_transformers(outputs: int) -> None:
 
 def test_span_reader_matches_transformers() -> None:
     torch.manual_seed(0)
-    model, batch = loud(BertForQuestionAnswering(BertConfig(**SIZES), VOCAB)).eval(), random_batch(LENGTHS)
+    model, batch = loud(QuestionAnswering(BertConfig(**SIZES), VOCAB)).eval(), random_batch(LENGTHS)
     start, end = torch.tensor([3, 60, 0]), torch.tensor([9, 63, 0])
     batch = dataclasses.replace(batch, predicted_M=None, targets={"start": start, "end": end})
     mask = padded(torch.ones_like(batch.ids_N), batch)

@@ -1,0 +1,120 @@
+"""ModernBERT (Warner et al. 2024, arXiv 2412.13663): the encoder on a flat batch, and the masked-LM head.
+
+Shapes: N tokens, M predicted positions, D width, V vocabulary (padded to a multiple of 64).
+Pre-LayerNorm without biases, rotary positions, gated GELU, global and local layers, a final norm, decoder tied to the word embedding. The
+attention of the first layer has no norm of its own: that of the embeddings is right before it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from overnight.batches.packing import Batch
+from overnight.config import ModernBertConfig
+from overnight.models.bert import Embedding, EncoderLayer, EncoderLayers, Linear, MaskedLMHead, Norm, padded_vocabulary
+from overnight.models.layers import Layout, angles, attention, dropout, gated_gelu, layout, linear, rotate
+from overnight.models.vocabulary_loss import vocabulary_loss
+
+EPS = 1e-5
+
+
+def inner_size(model: ModernBertConfig) -> int:
+    """Return the width inside the feed-forward part, of each half."""
+    return model.intermediate_size or max(32, 8 * model.hidden_size // 3 // 32 * 32)
+
+
+def is_local(model: ModernBertConfig, number: int) -> bool:
+    """Return whether layer `number` (from 0) sees a window only."""
+    return bool(model.local_attention and number % model.global_attention_every)
+
+
+class ModernLayer(EncoderLayer):
+    """One layer: x = x + attention(norm(x)); x = x + ffn(norm(x))."""
+
+    def __init__(self, model: ModernBertConfig, number: int) -> None:
+        super().__init__()
+        width, inner = model.hidden_size, inner_size(model)
+        self.heads, self.dropout = model.num_heads, model.dropout
+        self.norm1 = Norm(width, bias=False, eps=EPS) if number else nn.Identity()
+        self.qkv, self.out = Linear(width, 3 * width, bias=False), Linear(width, width, bias=False)
+        self.norm2 = Norm(width, bias=False, eps=EPS)
+        self.up, self.down = Linear(width, 2 * inner, bias=False), Linear(inner, width, bias=False)
+        scale = {"megatron": 1 / math.sqrt(2 * model.num_layers), "zero": 0.0, "normal": 1.0}[model.init]
+        with torch.no_grad():
+            for residual in (self.out, self.down):
+                residual.weight.mul_(scale)
+
+    def _forward(self, x_ND: Tensor, where: Layout, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]
+        qkv = rotate(self.qkv(self.norm1(x_ND)), self.heads, cos, sin)
+        x_ND = x_ND + dropout(self.out(attention(qkv, self.heads, where, 0.0)), self.dropout, self.training)
+        inner = dropout(gated_gelu(self.up(self.norm2(x_ND))), self.dropout, self.training)
+        return x_ND + self.down(inner)
+
+
+class ModernEncoder(EncoderLayers):
+    """Embeddings, layers and final norm.
+
+    Args:
+        model: sizes.
+        vocab_size: tokens of the vocabulary; the table is padded.
+    """
+
+    def __init__(self, model: ModernBertConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.model = model
+        self.word = Embedding(padded_vocabulary(vocab_size), model.hidden_size)
+        with torch.no_grad():  # The padding has no gradient, so it stays 0, and the norm of the table is that of the tokens.
+            self.word.weight[vocab_size:] = 0.0
+        self.norm = Norm(model.hidden_size, bias=False, eps=EPS)
+        self.layers = nn.ModuleList(ModernLayer(model, number) for number in range(model.num_layers))
+        self.final_norm = Norm(model.hidden_size, bias=False, eps=EPS)
+
+    def forward(self, batch: Batch, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return hidden states (N, D) of a flat batch, in `dtype`, the type of all matrix products and activations."""
+        model = self.model
+        size = model.hidden_size // model.num_heads
+        whole = layout(batch, 0.0, dtype), *angles(batch.positions_N, size, model.rope_theta)
+        near = whole
+        if model.local_attention:
+            near = layout(batch, 0.0, dtype, model.local_attention // 2), *angles(batch.positions_N, size, model.local_rope_theta)
+        x_ND = dropout(self.norm(self.word(batch.ids_N)).to(dtype), model.dropout, self.training)
+        for number, layer in enumerate(self.layers):
+            x_ND = layer(x_ND, *(near if is_local(model, number) else whole))
+        return self.final_norm(x_ND)
+
+
+class ModernBertForMaskedLM(nn.Module):
+    """The encoder with the masked-LM head."""
+
+    def __init__(self, model: ModernBertConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.encoder = ModernEncoder(model, vocab_size)
+        self.mlm = MaskedLMHead(model.hidden_size, vocab_size, bias=False, eps=EPS)
+
+    @torch.no_grad()
+    def begin_at_unigram(self, counts_V: Tensor) -> None:
+        """Set the bias of the decoder to the logarithm of each token's frequency (Meister et al. 2022, arXiv 2212.09686); one that never came counts one.
+
+        Args:
+            counts_V: how often each token comes in the training text, without the padding rows.
+        """
+        counts = counts_V.double().clamp(min=1.0)
+        self.mlm.bias[: self.mlm.vocab_size] = (counts / counts.sum()).log().to(self.mlm.bias)
+
+    def mlm_logits(self, hidden_MD: Tensor) -> Tensor:
+        """Return logits over the (padded) vocabulary, (M, V)."""
+        return linear(self.mlm(hidden_MD), self.encoder.word.weight, self.mlm.masked_bias())
+
+    def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return summed losses by name, and summed correct predictions (outside training only), both fp32.
+
+        The vocabulary head is computed at the predicted positions only.
+        """
+        assert batch.predicted_M is not None
+        hidden_MD = self.mlm(self.encoder(batch, dtype).index_select(0, batch.predicted_M))
+        decoder = self.encoder.word.weight, self.mlm.masked_bias()
+        loss, correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training)
+        return {"mlm": loss}, {} if correct is None else {"mlm": correct}
