@@ -244,13 +244,13 @@ FOREIGN_TO_BYTES = [
     ("model__attention_dropout", 0.2, "model.attention_dropout = 0.2: mlstm has no attention_dropout; it belongs to bert"),
     ("model__embedding_size", 0, "model.embedding_size = 0: must be above 0"),
     *[
-        (f"model__{key}", value, f"model.{key} = {value}: mlstm has no {key}; it belongs to bert, transformer")
+        (f"model__{key}", value, f"model.{key} = {value}: mlstm has no {key}; it belongs to bert, modernbert, transformer")
         for key, value in (("num_heads", 8), ("intermediate_size", 64), ("dropout", 0.3))
     ],
     (
         "model__max_position_embeddings",
         256,
-        "model.max_position_embeddings = 256: mlstm has no max_position_embeddings; it belongs to bert, transformer",
+        "model.max_position_embeddings = 256: mlstm has no max_position_embeddings; it belongs to bert, modernbert, transformer",
     ),
     *[
         (f"phases__main__{key}", value, f"phases.main.{key} = {value}: a byte model has no {key}; it belongs to BERT")
