@@ -3,7 +3,7 @@
 Every training, preparation and evaluation is a process of its own, as a user would start it; what it prints goes to a log beside its results.
 
 **The time** is that of `overnight pretrain` from its start to its end, importing and building included. A recipe whose schedules can be cut
-(`wsd`) is given it as `--budget`, where `overnight` has that; every other is run for as many steps as fit: a short run measures the speed of each phase and
+is given it as `--budget`, where `overnight` has that; every other is run for as many steps as fit: a short run measures the speed of each phase and
 what the start takes, and the step counts of the recipe are scaled by one factor. No validation and no checkpoints on the way, but one at the end.
 """
 
@@ -27,6 +27,7 @@ from overnight.batches.batch_size import sequences_before
 from overnight.config import BertRun, Run
 from overnight.corpus.readers import documents, start_reading
 from overnight.corpus.shards import load_manifest
+from overnight.errors import ConfigError
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.state_files import read_mapping
 
@@ -114,9 +115,10 @@ def pretrain_for(recipe: str, overrides: Sequence[str], out: Path, minutes: floa
     run = config.load_run(recipe, overrides)
     assert isinstance(run, BertRun), recipe
     log, schedule = out / "log.txt", dict[str, int]()
-    if by_budget := can_be_cut(run) and float(minutes).is_integer():
+    if by_budget := takes_budget(recipe, overrides, minutes):
         extra = [f"budget={minutes:g}m"]
     else:
+        overrides += ["budget="] if hasattr(run, "budget") else []  # the recipe's own
         start, sequence_seconds = measure_speed(run, recipe, overrides, out / "trial", log, threads, trial_seconds)
         schedule = scaled_steps(run, sequence_seconds, 60 * minutes - start)
         extra = scaled_settings(run, schedule)
@@ -126,12 +128,13 @@ def pretrain_for(recipe: str, overrides: Sequence[str], out: Path, minutes: floa
     return Trained(round(seconds, 2), last["global_step"], last["tokens"], by_budget, schedule)
 
 
-def can_be_cut(run: BertRun) -> bool:
-    """Return whether a budget can end a run: `overnight` has it, and no setting of its phases counts steps beside a schedule that can be cut."""
-    counts = [
-        phase.batch_warmup.steps or phase.optim.schedule.total_steps or phase.optim.schedule.step_offset for phase in run.phases.values()
-    ]
-    return hasattr(run, "budget") and not any(counts) and {phase.optim.schedule.name for phase in run.phases.values()} == {"wsd"}
+def takes_budget(recipe: str, overrides: Sequence[str], minutes: float) -> bool:
+    """Return whether `overnight` accepts a time for a run: it has the setting, and every schedule of the run can be cut anywhere."""
+    try:
+        config.load_run(recipe, [*overrides, f"budget={minutes:g}m"])
+    except ConfigError:
+        return False
+    return True
 
 
 def measure_speed(
@@ -198,10 +201,11 @@ class Yardstick:
     """Of a paradigm."""
 
     def __call__(self, folder: Path, to: Path, threads: int) -> dict[str, Any]:
-        """Evaluate a run folder or one in Hugging Face's layout by `overnight evaluate`, unless it is done."""
+        """Evaluate a run folder or one in Hugging Face's layout by `overnight evaluate` in fp32, unless it is done."""
         if not to.exists():
             given = ["--blimp", self.blimp, "--pairs", self.pairs] if self.blimp else []
-            words = ["evaluate", "--from", folder, "--text", self.text, *given, "--json", to]
+            same = ["--precision=fp32", f"--compute.threads={threads}"]
+            words = ["evaluate", "--from", folder, "--text", self.text, *given, "--json", to, *same]
             run_module("overnight", words, to.with_suffix(".log"), threads)
         return read_mapping(to, "delete it and run again")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +13,12 @@ import pytest
 from benchmarks import timed_training
 from benchmarks.timed_training import (
     Yardstick,
-    can_be_cut,
     data_override,
     keep_study,
     pretrain_for,
     scaled_settings,
     scaled_steps,
+    takes_budget,
     validation_text,
 )
 from overnight import config
@@ -63,18 +63,11 @@ def test_whatever_counts_steps_is_scaled_with_them(tiny: Callable[..., BertRun])
     assert made == ["phases.short.steps=60", "phases.short.batch_warmup.steps=30", "phases.long.steps=200"]
 
 
-def test_a_budget_is_used_where_it_exists_and_every_schedule_can_be_cut(tiny: Callable[..., BertRun]) -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class WithBudget(BertRun):
-        budget: str = ""
-
-    def given(run: BertRun) -> WithBudget:
-        return WithBudget(**{name: getattr(run, name) for name in vars(run)})
-
-    wsd = {f"phases.{name}.optim.schedule": {"name": "wsd", "warmup_ratio": 0.1, "stable_ratio": 0.6} for name in ("short", "long")}
-    assert not can_be_cut(given(tiny())), "a polynomial cannot be cut"
-    assert can_be_cut(given(tiny(**wsd))) and can_be_cut(tiny(**wsd)) == hasattr(tiny(), "budget")
-    assert not can_be_cut(given(tiny(**wsd, **{"phases.long.batch_warmup": {"initial_batch_size": 4, "steps": 2}})))
+def test_a_budget_is_given_where_the_setting_exists_and_every_schedule_can_be_cut(recipe: str) -> None:
+    exists = "budget" in {field.name for field in fields(BertRun)}
+    wsd = [f"phases.{name}.optim.schedule={{name: wsd, warmup_ratio: 0.1, stable_ratio: 0.6}}" for name in ("short", "long")]
+    assert takes_budget(recipe, wsd, 6) == exists
+    assert not takes_budget(recipe, [], 6) and not takes_budget(recipe, wsd[:1], 6), "a polynomial ends at its own step"
 
 
 def test_the_speed_of_each_phase_is_measured_and_fills_the_time(recipe: str, tmp_path: Path, calls: Calls) -> None:
