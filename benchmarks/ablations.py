@@ -5,9 +5,10 @@
     python -m benchmarks.ablations --draw --out DIR                                              # only the table, from the results that are there
 
 The base is the recipe; a variant is the recipe with the overrides of VARIANTS. Every training has the same minutes (`benchmarks/timed_training.py`
-says how), so what makes a step slower pays for it. Scores are those of `overnight evaluate` on the same raw validation text: bits per character, which
-vocabularies share, masked accuracy, which they do not, and BLiMP. The gain is in bits per character against the base with the same seed: mean and standard
-deviation over the seeds; a rate of the base that suits a variant badly is the variant's loss, so optimizers come with more than one.
+says how), so what makes a step slower pays for it. Scores are those of `overnight evaluate` on the same raw validation text: bits per character,
+masked accuracy, and BLiMP. The gain is in bits per character against the base with the same seed: mean and standard deviation over the seeds. Optimizers
+come with more than one rate, since that of the base may suit another badly. Variants of the vocabulary are to be compared by BLiMP: a larger
+vocabulary masks longer tokens, of which even a model that knows only their frequencies needs fewer bits a character.
 
 A variant that this version of `overnight` refuses is in the table with the reason, and one that changes nothing about the base with that.
 
@@ -323,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         minutes=given.minutes,
         threads=given.threads,
         trial_seconds=given.trial_seconds,
-        blimp=os.path.expandvars(given.blimp),
+        blimp=given.blimp,
         pairs=given.pairs,
     )
     names = [BASE, *(name for name in VARIANTS if any(fnmatchcase(name, pattern) for pattern in given.only))]

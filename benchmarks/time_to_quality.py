@@ -308,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             threads=given.threads,
             sweep_minutes=given.sweep_minutes,
             trial_seconds=given.trial_seconds,
-            blimp=os.path.expandvars(given.blimp),
+            blimp=given.blimp,
             pairs=given.pairs,
         )
         run(campaign, given.only, given.minutes, given.seeds)

@@ -196,18 +196,21 @@ class Yardstick:
     text: Path
     """Raw validation text."""
     blimp: str
-    """The archive or folder; empty leaves BLiMP out."""
+    """The archive or folder, as `$NAME/...` where it is; empty leaves BLiMP out."""
     pairs: int
     """Of a paradigm."""
 
     def __call__(self, folder: Path, to: Path, threads: int) -> dict[str, Any]:
-        """Evaluate a run folder or one in Hugging Face's layout by `overnight evaluate` in fp32, unless it is done."""
+        """Evaluate a run folder or one in Hugging Face's layout by `overnight evaluate` in fp32, unless it is done; returns the numbers, and BLiMP's groups as `terms`."""
         if not to.exists():
-            given = ["--blimp", self.blimp, "--pairs", self.pairs] if self.blimp else []
+            given = ["--blimp", os.path.expandvars(self.blimp), "--pairs", self.pairs] if self.blimp else []
             same = ["--precision=fp32", f"--compute.threads={threads}"]
             words = ["evaluate", "--from", folder, "--text", self.text, *given, "--json", to, *same]
             run_module("overnight", words, to.with_suffix(".log"), threads)
-        return read_mapping(to, "delete it and run again")
+        found = read_mapping(to, "delete it and run again")
+        terms = ((found.get("details") or {}).get("blimp") or {}).get("terms", {})
+        numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+        return numbers | ({"terms": {name: term["accuracy"] for name, term in terms.items()}} if terms else {})
 
 
 def keep_study(out: Path, study: Mapping[str, Any]) -> None:
