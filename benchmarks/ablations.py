@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -157,8 +158,9 @@ class Study:
         """Return what the results depend on."""
         return {name: value for name, value in asdict(self).items() if name not in ("out", "work", "trial_seconds")}
 
+    @cached_property
     def base(self) -> Run:
-        """Return the run that the variants change."""
+        """The run that the variants change."""
         return config.load_run(self.recipe, self.overrides)
 
     def variant(self, name: str, seed: int) -> list[str]:
@@ -167,8 +169,7 @@ class Study:
         Raises:
             ConfigError: when this version of `overnight` refuses them.
         """
-        base = self.base()
-        made = [*self.overrides, *expanded(base, VARIANTS.get(name, ())), f"seed={seed}"]
+        made = [*self.overrides, *expanded(self.base, VARIANTS.get(name, ())), f"seed={seed}"]
         run = config.load_run(self.recipe, made)
         return [*made, data_override(run, self.work / f"data-{run.data.vocab_size}")]
 
@@ -177,10 +178,10 @@ class Study:
         if name == BASE:
             return ""
         try:
-            here, base = (config.identity(config.load_run(self.recipe, self.variant(n, 0))) for n in (name, BASE))
+            here = config.load_run(self.recipe, self.variant(name, self.base.seed))
         except ConfigError as error:
             return f"refused: {str(error).splitlines()[0]}"
-        return "is the base" if list(config.differences(here, base)) == [] else ""
+        return "is the base" if config.identity(here) == config.identity(self.base) else ""
 
 
 def train(study: Study, name: str, seed: int, yardstick: Yardstick) -> dict[str, Any]:
@@ -209,10 +210,9 @@ def slug(name: str) -> str:
 
 def run(study: Study, names: Sequence[str], seeds: Sequence[int]) -> None:
     """Do what is missing, seed after seed, the base first."""
-    study.base()  # a recipe that does not exist is said before anything is written
+    refusals = {name: study.refusal(name) for name in names}
     for folder in (study.out, study.work):
         keep_study(folder, study.facts())
-    refusals = {name: study.refusal(name) for name in names}
     write_json(study.out / "refused.json", {name: why for name, why in refusals.items() if why})
     trained = [name for name in names if not refusals[name]]
     for text in dict.fromkeys(study.variant(name, 0)[-1] for name in (BASE, *trained)):
@@ -327,6 +327,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         blimp=given.blimp,
         pairs=given.pairs,
     )
+    if not given.draw:
+        try:
+            assert study.base
+        except ConfigError as error:  # before anything is written
+            raise SystemExit(f"--recipe {given.recipe}: {error}") from None
     names = [BASE, *(name for name in VARIANTS if any(fnmatchcase(name, pattern) for pattern in given.only))]
     if len(names) == 1:
         raise SystemExit(f"--only {' '.join(given.only)}: matches none of {', '.join(VARIANTS)}")

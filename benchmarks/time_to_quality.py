@@ -47,6 +47,7 @@ from benchmarks.timed_training import (
     validation_text,
 )
 from overnight import config
+from overnight.errors import ConfigError
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.run_dir.environment import environment
 from overnight.state_files import read_mapping
@@ -197,6 +198,11 @@ def run_ours(campaign: Campaign, row: str, minutes: float, seed: int, yardstick:
 
 def run(campaign: Campaign, rows: Sequence[str], minutes: Sequence[float], seeds: Sequence[int]) -> None:
     """Do what is missing, seed after seed, the short times first."""
+    try:
+        for recipe in {campaign.published, *([campaign.modern] if "d" in rows else [])}:
+            config.load_run(recipe, campaign.overrides(recipe, 0))
+    except ConfigError as error:  # before anything is written
+        raise SystemExit(str(error)) from None
     for folder in (campaign.out, campaign.work):
         keep_study(folder, campaign.study())
     prepare(campaign.published, campaign.overrides(campaign.published, 0), campaign.work / "prepare.log", campaign.threads)

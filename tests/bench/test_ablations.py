@@ -110,3 +110,6 @@ def test_the_command_trains_the_base_and_the_variants_and_does_nothing_twice(
     assert {words[0] for words in calls[before:]} == {"prepare"}
     with pytest.raises(SystemExit, match="matches none of no nsp"):
         main([*arguments, "--only", "typo*"])
+    with pytest.raises(SystemExit, match="--recipe nothing: no recipe 'nothing'"):
+        main(["--recipe", "nothing", "--out", str(tmp_path / "none")])
+    assert not (tmp_path / "none").exists()

@@ -87,6 +87,9 @@ def test_a_campaign_that_was_stopped_trains_anew_only_what_has_no_result(argumen
     assert names.count("benchmarks.mlm_peer") == 0 and set(names) == {"prepare", "pretrain"} | {"evaluate"}
     with pytest.raises(SystemExit, match="another study"):
         main([*arguments, "--vocab-size", "500"])
+    with pytest.raises(SystemExit, match="no recipe 'nothing'"):
+        main([*arguments, "--modern", "nothing", "--only", "d", "--out", str(tmp_path / "none")])
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_grid_grows_where_its_best_is_at_an_edge() -> None:
