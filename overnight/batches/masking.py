@@ -15,12 +15,12 @@ _MASKED, _RANDOM = 0.8, 0.9
 
 
 def predictions(lengths_S: np.ndarray, rate: float, most: int) -> np.ndarray:
-    """Return how many tokens of each sequence are predicted: the rounded share, at least 1, at most `most`.
+    """Return how many tokens of each sequence are predicted: the rounded share, at least 1, at most `most` (0: no bound).
 
     Args:
         lengths_S: tokens of each sequence, with [CLS] and [SEP].
     """
-    return np.clip(np.rint(lengths_S * rate).astype(np.int64), 1, most)
+    return np.clip(np.rint(lengths_S * rate).astype(np.int64), 1, most or None)
 
 
 def mask(

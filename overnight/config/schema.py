@@ -203,8 +203,8 @@ class BertPhase(Phase):
     """Share of examples that aim at a random shorter length (0 to 1)."""
     mlm_probability: Fraction = 0.15
     """Share of tokens predicted (0 to 1): 80 % become [MASK], 10 % random, 10 % stay."""
-    max_predictions_per_seq: PositiveInt = 20
-    """Most predicted tokens of a sequence."""
+    max_predictions_per_seq: NonNegativeInt = 20
+    """Most predicted tokens of a sequence; 0 is as many as `mlm_probability` asks for."""
     whole_word: bool = False
     """Mask all the tokens of a word together."""
 

@@ -47,12 +47,13 @@ LENGTHS = st.lists(st.integers(3, 140), min_size=1, max_size=8)
         (10, 0.15, 20, 2),
         (20, 0.15, 20, 3),
         (64, 1.0, 10, 10),
+        (512, 0.3, 0, 154),
     ],
 )
 def test_the_number_of_predictions_is_the_rounded_share_of_all_tokens(length: int, rate: float, most: int, count: int) -> None:
     assert predictions(np.array([length]), rate, most).tolist() == [count]
     # create_pretraining_data.py: min(max_predictions, max(1, int(round(len(tokens) * rate)))).
-    assert count == min(most, max(1, round(length * rate)))
+    assert count == min(most or length, max(1, round(length * rate)))
 
 
 @settings(max_examples=100)

@@ -57,8 +57,14 @@ IMPOSSIBLE = [
     ],
     *[
         (f"phases__short__{key}", 0, f"phases.short.{key} = 0: must be above 0")
-        for key in ("steps", "global_batch_size", "max_predictions_per_seq")
+        for key in ("steps", "global_batch_size")
     ],
+    ("phases__short__max_predictions_per_seq", -1, "phases.short.max_predictions_per_seq = -1: must be 0 or more"),
+    (
+        "phases__short__mlm_probability",
+        0.3,
+        "phases.short.mlm_probability = 0.3: asks for 38 of 128 tokens, of which max_predictions_per_seq = 20 cuts some off",
+    ),
     ("phases__short__micro_batch_size", -1, "phases.short.micro_batch_size = -1: must be 0 or more"),
     (
         "phases__short__global_batch_size",
