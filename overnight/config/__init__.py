@@ -1,6 +1,17 @@
 """What a run does, as one frozen value: read, checked and written here. Nothing in it needs torch."""
 
-from overnight.config.load import build_run, differences, identity, load_run, read_recipe, recipes, run_yaml, stored_run, to_tree
+from overnight.config.load import (
+    build_run,
+    differences,
+    identity,
+    load_run,
+    machine_run,
+    read_recipe,
+    recipes,
+    run_yaml,
+    stored_run,
+    to_tree,
+)
 from overnight.config.machine import Checkpoint, Compute, Distributed, Logging, Memory, Stability
 from overnight.config.optimizers import OPTIMIZERS, AdamWConfig, LambConfig, LansConfig, LarsConfig, MuonConfig, Optim, Scaling, Schedule
 from overnight.config.schema import (
@@ -14,6 +25,7 @@ from overnight.config.schema import (
     CausalLMConfig,
     Columns,
     Data,
+    Evaluation,
     Finetune,
     LinearProbe,
     Model,
@@ -39,6 +51,7 @@ __all__ = [
     "Compute",
     "Data",
     "Distributed",
+    "Evaluation",
     "Finetune",
     "LambConfig",
     "LansConfig",
@@ -60,6 +73,7 @@ __all__ = [
     "environment_path",
     "identity",
     "load_run",
+    "machine_run",
     "read_recipe",
     "recipes",
     "run_yaml",

@@ -42,7 +42,7 @@ def validated(run: Run) -> dict[str, float]:
     return {name: value for name, value in last.items() if name.endswith(("_loss", "_accuracy"))}
 
 
-def test_the_numbers_are_those_of_the_last_validation_and_nothing_is_written(run: Run, capsys: Captured) -> None:
+def test_the_numbers_are_those_of_the_last_validation_and_nothing_is_written_but_the_results(run: Run, capsys: Captured) -> None:
     before = {path: path.stat().st_mtime_ns for path in run.run_dir.rglob("*")}
     found = evaluate(run, "valid")
     assert set(found.metrics) == {"mlm_loss", "perplexity", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
@@ -51,7 +51,9 @@ def test_the_numbers_are_those_of_the_last_validation_and_nothing_is_written(run
     assert main(["evaluate", "--from", str(run.run_dir)]) == 0
     out = capsys.readouterr().out
     assert f"valid: {measures(found.metrics)} over {found.documents} documents ({found.examples} examples of phase long) in " in out
-    assert {path: path.stat().st_mtime_ns for path in run.run_dir.rglob("*")} == before
+    assert "valid: bits per character " in out
+    after = {path: path.stat().st_mtime_ns for path in run.run_dir.rglob("*")}
+    assert after.pop(run.run_dir / "evaluation.json") and after == before
 
 
 def test_micro_batch_and_precision_change_it_by_rounding_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +71,7 @@ def test_the_training_documents_can_be_evaluated_and_test_documents_there_are_no
     with pytest.raises(ConfigError, match="only byte models have a test split"):
         evaluate(run, "test")
     assert main(["evaluate", "--from", str(run.run_dir), "--groups", "3"]) == 2
-    assert "BERT reads every document" in capsys.readouterr().err
+    assert "--groups = 3: only a byte model reads groups; BERT reads every document" in capsys.readouterr().err
 
 
 def test_another_vocabulary_and_a_run_without_a_checkpoint_are_refused(run: Run, tmp_path: Path, capsys: Captured) -> None:
