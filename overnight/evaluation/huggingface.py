@@ -27,6 +27,7 @@ from overnight.evaluation.masked_lm import batch_tokens, joined, logit_rows, of_
 from overnight.state_files import digest
 
 _SPECIAL = {"cls": ("cls_token", "bos_token"), "sep": ("sep_token", "eos_token"), "mask": ("mask_token",)}
+_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 _HOW = "name a folder that transformers' save_pretrained wrote, with the tokenizer's files"
 
 
@@ -118,13 +119,21 @@ def is_huggingface(folder: Path) -> bool:
 
 
 def _digest(folder: Path) -> str:
+    """Return a hash of the weights and of all that decides what they mean.
+
+    Raises:
+        DataError: when there are no weights, or no tokenizer.
+    """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         what = (
             "only pytorch_model.bin, a pickle, which can run code when it is read" if (folder / "pytorch_model.bin").is_file() else "none"
         )
         raise DataError(f"{folder}: a model.safetensors is needed, and there is {what}; {_HOW}")
-    beside = [file for name in ("config.json", "tokenizer.json", "vocab.txt", "tokenizer_config.json") if (file := folder / name).is_file()]
+    beside = sorted(file for pattern in (*_TOKENIZERS, "config.json", "tokenizer_config.json") for file in folder.glob(pattern))
+    # Without one, transformers makes a tokenizer of no words.
+    if not any(file.match(pattern) for file in beside for pattern in _TOKENIZERS):
+        raise DataError(f"{folder}: has no tokenizer ({', '.join(_TOKENIZERS)}); {_HOW}")
     return digest(" ".join(file_digest(file) for file in (*files, *beside)).encode())
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import xxhash
 
 from overnight.config import Data
-from overnight.corpus import dedup
 from overnight.corpus.clean import clean
 from overnight.corpus.readers import documents, start_reading
 from overnight.corpus.sentences import sentences
@@ -45,7 +44,7 @@ class Text:
 
 
 def text_of_files(data: Data, max_tokens: int) -> Text:
-    """Return passages of raw text, read and cleaned as by data preparation; equal documents count once.
+    """Return passages of raw text, read and cleaned as by data preparation; equal ones count once.
 
     Args:
         data: paths and formats.
@@ -59,15 +58,10 @@ def text_of_files(data: Data, max_tokens: int) -> Text:
 
 
 def _of_files(data: Data) -> Iterator[str]:
-    seen: set[bytes] = set()
     for document in documents(data, start_reading(data)):
-        found = sentences(clean(document.text))
-        if (hashed := dedup.document_hash(found)) in seen:
-            continue
-        seen.add(hashed)
         passage: list[str] = []
         size = 0
-        for sentence in found:
+        for sentence in sentences(clean(document.text)):
             passage.append(sentence)
             size += len(sentence) + 1
             if size >= PASSAGE_CHARACTERS:
@@ -117,19 +111,25 @@ def _sentence_ranges(sentence_starts: np.ndarray, document_sentences: np.ndarray
 
 
 def sample(items: Iterable[tuple[bytes, int, Item]], most: int) -> list[Item]:
-    """Return items of least hash until they reach a size, in their order; all of a stream that is smaller.
+    """Return items of least hash until they reach a size, in their order; all of a stream that is smaller. Equal ones count once.
 
     Args:
         items: what is hashed, the size, and what to return of each.
         most: sum of the sizes that is wanted.
     """
     kept: list[tuple[int, int, int, Item]] = []  # largest hash first
+    hashes: set[int] = set()
     total = 0
     for number, (content, size, item) in enumerate(items):
-        heapq.heappush(kept, (-xxhash.xxh3_64_intdigest(content), -number, size, item))
+        if (hashed := xxhash.xxh3_64_intdigest(content)) in hashes:
+            continue
+        heapq.heappush(kept, (-hashed, -number, size, item))
+        hashes.add(hashed)
         total += size
         while total - kept[0][2] >= most and len(kept) > 1:
-            total -= heapq.heappop(kept)[2]
+            negative, _, dropped, _ = heapq.heappop(kept)
+            hashes.remove(-negative)
+            total -= dropped
     return [item for *_, item in sorted(kept, key=lambda entry: -entry[1])]
 
 
