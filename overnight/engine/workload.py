@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
 from overnight.batches.loader import Samples
+from overnight.batches.masking import context_free_loss
 from overnight.batches.order import key
 from overnight.batches.streams import VALIDATION_STREAMS, Streams
 from overnight.checkpoint.reader import Progress
@@ -32,6 +34,8 @@ from overnight.models.flops import training_flops
 _TRAIN, _VALIDATION = 0, 1
 # Bytes of a window that are recomputed at once (`memory.activation_checkpointing: full`).
 _SEGMENT = 16
+# Tokens that are counted for the loss without context (a second for each 200 M): it is as exact as they are many.
+_COUNTED = 20_000_000
 
 
 class Workload(Protocol):
@@ -70,8 +74,8 @@ class Workload(Protocol):
         """Copy into the run folder what later commands need of the data."""
         ...
 
-    def validation_counts(self) -> dict[str, int]:
-        """Return how much data the validation has, by name."""
+    def validation_counts(self) -> dict[str, float]:
+        """Return how much data the validation has, by name, and what is known of it before the first step."""
         ...
 
 
@@ -91,7 +95,7 @@ class _Prepared:
         """Copy vocabulary and manifest into the run folder."""
         keep_corpus(self._run, self.manifest)
 
-    def validation_counts(self) -> dict[str, int]:
+    def validation_counts(self) -> dict[str, float]:
         """Return the documents and tokens of the validation."""
         return {f"validation_{what}": self.manifest.count("valid", what) for what in ("documents", "tokens")}
 
@@ -131,6 +135,14 @@ class BertWorkload(_Prepared):
     def flops(self, done: StepResult) -> float:
         """Return operations of a step, of all processes."""
         return training_flops(self.run.model, self.vocabulary.size, done.sizes) if done.sizes else 0.0
+
+    def validation_counts(self) -> dict[str, float]:
+        """Return the documents and tokens of the validation, and the loss of a model without context on them."""
+        valid = _token_counts(self.shards["valid"], self.vocabulary.size)
+        if not valid.any():
+            return super().validation_counts()
+        loss = context_free_loss(_token_counts(self.shards["train"], self.vocabulary.size), valid)
+        return {**super().validation_counts(), "plateau_loss": round(loss, 4)}
 
     def carry(self, samples: Samples | Streams) -> None:
         """Return nothing: no state is carried from batch to batch."""
@@ -202,6 +214,12 @@ def set_up_encoder(model: Any, run: Run, device: torch.device) -> None:
 def bits_per_character(scores: dict[str, float]) -> dict[str, float]:
     """Return bits per character of a byte model, from its validation loss (nats a byte); nothing of another."""
     return {"bits_per_character": scores["byte_loss"] / math.log(2)} if "byte_loss" in scores else {}
+
+
+def _token_counts(shards: list[Shard], size: int) -> np.ndarray:
+    """Return how often each token occurs (int64 [V]); of a large corpus, among tokens at equal distances."""
+    every = max(1, sum(len(shard.tokens) for shard in shards) // _COUNTED)
+    return sum((np.bincount(shard.tokens[::every], minlength=size) for shard in shards), np.zeros(size, np.int64))
 
 
 def _seed(run: Run, number: int, split: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from overnight.checkpoint.run_corpus import with_data
 from overnight.config import BertRun, environment_path
 from overnight.console import Line
 from overnight.corpus.shards import load_manifest
@@ -70,13 +71,14 @@ def evaluate_run(run: BertRun, line: Line) -> None:
     kept = kept if kept.get("model") == model.digest else {}
     texts: tuple[Text, ...] = ()
     if kept.get("texts", {}).get("valid", {}).get("precision") != run.precision:
-        if load_manifest(run.data_dir).count("valid", "tokens"):
-            texts = (text_of_shards(run.data_dir, "valid", MAX_TOKENS),)
+        data = with_data(run).data_dir
+        if load_manifest(data).count("valid", "tokens"):
+            texts = (text_of_shards(data, "valid", MAX_TOKENS),)
         else:
-            line.print(f"{run.data_dir} holds no valid text, so there are no bits per character")
+            line.print(f"{data} holds no valid text, so there are no bits per character")
     blimp = environment_path(run.evaluation.blimp, "evaluation.blimp") if run.evaluation.blimp else None
     found = evaluate_model(model, Wanted(texts, blimp, run.evaluation.blimp_pairs), run.run_dir / "evaluation", line)
-    for text in results_lines(found):
+    for text in results_lines(found, groups=False):
         line.print(text)
     if found["texts"] or "blimp" in found:
         keep_results(run.run_dir, found, line)

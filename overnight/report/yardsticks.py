@@ -8,11 +8,16 @@ from overnight.console import table
 from overnight.display import number, plural, share
 
 
-def results_lines(found: dict[str, Any]) -> list[str]:
-    """Return what was measured as lines for people."""
+def results_lines(found: dict[str, Any], groups: bool = True) -> list[str]:
+    """Return what was measured as lines for people.
+
+    Args:
+        found: as `evaluation.json` has it.
+        groups: also BLiMP by field and phenomenon.
+    """
     lines = [masked_line(name, score) for name, score in found["texts"].items()]
     if blimp := found.get("blimp"):
-        lines += [blimp_line(blimp), table(_group_cells(blimp))]
+        lines += [blimp_line(blimp), *([table(_group_cells(blimp))] if groups else [])]
     return lines
 
 

@@ -8,12 +8,15 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from overnight import config
+from overnight.batches.masking import context_free_loss
 from overnight.cli.main import main
 from overnight.config import Run
 from overnight.console import Line
+from overnight.corpus.shards import open_shards
 from overnight.display import measures
 from overnight.engine import evaluate as module
 from overnight.engine.evaluate import evaluate
@@ -85,3 +88,14 @@ def test_another_vocabulary_and_a_run_without_a_checkpoint_are_refused(run: Run,
     shutil.rmtree(copy / "checkpoints")
     with pytest.raises(DataError, match="has no checkpoint"):
         evaluate(config.stored_run(copy), "valid")
+
+
+def test_each_phase_begins_with_the_loss_of_a_model_without_context(run: Run, tiny_data: Path) -> None:
+    counts = [
+        np.bincount(np.concatenate([shard.tokens for shard in open_shards(tiny_data, split)]), minlength=600)
+        for split in ("train", "valid")
+    ]
+    lines = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+    starts = [line for line in lines if line["kind"] == "phase" and line["event"] == "start"]
+    assert [line["plateau_loss"] for line in starts] == [pytest.approx(context_free_loss(*counts), abs=1e-4)] * 2
+    assert 0.5 * math.log(600) < starts[0]["plateau_loss"] < math.log(600)
