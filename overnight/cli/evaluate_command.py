@@ -27,7 +27,7 @@ def add_evaluate(add: Add) -> None:
     """Add the command."""
     summary = "masked-LM loss, bits per character and BLiMP of BERT or of a Hugging Face folder; bits per character of a byte model"
     command = add("evaluate", _evaluate, summary, keys=True)
-    add_source(command)
+    add_source(command, "run folder, exported byte model, or a masked language model in the Hugging Face layout")
     text = "which documents; default valid of BERT, which has no test split, and test of a byte model"
     command.add_argument("--split", choices=("test", "valid", "train"), help=text)
     text = "of an encoder: bits per character and masked accuracy on raw text, any source that data.paths takes, instead of its own"
@@ -86,7 +86,11 @@ def _with_data(run: Run, overrides: list[str]) -> Run:
     from overnight.checkpoint.run_corpus import find_data
 
     # A folder that is named is to be measured on, whatever it is.
-    return run if any(override.startswith("data.dir=") for override in overrides) else find_data(run)
+    return run if _names_data(overrides) else find_data(run)
+
+
+def _names_data(overrides: list[str]) -> bool:
+    return any(override.startswith("data.dir=") for override in overrides)
 
 
 def _evaluate_bytes(options: argparse.Namespace, overrides: list[str], run: ByteRun) -> dict[str, Any]:
@@ -120,7 +124,7 @@ def _evaluate_encoder(options: argparse.Namespace, overrides: list[str], run: Be
         text = f"{plural(score.documents, 'document')} ({plural(score.examples, 'example')} of phase {score.phase})"
         print(f"{split}: {measures(score.metrics)} over {text} in {duration(score.seconds)}")
         more = {"split": {"name": split, "phase": score.phase, "examples": score.examples, **score.metrics}}
-        texts.append(text_of_shards(found.data_dir, split, options.max_tokens or MAX_TOKENS))
+        texts.append(text_of_shards(found.data_dir, split, options.max_tokens or MAX_TOKENS, own=not _names_data(overrides)))
     result = _measure(options, RunMaskedLM(run), texts, run.run_dir / "evaluation", line)
     keep_results(run.run_dir, result["details"], line)
     return {**result, **more}
@@ -137,8 +141,8 @@ def _evaluate_folder(options: argparse.Namespace, overrides: list[str], folder: 
     from overnight.evaluation.texts import text_of_shards
 
     machine, texts = machine_run(overrides), _texts(options, overrides)
-    if any(override.startswith("data.dir=") for override in overrides):
-        texts.append(text_of_shards(machine.data_dir, options.split or "valid", options.max_tokens or MAX_TOKENS))
+    if _names_data(overrides):
+        texts.append(text_of_shards(machine.data_dir, options.split or "valid", options.max_tokens or MAX_TOKENS, own=False))
     elif options.split:
         raise ConfigError(f"--split = {options.split}: {folder} has no data of its own; name prepared data with --data.dir=FOLDER")
     if not texts and not options.blimp:

@@ -48,9 +48,9 @@ _FOR = {BertRun: "BERT", ByteRun: "byte models (mlstm, lstm, transformer)"}
 AnyRun = TypeVar("AnyRun", bound=Run)
 
 
-def add_source(command: argparse.ArgumentParser) -> None:
+def add_source(command: argparse.ArgumentParser, what: str = "run folder, or an exported byte model") -> None:
     """Add the option that names a run; :func:`open_run` opens it."""
-    text = "run folder, or an exported byte model; --precision=bf16, --compute.device=cpu and the like may follow"
+    text = f"{what}; --precision=bf16, --compute.device=cpu and the like may follow"
     command.add_argument("--from", dest="source", required=True, metavar="RUN", help=text)
 
 

@@ -79,7 +79,7 @@ def masked_score(model: MaskedLM, text: Text, line: Line) -> MaskedScore:
         line: where progress is shown.
 
     Raises:
-        DataError: when no token is made of the text.
+        DataError: when no token is made of the text, or it is too short.
     """
     sequences = _sequences(model, text)
     unknown = sum(int(covered[ids == model.vocabulary.unk].sum()) for ids, covered in zip(sequences.ids, sequences.covered, strict=True))
@@ -89,8 +89,10 @@ def masked_score(model: MaskedLM, text: Text, line: Line) -> MaskedScore:
         nats -= float(log_p.sum(dtype=np.float64))
         right, count, characters, done = right + int(is_right.sum()), count + len(log_p), characters + int(covered_M.sum()), done + size
         line.update(f"bits per character of {text.name}: {share(done / len(sequences.ids))} of the text")
+    if not characters:  # such as a text of one letter that is several bytes
+        raise DataError(f"{text.name}: is too short to mask a character of it; name a longer text with --text")
     return MaskedScore(
-        bits_per_character=nats / characters / math.log(2) if characters else math.nan,
+        bits_per_character=nats / characters / math.log(2),
         masked_accuracy=right / count,
         mlm_loss=nats / count,
         characters=text.characters,

@@ -34,7 +34,7 @@ class Text:
     """Passages to predict masked tokens of."""
 
     name: str
-    """Where they are from: `valid` or `train` of prepared data, or the files."""
+    """Where they are from: `valid` or `train` of a run's own data, `FOLDER, valid` of other prepared data, or the files."""
     passages: list[str]
 
     @property
@@ -71,7 +71,7 @@ def _of_files(data: Data) -> Iterator[str]:
             yield " ".join(passage)
 
 
-def text_of_shards(folder: Path, split: str, max_tokens: int) -> Text:
+def text_of_shards(folder: Path, split: str, max_tokens: int, own: bool = True) -> Text:
     """Return passages of a split of prepared data, decoded: normalized text, in lower case where its vocabulary is.
 
     Sentences with an unknown token are left out, since what stood there is not known.
@@ -80,6 +80,7 @@ def text_of_shards(folder: Path, split: str, max_tokens: int) -> Text:
         folder: prepared WordPiece tokens.
         split: train or valid.
         max_tokens: about how many are taken.
+        own: whether it is the data of the run that is measured; else the text is named after the folder.
 
     Raises:
         DataError: when the folder is not prepared, is of bytes, or holds none of that split.
@@ -97,7 +98,8 @@ def text_of_shards(folder: Path, split: str, max_tokens: int) -> Text:
                 yield tokens.tobytes(), len(tokens), [part for part in split_up if unknown not in part]
 
     kept = (tokenizer.decode_batch(parts) for parts in sample(passages(), max_tokens))
-    return Text(split, _some([" ".join(found) for found in kept if found], f"{folder}, {split}"))
+    where = f"{folder}, {split}"
+    return Text(split if own else where, _some([" ".join(found) for found in kept if found], where))
 
 
 def _sentence_ranges(sentence_starts: np.ndarray, document_sentences: np.ndarray) -> Iterator[tuple[int, int]]:

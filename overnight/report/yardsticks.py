@@ -33,10 +33,11 @@ def masked_line(name: str, score: dict[str, Any]) -> str:
 def blimp_line(blimp: dict[str, Any]) -> str:
     """Return the mean over the paradigms, with its standard error, in words."""
     error = "" if blimp["standard_error"] is None else f" (standard error {100 * blimp['standard_error']:.1f})"
+    ties = f"{plural(blimp['ties'], 'tie')} counted half" if blimp["ties"] else "no ties"
     same = f", of which {blimp['indistinguishable']:,} are the same tokens to this model" if blimp["indistinguishable"] else ""
     return (
         f"BLiMP: {share(blimp['accuracy'])}{error}, mean of {plural(len(blimp['paradigms']), 'paradigm')}, {plural(blimp['total'], 'pair')}; "
-        f"{plural(blimp['ties'], 'tie')} counted half{same}"
+        f"{ties}{same}"
     )
 
 

@@ -64,7 +64,9 @@ def test_a_run_and_its_export_are_measured_on_the_same_text_and_pairs(run: Path,
     assert "BLiMP: " in out and "mean of 3 paradigms, 27 pairs" in out and f"{text}: bits per character " in out
 
 
-def test_nothing_named_is_the_validation_text_and_what_is_measured_is_kept_together(run: Path, blimp: Path, text: str) -> None:
+def test_nothing_named_is_the_validation_text_and_what_is_measured_is_kept_together(
+    run: Path, blimp: Path, text: str, tiny_data: Path
+) -> None:
     assert call(run) == 0
     assert set(kept_results(run)["texts"]) == {"valid"} and "blimp" not in kept_results(run)
     assert call(run, f"--blimp={blimp}", "--pairs=2") == 0 == call(run, "--text", text, "--max-tokens=2000")
@@ -73,7 +75,8 @@ def test_nothing_named_is_the_validation_text_and_what_is_measured_is_kept_toget
     (run / "evaluation.json").write_text(json.dumps({**results(run / "evaluation.json"), "model": "another"}))  # damaged: it has a seal
     assert kept_results(run) == {}
     assert call(run, "--split=train", "--max-tokens=500", f"--json={run / 'z.json'}") == 0
-    assert set(kept_results(run)["texts"]) == {"train"} and results(run / "z.json")["split"]["name"] == "train"
+    assert call(run, f"--data.dir={tiny_data}", "--max-tokens=500") == 0
+    assert set(kept_results(run)["texts"]) == {"train", f"{tiny_data}, valid"} and results(run / "z.json")["split"]["name"] == "train"
 
 
 @pytest.mark.parametrize(

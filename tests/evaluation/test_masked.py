@@ -95,6 +95,14 @@ def test_unknown_words_are_counted_and_a_text_without_tokens_is_refused() -> Non
         masked_score(model, Text("x", ["\u200b"]), Line(io.StringIO()))
 
 
+def test_a_text_of_which_no_character_is_masked_is_refused() -> None:
+    model = TableLM(lambda ids, at: -1.0)
+    model.tokenizer = plain_tokenizer(byte_level())
+    # Each letter is three bytes, of which the first covers it; the one that is masked is another.
+    with pytest.raises(DataError, match="x: is too short to mask a character of it"):
+        masked_score(model, Text("x", ["中中"]), Line(io.StringIO()))
+
+
 def test_sequences_together_have_at_most_the_tokens_of_a_batch() -> None:
     assert list(masked.grouped_by_tokens([5, 3, 2, 9, 1, 1], 8)) == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 6)]
     assert list(masked.grouped_by_tokens([], 8)) == []

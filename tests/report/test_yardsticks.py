@@ -97,6 +97,7 @@ def test_the_summary_says_what_was_measured_and_when_the_plateau_was_left(tmp_pa
     assert "unknown" not in masked_line("x", SCORE) and "1.0 % of its characters are unknown" in masked_line(
         "x", {**SCORE, "unknown": 0.01}
     )
+    assert blimp_line({**BLIMP, "ties": 0, "indistinguishable": 0}).endswith("6,700 pairs; no ties")
     assert "standard error" not in blimp_line({**BLIMP, "standard_error": None})
 
 
