@@ -108,7 +108,7 @@ def read_blimp(path: Path) -> list[Paradigm]:
                 raise DataError(f"{name}: the paradigm {paradigm.name!r} is there twice; {_HOW}")
             found[paradigm.name] = paradigm
     except TruncatedError as error:
-        raise DataError(f"{error}; get it again") from None
+        raise DataError(f"{path}: is cut short ({error}); get it again") from None
     except OSError as error:
         raise DataError(f"{error.filename or path}: cannot be read ({error.strerror}); {_HOW}") from None
     if not found:
