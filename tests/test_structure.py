@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["__main__", "cli"],
     ["bench"],
+    ["evaluation"],
     ["finetune", "byte_lm", "interop", "report"],
     ["engine"],
     ["checkpoint"],

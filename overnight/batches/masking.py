@@ -5,6 +5,8 @@ Shapes: N tokens of the flat batch, M predicted positions, S sequences.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from overnight.batches.order import random_words
@@ -94,3 +96,28 @@ def _choose_words(
             budget[sequence] -= size
             chosen.append(np.arange(first[word], last[word]))
     return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, np.int64)
+
+
+def context_free_loss(train_V: np.ndarray, valid_V: np.ndarray) -> float:
+    """Return the masked-LM loss of the best model that sees no context: the plateau on which training stands before attention has learned anything.
+
+    It knows how frequent each token is, and what stands at the place itself: at [MASK] it guesses by frequency, and of another token it knows how
+    likely it is to be the true one, kept, and how likely a random one.
+
+    Args:
+        train_V: how often each token of the vocabulary occurs in the text it has learned from; each counts once more than it does.
+        valid_V: how often in the text that is predicted.
+
+    Returns:
+        nats a predicted token, however many are predicted.
+    """
+    size = len(train_V)
+    p_V, share_V = (train_V + 1) / (train_V.sum() + size), valid_V / valid_V.sum()
+    unigram = float(-(share_V * np.log(p_V)).sum())
+    kept, random = 1 - _RANDOM, _RANDOM - _MASKED
+    # Of a visible token s, kept and random are as likely as kept p(s) and random / V.
+    seen_V = kept * p_V + random / size
+    when_kept = float(-(share_V * np.log((kept * p_V + random * p_V / size) / seen_V)).sum())
+    # The last term: one of V random tokens is the true one, by chance.
+    when_random = unigram + float(np.log(seen_V * size / random).mean()) - math.log1p(kept * size / random) / size
+    return _MASKED * unigram + kept * when_kept + random * when_random

@@ -43,6 +43,7 @@ _TITLES = {
     "stability": "stability: what is done at steps that should not stand",
     "checkpoint": "checkpoint: when the state is saved, and what is kept",
     "logging": "logging: what is measured and written on the way",
+    "evaluation": "evaluation: what is measured after pretraining, besides the validation text",
     "finetune": "finetune: tasks after pretraining; NAME is yours",
     "linear_probe": "linear_probe: tasks on the features of a byte model; NAME is yours",
 }

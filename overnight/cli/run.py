@@ -14,13 +14,13 @@ from overnight.errors import ConfigError
 
 
 def run_all(run: Run, extend: bool = False) -> None:
-    """Prepare, pretrain, fine-tune or probe, export and report a run; again after an interruption, it resumes where it was.
+    """Prepare, pretrain, fine-tune or probe, evaluate, export and report a run; again after an interruption, it resumes where it was.
 
     Args:
         extend: the run folder may hold a shorter run, which this one resumes from; what followed its pretraining is done again.
 
     Raises:
-        ConfigError: before anything is done, when the data of a task is not there.
+        ConfigError: before anything is done, when the data of a task or BLiMP is not there.
         UserError: from the stage that could not continue.
     """
     finetunes = run.finetune if isinstance(run, BertRun) else {}
@@ -29,6 +29,9 @@ def run_all(run: Run, extend: bool = False) -> None:
         for name, spec in specs.items():
             if spec.path and not environment_path(spec.path, f"{kind}.{name}.path").exists():
                 raise ConfigError(f"{kind}.{name}.path = {spec.path!r}: does not exist; name the folder or file with the task's data")
+    blimp = run.evaluation.blimp if isinstance(run, BertRun) else ""
+    if blimp and not environment_path(blimp, "evaluation.blimp").exists():
+        raise ConfigError(f"evaluation.blimp = {blimp!r}: does not exist; name blimp.tar.xz or its folder, or leave it out")
     from overnight.checkpoint.run_corpus import with_data
     from overnight.checkpoint.run_identity import check_folder, claim_folder
     from overnight.engine.pretrain import pretrain
@@ -36,6 +39,7 @@ def run_all(run: Run, extend: bool = False) -> None:
     check_folder(run, extend)
     line, start = Line(), time.perf_counter()
     tasks = [*(f"fine-tune {name}" for name in finetunes), *(f"probe on {name}" for name in probes)]
+    tasks += ["evaluate"] * isinstance(run, BertRun)
     stages = 4 + len(tasks)
     line.print(f"run {run.name}: {plural(stages, 'stage')}: {', '.join(['prepare', 'pretrain', *tasks, 'export', 'report'])}")
 
@@ -47,6 +51,7 @@ def run_all(run: Run, extend: bool = False) -> None:
     stage(2, f"pretrain {', '.join(run.phases)}")
     pretrain(run, line, extend)
     from overnight.byte_lm.linear_probe import linear_probe
+    from overnight.evaluation.evaluate import evaluate_run
     from overnight.finetune.finetune import finetune
     from overnight.interop.byte_models import export_byte_model
     from overnight.interop.export import export_run
@@ -54,7 +59,7 @@ def run_all(run: Run, extend: bool = False) -> None:
     claim_folder(run)
     works: list[Callable[[], object]]
     if isinstance(run, BertRun):
-        works = [partial(finetune, run, name, line) for name in run.finetune]
+        works = [*(partial(finetune, run, name, line) for name in run.finetune), partial(evaluate_run, run, line)]
     else:
         assert isinstance(run, ByteRun)
         works = [partial(linear_probe, run, name, line) for name in run.linear_probe]

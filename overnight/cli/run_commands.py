@@ -6,10 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from overnight.cli.evaluate_command import add_evaluate
 from overnight.cli.recipe_commands import Add, said_once
 from overnight.cli.task_keys import KeysHelp, add_source, next_commands, open_run, open_task
 from overnight.config.schema import BertRun, ByteRun, Finetune, Run
-from overnight.display import duration, for_stream, measures, number, plural
+from overnight.display import for_stream
 from overnight.errors import ConfigError
 
 
@@ -90,41 +91,6 @@ def _export(options: argparse.Namespace, overrides: list[str]) -> None:
     print(f"written: {options.to}")
 
 
-def _add_evaluate(add: Add) -> None:
-    command = add("evaluate", _evaluate, "masked-LM loss, perplexity and accuracy of BERT, bits per character of a byte model", keys=True)
-    add_source(command)
-    text = "which documents; default valid of BERT, which has no test split, and test of a byte model"
-    command.add_argument("--split", choices=("test", "valid", "train"), help=text)
-    how = command.add_mutually_exclusive_group()
-    how.add_argument("--groups", type=int, metavar="N", help="of a byte model: read N random groups of documents side by side; default 16")
-    how.add_argument("--whole", action="store_true", help="read every document, as BERT always does")
-
-
-def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
-    run = open_run(options, overrides, Run)
-    from overnight.checkpoint.run_corpus import find_data
-
-    if not any(override.startswith("data.dir=") for override in overrides):  # else it is to be measured on that, whatever it is
-        run = find_data(run)
-    if isinstance(run, BertRun):
-        from overnight.engine.evaluate import evaluate
-
-        if options.groups is not None:
-            raise ConfigError(f"--groups = {options.groups}: only a byte model reads random groups; BERT reads every document")
-        split = options.split or "valid"
-        found = evaluate(run, split)
-        text = f"{plural(found.documents, 'document')} ({plural(found.examples, 'example')} of phase {found.phase})"
-        print(f"{split}: {measures(found.metrics)} over {text} in {duration(found.seconds)}")
-    else:
-        from overnight.byte_lm.evaluate import evaluate as evaluate_bytes
-
-        assert isinstance(run, ByteRun)
-        split = options.split or "test"
-        groups = 16 if options.groups is None else options.groups
-        score = evaluate_bytes(run, split, None if options.whole else groups)
-        print(f"{number(score.bits, 4)} bits per character over {score.characters:,} bytes of {split} in {duration(score.seconds)}")
-
-
 def _add_report(add: Add) -> None:
     command = add("report", _report, "one HTML page from the metrics of one or more runs")
     command.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
@@ -138,4 +104,4 @@ def _report(options: argparse.Namespace, overrides: list[str]) -> None:
     print(f"written: {write_report(runs, Path(options.to) if options.to else runs[0] / 'report.html')}")
 
 
-COMMANDS = (_add_finetune, _add_predict, _add_export, _add_evaluate, _add_report)
+COMMANDS = (_add_finetune, _add_predict, _add_export, add_evaluate, _add_report)

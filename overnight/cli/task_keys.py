@@ -41,16 +41,16 @@ _WIDEST = 100
 _SHOWN = ("precision", "compute.device", "compute.threads")
 # Run-level keys say how a run is computed, not what it is. `train` is the old name of most of them, which is refused with the new ones.
 _RUN_LEVEL = ("precision", "compute", "memory", "distributed", "stability", "checkpoint", "logging", "train")
-# `evaluate` measures on other data too.
-_ALSO = {"evaluate": ("data.dir",)}
+# `evaluate` measures on other data too, prepared or raw.
+_ALSO = {"evaluate": ("data.dir", "data.format", "data.field", "data.documents", "data.encoding_errors")}
 _PART = {Finetune: "finetune", LinearProbe: "linear_probe"}
 _FOR = {BertRun: "BERT", ByteRun: "byte models (mlstm, lstm, transformer)"}
 AnyRun = TypeVar("AnyRun", bound=Run)
 
 
-def add_source(command: argparse.ArgumentParser) -> None:
+def add_source(command: argparse.ArgumentParser, what: str = "run folder, or an exported byte model") -> None:
     """Add the option that names a run; :func:`open_run` opens it."""
-    text = "run folder, or an exported byte model; --precision=bf16, --compute.device=cpu and the like may follow"
+    text = f"{what}; --precision=bf16, --compute.device=cpu and the like may follow"
     command.add_argument("--from", dest="source", required=True, metavar="RUN", help=text)
 
 
@@ -65,15 +65,26 @@ def open_run(options: argparse.Namespace, overrides: Sequence[str], kind: type[A
     Raises:
         ConfigError: when it is no run, one of another kind, or a key is not run-level.
     """
-    for override in overrides:
-        if not is_run_level(override, options.command):
-            more = "".join(f" and --{name}" for name in _ALSO.get(options.command, ()))
-            key = override.partition("=")[0]
-            raise ConfigError(f"--{key}: `overnight {options.command}` takes only run-level keys, such as --precision=bf16{more}")
+    check_keys(options.command, overrides)
     run = stored_run(Path(options.source), overrides)
     if not isinstance(run, kind):
         raise ConfigError(f"{options.source}: model.kind = {run.model.kind!r}: `overnight {options.command}` is for {_FOR[kind]}")
     return run
+
+
+def check_keys(command: str, overrides: Sequence[str]) -> None:
+    """Check that a command takes some overrides.
+
+    Raises:
+        ConfigError: naming one that is neither run-level nor of the command.
+    """
+    for override in overrides:
+        if not is_run_level(override, command):
+            more = "".join(f", --{name}" for name in _ALSO.get(command, ()))
+            key = override.partition("=")[0]
+            raise ConfigError(
+                f"--{key}: `overnight {command}` takes only run-level keys, such as --precision=bf16{' and' * bool(more)}{more[1:]}"
+            )
 
 
 def open_task(

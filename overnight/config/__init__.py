@@ -1,6 +1,17 @@
 """What a run does, as one frozen value: read, checked and written here. Nothing in it needs torch."""
 
-from overnight.config.load import build_run, differences, identity, load_run, read_recipe, recipes, run_yaml, stored_run, to_tree
+from overnight.config.load import (
+    build_run,
+    differences,
+    identity,
+    load_run,
+    machine_run,
+    read_recipe,
+    recipes,
+    run_yaml,
+    stored_run,
+    to_tree,
+)
 from overnight.config.machine import Checkpoint, Compute, Distributed, Logging, Memory, Stability
 from overnight.config.optimizers import OPTIMIZERS, AdamWConfig, LambConfig, LansConfig, LarsConfig, MuonConfig, Optim, Scaling, Schedule
 from overnight.config.schema import (
@@ -15,6 +26,7 @@ from overnight.config.schema import (
     Columns,
     Data,
     EncoderConfig,
+    Evaluation,
     Finetune,
     LinearProbe,
     Model,
@@ -42,6 +54,7 @@ __all__ = [
     "Data",
     "Distributed",
     "EncoderConfig",
+    "Evaluation",
     "Finetune",
     "LambConfig",
     "LansConfig",
@@ -64,6 +77,7 @@ __all__ = [
     "environment_path",
     "identity",
     "load_run",
+    "machine_run",
     "read_recipe",
     "recipes",
     "run_yaml",

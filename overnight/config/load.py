@@ -121,6 +121,18 @@ def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
     return dataclasses.replace(load_run(str(path), ["data.vocab_file=", *overrides]), out=str(folder))
 
 
+def machine_run(overrides: Sequence[str] = ()) -> Run:
+    """Return a run of no recipe, which says only what dotted overrides do of the machine and the data: for a model of others.
+
+    Raises:
+        ConfigError: naming every wrong key, its value and what is allowed.
+    """
+    tree: dict[str, Any] = {"name": "none", "phases": {"none": {"steps": 1, "global_batch_size": 1}}}
+    for override in overrides:
+        _override(tree, override)
+    return build_run(tree)
+
+
 def build_run(tree: Mapping[str, Any]) -> Run:
     """Return the checked run that a plain mapping, as read from YAML, describes.
 

@@ -280,6 +280,16 @@ class Finetune:
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """What is measured of the pretrained network at the end of `overnight run`, besides bits per character and masked accuracy on the validation text."""
+
+    blimp: str = ""
+    """BLiMP: its archive, or a folder with its `data/*.jsonl`; empty leaves it out. `$NAME` is read from the environment."""
+    blimp_pairs: NonNegativeInt = 100
+    """Pairs of each paradigm that are scored, drawn by a hash; 0 is all."""
+
+
+@dataclass(frozen=True)
 class LinearProbe:
     """A task on which the frozen features of a pretrained byte model are evaluated by a logistic regression."""
 
@@ -347,6 +357,8 @@ class BertRun(Run):
     """Pretraining phases, in order."""
     model: EncoderConfig = field(default_factory=BertConfig)
     """The network."""
+    evaluation: Annotated[Evaluation, MACHINE] = field(default_factory=Evaluation)
+    """What is measured after pretraining."""
     finetune: Annotated[Mapping[str, Finetune], MACHINE] = field(default_factory=dict)
     """Fine-tuning after pretraining, by name."""
 

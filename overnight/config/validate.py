@@ -136,9 +136,9 @@ def _phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
     if isinstance(phase, BertPhase):
         if phase.mlm_probability == 0:
             yield f"{key}.mlm_probability = 0: must be above 0, else there is nothing to predict"
-        most, wanted = phase.max_predictions_per_seq, round(phase.mlm_probability * phase.seq_len)
-        if 0 < most < wanted and phase.mlm_probability > _PUBLISHED_RATE:
-            yield f"{key}.mlm_probability = {phase.mlm_probability:g}: asks for {wanted} of {phase.seq_len} tokens, of which max_predictions_per_seq = {most} cuts some off; set it to 0"
+        most, wanted = phase.max_predictions_per_seq, phase.mlm_probability * phase.seq_len
+        if _PUBLISHED_RATE < phase.mlm_probability <= 1 and 0 < most < round(wanted):
+            yield f"{key}.mlm_probability = {phase.mlm_probability:g}: asks for {round(wanted)} of {phase.seq_len} tokens, of which max_predictions_per_seq = {most} cuts some off; set it to 0"
         if phase.nsp and isinstance(model, ModernBertConfig):
             yield f"{key}.nsp = true: modernbert has no next-sentence prediction; set {key}.nsp=false"
         yield from _batch_warmup_problems(key, phase)

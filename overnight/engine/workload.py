@@ -6,7 +6,6 @@ Everything else of pretraining is the same for both.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from overnight.batches.loader import Samples
+from overnight.batches.masking import context_free_loss
 from overnight.batches.order import key
 from overnight.batches.streams import VALIDATION_STREAMS, Streams
 from overnight.checkpoint.reader import Progress
@@ -35,8 +35,8 @@ from overnight.models.modernbert import ModernBertForMaskedLM
 _TRAIN, _VALIDATION = 0, 1
 # Bytes of a window that are recomputed at once (`memory.activation_checkpointing: full`).
 _SEGMENT = 16
-# Tokens that are counted for the bias of the decoder: enough for any, in a third of a second.
-_COUNTED = 1 << 26
+# Tokens that are counted for the loss without context and the bias of the decoder (a second for each 200 M): it is as exact as they are many.
+_COUNTED = 20_000_000
 
 
 class Workload(Protocol):
@@ -75,8 +75,8 @@ class Workload(Protocol):
         """Copy into the run folder what later commands need of the data."""
         ...
 
-    def validation_counts(self) -> dict[str, int]:
-        """Return how much data the validation has, by name."""
+    def validation_counts(self) -> dict[str, float]:
+        """Return how much data the validation has, by name, and what is known of it before the first step."""
         ...
 
 
@@ -96,7 +96,7 @@ class _Prepared:
         """Copy vocabulary and manifest into the run folder."""
         keep_corpus(self._run, self.manifest)
 
-    def validation_counts(self) -> dict[str, int]:
+    def validation_counts(self) -> dict[str, float]:
         """Return the documents and tokens of the validation."""
         return {f"validation_{what}": self.manifest.count("valid", what) for what in ("documents", "tokens")}
 
@@ -129,7 +129,7 @@ class BertWorkload(_Prepared):
         model = new_model(self.run, self.vocabulary, device)
         if isinstance(self.run.model, ModernBertConfig) and self.run.model.unigram_bias:
             assert isinstance(model, ModernBertForMaskedLM)
-            model.begin_at_unigram(torch.from_numpy(token_counts(self.shards["train"], self.vocabulary.size)))
+            model.begin_at_unigram(torch.from_numpy(_token_counts(self.shards["train"], self.vocabulary.size)))
         return model
 
     def samples(self, phase: Phase, number: int, split: str) -> Samples:
@@ -140,6 +140,14 @@ class BertWorkload(_Prepared):
     def flops(self, done: StepResult) -> float:
         """Return operations of a step, of all processes."""
         return training_flops(self.run.model, self.vocabulary.size, done.sizes) if done.sizes else 0.0
+
+    def validation_counts(self) -> dict[str, float]:
+        """Return the documents and tokens of the validation, and the loss of a model without context on them."""
+        valid = _token_counts(self.shards["valid"], self.vocabulary.size)
+        if not valid.any():
+            return super().validation_counts()
+        loss = context_free_loss(_token_counts(self.shards["train"], self.vocabulary.size), valid)
+        return {**super().validation_counts(), "plateau_loss": round(loss, 4)}
 
     def carry(self, samples: Samples | Streams) -> None:
         """Return nothing: no state is carried from batch to batch."""
@@ -199,16 +207,6 @@ def new_model(run: BertRun, vocabulary: Vocabulary, device: torch.device) -> Mas
     return masked_lm(run.model, vocabulary.size).to(device)
 
 
-def token_counts(shards: Sequence[Shard], vocabulary_size: int) -> np.ndarray:
-    """Return how often each token comes in the first tokens of some shards, 2^26 at most: int64 (V)."""
-    counts, left = np.zeros(vocabulary_size, np.int64), _COUNTED
-    for shard in shards:
-        part = shard.tokens[:left]
-        counts += np.bincount(part, minlength=vocabulary_size)
-        left -= len(part)
-    return counts
-
-
 def set_up_encoder(model: Any, run: Run, device: torch.device) -> None:
     """Have the layers of a BERT's encoder computed as a run says: in 8 bits, recomputed, compiled."""
     if run.precision == "fp8":
@@ -221,6 +219,12 @@ def set_up_encoder(model: Any, run: Run, device: torch.device) -> None:
 def bits_per_character(scores: dict[str, float]) -> dict[str, float]:
     """Return bits per character of a byte model, from its validation loss (nats a byte); nothing of another."""
     return {"bits_per_character": scores["byte_loss"] / math.log(2)} if "byte_loss" in scores else {}
+
+
+def _token_counts(shards: list[Shard], size: int) -> np.ndarray:
+    """Return how often each token occurs (int64 [V]); of a large corpus, among tokens at equal distances."""
+    every = max(1, sum(len(shard.tokens) for shard in shards) // _COUNTED)
+    return sum((np.bincount(shard.tokens[::every], minlength=size) for shard in shards), np.zeros(size, np.int64))
 
 
 def _seed(run: Run, number: int, split: str) -> tuple[int, ...]:

@@ -161,6 +161,6 @@ class FinetuneWorkload:
     def keep(self) -> None:
         """Copy nothing: the task's folder gets what is needed of the data once there is a result."""
 
-    def validation_counts(self) -> dict[str, int]:
+    def validation_counts(self) -> dict[str, float]:
         """Return the number of examples that the result is scored on."""
         return {"validation_examples": len(self.task.dev)}

@@ -12,8 +12,10 @@ from typing import Any
 from overnight.config.describe import default_tree
 from overnight.display import duration, number, plural, points, share, yaml_text
 from overnight.errors import ConfigError, DataError, UserError
+from overnight.report.plateau import plateau_text
 from overnight.report.run_reader import Record, RunFolder, read_folder
 from overnight.report.summary import facts_lines, quoted, summarize_folder, unit_text
+from overnight.report.yardsticks import blimp_line
 from overnight.run_dir.atomic import write_whole
 
 
@@ -75,6 +77,8 @@ def _render(folders: Sequence[RunFolder]) -> str:
         seeds={task["name"]: _seeds(task) for run in runs for task in run["tasks"]},
         dots=_dots,
         unit_text=unit_text,
+        plateau_text=plateau_text,
+        blimp_line=blimp_line,
         facts_lines=facts_lines,
         event_text=figures.event_text,
         histogram=figures.histogram,

@@ -1,4 +1,4 @@
-"""Read a run folder: `run.yaml`, `env.json`, `metrics.jsonl`, `tasks.jsonl`, `samples.json`. The report meets the trainer only in these files."""
+"""Read a run folder: `run.yaml`, `env.json`, `metrics.jsonl`, `tasks.jsonl`, `samples.json`, `evaluation.json`. The report meets the trainer only in these files."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ class RunFolder:
     """What was found incomplete, for the reader of the report."""
     samples: Record = field(default_factory=dict)
     """What a finished run shows of itself, empty where `samples.json` is absent."""
+    evaluation: Record = field(default_factory=dict)
+    """Bits per character and BLiMP, empty where `evaluation.json` is absent."""
 
     @property
     def name(self) -> str:
@@ -78,7 +80,8 @@ def read_folder(path: Path) -> RunFolder:
     environment, samples = _shaped(path / "env.json", _Environment), _shaped(path / "samples.json", _Samples)
     if environment is None:
         notes.append("env.json is absent: the machine is not known")
-    return RunFolder(path, settings, environment, records, notes, samples or {})
+    evaluation = _shaped(path / "evaluation.json", _Evaluation)
+    return RunFolder(path, settings, environment, records, notes, samples or {}, evaluation or {})
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,42 @@ class _Samples:
     corpus: _Corpus = _Corpus()
     masks: list[_Mask] = field(default_factory=list)
     texts: list[_Text] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _MaskedScore:
+    bits_per_character: float
+    masked_accuracy: float
+    masked_tokens: int
+    characters: int
+    unknown: float
+
+
+@dataclass(frozen=True)
+class _Mean:
+    accuracy: float
+    standard_error: float | None
+
+
+@dataclass(frozen=True)
+class _Blimp:
+    accuracy: float
+    standard_error: float | None
+    total: int
+    ties: int
+    indistinguishable: int
+    fields: dict[str, _Mean]
+    terms: dict[str, _Mean]
+    paradigms: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """What the report reads of `evaluation.json`."""
+
+    checkpoint: str
+    texts: dict[str, _MaskedScore] = field(default_factory=dict)
+    blimp: _Blimp | None = None
 
 
 def _settings(path: Path) -> Record:

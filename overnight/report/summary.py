@@ -10,7 +10,9 @@ from typing import Any
 
 from overnight.console import table
 from overnight.display import duration, number, plural, points, scale_of, share, unit
+from overnight.report.plateau import plateau, plateau_text
 from overnight.report.run_reader import Record, RunFolder, read_folder
+from overnight.report.yardsticks import results_lines
 
 _VALIDATION = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
 
@@ -19,8 +21,8 @@ def summarize(run_dir: Path) -> dict[str, Any]:
     """Return the results of a run folder as plain values.
 
     Returns:
-        `name`, `device`, `of_bytes` (see :func:`of_bytes`), `seconds`, `tokens`, `sequences`, `finished`, `phases` (see :func:`phases`), `tasks`
-        (see :func:`tasks`), `events` but for checkpoints, `saved` (see :func:`saved`), `samples` (what `samples.json` holds) and `notes` (what is incomplete).
+        `name`, `device`, `of_bytes` (see :func:`of_bytes`), `seconds`, `tokens`, `sequences`, `finished`, `phases` (see :func:`phases`), `plateau`
+        (see :func:`overnight.report.plateau.plateau`), `evaluation` (what `evaluation.json` holds), `tasks` (see :func:`tasks`), `events` but for checkpoints, `saved` (see :func:`saved`), `samples` (what `samples.json` holds) and `notes` (what is incomplete).
 
     Raises:
         DataError: when the folder cannot be read.
@@ -47,6 +49,8 @@ def summarize_folder(folder: RunFolder) -> dict[str, Any]:
         "sequences": train[-1].get("sequences") if train else None,
         "finished": not todo and not any(task["notes"] for task in results),
         "phases": rows,
+        "plateau": plateau(folder),
+        "evaluation": folder.evaluation,
         "tasks": results,
         "events": [record for record in folder.records["event"] if record["event"] != "checkpoint_saved"],
         "saved": saved(folder),
@@ -260,6 +264,9 @@ def summary_text(run_dir: Path) -> str:
     if found["tokens"]:
         head.append(f"{plural(found['tokens'], 'token')} seen")
     lines = ["  ".join(head), *facts_lines(found["samples"]), "", table(_phase_cells(found["phases"], found["of_bytes"]))]
+    lines += ["", plateau_text(found["plateau"])] if found["plateau"] else []
+    if found["evaluation"]:
+        lines += ["", f"evaluated at {found['evaluation']['checkpoint']}", *results_lines(found["evaluation"], groups=False)]
     for task in found["tasks"]:
         lines += ["", *_task_lines(task)]
     lines += _sample_lines(found["samples"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overnight.batches.masking import mask, predictions
+from overnight.batches.masking import context_free_loss, mask, predictions
 from overnight.batches.order import key
 from tests.batches.corpus import words
 
@@ -165,3 +166,20 @@ def test_a_piece_at_the_start_of_a_segment_does_not_join_the_segment_before() ->
     ids = np.array([VOCABULARY.cls, FIRST_WORD, VOCABULARY.sep, c, c + 1, VOCABULARY.sep])
     picks = [tuple(mask(ids, np.array([0, 6]), keys_of(1, n), np.array([2]), VOCABULARY, True)[1]) for n in range(50)]
     assert set(picks) == {(1,), (3, 4)}
+
+
+def test_the_loss_without_context_is_that_of_bayes_rule_on_what_stands_at_the_place() -> None:
+    rng, size = np.random.default_rng(0), 30
+    train, valid = rng.integers(0, 50, size), rng.integers(0, 50, size)
+    p, share = (train + 1) / (train.sum() + size), valid / valid.sum()
+    # What stands there, given the true token: itself, any token by chance, or [MASK], which is the last column.
+    shown = np.hstack([0.1 * np.eye(size) + 0.1 / size, np.full((size, 1), 0.8)])
+    posterior = p[:, None] * shown / (p @ shown)
+    assert context_free_loss(train, valid) == pytest.approx(-(share[:, None] * shown * np.log(posterior)).sum(), rel=1e-12)
+
+
+def test_the_loss_without_context_is_below_the_entropy_since_a_tenth_is_kept() -> None:
+    uniform = np.full(4096, 1000)
+    assert 0.85 < context_free_loss(uniform, uniform) / math.log(4096) < 0.95
+    never_seen = np.where(np.arange(4096) < 10, 0, 1000)
+    assert context_free_loss(never_seen, uniform) > context_free_loss(uniform, uniform)

@@ -41,7 +41,7 @@ def completions(line: str, folder: Path) -> list[str]:
         ("finetune csv --columns.te", ["--columns.text", "--columns.text_b"]),
         ("linear-probe csv --from x --feat", ["--features"]),
         ("generate --compute.d", ["--compute.device"]),
-        ("evaluate --from x --data", ["--data.dir"]),
+        ("evaluate --from x --data.d", ["--data.dir", "--data.documents"]),
         ("evaluate --split v", ["valid"]),
         ("recipes --", ["--help"]),
     ],

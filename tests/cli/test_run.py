@@ -25,7 +25,7 @@ from overnight.models.bert import BertForPretraining
 from tests.conftest import ROOT, tiny_tree
 from tests.processes import overnight
 
-STAGES = ("prepare", "pretrain short, long", "fine-tune opinion", "export to", "report")
+STAGES = ("prepare", "pretrain short, long", "fine-tune opinion", "evaluate", "export to", "report")
 
 
 def write_recipe(folder: Path, source: Path) -> Path:
@@ -71,8 +71,8 @@ def scores(run: Run) -> list[tuple[str, int, float]]:
 
 def test_it_says_its_stages_and_results(finished: tuple[Run, str]) -> None:
     run, out = finished
-    assert "run tiny: 5 stages: prepare, pretrain, fine-tune opinion, export, report" in out
-    places = [out.index(f"[{number}/5] {stage}") for number, stage in enumerate(STAGES, 1)]
+    assert "run tiny: 6 stages: prepare, pretrain, fine-tune opinion, evaluate, export, report" in out
+    places = [out.index(f"[{number}/6] {stage}") for number, stage in enumerate(STAGES, 1)]
     assert places == sorted(places)
     for text in (
         "validation after",
@@ -80,6 +80,8 @@ def test_it_says_its_stages_and_results(finished: tuple[Run, str]) -> None:
         "long",
         "random init",
         "opinion, accuracy",
+        "valid: bits per character",
+        "evaluated at step-0000010",
         "seed 0",
         "seed 1",
         "done in",
@@ -96,6 +98,8 @@ def test_the_report_holds_the_numbers(finished: tuple[Run, str]) -> None:
     lines = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
     last = [line for line in lines if line["kind"] == "eval"][-1]
     assert f"{100 * last['mlm_accuracy']:.1f} %" in page
+    bits = json.loads((run.run_dir / "evaluation.json").read_text())["texts"]["valid"]["bits_per_character"]
+    assert f"{bits:.3f}" in page and "plateau of a model without context" in page
     for init, seed, value in scores(run):
         assert f"{100 * value:.1f} %" in page, (init, seed)
 
@@ -148,7 +152,7 @@ def test_extended_it_does_all_that_followed_anew(tmp_path: Path, tiny_data: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sign", ["deduplicate", "short 3/6  validation", "opinion: seed 0 pretrained  acc", "[5/5]"])
+@pytest.mark.parametrize("sign", ["deduplicate", "short 3/6  validation", "opinion: seed 0 pretrained  acc", "[6/6]"])
 def test_killed_at_any_stage_it_ends_as_the_undisturbed_run(sign: str, finished: tuple[Run, str], tmp_path: Path, tiny_data: Path) -> None:
     undisturbed, _ = finished
     recipe = write_recipe(tmp_path, tiny_data.parent / "topics.jsonl")
@@ -169,6 +173,17 @@ def test_a_task_without_its_data_is_refused_before_any_work(tmp_path: Path, tiny
     assert main(["run", str(recipe)]) == 2
     assert "finetune.opinion.path = " in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["recipe.yaml"]
+
+
+def test_minimal_pairs_that_are_not_there_are_refused_before_any_work(
+    tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write_recipe(tmp_path, tiny_data.parent / "topics.jsonl")
+    monkeypatch.setenv("PAIRS", str(tmp_path / "nowhere"))
+    assert main(["run", str(recipe), "--evaluation.blimp=$PAIRS/blimp"]) == 2
+    assert "evaluation.blimp = '$PAIRS/blimp': does not exist; name blimp.tar.xz or its folder" in capsys.readouterr().err
+    assert main(["run", str(recipe), "--evaluation.blimp=$NO_SUCH"]) == 2 and "NO_SUCH is not set" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["opinion.csv", "recipe.yaml"]
 
 
 @pytest.mark.slow

@@ -55,10 +55,7 @@ IMPOSSIBLE = [
             "stability.replica_check_every",
         )
     ],
-    *[
-        (f"phases__short__{key}", 0, f"phases.short.{key} = 0: must be above 0")
-        for key in ("steps", "global_batch_size")
-    ],
+    *[(f"phases__short__{key}", 0, f"phases.short.{key} = 0: must be above 0") for key in ("steps", "global_batch_size")],
     ("phases__short__max_predictions_per_seq", -1, "phases.short.max_predictions_per_seq = -1: must be 0 or more"),
     (
         "phases__short__mlm_probability",

@@ -8,12 +8,15 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from overnight import config
+from overnight.batches.masking import context_free_loss
 from overnight.cli.main import main
 from overnight.config import Run
 from overnight.console import Line
+from overnight.corpus.shards import open_shards
 from overnight.display import measures
 from overnight.engine import evaluate as module
 from overnight.engine.evaluate import evaluate
@@ -42,7 +45,7 @@ def validated(run: Run) -> dict[str, float]:
     return {name: value for name, value in last.items() if name.endswith(("_loss", "_accuracy"))}
 
 
-def test_the_numbers_are_those_of_the_last_validation_and_nothing_is_written(run: Run, capsys: Captured) -> None:
+def test_the_numbers_are_those_of_the_last_validation_and_nothing_is_written_but_the_results(run: Run, capsys: Captured) -> None:
     before = {path: path.stat().st_mtime_ns for path in run.run_dir.rglob("*")}
     found = evaluate(run, "valid")
     assert set(found.metrics) == {"mlm_loss", "perplexity", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
@@ -51,7 +54,9 @@ def test_the_numbers_are_those_of_the_last_validation_and_nothing_is_written(run
     assert main(["evaluate", "--from", str(run.run_dir)]) == 0
     out = capsys.readouterr().out
     assert f"valid: {measures(found.metrics)} over {found.documents} documents ({found.examples} examples of phase long) in " in out
-    assert {path: path.stat().st_mtime_ns for path in run.run_dir.rglob("*")} == before
+    assert "valid: bits per character " in out
+    after = {path: path.stat().st_mtime_ns for path in run.run_dir.rglob("*")}
+    assert after.pop(run.run_dir / "evaluation.json") and after == before
 
 
 def test_micro_batch_and_precision_change_it_by_rounding_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +74,7 @@ def test_the_training_documents_can_be_evaluated_and_test_documents_there_are_no
     with pytest.raises(ConfigError, match="only byte models have a test split"):
         evaluate(run, "test")
     assert main(["evaluate", "--from", str(run.run_dir), "--groups", "3"]) == 2
-    assert "BERT reads every document" in capsys.readouterr().err
+    assert "--groups = 3: only a byte model reads groups; BERT reads every document" in capsys.readouterr().err
 
 
 def test_another_vocabulary_and_a_run_without_a_checkpoint_are_refused(run: Run, tmp_path: Path, capsys: Captured) -> None:
@@ -83,3 +88,14 @@ def test_another_vocabulary_and_a_run_without_a_checkpoint_are_refused(run: Run,
     shutil.rmtree(copy / "checkpoints")
     with pytest.raises(DataError, match="has no checkpoint"):
         evaluate(config.stored_run(copy), "valid")
+
+
+def test_each_phase_begins_with_the_loss_of_a_model_without_context(run: Run, tiny_data: Path) -> None:
+    counts = [
+        np.bincount(np.concatenate([shard.tokens for shard in open_shards(tiny_data, split)]), minlength=600)
+        for split in ("train", "valid")
+    ]
+    lines = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+    starts = [line for line in lines if line["kind"] == "phase" and line["event"] == "start"]
+    assert [line["plateau_loss"] for line in starts] == [pytest.approx(context_free_loss(*counts), abs=1e-4)] * 2
+    assert 0.5 * math.log(600) < starts[0]["plateau_loss"] < math.log(600)

@@ -1,0 +1,176 @@
+"""The command that evaluates a model: a run of any kind, or a masked language model in the Hugging Face layout."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overnight.cli.recipe_commands import Add
+from overnight.cli.task_keys import add_source, check_keys, open_run
+from overnight.config.schema import BertRun, ByteRun, Run
+from overnight.display import duration, measures, number, plural
+from overnight.errors import ConfigError
+
+if TYPE_CHECKING:
+    from overnight.console import Line
+    from overnight.evaluation.masked_lm import MaskedLM
+    from overnight.evaluation.texts import Text
+
+_ENCODERS = ("text", "max_tokens", "blimp", "pairs")
+_BYTES = ("groups", "whole")
+
+
+def add_evaluate(add: Add) -> None:
+    """Add the command."""
+    summary = "masked-LM loss, bits per character and BLiMP of BERT or of a Hugging Face folder; bits per character of a byte model"
+    command = add("evaluate", _evaluate, summary, keys=True)
+    add_source(command, "run folder, exported byte model, or a masked language model in the Hugging Face layout")
+    text = "which documents; default valid of BERT, which has no test split, and test of a byte model"
+    command.add_argument("--split", choices=("test", "valid", "train"), help=text)
+    text = "of an encoder: bits per character and masked accuracy on raw text, any source that data.paths takes, instead of its own"
+    command.add_argument("--text", nargs="+", metavar="FILE", help=text)
+    command.add_argument("--max-tokens", type=int, metavar="N", help="of a text: take about N tokens, drawn by a hash; default 200000")
+    command.add_argument("--blimp", metavar="PATH", help="of an encoder: score minimal pairs, blimp.tar.xz or a folder with data/*.jsonl")
+    command.add_argument(
+        "--pairs", type=int, metavar="N", help="of BLiMP: N pairs of each paradigm, drawn by a hash; default 100, 0 is all"
+    )
+    command.add_argument("--json", metavar="FILE", help="also write the results there")
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("--groups", type=int, metavar="N", help="of a byte model: read N random groups of documents side by side; default 16")
+    how.add_argument("--whole", action="store_true", help="of a byte model: read every document, as BERT always does")
+
+
+def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
+    if options.json and Path(options.json).is_dir():
+        raise ConfigError(f"--json = {options.json}: is a folder; name the file to write")
+    if options.pairs is not None and (options.pairs < 0 or options.pairs == 1):
+        raise ConfigError(f"--pairs = {options.pairs}: must be 2 or more, for a standard error, or 0 for all")
+    if options.max_tokens is not None and options.max_tokens < 1:
+        raise ConfigError(f"--max-tokens = {options.max_tokens}: must be 1 or more")
+    if options.pairs is not None and not options.blimp:
+        raise ConfigError(f"--pairs = {options.pairs}: needs --blimp=PATH, the pairs to score")
+    folder = Path(options.source)
+    begin = time.perf_counter()
+    if (folder / "config.json").is_file() and not (folder / "run.yaml").is_file():
+        from overnight.evaluation.huggingface import is_huggingface
+
+        if is_huggingface(folder):
+            _finish(options, _evaluate_folder(options, overrides, folder), begin)
+            return
+    run = open_run(options, overrides, Run)
+    if isinstance(run, BertRun):
+        _finish(options, _evaluate_encoder(options, overrides, run), begin)
+    else:
+        assert isinstance(run, ByteRun)
+        _finish(options, _evaluate_bytes(options, overrides, run), begin)
+
+
+def _finish(options: argparse.Namespace, found: dict[str, Any], begin: float) -> None:
+    if options.json:
+        from overnight.run_dir.atomic import write_json
+
+        write_json(Path(options.json), {**found, "seconds": round(time.perf_counter() - begin, 3)})
+        print(f"written: {options.json}")
+
+
+def _refuse(options: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if (value := getattr(options, name)) not in (None, False):
+            raise ConfigError(f"--{name.replace('_', '-')} = {value}: {why}")
+
+
+def _with_data(run: Run, overrides: list[str]) -> Run:
+    from overnight.checkpoint.run_corpus import find_data
+
+    # A folder that is named is to be measured on, whatever it is.
+    return run if _names_data(overrides) else find_data(run)
+
+
+def _names_data(overrides: list[str]) -> bool:
+    return any(override.startswith("data.dir=") for override in overrides)
+
+
+def _evaluate_bytes(options: argparse.Namespace, overrides: list[str], run: ByteRun) -> dict[str, Any]:
+    _refuse(options, _ENCODERS, "is for masked language models; of a byte model, name a split")
+    from overnight.byte_lm.evaluate import evaluate
+
+    found = _with_data(run, overrides)
+    assert isinstance(found, ByteRun)
+    split = options.split or "test"
+    score = evaluate(found, split, None if options.whole else 16 if options.groups is None else options.groups)
+    print(f"{number(score.bits, 4)} bits per character over {score.characters:,} bytes of {split} in {duration(score.seconds)}")
+    return {"split": split, "bits_per_character": score.bits, "byte_accuracy": score.accuracy, "characters": score.characters}
+
+
+def _evaluate_encoder(options: argparse.Namespace, overrides: list[str], run: BertRun) -> dict[str, Any]:
+    """Measure what is named: a text, BLiMP, a split; where nothing is, the validation split."""
+    _refuse(options, _BYTES, "only a byte model reads groups; BERT reads every document")
+    from overnight.console import Line
+    from overnight.evaluation.evaluate import MAX_TOKENS
+    from overnight.evaluation.masked_lm import RunMaskedLM
+    from overnight.evaluation.results import keep_results
+    from overnight.evaluation.texts import text_of_shards
+
+    line, more, texts = Line(), {}, _texts(options, overrides)
+    if options.split or not (options.text or options.blimp):
+        from overnight.engine.evaluate import evaluate
+
+        found, split = _with_data(run, overrides), options.split or "valid"
+        assert isinstance(found, BertRun)
+        score = evaluate(found, split)
+        text = f"{plural(score.documents, 'document')} ({plural(score.examples, 'example')} of phase {score.phase})"
+        print(f"{split}: {measures(score.metrics)} over {text} in {duration(score.seconds)}")
+        more = {"split": {"name": split, "phase": score.phase, "examples": score.examples, **score.metrics}}
+        texts.append(text_of_shards(found.data_dir, split, options.max_tokens or MAX_TOKENS, own=not _names_data(overrides)))
+    result = _measure(options, RunMaskedLM(run), texts, run.run_dir / "evaluation", line)
+    keep_results(run.run_dir, result["details"], line)
+    return {**result, **more}
+
+
+def _evaluate_folder(options: argparse.Namespace, overrides: list[str], folder: Path) -> dict[str, Any]:
+    """Measure a model in the Hugging Face layout on raw text, on the text of prepared data, or on BLiMP."""
+    _refuse(options, _BYTES, "only a byte model reads groups of documents")
+    check_keys(options.command, overrides)
+    from overnight.config import machine_run
+    from overnight.console import Line
+    from overnight.evaluation.evaluate import MAX_TOKENS
+    from overnight.evaluation.huggingface import HuggingFaceMaskedLM
+    from overnight.evaluation.texts import text_of_shards
+
+    machine, texts = machine_run(overrides), _texts(options, overrides)
+    if _names_data(overrides):
+        texts.append(text_of_shards(machine.data_dir, options.split or "valid", options.max_tokens or MAX_TOKENS, own=False))
+    elif options.split:
+        raise ConfigError(f"--split = {options.split}: {folder} has no data of its own; name prepared data with --data.dir=FOLDER")
+    if not texts and not options.blimp:
+        raise ConfigError(f"{folder}: name what to measure it on: --text FILE, --data.dir=FOLDER (prepared data) or --blimp PATH")
+    # Beside the folder, since transformers and `overnight export` know what is in it.
+    beside = folder.resolve().with_name(f"{folder.resolve().name}.evaluation")
+    return _measure(options, HuggingFaceMaskedLM(folder, machine), texts, beside, Line())
+
+
+def _texts(options: argparse.Namespace, overrides: list[str]) -> list[Text]:
+    """Return the raw text that is named: read alike for every model, whatever a run's own recipe says of its text."""
+    if not options.text:
+        return []
+    from overnight.config import machine_run
+    from overnight.evaluation.evaluate import MAX_TOKENS
+    from overnight.evaluation.texts import text_of_files
+
+    data = machine_run([override for override in overrides if override.startswith("data.")]).data
+    return [text_of_files(dataclasses.replace(data, paths=options.text), options.max_tokens or MAX_TOKENS)]
+
+
+def _measure(options: argparse.Namespace, model: MaskedLM, texts: list[Text], folder: Path, line: Line) -> dict[str, Any]:
+    from overnight.evaluation.evaluate import PAIRS, Wanted, evaluate_model
+    from overnight.evaluation.results import flat_results
+    from overnight.report.yardsticks import results_lines
+
+    blimp = Path(options.blimp).expanduser() if options.blimp else None
+    found = evaluate_model(model, Wanted(tuple(texts), blimp, PAIRS if options.pairs is None else options.pairs), folder, line)
+    for text in results_lines(found):
+        line.print(text)
+    return flat_results(found)

@@ -1,0 +1,84 @@
+"""What `overnight evaluate` and the end of `overnight run` measure of masked language models, ours and those of others."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from overnight.checkpoint.run_corpus import with_data
+from overnight.config import BertRun, environment_path
+from overnight.console import Line
+from overnight.corpus.shards import load_manifest
+from overnight.evaluation.blimp import read_blimp
+from overnight.evaluation.masked import masked_score
+from overnight.evaluation.masked_lm import MaskedLM, RunMaskedLM
+from overnight.evaluation.pseudo_likelihood import score_blimp
+from overnight.evaluation.results import blimp_results, keep_results, kept_results
+from overnight.evaluation.texts import Text, text_of_shards
+from overnight.report.yardsticks import results_lines
+
+MAX_TOKENS, PAIRS = 200_000, 100
+"""Of a text, and of each paradigm, by default."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to measure."""
+
+    texts: tuple[Text, ...] = ()
+    blimp: Path | None = None
+    pairs: int = PAIRS
+    """Of each paradigm; 0 is all."""
+
+
+def evaluate_model(model: MaskedLM, wanted: Wanted, folder: Path, line: Line) -> dict[str, Any]:
+    """Measure a model.
+
+    Args:
+        model: any.
+        wanted: what to measure.
+        folder: where what is done of BLiMP is written, so that it is not done again.
+        line: where progress is shown.
+
+    Returns:
+        `model` (the digest of its weights), `checkpoint` (its name), `texts`: by name the fields of
+        :class:`overnight.evaluation.masked.MaskedScore`, and where it was wanted
+        `blimp` (see :func:`overnight.evaluation.results.blimp_results`); each with its `precision`.
+
+    Raises:
+        DataError: of what cannot be read or scored.
+    """
+    paradigms = read_blimp(wanted.blimp) if wanted.blimp else []
+    found: dict[str, Any] = {"model": model.digest, "checkpoint": model.name, "texts": {}}
+    for text in wanted.texts:
+        found["texts"][text.name] = {**asdict(masked_score(model, text, line)), "precision": model.precision}
+        line.clear()
+    if paradigms:
+        scores = score_blimp(model, paradigms, wanted.pairs, folder, line)
+        found["blimp"] = {**blimp_results(scores, wanted.pairs), "precision": model.precision}
+        line.clear()
+    return found
+
+
+def evaluate_run(run: BertRun, line: Line) -> None:
+    """Measure the newest checkpoint of a run as its recipe says, at the end of `overnight run`; what was measured of it before is not done again.
+
+    Raises:
+        DataError: of what cannot be read or scored.
+    """
+    model, kept = RunMaskedLM(run), kept_results(run.run_dir)
+    kept = kept if kept.get("model") == model.digest else {}
+    texts: tuple[Text, ...] = ()
+    if kept.get("texts", {}).get("valid", {}).get("precision") != run.precision:
+        data = with_data(run).data_dir
+        if load_manifest(data).count("valid", "tokens"):
+            texts = (text_of_shards(data, "valid", MAX_TOKENS),)
+        else:
+            line.print(f"{data} holds no valid text, so there are no bits per character")
+    blimp = environment_path(run.evaluation.blimp, "evaluation.blimp") if run.evaluation.blimp else None
+    found = evaluate_model(model, Wanted(texts, blimp, run.evaluation.blimp_pairs), run.run_dir / "evaluation", line)
+    for text in results_lines(found, groups=False):
+        line.print(text)
+    if found["texts"] or "blimp" in found:
+        keep_results(run.run_dir, found, line)
