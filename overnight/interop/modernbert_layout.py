@@ -35,11 +35,13 @@ _ARCHITECTURE: dict[Kind, str] = {
     "classification": "ModernBertForSequenceClassification",
     "spans": "ModernBertForQuestionAnswering",
 }
-_WORD = "model.embeddings.tok_embeddings.weight"
+# What transformers puts before the names of the encoder, where a head stands beside it.
+_PREFIX = "model."
+_WORD = f"{_PREFIX}embeddings.tok_embeddings.weight"
 _ENCODER = {
-    "encoder.word": "model.embeddings.tok_embeddings",
-    "encoder.norm": "model.embeddings.norm",
-    "encoder.final_norm": "model.final_norm",
+    "encoder.word": f"{_PREFIX}embeddings.tok_embeddings",
+    "encoder.norm": f"{_PREFIX}embeddings.norm",
+    "encoder.final_norm": f"{_PREFIX}final_norm",
 }
 _LAYER = {
     "norm1": "attn_norm",
@@ -62,7 +64,7 @@ def _matrices(layers: int) -> dict[str, str]:
     """Every tensor of the encoder, all of which are weights: our module -> theirs. The first layer has no norm before attention."""
     names = dict(_ENCODER)
     for i in range(layers):
-        names |= {f"encoder.layers.{i}.{ours}": f"model.layers.{i}.{theirs}" for ours, theirs in _LAYER.items() if i or ours != "norm1"}
+        names |= {f"encoder.layers.{i}.{ours}": f"{_PREFIX}layers.{i}.{theirs}" for ours, theirs in _LAYER.items() if i or ours != "norm1"}
     return names
 
 
@@ -88,10 +90,10 @@ def import_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         DataError: a tensor that is missing, is not known, or is not tied as it must be.
     """
-    bare = "embeddings.tok_embeddings.weight" in tensors  # a ModernBertModel, without `model.` in front
-    left = {f"model.{name}" if bare else name: tensor for name, tensor in as_fp32(tensors).items()}
+    bare = _WORD.removeprefix(_PREFIX) in tensors  # a ModernBertModel, without a head
+    left = {f"{_PREFIX}{name}" if bare else name: tensor for name, tensor in as_fp32(tensors).items()}
     drop_tied(left, TIED)
-    layers = layers_of(left, "model.layers.")
+    layers = layers_of(left, f"{_PREFIX}layers.")
     state = {f"{ours}.weight": take(left, f"{theirs}.weight") for ours, theirs in _matrices(layers).items()}
     rows = len(state["encoder.word.weight"])
     state["encoder.word.weight"] = with_padded_rows(state["encoder.word.weight"], rows)
