@@ -149,7 +149,11 @@ def test_the_parts_of_modernbert_are_counted_and_named(tiny: Make) -> None:
         "final norm": width,
         "masked-LM head": width * width + width + rows,
     }
+    assert list(plan.parts)[-2].name == "final norm"
+    times = {part.name: part.times for part in plan.parts}
+    assert times["attention"] == times["feed-forward"] == 2 and times["norms"] == 1  # not alike in all layers
     text = plan_text(plan)
+    assert "vocabulary 600 as prepared" in text
     assert "ModernBERT, 2 layers, hidden size 32, 2 attention heads" in text and "also the decoder of the masked-LM head" in text
     assert all(group.parameters for group in plan.phases[0].groups)
 
