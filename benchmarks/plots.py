@@ -21,7 +21,13 @@ from matplotlib.transforms import ScaledTranslation
 # Okabe and Ito's colors, which stay apart for the color-blind; yellow is too light for a line.
 COLORS = {"LARS": "#0072B2", "LAMB": "#D55E00", "LANS": "#009E73", "AdamW": "#000000", "SGD": "#CC79A7", "Muon": "#56B4E9"}
 COLORS |= {"linear": "#D55E00", "square root": "#0072B2", "fixed low": "#009E73", "fixed high": "#000000"}
-DASHED = ("AdamW", "SGD", "Muon")
+COLORS |= {
+    "run_mlm.py, its defaults": "#000000",
+    "run_mlm.py, tuned": "#CC79A7",
+    "overnight, BERT as published": "#0072B2",
+    "overnight, modern": "#D55E00",
+}
+DASHED = ("AdamW", "SGD", "Muon", "run_mlm.py, its defaults", "run_mlm.py, tuned")
 # Text stays text, and the same values give the same file.
 STYLE = {
     "svg.fonttype": "none",
@@ -97,6 +103,25 @@ def study_figure(title: str, unit: str, batches: Sequence[int], accuracy: Lines,
             ),
         ],
     )
+
+
+def by_minutes(axes: Axes, title: str, lines: Mapping[str, Mapping[float, Spread]]) -> None:
+    """Draw lines over minutes of training, on a logarithmic axis.
+
+    Args:
+        axes: to draw on.
+        title: of the measure.
+        lines: by name and minutes.
+    """
+    minutes = sorted({m for row in lines.values() for m in row})
+    axes.set(title=title, xlabel="minutes of training", xscale="log")
+    axes.set_xticks(minutes, [f"{m:g}" for m in minutes])
+    axes.xaxis.set_minor_locator(NullLocator())
+    for name, row in lines.items():
+        dashes, points = "--" if name in DASHED else "-", sorted(row.items())
+        at = [m for m, _ in points]
+        axes.plot(at, [s.median for _, s in points], dashes, color=COLORS[name], marker="o", markersize=4, linewidth=1.8, label=name)
+        axes.fill_between(at, [s.low for _, s in points], [s.high for _, s in points], color=COLORS[name], alpha=0.12, linewidth=0)
 
 
 def by_batch(axes: Axes, title: str, unit: str, batches: Sequence[int], lines: Lines, rules: Mapping[str, float] | None = None) -> None:

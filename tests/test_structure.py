@@ -365,7 +365,7 @@ def test_the_doctor_knows_every_requirement() -> None:
     wanted = {
         extra: tuple(r.name for r in group)
         for extra, group in requirements().items()
-        if extra not in ("all", "dev", "docs", "plots", "test")
+        if extra not in ("all", "dev", "docs", "peer", "plots", "test")
     }
     assert tuple(wanted.pop("")) == doctor.REQUIRED
     assert wanted == doctor.EXTRAS

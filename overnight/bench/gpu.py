@@ -19,7 +19,7 @@ from overnight.bench import optim
 from overnight.bench.measure import Row, measure, print_result, rate_row, time_row
 from overnight.bench.sizes import MODELS, VOCABULARY, full_batch, sequence_flops
 from overnight.config import BertConfig, LambConfig
-from overnight.models import layers
+from overnight.models import attention as attend
 from overnight.models.bert import BertForPretraining
 from overnight.optim import Lamb
 from overnight.optim.groups import build_optimizer
@@ -129,7 +129,7 @@ def packed_gate(device: torch.device) -> Row:
     reference = _encoded(net, batch, torch.float32, torch.device("cpu"))
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     error = float((_encoded(net, batch, dtype, device) - reference).norm() / reference.norm())
-    varlen = layers.layout(batch.to(device), 0.0, dtype).varlen
+    varlen = attend.layout(batch.to(device), 0.0, dtype).varlen
     _require(error < (0.03 if dtype == torch.bfloat16 else 1e-5), f"the packed encoder differs by {error:.2g} from the reference")
     return Row(f"gate: packed encoder ({'varlen' if varlen else 'padded'} {str(dtype)[6:]})", error, "error")
 

@@ -16,7 +16,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from overnight.batches.packing import Batch
 from overnight.config import BertConfig
-from overnight.models.layers import Layout, _onednn_linear, attention, dropout, layer_norm, layout, linear
+from overnight.models.attention import Layout, attention, layout
+from overnight.models.layers import _onednn_linear, dropout, layer_norm, linear
 from overnight.models.vocabulary_loss import vocabulary_loss
 
 # Logits of the padding rows of the vocabulary: exp(-1e4) is exactly 0 in fp32, and so is their gradient.

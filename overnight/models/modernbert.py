@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from overnight.batches.packing import Batch
 from overnight.config import ModernBertConfig
+from overnight.models.attention import Layout, angles, attention, layout
 from overnight.models.bert import Embedding, EncoderLayer, EncoderLayers, Linear, MaskedLMHead, Norm, padded_vocabulary
-from overnight.models.layers import Layout, angles, attention, dropout, gated_gelu, layout, linear, rotate
+from overnight.models.layers import dropout, gated_gelu, linear
 from overnight.models.vocabulary_loss import vocabulary_loss
 
 EPS = 1e-5
@@ -48,8 +49,8 @@ class ModernLayer(EncoderLayer):
                 residual.weight.mul_(scale)
 
     def _forward(self, x_ND: Tensor, where: Layout, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]
-        qkv = rotate(self.qkv(self.norm1(x_ND)), self.heads, cos, sin)
-        x_ND = x_ND + dropout(self.out(attention(qkv, self.heads, where, 0.0)), self.dropout, self.training)
+        mixed_ND = attention(self.qkv(self.norm1(x_ND)), self.heads, where, 0.0, (cos, sin))
+        x_ND = x_ND + dropout(self.out(mixed_ND), self.dropout, self.training)
         inner = dropout(gated_gelu(self.up(self.norm2(x_ND))), self.dropout, self.training)
         return x_ND + self.down(inner)
 

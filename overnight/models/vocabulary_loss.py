@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from overnight.batches.packing import IGNORED
-from overnight.models.layers import _eager_cpu, _product
+from overnight.models.layers import _product, eager_cpu
 
 # Slices of at most this many logits (4 MB in fp32) stay in the cache between the softmax and its gradient.
 _SLICE = 1 << 20
@@ -31,7 +31,7 @@ def vocabulary_loss(x_MD: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_M: T
     Returns:
         loss: fp32 scalar. correct: int64 scalar or None.
     """
-    if not count_correct and _eager_cpu(x_MD) and torch.is_grad_enabled():
+    if not count_correct and eager_cpu(x_MD) and torch.is_grad_enabled():
         return _VocabularyLoss.apply(x_MD, weight_VD, bias_V, labels_M), None
     logits = F.linear(x_MD, weight_VD.to(x_MD.dtype), bias_V.to(x_MD.dtype)).float()
     loss = F.cross_entropy(logits, labels_M, reduction="sum", ignore_index=IGNORED)

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from overnight.models import layers
-from overnight.models.layers import attention, dropout, keep_mask, layer_norm, layout, linear
+from overnight.models import attention as attend
+from overnight.models.attention import attention, layout
+from overnight.models.layers import dropout, keep_mask, layer_norm, linear
 from tests.models.sample import random_batch
 
 
@@ -114,11 +115,11 @@ def test_dropout_is_reproducible_from_the_seed() -> None:
 
 def test_rows_by_index_pass_gradcheck() -> None:
     x, index = doubles(6, 3), torch.tensor([4, 0, 5])
-    assert torch.autograd.gradcheck(lambda x: layers._Rows.apply(x, index, None), (x,))
+    assert torch.autograd.gradcheck(lambda x: attend._Rows.apply(x, index, None), (x,))
     # With an inverse, places that repeat a row must not carry a gradient: here they are dropped again.
     pad, unpad = torch.tensor([0, 1, 2, 2, 3, 4, 5, 5]), torch.tensor([0, 1, 2, 4, 5, 6])
     keep = torch.tensor([1, 1, 1, 0, 1, 1, 1, 0], dtype=torch.float64)[:, None]
-    assert torch.autograd.gradcheck(lambda x: (layers._Rows.apply(x, pad, unpad) ** 2) * keep, (x,))
+    assert torch.autograd.gradcheck(lambda x: (attend._Rows.apply(x, pad, unpad) ** 2) * keep, (x,))
 
 
 def reference(qkv: Tensor, heads: int, lengths: tuple[int, ...]) -> Tensor:
@@ -135,7 +136,7 @@ def reference(qkv: Tensor, heads: int, lengths: tuple[int, ...]) -> Tensor:
 @pytest.mark.parametrize("dropped", [False, True], ids=["sdpa", "own"])
 def test_attention_and_its_gradient_equal_the_formula(lengths: tuple[int, ...], dropped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if dropped:  # Our own attention with a mask that keeps all.
-        monkeypatch.setattr(layers, "keep_mask", lambda shape, probability: (torch.ones(shape, dtype=torch.bool), 1.0))
+        monkeypatch.setattr(attend, "keep_mask", lambda shape, probability: (torch.ones(shape, dtype=torch.bool), 1.0))
     heads, width = 2, 6
     batch = random_batch(lengths)
     where = layout(batch, 0.5 if dropped else 0.0, torch.float64)

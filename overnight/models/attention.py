@@ -1,0 +1,193 @@
+"""Softmax attention within the sequences of a flat batch, and rotary positions; the fastest exact form depends on the device.
+
+Shapes: N tokens of the flat batch, S sequences, T longest sequence, D width, H heads, E = D / H.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from overnight.batches.packing import Batch, moved
+from overnight.models import encoder_native
+from overnight.models.layers import eager_cpu, keep_mask
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:
+    varlen_attn = None  # type: ignore[assignment]
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of x by an index, with a gradient that copies rows instead of adding them up one by one.
+
+    With `inverse` (the place in the result of each row of x) the other places of the result must carry no gradient; without
+    it the index must not repeat.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor | None) -> Tensor:
+        ctx.save_for_backward(index, inverse)
+        ctx.rows = len(x)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        index, inverse = ctx.saved_tensors
+        if inverse is not None:
+            return grad.index_select(0, inverse), None, None
+        return grad.new_zeros(ctx.rows, grad.shape[1]).index_copy_(0, index, grad), None, None
+
+
+def angles(positions_N: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of the angles of rotary positions (Su et al. 2021, arXiv 2104.09864), fp32, (N, 1, 1, E/2) each.
+
+    Args:
+        size: E, dimensions of a head.
+        theta: base of the wavelengths.
+    """
+    wavelengths = theta ** (torch.arange(0, size, 2, dtype=torch.float32, device=positions_N.device) / size)
+    turns = (positions_N.float()[:, None] / wavelengths)[:, None, None]
+    return turns.cos(), turns.sin()
+
+
+def rotate(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return queries and keys turned by the angles of their positions, first half of a head's dimensions with second half; values as they are.
+
+    Args:
+        qkv: (N, 3·D), queries, keys and values side by side.
+        heads: H.
+        cos, sin: from :func:`angles`.
+    """
+    parts = qkv.view(len(qkv), 3, heads, 2, -1)
+    x, y = parts[:, :2, :, 0].float(), parts[:, :2, :, 1].float()
+    turned = torch.stack((x * cos - y * sin, y * cos + x * sin), 3).to(qkv.dtype)
+    return torch.cat((turned, parts[:, 2:]), 1).view_as(qkv)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the flat tokens of a batch are seen by attention."""
+
+    starts: Tensor
+    longest: int
+    varlen: bool
+    pad: Tensor | None = None
+    """Flat row of each padded place (S·T); padding repeats a row of its own sequence. None where every sequence has length T."""
+    unpad: Tensor | None = None
+    """Padded place of each flat row (N)."""
+    mask: Tensor | None = None
+    """Which padded places a token sees: (S, 1, 1, T), (1, 1, T, T) or (S, 1, T, T). None: all."""
+    window: int = -1
+    """Tokens to either side that one sees; -1: all."""
+
+
+def layout(batch: Batch, attention_dropout: float, dtype: torch.dtype, window: int = -1) -> Layout:
+    """Decide once a batch how attention sees it.
+
+    Variable-length attention where there is a kernel for it (a GPU, 16 bits, no dropout of probabilities, which the kernel
+    lacks); else sequences padded to the longest.
+
+    Args:
+        window: tokens to either side that one sees; -1 is all.
+    """
+    device, longest = batch.ids_N.device, batch.longest or max(batch.lengths)
+    if window >= longest - 1:
+        window = -1
+    if varlen_attn is not None and device.type == "cuda" and attention_dropout == 0.0 and dtype != torch.float32:
+        return Layout(batch.starts, longest, varlen=True, window=window)
+    near = None
+    if window >= 0:
+        at = torch.arange(longest)
+        near = ((at[:, None] - at).abs() <= window)[None, None]
+    if min(batch.lengths) == longest:
+        return Layout(batch.starts, longest, False, mask=None if near is None else moved(near, device), window=window)
+    # Made on the host, where the lengths are: the device need not be waited for.
+    lengths, place = torch.tensor(batch.lengths)[:, None], torch.arange(longest)
+    starts = torch.cumsum(lengths, 0) - lengths
+    mask = place < lengths
+    pad, unpad = (starts + torch.minimum(place, lengths - 1)).flatten(), mask.flatten().nonzero().squeeze(1)
+    seen = mask[:, None, None, :]
+    if near is not None:  # Padding sees all tokens, since a softmax over none would be NaN.
+        seen = seen & (near | ~mask[:, None, :, None])
+    return Layout(batch.starts, longest, False, moved(pad, device), moved(unpad, device), moved(seen, device), window)
+
+
+def attention(qkv: Tensor, heads: int, where: Layout, probability: float, turns: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """Return softmax attention within each sequence of a flat batch (Vaswani et al. 2017).
+
+    Args:
+        qkv: (N, 3·D), queries, keys and values side by side.
+        heads: H.
+        where: from :func:`layout`.
+        probability: of dropping an attention weight; 0 outside training.
+        turns: cosine and sine of rotary positions, from :func:`angles`.
+
+    Returns:
+        (N, D).
+    """
+    width = qkv.shape[1] // 3
+    if not probability and eager_cpu(qkv) and where.longest <= _KEPT_SCORES.get(qkv.dtype, 0) and encoder_native.available(qkv.dtype):
+        return _Attention.apply(qkv, heads, where, *(turns or (None, None)))
+    if turns is not None:
+        qkv = rotate(qkv, heads, *turns)
+    if where.varlen:
+        q, k, v = qkv.view(-1, 3, heads, width // heads).unbind(1)
+        seen = (where.window, where.window)
+        out = varlen_attn(q, k, v, where.starts, where.starts, where.longest, where.longest, window_size=seen)
+        return out.reshape(-1, width)  # type: ignore[union-attr]
+    if where.pad is not None:
+        # Padded places carry no gradient (their keys are masked, their outputs unused), so the inverse look-up is exact.
+        qkv = _Rows.apply(qkv, where.pad, where.unpad)
+    q, k, v = qkv.view(-1, where.longest, 3, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
+    if probability and eager_cpu(qkv):
+        out = _dropped_attention(q, k, v, where.mask, probability)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=where.mask, dropout_p=probability)
+    out = out.transpose(1, 2).reshape(-1, width)
+    return out if where.unpad is None else _Rows.apply(out, where.unpad, None)
+
+
+# Longest sequences (tokens) for which a CPU keeps all scores: batched products of oneDNN take a fifth of the time of torch's own kernel at 128 tokens in
+# bf16, half at 512; in fp32 they lose beyond 256.
+_KEPT_SCORES = {torch.bfloat16: 1024, torch.float32: 256}
+
+
+class _Attention(torch.autograd.Function):
+    """Attention without dropout on a CPU by batched products, the rest by encoder.c; the probabilities are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, heads: int, where: Layout, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+        parts = encoder_native.to_heads(qkv.contiguous(), 3, heads, where.longest, where.pad, cos, sin)
+        q, k, v = parts.flatten(1, 2)
+        scores = torch.bmm(q, k.transpose(1, 2))
+        encoder_native.softmax(scores, heads, where.mask, parts.shape[-1])
+        ctx.save_for_backward(parts, scores, where.unpad, cos, sin)
+        ctx.tokens = len(qkv)
+        return encoder_native.to_rows(torch.bmm(scores, v).view(1, *parts.shape[1:]), len(qkv), where.unpad, None, None)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+        parts, p, unpad, cos, sin = ctx.saved_tensors
+        out = torch.empty_like(parts)
+        (q, k, v), (grad_q, grad_k, grad_v) = parts.flatten(1, 2), out.flatten(1, 2)
+        grad = encoder_native.spread(grad.contiguous(), parts.shape[1:], unpad).flatten(0, 1)
+        torch.bmm(p.transpose(1, 2), grad, out=grad_v)
+        scores = torch.bmm(grad, v.transpose(1, 2))
+        encoder_native.softmax_backward(p, scores, parts.shape[-1])
+        torch.bmm(scores, k, out=grad_q)
+        torch.bmm(scores.transpose(1, 2), q, out=grad_k)
+        return encoder_native.to_rows(out, ctx.tokens, unpad, cos, sin), None, None, None, None
+
+
+def _dropped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, probability: float) -> Tensor:
+    """Return attention with dropped weights on a CPU, where torch's fused kernels have no dropout: (S, H, T, E) each."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    keep, scale = keep_mask(scores.shape, probability)
+    return (torch.softmax(scores, -1) * keep) @ (v * scale)
