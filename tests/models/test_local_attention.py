@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from overnight.models import layers
-from overnight.models.layers import Layout, attention, layout
+from overnight.models import attention as attend
+from overnight.models.attention import Layout, attention, layout
 from tests.models.sample import modern, random_batch
 
 HEADS, WIDTH = 2, 8
@@ -60,11 +60,11 @@ def test_places_of_padding_beyond_every_window_make_no_nan(lengths: list[int], d
     assert losses["mlm"].isfinite() and all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.skipif(layers.varlen_attn is None, reason="this torch has no attention of variable lengths")
+@pytest.mark.skipif(attend.varlen_attn is None, reason="this torch has no attention of variable lengths")
 @pytest.mark.parametrize("window", [-1, 0, 3])
 def test_the_kernel_for_variable_lengths_is_called_by_its_own_signature(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in computes what the kernel's documentation says, from arguments that the real one must take."""
-    lengths, signature, calls = [7, 2, 5], inspect.signature(layers.varlen_attn), []  # type: ignore[arg-type]
+    lengths, signature, calls = [7, 2, 5], inspect.signature(attend.varlen_attn), []  # type: ignore[arg-type]
 
     def stand_in(*args: Any, **kwargs: Any) -> Tensor:
         given_ = signature.bind(*args, **kwargs)
@@ -79,7 +79,8 @@ def test_the_kernel_for_variable_lengths_is_called_by_its_own_signature(window: 
         qkv = torch.stack((call["query"], call["key"], call["value"]), 1).flatten(1)
         return reference(qkv, starts.diff().tolist(), left).view_as(call["query"])
 
-    monkeypatch.setattr(layers, "varlen_attn", stand_in)
+    monkeypatch.setattr(attend, "varlen_attn", stand_in)
+    monkeypatch.setattr(attend, "eager_cpu", lambda x: False)
     batch = random_batch(lengths)
     qkv = torch.randn(sum(lengths), 3 * WIDTH)
     where = Layout(batch.starts, max(lengths), varlen=True, window=window)
@@ -87,7 +88,7 @@ def test_the_kernel_for_variable_lengths_is_called_by_its_own_signature(window: 
     assert len(calls) == 1
 
 
-@pytest.mark.skipif(layers.varlen_attn is None, reason="this torch has no attention of variable lengths")
+@pytest.mark.skipif(attend.varlen_attn is None, reason="this torch has no attention of variable lengths")
 def test_the_kernel_is_for_16_bits_on_a_gpu_without_dropout() -> None:
     batch = random_batch([7, 2, 5])
     with FakeTensorMode():  # A tensor without numbers stands for one on a GPU.

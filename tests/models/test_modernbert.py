@@ -14,7 +14,7 @@ from torch import Tensor
 from overnight.batches.packing import IGNORED, Batch
 from overnight.config import OPTIMIZERS, ModernBertConfig
 from overnight.interop.huggingface import to_huggingface
-from overnight.models import layers
+from overnight.models import attention, layers
 from overnight.models.heads import Classifier, QuestionAnswering, pretrained_weights
 from overnight.models.modernbert import ModernBertForMaskedLM, inner_size, is_local
 from overnight.optim.groups import build_optimizer
@@ -206,7 +206,8 @@ def test_what_other_devices_compute_is_what_a_cpu_computes(dtype: torch.dtype, w
     batch, found = random_batch(PACKED, nsp=False), []
     for eager in (True, False):
         if not eager:
-            monkeypatch.setattr(layers, "_eager_cpu", lambda x: False)
+            for module in (attention, layers):
+                monkeypatch.setattr(module, "eager_cpu", lambda x: False)
         model = modern(local_attention=window).train()
         losses, _ = model.losses(batch, dtype)
         losses["mlm"].backward()
