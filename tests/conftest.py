@@ -72,6 +72,15 @@ def tiny_tree(folder: Path, source: Path) -> dict[str, Any]:
     }
 
 
+def modern_settings(**model: Any) -> dict[str, Any]:
+    """Dotted overrides that make the smallest recipe one of ModernBERT, with local and global layers and the model's own settings changed."""
+    sizes = {"kind": "modernbert", "num_layers": 2, "hidden_size": 32, "num_heads": 2, "max_position_embeddings": 48}
+    return {
+        "model": {**sizes, "local_attention": 8, "global_attention_every": 2, **model},
+        **{f"phases.{phase}.nsp": False for phase in ("short", "long")},
+    }
+
+
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared folder with a vocabulary of 600 pieces; beside it lies its source, `topics.jsonl`."""

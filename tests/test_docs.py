@@ -6,8 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
+import yaml
+
+from overnight import config
+from overnight.config import BertConfig, ModernBertConfig
 from tests.conftest import ROOT
 from tests.processes import HANG
 
@@ -32,3 +37,12 @@ def test_the_examples_of_the_optimizers_page_run_and_print_what_it_says(tmp_path
     assert found.returncode == 0, found.stderr[-3000:]
     assert all(text in found.stdout for text in shown)
     assert "the gradient of 0.weight" in found.stdout and "is not finite: the step was refused" in found.stdout
+
+
+def test_the_recipe_of_modernbert_in_the_documentation_is_one() -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    run = config.build_run({"name": "mine", **yaml.safe_load(shown)})
+    assert run.model.kind == "modernbert"
+    own = re.search(r"^\| `modernbert` \|.*\| (.*) \|$", page, re.MULTILINE)
+    assert own and own[1].split() == [f"`{f.name}`" for f in fields(ModernBertConfig) if f.name not in {f.name for f in fields(BertConfig)}]

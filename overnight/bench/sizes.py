@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from overnight.batches.packing import Batch, Sizes
-from overnight.config import BertConfig
+from overnight.config import BertConfig, EncoderConfig, ModernBertConfig
 from overnight.models.flops import training_flops
 
 VOCABULARY = 30522
@@ -16,6 +16,10 @@ MODELS = {
     "bert-base": BertConfig(),
     "bert-large": BertConfig(num_layers=24, hidden_size=1024, num_heads=16),
     "bert-tiny": BertConfig(num_layers=2, hidden_size=64, num_heads=2),
+}
+MODERN_MODELS = {
+    "modernbert-mini": ModernBertConfig(num_layers=4, hidden_size=256, num_heads=4),
+    "modernbert-tiny": ModernBertConfig(num_layers=2, hidden_size=64, num_heads=2),
 }
 
 
@@ -43,6 +47,6 @@ def full_batch(sequences: int, length: int, predictions: int, vocabulary: int = 
     )
 
 
-def sequence_flops(model: BertConfig, length: int) -> float:
+def sequence_flops(model: EncoderConfig, length: int) -> float:
     """Return floating-point operations of training on one full sequence, with 15 % of its tokens predicted."""
     return training_flops(model, VOCABULARY, Sizes(length, length**2, round(0.15 * length), 1))

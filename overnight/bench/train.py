@@ -1,6 +1,7 @@
-"""`overnight bench train`: training throughput on full sequences, compared with transformers' BertForPreTraining in the same process.
+"""`overnight bench train`: training throughput on full sequences, compared with transformers' BertForPreTraining and ModernBertForMaskedLM in the same process.
 
-Both do the same work on the same batch: forward, backward, clipping to norm 1, and an AdamW step, with dropout 0.1.
+Both do the same work on the same batch: forward, backward, clipping to norm 1, and an AdamW step, BERT with dropout 0.1. Of ModernBERT the peer too
+computes the logits of the predicted tokens only (`sparse_prediction`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import torch
 
 from overnight.batches.packing import Batch
 from overnight.bench.measure import Row, measure, print_result, rate_row
-from overnight.bench.sizes import MODELS, VOCABULARY, full_batch, sequence_flops
-from overnight.config import AdamWConfig, BertConfig
+from overnight.bench.sizes import MODELS, MODERN_MODELS, VOCABULARY, full_batch, sequence_flops
+from overnight.config import AdamWConfig, EncoderConfig, ModernBertConfig
 from overnight.engine.loop import clip
 from overnight.errors import UserError
-from overnight.models.bert import BertForPretraining
+from overnight.models.encoders import masked_lm
+from overnight.models.modernbert import inner_size
 from overnight.optim.groups import build_optimizer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -43,10 +45,13 @@ class Case:
 CASES = [
     Case("bert-mini", 128, 32, "fp32"),
     Case("bert-mini", 128, 32, "bf16"),
+    Case("modernbert-mini", 128, 32, "fp32"),
+    Case("modernbert-mini", 128, 32, "bf16"),
     Case("bert-base", 128, 8, "fp32", 3),
     Case("bert-base", 128, 8, "bf16", 3),
 ]
-TINY = [Case("bert-tiny", 32, 4, "fp32", 2), Case("bert-tiny", 32, 4, "bf16", 2)]
+TINY = [Case(f"{kind}-tiny", 32, 4, precision, 2) for kind in ("bert", "modernbert") for precision in ("fp32", "bf16")]
+NETWORKS: dict[str, EncoderConfig] = {**MODELS, **MODERN_MODELS}
 
 
 def run(peer: str = "transformers", tiny: bool = False) -> None:
@@ -59,14 +64,14 @@ def run(peer: str = "transformers", tiny: bool = False) -> None:
     rows = []
     for case in TINY if tiny else CASES:
         rows.append(measure_case(case, peer))
-        print(describe(rows[-1], MODELS[case.model], case.length), flush=True)
+        print(describe(rows[-1], NETWORKS[case.model], case.length), flush=True)
         gc.collect()
     print_result("train", rows)
 
 
 def measure_case(case: Case, peer: str) -> Row:
     """Return the throughput of one case, in sequences a second."""
-    model, batch = MODELS[case.model], full_batch(case.sequences, case.length, round(0.15 * case.length))
+    model, batch = NETWORKS[case.model], full_batch(case.sequences, case.length, round(0.15 * case.length))
     functions: dict[str, Callable[[], object]] = {"overnight": our_step(model, batch, DTYPES[case.precision])}
     if peer == "transformers":
         functions[peer] = transformers_step(model, batch, case.precision)
@@ -76,24 +81,24 @@ def measure_case(case: Case, peer: str) -> Row:
     return rate_row(case.name, "sequences/s", case.sequences, times["overnight"])
 
 
-def describe(row: Row, model: BertConfig, length: int) -> str:
+def describe(row: Row, model: EncoderConfig, length: int) -> str:
     """Return a row as a line to read."""
     gflops = row.value * sequence_flops(model, length) / 1e9
-    text = f"{row.name:24} {row.value:8.2f} sequences/s  ({gflops:,.0f} GFLOP/s)"
+    text = f"{row.name:25} {row.value:8.2f} sequences/s  ({gflops:,.0f} GFLOP/s)"
     return text if row.ratio is None else f"{text}  {row.peer} {row.peer_value:.2f}  ratio {row.ratio:.2f}"
 
 
-def our_step(model: BertConfig, batch: Batch, dtype: torch.dtype) -> Callable[[], object]:
+def our_step(model: EncoderConfig, batch: Batch, dtype: torch.dtype) -> Callable[[], object]:
     """Return one optimizer step of ours on a batch."""
     torch.manual_seed(0)
-    net = BertForPretraining(model, VOCABULARY)
+    net = masked_lm(model, VOCABULARY)
     parameters = list(net.parameters())
     optimizer = build_optimizer(net, AdamWConfig(lr=1e-4))
-    predicted, sequences = len(batch.targets["mlm"]), len(batch.lengths)
+    counts = {"mlm": len(batch.targets["mlm"]), "nsp": len(batch.lengths)}
 
     def step() -> None:
         losses, _ = net.losses(batch, dtype)
-        (losses["mlm"] / predicted + losses["nsp"] / sequences).backward()
+        torch.stack([loss / counts[name] for name, loss in losses.items()]).sum().backward()
         clip(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -101,39 +106,21 @@ def our_step(model: BertConfig, batch: Batch, dtype: torch.dtype) -> Callable[[]
     return step
 
 
-def transformers_step(model: BertConfig, batch: Batch, precision: str) -> Callable[[], object]:
-    """Return the same step by transformers' BertForPreTraining, with autocast for bf16, and torch's fused AdamW.
+def transformers_step(model: EncoderConfig, batch: Batch, precision: str) -> Callable[[], object]:
+    """Return the same step by transformers, with autocast for bf16, and torch's fused AdamW.
 
     Raises:
         UserError: where transformers is not installed.
     """
-    try:
-        from transformers import BertConfig, BertForPreTraining
-    except ImportError:
-        raise UserError(
-            "--peer transformers needs the extra `transformers`: pip install 'overnight[transformers]', or --peer none"
-        ) from None
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=model.hidden_size,
-        num_hidden_layers=model.num_layers,
-        num_attention_heads=model.num_heads,
-        intermediate_size=model.intermediate_size or 4 * model.hidden_size,
-        max_position_embeddings=model.max_position_embeddings,
-    )
-    net: Any = BertForPreTraining(config).train()
+    net = _their_network(model)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     shape = (len(batch.lengths), batch.lengths[0])
     labels = torch.full_like(batch.ids_N, -100)
     assert batch.predicted_M is not None
     labels[batch.predicted_M] = batch.targets["mlm"]
-    inputs = {
-        "input_ids": batch.ids_N.view(shape),
-        "token_type_ids": batch.segments_N.view(shape),
-        "labels": labels.view(shape),
-        "next_sentence_label": batch.targets["nsp"],
-    }
+    inputs = {"input_ids": batch.ids_N.view(shape), "labels": labels.view(shape)}
+    if not isinstance(model, ModernBertConfig):
+        inputs |= {"token_type_ids": batch.segments_N.view(shape), "next_sentence_label": batch.targets["nsp"]}
 
     def step() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
@@ -144,3 +131,28 @@ def transformers_step(model: BertConfig, batch: Batch, precision: str) -> Callab
         optimizer.zero_grad()
 
     return step
+
+
+def _their_network(model: EncoderConfig) -> Any:
+    """Return transformers' network of the same sizes, to train."""
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(
+            "--peer transformers needs the extra `transformers`: pip install 'overnight[transformers]', or --peer none"
+        ) from None
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "max_position_embeddings": model.max_position_embeddings,
+    }
+    if not isinstance(model, ModernBertConfig):
+        sizes["intermediate_size"] = model.intermediate_size or 4 * model.hidden_size
+        return transformers.BertForPreTraining(transformers.BertConfig(**sizes)).train()
+    assert not model.local_attention
+    sizes |= dict.fromkeys((f"{name}_token_id" for name in ("pad", "cls", "sep", "bos", "eos")), 0)
+    sizes |= {"intermediate_size": inner_size(model), "layer_types": ["full_attention"] * model.num_layers}
+    return transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**sizes, sparse_prediction=True)).train()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -43,10 +44,10 @@ _PARTS = (
     (r"encoder\.position\.", "position embedding"),
     (r"encoder\.segment\.", "segment embedding"),
     (r"encoder\.norm\.", "embedding norm"),
-    (r"encoder\.final_norm\.", "final norm"),
     (r"encoder\.layers\.\d+\.(qkv|out)\.", "attention"),
     (r"encoder\.layers\.\d+\.(up|down)\.", "feed-forward"),
     (r"encoder\.layers\.\d+\.norm\d\.", "norms"),
+    (r"encoder\.final_norm\.", "final norm"),
     (r"pooler\.", "pooler"),
     (r"mlm\.", "masked-LM head"),
     (r"nsp\.", "next-sentence head"),
@@ -65,7 +66,7 @@ class Part:
 
     name: str
     times: int
-    """How often it is there: once in every layer, or once."""
+    """How often it is there: once in every layer, alike, or once."""
     parameters: int
     """Of all of them."""
 
@@ -165,12 +166,17 @@ def make_plan(run: Run) -> Plan:
 
 def parts(network: torch.nn.Module) -> list[Part]:
     """Return the parts of a network, with their parameters; a tied tensor counts once."""
-    found: dict[str, int] = {}
+    found: dict[str, Counter[str]] = {}
     for name, p in network.named_parameters():
         part = next(part for pattern, part in _PARTS if re.match(pattern, name))
-        found[part] = found.get(part, 0) + p.numel()
-    layers = len({match[0] for name, _ in network.named_parameters() if (match := re.search(r"layers\.\d+", name))})
-    return [Part(name, layers if "layers" in pattern else 1, found[name]) for pattern, name in _PARTS if name in found]
+        layer = re.search(r"layers\.\d+", name)
+        found.setdefault(part, Counter())[layer[0] if layer else ""] += p.numel()
+    # Where the layers differ, there is no number of each.
+    return [
+        Part(name, len(counts) if len(set(counts.values())) == 1 else 1, counts.total())
+        for _, name in _PARTS
+        if (counts := found.get(name))
+    ]
 
 
 def epoch_size(run: Run, phase: Phase, number: int) -> float:
@@ -244,7 +250,7 @@ def plan_text(plan: Plan, tensors: bool = False) -> str:
     model = plan.model
     source = "as prepared" if plan.prepared else "as the recipe says; the data is not prepared"
     blocks = [
-        f"{plan.name}: {_network(model)}\nvocabulary {plan.vocabulary:,} {source if model['kind'] == 'bert' else 'bytes'}",
+        f"{plan.name}: {_network(model)}\nvocabulary {plan.vocabulary:,} {source if model['kind'] in ('bert', 'modernbert') else 'bytes'}",
         _parts_text(plan),
     ]
     number = 0

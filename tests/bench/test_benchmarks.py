@@ -15,6 +15,8 @@ import torch
 from overnight.bench import gpu, mlstm, optim, train
 from overnight.cli.main import main
 from overnight.errors import UserError
+from overnight.models.bert import BertForPretraining
+from overnight.models.modernbert import ModernBertForMaskedLM
 from overnight.optim import Lamb
 from tests.conftest import ROOT
 
@@ -64,7 +66,9 @@ def test_training_is_measured_beside_its_peer(capsys: pytest.CaptureFixture[str]
     pytest.importorskip("transformers")
     assert main(["bench", "train", "--tiny"]) == 0
     rows = assert_result(capsys.readouterr().out, "train")
-    assert [row["name"] for row in rows] == ["bert-tiny 32 fp32", "bert-tiny 32 bf16"]
+    assert [row["name"] for row in rows] == [
+        f"{kind}-tiny 32 {precision}" for kind in ("bert", "modernbert") for precision in ("fp32", "bf16")
+    ]
     for row in rows:
         assert row["unit"] == "sequences/s" and row["peer"] == "transformers"
         assert row["ratio"] == pytest.approx(row["value"] / row["peer_value"], rel=1e-3)
@@ -138,17 +142,21 @@ def test_the_cases_named_in_the_goals_are_measured() -> None:
     assert {("bert-base", 128), ("bert-base", 512), ("bert-large", 128), ("bert-large", 512)} <= sizes
 
 
-def test_a_step_of_the_benchmark_and_of_its_peer_do_the_same_work() -> None:
+@pytest.mark.parametrize(
+    ("name", "network", "peer"),
+    [("bert-tiny", BertForPretraining, "BertForPreTraining"), ("modernbert-tiny", ModernBertForMaskedLM, "ModernBertForMaskedLM")],
+)
+def test_a_step_of_the_benchmark_and_of_its_peer_do_the_same_work(name: str, network: Any, peer: str) -> None:
     """Both lower the loss of the one batch they are given, from about the same place to about the same place."""
     transformers = pytest.importorskip("transformers")
     batch = train.full_batch(4, 32, 5)
-    model = train.MODELS["bert-tiny"]
+    model, theirs = train.NETWORKS[name], getattr(transformers, peer)
     losses: dict[str, list[float]] = {"ours": [], "theirs": []}
-    real, forward = train.BertForPretraining.losses, transformers.BertForPreTraining.forward
+    real, forward = network.losses, theirs.forward
 
     def noted(self: Any, *args: Any) -> Any:
         summed, hits = real(self, *args)
-        losses["ours"].append(float(summed["mlm"].detach()) / 20 + float(summed["nsp"].detach()) / 4)
+        losses["ours"].append(sum(float(loss.detach()) / {"mlm": 20, "nsp": 4}[what] for what, loss in summed.items()))
         return summed, hits
 
     def heard(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -157,8 +165,8 @@ def test_a_step_of_the_benchmark_and_of_its_peer_do_the_same_work() -> None:
         return out
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train.BertForPretraining, "losses", noted)
-        patch.setattr(transformers.BertForPreTraining, "forward", heard)
+        patch.setattr(network, "losses", noted)
+        patch.setattr(theirs, "forward", heard)
         for step in (train.our_step(model, batch, torch.float32), train.transformers_step(model, batch, "fp32")):
             for _ in range(20):
                 step()

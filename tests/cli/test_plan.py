@@ -24,7 +24,7 @@ from overnight.config import Run
 from overnight.models.bert import BertForPretraining
 from overnight.optim.groups import build_optimizer
 from overnight.optim.schedules import learning_rate, peak_lr
-from tests.conftest import ROOT
+from tests.conftest import ROOT, modern_settings
 
 Make = Callable[..., Run]
 GROWING = {"phases.short.batch_warmup": {"initial_batch_size": 2, "steps": 5}}
@@ -135,6 +135,27 @@ def test_the_command_prints_text_or_one_json_object_and_trains_nothing(
     assert main(["plan", str(path), "--tensor"]) == 2 and main(["plan", "--help"]) == 0
     assert "--tensors" in capsys.readouterr().out
     assert set(tmp_path.rglob("*")) == before
+
+
+def test_the_parts_of_modernbert_are_counted_and_named(tiny: Make) -> None:
+    plan = make_plan(tiny(**modern_settings()))
+    width, inner, rows = 32, 64, 640
+    assert {part.name: part.parameters for part in plan.parts} == {
+        "word embedding": rows * width,
+        "embedding norm": width,
+        "attention": 2 * 4 * width * width,
+        "feed-forward": 2 * 3 * width * inner,
+        "norms": 3 * width,  # the attention of the first layer has none
+        "final norm": width,
+        "masked-LM head": width * width + width + rows,
+    }
+    assert list(plan.parts)[-2].name == "final norm"
+    times = {part.name: part.times for part in plan.parts}
+    assert times["attention"] == times["feed-forward"] == 2 and times["norms"] == 1  # not alike in all layers
+    text = plan_text(plan)
+    assert "vocabulary 600 as prepared" in text
+    assert "ModernBERT, 2 layers, hidden size 32, 2 attention heads" in text and "also the decoder of the masked-LM head" in text
+    assert all(group.parameters for group in plan.phases[0].groups)
 
 
 def test_the_plan_of_the_largest_recipe_fills_no_network() -> None:

@@ -22,8 +22,9 @@ from overnight.cli.main import main
 from overnight.config import Run
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.models.bert import BertForPretraining
-from tests.conftest import ROOT, tiny_tree
+from tests.conftest import ROOT, modern_settings, tiny_tree
 from tests.processes import overnight
+from tests.recipe import change
 
 STAGES = ("prepare", "pretrain short, long", "fine-tune opinion", "evaluate", "export to", "report")
 
@@ -121,6 +122,22 @@ def test_the_export_is_read_by_transformers_with_equal_logits(finished: tuple[Ru
     with torch.no_grad():
         logits = ours.mlm_logits(ours.encoder(batch, torch.float32))
     torch.testing.assert_close(logits[:, : vocabulary.size], expected.prediction_logits[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_run_of_modernbert_goes_through_every_stage(tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    path = write_recipe(tmp_path, tiny_data.parent / "topics.jsonl")
+    tree = change(yaml.safe_load(path.read_text()), {**modern_settings(), "data.dir": str(tiny_data)})
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    assert main(["run", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "opinion, accuracy" in out and "(right: " in out
+    run = config.load_run(str(path))
+    model, info = transformers.AutoModelForMaskedLM.from_pretrained(run.run_dir / "export", output_loading_info=True)
+    assert type(model).__name__ == "ModernBertForMaskedLM" and not any(info.values())
+    assert main(["report", str(run.run_dir)]) == 0 and main(["evaluate", "--from", str(run.run_dir)]) == 0
+    assert main(["export", "--from", str(run.run_dir), "--task", "opinion", "--to", str(tmp_path / "task")]) == 0
+    assert json.loads((tmp_path / "task" / "config.json").read_text())["id2label"] == {"0": "no", "1": "yes"}
 
 
 def test_run_again_changes_nothing_that_was_learned(finished: tuple[Run, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from overnight import config
-from overnight.config import OPTIMIZERS, BatchWarmup, Data, Schedule
+from overnight.config import OPTIMIZERS, BatchWarmup, Data, ModernBertConfig, Schedule
 from overnight.config.optimizers import SCHEDULE_SETTINGS
 from overnight.config.validate import DATA_SETTINGS
 from tests.recipe import change, message, tree
@@ -307,6 +307,56 @@ FOREIGN_TO_BERT = [
 def test_what_bert_does_not_have_is_refused(key: str, value: Any, expected: str) -> None:
     text = message(lambda: config.build_run(tree(**{key: value})))
     assert any(line.startswith(expected) for line in text.splitlines()), text
+
+
+def modern_tree(**changes: Any) -> dict[str, Any]:
+    """A small valid recipe of ModernBERT with dotted changes, written with __ for a dot."""
+    return tree(**{"model__kind": "modernbert", "phases__short__nsp": False, **changes})
+
+
+def test_a_recipe_of_modernbert_is_read_back_as_it_is() -> None:
+    settings: dict[str, Any] = {"local_attention": 128, "global_attention_every": 2, "rope_theta": 1e5, "local_rope_theta": 5e3}
+    settings |= {"init": "zero", "unigram_bias": False, "pooling": "cls", "dropout": 0.1}
+    run = config.build_run(modern_tree(**{f"model__{key}": value for key, value in settings.items()}))
+    assert isinstance(run.model, ModernBertConfig) and settings.items() <= dataclasses.asdict(run.model).items()
+    assert config.build_run(config.to_tree(run)) == run
+
+
+FOREIGN_TO_MODERNBERT = [
+    ("phases__short__nsp", True, "phases.short.nsp = true: modernbert has no next-sentence prediction; set phases.short.nsp=false"),
+    ("model__attention_dropout", 0.1, "model.attention_dropout = 0.1: modernbert has no attention_dropout; it belongs to bert"),
+    ("model__embedding_size", 32, "model.embedding_size = 32: modernbert has no embedding_size; it belongs to mlstm, lstm"),
+    ("model__num_heads", 5, "model.num_heads = 5: must divide model.hidden_size = 768"),
+    (
+        "model__num_heads",
+        256,
+        "model.num_heads = 256: leaves 3 dimensions a head, and rotary positions turn them in pairs; the number must be even",
+    ),
+    ("model__local_attention", 7, "model.local_attention = 7: must be even, half of it on either side"),
+    ("model__local_attention", -2, "model.local_attention = -2: must be 0 or more"),
+    ("model__global_attention_every", 0, "model.global_attention_every = 0: must be above 0"),
+    ("model__rope_theta", 0, "model.rope_theta = 0.0: must be above 0"),
+    ("model__local_rope_theta", NAN, "model.local_rope_theta = nan: must be above 0"),
+    ("model__init", "xavier", "model.init = 'xavier': input should be 'megatron', 'zero' or 'normal'"),
+    ("model__pooling", "max", "model.pooling = 'max': input should be 'mean' or 'cls'"),
+    ("model__rotary", True, "model.rotary = True: unknown key, did you mean 'rope_theta'? Allowed: kind, num_layers, hidden_size"),
+    ("phases__short__seq_len", 513, "phases.short.seq_len = 513: must be 8 to model.max_position_embeddings = 512"),
+    ("data__tokenizer", "bytes", "data.tokenizer = bytes: model.kind = modernbert reads wordpiece"),
+    ("compute__cuda_graphs", True, "compute.cuda_graphs = true: modernbert has no recurrence to capture; use compute.torch_compile"),
+    ("linear_probe__sst", {"path": "x"}, "linear_probe = {'sst': {'path': 'x'}}: BERT has no linear_probe; it belongs to a byte model"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), FOREIGN_TO_MODERNBERT, ids=[expected[:40] for *_, expected in FOREIGN_TO_MODERNBERT])
+def test_what_modernbert_does_not_have_is_refused(key: str, value: Any, expected: str) -> None:
+    text = message(lambda: config.build_run(modern_tree(**{key: value})))
+    assert any(line.startswith(expected) for line in text.splitlines()), text
+
+
+def test_what_only_modernbert_has_is_refused_elsewhere() -> None:
+    for key, value in (("local_attention", 128), ("rope_theta", 1e4), ("pooling", "mean"), ("unigram_bias", False)):
+        text = message(lambda key=key, value=value: config.build_run(tree(**{f"model__{key}": value})))
+        assert text == f"model.{key} = {value!r}: bert has no {key}; it belongs to modernbert"
 
 
 def test_a_window_is_bound_by_positions_only_where_there_are_some() -> None:

@@ -45,7 +45,8 @@ class Runs:
         """50 steps of 8 sequences in two phases, one sequence a micro-batch, without dropout."""
         tree = tiny_tree(self.folder, self._data.parent / "topics.jsonl")
         tree["out"], tree["data"]["dir"] = str(self.folder / name), str(self._data)
-        tree["model"] |= {"dropout": 0.0, "attention_dropout": 0.0, **changes.get("model", {})}
+        model = changes.get("model", {})
+        tree["model"] |= model if "kind" in model else {"dropout": 0.0, "attention_dropout": 0.0, **model}
         change(tree, {"checkpoint.save_every": 25, "logging.eval_every": 25, "logging.eval_examples": 10})
         for phase, steps in (("short", 30), ("long", 20)):
             tree["phases"][phase] = {**tree["phases"][phase], "steps": steps, "micro_batch_size": 1, **changes.get("phase", {})}
@@ -104,21 +105,27 @@ OTHER = {
 }
 """What the first recipe does not have: a clipped AdamW, parameters without gradient, target counts that only masking knows, telemetry."""
 
+MODERN = {
+    "model": {"kind": "modernbert", "num_layers": 2, "local_attention": 8, "global_attention_every": 2},
+    "phase": {"steps": 4, "nsp": False},
+}
+
 
 @pytest.fixture(scope="module")
 def runs(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """All runs that end well, by name: kind-processes; `one` is of a single process."""
     runs = Runs(tmp_path_factory.mktemp("parallel"), tiny_data)
-    for run in (runs.make("one"), runs.make("other-one", **OTHER)):
+    for run in (runs.make("one"), runs.make("other-one", **OTHER), runs.make("modern-one", **MODERN)):
         pretrain(run, Line(io.StringIO()))
     jobs: list[dict[str, Any]] = []
     for kind in KINDS:
         settings = {"distributed.strategy": kind}
         jobs.append({"recipe": runs.recipe(f"{kind}-2", settings={**settings, "checkpoint.save_every": 28, "checkpoint.keep_latest_k": 3})})
         jobs.append({"recipe": runs.recipe(f"other-{kind}-2", **{**OTHER, "settings": {**OTHER["settings"], **settings}})})
+        jobs.append({"recipe": runs.recipe(f"modern-{kind}-2", **MODERN, settings=settings)})
         jobs.append({"recipe": runs.recipe(f"{kind}-cut", settings=settings), "signal": [1, 28]})
     said = runs.on(2, *jobs)
-    assert [codes[0][0] for codes in said] == [0, 0, 143] * 2, said
+    assert [codes[0][0] for codes in said] == [0, 0, 0, 143] * 2, said
     for kind in KINDS:
         for name in (f"{kind}-cut-to-1", f"{kind}-cut-to-4"):
             shutil.copytree(runs.folder / f"{kind}-cut", runs.folder / name)
@@ -153,6 +160,13 @@ def test_adamw_unused_parameters_whole_words_and_telemetry_are_the_same_too(kind
         assert a["tensor_norms"].keys() == b["tensor_norms"].keys()
         for name, row in b["tensor_norms"].items():
             assert a["tensor_norms"][name] == [None if v is None else pytest.approx(v, rel=2e-2, abs=1e-6) for v in row]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_modernbert_is_the_same_too(kind: str, runs: Runs) -> None:
+    run, reference = runs.folder / f"modern-{kind}-2", runs.folder / "modern-one"
+    assert distance(run, reference) <= 1e-6
+    assert_same_curve(run, reference)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from overnight.config import Run
 from overnight.engine.precision import to_fp8
 from overnight.errors import ConfigError
 from tests.engine.test_pretrain import assert_same_run, finish, metrics
-from tests.models.sample import pretraining, random_batch
+from tests.models.sample import modern, pretraining, random_batch
 
 Make = Callable[..., Run]
 
@@ -26,10 +27,11 @@ def torchao() -> None:
 
 
 @pytest.mark.usefixtures("torchao")
-def test_the_products_of_the_layers_are_rounded_to_8_bits_and_no_others() -> None:
+@pytest.mark.parametrize("make", [pretraining, modern])
+def test_the_products_of_the_layers_are_rounded_to_8_bits_and_no_others(make: Callable[[], Any]) -> None:
     from torchao.float8.float8_linear import Float8Linear
 
-    model, batch = pretraining(), random_batch([24, 20, 32])
+    model, batch = make(), random_batch([24, 20, 32])
     plain, _ = model.losses(batch, torch.bfloat16)
     names = dict(model.named_parameters())
     to_fp8(model, torch.device("cpu"))

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from overnight.batches.packing import Batch
-from overnight.config import BertConfig
+from overnight.config import BertConfig, ModernBertConfig
 from overnight.models.bert import BertForPretraining
+from overnight.models.modernbert import ModernBertForMaskedLM
 
 VOCAB = 1000
 SIZES: dict[str, Any] = {
@@ -21,6 +22,14 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 64,
     "dropout": 0.0,
     "attention_dropout": 0.0,
+}
+MODERN_SIZES: dict[str, Any] = {
+    "num_layers": 4,
+    "hidden_size": 64,
+    "num_heads": 4,
+    "max_position_embeddings": 64,
+    "rope_theta": 1000.0,
+    "local_rope_theta": 100.0,
 }
 
 
@@ -42,6 +51,14 @@ def pretraining(seed: int = 0, **sizes: Any) -> BertForPretraining:
     torch.manual_seed(seed)
     model = loud(BertForPretraining(BertConfig(**{**SIZES, **sizes}), VOCAB))
     assert isinstance(model, BertForPretraining)
+    return model
+
+
+def modern(seed: int = 0, **sizes: Any) -> ModernBertForMaskedLM:
+    """A loud ModernBERT with its head."""
+    torch.manual_seed(seed)
+    model = loud(ModernBertForMaskedLM(ModernBertConfig(**{**MODERN_SIZES, **sizes}), VOCAB))
+    assert isinstance(model, ModernBertForMaskedLM)
     return model
 
 

@@ -9,14 +9,17 @@ import torch
 import torch._dynamo
 
 from overnight.batches.loader import Samples
-from overnight.config import BertConfig, BertPhase
-from overnight.models.bert import BertForPretraining
+from overnight.config import BertConfig, BertPhase, EncoderConfig, ModernBertConfig
+from overnight.models.encoders import MaskedLM, masked_lm
 from tests.batches.corpus import book_like, shard, words
 
-MODEL = BertConfig(num_layers=1, hidden_size=32, num_heads=2, max_position_embeddings=48, dropout=0.0, attention_dropout=0.0)
+MODELS = [
+    BertConfig(num_layers=1, hidden_size=32, num_heads=2, max_position_embeddings=48, dropout=0.0, attention_dropout=0.0),
+    ModernBertConfig(num_layers=2, hidden_size=32, num_heads=2, max_position_embeddings=48, local_attention=8, global_attention_every=2),
+]
 
 
-def training(model: BertForPretraining, stream: Samples, step: int) -> list[float]:
+def training(model: MaskedLM, stream: Samples, step: int) -> list[float]:
     """The losses of a step's micro-batches, with their gradients added up."""
     model.train()
     losses = []
@@ -28,14 +31,15 @@ def training(model: BertForPretraining, stream: Samples, step: int) -> list[floa
 
 
 @torch.no_grad()
-def evaluation(model: BertForPretraining, stream: Samples) -> list[float]:
+def evaluation(model: MaskedLM, stream: Samples) -> list[float]:
     model.eval()
     return [model.losses(batch, torch.float32)[0]["mlm"].item() for work in stream.validation_steps(30) for batch in work.micro]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch warns inside its own tracing, where an error would stop it
-def test_compiled_layers_compute_the_same_and_are_compiled_in_the_first_two_steps_only() -> None:
+@pytest.mark.parametrize("settings", MODELS, ids=lambda settings: settings.kind)
+def test_compiled_layers_compute_the_same_and_are_compiled_in_the_first_two_steps_only(settings: EncoderConfig) -> None:
     if shutil.which("g++") is None:
         pytest.skip("torch.compile on a CPU needs a C++ compiler")
     text = shard(book_like(1, 12), size=500)
@@ -43,7 +47,14 @@ def test_compiled_layers_compute_the_same_and_are_compiled_in_the_first_two_step
         Samples(
             [text],
             words(500),
-            BertPhase(steps=20, global_batch_size=8, seq_len=length, micro_batch_size=4, max_predictions_per_seq=5),
+            BertPhase(
+                steps=20,
+                global_batch_size=8,
+                seq_len=length,
+                micro_batch_size=4,
+                max_predictions_per_seq=5,
+                nsp=settings.kind == "bert",
+            ),
             (0,),
         )
         for length in (32, 48)
@@ -51,7 +62,7 @@ def test_compiled_layers_compute_the_same_and_are_compiled_in_the_first_two_step
     shapes = {len(batch.ids_N) for stream in (short, long) for step in range(20) for batch in stream.step(step, pad_to_multiple=16).micro}
     assert len(shapes) > 3
     torch.manual_seed(0)
-    plain, compiled = BertForPretraining(MODEL, 500), BertForPretraining(MODEL, 500)
+    plain, compiled = masked_lm(settings, 500), masked_lm(settings, 500)
     compiled.load_state_dict(plain.state_dict())
     compiled.encoder.compile_layers()
     torch._dynamo.reset()

@@ -12,12 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from overnight.batches.packing import Batch, Sizes
 from overnight.batches.streams import ByteBatch
-from overnight.config import BertConfig, CausalLMConfig, Model, RecurrentLMConfig
+from overnight.config import BertConfig, CausalLMConfig, Model, ModernBertConfig, RecurrentLMConfig
 from overnight.models import bytes as byte_models
 from overnight.models import flops
 from overnight.models.bert import BertForPretraining
 from overnight.models.bytes import byte_model
 from overnight.models.flops import Peak, device_peak, known_peak, training_flops
+from overnight.models.modernbert import ModernBertForMaskedLM
 from tests.models.sample import random_batch
 
 
@@ -45,6 +46,25 @@ def test_the_formula_of_bert_counts_what_torch_counts(sizes: tuple[int, int, int
     batches: list[Batch] = [on_meta(random_batch([length], nsp=nsp)) for length in lengths]
     found = Sizes(sum(lengths), sum(n * n for n in lengths), sum(max(1, n // 6) for n in lengths), len(lengths) if nsp else 0)
     assert training_flops(model, 1000, found) == counted(BertForPretraining(model, 1000).to("meta"), batches)
+
+
+@pytest.mark.parametrize("lengths", [(48, 48, 48, 48, 48), (17, 64, 5)])
+@pytest.mark.parametrize("inner", [0, 80])
+def test_the_formula_of_modernbert_counts_what_torch_counts(inner: int, lengths: tuple[int, ...]) -> None:
+    model = ModernBertConfig(num_layers=3, hidden_size=64, num_heads=4, intermediate_size=inner, max_position_embeddings=64)
+    batches: list[Batch] = [on_meta(random_batch([length], nsp=False)) for length in lengths]
+    found = Sizes(sum(lengths), sum(n * n for n in lengths), sum(max(1, n // 6) for n in lengths), 0)
+    assert training_flops(model, 1000, found) == counted(ModernBertForMaskedLM(model, 1000).to("meta"), batches)
+
+
+def test_a_local_layer_is_counted_by_the_pairs_within_its_window() -> None:
+    tokens, length = 4 * 64, 64
+    sizes = Sizes(tokens, tokens * length, 40, 0)
+    model = ModernBertConfig(num_layers=3, hidden_size=64, num_heads=4, local_attention=16)
+    everywhere, local = (training_flops(each, 1000, sizes) for each in (replace(model, local_attention=0), model))
+    # Of three layers two are local: a token meets itself and 16 others there, not all 64; torch counts what is computed, all of them.
+    assert everywhere - local == 2 * 6 * 2 * 64 * tokens * (length - 17)
+    assert training_flops(replace(model, local_attention=200), 1000, sizes) == everywhere
 
 
 @pytest.mark.parametrize("rows", [(40, 40, 40), (64,)])

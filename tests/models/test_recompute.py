@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from overnight.models.bert import Recompute
-from tests.models.sample import pretraining, random_batch
+from tests.models.sample import modern, pretraining, random_batch
 
 KINDS: tuple[Recompute, ...] = ("selective", "full")
 DROPPED = {"dropout": 0.1, "attention_dropout": 0.1}
+MODERN = {"make": modern, "local_attention": 16}
 
 
 class Counted(TorchDispatchMode):
@@ -30,9 +32,11 @@ class Counted(TorchDispatchMode):
         return op(*args, **(kwargs or {}))
 
 
-def passes(kind: Recompute, dtype: torch.dtype = torch.float32, compiles: bool = False, **sizes: Any) -> tuple[list[Tensor], list[Tensor]]:
+def passes(
+    kind: Recompute, dtype: torch.dtype = torch.float32, compiles: bool = False, make: Callable[..., Any] = pretraining, **sizes: Any
+) -> tuple[list[Tensor], list[Tensor]]:
     """Losses and gradients of two micro-batches."""
-    model = pretraining(**sizes)
+    model = make(**sizes)
     model.encoder.recompute_layers(kind)
     if compiles:
         model.encoder.compile_layers()
@@ -52,9 +56,11 @@ def assert_equal(ours: tuple[list[Tensor], list[Tensor]], theirs: tuple[list[Ten
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("sizes", [{}, DROPPED])
+@pytest.mark.parametrize(
+    "sizes", [{}, DROPPED, MODERN, {**MODERN, "dropout": 0.1}], ids=["bert", "bert dropout", "modern", "modern dropout"]
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_losses_and_gradients_are_the_same_bits(kind: Recompute, sizes: dict[str, float], dtype: torch.dtype) -> None:
+def test_losses_and_gradients_are_the_same_bits(kind: Recompute, sizes: dict[str, Any], dtype: torch.dtype) -> None:
     assert_equal(passes(kind, dtype, **sizes), passes("none", dtype, **sizes))
 
 

@@ -1,0 +1,116 @@
+"""A run of ModernBERT begins at the unigram, resumes bit by bit, and trains in every precision."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from overnight.checkpoint import reader
+from overnight.config import Run
+from overnight.corpus.shards import open_shards
+from overnight.distributed.world import World
+from overnight.engine import loop
+from overnight.engine.evaluate import evaluate
+from overnight.engine.workload import BertWorkload, token_counts
+from overnight.errors import DataError
+from tests.conftest import modern_settings
+from tests.engine.test_pretrain import Stop, assert_same_run, finish, metrics, parameters
+
+Make = Callable[..., Run]
+
+
+def workload(run: Run) -> BertWorkload:
+    return BertWorkload(run, World(device=torch.device("cpu")))  # type: ignore[arg-type]
+
+
+def test_the_counts_are_those_of_the_training_text_up_to_a_limit(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = open_shards(tiny().data_dir, "train")
+    tokens = np.concatenate([shard.tokens for shard in shards])
+    assert np.array_equal(token_counts(shards, 600), np.bincount(tokens, minlength=600))
+    monkeypatch.setattr("overnight.engine.workload._COUNTED", 1000)
+    assert np.array_equal(token_counts([*shards, *shards], 600), np.bincount(tokens[:1000], minlength=600))
+
+
+def test_it_begins_at_the_unigram_of_its_corpus_unless_told_not_to(tiny: Make) -> None:
+    run = tiny(**modern_settings())
+    counts = np.maximum(token_counts(open_shards(run.data_dir, "train"), 600), 1)
+    bias = workload(run).model.mlm.bias
+    assert np.allclose(bias[:600].detach().numpy(), np.log(counts / counts.sum()), atol=1e-5) and (bias[600:] == 0).all()
+    plain = workload(tiny(**modern_settings(unigram_bias=False))).model
+    assert (plain.mlm.bias == 0).all()
+    # Nothing else differs: the counts draw no random numbers.
+    for (name, a), b in zip(workload(run).model.named_parameters(), plain.parameters(), strict=True):
+        assert name == "mlm.bias" or torch.equal(a, b), name
+
+
+def test_the_unigram_is_a_better_beginning(tiny: Make, tmp_path: Any) -> None:
+    first = {}
+    for unigram in (True, False):
+        run = tiny(**modern_settings(unigram_bias=unigram), out=str(tmp_path / str(unigram)))
+        finish(run)
+        first[unigram] = next(line["mlm_loss"] for line in metrics(run) if line["kind"] == "train")
+    assert first[True] < first[False] - 1 and first[False] == pytest.approx(np.log(600), rel=0.02)
+
+
+@pytest.mark.parametrize("at", [1, 5, 7])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_crash_does_not_change_the_result(precision: str, at: int, tiny: Make, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, cut = (tiny(**modern_settings(dropout=0.1), precision=precision, out=str(tmp_path / name)) for name in ("whole", "cut"))
+    finish(whole)
+    real, count = loop.clip_and_step, 0
+
+    def crash(*args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        if count == at + 1:
+            raise Stop
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "clip_and_step", crash)
+        with pytest.raises(Stop):
+            finish(cut)
+    finish(cut)
+    assert_same_run(cut, whole)
+
+
+def test_16_bits_follow_fp32(tiny: Make, tmp_path: Any) -> None:
+    found = {}
+    for precision in ("fp32", "bf16", "fp16"):
+        run = tiny(**modern_settings(), precision=precision, out=str(tmp_path / precision))
+        finish(run)
+        found[precision] = [line["mlm_loss"] for line in metrics(run) if line["kind"] == "eval"]
+        assert all(tensor.dtype == torch.float32 for name, tensor in parameters(run).items() if not name.startswith("optimizer "))
+    assert found["bf16"] != found["fp32"] and found["bf16"] == pytest.approx(found["fp32"], rel=0.01)
+    assert found["fp16"] != found["fp32"] and found["fp16"] == pytest.approx(found["fp32"], rel=0.01)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation_and_micro_batches_change_no_result(recompute: str, tiny: Make, tmp_path: Any) -> None:
+    plain = tiny(**modern_settings(dropout=0.1), out=str(tmp_path / "plain"))
+    less = tiny(**modern_settings(dropout=0.1), **{"memory.activation_checkpointing": recompute}, out=str(tmp_path / "less"))
+    for run in (plain, less):
+        finish(run)
+    mine, theirs = parameters(less), parameters(plain)
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_run_is_evaluated_and_a_checkpoint_of_bert_is_refused(tiny: Make, pretrained: Run) -> None:
+    run = tiny(**modern_settings())
+    finish(run)
+    last = [line for line in metrics(run) if line["kind"] == "eval"][-1]
+    assert evaluate(run, "valid").metrics["mlm_loss"] == pytest.approx(last["mlm_loss"], rel=0.1)  # type: ignore[arg-type]
+    place = reader.newest_checkpoint(run.run_dir / "checkpoints")
+    theirs = reader.newest_checkpoint(pretrained.run_dir / "checkpoints")
+    assert place is not None and theirs is not None
+    shutil.rmtree(place)
+    shutil.copytree(theirs, place)
+    with pytest.raises(
+        DataError, match=r"belongs to another model: encoder\.layers\.0\.down\.weight: float32 \[32, 128\] there, float32 \[32, 64\] here"
+    ):
+        evaluate(run, "valid")  # type: ignore[arg-type]
