@@ -19,6 +19,7 @@ _EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("demo", "minutes, no data needed"),
         ("my.yaml --name=mine --data.paths=FOLDER", "your own text; again to continue"),
         ("demo --phases.short.optim.lr=4e-3 --precision=bf16", "any key changed"),
+        ("my.yaml --budget=8h", "done in eight hours"),
     ],
     "prepare": [("bert-mini-books --data.paths=FOLDER --data.workers=8", "the shards of data/bert-mini-books")],
     "pretrain": [("demo --name=mine --checkpoint.save_every=50", "again to continue")],
