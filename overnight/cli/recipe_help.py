@@ -27,7 +27,7 @@ _EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("bert-base --processes=8", "eight GPUs of this machine"),
         ("bert-large-lamb --nodes=4 --slurm --time=1-00:00:00 > job.sh", "a script for sbatch"),
     ],
-    "plan": [("bert-large-lamb --tensors", "every tensor with its group")],
+    "plan": [("bert-large-lamb --tensors", "every tensor with its group"), ("my.yaml --budget=8h", "what eight hours come to")],
 }
 _MACHINE = ("compute", "memory", "distributed", "stability", "checkpoint", "logging")
 _PRETRAINING = ("run", "data", "model", "phases", "optim", *_MACHINE)

@@ -17,8 +17,9 @@ from typing import NamedTuple
 from overnight.display import duration
 from overnight.optim.decisions import Decision, share_of_decay_left
 
-# Steps that are timed before the first decision, and seconds, or this share of the time; and the share after which it is taken in any case.
-_TIMED_STEPS, _TIMED_SECONDS, _TIMED_SHARE, _TIMED_AT_MOST = 5, 10.0, 0.01, 0.03
+# Steps that are timed before the first decision, and seconds, or this share of the time; and the shares after which it is taken in any case, and
+# even on the first step alone.
+_TIMED_STEPS, _TIMED_SECONDS, _TIMED_SHARE, _TIMED_AT_MOST, _FIRST_AT_MOST = 5, 10.0, 0.01, 0.03, 0.3
 # Looks at the clock: so many in a phase that is held, and one for so many parts of what is left of a decay.
 _LOOKS, _PARTS = 50, 8
 # Stretches over which the time of a step is measured, and steps of one at least.
@@ -103,7 +104,8 @@ class Speed:
         (first, began), (last, ended) = self.marks[0], self.marks[-1]
         seconds = ended - began
         timed = last - first >= _TIMED_STEPS and seconds >= min(_TIMED_SECONDS, _TIMED_SHARE * left)
-        return timed or (last > first and seconds >= _TIMED_AT_MOST * left)
+        # A first step that compiles for minutes says nothing of those after it.
+        return timed or (last > first and seconds >= (_TIMED_AT_MOST if self.warm else _FIRST_AT_MOST) * left)
 
 
 def reserve(after: float, budget: float) -> float:

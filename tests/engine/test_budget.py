@@ -147,6 +147,13 @@ def test_steps_of_a_minute_are_timed_by_few() -> None:
     assert decisions[1].at <= 3 and decisions[1].seconds_per_step == 60.0
 
 
+def test_a_first_step_that_compiles_for_minutes_is_not_taken_for_the_speed() -> None:
+    night = simulate(ONE, lambda phase, now: 300.0 if now == 0 else 0.4, 3600.0)
+    (decisions,) = night.decisions
+    assert decisions[1].seconds_per_step == pytest.approx(0.4) and decisions[1].warmup_steps > 200
+    assert abs(night.ended - 3600) <= 0.01 * 3600
+
+
 def test_one_pause_is_no_slower_machine() -> None:
     speed = Speed([(0, 0.0)])
     for step in range(10, 70, 10):
