@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from overnight.batches.packing import Sizes
@@ -89,6 +90,10 @@ class Planner:
         self._next = max(done + 1, known[-1].at)
         self._set_steps(name, max(known[-1].steps, 0 if self.decays(name) else self._next + 1))
         self._speed = Speed([(done, self.clock.of_steps())])
+        if len(known) > 1 and self.record.trained is None:
+            left, when = self.clock.left(), time_of_day(self.record.deadline)
+            over = f"was over at {when}: what is left is made as short as it may be"
+            logger.context.line.print(f"budget {self.run.budget}: " + (f"ends at {when}, in {duration(left)}" if left > 0 else over))
         for decision in known[1:]:
             if decision.at == done:
                 self._tell(decision, logger)
@@ -146,7 +151,7 @@ class Planner:
         self._compare_clocks(logger)
         self._speed.note(step, self.clock.of_steps())
         every = {"evaluation": self.run.logging.eval_every, "checkpoint": self.run.checkpoint.save_every}
-        between = sum(self.clock.pauses.get(what, 0.0) / steps for what, steps in every.items() if steps)
+        between = sum(self._pause(what) / steps for what, steps in every.items() if steps)
         left = self._left()
         moment = Moment(step, left, self._speed.seconds_per_step() + between, self._speed.enough(left), moment_text())
         found = look(self.shares, self._number, self.record.of(self._name), moment, self.record.seconds)
@@ -173,8 +178,14 @@ class Planner:
 
     def _left(self) -> float:
         """Return the time that is left for the steps of pretraining (s): each phase ends with an evaluation and a checkpoint."""
-        ends = (len(self.shares) - self._number) * sum(self.clock.pauses.values())
+        ends = (len(self.shares) - self._number) * (self._pause("evaluation") + self._pause("checkpoint"))
         return self.clock.left() - reserve(self.record.after_seconds, self.record.seconds) - ends
+
+    def _pause(self, what: str) -> float:
+        """Return the time of an evaluation or a checkpoint (s); of an evaluation before the first, that of its forward passes, a third of a step's."""
+        seconds, batch = self._speed.seconds_per_step(), self.phases[self._name].global_batch_size
+        guess = self.run.logging.eval_examples / batch * seconds / 3 if what == "evaluation" and math.isfinite(seconds) else 0.0
+        return self.clock.pauses.get(what, guess)
 
     def _compare_clocks(self, logger: MetricsLogger) -> None:
         """Notice a time of day that was set anew."""
