@@ -86,7 +86,7 @@ def run_all(run: Run, extend: bool = False) -> None:
 
 
 def estimate_the_rest(run: Run, line: Line) -> None:
-    """Write into the record of a run with a budget how long each stage after pretraining will take, unless it is known or they have begun.
+    """Write into the record of a run with a budget how long each stage after pretraining will take, unless training has begun.
 
     Raises:
         ConfigError: when that leaves no time for pretraining.
@@ -96,7 +96,7 @@ def estimate_the_rest(run: Run, line: Line) -> None:
     from overnight.engine.budget_record import begin_record, check_budget, write_record
 
     record = begin_record(run)
-    if record.after is None and record.trained is None:
+    if not record.decisions:
         after = seconds_after_pretraining(run)
         write_record(run, dataclasses.replace(record, after={name: round(seconds, 1) for name, seconds in after.items()}))
         said = ", ".join(f"{name} {duration(seconds)}" for name, seconds in after.items())

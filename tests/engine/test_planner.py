@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from overnight import config
 from overnight.config import Run
 from overnight.console import Line
+from overnight.corpus.pipeline import prepare
 from overnight.engine import budget_record, loop, planner, pretrain, run_clock
 from overnight.engine.budget_record import BudgetRecord, close_record, read_record, write_record
 from overnight.errors import ConfigError, DataError
@@ -248,3 +250,32 @@ def test_the_time_after_pretraining_is_kept_free_and_compared(tiny: Make, clock:
     clock.now += 15
     assert "took 15 s, 20 s was estimated" in close_record(run)
     assert record_of(run).done == clock.wall()
+
+
+def test_a_model_that_carries_a_state_has_the_bits_of_its_decisions_too(tiny_data: Path, clock: FakeClock, tmp_path: Path) -> None:
+    optim = {"name": "adamw", "lr": 0.01, "schedule": {**SCHEDULE, "decay": "sqrt"}}
+    tree: dict[str, Any] = {
+        "name": "bytes",
+        "budget": "40s",
+        "data": {
+            "paths": [str(tiny_data.parent / "topics.jsonl")],
+            "dir": str(tmp_path / "data"),
+            "tokenizer": "bytes",
+            "valid_fraction": 0.1,
+            "workers": 1,
+        },
+        "model": {"kind": "mlstm", "num_layers": 1, "hidden_size": 16, "embedding_size": 8},
+        "phases": {"only": {"steps": 1, "global_batch_size": 4, "seq_len": 16, "num_document_groups": 8, "optim": optim}},
+        "compute": {"threads": 1, "device": "cpu"},
+        "logging": {"eval_every": 20, "eval_examples": 8, "log_every": 1},
+        "checkpoint": {"save_every": 7},
+    }
+    run, again = (config.build_run({**tree, "out": str(tmp_path / name)}) for name in ("run", "again"))
+    prepare(run.data, run.data_dir, log=lambda text: None)
+    clock.stop_at = 33
+    with pytest.raises(Stop):
+        train(run)
+    clock.stop_at = -1
+    train(run)
+    assert len(record_of(run).decisions) >= 3
+    assert_same_run(run, replayed(run, again))
