@@ -30,6 +30,11 @@ def check_folder(run: Run, extend: bool = False) -> None:
     if not path.exists():
         return
     theirs = _read(path)
+    if theirs.budget != run.budget:
+        began = f"with budget = {theirs.budget!r}, which fixed when it ends" if theirs.budget else "without a budget"
+        raise ConfigError(
+            f"budget = {run.budget!r}: {run.run_dir} was begun {began}; leave it so, or give this run its own folder (--out=...)"
+        )
     different = list(config.differences(config.identity(theirs), config.identity(run)))
     if theirs.phases.keys() == run.phases.keys() and list(theirs.phases) != list(run.phases):
         different.append(_order(theirs, run))

@@ -20,6 +20,7 @@ import torch
 from overnight.batches.batch_size import batch_size, batch_warmup, sequences_before
 from overnight.batches.loader import Samples
 from overnight.cli.ascii_plot import Panel, Stretch, draw
+from overnight.cli.time_plan import TimePlan, time_plan, time_plan_text
 from overnight.config import BertPhase, BertRun, ByteRun, Optim, Phase, Run
 from overnight.config.optimizers import LayerwiseOptim
 from overnight.console import table
@@ -136,15 +137,25 @@ class Plan:
     parts: list[Part]
     parameters: int
     phases: list[PhasePlan]
+    time: TimePlan | None = None
+    """What the budget of the run comes to, by which the phases have their steps; None where there is none, or nothing is prepared to be timed."""
+    budget: str = ""
 
 
 def make_plan(run: Run) -> Plan:
     """Return the values of a run; nothing is written and no network is filled.
 
+    With a budget and prepared data, some steps are timed.
+
     Raises:
         DataError: when the prepared data cannot be read.
     """
     prepared = (run.data_dir / "manifest.json").is_file()
+    time = time_plan(run) if run.budget and prepared else None
+    if time:
+        run = dataclasses.replace(
+            run, phases={name: dataclasses.replace(phase, steps=time.steps[name]) for name, phase in run.phases.items()}
+        )
     assert isinstance(run, BertRun | ByteRun)
     bert = isinstance(run, BertRun)
     vocabulary = BYTES if not bert else load_vocabulary(run.data_dir).size if prepared else run.data.vocab_size
@@ -161,6 +172,8 @@ def make_plan(run: Run) -> Plan:
             phase_plan(name, phase, network, epoch_size(run, phase, number) if prepared else None)
             for number, (name, phase) in enumerate(run.phases.items())
         ],
+        time=time,
+        budget=run.budget,
     )
 
 
@@ -253,6 +266,12 @@ def plan_text(plan: Plan, tensors: bool = False) -> str:
         f"{plan.name}: {_network(model)}\nvocabulary {plan.vocabulary:,} {source if model['kind'] in ('bert', 'modernbert') else 'bytes'}",
         _parts_text(plan),
     ]
+    if plan.time:
+        blocks.append(time_plan_text(plan.time))
+    elif plan.budget:
+        blocks.append(
+            f"budget {plan.budget}: the data is not prepared, so no step can be timed; the steps below are only shares of the time"
+        )
     number = 0
     for same, phases in groupby(plan.phases, key=lambda phase: phase.groups):
         members = list(phases)
@@ -303,7 +322,8 @@ def _phase_text(phase: PhasePlan, before: str) -> str:
     w = schedule["warmup_ratio"] * total
     shape = [f"{schedule['name']} over {plural(total, 'step')}", f"warm-up {w:,.0f}" if w else "no warm-up"]
     shape += [f"at the peak {schedule['stable_ratio'] * total:,.0f}"] if schedule["name"] == "wsd" else []
-    shape += [f"power {schedule['power']:g}"] if schedule["name"] in ("poly", "poly_nvidia", "wsd") else []
+    form = "decay by 1 - sqrt" if schedule["decay"] == "sqrt" else f"power {schedule['power']:g}"
+    shape += [form] if schedule["name"] in ("poly", "poly_nvidia", "wsd") else []
     shape += [f"this phase is {schedule['step_offset']:,} to {schedule['step_offset'] + phase.steps:,}"] if total != phase.steps else []
     rule = f", by the rule {phase.rule} from {phase.tuned['lr']:.4g} at batch {phase.tuned['batch_size']:,}" if phase.rule != "none" else ""
     growing = f"; the batch grows over {plural(phase.batch_warmup['steps'], 'step')}" if phase.batch_warmup["initial_batch_size"] else ""

@@ -19,6 +19,7 @@ _EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("demo", "minutes, no data needed"),
         ("my.yaml --name=mine --data.paths=FOLDER", "your own text; again to continue"),
         ("demo --phases.short.optim.lr=4e-3 --precision=bf16", "any key changed"),
+        ("my.yaml --budget=8h", "done in eight hours"),
     ],
     "prepare": [("bert-mini-books --data.paths=FOLDER --data.workers=8", "the shards of data/bert-mini-books")],
     "pretrain": [("demo --name=mine --checkpoint.save_every=50", "again to continue")],
@@ -26,7 +27,7 @@ _EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("bert-base --processes=8", "eight GPUs of this machine"),
         ("bert-large-lamb --nodes=4 --slurm --time=1-00:00:00 > job.sh", "a script for sbatch"),
     ],
-    "plan": [("bert-large-lamb --tensors", "every tensor with its group")],
+    "plan": [("bert-large-lamb --tensors", "every tensor with its group"), ("my.yaml --budget=8h", "what eight hours come to")],
 }
 _MACHINE = ("compute", "memory", "distributed", "stability", "checkpoint", "logging")
 _PRETRAINING = ("run", "data", "model", "phases", "optim", *_MACHINE)

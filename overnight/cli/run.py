@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +21,7 @@ def run_all(run: Run, extend: bool = False) -> None:
         extend: the run folder may hold a shorter run, which this one resumes from; what followed its pretraining is done again.
 
     Raises:
-        ConfigError: before anything is done, when the data of a task or BLiMP is not there.
+        ConfigError: before anything is done, when the data of a task or BLiMP is not there; before pretraining, when the budget leaves it no time.
         UserError: from the stage that could not continue.
     """
     finetunes = run.finetune if isinstance(run, BertRun) else {}
@@ -34,9 +35,12 @@ def run_all(run: Run, extend: bool = False) -> None:
         raise ConfigError(f"evaluation.blimp = {blimp!r}: does not exist; name blimp.tar.xz or its folder, or leave it out")
     from overnight.checkpoint.run_corpus import with_data
     from overnight.checkpoint.run_identity import check_folder, claim_folder
+    from overnight.engine.budget_record import begin_record, close_record
     from overnight.engine.pretrain import pretrain
 
     check_folder(run, extend)
+    if run.budget:
+        begin_record(run)
     line, start = Line(), time.perf_counter()
     tasks = [*(f"fine-tune {name}" for name in finetunes), *(f"probe on {name}" for name in probes)]
     tasks += ["evaluate"] * isinstance(run, BertRun)
@@ -48,6 +52,8 @@ def run_all(run: Run, extend: bool = False) -> None:
 
     stage(1, f"prepare {', '.join(run.data.paths)}")
     prepare(run.data, with_data(run).data_dir, log=line.print)
+    if run.budget:
+        estimate_the_rest(run, line)
     stage(2, f"pretrain {', '.join(run.phases)}")
     pretrain(run, line, extend)
     from overnight.byte_lm.linear_probe import linear_probe
@@ -80,3 +86,24 @@ def run_all(run: Run, extend: bool = False) -> None:
     line.print(summary_text(run.run_dir))
     line.print(refresh_report(run.run_dir))
     line.print(f"done in {duration(time.perf_counter() - start)}; model in {run.run_dir / 'export'}")
+    if run.budget:
+        line.print(close_record(run))
+
+
+def estimate_the_rest(run: Run, line: Line) -> None:
+    """Write into the record of a run with a budget how long each stage after pretraining will take, unless training has begun.
+
+    Raises:
+        ConfigError: when that leaves no time for pretraining.
+        DataError: when the data of a task cannot be used.
+    """
+    from overnight.cli.time_plan import seconds_after_pretraining
+    from overnight.engine.budget_record import begin_record, check_budget, write_record
+
+    record = begin_record(run)
+    if not record.decisions:
+        after = seconds_after_pretraining(run)
+        write_record(run, dataclasses.replace(record, after={name: round(seconds, 1) for name, seconds in after.items()}))
+        said = ", ".join(f"{name} {duration(seconds)}" for name, seconds in after.items())
+        line.print(f"budget {run.budget}: what follows pretraining is estimated at {said}")
+    check_budget(run)

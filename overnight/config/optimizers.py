@@ -30,6 +30,8 @@ class Schedule:
     """Share of the schedule's steps spent warming up linearly from 0 (0 to 1)."""
     power: PositiveFloat = 1.0
     """`poly`, `poly_nvidia`, `wsd`: exponent of the decay; 1 is linear."""
+    decay: Literal["power", "sqrt"] = "power"
+    """`wsd`: form of the decay: a power of what is left of it, or 1 minus the square root of what is done of it (Hägele et al. 2024, arXiv 2405.18392)."""
     stable_ratio: float = 0.0
     """`wsd`: share of the schedule's steps spent at the peak (0 to 1)."""
     total_steps: int = 0
@@ -156,7 +158,7 @@ SCHEDULE_SETTINGS: dict[str, tuple[str, ...]] = {
     "linear": ("warmup_ratio",),
     "poly": ("warmup_ratio", "power"),
     "poly_nvidia": ("warmup_ratio", "power"),
-    "wsd": ("warmup_ratio", "stable_ratio", "power"),
+    "wsd": ("warmup_ratio", "stable_ratio", "power", "decay"),
     "cosine": ("warmup_ratio",),
     "constant": ("warmup_ratio",),
 }

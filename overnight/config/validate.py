@@ -10,9 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from overnight.config.budget import deadline_of
 from overnight.config.fields import out_of_range
 from overnight.config.optimizers import SCHEDULE_SETTINGS, UNTUNED, Optim, Schedule
 from overnight.config.schema import (
+    BatchWarmup,
     BertPhase,
     BertRun,
     BytePhase,
@@ -64,6 +66,7 @@ def validate_run(run: Run) -> Iterator[str]:
         if not b.optim.reset_moments and a.optim.name != b.optim.name and {a.optim.name, b.optim.name} != {"adamw", "lamb"}:
             yield f"phases.{name}.optim.reset_moments = false: {b.optim.name} cannot use what {a.optim.name} leaves in phase {before}; set it to true"
     yield from _machine_problems(run)
+    yield from _budget_problems(run)
     if isinstance(run, BertRun):
         for name, task in run.finetune.items():
             yield from _finetune_problems(f"finetune.{name}", task, run.model)
@@ -187,6 +190,26 @@ def _machine_problems(run: Run) -> Iterator[str]:
         yield f"memory.activation_checkpointing = selective: {kind} has none or full, which recomputes its window in segments"
 
 
+def _budget_problems(run: Run) -> Iterator[str]:
+    """Yield what keeps a run from a budget: phases whose schedule cannot be cut anywhere, or whose steps count for more than a share."""
+    if not run.budget:
+        return
+    try:
+        deadline_of(run.budget, 0.0)
+    except ValueError as error:
+        yield f"budget = {run.budget!r}: {error}"
+    for name, phase in run.phases.items():
+        key, schedule = f"phases.{name}.optim.schedule", phase.optim.schedule
+        if schedule.name != "wsd":
+            yield f"{key}.name = {schedule.name}: a budget needs one that can end at any time; use wsd (warm-up, hold, decay), with stable_ratio=0.6 or so"
+        elif schedule.warmup_ratio + schedule.stable_ratio >= 1:
+            yield f"{key}.stable_ratio = {schedule.stable_ratio}: leaves no decay, with which a budget ends; lower it"
+        if schedule.total_steps or schedule.step_offset:
+            yield f"{key}.total_steps = {schedule.total_steps}: with a budget nobody knows the steps before; leave total_steps and step_offset out"
+        if isinstance(phase, BertPhase) and phase.batch_warmup != BatchWarmup():
+            yield f"phases.{name}.batch_warmup.steps = {phase.batch_warmup.steps}: with a budget nobody knows the steps before; leave batch_warmup out"
+
+
 def _foreign(key: str, part: Any, kind: str, table: dict[str, tuple[str, ...]]) -> Iterator[str]:
     """Yield what is set and does nothing: what the table has for other kinds and not for this one."""
     for f in dataclasses.fields(part):
@@ -215,6 +238,8 @@ def _scaling_problems(key: str, optim: Optim) -> Iterator[str]:
 def _schedule_problems(key: str, phase: Phase) -> Iterator[str]:
     schedule, scaling = phase.optim.schedule, phase.optim.scaling
     yield from _foreign(f"{key}.schedule", schedule, schedule.name, SCHEDULE_SETTINGS)
+    if schedule.decay == "sqrt" and schedule.power != Schedule.power:
+        yield f"{key}.schedule.power = {schedule.power}: decay = sqrt has none; leave it out, or set decay=power"
     warmup, how = schedule.warmup_ratio, ""
     if scaling.rule == "lamb_untuned" and scaling.base_batch_size >= 0:
         tuned, base = (warmup, scaling.base_batch_size) if scaling.base_batch_size else (UNTUNED.warmup_ratio, UNTUNED.batch_size)

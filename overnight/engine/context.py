@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from overnight.checkpoint.reader import Progress
 from overnight.checkpoint.writer import CheckpointWriter
-from overnight.config import Run
+from overnight.config import Phase, Run
 from overnight.console import Line
 from overnight.distributed.world import World
 from overnight.engine.loop import Objective
@@ -16,6 +17,9 @@ from overnight.engine.workload import Workload
 from overnight.models.flops import Peak
 from overnight.run_dir.metrics import Metrics
 from overnight.signals import Signals
+
+if TYPE_CHECKING:
+    from overnight.engine.planner import Planner
 
 
 @dataclass
@@ -33,6 +37,10 @@ class PhaseContext:
     metrics: Metrics
     line: Line
     signals: Signals
+    phases: dict[str, Phase]
+    """Of the run, by name; with a budget, their steps are those that are decided or expected by now."""
+    planner: Planner | None = None
+    """Keeps the run to its budget, where it has one."""
     peak: Peak | None = None
     """What the devices of all processes compute at most; None leaves out the share of it that is used."""
     carried: dict[str, Tensor] = field(default_factory=dict)

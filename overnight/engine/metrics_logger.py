@@ -37,13 +37,18 @@ class MetricsLogger:
 
     def __init__(self, context: PhaseContext, number: int, weights: Mapping[str, float], state: Mapping[str, Any]) -> None:
         self.context, self.run, self.number, self.weights = context, context.run, number, weights
-        self.name, self.phase = list(context.run.phases.items())[number]
-        self.speed = Throughput(context.run, number, context.world, context.workload.flops, context.peak, state.get("running"))
+        self.name = list(context.phases)[number]
+        self.speed = Throughput(context.phases, number, context.world, context.workload.flops, context.peak, state.get("running"))
         self.noise: dict[str, list[float]] = state.get("noise", {})
         self.stragglers = StragglerMonitor(context.world)
         self.values: dict[str, Any] = {}
         self.known = {"validation accuracy": "", "checkpoint": ""}
         """What the progress shows beside the values of the last line, in words."""
+
+    @property
+    def phase(self) -> Phase:
+        """The phase, with its steps as they are known by now."""
+        return self.context.phases[self.name]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sum and the number of targets of each loss since the last line, and the averages of the noise scale."""
@@ -126,7 +131,7 @@ class MetricsLogger:
 
     def status(self) -> Status:
         """Return where the run stands."""
-        phases, progress, peak = list(self.run.phases.items()), self.context.progress, self.speed.peak
+        phases, progress, peak = list(self.context.phases.items()), self.context.progress, self.speed.peak
         done = {name: p.steps if at < self.number else 0 for at, (name, p) in enumerate(phases)} | {self.name: progress.step}
         words = facts(self.values, " of the measured peak" if peak and peak.measured else "", self.known)
         return Status(self.name, {name: (done[name], p.steps) for name, p in phases}, self.speed.left(progress), words)

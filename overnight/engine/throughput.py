@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from overnight.batches.batch_size import sequences_before
 from overnight.checkpoint.reader import Progress
-from overnight.config import Run
+from overnight.config import Phase
 from overnight.distributed.collectives import all_reduce_sum, all_reduce_sums
 from overnight.distributed.world import World
 from overnight.engine.loop import StepResult
@@ -49,6 +49,7 @@ class Throughput:
     """Counters, losses and clock of a phase: throughput since the last line, and the time that is left.
 
     Args:
+        phases: of the run, by name.
         number: of the phase, from 0.
         flops: operations of a step, of all processes.
         peak: of the devices of all processes; None leaves out the share of it that is used.
@@ -57,7 +58,7 @@ class Throughput:
 
     def __init__(
         self,
-        run: Run,
+        phases: Mapping[str, Phase],
         number: int,
         world: World | None = None,
         flops: Callable[[StepResult], float] = lambda done: 0.0,
@@ -65,9 +66,8 @@ class Throughput:
         running: dict[str, list[float]] | None = None,
     ) -> None:
         self._world = world or World()
-        self._run, self._flops = run, flops
+        self._phases, self._flops = phases, flops
         self.peak = peak
-        self._phases = list(run.phases.values())
         self._number = number
         self._exceeds = 0.0
         self._clock = time.perf_counter()
@@ -143,8 +143,9 @@ class Throughput:
 
     def left(self, progress: Progress) -> dict[str, float]:
         """Return seconds left in this phase and in each later one, at the same rate of tokens."""
-        phase = self._phases[self._number]
+        phases = list(self._phases.items())[self._number :]
+        _, phase = phases[0]
         per_token = self._all.seconds / self._all.sequences / phase.seq_len
-        whole = {name: sequences_before(p, p.steps) * p.seq_len for name, p in list(self._run.phases.items())[self._number :]}
+        whole = {name: sequences_before(p, p.steps) * p.seq_len for name, p in phases}
         done = sequences_before(phase, progress.step) * phase.seq_len
         return {name: (tokens - done * (at == 0)) * per_token for at, (name, tokens) in enumerate(whole.items())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -41,7 +42,7 @@ class Trainer:
         self.context, self.run, self.world, self.progress = context, context.run, context.world, context.progress
         self.number, self.optimizer, self.model = number, optimizer, context.workload.model
         self.name = list(self.run.phases)[number]
-        self.phase: Phase = self.run.phases[self.name]
+        self.phase: Phase = context.phases[self.name]
         self.samples, valid = (context.workload.samples(self.phase, number, split) for split in ("train", "valid"))
         self.carry = context.workload.carry(self.samples)
         if self.carry and context.carried:
@@ -52,10 +53,10 @@ class Trainer:
         self.validator = Validator(context, self.logger, valid, self.settings)
 
     def _settings(self) -> LoopConfig:
-        phase, run = self.phase, self.run
+        phase, run, planner = self.phase, self.run, self.context.planner
         return LoopConfig(
             steps=phase.steps,
-            lr=learning_rates(phase),
+            lr=planner.learning_rates(phase, self.name) if planner else learning_rates(phase),
             max_grad_norm=phase.optim.max_grad_norm if isinstance(phase.optim, ClippingOptim) else 0.0,
             dtype=DTYPES[run.precision],
             device=self.world.device,
@@ -87,10 +88,12 @@ class Trainer:
         self.schedule = schedule_of(self.context, self.name, self.samples, self.optimizer, self.logger)
         reset_peak(self.world.device)
         self._use_micro_batch()
-        if self.context.announces:
+        if planner := self.context.planner:
+            planner.begin(self.number, progress.step, self.samples.epoch_size(), self.logger)
+        if self.context.announces and not (planner and planner.measuring):
             self.logger.announce(self.phase, self.samples.epoch_size(), self.optimizer)
         heartbeat = Heartbeat(self.run.run_dir)
-        while progress.step < self.phase.steps:
+        while progress.step < self.context.phases[self.name].steps:
             self._use_micro_batch()
             try:
                 self._steps(heartbeat)
@@ -106,7 +109,8 @@ class Trainer:
 
     def _use_micro_batch(self) -> None:
         """Use the micro-batch that is due from the present step on."""
-        self.phase = replace(self.phase, micro_batch_size=self.schedule.at(self.progress.step))
+        phase = self.context.phases[self.name]
+        self.phase = replace(phase, micro_batch_size=self.schedule.at(self.progress.step))
         for source in (self.samples, self.validator):
             source.set_micro_batch_size(self.phase.micro_batch_size)
 
@@ -116,14 +120,15 @@ class Trainer:
         settings, skipped = replace(self.settings, steps=self.schedule.until(progress.step, phase.steps)), progress.batches_skipped
         multiple = pad_to_multiple(phase, micro_batch(phase, phase.steps, world.size))
         batches = partial(self.samples.step, rank=world.rank, world=world.size, pad_to_multiple=multiple)
-        objective, begin, guard = self.context.objective, progress.step, self.guard
+        objective, begin, guard, planner = self.context.objective, progress.step, self.guard, self.context.planner
         for done in training_steps(
             self.model, objective, self.optimizer, lambda t: batches(t + skipped), settings, begin, guard.scale, guard.detector, self.carry
         ):
-            last = done.step == phase.steps
+            last = done.step == self.context.phases[self.name].steps
             every = (self.run.logging.log_every, self.run.logging.eval_every, self.run.checkpoint.save_every)
             logs, evaluates, saves = (last or due(done.step - 1, n) for n in every)
-            self.logger.note(done, wait=logs or evaluates or saves)
+            looks = planner is not None and not last and planner.due(done.step)
+            self.logger.note(done, wait=logs or evaluates or saves or looks)
             received = all_reduce_max(_UNSAVED if writer.error else self.context.signals.received or 0, world)
             if received == _UNSAVED:
                 writer.wait()
@@ -136,10 +141,27 @@ class Trainer:
             guard.check_replicas(done, self.optimizer, saves)
             self._report(done, logs, evaluates, last)
             if saves:
-                self._save()
+                with self._apart("checkpoint"):
+                    self._save()
             if received:
                 writer.wait()
                 raise Interrupted(received, f"step {done.step} of phase {self.name}")
+            if looks and self._look(done.step):
+                return
+
+    def _look(self, step: int) -> bool:
+        """Look at the clock, of a run with a budget; return whether the phase has other steps now."""
+        planner = self.context.planner
+        assert planner is not None
+        measured = planner.measuring
+        decided = planner.look(step, self.logger)
+        if measured and decided and self.context.announces:
+            self.logger.announce(
+                replace(self.context.phases[self.name], micro_batch_size=self.phase.micro_batch_size),
+                self.samples.epoch_size(),
+                self.optimizer,
+            )
+        return decided
 
     def _report(self, done: StepResult, logs: bool, evaluates: bool, last: bool) -> None:
         """Log and evaluate what is due after a step."""
@@ -152,11 +174,16 @@ class Trainer:
         if logs or line.due():
             line.update(logger.status(), final=last)
         if evaluates and self.validator.steps:
-            self.validator.evaluate(done)
+            with self._apart("evaluation"):
+                self.validator.evaluate(done)
         if last:
             logger.log_memory(self.phase)
             place = logger.place(done.step)
             self.context.metrics.write("phase", **{key: place[key] for key in ("phase", "global_step", "seconds")}, event="end")
+
+    def _apart(self, what: str) -> AbstractContextManager[None]:
+        """Return what counts the time within it apart from that of the steps, where the run has a budget."""
+        return self.context.planner.clock.pause(what) if self.context.planner else nullcontext()
 
     def _save(self) -> None:
         context, logger, progress = self.context, self.logger, self.progress

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +16,14 @@ from overnight.checkpoint import reader
 from overnight.checkpoint.reader import Progress
 from overnight.checkpoint.run_identity import unrecorded_extensions
 from overnight.checkpoint.writer import CheckpointWriter
-from overnight.config import Run
+from overnight.config import Phase, Run
 from overnight.console import Line
 from overnight.distributed.collectives import ErrorOnOtherRank, assert_same_on_all_ranks, raise_on_all_ranks
 from overnight.distributed.world import World, device_of
 from overnight.distributed.wrap import parallelize_model
 from overnight.engine.context import PhaseContext
 from overnight.engine.loop import Objective
+from overnight.engine.planner import Planner, open_planner
 from overnight.engine.precision import DTYPES, set_matmul_precision
 from overnight.engine.recovery import Recovery
 from overnight.engine.spikes import Rollback
@@ -93,6 +95,8 @@ class TrainingRun:
         self.model, self.announces = self.workload.model, announces
         self.objective: Objective = self.model.losses
         self.checkpoints = run.run_dir / "checkpoints"
+        self.phases: dict[str, Phase] = dict(run.phases)
+        self.planner: Planner | None = None
 
     def go(self) -> None:
         """Train every phase to its end, from the newest checkpoint.
@@ -131,6 +135,7 @@ class TrainingRun:
     def _go(self) -> None:
         names, main = list(self.run.phases), self.world.main
         carried: dict[str, Tensor] = {}
+        self.planner, self.phases = open_planner(self.run, self.world, self.run.phases)
         progress, moments, problems = self._restore(carried)
         if self.world.size > 1:
             self.objective = parallelize_model(self.model, self.world, self.run)
@@ -171,6 +176,8 @@ class TrainingRun:
                 metrics,
                 self.line,
                 signals,
+                self.phases,
+                self.planner,
                 peak,
                 carried,
                 self.announces,
@@ -178,6 +185,8 @@ class TrainingRun:
             first = names.index(progress.phase) if progress.phase else 0
             for number in range(first, len(names)):
                 moments = self._train(context, number, moments)
+        if self.planner:
+            self.planner.finish(self.line.print)
 
     def _train(self, context: PhaseContext, number: int, moments: dict[str, Tensor]) -> dict[str, Tensor]:
         """Train a phase to its end, from where the progress stands; returns the optimizer's tensors.
@@ -211,7 +220,7 @@ class TrainingRun:
             for event in recovery.events:
                 metrics.write("event", **event)
             progress.optimizer = phase.optim.name
-            if progress.step >= phase.steps:
+            if progress.step >= self._steps(name):
                 return reader.optimizer_tensors(optimizer)
             training = Trainer(context, number, optimizer)
             try:
@@ -227,7 +236,11 @@ class TrainingRun:
     def finished(self, progress: Progress) -> bool:
         """Return whether the last phase is done."""
         name = list(self.run.phases)[-1]
-        return progress.phase == name and progress.step >= self.run.phases[name].steps
+        return progress.phase == name and progress.step >= self._steps(name)
+
+    def _steps(self, phase: str) -> float:
+        """Return the steps of a phase; of one whose end is still to be decided, more than any."""
+        return self.phases[phase].steps if self.planner is None or self.planner.decays(phase) else math.inf
 
     def _same_optimizer(self, progress: Progress) -> None:
         theirs, ours = progress.optimizer, self.run.phases[progress.phase].optim.name if progress.phase else ""

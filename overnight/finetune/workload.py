@@ -61,6 +61,7 @@ def seed_run(run: BertRun, spec: Finetune, examples: int, seed: int, name: str, 
     return replace(
         run,
         out=str(folder),
+        budget="",
         seed=key(seed, _DROPOUT) >> 1,
         phases={name: phase},
         # A seed takes minutes: it is scored at its end, and saved now and then.

@@ -6,7 +6,8 @@ Step t = 0, 1, ..., T - 1 is the update number n = t + 1. With a warm-up of w·T
     constant     1                                            from there on
     linear       (1 - t/T) / (1 - w)
     poly         ((1 - t/T) / (1 - w))^p
-    wsd          ((1 - t/T) / (1 - w - s))^p, 1 before        warm-up, stable, decay: LANS (Zheng et al. 2020, arXiv 2006.13484)
+    wsd          ((1 - t/T) / (1 - w - s))^p, 1 before        warm-up, stable, decay: LANS (Zheng et al. 2020, arXiv 2006.13484);
+                 1 - sqrt(1 - (1 - t/T) / (1 - w - s))        with `decay: sqrt` (Hägele et al. 2024, arXiv 2405.18392)
     cosine       (1 - cos(pi·(1 - t/T) / (1 - w))) / 2
     poly_nvidia  n / (w·T) while n < w·T, then (1 - n/T)^p
 
@@ -89,4 +90,9 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
         return 1.0
     if schedule.name == "cosine":
         return 0.5 * (1.0 - math.cos(math.pi * share))
-    return float(share**schedule.power)
+    return decayed(schedule, share)
+
+
+def decayed(schedule: Schedule, share: float) -> float:
+    """Return the factor of a decay by a power or a square root, of which a share (1 to 0) is left."""
+    return 1.0 - math.sqrt(1.0 - share) if schedule.decay == "sqrt" else float(share**schedule.power)

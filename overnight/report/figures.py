@@ -321,7 +321,7 @@ def _phase_starts(folder: RunFolder) -> list[Record]:
 
 def _rank(event: str) -> int:
     """Checkpoints and what was measured of the memory are routine, a resume is common; the rest is worth a look."""
-    return 2 if event in ROUTINE else int(event == "resumed")
+    return 2 if event in ROUTINE else int(event in ("resumed", "budget"))
 
 
 def _title(event: str) -> str:

@@ -91,7 +91,7 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
     for name in dict.fromkeys([*planned, *seen]):
         train, evals = _of_phase(folder, "train", name), _of_phase(folder, "eval", name)
         steps = max((record.get("step", 0) for record in [*train, *evals]), default=0)
-        wanted = (planned.get(name) or {}).get("steps")
+        wanted = _decided_steps(folder, name) if folder.settings.get("budget") else (planned.get(name) or {}).get("steps")
         # A phase that was extended has an end before its new one.
         ended = any(record["event"] == "end" for record in _of_phase(folder, "phase", name)) and steps >= (wanted or 0)
         last = evals[-1] if evals else {}
@@ -111,6 +111,13 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
         )
         seconds, tokens = until, total
     return rows
+
+
+def _decided_steps(folder: RunFolder, phase: str) -> int | None:
+    """Return the steps of a phase by the newest decision of a run with a budget; its recipe has only their shares."""
+    events = [record for record in folder.records["event"] if record["event"] == "budget" and record.get("phase") == phase]
+    steps = [record["steps"] for record in events if isinstance(record.get("steps"), int)]
+    return steps[-1] if steps else None
 
 
 def saved(folder: RunFolder) -> dict[str, Any] | None:

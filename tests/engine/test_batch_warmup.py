@@ -101,7 +101,7 @@ def test_accumulation_does_not_change_the_training_while_the_batch_warms_up(
 
 def test_the_time_left_counts_the_true_batches(tiny: Make) -> None:
     run = tiny(**GROWING)
-    speed = Throughput(run, 0)
+    speed = Throughput(run.phases, 0)
     # Of 26 sequences 4 are done, at one a second; 4 steps of 8 longer sequences follow.
     speed._all = Spent(seconds=4.0, tokens=64, sequences=4)
     assert speed.left(Progress(step=2)) == {"short": 22.0, "long": pytest.approx(4 * 8 * 48 / 32)}

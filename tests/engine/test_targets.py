@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,7 +95,7 @@ def test_a_rare_label_is_no_spike() -> None:
 
 def test_a_step_without_a_label_adds_nothing_to_the_mean_and_others_add_each_target_once() -> None:
     labels: list[list[float]] = [[], [30.0, 10.0, 20.0], [], [40.0], [IGNORED, IGNORED]]
-    meter = Throughput(SimpleNamespace(phases={}), 0)  # type: ignore[arg-type]
+    meter = Throughput({}, 0)
     meter._unread = steps(lambda t: step_of(byte=[1.0] * (t + 1), label=labels[t]), 0.5, steps=5)
     meter.read()
     assert meter.running == {"byte": [15.0, 15], "label": [100.0, 4]}

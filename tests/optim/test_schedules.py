@@ -27,7 +27,7 @@ def schedules(name: str, warmup_ratio: float, stable: float, power: float) -> Sc
     """A schedule with those of the settings that it has; `stable` is a share of what the warm-up leaves."""
     if name == LONG:
         return Schedule(name="linear", warmup_ratio=0.0, total_steps=100_000)
-    settings = {"warmup_ratio": warmup_ratio, "power": power, "stable_ratio": stable * (1 - warmup_ratio)}
+    settings = {"warmup_ratio": warmup_ratio, "power": power, "stable_ratio": stable * (1 - warmup_ratio), "decay": "power"}
     return Schedule(name=name, **{key: settings[key] for key in SCHEDULE_SETTINGS[name]})  # type: ignore[arg-type]
 
 

@@ -215,3 +215,14 @@ def test_the_verdict_in_the_readme_is_that_of_the_numbers_above_it() -> None:
     sides = [spread({i: line(value) for i, value in enumerate(rows[name][:3])}) for name in ("pretrained", "random init")]
     _, verdict = compare(*sides, [{"method": "word overlap", "value": rows["word overlap"][0]}])
     assert f"\n{verdict}\n" in text
+
+
+def test_the_steps_of_a_run_with_a_budget_are_those_that_it_decided(tmp_path: Path) -> None:
+    def decision(phase: str, step: int, steps: int) -> dict[str, object]:
+        return {"kind": "event", "event": "budget", "message": "", "phase": phase, "global_step": step, "step": step, "steps": steps}
+
+    lines = [*metrics(), decision("short", 10, 700), decision("short", 150, 200)]
+    rows = summarize(write_run(tmp_path / "run", lines, settings(budget="8h")))["phases"]
+    assert [(row["steps"], row["planned"], row["finished"]) for row in rows] == [(200, 200, True), (50, None, True)]
+    # The recipe has only shares of the time.
+    assert [row["planned"] for row in summarize(write_run(tmp_path / "fixed", lines))["phases"]] == [200, 50]

@@ -1,0 +1,90 @@
+"""What a budget of time will come to: how long the stages after pretraining take, and how many steps that leaves to each phase."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from overnight.byte_lm.rehearsal import probe_seconds
+from overnight.checkpoint.run_corpus import with_data
+from overnight.config import BertRun, ByteRun, Run
+from overnight.config.budget import deadline_of
+from overnight.display import duration, plural
+from overnight.distributed.world import World
+from overnight.engine import run_clock
+from overnight.engine.budget import least_budget, planned_steps, reserve, seconds_text
+from overnight.engine.planner import shares
+from overnight.engine.rehearsal import seconds_per_step
+from overnight.engine.run_clock import time_of_day
+from overnight.engine.training_run import set_up_machine
+from overnight.engine.workload import build_workload
+from overnight.finetune.rehearsal import finetune_seconds
+
+# Time that the last two stages take at most where networks are small (s).
+_EXPORT_AND_REPORT = 15.0
+
+
+@dataclass(frozen=True)
+class TimePlan:
+    """What a budget is expected to come to, if the run began now."""
+
+    budget: str
+    deadline: float
+    """Seconds since 1970."""
+    pretraining: float
+    """Time for the steps (s); below 0 where what follows takes all of it."""
+    seconds_per_step: float
+    """In the first phase."""
+    steps: dict[str, int]
+    """Of every phase."""
+    after: dict[str, float]
+    """Estimates of what follows pretraining (s)."""
+    least: float
+    """The shortest budget that leaves pretraining a tenth (s)."""
+
+
+def seconds_after_pretraining(run: Run) -> dict[str, float]:
+    """Return how long each stage after pretraining will take (s), by name: those of tasks by a rehearsal on prepared data.
+
+    Raises:
+        DataError: when the data of a task cannot be used.
+    """
+    after: dict[str, float] = {}
+    if isinstance(run, BertRun):
+        after |= {name: finetune_seconds(run, name, with_data(run).data_dir) for name in run.finetune}
+    elif isinstance(run, ByteRun):
+        after |= {name: probe_seconds(run, name) for name in run.linear_probe}
+    return after | {"export and report": _EXPORT_AND_REPORT}
+
+
+def time_plan(run: Run) -> TimePlan:
+    """Return what the budget of a run will come to, by a rehearsal of its first phase and its tasks; nothing is kept.
+
+    Raises:
+        DataError: when the prepared data, or that of a task, cannot be used.
+    """
+    now, device = run_clock.CLOCK.wall(), set_up_machine(run)
+    after = seconds_after_pretraining(run)
+    with TemporaryDirectory() as folder:
+        aside = dataclasses.replace(with_data(run), out=str(Path(folder)))
+        seconds = seconds_per_step(aside, build_workload(aside, World(device=device)), 0, device)
+    deadline = deadline_of(run.budget, now)
+    left = deadline - now - reserve(sum(after.values()), deadline - now)
+    steps = planned_steps(shares(run), 0, 0, left, seconds)
+    least = least_budget(0.0, sum(after.values()))
+    return TimePlan(run.budget, deadline, left, seconds, dict(zip(run.phases, steps, strict=True)), after, least)
+
+
+def time_plan_text(plan: TimePlan) -> str:
+    """Return a plan of time for people."""
+    after = ", ".join(f"{name} {duration(seconds)}" for name, seconds in plan.after.items())
+    if plan.pretraining <= 0:
+        return f"budget {plan.budget}: is too short. What follows pretraining is estimated at {after}; the least is {duration(plan.least)}"
+    steps = ", ".join(f"{name} {plural(count, 'step')}" for name, count in plan.steps.items())
+    return (
+        f"budget {plan.budget}: begun now, it ends at {time_of_day(plan.deadline)}. Pretraining gets {duration(plan.pretraining)}, about {steps}, at "
+        f"{seconds_text(plan.seconds_per_step)} a step in the first phase, as timed now; evaluations and checkpoints come off it. What follows is "
+        f"estimated at {after}"
+    )

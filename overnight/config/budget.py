@@ -1,0 +1,36 @@
+"""What `budget` may say: a length of time, or the time of day at which everything is to be done."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, time, timedelta
+
+_LENGTH = re.compile(
+    r"(?:(?P<days>\d+(?:\.\d+)?) ?d(?:ays?)?)? ?(?:(?P<hours>\d+(?:\.\d+)?) ?h(?:ours?)?)? ?"
+    r"(?:(?P<minutes>\d+(?:\.\d+)?) ?m(?:in|inutes?)?)? ?(?:(?P<seconds>\d+(?:\.\d+)?) ?s(?:ec|econds?)?)?"
+)
+_UNTIL = re.compile(r"until (\d{1,2}):(\d\d)")
+ALLOWED = "a time such as 8h, 45m or 1h30m, or 'until 07:00'"
+
+
+def deadline_of(text: str, start: float) -> float:
+    """Return when a budget that begins at `start` is over (seconds since 1970, both).
+
+    `until` names the next such time of day: one that is past is tomorrow's.
+
+    Raises:
+        ValueError: when the text is no budget.
+    """
+    if until := _UNTIL.fullmatch(text.strip()):
+        hour, minute = map(int, until.groups())
+        if hour > 23 or minute > 59:
+            raise ValueError(f"{text!r} is no time of day; must be {ALLOWED}")
+        day = datetime.fromtimestamp(start).date()
+        # Local times of a day, not a day's seconds later: the clocks may change in the night.
+        moments = (datetime.combine(day + timedelta(days=later), time(hour, minute)).timestamp() for later in (0, 1))
+        return next(moment for moment in moments if moment > start)
+    found = _LENGTH.fullmatch(text.strip())
+    length = timedelta(**{unit: float(number) for unit, number in found.groupdict().items() if number}) if found else timedelta(0)
+    if length <= timedelta(0):
+        raise ValueError(f"must be {ALLOWED}")
+    return start + length.total_seconds()

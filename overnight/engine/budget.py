@@ -1,0 +1,230 @@
+"""How a run keeps to its budget of time: what is decided about the length of its phases, and when. No clock, file or network is met here.
+
+The `steps` of the recipe's phases are shares. The time that pretraining has divides them all by one factor, which follows at every moment from
+the time left and the measured time of a step. A phase is held at its peak rate until what is left of its time is that of its decay; then
+the decay begins, and only where its end comes to lie several per cent away from where it should is the end moved (:func:`look`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from overnight.display import duration
+from overnight.optim.decisions import Decision, share_of_decay_left
+
+# Steps that are timed before the first decision, and seconds, or this share of the time; and the shares after which it is taken in any case, and
+# even on the first step alone.
+_TIMED_STEPS, _TIMED_SECONDS, _TIMED_SHARE, _TIMED_AT_MOST, _FIRST_AT_MOST = 5, 10.0, 0.01, 0.03, 0.3
+# Looks at the clock: so many in a phase that is held, and one for so many parts of what is left of a decay.
+_LOOKS, _PARTS = 50, 8
+# Stretches over which the time of a step is measured, and steps of one at least.
+_STRETCHES, _STRETCH = 5, 5
+# The end of a decay is moved where it is off by more than this share of what is left of the decay, this of the budget, and a second; so often
+# at most.
+_OFF, _OFF_BUDGET, _OFF_SECONDS, _MOVES = 0.04, 0.003, 1.0, 40
+# The shortest decay, however late it is: this share of the steps before it. Less would leave the rate's end without its use.
+_LEAST_DECAY = 0.02
+# No step is faster (s): as if all were, the steps warm up by which the speed is measured, which so hardly move the weights.
+_FASTEST = 1e-3
+# What is kept free: a share of what was estimated for the work after pretraining, and of the budget.
+_RESERVE, _RESERVE_BUDGET = 0.1, 0.005
+# Share of a budget that pretraining must have.
+_LEAST_TRAINING = 0.1
+
+
+class Share(NamedTuple):
+    """A phase as its budget sees it."""
+
+    name: str
+    steps: int
+    """Of the recipe."""
+    flops: float
+    """Operations of a step, compared with those of the other phases."""
+    warmup: float
+    """Share of the steps."""
+    decay: float
+    """Share of the steps."""
+
+
+class Moment(NamedTuple):
+    """What is known at a look at the clock."""
+
+    done: int
+    """Steps of the phase."""
+    left: float
+    """Time that is left for pretraining (s)."""
+    seconds_per_step: float
+    measured: bool
+    """Whether enough steps were timed for the first decision."""
+    time: str
+    """ISO 8601."""
+
+
+class Look(NamedTuple):
+    """What a look at the clock has found."""
+
+    steps: int
+    """Of the phase: decided or expected."""
+    next: int
+    """Steps after which to look again."""
+    decision: Decision | None = None
+
+
+@dataclass
+class Speed:
+    """How long a step takes now: the median over a few stretches between looks at the clock, so that one pause counts as one."""
+
+    marks: list[tuple[int, float]] = field(default_factory=list)
+    """Steps done and seconds, at each look."""
+    warm: bool = False
+    """Whether the first look is forgotten: what is laid out and compiled in the first step counts only as long as nothing else does."""
+
+    def note(self, step: int, seconds: float) -> None:
+        """Remember a look."""
+        if len(self.marks) == 2 and not self.warm:
+            del self.marks[0]
+            self.warm = True
+        if len(self.marks) > 1 and self.marks[-1][0] - self.marks[-2][0] < _STRETCH:
+            del self.marks[-1]
+        self.marks.append((step, seconds))
+        del self.marks[: -_STRETCHES - 1]
+
+    def seconds_per_step(self) -> float:
+        """Return seconds of a step; infinite before one was seen."""
+        rates = [(ended - began) / (last - first) for (first, began), (last, ended) in pairwise(self.marks)]
+        return max(statistics.median(rates), 1e-9) if rates else math.inf
+
+    def enough(self, left: float) -> bool:
+        """Return whether a first decision can be taken on it, with so much time left for pretraining (s)."""
+        (first, began), (last, ended) = self.marks[0], self.marks[-1]
+        seconds = ended - began
+        timed = last - first >= _TIMED_STEPS and seconds >= min(_TIMED_SECONDS, _TIMED_SHARE * left)
+        # A first step that compiles for minutes says nothing of those after it.
+        return timed or (last > first and seconds >= (_TIMED_AT_MOST if self.warm else _FIRST_AT_MOST) * left)
+
+
+def reserve(after: float, budget: float) -> float:
+    """Return the time that pretraining must leave (s).
+
+    Args:
+        after: estimate of what follows it (s).
+        budget: all of the time (s).
+    """
+    return after * (1 + _RESERVE) + _RESERVE_BUDGET * budget
+
+
+def least_budget(spent: float, after: float) -> float:
+    """Return the shortest budget that leaves pretraining a tenth (s), with so much spent before it and estimated for after it (s)."""
+    return (spent + after * (1 + _RESERVE)) / (1 - _RESERVE_BUDGET - _LEAST_TRAINING)
+
+
+def planned_steps(shares: Sequence[Share], number: int, done: int, left: float, seconds_per_step: float) -> list[int]:
+    """Return the steps of phase `number` and of those after it that just take the time left.
+
+    Args:
+        shares: of all phases; the time of a step in a later one follows from its operations.
+        done: steps of phase `number`.
+        left: for pretraining (s).
+        seconds_per_step: in phase `number`.
+    """
+    whole = sum(share.steps * share.flops for share in shares[number:]) / shares[number].flops * seconds_per_step
+    factor = max(0.0, left + done * seconds_per_step) / whole
+    return [max(1, int(factor * share.steps)) for share in shares[number:]]
+
+
+def begin(shares: Sequence[Share], number: int, left: float, seconds_per_step: float, time: str) -> Decision:
+    """Return the first decision of a phase, before its first step: how it warms up until its speed is measured.
+
+    Args:
+        left: for pretraining (s).
+        seconds_per_step: as far as it is known from the phase before; else 0.
+    """
+    share = shares[number]
+    steps = max(2, planned_steps(shares, number, 0, left, seconds_per_step or _FASTEST)[0])
+    why = "expected from the phase before" if seconds_per_step else "its speed is measured first"
+    return Decision(share.name, 0, math.ceil(share.warmup * steps), None, steps, why, time, seconds_per_step)
+
+
+def look(shares: Sequence[Share], number: int, decisions: Sequence[Decision], moment: Moment, budget: float) -> Look:
+    """Return how many steps a phase has, when to look again, and what is to be decided now.
+
+    Args:
+        number: of the phase.
+        decisions: of the phase so far; the first is that of :func:`begin`.
+        budget: all of the time (s).
+    """
+    newest, done = decisions[-1], moment.done
+    wanted = planned_steps(shares, number, done, moment.left, moment.seconds_per_step)[0]
+    if newest.decay_begins is not None:
+        return _in_decay(shares, number, decisions, moment, budget)
+    least = done + max(1, math.ceil(_LEAST_DECAY * done))
+    steps, share = max(wanted, least), shares[number]
+    if len(decisions) == 1 and not moment.measured:
+        after = done + max(1, done // 2)
+        return Look(max(steps, after + 1), after)
+    begins = max(done, 1, steps - max(1, round(share.decay * steps)))
+    after = done + max(1, steps // _LOOKS)
+    if len(decisions) == 1 and begins > done:
+        warmup = newest.warmup_steps
+        if done < warmup:
+            warmup = done + max(1, round(share.warmup * (steps - done)))
+        why = f"a step takes {seconds_text(moment.seconds_per_step)}"
+        return Look(steps, min(after, begins), Decision(share.name, done, warmup, None, steps, why, *_said(moment)))
+    if begins > after:
+        return Look(steps, after)
+    why = f"what is left of the time of the phase is that of its decay, at {seconds_text(moment.seconds_per_step)} a step"
+    if steps > wanted:
+        why = f"there is no time left for more than the shortest decay{_late(steps, wanted, moment)}"
+    decision = Decision(share.name, done, newest.warmup_steps, begins, max(steps, begins + 1), why, *_said(moment))
+    return Look(decision.steps, _next_in_decay(done, decision), decision)
+
+
+def _in_decay(shares: Sequence[Share], number: int, decisions: Sequence[Decision], moment: Moment, budget: float) -> Look:
+    """Look during a decay: its end is moved where it would be too early or too late. The phases after it keep the time that they had when it began."""
+    newest, done = decisions[-1], moment.done
+    begins = newest.decay_begins
+    assert begins is not None
+    first = next(decision for decision in decisions if decision.decay_begins is not None)
+    later = sum(share.steps * share.flops for share in shares[number + 1 :]) / (shares[number].steps * shares[number].flops)
+    wanted = done + int(max(0.0, moment.left - later * first.steps * first.seconds_per_step) / moment.seconds_per_step)
+    shortest = math.ceil(_LEAST_DECAY * done * share_of_decay_left(decisions, done))
+    steps = max(wanted, done + 1, min(newest.steps, done + shortest))
+    off, left = abs(steps - newest.steps), newest.steps - max(done, begins)
+    moves = sum(decision.decay_begins is not None for decision in decisions) - 1
+    much = max(_OFF * left * moment.seconds_per_step, _OFF_BUDGET * budget, _OFF_SECONDS)
+    if done < begins or off * moment.seconds_per_step <= much or moves >= _MOVES:
+        return Look(newest.steps, _next_in_decay(done, newest))
+    lost = (newest.steps - wanted) * moment.seconds_per_step
+    why = (
+        f"at {seconds_text(moment.seconds_per_step)} a step ({seconds_text(newest.seconds_per_step)} before) it would end {duration(abs(lost))} "
+        f"{'late' if lost > 0 else 'early'}: its decay is made {'longer' if steps > newest.steps else 'shorter'}{_late(steps, wanted, moment)}"
+    )
+    decision = Decision(newest.phase, done, newest.warmup_steps, begins, steps, why, *_said(moment))
+    return Look(steps, _next_in_decay(done, decision), decision)
+
+
+def _next_in_decay(done: int, decision: Decision) -> int:
+    assert decision.decay_begins is not None
+    first = max(done, decision.decay_begins)
+    return first + max(1, (decision.steps - first) // _PARTS)
+
+
+def _said(moment: Moment) -> tuple[str, float]:
+    return moment.time, moment.seconds_per_step
+
+
+def _late(steps: int, wanted: int, moment: Moment) -> str:
+    """Return by how much the phase will end late, where a decay cannot be so short that it does not."""
+    if steps <= wanted:
+        return ""
+    return f"; it ends about {duration((steps - wanted) * moment.seconds_per_step)} late"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return the time of a step as people say it: 0.42 s, 38 ms."""
+    return f"{seconds:,.2f} s" if seconds >= 0.1 else f"{seconds * 1000:.3g} ms"

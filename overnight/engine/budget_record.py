@@ -1,0 +1,138 @@
+"""`budget.json` of a run folder: when the budget of a run is over, what was decided on the way, and how it came out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from overnight.config import Run
+from overnight.config.budget import deadline_of
+from overnight.display import duration
+from overnight.engine import run_clock
+from overnight.engine.budget import least_budget
+from overnight.engine.run_clock import moment_text, time_of_day
+from overnight.errors import ConfigError, DataError
+from overnight.optim.decisions import Decision
+from overnight.run_dir.atomic import write_json
+from overnight.state_files import STRICT, read_json, sealed
+
+_REMEDY = "put it back; without it nobody knows how long the phases are"
+
+
+@dataclass(frozen=True)
+class BudgetRecord:
+    """What `budget.json` holds. Moments are seconds since 1970."""
+
+    __pydantic_config__ = STRICT
+    budget: str
+    """As the recipe has it."""
+    started: float
+    deadline: float
+    ends: str
+    """The deadline for people (ISO 8601)."""
+    after: dict[str, float] | None = None
+    """Estimates of what follows pretraining, by its name (s); None while there are none."""
+    decisions: list[Decision] = field(default_factory=list)
+    trained: float | None = None
+    """When pretraining was done."""
+    done: float | None = None
+    """When everything was done."""
+
+    @property
+    def seconds(self) -> float:
+        """All of the time."""
+        return self.deadline - self.started
+
+    @property
+    def after_seconds(self) -> float:
+        """Estimate of all that follows pretraining."""
+        return sum((self.after or {}).values())
+
+    def of(self, phase: str) -> list[Decision]:
+        """Return the decisions on a phase."""
+        return [decision for decision in self.decisions if decision.phase == phase]
+
+
+def record_path(run: Run) -> Path:
+    """Return where the record of a run lies."""
+    return run.run_dir / "budget.json"
+
+
+def begin_record(run: Run) -> BudgetRecord:
+    """Return the record of a run with a budget; where there is none its time begins now. Nothing is written where there was one.
+
+    Raises:
+        ConfigError: when the run was begun with another budget, or is trained already and has no record.
+        DataError: when the record is damaged.
+    """
+    path, now = record_path(run), run_clock.CLOCK.wall()
+    known = read_record(run)
+    if known is not None and (known.budget == run.budget or known.decisions):
+        if known.budget != run.budget:
+            raise ConfigError(
+                f"budget = {run.budget!r}: {run.run_dir} was begun with {known.budget!r}, and ends at {known.ends}; "
+                "give that one, or give this run its own folder (--out=...)"
+            )
+        return known
+    if any((run.run_dir / "checkpoints").glob("step-*")):
+        raise DataError(f"{path}: is missing, and {run.run_dir} has checkpoints; {_REMEDY}, or give this run its own folder (--out=...)")
+    deadline = deadline_of(run.budget, now)
+    record = BudgetRecord(run.budget, now, deadline, moment_text(deadline))
+    write_record(run, record)
+    return record
+
+
+def read_record(run: Run) -> BudgetRecord | None:
+    """Return the record of a run, or None where there is none.
+
+    Raises:
+        DataError: when it was changed since it was written.
+    """
+    path = record_path(run)
+    return read_json(path, BudgetRecord, _REMEDY) if path.exists() else None
+
+
+def write_record(run: Run, record: BudgetRecord) -> None:
+    """Write the record of a run."""
+    write_json(record_path(run), sealed(dataclasses.asdict(record)))
+
+
+def close_record(run: Run) -> str:
+    """Write down that everything is done; return a sentence on how it came out."""
+    record = read_record(run)
+    assert record is not None and record.trained is not None, "pretraining has an end"
+    if record.done is None:
+        record = dataclasses.replace(record, done=run_clock.CLOCK.wall())
+        write_record(run, record)
+    assert record.done is not None and record.trained is not None
+    after = f"; what followed pretraining took {duration(record.done - record.trained)}, {duration(record.after_seconds)} was estimated"
+    early = record.deadline - record.done
+    return (
+        f"budget {record.budget}: done at {time_of_day(record.done)}, {duration(abs(early))} {'before' if early >= 0 else 'after'} "
+        f"the deadline{after if record.after else ''}"
+    )
+
+
+def check_budget(run: Run) -> BudgetRecord | None:
+    """Begin the time of a run that has a budget, or resume it; returns its record.
+
+    Raises:
+        ConfigError: when the time that is left is too short for any training, saying how much is not.
+    """
+    if not run.budget:
+        return None
+    record = begin_record(run)
+    spent = run_clock.CLOCK.wall() - record.started
+    if not record.decisions and spent > record.seconds:
+        raise ConfigError(
+            f"budget = {run.budget!r}: was over at {record.ends}, before any training began; delete {record_path(run)} to begin its time anew"
+        )
+    least = least_budget(spent, record.after_seconds)
+    if not record.decisions and least > record.seconds:
+        raise ConfigError(
+            f"budget = {run.budget!r}: is too short. {duration(spent)} are over, and what follows pretraining is estimated at "
+            f"{duration(record.after_seconds)}; the least that leaves a tenth for pretraining is {duration(math.ceil(least / 60) * 60)}"
+        )
+    return record

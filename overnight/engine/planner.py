@@ -1,0 +1,258 @@
+"""A training that keeps to a budget of time: looks at the clock between steps, takes the decisions of `engine.budget`, and keeps them in `budget.json`.
+
+A decision is written before it is obeyed. A run that is resumed, or goes back, before the step of a decision obeys it there, and decides nothing
+until it has come to the last one. The first process decides for all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from overnight.batches.packing import Sizes
+from overnight.config import BertPhase, Phase, Run
+from overnight.display import duration, plural
+from overnight.distributed.collectives import raise_on_all_ranks
+from overnight.distributed.world import World
+from overnight.engine import run_clock
+from overnight.engine.budget import Moment, Share, Speed, begin, look, planned_steps, reserve, seconds_text
+from overnight.engine.budget_record import BudgetRecord, begin_record, close_record, write_record
+from overnight.engine.metrics_logger import MetricsLogger
+from overnight.engine.micro_batch import from_first
+from overnight.engine.run_clock import RunClock, moment_text, time_of_day
+from overnight.models.flops import training_flops
+from overnight.optim.decisions import Decision, decided_factor
+from overnight.optim.schedules import peak_lr, resolved
+from overnight.state_files import fitted
+
+# Passes over a text after which more of them help little (Muennighoff et al. 2023, arXiv 2305.16264).
+_EPOCHS = 4
+
+
+def shares(run: Run) -> list[Share]:
+    """Return the phases of a run with a budget as it sees them."""
+    found = []
+    for name, phase in run.phases.items():
+        schedule = resolved(phase)
+        decay = 1.0 - schedule.warmup_ratio - schedule.stable_ratio
+        found.append(Share(name, phase.steps, _flops(run, phase), schedule.warmup_ratio, decay))
+    return found
+
+
+def _flops(run: Run, phase: Phase) -> float:
+    """Return the operations of a step whose sequences all have the full length."""
+    batch, length = phase.global_batch_size, phase.seq_len
+    predicted = min(phase.max_predictions_per_seq, length * phase.mlm_probability) if isinstance(phase, BertPhase) else length
+    return training_flops(run.model, run.data.vocab_size, Sizes(batch * length, batch * length**2, batch * predicted, batch))
+
+
+class Planner:
+    """The budget of a run, in one process.
+
+    Args:
+        run: with a budget.
+        world: the processes that share it.
+        phases: of the run, by name; their steps are set to those that are decided or expected.
+    """
+
+    def __init__(self, run: Run, world: World, phases: dict[str, Phase]) -> None:
+        self.run, self.world, self.phases, self.shares = run, world, phases, shares(run)
+        with raise_on_all_ranks(world):
+            text = json.dumps(dataclasses.asdict(begin_record(run))) if world.main else ""
+        whole = bytes(from_first(list(text.encode()), world)).decode()
+        self.record: BudgetRecord = fitted(json.loads(whole), BudgetRecord, "budget.json of the first process", "start all anew")
+        self.clock = RunClock(self.record.deadline)
+        self._number, self._epoch, self._next = 0, 0, 0
+        self._speed = Speed()
+        for name in phases:
+            if known := self.record.of(name):
+                self._set_steps(name, known[-1].steps)
+
+    def begin(self, number: int, done: int, epoch: int, logger: MetricsLogger) -> None:
+        """Begin or resume a phase.
+
+        Args:
+            number: of the phase, from 0.
+            done: steps of it.
+            epoch: examples of an epoch.
+            logger: is told what was decided at this step: a checkpoint is written before a decision.
+        """
+        self._number, self._epoch = number, epoch
+        name, known = self._name, self.record.of(self._name)
+        if not known:
+            before = self.record.of(self.shares[number - 1].name)[-1] if number else None
+            ratio = self.shares[number].flops / self.shares[number - 1].flops
+            seconds = before.seconds_per_step * ratio if before else 0.0
+            self._decide(begin(self.shares, number, self._left(), seconds, moment_text()), 1)
+            known = self.record.of(name)
+        self._next = max(done + 1, known[-1].at)
+        self._set_steps(name, max(known[-1].steps, 0 if self.decays(name) else self._next + 1))
+        self._speed = Speed([(done, self.clock.of_steps())])
+        if len(known) > 1 and self.record.trained is None:
+            left, when = self.clock.left(), time_of_day(self.record.deadline)
+            over = f"was over at {when}: what is left is made as short as it may be"
+            logger.context.line.print(f"budget {self.run.budget}: " + (f"ends at {when}, in {duration(left)}" if left > 0 else over))
+        for decision in known[1:]:
+            if decision.at == done:
+                self._tell(decision, logger)
+
+    @property
+    def _name(self) -> str:
+        return self.shares[self._number].name
+
+    def decays(self, phase: str) -> bool:
+        """Return whether the end of a phase is decided."""
+        known = self.record.of(phase)
+        return bool(known) and known[-1].decay_begins is not None
+
+    @property
+    def measuring(self) -> bool:
+        """Whether the phase has just begun, and how fast it is will only be known after some steps."""
+        return len(self.record.of(self._name)) == 1
+
+    def learning_rates(self, phase: Phase, name: str) -> Callable[[int], float]:
+        """Return the learning rate of a phase as a function of its step, from 0, by all decisions up to that step."""
+        peak, schedule = peak_lr(phase), resolved(phase)
+        return lambda step: peak * decided_factor(schedule, self.record.of(name), step)
+
+    def due(self, step: int) -> bool:
+        """Return whether :meth:`look` wants to be called after so many steps: the same in all processes."""
+        return (self.record.trained is None and step >= self._next) or any(d.at == step for d in self.record.of(self._name))
+
+    def look(self, step: int, logger: MetricsLogger) -> bool:
+        """Look at the clock after so many steps, or obey what was decided there; return whether a decision was taken now.
+
+        Args:
+            logger: is told.
+        """
+        known = [decision for decision in self.record.of(self._name) if decision.at == step]
+        for decision in known:
+            self._tell(decision, logger)
+        if self.record.trained is not None or step < self._next:
+            return False
+        found: list[int] = []
+        with raise_on_all_ranks(self.world):
+            if self.world.main:
+                found = self._found(step, logger)
+        steps, self._next, *decided = from_first(found, self.world)
+        self._set_steps(self._name, steps)
+        if decided and not self.world.main:
+            # The others need of it what decides the rate.
+            warmup, decay, end = decided
+            self._append(Decision(self._name, step, warmup, decay if decay >= 0 else None, end, "", "", 0.0))
+        if decided:
+            self._tell(self.record.of(self._name)[-1], logger)
+        return bool(decided)
+
+    def _found(self, step: int, logger: MetricsLogger) -> list[int]:
+        """Return what the first process has found: steps, when to look again, and what it has decided and written."""
+        self._compare_clocks(logger)
+        self._speed.note(step, self.clock.of_steps())
+        every = {"evaluation": self.run.logging.eval_every, "checkpoint": self.run.checkpoint.save_every}
+        between = sum(self._pause(what) / steps for what, steps in every.items() if steps)
+        left = self._left()
+        moment = Moment(step, left, self._speed.seconds_per_step() + between, self._speed.enough(left), moment_text())
+        found = look(self.shares, self._number, self.record.of(self._name), moment, self.record.seconds)
+        if not (decision := found.decision):
+            return [found.steps, found.next]
+        self._append(decision)
+        write_record(self.run, self.record)
+        decay = -1 if decision.decay_begins is None else decision.decay_begins
+        return [found.steps, found.next, decision.warmup_steps, decay, decision.steps]
+
+    def _decide(self, decision: Decision, after: int) -> None:
+        """Take a decision before the first step of a phase; all processes have the one of the first."""
+        numbers = from_first([decision.warmup_steps, decision.steps], self.world)
+        self._append(dataclasses.replace(decision, warmup_steps=numbers[0], steps=numbers[1]))
+        with raise_on_all_ranks(self.world):
+            if self.world.main:
+                write_record(self.run, self.record)
+
+    def _append(self, decision: Decision) -> None:
+        self.record = dataclasses.replace(self.record, decisions=[*self.record.decisions, decision])
+
+    def _set_steps(self, name: str, steps: int) -> None:
+        self.phases[name] = dataclasses.replace(self.phases[name], steps=steps)
+
+    def _left(self) -> float:
+        """Return the time that is left for the steps of pretraining (s): each phase ends with an evaluation and a checkpoint."""
+        ends = (len(self.shares) - self._number) * (self._pause("evaluation") + self._pause("checkpoint"))
+        return self.clock.left() - reserve(self.record.after_seconds, self.record.seconds) - ends
+
+    def _pause(self, what: str) -> float:
+        """Return the time of an evaluation or a checkpoint (s); of an evaluation before the first, that of its forward passes, a third of a step's."""
+        seconds, batch = self._speed.seconds_per_step(), self.phases[self._name].global_batch_size
+        guess = self.run.logging.eval_examples / batch * seconds / 3 if what == "evaluation" and math.isfinite(seconds) else 0.0
+        return self.clock.pauses.get(what, guess)
+
+    def _compare_clocks(self, logger: MetricsLogger) -> None:
+        """Notice a time of day that was set anew."""
+        if not (jump := self.clock.jumped()):
+            return
+        record = self.record
+        self.record = dataclasses.replace(record, deadline=record.deadline + jump, started=record.started + jump)
+        write_record(self.run, self.record)
+        logger.event(
+            "clock_jumped",
+            f"the time of day was set {duration(abs(jump))} {'forward' if jump > 0 else 'back'} on this machine: the time since the run began "
+            f"counts, and the budget ends at {time_of_day(self.record.deadline)} by the new time",
+        )
+
+    def _tell(self, decision: Decision, logger: MetricsLogger) -> None:
+        """Print a decision, and write it among the metrics; also each time when it is come to again."""
+        known = self.record.of(decision.phase)
+        if decision is known[0]:
+            return
+        if decision.decay_begins is not None:
+            text = f"phase {decision.phase}, step {decision.at:,}: its rate decays from step {decision.decay_begins:,} to step {decision.steps:,}"
+            text += f": {decision.why}" if decision.why else ""
+        elif self._number:
+            text = f"phase {decision.phase} gets about {plural(decision.steps, 'step')}: {decision.why}"
+        else:
+            text = expectation(self.record, self.shares, decision, max(0.0, self._left()))
+        more = {"step": decision.at, "steps": decision.steps, "decay_begins": decision.decay_begins, "decided": decision.time}
+        logger.event("budget", f"budget {self.run.budget}: {text}", **more)
+        epochs = decision.steps * self.phases[decision.phase].global_batch_size / max(1, self._epoch)
+        if decision.decay_begins is None and epochs > _EPOCHS:
+            logger.event(
+                "repeats",
+                f"phase {decision.phase} will read its text about {epochs:,.0f} times; after about {_EPOCHS} passes more of them help little: "
+                "a shorter budget, more text or a larger network makes more of the time",
+            )
+
+    def finish(self, log: Callable[[str], None]) -> None:
+        """Write down that pretraining is done; say how it came out."""
+        if self.record.trained is not None:
+            return
+        self.record = dataclasses.replace(self.record, trained=run_clock.CLOCK.wall())
+        with raise_on_all_ranks(self.world):
+            if self.world.main:
+                write_record(self.run, self.record)
+                left = self.clock.left()
+                rest = f"{duration(abs(left))} {'left' if left >= 0 else 'over'}, {duration(self.record.after_seconds)} estimated for what follows"
+                log(f"budget {self.run.budget}: pretraining is done, {rest}" if self.record.after else close_record(self.run))
+
+
+def expectation(record: BudgetRecord, phases: Sequence[Share], decision: Decision, left: float) -> str:
+    """Return what a run will do with its time, once the speed of its first phase is measured.
+
+    Args:
+        left: for pretraining (s).
+    """
+    counts = planned_steps(phases, 0, decision.at, left, decision.seconds_per_step or 1e9)
+    first, *later = [f"{share.name} about {plural(steps, 'step')}" for share, steps in zip(phases, counts, strict=True)]
+    gone = run_clock.CLOCK.wall() - record.started
+    text = f"ends at {time_of_day(record.deadline)}. {duration(gone)} are over; pretraining gets {duration(left)}: "
+    text += f"{first} of {seconds_text(decision.seconds_per_step)}{''.join(f', {words}' for words in later)}"
+    if record.after:
+        parts = [f"{name} {duration(seconds)}" for name, seconds in record.after.items()]
+        text += f"; what follows is estimated at {', '.join(parts)}"
+    return text
+
+
+def open_planner(run: Run, world: World, phases: Mapping[str, Phase]) -> tuple[Planner | None, dict[str, Phase]]:
+    """Return the planner of a run, None where it has no budget, and its phases with their steps as they are decided so far."""
+    known = dict(phases)
+    return (Planner(run, world, known) if run.budget else None), known

@@ -1,0 +1,55 @@
+"""How long a step of a phase takes, before the phase begins: a few steps at a learning rate of 0, timed and thrown away."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from functools import partial
+
+import torch
+
+from overnight.batches.batch_size import micro_batch, pad_to_multiple
+from overnight.config import BytePhase, Run
+from overnight.config.optimizers import ClippingOptim
+from overnight.distributed.world import World
+from overnight.engine.loop import LoopConfig, training_steps
+from overnight.engine.precision import DTYPES
+from overnight.engine.workload import Workload
+from overnight.optim.groups import build_optimizer
+
+# Steps that are timed, after a first one: as many as take so long (s), within these.
+_SECONDS, _FEWEST, _MOST = 4.0, 4, 40
+
+
+def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.device) -> float:
+    """Return the median time of a step (s); the network's state is not kept.
+
+    Args:
+        workload: of the run, in this process alone.
+        number: of the phase, from 0.
+    """
+    phase = list(run.phases.values())[number]
+    samples = workload.samples(phase, number, "train")
+    samples.set_micro_batch_size(micro_batch(phase, phase.steps) if phase.micro_batch_size else min(32, phase.global_batch_size))
+    settings = LoopConfig(
+        steps=_MOST + 1,
+        lr=lambda step: 0.0,
+        max_grad_norm=phase.optim.max_grad_norm if isinstance(phase.optim, ClippingOptim) else 0.0,
+        dtype=DTYPES[run.precision],
+        device=device,
+        seed=(run.seed, number),
+        weights={"label": phase.label_weight} if isinstance(phase, BytePhase) else {},
+        world=World(device=device),
+    )
+    batches = partial(samples.step, pad_to_multiple=pad_to_multiple(phase, samples.phase.micro_batch_size))
+    optimizer, carry, took = build_optimizer(workload.model, phase.optim), workload.carry(samples), []
+    last = time.perf_counter()
+    for _ in training_steps(workload.model, workload.model.losses, optimizer, batches, settings, carry=carry):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        now = time.perf_counter()
+        took.append(now - last)
+        last = now
+        if len(took) > _FEWEST and sum(took[1:]) >= _SECONDS:
+            break
+    return statistics.median(took[1:])

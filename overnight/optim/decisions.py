@@ -1,0 +1,82 @@
+"""The learning rate of a phase whose length is decided on the way: warm-up, hold, and a decay that may begin at any step.
+
+Each :class:`Decision` holds from its step on. The factor is a function of the step and the decisions alone, so a phase that is resumed, or
+trained again by the same decisions, takes the same rates. It is continuous: a decision changes where the curve goes, never where it is.
+
+    warm-up  a line from where the curve is to 1 at update `warmup_steps`
+    hold     1
+    decay    the form of the schedule, of the share s that is left: s is 1 at `decay_begins`, falls on a line to 0 at `steps`, and where that
+             end is moved, on a line from where it is to 0 at the new one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from overnight.config import Schedule
+from overnight.optim.schedules import decayed
+from overnight.state_files import STRICT
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is decided about the rest of a phase, once some steps of it are done."""
+
+    __pydantic_config__ = STRICT
+    phase: str
+    at: int
+    """Steps that were done; it holds from this step (from 0) on."""
+    warmup_steps: int
+    decay_begins: int | None
+    """First step (from 0) of the decay; None while the rate is held."""
+    steps: int
+    """Of the phase: decided, where the decay is, else expected."""
+    why: str
+    time: str
+    """When it was decided (ISO 8601)."""
+    seconds_per_step: float
+    """As measured then, with evaluations and checkpoints in their share; 0 where it is not known."""
+
+
+def decided_factor(schedule: Schedule, decisions: Sequence[Decision], step: int) -> float:
+    """Return what to multiply the peak learning rate by, 0 to 1.
+
+    Args:
+        schedule: of the phase, `wsd`; its form of decay counts.
+        decisions: of the phase, by their steps; the first is of step 0. Those after `step` do not count.
+        step: from 0.
+    """
+    height, left = 0.0, 1.0
+    known = [decision for decision in decisions if decision.at <= step]
+    for decision, after in pairwise(known):
+        height, left = _height(decision, height, after.at - 1), share_left(decision, left, after.at)
+    return _height(known[-1], height, step) * decayed(schedule, share_left(known[-1], left, step))
+
+
+def share_of_decay_left(decisions: Sequence[Decision], step: int) -> float:
+    """Return what is left of the decay at a step that no decision is after, 1 to 0."""
+    left = 1.0
+    for decision, after in pairwise(decisions):
+        left = share_left(decision, left, after.at)
+    return share_left(decisions[-1], left, step)
+
+
+def _height(decision: Decision, before: float, step: int) -> float:
+    """Return the factor that the warm-up has reached at a step, and the decay begins from; `before`: at the last step before the decision."""
+    if decision.decay_begins is not None:
+        step = min(step, decision.decay_begins - 1)
+    if step < decision.at:
+        return before
+    if step + 1 >= decision.warmup_steps:
+        return 1.0
+    return before + (1.0 - before) * (step + 1 - decision.at) / (decision.warmup_steps - decision.at)
+
+
+def share_left(decision: Decision, before: float, step: int) -> float:
+    """Return what is left of the decay at a step; `before`: where the decision was taken."""
+    if decision.decay_begins is None or step < decision.decay_begins:
+        return 1.0
+    begins = max(decision.at, decision.decay_begins)
+    return before * max(0, decision.steps - step) / (decision.steps - begins)

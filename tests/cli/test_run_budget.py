@@ -1,0 +1,126 @@
+"""`overnight run` and `plan` with a budget: all stages fit into it, its tasks are estimated by a rehearsal, and it may be killed anywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from overnight import config
+from overnight.cli import time_plan
+from overnight.cli.main import main
+from overnight.engine.budget_record import read_record
+from overnight.report.summary import summarize
+from tests.cli.test_run import results, scores, write_recipe
+from tests.conftest import tiny_tree
+from tests.engine.test_planner import FakeClock, clock  # noqa: F401
+from tests.engine.test_pretrain import Stop
+
+Captured = pytest.CaptureFixture[str]
+SCHEDULE = {"name": "wsd", "warmup_ratio": 0.1, "stable_ratio": 0.5}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tiny_data: Path) -> Path:
+    """The recipe of a run with a task, whose phases a budget can cut."""
+    path = write_recipe(tmp_path, tiny_data.parent / "topics.jsonl")
+    tree = yaml.safe_load(path.read_text())
+    for phase in tree["phases"].values():
+        phase["optim"]["schedule"] = SCHEDULE
+    tree["logging"]["eval_every"] = tree["checkpoint"]["save_every"] = 20
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return path
+
+
+@pytest.fixture
+def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimates in the time of the clock that only steps move: all seeds of the task."""
+    monkeypatch.setattr(time_plan, "finetune_seconds", lambda run, name, corpus: 20.0)
+
+
+@pytest.mark.usefixtures("rehearsed")
+def test_all_stages_end_in_time_and_it_says_so(recipe: Path, clock: FakeClock, capsys: Captured) -> None:  # noqa: F811
+    assert main(["run", str(recipe), "--budget=2m"]) == 0
+    out = capsys.readouterr().out
+    run = config.load_run(str(recipe), ["budget=2m"])
+    record = read_record(run)
+    assert record is not None and record.after == {"opinion": 20.0, "export and report": 15.0}
+    assert "what follows pretraining is estimated at opinion 20 s, export and report 15 s" in out
+    # Two seeds, pretrained and not, of nine steps.
+    assert record.trained is not None and record.done is not None and record.done - record.trained == 4 * 9 * clock.step_seconds
+    assert 10 < record.deadline - record.done < 25 and "before the deadline; what followed pretraining took 18 s, 35 s was estimated" in out
+    assert "pretraining is not finished" not in out
+    rows = summarize(run.run_dir)["phases"]
+    assert [(row["steps"], row["finished"]) for row in rows] == [(record.of(name)[-1].steps, True) for name in ("short", "long")]
+    before = results(run)
+    assert main(["run", str(recipe), "--budget=2m"]) == 0
+    assert "all phases are done" in (again := capsys.readouterr().out) and "budget 2m: done at " in again
+    assert results(run) == before and read_record(run) == record
+
+
+@pytest.mark.usefixtures("rehearsed")
+def test_killed_in_a_task_it_keeps_its_deadline_and_its_scores(recipe: Path, clock: FakeClock, capsys: Captured, tmp_path: Path) -> None:  # noqa: F811
+    clock.stop_at = 175
+    with pytest.raises(Stop):
+        main(["run", str(recipe), "--budget=2m"])
+    clock.stop_at, clock.now = -1, clock.now + 5
+    run = config.load_run(str(recipe), ["budget=2m"])
+    begun = read_record(run)
+    assert begun is not None and begun.trained is not None and begun.done is None
+    assert main(["run", str(recipe), "--budget=2m"]) == 0
+    ended = read_record(run)
+    assert ended is not None and (ended.deadline, ended.trained, ended.decisions) == (begun.deadline, begun.trained, begun.decisions)
+    assert [score[:2] for score in scores(run)] == [("pretrained", 0), ("pretrained", 1), ("random", 0), ("random", 1)]
+
+
+@pytest.mark.usefixtures("rehearsed")
+def test_a_budget_that_its_tasks_fill_is_refused_before_training_with_the_least(recipe: Path, clock: FakeClock, capsys: Captured) -> None:  # noqa: F811
+    assert main(["run", str(recipe), "--budget=30s"]) == 2
+    assert "is estimated at 35 s; the least that leaves a tenth for pretraining is 1 min 00 s" in capsys.readouterr().err
+    assert not (recipe.parent / "run" / "run.yaml").exists()
+    assert main(["run", str(recipe), "--budget=1m"]) == 0, "a longer one begins anew"
+
+
+def test_the_rehearsal_of_a_task_comes_near_and_writes_nothing(recipe: Path, tiny_data: Path) -> None:
+    run = config.load_run(str(recipe), [f"data.dir={tiny_data}"])
+    before = sorted(recipe.parent.rglob("*"))
+    after = time_plan.seconds_after_pretraining(run)
+    assert list(after) == ["opinion", "export and report"] and 1 < after["opinion"] < 600
+    assert sorted(recipe.parent.rglob("*")) == before
+
+
+def test_a_linear_probe_is_rehearsed_too(tmp_path: Path) -> None:
+    table = tmp_path / "opinion.csv"
+    table.write_text(
+        "text,label\n" + "".join(f"a {word} object {i},{label}\n" for i in range(40) for word, label in (("good", 1), ("bad", 0)))
+    )
+    tree = tiny_tree(tmp_path, tmp_path)
+    phase = {"steps": 6, "global_batch_size": 8, "seq_len": 32}
+    tree |= {
+        "model": {"kind": "mlstm", "num_layers": 1, "hidden_size": 16, "embedding_size": 8},
+        "data": {"paths": [str(tmp_path)], "tokenizer": "bytes"},
+        "phases": {"only": phase},
+        "linear_probe": {"opinion": {"task": "csv", "path": str(table)}},
+    }
+    after = time_plan.seconds_after_pretraining(config.build_run(tree))
+    assert list(after) == ["opinion", "export and report"] and 0 < after["opinion"] < 600
+
+
+def test_plan_says_what_a_budget_comes_to_and_writes_nothing(recipe: Path, tiny_data: Path, capsys: Captured) -> None:
+    command = ["plan", str(recipe), "--budget=8h", f"--data.dir={tiny_data}"]
+    before = sorted(recipe.parent.rglob("*"))
+    assert main(command) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "budget 8h: begun now, it ends at" in out and "What follows is estimated at opinion" in out
+    assert main([*command, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    steps = {phase["name"]: phase["steps"] for phase in plan["phases"]}
+    assert plan["time"]["steps"] == steps and steps["short"] / steps["long"] == pytest.approx(1.5, rel=0.01) and steps["short"] > 10_000
+    assert sorted(recipe.parent.rglob("*")) == before
+
+
+def test_plan_without_prepared_data_says_that_nothing_can_be_timed(recipe: Path, capsys: Captured) -> None:
+    assert main(["plan", str(recipe), "--budget=8h", "--data.dir=nowhere"]) == 0
+    assert "budget 8h: the data is not prepared, so no step can be timed" in " ".join(capsys.readouterr().out.split())

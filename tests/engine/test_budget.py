@@ -1,0 +1,173 @@
+"""Whatever the machine does, a run with a budget ends on time, with a decay to 0, and few decisions: on simulated machines, without a clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overnight.config import Schedule
+from overnight.engine.budget import Moment, Share, Speed, begin, least_budget, look, planned_steps, reserve
+from overnight.optim.decisions import Decision, decided_factor
+
+Machine = Callable[[int, float], float]
+"""Seconds of a step, by the phase and the seconds that have passed."""
+
+ONE = [Share("short", 1000, 1.0, 0.03, 0.3)]
+TWO = [Share("short", 1800, 1.0, 0.05, 0.3), Share("long", 200, 2.5, 0.1, 0.5)]
+
+
+class Night(NamedTuple):
+    """What a simulated run has done."""
+
+    ended: float
+    decisions: list[list[Decision]]
+    steps: list[int]
+
+
+def simulate(shares: list[Share], machine: Machine, budget: float, after: float = 0.0) -> Night:
+    """Take steps as the trainer does, on a machine that exists only here."""
+    now, known, end = 0.0, 0.0, budget - reserve(after, budget)
+    night = Night(0.0, [], [])
+    for number, share in enumerate(shares):
+        decisions = [begin(shares, number, end - now, known, "")]
+        speed, done, next_look, steps = Speed([(0, now)]), 0, 1, decisions[0].steps
+        while done < steps:
+            now += machine(number, now)
+            done += 1
+            if done == next_look and done < steps:
+                speed.note(done, now)
+                moment = Moment(done, end - now, speed.seconds_per_step(), speed.enough(end - now), "")
+                found = look(shares, number, decisions, moment, budget)
+                assert found.next > done and found.steps > done
+                steps, next_look = found.steps, found.next
+                if found.decision:
+                    assert found.decision.at == done
+                    decisions.append(found.decision)
+        assert decisions[-1].steps == steps and decisions[-1].decay_begins is not None, "every phase ends by a decision"
+        known = decisions[-1].seconds_per_step * (shares[number + 1].flops / share.flops if number + 1 < len(shares) else 1)
+        night.decisions.append(decisions)
+        night.steps.append(steps)
+    return night._replace(ended=now)
+
+
+def assert_shaped(night: Night) -> None:
+    """The rate rises to its peak, is held, and falls to 0, without a jump that is not one of its own steps."""
+    form = Schedule(name="wsd")
+    for decisions, steps in zip(night.decisions, night.steps, strict=True):
+        values = [decided_factor(form, decisions, t) for t in range(steps + 1)]
+        begins = decisions[-1].decay_begins
+        assert begins is not None and values[steps] == 0
+        assert all(a <= b for a, b in pairwise(values[:begins]))
+        assert all(a >= b for a, b in pairwise(values[max(0, begins - 1) :]))
+
+
+@pytest.mark.parametrize("shares", [ONE, TWO])
+@pytest.mark.parametrize("seconds", [0.02, 0.4, 5.0])
+def test_an_even_machine_needs_no_second_plan(shares: list[Share], seconds: float) -> None:
+    night = simulate(shares, lambda phase, now: seconds * shares[phase].flops, 3600.0, 400.0)
+    assert_shaped(night)
+    end = 3600.0 - reserve(400.0, 3600.0)
+    assert end - 3 * seconds * shares[-1].flops <= night.ended <= end
+    for share, decisions, steps in zip(shares, night.decisions, night.steps, strict=True):
+        assert len(decisions) == 3
+        begins = decisions[-1].decay_begins
+        assert begins is not None and steps - begins == pytest.approx(share.decay * steps, abs=2)
+        assert decisions[1].warmup_steps == pytest.approx(share.warmup * steps, abs=0.02 * steps + 10)
+
+
+def test_time_is_divided_as_the_steps_of_the_recipe_by_their_time() -> None:
+    night = simulate(TWO, lambda phase, now: (0.4, 1.0)[phase], 3600.0)
+    assert night.steps[0] / night.steps[1] == pytest.approx(9, rel=0.05)
+
+
+def test_a_phase_that_is_slower_than_its_operations_say_gets_fewer_steps() -> None:
+    night = simulate(TWO, lambda phase, now: (0.4, 2.0)[phase], 3600.0)
+    assert night.steps[0] / night.steps[1] == pytest.approx(18, rel=0.1) and night.ended == pytest.approx(3600, rel=0.01)
+
+
+@pytest.mark.parametrize("shares", [ONE, TWO])
+@settings(max_examples=40)
+@given(st.floats(0.05, 2.0), st.floats(0.4, 2.5), st.floats(0.0, 1.0))
+def test_a_machine_that_turns_slower_or_faster_once_ends_on_time(shares: list[Share], seconds: float, change: float, when: float) -> None:
+    budget = 3600.0
+
+    def machine(phase: int, now: float) -> float:
+        return seconds * shares[phase].flops * (change if now > when * budget else 1.0)
+
+    night = simulate(shares, machine, budget)
+    assert_shaped(night)
+    # A phase of a few steps cannot end between two of them.
+    assert abs(night.ended - budget) <= 0.02 * budget + 2 * seconds * shares[-1].flops * max(1.0, change)
+    assert max(map(len, night.decisions)) <= 30
+
+
+@settings(max_examples=40)
+@given(st.floats(0.1, 1.0), st.integers(0, 1000), st.floats(0.0, 0.4))
+def test_noise_and_pauses_end_on_time(seconds: float, seed: int, noise: float) -> None:
+    budget, draw = 3600.0, random.Random(seed)
+
+    def machine(phase: int, now: float) -> float:
+        # The last pause lies before the last tenth: nothing makes up for one in the last minute.
+        pause = 60.0 if draw.random() < 0.002 and now < 0.9 * budget else 0.0
+        return seconds * draw.lognormvariate(0.0, noise) + pause
+
+    night = simulate(ONE, machine, budget)
+    assert_shaped(night)
+    assert abs(night.ended - budget) <= 0.02 * budget
+    assert max(map(len, night.decisions)) <= 43
+
+
+def test_a_machine_that_stood_still_until_after_the_deadline_ends_after_the_shortest_decay_and_says_how_late() -> None:
+    night = simulate(ONE, lambda phase, now: 3000.0 if 1800 <= now < 1801 else 0.4, 3600.0)
+    assert_shaped(night)
+    (decisions,) = night.decisions
+    begins = decisions[-1].decay_begins
+    assert begins is not None and night.steps[0] - begins >= 0.02 * begins
+    assert 4800 < night.ended < 4800 + 0.05 * night.steps[0] * 0.4
+    assert any("late" in decision.why for decision in decisions)
+
+
+def test_the_steps_that_measure_the_speed_hardly_move_the_weights() -> None:
+    (decisions,) = simulate(ONE, lambda phase, now: 0.4, 3600.0).decisions
+    measured = decisions[1]
+    assert measured.at <= 60
+    assert decided_factor(Schedule(name="wsd"), decisions[:1], measured.at - 1) < 1e-3
+    without = simulate([ONE[0]._replace(warmup=0.0)], lambda phase, now: 0.4, 3600.0).decisions[0]
+    assert decided_factor(Schedule(name="wsd"), without, 0) == 1.0
+
+
+def test_steps_of_a_minute_are_timed_by_few() -> None:
+    (decisions,) = simulate(ONE, lambda phase, now: 60.0, 3600.0).decisions
+    assert decisions[1].at <= 3 and decisions[1].seconds_per_step == 60.0
+
+
+def test_a_first_step_that_compiles_for_minutes_is_not_taken_for_the_speed() -> None:
+    night = simulate(ONE, lambda phase, now: 300.0 if now == 0 else 0.4, 3600.0)
+    (decisions,) = night.decisions
+    assert decisions[1].seconds_per_step == pytest.approx(0.4) and decisions[1].warmup_steps > 200
+    assert abs(night.ended - 3600) <= 0.01 * 3600
+
+
+def test_one_pause_is_no_slower_machine() -> None:
+    speed = Speed([(0, 0.0)])
+    for step in range(10, 70, 10):
+        speed.note(step, step * 0.5 + (600.0 if step >= 40 else 0.0))
+    assert speed.seconds_per_step() == 0.5
+
+
+def test_the_plan_scales_all_phases_by_one_factor() -> None:
+    assert planned_steps(TWO, 0, 0, 1800 * 0.4 + 200 * 1.0, 0.4) == [1800, 200]
+    assert planned_steps(TWO, 0, 100, 2 * (1800 * 0.4 + 200 * 1.0) - 40, 0.4) == [3600, 400]
+    assert planned_steps(TWO, 1, 0, 100.0, 1.0) == [100]
+
+
+@given(st.floats(0, 10_000), st.floats(0, 10_000))
+def test_the_least_budget_leaves_a_tenth_for_pretraining(spent: float, after: float) -> None:
+    least = least_budget(spent, after)
+    assert least - spent - reserve(after, least) == pytest.approx(0.1 * least, abs=1e-6)

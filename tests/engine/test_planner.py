@@ -1,0 +1,281 @@
+"""A run with a budget ends on time and with the bits that its decisions imply, wherever it was stopped; what cannot be kept to is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from overnight import config
+from overnight.config import Run
+from overnight.console import Line
+from overnight.corpus.pipeline import prepare
+from overnight.engine import budget_record, loop, planner, pretrain, run_clock
+from overnight.engine.budget_record import BudgetRecord, close_record, read_record, write_record
+from overnight.errors import ConfigError, DataError
+from tests.engine.test_pretrain import Stop, assert_same_run, parameters
+
+Make = Callable[..., Run]
+SCHEDULE = {"name": "wsd", "warmup_ratio": 0.1, "stable_ratio": 0.5}
+WSD = {f"phases.{name}.optim.schedule": SCHEDULE for name in ("short", "long")}
+LESS = {"logging.eval_every": 10, "checkpoint.save_every": 5}
+
+
+class FakeClock(run_clock.Clock):
+    """A clock that only the steps move."""
+
+    def __init__(self, seconds: float = 0.5) -> None:
+        self.now, self.set_forward, self.step_seconds, self.steps, self.stop_at = 1000.0, 0.0, seconds, 0, -1
+
+    def wall(self) -> float:
+        return 1_800_000_000 + self.now + self.set_forward
+
+    def seconds(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """A machine whose steps take as long as the test says, and which may be killed in one."""
+    fake, real = FakeClock(), loop.clip_and_step
+
+    def step(*args: Any, **kwargs: Any) -> torch.Tensor:
+        fake.now += fake.step_seconds
+        fake.steps += 1
+        if fake.steps == fake.stop_at:
+            raise Stop
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(run_clock, "CLOCK", fake)
+    monkeypatch.setattr(loop, "clip_and_step", step)
+    return fake
+
+
+def train(run: Run) -> str:
+    out = io.StringIO()
+    pretrain.pretrain(run, Line(out))
+    return out.getvalue()
+
+
+def record_of(run: Run) -> BudgetRecord:
+    record = read_record(run)
+    assert record is not None
+    return record
+
+
+def events(run: Run) -> list[dict[str, Any]]:
+    lines = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "event"]
+
+
+def replayed(run: Run, again: Run) -> Run:
+    """The same recipe trained without a disturbance by the decisions of a run that is done."""
+    write_record(again, record_of(run))
+    train(again)
+    return again
+
+
+def test_it_ends_on_time_says_what_it_does_and_is_done(tiny: Make, clock: FakeClock) -> None:
+    run = tiny(**WSD, **LESS, budget="50s")
+    out = train(run)
+    record = record_of(run)
+    assert record.done is not None and abs(record.done - record.deadline) <= 1.5
+    assert "budget 50s: ends at " in out and re.search(r"of 0\.5\d s, long about", out) and "its rate decays from step" in out
+    assert "budget 50s: done at " in out
+    short, long = record.of("short"), record.of("long")
+    # Six parts to four in a recipe whose long steps take longer by their operations, not on this machine.
+    assert 45 < short[-1].steps < 75 and short[-1].steps + long[-1].steps == clock.steps
+    told = [event for event in events(run) if event["event"] == "budget"]
+    assert [event["steps"] for event in told] == [d.steps for d in record.decisions if d.at]
+    rates = [line["lr"] for line in map(json.loads, (run.run_dir / "metrics.jsonl").read_text().splitlines()) if line["kind"] == "train"]
+    assert max(rates) == 0.01 and rates[-1] < 0.001
+    before, metrics = parameters(run), (run.run_dir / "metrics.jsonl").read_bytes()
+    assert "all phases are done" in train(run)
+    assert all(torch.equal(before[name], tensor) for name, tensor in parameters(run).items())
+    assert record_of(run) == record and (run.run_dir / "metrics.jsonl").read_bytes() == metrics
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_anywhere_it_has_the_bits_of_its_decisions_and_ends_at_the_same_time(
+    seed: int, tiny: Make, clock: FakeClock, tmp_path: Path
+) -> None:
+    run, draw = tiny(**WSD, **LESS, budget="50s"), random.Random(seed)
+    known: list[Any] = []
+    for _ in range(4):
+        clock.stop_at = clock.steps + draw.randint(1, 30)
+        clock.step_seconds = draw.choice([0.3, 0.5, 0.8])
+        try:
+            train(run)
+        except Stop:
+            clock.now += 2.0  # until it is started again
+        decisions = record_of(run).decisions
+        assert decisions[: len(known)] == known, "what was decided stays"
+        known = decisions
+    clock.stop_at = -1
+    train(run)
+    record = record_of(run)
+    assert record.done is not None and abs(record.done - record.deadline) <= 2.5
+    clock.step_seconds = 7.0  # The machine of the second run does not decide anything.
+    assert_same_run(run, replayed(run, tiny(**WSD, **LESS, budget="50s", out=str(tmp_path / "again"))))
+
+
+def test_a_decision_after_the_checkpoint_is_obeyed_at_its_step(tiny: Make, clock: FakeClock, tmp_path: Path) -> None:
+    run = tiny(**WSD, **LESS | {"checkpoint.save_every": 1000}, budget="50s")
+    clock.stop_at = 45
+    with pytest.raises(Stop):
+        train(run)
+    decided = record_of(run).decisions
+    assert decided[-1].decay_begins is not None and not list((run.run_dir / "checkpoints").glob("step-*"))
+    # There is no checkpoint: the folder is as that of a run that has its decisions from another.
+    clock.stop_at, clock.now = -1, clock.now - 45 * 0.5
+    train(run)
+    assert record_of(run).decisions[: len(decided)] == decided
+    told = [(event["phase"], event["step"]) for event in events(run) if event["event"] == "budget"]
+    assert told == [(d.phase, d.at) for d in record_of(run).decisions if d.at]
+    assert_same_run(run, replayed(run, tiny(**WSD, **LESS | {"checkpoint.save_every": 1000}, budget="50s", out=str(tmp_path / "again"))))
+
+
+def test_started_again_after_its_deadline_it_makes_the_rest_short_and_says_so(tiny: Make, clock: FakeClock) -> None:
+    run = tiny(**WSD, **LESS, budget="50s")
+    clock.stop_at = 30
+    with pytest.raises(Stop):
+        train(run)
+    clock.stop_at, clock.now = -1, clock.now + 3600
+    out = train(run)
+    record = record_of(run)
+    assert "budget 50s: was over at" in out and "as short as it may be" in out
+    assert " late" in out and record.done is not None
+    assert record.of("short")[-1].steps < 40 and record.of("long")[-1].steps < 10
+    assert "after the deadline" in out
+
+
+def test_a_slower_machine_shortens_the_run_and_is_named(tiny: Make, clock: FakeClock) -> None:
+    run = tiny(**WSD, **LESS, budget="100s")
+    clock.stop_at = 90
+    with pytest.raises(Stop):
+        train(run)
+    clock.stop_at, clock.step_seconds = -1, 1.5
+    out = train(run)
+    assert "budget 100s: ends at" in out and ", in 55 s" in out
+    # Until the first evaluation, its share of a step is estimated.
+    assert re.search(r"at 1\.[56]\d s a step \(0\.50 s before\) it would end .* late: its decay is made shorter", out), out
+    record = record_of(run)
+    assert record.done is not None and abs(record.done - record.deadline) <= 5
+
+
+@pytest.mark.parametrize("jump", [7200.0, -7200.0])
+def test_a_clock_that_is_set_anew_is_noticed_and_changes_nothing(jump: float, tiny: Make, clock: FakeClock) -> None:
+    run = tiny(**WSD, **LESS, budget="50s")
+    real = planner.Planner.look
+
+    def look(self: planner.Planner, step: int, logger: Any) -> bool:
+        if step >= 20:
+            clock.set_forward = jump
+        return real(self, step, logger)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner.Planner, "look", look)
+        out = train(run)
+    assert f"was set 2 h 00 min {'forward' if jump > 0 else 'back'}" in out
+    assert [event["event"] for event in events(run)].count("clock_jumped") == 1
+    assert clock.now == pytest.approx(1050, abs=1.5)
+    record = record_of(run)
+    assert record.done is not None and abs(record.done - record.deadline) <= 1.5
+
+
+def test_a_text_that_would_be_read_often_is_a_warning(tiny: Make, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "_EPOCHS", 0)
+    run = tiny(**WSD, **LESS, budget="20s")
+    assert "after about 0 passes more of them help little" in train(run)
+    assert [event["phase"] for event in events(run) if event["event"] == "repeats"] == ["short", "long"]
+
+
+def test_another_budget_none_and_a_first_one_are_refused(tiny: Make, clock: FakeClock) -> None:
+    run = tiny(**WSD, **LESS, budget="20s")
+    train(run)
+    for other in ("30s", ""):
+        with pytest.raises(ConfigError, match=r"was begun with budget = '20s'.*--out"):
+            train(tiny(**WSD, **LESS, budget=other))
+    with pytest.raises(ConfigError, match="--extend: a run with a budget ends with it"):
+        pretrain.pretrain(run, Line(io.StringIO()), extend=True)
+    shutil.rmtree(run.run_dir)
+    train(tiny(**WSD, **LESS))
+    with pytest.raises(ConfigError, match=r"was begun without a budget"):
+        train(run)
+
+
+def test_a_record_that_is_gone_or_was_changed_is_an_error(tiny: Make, clock: FakeClock) -> None:
+    run = tiny(**WSD, **LESS, budget="20s")
+    train(run)
+    path = run.run_dir / "budget.json"
+    content = path.read_text()
+    path.unlink()
+    with pytest.raises(DataError, match=r"budget.json: is missing, and .* has checkpoints"):
+        train(run)
+    path.write_text(content.replace('"at": 0', '"at": 1'))
+    with pytest.raises(DataError, match=r"budget.json: was changed since it was written"):
+        train(run)
+    path.write_text(content)
+    assert "all phases are done" in train(run)
+
+
+def test_a_budget_shorter_than_what_follows_says_the_least(tiny: Make, clock: FakeClock) -> None:
+    run = tiny(**WSD, budget="10m")
+    record = budget_record.begin_record(run)
+    write_record(run, dataclasses.replace(record, after={"opinion": 900.0}))
+    with pytest.raises(ConfigError, match=r"budget = '10m': is too short.*estimated at 15 min 00 s; the least .* is 19 min 00 s"):
+        train(run)
+    assert not (run.run_dir / "run.yaml").exists()
+    clock.now += 700
+    with pytest.raises(ConfigError, match=r"before any training began; delete .*budget.json"):
+        train(run)
+
+
+def test_the_time_after_pretraining_is_kept_free_and_compared(tiny: Make, clock: FakeClock) -> None:
+    run = tiny(**WSD, **LESS, budget="60s")
+    write_record(run, dataclasses.replace(budget_record.begin_record(run), after={"opinion": 20.0}))
+    out = train(run)
+    record = record_of(run)
+    assert "what follows is estimated at opinion 20 s" in out and record.done is None
+    assert record.trained == pytest.approx(record.deadline - 22, abs=1.5)
+    clock.now += 15
+    assert "took 15 s, 20 s was estimated" in close_record(run)
+    assert record_of(run).done == clock.wall()
+
+
+def test_a_model_that_carries_a_state_has_the_bits_of_its_decisions_too(tiny_data: Path, clock: FakeClock, tmp_path: Path) -> None:
+    optim = {"name": "adamw", "lr": 0.01, "schedule": {**SCHEDULE, "decay": "sqrt"}}
+    tree: dict[str, Any] = {
+        "name": "bytes",
+        "budget": "40s",
+        "data": {
+            "paths": [str(tiny_data.parent / "topics.jsonl")],
+            "dir": str(tmp_path / "data"),
+            "tokenizer": "bytes",
+            "valid_fraction": 0.1,
+            "workers": 1,
+        },
+        "model": {"kind": "mlstm", "num_layers": 1, "hidden_size": 16, "embedding_size": 8},
+        "phases": {"only": {"steps": 1, "global_batch_size": 4, "seq_len": 16, "num_document_groups": 8, "optim": optim}},
+        "compute": {"threads": 1, "device": "cpu"},
+        "logging": {"eval_every": 20, "eval_examples": 8, "log_every": 1},
+        "checkpoint": {"save_every": 7},
+    }
+    run, again = (config.build_run({**tree, "out": str(tmp_path / name)}) for name in ("run", "again"))
+    prepare(run.data, run.data_dir, log=lambda text: None)
+    clock.stop_at = 33
+    with pytest.raises(Stop):
+        train(run)
+    clock.stop_at = -1
+    train(run)
+    assert len(record_of(run).decisions) >= 3
+    assert_same_run(run, replayed(run, again))
