@@ -160,7 +160,11 @@ def make_plan(run: Run) -> Plan:
     bert = isinstance(run, BertRun)
     vocabulary = BYTES if not bert else load_vocabulary(run.data_dir).size if prepared else run.data.vocab_size
     with torch.device("meta"):
-        network = masked_lm(run.model, vocabulary) if isinstance(run, BertRun) else byte_model(run.model, run.predicts_label)
+        network = (
+            masked_lm(run.model, vocabulary, run.predicts_next_sentence)
+            if isinstance(run, BertRun)
+            else byte_model(run.model, run.predicts_label)
+        )
     return Plan(
         name=run.name,
         model=vars(run.model),
@@ -269,9 +273,7 @@ def plan_text(plan: Plan, tensors: bool = False) -> str:
     if plan.time:
         blocks.append(time_plan_text(plan.time))
     elif plan.budget:
-        blocks.append(
-            f"budget {plan.budget}: the data is not prepared, so no step can be timed; the steps below are only shares of the time"
-        )
+        blocks.append(f"budget {plan.budget}: no step can be timed before the data is prepared; the steps below are shares of it")
     number = 0
     for same, phases in groupby(plan.phases, key=lambda phase: phase.groups):
         members = list(phases)

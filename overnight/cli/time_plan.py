@@ -20,6 +20,7 @@ from overnight.engine.rehearsal import seconds_per_step
 from overnight.engine.run_clock import time_of_day
 from overnight.engine.training_run import set_up_machine
 from overnight.engine.workload import build_workload
+from overnight.evaluation.rehearsal import evaluation_seconds
 from overnight.finetune.rehearsal import finetune_seconds
 
 # Time that the last two stages take at most where networks are small (s).
@@ -54,6 +55,7 @@ def seconds_after_pretraining(run: Run) -> dict[str, float]:
     after: dict[str, float] = {}
     if isinstance(run, BertRun):
         after |= {name: finetune_seconds(run, name, with_data(run).data_dir) for name in run.finetune}
+        after["evaluation"] = evaluation_seconds(with_data(run))
     elif isinstance(run, ByteRun):
         after |= {name: probe_seconds(run, name) for name in run.linear_probe}
     return after | {"export and report": _EXPORT_AND_REPORT}

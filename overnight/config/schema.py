@@ -364,6 +364,11 @@ class BertRun(Run):
     finetune: Annotated[Mapping[str, Finetune], MACHINE] = field(default_factory=dict)
     """Fine-tuning after pretraining, by name."""
 
+    @property
+    def predicts_next_sentence(self) -> bool:
+        """Whether any phase has next-sentence prediction."""
+        return any(phase.nsp for phase in self.phases.values())
+
 
 @dataclass(frozen=True, kw_only=True)
 class ByteRun(Run):

@@ -142,8 +142,6 @@ def _phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
         most, wanted = phase.max_predictions_per_seq, phase.mlm_probability * phase.seq_len
         if _PUBLISHED_RATE < phase.mlm_probability <= 1 and 0 < most < round(wanted):
             yield f"{key}.mlm_probability = {phase.mlm_probability:g}: asks for {round(wanted)} of {phase.seq_len} tokens, of which max_predictions_per_seq = {most} cuts some off; set it to 0"
-        if phase.nsp and isinstance(model, ModernBertConfig):
-            yield f"{key}.nsp = true: modernbert has no next-sentence prediction; set {key}.nsp=false"
         yield from _batch_warmup_problems(key, phase)
     if isinstance(phase, BytePhase):
         if 0 < phase.num_document_groups < batch:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from overnight.config import BertPhase, Run
 from overnight.distributed.world import World
-from overnight.models.bert import BertForPretraining
 
 _REDUCE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Type in which gradients are added up between processes, by `distributed.grad_reduce_dtype`."""
@@ -40,9 +39,7 @@ def parallelize_model(model: Any, world: World, run: Run) -> Callable[..., Any]:
     whole, dtype = Losses(model), _REDUCE[run.distributed.grad_reduce_dtype]
     if run.distributed.strategy == "ddp":
         # Without next-sentence prediction its head has no gradient, and DDP would wait for it.
-        unused = isinstance(model, BertForPretraining) and not all(
-            isinstance(phase, BertPhase) and phase.nsp for phase in run.phases.values()
-        )
+        unused = hasattr(model, "nsp") and not all(isinstance(phase, BertPhase) and phase.nsp for phase in run.phases.values())
         ddp = nn.parallel.DistributedDataParallel(whole, find_unused_parameters=unused)
         # A sum, not DDP's mean: each process has divided by the targets of all.
         ddp.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer(), dtype))

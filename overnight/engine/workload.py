@@ -204,7 +204,7 @@ def build_workload(run: Run, world: World) -> BertWorkload | ByteWorkload:
 def new_model(run: BertRun, vocabulary: Vocabulary, device: torch.device) -> MaskedLM:
     """Return the untrained encoder of a run: the same values on any device."""
     torch.manual_seed(key(run.seed, 0) >> 1)
-    return masked_lm(run.model, vocabulary.size).to(device)
+    return masked_lm(run.model, vocabulary.size, run.predicts_next_sentence).to(device)
 
 
 def set_up_encoder(model: Any, run: Run, device: torch.device) -> None:

@@ -70,7 +70,7 @@ def _matrices(layers: int) -> dict[str, str]:
 
 def export_tensors(state: Mapping[str, Tensor], kind: Kind, vocab_size: int) -> dict[str, Tensor]:
     """Return the whole state of `ModernBertForMaskedLM`, `...ForSequenceClassification` or `...ForQuestionAnswering`, the tied decoder included."""
-    left = as_fp32(state)
+    left = {name: tensor for name, tensor in as_fp32(state).items() if kind != "pretraining" or not name.startswith(("pooler.", "nsp."))}
     out = {f"{theirs}.weight": left.pop(f"{ours}.weight") for ours, theirs in _matrices(layers_of(left, "encoder.layers.")).items()}
     out[_WORD] = out[_WORD][:vocab_size].clone()
     head = "mlm" if kind == "pretraining" else "pooler"

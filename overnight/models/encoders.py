@@ -14,6 +14,10 @@ def encoder(model: EncoderConfig, vocab_size: int) -> Encoder | ModernEncoder:
     return Encoder(model, vocab_size) if isinstance(model, BertConfig) else ModernEncoder(model, vocab_size)
 
 
-def masked_lm(model: EncoderConfig, vocab_size: int) -> MaskedLM:
-    """Return an untrained encoder with its pretraining heads."""
-    return BertForPretraining(model, vocab_size) if isinstance(model, BertConfig) else ModernBertForMaskedLM(model, vocab_size)
+def masked_lm(model: EncoderConfig, vocab_size: int, nsp: bool = False) -> MaskedLM:
+    """Return an untrained encoder with its pretraining heads.
+
+    Args:
+        nsp: whether ModernBERT has the head for next-sentence prediction, which BERT always has.
+    """
+    return BertForPretraining(model, vocab_size) if isinstance(model, BertConfig) else ModernBertForMaskedLM(model, vocab_size, nsp)

@@ -98,7 +98,7 @@ def _modern_products(model: ModernBertConfig, vocabulary: int, sizes: Sizes) -> 
     near = min(sizes.squares, sizes.tokens * (model.local_attention + 1))
     pairs = sum(near if is_local(model, number) else sizes.squares for number in range(model.num_layers))
     layers = model.num_layers * (4 * h * h + 3 * h * ff) * sizes.tokens + 2 * h * pairs
-    return layers + (h * h + h * padded_vocabulary(vocabulary)) * sizes.predicted
+    return layers + (h * h + h * padded_vocabulary(vocabulary)) * sizes.predicted + (h * h + 2 * h) * sizes.sequences
 
 
 def _transformer_products(model: CausalLMConfig, sizes: Sizes) -> float:

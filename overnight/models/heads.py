@@ -13,34 +13,18 @@ from torch import Tensor, nn
 
 from overnight.batches.packing import Batch
 from overnight.config import BertConfig, EncoderConfig, ModernBertConfig
-from overnight.models.bert import Linear, Norm, first_tokens
+from overnight.models.bert import Linear, first_tokens
 from overnight.models.encoders import encoder
 from overnight.models.layers import dropout
-from overnight.models.modernbert import EPS
-
-
-class PredictionHead(nn.Module):
-    """ModernBERT's transform before any head: norm(gelu(dense(h))), as in the masked-LM head, from whose weights it begins."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.dense, self.norm = Linear(width, width, bias=False), Norm(width, bias=False, eps=EPS)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.norm(F.gelu(self.dense(hidden)))
+from overnight.models.modernbert import PredictionHead, pooled
 
 
 def pretrained_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what a task takes of a pretrained network: the encoder and the pooler; of ModernBERT the transform of the masked-LM head as the pooler."""
+    """Return what a task takes of a pretrained network: the encoder and the pooler; of ModernBERT without next-sentence prediction the transform of the masked-LM head as the pooler."""
     taken = {name: tensor for name, tensor in state.items() if name.startswith(("encoder.", "pooler."))}
-    if "encoder.final_norm.weight" in state:
+    if "encoder.final_norm.weight" in state and "pooler.dense.weight" not in state:
         taken |= {f"pooler.{part}.weight": state[f"mlm.{part}.weight"] for part in ("dense", "norm")}
     return taken
-
-
-def mean_of_tokens(hidden_ND: Tensor, batch: Batch) -> Tensor:
-    """Return the mean of the hidden states of each sequence (S, D), fp32."""
-    return torch.segment_reduce(hidden_ND.float(), "mean", lengths=torch.tensor(batch.lengths, device=hidden_ND.device))
 
 
 class Classifier(nn.Module):
@@ -64,8 +48,7 @@ class Classifier(nn.Module):
         """Return logits (S, C), or numbers (S, 1), fp32."""
         hidden_ND = self.encoder(batch, dtype)
         if isinstance(self.model, ModernBertConfig):
-            mean = self.model.pooling == "mean"
-            pooled_SD = self.pooler(mean_of_tokens(hidden_ND, batch).to(dtype) if mean else first_tokens(hidden_ND, batch))
+            pooled_SD = self.pooler(pooled(hidden_ND, batch, self.model))
         else:
             pooled_SD = torch.tanh(self.pooler(first_tokens(hidden_ND, batch)))
         return self.head(dropout(pooled_SD, self.probability, self.training)).float()

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overnight.batches.packing import Batch
 from overnight.config import ModernBertConfig
 from overnight.models.attention import Layout, angles, attention, layout
-from overnight.models.bert import Embedding, EncoderLayer, EncoderLayers, Linear, MaskedLMHead, Norm, padded_vocabulary
+from overnight.models.bert import Embedding, EncoderLayer, EncoderLayers, Linear, MaskedLMHead, Norm, first_tokens, padded_vocabulary
 from overnight.models.layers import dropout, gated_gelu, linear
 from overnight.models.vocabulary_loss import vocabulary_loss
 
@@ -87,13 +88,40 @@ class ModernEncoder(EncoderLayers):
         return self.final_norm(x_ND)
 
 
-class ModernBertForMaskedLM(nn.Module):
-    """The encoder with the masked-LM head."""
+class PredictionHead(nn.Module):
+    """ModernBERT's transform before any head: norm(gelu(dense(h))), as in the masked-LM head, from whose weights it begins."""
 
-    def __init__(self, model: ModernBertConfig, vocab_size: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.encoder = ModernEncoder(model, vocab_size)
+        self.dense, self.norm = Linear(width, width, bias=False), Norm(width, bias=False, eps=EPS)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.norm(F.gelu(self.dense(hidden)))
+
+
+def pooled(hidden_ND: Tensor, batch: Batch, model: ModernBertConfig) -> Tensor:
+    """Return what stands for each sequence (S, D): the mean of the hidden states of its tokens, taken in fp32, or that of its first."""
+    if model.pooling == "cls":
+        return first_tokens(hidden_ND, batch)
+    lengths = torch.tensor(batch.lengths, device=hidden_ND.device)
+    return torch.segment_reduce(hidden_ND.float(), "mean", lengths=lengths).to(hidden_ND.dtype)
+
+
+class ModernBertForMaskedLM(nn.Module):
+    """The encoder with the masked-LM head.
+
+    Args:
+        model: sizes.
+        vocab_size: tokens of the vocabulary.
+        nsp: whether it also has a head for next-sentence prediction, which ModernBERT as published has not.
+    """
+
+    def __init__(self, model: ModernBertConfig, vocab_size: int, nsp: bool = False) -> None:
+        super().__init__()
+        self.model, self.encoder = model, ModernEncoder(model, vocab_size)
         self.mlm = MaskedLMHead(model.hidden_size, vocab_size, bias=False, eps=EPS)
+        if nsp:
+            self.pooler, self.nsp = PredictionHead(model.hidden_size), Linear(model.hidden_size, 2)
 
     @torch.no_grad()
     def begin_at_unigram(self, counts_V: Tensor) -> None:
@@ -115,7 +143,15 @@ class ModernBertForMaskedLM(nn.Module):
         The vocabulary head is computed at the predicted positions only.
         """
         assert batch.predicted_M is not None
-        hidden_MD = self.mlm(self.encoder(batch, dtype).index_select(0, batch.predicted_M))
+        hidden_ND = self.encoder(batch, dtype)
+        hidden_MD = self.mlm(hidden_ND.index_select(0, batch.predicted_M))
         decoder = self.encoder.word.weight, self.mlm.masked_bias()
-        loss, correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training)
-        return {"mlm": loss}, {} if correct is None else {"mlm": correct}
+        loss, mlm_correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training)
+        losses, correct = {"mlm": loss}, {} if mlm_correct is None else {"mlm": mlm_correct}
+        if "nsp" in batch.targets:
+            labels = batch.targets["nsp"]
+            logits = self.nsp(self.pooler(pooled(hidden_ND, batch, self.model)))[: len(labels)].float()
+            losses["nsp"] = F.cross_entropy(logits, labels, reduction="sum")
+            if not self.training:
+                correct["nsp"] = (logits.argmax(-1) == labels).sum()
+        return losses, correct

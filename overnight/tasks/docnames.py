@@ -28,7 +28,7 @@ _SAME_OPENING = 200
 _MIN_ROWS = 40
 
 
-def load_docnames(docstrings: Iterable[Docstring] | None = None, seed: int = 0, train: int = 4000, dev: int = 1000) -> TaskData:
+def load_docnames(docstrings: Iterable[Docstring] | None = None, seed: int = 0, train: int = 12000, dev: int = 1000) -> TaskData:
     """Make the task: half of the rows have the docstring's own name, half that of another docstring of the same package.
 
     Each row uses two docstrings of a package, one for its text and one for the wrong name, and nothing is used twice: no text and no
@@ -37,7 +37,7 @@ def load_docnames(docstrings: Iterable[Docstring] | None = None, seed: int = 0, 
     Args:
         docstrings: from where; None is the documentation inside this environment.
         seed: another seed makes other rows.
-        train, dev: rows; both shrink alike, and the notes say so, where there are too few docstrings.
+        train, dev: rows; where there are too few docstrings, first there are fewer to train on, then to score, and the notes say so.
 
     Raises:
         DataError: too few docstrings.
@@ -50,7 +50,7 @@ def load_docnames(docstrings: Iterable[Docstring] | None = None, seed: int = 0, 
     notes: tuple[str, ...] = ()
     if len(pairs) < train + dev:
         wanted = f"{train:,} and {dev:,}"
-        dev = len(pairs) * dev // (train + dev)
+        dev = min(dev, len(pairs) // 5)
         train = len(pairs) - dev
         notes = (f"{train:,} training and {dev:,} scored rows instead of {wanted}: there are no more docstrings",)
     if min(train, dev) < _MIN_ROWS // 2:

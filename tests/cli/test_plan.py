@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight import config
-from overnight.batches.batch_size import batch_size
+from overnight.batches.batch_size import batch_size, sequences_before
 from overnight.cli.ascii_plot import Panel, Stretch, draw
 from overnight.cli.main import main
 from overnight.cli.plan import make_plan, plan_text
-from overnight.config import Run
+from overnight.config import BertRun, Run
 from overnight.models.bert import BertForPretraining
 from overnight.optim.groups import build_optimizer
 from overnight.optim.schedules import learning_rate, peak_lr
@@ -34,13 +34,13 @@ GROWING = {"phases.short.batch_warmup": {"initial_batch_size": 2, "steps": 5}}
 def test_the_plan_of_every_shipped_recipe_is_what_training_does(name: str) -> None:
     run = config.load_run(name, ["data.dir=nowhere"])
     plan = make_plan(run)
-    assert not plan.prepared and plan.vocabulary == (run.data.vocab_size if run.model.kind == "bert" else 256)
+    assert not plan.prepared and plan.vocabulary == (run.data.vocab_size if isinstance(run, BertRun) else 256)
     assert sum(part.parameters for part in plan.parts) == plan.parameters
     for told, (name, phase) in zip(plan.phases, run.phases.items(), strict=True):
         assert (told.name, told.steps, told.peak_lr, told.epochs) == (name, phase.steps, peak_lr(phase), None)
-        assert told.sequences == phase.steps * phase.global_batch_size and told.tokens == told.sequences * phase.seq_len
+        assert told.sequences == sequences_before(phase, phase.steps) and told.tokens == told.sequences * phase.seq_len
         assert told.at[0] == 0 and told.at[-1] == phase.steps - 1 and len(set(told.at)) == len(told.at) == min(1000, phase.steps)
-        assert told.lr == [learning_rate(phase, step) for step in told.at] and set(told.batch) == {phase.global_batch_size}
+        assert told.lr == [learning_rate(phase, step) for step in told.at] and told.batch == [batch_size(phase, step) for step in told.at]
         assert sum(group.parameters for group in told.groups) == plan.parameters
     text = plan_text(plan)
     assert max(len(line) for line in text.splitlines()) <= 100

@@ -68,7 +68,7 @@ def test_the_examples_of_the_help_are_of_keys_and_recipes_that_exist(capsys: Cap
 def test_the_help_of_a_recipe_shows_only_what_its_network_has_and_its_values(name: str, capsys: Captured) -> None:
     assert call("run", name, "--help") == 0
     shown = helped(capsys.readouterr().out)
-    bert = config.read_recipe(name).get("model", {}).get("kind", "bert") == "bert"
+    bert = config.read_recipe(name).get("model", {}).get("kind", "bert") in ("bert", "modernbert")
     of_bert = {
         "model.num_heads",
         "phases.NAME.nsp",

@@ -38,6 +38,7 @@ def recipe(tmp_path: Path, tiny_data: Path) -> Path:
 def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimates in the time of the clock that only steps move: all seeds of the task."""
     monkeypatch.setattr(time_plan, "finetune_seconds", lambda run, name, corpus: 20.0)
+    monkeypatch.setattr(time_plan, "evaluation_seconds", lambda run: 5.0)
 
 
 @pytest.mark.usefixtures("rehearsed")
@@ -46,11 +47,11 @@ def test_all_stages_end_in_time_and_it_says_so(recipe: Path, clock: FakeClock, c
     out = capsys.readouterr().out
     run = config.load_run(str(recipe), ["budget=2m"])
     record = read_record(run)
-    assert record is not None and record.after == {"opinion": 20.0, "export and report": 15.0}
-    assert "what follows pretraining is estimated at opinion 20 s, export and report 15 s" in out
+    assert record is not None and record.after == {"opinion": 20.0, "evaluation": 5.0, "export and report": 15.0}
+    assert "what follows pretraining is estimated at opinion 20 s, evaluation 5 s, export and report 15 s" in out
     # Two seeds, pretrained and not, of nine steps.
     assert record.trained is not None and record.done is not None and record.done - record.trained == 4 * 9 * clock.step_seconds
-    assert 10 < record.deadline - record.done < 25 and "before the deadline; what followed pretraining took 18 s, 35 s was estimated" in out
+    assert 10 < record.deadline - record.done < 30 and "before the deadline; what followed pretraining took 18 s, 40 s was estimated" in out
     assert "pretraining is not finished" not in out
     rows = summarize(run.run_dir)["phases"]
     assert [(row["steps"], row["finished"]) for row in rows] == [(record.of(name)[-1].steps, True) for name in ("short", "long")]
@@ -78,7 +79,7 @@ def test_killed_in_a_task_it_keeps_its_deadline_and_its_scores(recipe: Path, clo
 @pytest.mark.usefixtures("rehearsed")
 def test_a_budget_that_its_tasks_fill_is_refused_before_training_with_the_least(recipe: Path, clock: FakeClock, capsys: Captured) -> None:  # noqa: F811
     assert main(["run", str(recipe), "--budget=30s"]) == 2
-    assert "is estimated at 35 s; the least that leaves a tenth for pretraining is 1 min 00 s" in capsys.readouterr().err
+    assert "is estimated at 40 s; the least that leaves a tenth for pretraining is 1 min 00 s" in capsys.readouterr().err
     assert not (recipe.parent / "run" / "run.yaml").exists()
     assert main(["run", str(recipe), "--budget=1m"]) == 0, "a longer one begins anew"
 
@@ -87,7 +88,7 @@ def test_the_rehearsal_of_a_task_comes_near_and_writes_nothing(recipe: Path, tin
     run = config.load_run(str(recipe), [f"data.dir={tiny_data}"])
     before = sorted(recipe.parent.rglob("*"))
     after = time_plan.seconds_after_pretraining(run)
-    assert list(after) == ["opinion", "export and report"] and 1 < after["opinion"] < 600
+    assert list(after) == ["opinion", "evaluation", "export and report"] and 1 < after["opinion"] < 600 and 0 < after["evaluation"] < 600
     assert sorted(recipe.parent.rglob("*")) == before
 
 
@@ -123,4 +124,4 @@ def test_plan_says_what_a_budget_comes_to_and_writes_nothing(recipe: Path, tiny_
 
 def test_plan_without_prepared_data_says_that_nothing_can_be_timed(recipe: Path, capsys: Captured) -> None:
     assert main(["plan", str(recipe), "--budget=8h", "--data.dir=nowhere"]) == 0
-    assert "budget 8h: the data is not prepared, so no step can be timed" in " ".join(capsys.readouterr().out.split())
+    assert "budget 8h: no step can be timed before the data is prepared" in " ".join(capsys.readouterr().out.split())

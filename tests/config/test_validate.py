@@ -327,7 +327,6 @@ def test_a_recipe_of_modernbert_is_read_back_as_it_is() -> None:
 
 
 FOREIGN_TO_MODERNBERT = [
-    ("phases__short__nsp", True, "phases.short.nsp = true: modernbert has no next-sentence prediction; set phases.short.nsp=false"),
     ("model__attention_dropout", 0.1, "model.attention_dropout = 0.1: modernbert has no attention_dropout; it belongs to bert"),
     ("model__embedding_size", 32, "model.embedding_size = 32: modernbert has no embedding_size; it belongs to mlstm, lstm"),
     ("model__num_heads", 5, "model.num_heads = 5: must divide model.hidden_size = 768"),

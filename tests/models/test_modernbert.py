@@ -312,3 +312,22 @@ def test_a_task_begins_from_the_encoder_and_the_transform_of_the_pretrained_head
     result = task.load_state_dict(taken, strict=False)
     assert result.missing_keys == ["head.weight", "head.bias"] and not result.unexpected_keys
     assert torch.equal(task.pooler.dense.weight, model.mlm.dense.weight) and torch.equal(task.pooler.norm.weight, model.mlm.norm.weight)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_next_sentence_prediction_reads_pooled_sequences_and_is_left_out_of_an_export(pooling: str) -> None:
+    settings = ModernBertConfig(**MODERN_SIZES, pooling=pooling)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    model, batch = loud(ModernBertForMaskedLM(settings, VOCAB, nsp=True)).train(), random_batch(RAGGED)
+    assert isinstance(model, ModernBertForMaskedLM)
+    losses, _ = model.losses(batch, torch.float32)
+    parts = model.encoder(batch).split(RAGGED)
+    read = torch.stack([part.mean(0) if pooling == "mean" else part[0] for part in parts])
+    expected = F.cross_entropy(model.nsp(model.pooler(read)), batch.targets["nsp"], reduction="sum")
+    torch.testing.assert_close(losses["nsp"], expected)
+    losses["nsp"].backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for part in (model.pooler, model.nsp) for p in part.parameters())
+    assert {"pooler.dense.weight", "pooler.norm.weight"} <= set(pretrained_weights(model.state_dict()))
+    plain = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(("pooler.", "nsp."))}
+    exported, wanted = (to_huggingface(state, "pretraining", VOCAB) for state in (model.state_dict(), plain))
+    assert exported.keys() == wanted.keys() and all(torch.equal(exported[name], wanted[name]) for name in wanted)

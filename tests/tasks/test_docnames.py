@@ -102,10 +102,10 @@ def test_repeated_openings_short_texts_and_names_without_words_are_left_out() ->
     assert not any(t.startswith(("Too short", "A docstring long")) for t in texts)
 
 
-def test_too_few_docstrings_shrink_both_splits_and_say_so_and_very_few_are_refused() -> None:
+def test_too_few_docstrings_shrink_the_splits_and_say_so_and_very_few_are_refused() -> None:
     task = load_docnames(_docs(300))
     assert len(task.train) + len(task.dev) == 150 and len(task.dev) == 30
-    assert task.notes == ("120 training and 30 scored rows instead of 4,000 and 1,000: there are no more docstrings",)
+    assert task.notes == ("120 training and 30 scored rows instead of 12,000 and 1,000: there are no more docstrings",)
     with pytest.raises(DataError, match=r"gives 30 name-docstring pairs, too few"):
         load_docnames(_docs(60))
 
