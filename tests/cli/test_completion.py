@@ -35,7 +35,7 @@ def completions(line: str, folder: Path) -> list[str]:
         ("run mlstm-small --model.num_h", []),
         ("run demo --precision=b", ["--precision=bf16"]),
         ("run demo --precision b", ["bf16"]),
-        ("run demo --phases.long.optim.name la", ["lamb", "lans", "lars"]),
+        ("run demo --phases.short.optim.name la", ["lamb", "lans", "lars"]),
         ("run absent.yaml --compute.th", ["--compute.threads"]),
         ("finetune mn", ["mnli"]),
         ("finetune csv --columns.te", ["--columns.text", "--columns.text_b"]),
@@ -55,8 +55,8 @@ def test_recipes_files_and_run_folders_are_offered_and_a_run_folder_gives_its_ke
     (tmp_path / "run" / "run.yaml").write_text(config.run_yaml(config.load_run("demo")))
     (tmp_path / "mine.yaml").write_text("name: [")
     assert set(completions("overnight pretrain ", tmp_path)) == {*config.recipes(), "mine.yaml", "run/"}
-    assert completions("overnight pretrain run/ --phases.long.ste", tmp_path) == ["--phases.long.steps"]
-    assert completions("overnight pretrain mine.yaml --phases.long.ste", tmp_path) == [""]
+    assert completions("overnight pretrain run/ --phases.short.ste", tmp_path) == ["--phases.short.steps"]
+    assert completions("overnight pretrain mine.yaml --phases.short.ste", tmp_path) == [""]
     assert completions("overnight predict mask --from ", tmp_path) == ["run/"]
 
 
