@@ -129,7 +129,7 @@ class BertWorkload(_Prepared):
         model = new_model(self.run, self.vocabulary, device)
         if isinstance(self.run.model, ModernBertConfig) and self.run.model.unigram_bias:
             assert isinstance(model, ModernBertForMaskedLM)
-            model.begin_at_unigram(torch.from_numpy(_token_counts(self.shards["train"], self.vocabulary.size)))
+            model.begin_at_unigram(torch.from_numpy(token_counts(self.shards["train"], self.vocabulary.size)))
         return model
 
     def samples(self, phase: Phase, number: int, split: str) -> Samples:
@@ -143,10 +143,10 @@ class BertWorkload(_Prepared):
 
     def validation_counts(self) -> dict[str, float]:
         """Return the documents and tokens of the validation, and the loss of a model without context on them."""
-        valid = _token_counts(self.shards["valid"], self.vocabulary.size)
+        valid = token_counts(self.shards["valid"], self.vocabulary.size)
         if not valid.any():
             return super().validation_counts()
-        loss = context_free_loss(_token_counts(self.shards["train"], self.vocabulary.size), valid)
+        loss = context_free_loss(token_counts(self.shards["train"], self.vocabulary.size), valid)
         return {**super().validation_counts(), "plateau_loss": round(loss, 4)}
 
     def carry(self, samples: Samples | Streams) -> None:
@@ -221,7 +221,7 @@ def bits_per_character(scores: dict[str, float]) -> dict[str, float]:
     return {"bits_per_character": scores["byte_loss"] / math.log(2)} if "byte_loss" in scores else {}
 
 
-def _token_counts(shards: list[Shard], size: int) -> np.ndarray:
+def token_counts(shards: list[Shard], size: int) -> np.ndarray:
     """Return how often each token occurs (int64 [V]); of a large corpus, among tokens at equal distances."""
     every = max(1, sum(len(shard.tokens) for shard in shards) // _COUNTED)
     return sum((np.bincount(shard.tokens[::every], minlength=size) for shard in shards), np.zeros(size, np.int64))

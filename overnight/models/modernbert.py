@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overnight.batches.packing import Batch
+from overnight.batches.packing import Batch, moved
 from overnight.config import ModernBertConfig
 from overnight.models.attention import Layout, angles, attention, layout
 from overnight.models.bert import Embedding, EncoderLayer, EncoderLayers, Linear, MaskedLMHead, Norm, first_tokens, padded_vocabulary
@@ -103,7 +103,7 @@ def pooled(hidden_ND: Tensor, batch: Batch, model: ModernBertConfig) -> Tensor:
     """Return what stands for each sequence (S, D): the mean of the hidden states of its tokens, taken in fp32, or that of its first."""
     if model.pooling == "cls":
         return first_tokens(hidden_ND, batch)
-    lengths = torch.tensor(batch.lengths, device=hidden_ND.device)
+    lengths = moved(torch.tensor(batch.lengths), hidden_ND.device)
     return torch.segment_reduce(hidden_ND.float(), "mean", lengths=lengths).to(hidden_ND.dtype)
 
 

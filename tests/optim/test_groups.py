@@ -11,7 +11,7 @@ from torch import nn
 
 from overnight.config import OPTIMIZERS, AdamWConfig, BertConfig, LambConfig, LansConfig, LarsConfig, MuonConfig
 from overnight.models.bert import BertForPretraining
-from overnight.models.heads import BertForQuestionAnswering, Classifier
+from overnight.models.heads import Classifier, QuestionAnswering
 from overnight.optim import Lamb, Lans, Lars, Muon
 from overnight.optim.groups import build_optimizer, group_lines, parameter_groups
 
@@ -19,7 +19,7 @@ MODEL = BertConfig(num_layers=2, hidden_size=16, num_heads=2, max_position_embed
 
 
 @pytest.mark.parametrize(
-    "module", [BertForPretraining(MODEL, 50), Classifier(MODEL, 50, 3), BertForQuestionAnswering(MODEL, 50)], ids=lambda m: type(m).__name__
+    "module", [BertForPretraining(MODEL, 50), Classifier(MODEL, 50, 3), QuestionAnswering(MODEL, 50)], ids=lambda m: type(m).__name__
 )
 def test_every_parameter_is_once_in_the_group_of_its_kind(module: nn.Module) -> None:
     groups = {group["name"]: group for group in parameter_groups(module, LambConfig(weight_decay=0.02))}
