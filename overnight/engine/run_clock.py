@@ -34,7 +34,8 @@ def moment_text(moment: float | None = None) -> str:
 def time_of_day(moment: float) -> str:
     """Return a moment as people say it within a day: 07:00; with the date where it is another day's."""
     then = datetime.fromtimestamp(moment)
-    return f"{then:%H:%M}" if then.date() == datetime.fromtimestamp(CLOCK.wall()).date() else f"{then:%H:%M on %Y-%m-%d}"
+    today, hours = datetime.fromtimestamp(CLOCK.wall()).date(), then.strftime("%H:%M")
+    return hours if then.date() == today else f"{hours} on {then.date()}"
 
 
 class RunClock:

@@ -120,6 +120,7 @@ class ModernBertForMaskedLM(nn.Module):
         super().__init__()
         self.model, self.encoder = model, ModernEncoder(model, vocab_size)
         self.mlm = MaskedLMHead(model.hidden_size, vocab_size, bias=False, eps=EPS)
+        self.predicts_next_sentence = nsp
         if nsp:
             self.pooler, self.nsp = PredictionHead(model.hidden_size), Linear(model.hidden_size, 2)
 
@@ -148,7 +149,7 @@ class ModernBertForMaskedLM(nn.Module):
         decoder = self.encoder.word.weight, self.mlm.masked_bias()
         loss, mlm_correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training)
         losses, correct = {"mlm": loss}, {} if mlm_correct is None else {"mlm": mlm_correct}
-        if "nsp" in batch.targets:
+        if self.predicts_next_sentence and "nsp" in batch.targets:
             labels = batch.targets["nsp"]
             logits = self.nsp(self.pooler(pooled(hidden_ND, batch, self.model)))[: len(labels)].float()
             losses["nsp"] = F.cross_entropy(logits, labels, reduction="sum")
