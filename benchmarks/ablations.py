@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from string import Template
 from typing import Any
 
 from benchmarks.timed_training import (
+    NO_BUDGET,
     Yardstick,
     data_override,
     keep_study,
@@ -69,13 +69,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "no nsp": ("phases.*.nsp=false",),
     "short sequences 0.1": ("phases.*.short_seq_prob=0.1",),
     "no short sequences": ("phases.*.short_seq_prob=0.0",),
-    "masks 15 %": ("phases.*.mlm_probability=0.15", "phases.*.max_predictions_per_seq=$masks_15"),
-    "masks 30 %": ("phases.*.mlm_probability=0.30", "phases.*.max_predictions_per_seq=$masks_30"),
-    "masks 30 to 15 %": (
-        "phases.*.mlm_probability=0.30",
-        "phases.*.mlm_probability_end=0.15",
-        "phases.*.max_predictions_per_seq=$masks_30",
-    ),
+    "masks 15 %": ("phases.*.mlm_probability=0.15", "phases.*.max_predictions_per_seq=0"),
+    "masks 30 %": ("phases.*.mlm_probability=0.30", "phases.*.max_predictions_per_seq=0"),
     "whole words": ("phases.*.whole_word=true",),
     "vocabulary 4,096": ("data.vocab_size=4096",),
     "vocabulary 8,192": ("data.vocab_size=8192",),
@@ -119,9 +114,6 @@ def known(tree: Mapping[str, Any], phase: Mapping[str, Any]) -> dict[str, str]:
         "half_lr": f"{optim['lr'] / 2:.6f}",
         "double_lr": f"{optim['lr'] * 2:.6f}",
         "half_steps": phase["steps"] // 2,
-        # So many that they never cut the share of a full sequence.
-        "masks_15": max(phase["max_predictions_per_seq"], math.ceil(0.15 * phase["seq_len"])),
-        "masks_30": max(phase["max_predictions_per_seq"], math.ceil(0.30 * phase["seq_len"])),
         "sizes": ", ".join(f"{name}: {model[name]}" for name in ("num_layers", "hidden_size", "num_heads")),
     }
     return {name: str(value) for name, value in values.items()}
@@ -160,8 +152,8 @@ class Study:
 
     @cached_property
     def base(self) -> Run:
-        """The run that the variants change."""
-        return config.load_run(self.recipe, self.overrides)
+        """The run that the variants change, without a budget of its own: the time of all of them is given, and not every variant can have one."""
+        return config.load_run(self.recipe, [*self.overrides, NO_BUDGET])
 
     def variant(self, name: str, seed: int) -> list[str]:
         """Return all overrides of a variant; texts of one vocabulary lie in one folder.
@@ -170,7 +162,7 @@ class Study:
             ConfigError: when this version of `overnight` refuses them.
         """
         made = [*self.overrides, *expanded(self.base, VARIANTS.get(name, ())), f"seed={seed}"]
-        run = config.load_run(self.recipe, made)
+        run = config.load_run(self.recipe, [*made, NO_BUDGET])
         return [*made, data_override(run, self.work / f"data-{run.data.vocab_size}")]
 
     def refusal(self, name: str) -> str:
@@ -178,7 +170,7 @@ class Study:
         if name == BASE:
             return ""
         try:
-            here = config.load_run(self.recipe, self.variant(name, self.base.seed))
+            here = config.load_run(self.recipe, [*self.variant(name, self.base.seed), NO_BUDGET])
         except ConfigError as error:
             return f"refused: {str(error).splitlines()[0]}"
         return "is the base" if config.identity(here) == config.identity(self.base) else ""

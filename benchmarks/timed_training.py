@@ -3,7 +3,7 @@
 Every training, preparation and evaluation is a process of its own, as a user would start it; what it prints goes to a log beside its results.
 
 **The time** is that of `overnight pretrain` from its start to its end, importing and building included. A recipe whose schedules can be cut
-is given it as `--budget`, where `overnight` has that; every other is run for as many steps as fit: a short run measures the speed of each phase and
+is given it as `--budget`; every other is run for as many steps as fit: a short run measures the speed of each phase and
 what the start takes, and the step counts of the recipe are scaled by one factor. No validation and no checkpoints on the way, but one at the end.
 """
 
@@ -35,6 +35,8 @@ TRIAL_SECONDS = 10.0
 """How long the speed of a phase is measured, about."""
 QUIET = ("logging.eval_every=0", "checkpoint.save_every=1000000000", "checkpoint.keep_latest_k=1")
 """Overrides of every timed training."""
+NO_BUDGET = "budget="
+"""Takes a recipe's own budget away."""
 STEPS = ("steps", "batch_warmup.steps", "optim.schedule.total_steps", "optim.schedule.step_offset")
 """Settings of a phase that count steps."""
 
@@ -112,13 +114,13 @@ def pretrain_for(recipe: str, overrides: Sequence[str], out: Path, minutes: floa
     """
     shutil.rmtree(out, ignore_errors=True)
     overrides = [*overrides, *QUIET, f"compute.threads={threads}"]
-    run = config.load_run(recipe, overrides)
+    run = config.load_run(recipe, [*overrides, NO_BUDGET])
     assert isinstance(run, BertRun), recipe
     log, schedule = out / "log.txt", dict[str, int]()
     if by_budget := takes_budget(recipe, overrides, minutes):
         extra = [f"budget={minutes:g}m"]
     else:
-        overrides += ["budget="] if hasattr(run, "budget") else []  # the recipe's own
+        overrides += [NO_BUDGET]
         start, sequence_seconds = measure_speed(run, recipe, overrides, out / "trial", log, threads, trial_seconds)
         schedule = scaled_steps(run, sequence_seconds, 60 * minutes - start)
         extra = scaled_settings(run, schedule)
@@ -129,7 +131,7 @@ def pretrain_for(recipe: str, overrides: Sequence[str], out: Path, minutes: floa
 
 
 def takes_budget(recipe: str, overrides: Sequence[str], minutes: float) -> bool:
-    """Return whether `overnight` accepts a time for a run: it has the setting, and every schedule of the run can be cut anywhere."""
+    """Return whether a run can be given a time: every schedule of it can be cut anywhere."""
     try:
         config.load_run(recipe, [*overrides, f"budget={minutes:g}m"])
     except ConfigError:

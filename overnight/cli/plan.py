@@ -23,6 +23,7 @@ from overnight.cli.ascii_plot import Panel, Stretch, draw
 from overnight.cli.time_plan import TimePlan, time_plan, time_plan_text
 from overnight.config import BertPhase, BertRun, ByteRun, Optim, Phase, Run
 from overnight.config.optimizers import LayerwiseOptim
+from overnight.config.schema import ENCODERS
 from overnight.console import table
 from overnight.corpus.shards import load_manifest, open_shards
 from overnight.corpus.tokenizer import load_vocabulary
@@ -267,7 +268,7 @@ def plan_text(plan: Plan, tensors: bool = False) -> str:
     model = plan.model
     source = "as prepared" if plan.prepared else "as the recipe says; the data is not prepared"
     blocks = [
-        f"{plan.name}: {_network(model)}\nvocabulary {plan.vocabulary:,} {source if model['kind'] in ('bert', 'modernbert') else 'bytes'}",
+        f"{plan.name}: {_network(model)}\nvocabulary {plan.vocabulary:,} {source if model['kind'] in ENCODERS else 'bytes'}",
         _parts_text(plan),
     ]
     if plan.time:
@@ -299,7 +300,7 @@ def _network(model: dict[str, Any]) -> str:
         "lstm": "LSTM",
         "transformer": "causal Transformer",
     }[model["kind"]]
-    heads = f", {model['num_heads']} attention heads" if model["kind"] in ("bert", "modernbert", "transformer") else ""
+    heads = f", {model['num_heads']} attention heads" if "num_heads" in model else ""
     return f"{kind}, {plural(model['num_layers'], 'layer')}, hidden size {model['hidden_size']:,}{heads}"
 
 
@@ -309,7 +310,7 @@ def _parts_text(plan: Plan) -> str:
         name, each = (f"{part.times} x {part.name}", f"{part.parameters // part.times:,}") if part.times > 1 else (part.name, "")
         rows.append((name, each, f"{part.parameters:,}", share(part.parameters / plan.parameters)))
     rows.append(("total", "", f"{plan.parameters:,}", ""))
-    if plan.model["kind"] not in ("bert", "modernbert"):
+    if plan.model["kind"] not in ENCODERS:
         return table(rows)
     padded = padded_vocabulary(plan.vocabulary)
     note = f"The word embedding ({padded:,} rows) is also the decoder of the masked-LM head, and counted once."

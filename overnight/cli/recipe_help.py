@@ -9,7 +9,7 @@ from typing import Any
 
 from overnight import config
 from overnight.config.describe import ANY, Setting, describe
-from overnight.config.schema import RUNS
+from overnight.config.schema import ENCODERS, RUNS
 from overnight.config.validate import COMPUTE_SETTINGS, DATA_SETTINGS
 from overnight.display import folded, yaml_text
 
@@ -109,7 +109,7 @@ def _does_nothing(key: str, kind: str) -> bool:
     section, _, name = key.partition(".")
     if section == "compute":
         return kind not in COMPUTE_SETTINGS.get(name, (kind,))
-    other = DATA_SETTINGS["bytes" if kind in ("bert", "modernbert") else "wordpiece"]
+    other = DATA_SETTINGS["bytes" if kind in ENCODERS else "wordpiece"]
     return section == "data" and name in other
 
 

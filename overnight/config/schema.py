@@ -389,3 +389,5 @@ class ByteRun(Run):
 
 RUNS: dict[str, type[Run]] = {"bert": BertRun, "modernbert": BertRun, "mlstm": ByteRun, "lstm": ByteRun, "transformer": ByteRun}
 """The kind of run by the kind of its network."""
+ENCODERS = tuple(kind for kind, run in RUNS.items() if run is BertRun)
+"""The kinds of networks that read WordPiece tokens; the others read bytes."""

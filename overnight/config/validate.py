@@ -14,6 +14,7 @@ from overnight.config.budget import deadline_of
 from overnight.config.fields import out_of_range
 from overnight.config.optimizers import SCHEDULE_SETTINGS, UNTUNED, Optim, Schedule
 from overnight.config.schema import (
+    ENCODERS,
     BatchWarmup,
     BertPhase,
     BertRun,
@@ -82,7 +83,7 @@ DATA_SETTINGS: dict[str, tuple[str, ...]] = {
     "wordpiece": ("vocab_file", "vocab_size", "lowercase"),
     "bytes": ("test_fraction", "label"),
 }
-COMPUTE_SETTINGS = {"torch_compile": ("bert", "modernbert"), "cuda_graphs": ("mlstm", "lstm")}
+COMPUTE_SETTINGS = {"torch_compile": ENCODERS, "cuda_graphs": ("mlstm", "lstm")}
 """The networks for which a part of `compute` does anything, where it does not for all."""
 _LONGEST_WINDOW = 8192
 # Up to this share of masks fewer predictions than it asks for are a choice, as in published recipes; above, a bound left over from them.

@@ -11,6 +11,9 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
+from overnight.batches.masking import predictions
 from overnight.batches.packing import Sizes
 from overnight.config import BertPhase, Phase, Run
 from overnight.display import duration, plural
@@ -43,9 +46,11 @@ def shares(run: Run) -> list[Share]:
 
 def _flops(run: Run, phase: Phase) -> float:
     """Return the operations of a step whose sequences all have the full length."""
-    batch, length = phase.global_batch_size, phase.seq_len
-    predicted = min(phase.max_predictions_per_seq, length * phase.mlm_probability) if isinstance(phase, BertPhase) else length
-    return training_flops(run.model, run.data.vocab_size, Sizes(batch * length, batch * length**2, batch * predicted, batch))
+    batch, length, predicted, pairs = phase.global_batch_size, phase.seq_len, phase.seq_len, 0
+    if isinstance(phase, BertPhase):
+        predicted = int(predictions(np.array([length]), phase.mlm_probability, phase.max_predictions_per_seq)[0])
+        pairs = batch if phase.nsp else 0
+    return training_flops(run.model, run.data.vocab_size, Sizes(batch * length, batch * length**2, batch * predicted, pairs))
 
 
 class Planner:

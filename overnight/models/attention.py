@@ -137,8 +137,9 @@ def attention(qkv: Tensor, heads: int, where: Layout, probability: float, turns:
         qkv = rotate(qkv, heads, *turns)
     if where.varlen:
         q, k, v = qkv.view(-1, 3, heads, width // heads).unbind(1)
-        seen = (where.window, where.window)
-        out = varlen_attn(q, k, v, where.starts, where.starts, where.longest, where.longest, window_size=seen)
+        # The lowest torch may not know windows, and BERT has none.
+        near: dict[str, Any] = {"window_size": (where.window, where.window)} if where.window >= 0 else {}
+        out = varlen_attn(q, k, v, where.starts, where.starts, where.longest, where.longest, **near)
         return out.reshape(-1, width)  # type: ignore[union-attr]
     if where.pad is not None:
         # Padded places carry no gradient (their keys are masked, their outputs unused), so the inverse look-up is exact.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from overnight.config.schema import ENCODERS
 from overnight.console import table
 from overnight.display import duration, number, plural, points, scale_of, share, unit
 from overnight.report.plateau import plateau, plateau_text
@@ -72,7 +73,7 @@ def device(folder: RunFolder) -> str:
 
 def of_bytes(folder: RunFolder) -> bool:
     """Return whether the run trains a byte model, which has other scores than BERT."""
-    return (folder.settings.get("model") or {}).get("kind", "bert") not in ("bert", "modernbert")
+    return (folder.settings.get("model") or {}).get("kind", "bert") not in ENCODERS
 
 
 def phases(folder: RunFolder) -> list[dict[str, Any]]:

@@ -16,12 +16,16 @@ import pytest
 import torch
 
 from overnight import config
+from overnight.batches.packing import Sizes
 from overnight.config import Run
 from overnight.console import Line
 from overnight.corpus.pipeline import prepare
+from overnight.distributed.world import World
 from overnight.engine import budget_record, loop, planner, pretrain, run_clock
 from overnight.engine.budget_record import BudgetRecord, close_record, read_record, write_record
+from overnight.engine.workload import BertWorkload
 from overnight.errors import ConfigError, DataError
+from overnight.models.flops import training_flops
 from tests.engine.test_pretrain import Stop, assert_same_run, parameters
 
 Make = Callable[..., Run]
@@ -82,6 +86,19 @@ def replayed(run: Run, again: Run) -> Run:
     write_record(again, record_of(run))
     train(again)
     return again
+
+
+@pytest.mark.parametrize(("rate", "most", "nsp"), [(0.1, 3, True), (0.5, 0, True), (0.5, 0, False)])
+def test_the_work_of_a_step_is_that_of_full_sequences_as_the_loader_makes_them(tiny: Make, rate: float, most: int, nsp: bool) -> None:
+    settings = {"mlm_probability": rate, "max_predictions_per_seq": most, "nsp": nsp}
+    run = tiny(**WSD, **{f"phases.short.{key}": value for key, value in settings.items()})
+    phase = run.phases["short"]
+    samples = BertWorkload(run, World(device=torch.device("cpu"))).samples(phase, 0, "train")  # type: ignore[arg-type]
+    full = samples.longest(phase.global_batch_size)
+    assert full.predicted_M is not None
+    predicted, batch = int((full.targets["mlm"] >= 0).sum()), phase.global_batch_size
+    sizes = Sizes(batch * phase.seq_len, batch * phase.seq_len**2, predicted, batch * nsp)
+    assert planner.shares(run)[0].flops == training_flops(run.model, run.data.vocab_size, sizes)
 
 
 def test_it_ends_on_time_says_what_it_does_and_is_done(tiny: Make, clock: FakeClock) -> None:
