@@ -24,6 +24,7 @@ EXTRAS = {
     "tensorboard": ("tensorboard",),
     "transformers": ("transformers",),
     "wandb": ("wandb",),
+    "web": ("resiliparse",),
 }
 REQUIRED = (
     "argcomplete",

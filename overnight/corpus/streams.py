@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import glob
 import gzip
 import io
 import lzma
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,8 @@ from overnight.errors import DataError
 
 _PACKED_ENDINGS = {".gz": "", ".bz2": "", ".xz": "", ".zst": "", ".tgz": ".tar", ".tbz2": ".tar", ".txz": ".tar", ".tzst": ".tar"}
 _BLOCK = 1 << 20
+# What lies inside an archive and can only be read from its end, such as a zip archive, is copied to the disk first.
+_MAX_COPY = 16 << 30
 
 
 class TruncatedError(Exception):
@@ -207,3 +211,22 @@ class _Member(io.RawIOBase):
         self._left -= len(block)
         buffer[: len(block)] = block
         return len(block)
+
+
+@contextlib.contextmanager
+def seekable(stream: io.BufferedReader, name: str) -> Iterator[io.BufferedReader]:
+    """Give a stream in which one can seek: itself, or a copy of it in a temporary file that nobody else sees.
+
+    Raises:
+        DataError: when it is too large to be copied.
+    """
+    if stream.seekable():
+        yield stream
+        return
+    with tempfile.TemporaryFile() as copy:
+        while block := stream.read1(_BLOCK):
+            copy.write(block)
+            if copy.tell() > _MAX_COPY:
+                raise DataError(f"{name}: is larger than {_MAX_COPY >> 30} GB inside another archive; unpack that and name the folder")
+        copy.seek(0)
+        yield cast(io.BufferedReader, copy)

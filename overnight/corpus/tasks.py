@@ -46,6 +46,7 @@ class CleanTask:
     path: Path
     min_chars: int
     tokenizer: str
+    groups: list[str] | None = None  # of each text, where `data.group_field` is set
 
 
 def clean_task(documents: list[Document], path: Path, data: Data) -> CleanTask:
@@ -53,8 +54,13 @@ def clean_task(documents: list[Document], path: Path, data: Data) -> CleanTask:
     done = is_sealed(path)
     labels = [document.label for document in documents] if data.label and not done else None
     texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
-    names = [name.encode("utf-8", "backslashreplace").decode() for name in names]  # a file's name may be no UTF-8
-    return CleanTask(texts, labels, names, path, data.min_chars, data.tokenizer)
+    names = [_printable(name) for name in names]
+    groups = [_printable(document.group) for document in documents] if data.group_field and not done else None
+    return CleanTask(texts, labels, names, path, data.min_chars, data.tokenizer, groups)
+
+
+def _printable(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()  # a file's name may be no UTF-8, nor may a string in JSON be text
 
 
 def clean_chunk(task: CleanTask) -> None:
@@ -78,6 +84,8 @@ def clean_chunk(task: CleanTask) -> None:
     }
     if task.labels is not None:
         columns["label"] = pa.array([task.labels[row] for row in rows], pa.float32())
+    if task.groups is not None:
+        columns["group"] = pa.array([task.groups[row] for row in rows], pa.string())
     write_table(task.path, columns, {"short": str(len(task.texts) - len(texts))})
     seal_chunk(task.path)
 
