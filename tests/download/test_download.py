@@ -165,6 +165,14 @@ def test_a_file_that_fails_does_not_keep_the_others_from_coming(site: Site, tmp_
     assert download(site, tmp_path, "squad", "imdb") == 0
 
 
+def test_a_server_that_is_lost_is_not_asked_for_its_other_files(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site.faults[f"/{HOST}/train-v1.1.json"] = [status(503)]
+    assert download(site, tmp_path, "squad", "--jobs", "1") == 1
+    said = capsys.readouterr()
+    assert f"failed: https://{HOST}/dev-v1.1.json: was not asked for, as https://{HOST} is lost" in said.out
+    assert "answers 503 Service Unavailable, 1 time" in said.err and len(site.asked) == 1
+
+
 def test_several_files_come_at_once(site: Site, tmp_path: Path) -> None:
     def after_the_other(handler: Handler, content: bytes) -> None:
         end = time.monotonic() + HANG
