@@ -63,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
         if first is None:
             self.start(200, content, length)
         elif first >= length:
-            self.start(416, b"", 0, {"Content-Range": f"bytes */{length}"})
+            self.start(416, content, 0, {"Content-Range": f"bytes */{length}"})
         else:
             self.start(206, content, length - first, {"Content-Range": f"bytes {first}-{length - 1}/{length}"})
             content = content[first:]
