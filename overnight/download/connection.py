@@ -24,7 +24,7 @@ from overnight.errors import DataError
 MAX_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TEMPORARY = (408, 425, 429, 500, 502, 503, 504)
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_RANGE = re.compile(r"bytes (?:(\d+)-\d+|[*])/(\d+)")
 
 
 class MissingError(DataError):
@@ -203,7 +203,7 @@ def _answer(place: str, response: Any, first: int) -> Answer:
         total = int(length) if length.isascii() and length.isdecimal() else None
     else:
         found = _RANGE.fullmatch(headers.get("Content-Range", ""))
-        start, total = (int(found[1]), int(found[3])) if found and response.status == 206 else (-1, None)
+        start, total = (int(found[1] or -1), int(found[2])) if found else (-1, None)
     kind = headers.get_content_type() if "Content-Type" in headers else ""
     etag, modified = headers.get("ETag", ""), headers.get("Last-Modified", "")
     return Answer(where, response.status != 200, start, total, etag, modified, kind, response.read1, response.close)

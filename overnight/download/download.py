@@ -11,11 +11,11 @@ from pathlib import Path
 
 from overnight.console import Line
 from overnight.display import plural
-from overnight.download.addresses import shown
+from overnight.download.addresses import host_of, shown
 from overnight.download.connection import Source
 from overnight.download.jobs import Job, entry_of, jobs_of, megabytes
 from overnight.download.manifest import NAME, Entry, Manifest, sha256_of
-from overnight.download.patience import Attempts, StoppedError
+from overnight.download.patience import Attempts, LostError, StoppedError
 from overnight.download.progress import Progress
 from overnight.download.selection import Wanted
 from overnight.download.transfer import DiskFullError, Received, Transfer, put
@@ -42,6 +42,7 @@ class Download:
         self._manifest, self._guard = Manifest(folder), threading.Lock()
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._turns: dict[str, threading.Lock] = {}
+        self._lost: set[str] = set()
         self._several = False
 
     def run(self, wanted: Sequence[Wanted], jobs: int, verify: bool = False) -> None:
@@ -86,12 +87,17 @@ class Download:
             except IndexError:
                 return
             job.state = "under way"
+            host = host_of(job.file.address)
             try:
+                if host in self._lost:
+                    raise DataError(f"{shown(job.file.address)}: was not asked for, as {host} is lost")
                 self._get(job)
             except StoppedError:
                 return
             except Exception as error:
                 job.failed = error
+                if isinstance(error, LostError):  # each of its files would take as long to fail
+                    self._lost.add(host)
                 if self._several:  # else the command ends with it
                     self._lines.put(f"failed: {error}")
                 if not isinstance(error, UserError) or isinstance(error, DiskFullError):

@@ -27,6 +27,10 @@ class TemporaryError(Exception):
         self.wait = wait
 
 
+class LostError(DataError):
+    """A server does not answer, or nothing comes from it, however often it is asked."""
+
+
 class StoppedError(Exception):
     """The command ends: what has come so far stays."""
 
@@ -53,12 +57,13 @@ class Attempts:
             progressed: whether there were new bytes since the last failure.
 
         Raises:
-            DataError: when there were too many failures, or the server asks to come back much later.
+            LostError: when there were too many failures.
+            DataError: when the server asks to come back much later.
             StoppedError: when the command ends.
         """
         self._failures = 1 if progressed else self._failures + 1
         if self._failures > self._retries:
-            raise DataError(
+            raise LostError(
                 f"{what}: {error}, {plural(self._failures, 'time')}; what has come is kept and the same command continues. "
                 "Is there a network? --mirror names another place"
             )

@@ -137,6 +137,9 @@ class Transfer:
             return
         answer = self._source.open(self._file.address, have, known.validator if known else "")
         try:
+            if have and known and answer.total == have and answer.start == -1 and not _changed(answer, known):
+                self._rehash(have)  # all had come, and only now is it said that there is no more
+                return
             if have and known and (_changed(answer, known) or not answer.partial or answer.start != have):
                 self._drop()
                 if _changed(answer, known):

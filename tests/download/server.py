@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
         if first is None:
             self.start(200, content, length)
         elif first >= length:
-            self.start(416, b"", 0, {"Content-Range": f"bytes */{length}"})
+            self.start(416, content, 0, {"Content-Range": f"bytes */{length}"})
         else:
             self.start(206, content, length - first, {"Content-Range": f"bytes {first}-{length - 1}/{length}"})
             content = content[first:]
@@ -155,15 +156,18 @@ def unannounced(content: bytes) -> Fault:
 
 
 @contextmanager
-def serving(site: Site) -> Iterator[Site]:
-    """Within it, the site is there at `site.address`."""
+def serving(site: Site, context: ssl.SSLContext | None = None) -> Iterator[Site]:
+    """Within it, the site is there at `site.address`, by https where there is a certificate."""
     handler = type("SiteHandler", (Handler,), {"site": site})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     server.handle_error = lambda request, client: None  # type: ignore[method-assign]  # whoever asked has gone
+    site.address = f"http://127.0.0.1:{server.server_address[1]}"
+    if context:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        site.address = f"https://localhost:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
-    site.address = f"http://127.0.0.1:{server.server_address[1]}"
     try:
         yield site
     finally:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import ssl
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,7 +17,7 @@ from overnight.download.addresses import mirror_of, shown
 from overnight.download.connection import Source
 from overnight.errors import ConfigError, DataError
 from tests.download.conftest import Get, Pauses
-from tests.download.server import Site, status
+from tests.download.server import Site, serving, status
 
 WORDS = st.text("abcXYZ019!$%&@:/", min_size=6, max_size=12)
 
@@ -71,26 +75,43 @@ def test_without_a_mirror_only_https_is_spoken(address: str, pauses: Pauses) -> 
         Source(None, 1.0, pauses).open(address)
 
 
-def test_a_mirror_of_https_does_not_lead_to_http(pauses: Pauses, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first request is answered here in place of a server with a certificate; the second must not be made."""
-    source = Source(mirror_of("https://mirror.example.org", "--mirror"), 1.0, pauses)
+@pytest.fixture
+def certified(site: Site, tmp_path: Path) -> Iterator[tuple[Site, Path]]:
+    """A server of https, and its certificate, which nobody vouches for."""
+    if not shutil.which("openssl"):
+        pytest.skip("no openssl to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    subprocess.run([*words.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with serving(Site({"/data.example.org/a": b"content"}), context) as found:
+        yield found, certificate
 
-    class Redirect:
-        status = 302
-        headers = {"Location": f"{site.address}/a"}  # noqa: RUF012
 
-        def close(self) -> None:
-            pass
+def test_a_certificate_that_nobody_vouches_for_is_not_trusted(certified: tuple[Site, Path], pauses: Pauses) -> None:
+    source = Source(mirror_of(certified[0].address, "--mirror"), 5.0, pauses)
+    with pytest.raises(DataError, match="its certificate cannot be trusted"):
+        source.open("https://data.example.org/a")
+    assert not certified[0].asked
 
-    monkeypatch.setattr(source, "_send", lambda place, first, validator: Redirect())
+
+def test_a_mirror_of_https_does_not_lead_to_http(
+    certified: tuple[Site, Path], pauses: Pauses, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secure, certificate = certified
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    source = Source(mirror_of(secure.address, "--mirror"), 5.0, pauses)
+    answer = source.open("https://data.example.org/a")
+    assert answer.read(10) == b"content"
+    answer.close()
+    secure.faults["/data.example.org/a"] = [status(302, Location=f"{site.address}/a")]
     with pytest.raises(DataError, match=f"{site.address}/a: is not https"):
         source.open("https://data.example.org/a")
     assert not site.asked
 
 
 def test_the_password_of_a_mirror_goes_to_the_mirror_alone(site: Site, pauses: Pauses) -> None:
-    from tests.download.server import serving
-
     site.password = "user:secret"
     with serving(Site({"/a": b"elsewhere"})) as other:
         site.files["/data.example.org/a"] = b"here"

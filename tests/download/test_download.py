@@ -118,7 +118,7 @@ def test_what_is_there_is_not_got_again_and_what_is_not_as_it_came_is(
     train.write_bytes(TRAIN[:-1] + b"x")
     member.unlink()
     assert download(site, tmp_path, "squad", "glue") == 0
-    assert [path for path, _ in site.asked] == [f"/{HOST}/train-v1.1.json", f"/{HOST}/CoLA.zip"]
+    assert sorted(path for path, _ in site.asked) == [f"/{HOST}/CoLA.zip", f"/{HOST}/train-v1.1.json"]
     assert train.read_bytes() == TRAIN and member.read_bytes() == b"c\td\n"
     assert f"{train}: is not as it came" in capsys.readouterr().out
 
@@ -163,6 +163,14 @@ def test_a_file_that_fails_does_not_keep_the_others_from_coming(site: Site, tmp_
     assert said.out.count("failed: ") == 2 and "next:" not in said.out
     assert visible(tmp_path) == {"squad/dev-v1.1.json", "download.json"}
     assert download(site, tmp_path, "squad", "imdb") == 0
+
+
+def test_a_server_that_is_lost_is_not_asked_for_its_other_files(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site.faults[f"/{HOST}/train-v1.1.json"] = [status(503)]
+    assert download(site, tmp_path, "squad", "--jobs", "1") == 1
+    said = capsys.readouterr()
+    assert f"failed: https://{HOST}/dev-v1.1.json: was not asked for, as https://{HOST} is lost" in said.out
+    assert "answers 503 Service Unavailable, 1 time" in said.err and len(site.asked) == 1
 
 
 def test_several_files_come_at_once(site: Site, tmp_path: Path) -> None:

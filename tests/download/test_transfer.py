@@ -278,6 +278,14 @@ def test_a_file_that_was_whole_when_the_process_ended_is_not_asked_for_again(get
     assert len(site.asked) == 1
 
 
+def test_a_part_that_turns_out_to_be_the_whole_is_not_asked_for_again(get: Get, site: Site, tmp_path: Path) -> None:
+    get()
+    state = tmp_path / ".a.bin.part.json"
+    state.write_text(state.read_text().replace("1000000", "null"))
+    assert get(retries=0).path.read_bytes() == CONTENT
+    assert site.ranges(PATH) == ["", "bytes=1000000-"]
+
+
 @pytest.mark.parametrize(
     "state", ["", "{", "[]", '{"address": 1}', '{"address": "https://elsewhere.example.org/x", "etag": "", "modified": "", "total": 5}']
 )
