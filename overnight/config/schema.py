@@ -263,8 +263,10 @@ class Finetune:
     """Rows in one optimizer step."""
     micro_batch_size: PositiveInt = 32
     """Rows a device holds at once."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """AdamW as published, or Muon for the matrices (AdamW for the rest), which learns more of each row."""
     lr: PositiveFloat = 5e-5
-    """Peak learning rate of AdamW."""
+    """Peak learning rate of the optimizer; Muon takes higher ones (1e-3)."""
     warmup_ratio: Fraction = 0.1
     """Share of the steps spent warming up (0 to 1); linear decay to 0 follows."""
     weight_decay: NonNegativeFloat = 0.01

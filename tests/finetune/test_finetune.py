@@ -6,6 +6,7 @@ import builtins
 import dataclasses
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,13 @@ def test_more_seeds_and_the_baseline_are_added_to_what_is_there(with_task: Task,
     out = tune(run)
     assert "seed 0 pretrained  acc" not in out
     assert [(e["init"], e["seed"]) for e in lines(run)] == [("pretrained", 0), ("pretrained", 1), ("random", 0), ("random", 1)]
+
+
+def test_muon_steps_the_matrices_where_it_is_asked_for(with_task: Task, classes: Path) -> None:
+    adamw = tune(with_task("csv", classes))
+    muon = tune(with_task("csv", classes, optimizer="muon"))
+    assert "Muon" not in adamw
+    assert re.search(r"matrices: .*, Muon\n.*embeddings: .*, AdamW\n", muon)
 
 
 def train_lines(run: Run) -> list[dict[str, Any]]:
