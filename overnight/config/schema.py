@@ -32,7 +32,7 @@ class Data:
     """Where the text comes from and how it becomes token shards."""
 
     paths: list[str] = field(default_factory=lambda: ["builtin:python-docs"])
-    """Files, folders, globs, tar or zip archives, in order; `builtin:python-docs` is the documentation inside this Python environment. `$NAME` is read from the environment; `ARCHIVE::PATTERN` takes only the members of an archive whose names match (`reviews.tar.xz::*/train/*`; `*` matches `/` too)."""
+    """Files, folders, globs, tar or zip archives, here or in storage (`s3://bucket/folder`), and data sets of Hugging Face (`hf:NAME[:CONFIG[:SPLIT]]`), in order; `builtin:python-docs` is the documentation inside this Python environment. `$NAME` is read from the environment; `ARCHIVE::PATTERN` takes only the members of an archive whose names match (`reviews.tar.xz::*/train/*`; `*` matches `/` too)."""
     tokenizer: Literal["wordpiece", "bytes"] = "wordpiece"
     """What a token is: a WordPiece, for BERT, or a byte of UTF-8, for the byte models."""
     dir: Annotated[str, MACHINE] = "data/{name}"

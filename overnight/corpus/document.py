@@ -48,13 +48,12 @@ class Reading:
 
 
 @dataclass
-class OpenFile:
-    """An unpacked file, with the settings and the counters that its reader needs."""
+class Input:
+    """What documents are read from, with the settings and the counters that its reader needs."""
 
     # A document is held in memory several times over while it is cleaned; this keeps that to some hundred MB.
     max_bytes: ClassVar[int] = 32 << 20
 
-    stream: io.BufferedReader
     name: str
     data: Data
     source: Source
@@ -79,3 +78,10 @@ class OpenFile:
     def too_long(self, where: str, what: str) -> DataError:
         """Return the error of a document that memory is not to hold."""
         return DataError(f"{where}: more than {self.max_bytes >> 20} MB in one {what}")
+
+
+@dataclass
+class OpenFile(Input):
+    """An unpacked file."""
+
+    stream: io.BufferedReader

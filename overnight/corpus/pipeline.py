@@ -24,7 +24,7 @@ import xxhash
 
 from overnight.config import Data, environment_path
 from overnight.corpus import bytes as byte_text
-from overnight.corpus import dedup, pydocs, streams
+from overnight.corpus import dedup, hub, places, pydocs
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, documents, start_reading
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
@@ -188,8 +188,10 @@ def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
     for path in data.paths:
         if path == BUILTIN:
             sources.append(pydocs.environment())
+        elif path.startswith(hub.PREFIX):
+            sources.append(hub.version(path))
         else:
-            sources.append([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in streams.expand(path)])
+            sources.append([(file.name, file.size, file.version) for file in places.files(path)])
     given = read_tokens(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
     everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, CHUNK_BYTES, shard_tokens, settings, sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())

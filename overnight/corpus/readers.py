@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overnight.config import Data
-from overnight.corpus import gutenberg, pydocs, streams, zips
+from overnight.corpus import gutenberg, hub, places, pydocs, streams, zips
 from overnight.corpus.document import Document, OpenFile, Reading, Source
 from overnight.corpus.formats import BY_KIND, recognized
 from overnight.corpus.streams import TruncatedError
@@ -33,12 +33,13 @@ def documents(data: Data, reading: Reading) -> Iterator[Document]:
         DataError: a source is missing, empty, cut, damaged, not UTF-8, has no such member, or has more bad lines than allowed.
     """
     for source in reading.sources:
-        builtin = source.path == BUILTIN
-        found = (
-            (Document(text, None, name) for name, text in pydocs.python_docs(data.workers))
-            if builtin
-            else _from_files(data, source, reading)
-        )
+        found: Iterator[Document]
+        if source.path == BUILTIN:
+            found = (Document(text, None, name) for name, text in pydocs.python_docs(data.workers))
+        elif source.path.startswith(hub.PREFIX):
+            found = hub.read_dataset(source.path, data, source, reading)
+        else:
+            found = _from_files(data, source, reading)
         for document in found:
             source.documents += 1
             source.bytes += len(document.text.encode())
@@ -53,8 +54,10 @@ def start_reading(data: Data) -> Reading:
     for path in data.paths:
         if path.startswith("builtin:") and path != BUILTIN:
             raise DataError(f"data.paths: {path!r} is not built in; the only one is {BUILTIN!r}")
-        if path != BUILTIN:
-            reading.total_bytes += sum(file.stat().st_size for file in streams.expand(path))
+        if path.startswith(hub.PREFIX):
+            hub.version(path)
+        elif path != BUILTIN:
+            reading.total_bytes += sum(file.size for file in places.files(path))
     if not data.paths:
         raise DataError("data.paths is empty; name at least one file, folder or archive")
     return reading
@@ -62,18 +65,14 @@ def start_reading(data: Data) -> Reading:
 
 def _from_files(data: Data, source: Source, reading: Reading) -> Iterator[Document]:
     others: list[str] = []
-    for path in streams.expand(source.path):
-        try:
-            raw = open(path, "rb")  # noqa: SIM115 - closed below
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    for file in places.files(source.path):
         before = reading.done_bytes
-        with raw:
+        with file.open() as raw:
             reader = _Reader(data, source, reading, streams.pattern(source.path), others)
-            for document in reader.file(raw, str(path)):
+            for document in reader.file(raw, file.name):
                 reading.done_bytes = before + raw.tell()
                 yield document
-        reading.done_bytes = before + path.stat().st_size
+        reading.done_bytes = before + file.size
     if others and not source.files:
         raise DataError(f"{source.path}: no member of the archive matches; it holds {', '.join(others)}, ...; correct what follows ::")
 
@@ -126,7 +125,7 @@ class _Reader:
     def plain(self, stream: io.BufferedReader, name: str) -> Iterator[Document]:
         """Yield documents of an unpacked file; those without a name of their own are numbered."""
         kind = self.data.format if self.data.format != "auto" else _guess(stream, name)
-        found = BY_KIND[kind].read(OpenFile(stream, name, self.data, self.source, self.reading))
+        found = BY_KIND[kind].read(OpenFile(name, self.data, self.source, self.reading, stream))
         for number, document in enumerate(found, 1):
             text = gutenberg.remove_license(document.text, self.source) if self.data.gutenberg_license == "remove" else document.text
             yield document._replace(text=text, name=document.name or f"{name}#{number}")

@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from overnight.config import Data
 from overnight.corpus import streams
-from overnight.corpus.document import Document, OpenFile
+from overnight.corpus.document import Document, Input, OpenFile
 from overnight.corpus.plain_text import lines
 from overnight.corpus.streams import TruncatedError
 from overnight.errors import DataError
@@ -53,7 +53,7 @@ def read_parquet(file: OpenFile) -> Iterator[Document]:
         yield from _parquet_rows(file, stream)
 
 
-def document_of(file: OpenFile, number: int, row: Mapping[str, Any]) -> Iterator[Document]:
+def document_of(file: Input, number: int, row: Mapping[str, Any]) -> Iterator[Document]:
     """Yield the document of a row, or count it as one that cannot be used."""
     found = _document(row, file.data)
     if isinstance(found, str):
@@ -70,7 +70,7 @@ def wanted_columns(data: Data) -> set[str]:
     return keys | {_REVIEW.get(key, key) for key in keys} | {"asin", "overall", "rating"}
 
 
-def check_columns(file: OpenFile, columns: Iterable[str]) -> None:
+def check_columns(file: Input, columns: Iterable[str]) -> None:
     """Check that a table has the column of the text.
 
     Raises:

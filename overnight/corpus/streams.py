@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import bz2
 import contextlib
+import functools
 import glob
 import gzip
 import io
 import lzma
+import os
 import tarfile
 import tempfile
 import zlib
@@ -47,7 +49,7 @@ def expand(path: str) -> list[Path]:
         return found
     if not glob.has_magic(str(filled)):
         raise DataError(f"{filled}: there is no such file or folder; correct data.paths")
-    matches = (Path(match) for match in sorted(glob.glob(str(filled), recursive=True)))
+    matches = (Path(match) for match in sorted(glob.glob(str(filled), recursive=True)) if not _in_a_loop(Path(match)))
     found = [file for match in matches for file in (_files_below(match) if match.is_dir() else [match])]
     if not found:
         raise DataError(f"{filled}: no file matches; correct data.paths")
@@ -61,6 +63,17 @@ def pattern(path: str) -> str:
 
 def _files_below(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file() and not is_hidden(str(file.relative_to(folder))))
+
+
+def _in_a_loop(path: Path) -> bool:
+    """Return whether a path passes through one folder twice, as `**` does where a link leads back to a folder above it."""
+    passed = [_real(parent) for parent in path.parents]
+    return len(set(passed)) < len(passed)
+
+
+@functools.lru_cache(maxsize=4096)
+def _real(folder: Path) -> str:
+    return os.path.realpath(folder)
 
 
 def is_hidden(name: str) -> bool:

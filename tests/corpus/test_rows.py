@@ -79,7 +79,7 @@ def test_a_csv_reads_back_what_the_standard_library_wrote(cells: list[str]) -> N
     csv.writer(buffer).writerows([["n", "text"], *([str(number), cell] for number, cell in enumerate(cells))])
     data, source = Data(format="csv"), Source("x")
     stream: Any = io.BufferedReader(io.BytesIO(buffer.getvalue().encode()))  # type: ignore[arg-type]
-    assert [document.text for document in BY_KIND["csv"].read(OpenFile(stream, "x", data, source, Reading([source])))] == cells
+    assert [document.text for document in BY_KIND["csv"].read(OpenFile("x", data, source, Reading([source]), stream))] == cells
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "parquet"])
@@ -167,7 +167,7 @@ def test_the_memory_for_a_parquet_file_does_not_depend_on_its_row_groups(tmp_pat
     source = Source("x")
     with open(tmp_path / "x.parquet", "rb") as stream:
         before = pa.total_allocated_bytes()
-        for _ in BY_KIND["parquet"].read(OpenFile(stream, "x", Data(), source, Reading([source]))):
+        for _ in BY_KIND["parquet"].read(OpenFile("x", Data(), source, Reading([source]), stream)):
             most = max(most, pa.total_allocated_bytes() - before)
     assert 5e6 < most < 30e6
 
