@@ -37,8 +37,10 @@ class Data:
     """What a token is: a WordPiece, for BERT, or a byte of UTF-8, for the byte models."""
     dir: Annotated[str, MACHINE] = "data/{name}"
     """Folder for the prepared shards; `{name}` is the name of the run."""
-    format: Literal["auto", "text", "markdown", "jsonl", "wiki"] = "auto"
-    """How a file is read; `auto` decides by its ending and its first bytes (`wiki` is the extracted `<doc>` format)."""
+    format: Literal["auto", "text", "markdown", "jsonl", "wiki", "mediawiki"] = "auto"
+    """How a file is read; `auto` decides by its ending and its first bytes (`wiki` is the extracted `<doc>` format, `mediawiki` a dump of Wikipedia in XML)."""
+    namespaces: list[int] = field(default_factory=lambda: [0])
+    """Of a dump of Wikipedia, the pages that are read, by the numbers in `<ns>`: 0 are articles, 1 their talk pages."""
     field: str = "text"
     """Key that holds the text in JSON lines."""
     documents: Literal["file", "paragraph", "line"] = "file"

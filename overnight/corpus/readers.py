@@ -1,4 +1,4 @@
-"""Documents out of text, Markdown, JSON lines and extracted Wikipedia, in an order that depends on the sources alone."""
+"""Documents out of text, Markdown, JSON lines, extracted Wikipedia and its dumps, in an order that depends on the sources alone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overnight.config import Data
-from overnight.corpus import pydocs, streams
+from overnight.corpus import pydocs, streams, wikipedia_dump
 from overnight.corpus.streams import TruncatedError
+from overnight.corpus.wikipedia_dump import DumpPart, PartCounts
 from overnight.errors import DataError
 
 BUILTIN = "builtin:python-docs"
@@ -49,6 +50,16 @@ class Source:
     skipped_lines: int = 0
     truncated: list[str] = field(default_factory=list)
     """Files that ended early, of which what was readable was kept."""
+    redirects: int = 0
+    """Pages of dumps that only lead to another, left out."""
+    other_pages: int = 0
+    """Pages of dumps outside of `data.namespaces`, left out."""
+
+    def add(self, counts: PartCounts) -> None:
+        """Count what a part of a dump gave."""
+        for name in ("documents", "bytes", "redirects", "other_pages"):
+            setattr(self, name, getattr(self, name) + getattr(counts, name))
+        self.truncated += [name for name in counts.truncated if name not in self.truncated]
 
 
 @dataclass
@@ -62,7 +73,35 @@ class Reading:
 
 
 def documents(data: Data, reading: Reading) -> Iterator[Document]:
-    """Stream the documents of `data.paths`, in order.
+    """Stream the documents of `data.paths`, in order; for arguments and errors see :func:`documents_and_parts`."""
+    for found in documents_and_parts(data, reading):
+        if isinstance(found, Document):
+            yield found
+        else:
+            texts, names, counts = wikipedia_dump.read_part(found)
+            reading.sources[counts.source].add(counts)
+            yield from (Document(text, None, name) for text, name in zip(texts, names, strict=True))
+    check_found(reading.sources)
+
+
+def check_found(sources: list[Source]) -> None:
+    """Check that each source, read to its end, has given a document.
+
+    Raises:
+        DataError: naming the one that has not.
+    """
+    for source in sources:
+        if not source.documents:
+            pages = (
+                f" ({source.redirects:,} redirects and {source.other_pages:,} pages of other namespaces)"
+                if source.redirects + source.other_pages
+                else ""
+            )
+            raise DataError(f"{source.path}: holds no text{pages}; correct data.paths or data.format")
+
+
+def documents_and_parts(data: Data, reading: Reading) -> Iterator[Document | DumpPart]:
+    """Stream the documents of `data.paths`, in order, and dumps of Wikipedia as parts that are still to be read and counted.
 
     Args:
         data: what to read and how.
@@ -71,19 +110,24 @@ def documents(data: Data, reading: Reading) -> Iterator[Document]:
     Raises:
         DataError: a source is missing, empty, cut, damaged, not UTF-8, has no such member, or has more bad lines than allowed.
     """
-    for source in reading.sources:
+    for number, source in enumerate(reading.sources):
         builtin = source.path == BUILTIN
-        found = (
+        found: Iterator[Document | DumpPart] = (
             (Document(text, None, name) for name, text in pydocs.python_docs(data.workers))
             if builtin
             else _from_files(data, source, reading)
         )
+        parts = 0
         for document in found:
+            if isinstance(document, DumpPart):
+                parts += 1
+                yield dataclasses.replace(document, source=number)
+                continue
             source.documents += 1
             source.bytes += len(document.text.encode())
             yield document
-        if not source.documents:
-            raise DataError(f"{source.path}: holds no text; correct data.paths or data.format")
+        if not parts:
+            check_found([source])
 
 
 def start_reading(data: Data) -> Reading:
@@ -99,9 +143,11 @@ def start_reading(data: Data) -> Reading:
     return reading
 
 
-def _from_files(data: Data, source: Source, reading: Reading) -> Iterator[Document]:
+def _from_files(data: Data, source: Source, reading: Reading) -> Iterator[Document | DumpPart]:
     others: list[str] = []
     for path in streams.expand(source.path):
+        if wikipedia_dump.is_index(path.name):
+            continue
         try:
             raw = open(path, "rb")  # noqa: SIM115 - closed below
         except OSError as error:
@@ -129,8 +175,12 @@ class _Reader:
     others: list[str]
     """Some members that do not match the pattern."""
 
-    def file(self, raw: io.BufferedReader, name: str) -> Iterator[Document]:
+    def file(self, raw: io.BufferedReader, name: str) -> Iterator[Document | DumpPart]:
         """Yield documents of a file that may be packed, and must be an archive where a pattern selects its members."""
+        if self.data.format in ("auto", "mediawiki") and not self.pattern and wikipedia_dump.is_multistream(raw):
+            self.source.files += 1
+            yield from wikipedia_dump.stream_parts(raw, name, self.data)
+            return
         try:
             stream, inner = streams.unpacked(raw, name)
             if streams.is_tar(stream, inner):
@@ -147,7 +197,7 @@ class _Reader:
                 self.source.truncated.append(name)
             # Inside an archive everything behind the cut is lost as well: the archive's own stream says so next.
 
-    def archive(self, stream: io.BufferedReader, name: str) -> Iterator[Document]:
+    def archive(self, stream: io.BufferedReader, name: str) -> Iterator[Document | DumpPart]:
         """Yield documents of the members of a tar archive that match; of an archive in it, all."""
         inside = dataclasses.replace(self, pattern="")
         for member, content in streams.members(stream, name):
@@ -156,9 +206,12 @@ class _Reader:
             elif len(self.others) < 3:
                 self.others.append(member)
 
-    def plain(self, stream: io.BufferedReader, name: str) -> Iterator[Document]:
+    def plain(self, stream: io.BufferedReader, name: str) -> Iterator[Document | DumpPart]:
         """Yield documents of an unpacked file."""
         kind = self.data.format if self.data.format != "auto" else _guess(stream, name)
+        if kind == "mediawiki":
+            yield from wikipedia_dump.parts(stream, name, self.data)
+            return
         found = self.json_lines(stream, name) if kind == "jsonl" else map(Document, self.texts(stream, name, kind))
         whole = kind in ("text", "markdown") and self.data.documents == "file"
         for number, document in enumerate(found, 1):
@@ -333,8 +386,8 @@ _ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".md": "markdown", ".markdown
 def _guess(stream: io.BufferedReader, name: str) -> str:
     """Return the format of a file, by its ending, then by its first bytes."""
     head = stream.peek(512)[:512].removeprefix(codecs.BOM_UTF8).lstrip()
-    if head.startswith(b"<mediawiki"):
-        raise DataError(f"{name}: is a Wikipedia dump with its markup; extract its text first (to <doc> files or JSON lines)")
+    if wikipedia_dump.is_dump(stream.peek(512)[:512]):
+        return "mediawiki"
     ending = Path(name).suffix.lower()
     if ending in _ENDINGS:
         return _ENDINGS[ending]
