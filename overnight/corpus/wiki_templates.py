@@ -79,18 +79,19 @@ _RANGES = {
     "to(-)": " to ",
     "and(-)": " and ",
 }
+# Codes of units that are not what is shown; most are.
 _UNITS = {
     "sqmi": "sq mi",
+    "sqft": "sq ft",
+    "ft2": "sq ft",
     "sqkm": "km²",
     "km2": "km²",
     "m2": "m²",
-    "m3": "m³",
     "cm2": "cm²",
-    "ft2": "sq ft",
-    "sqft": "sq ft",
-    "km/h": "km/h",
+    "m3": "m³",
+    "cuft": "cu ft",
 }
-_UNITS |= {"c": "°C", "f": "°F", "C": "°C", "F": "°F", "cuft": "cu ft", "cuin": "cu in", "lb": "lb", "mph": "mph"}
+_UNITS |= {"C": "°C", "F": "°F"}
 
 
 def _convert(arguments: list[str]) -> str:
@@ -152,14 +153,11 @@ def _foreign(arguments: list[str]) -> str:
 
 
 def _ship(prefix: str) -> Render:
-    def render(arguments: list[str]) -> str:
-        positions = _split(arguments)[0]
-        name, number = [*positions, "", ""][:2]
-        return f"{prefix} {name}" + (f" ({number})" if number and not named_only(positions) else "")
+    """Render the name of a ship with its number, where that is shown: `{{USS|Enterprise|CVN-65}}`."""
 
-    def named_only(positions: list[str]) -> bool:
-        # A third argument says which parts are shown: 2 leaves the number out.
-        return len(positions) > 2 and positions[2] in ("2", "6")
+    def render(arguments: list[str]) -> str:
+        name, number, shown = [*_split(arguments)[0], "", "", ""][:3]
+        return f"{prefix} {name}" + (f" ({number})" if number and shown not in ("2", "6") else "")
 
     return render
 
@@ -185,42 +183,37 @@ def _names(names: str, render: Render) -> dict[str, Render]:
     return dict.fromkeys((name.strip() for name in names.split(",")), render)
 
 
+# Templates that show their first argument, in some style; and their second, after a language, color or file.
+_FIRST = """
+nowrap, nobr, nobreak, no wrap, nowraplinks, nwr, small, smaller, big, larger, large, midsize, center, underline, strike, s, del, ins, sub, sup, em, strong, nobold, noitalic, normal,
+smallcaps, small caps, sc, allcaps, all caps, tt, mono, monospace, code, codes, kbd, key press, key, samp, var, mvar, math, dfn, abbr, abbrlink, tooltip, sic, not a typo, typo,
+as written, proper name, visible anchor, vanchor, linktext, ill, interlanguage link, illm, ill2, link-interwiki, flag, flagcountry, flagu, unicode, polytonic, iast, hebrew, script/hebrew,
+script/arabic, script/greek, script/cyrillic, script/nastaliq, chem name, chem2, ce, vr, plainlist, flatlist, columns-list
+"""
+_SECOND = "lang, langx, rtl-lang, script, wikt-lang, color, font color, fontcolor, resize, font, hover title, audio"
+_QUOTATIONS = "quote, blockquote, block quote, cquote, quotation, bq, quote box, quotebox, pull quote, centered pull quote, rquote, poemquote, poem quote"
+
 _TABLE: dict[str, Render] = {
-    **_names("convert, cvt, conv", _convert),
+    **_names("convert, cvt", _convert),
     **_names("val", _value),
-    **_names("frac, fraction, sfrac, fracn, sfracn, frac2", _fraction),
-    **_names(
-        "nowrap, nobr, nobreak, no wrap, nowraplinks, small, smaller, big, larger, large, abbr, abbrlink, abbreviation, tooltip, sic, em, strong, strongbad, tt, mono, monospace, code, codes, "
-        "var, mvar, math, bigmath, smallcaps, sc, sc2, small caps, smallcaps2, allcaps, all caps, nobold, noitalic, normal, visible anchor, vanchor, va, not a typo, typo, as written, proper name, "
-        "chem name, chem name, unicode, polytonic, iast, sans-serif, serif, ill, interlanguage link, illm, ill2, link-interwiki, flag, flagcountry, flagu, flag decoration, flagg, "
-        "linktext, lang-x, underline, u, strike, s, del, ins, no italic, italics correction, sub, sup, center, midsize, bold, italic, bold italic, "
-        "music note, mathcal, transl2, nsmdns, angbr ipa, respell text, script/hebrew, hebrew, script/arabic, script/greek, script/nastaliq, script/cyrillic, pslink, sclass2-, "
-        "gloss text, wikisource inline, sronly, dfn, key, key press, keypress, kbd, samp, zwj text, no selflink, em dash text, small2, nwr, avoid wrap, plainlist, plain list, columns-list, "
-        "flatlist, endplainlist, collapsible text, singlechar, vr text, r text, notatypo, lcfirst text, resize text, wj text, chem2, chem, ce, hover, short text, pron text",
-        _argument(1),
-    ),
-    **_names(
-        "lang, langx, rtl-lang, script, wikt-lang, color, font color, fontcolor, resize, font, hover title, tooltip2, hovertitle, audio, zh-lang, abbr2",
-        _argument(2),
-    ),
+    **_names("frac, fraction, sfrac", _fraction),
+    **_names(_FIRST, _argument(1)),
+    **_names(_SECOND, _argument(2)),
+    **_names(_QUOTATIONS, _block),
     **_names("transl, transliteration, tlit", lambda arguments: (_split(arguments)[0] or [""])[-1]),
-    **_names("nihongo, nihongo2, nihongo foot, korean, nihongo krt", _foreign),
-    **_names(
-        "quote, blockquote, cquote, quotation, bq, quote box, quotebox, pull quote, rquote, poemquote, poem quote, centered pull quote, verse translation, block quote, long quotation, pullquote",
-        _block,
-    ),
-    **_names("unbulleted list, ubl, bulleted list, hlist, flat list, ordered list, unbulleted, bulleted, hlist/item", _items),
+    **_names("nihongo, nihongo foot", _foreign),
+    **_names("unbulleted list, ubl, bulleted list, ordered list, hlist", _items),
     **_names("as of, asof", _as_of),
-    **_names("circa, c., ca, ca., circa2", lambda arguments: "c. " + " – c. ".join(_split(arguments)[0][:2])),
+    **_names("circa, c., ca.", lambda arguments: "c. " + " – c. ".join(_split(arguments)[0][:2])),
     **_names("floruit, fl, fl.", _before("fl. ")),
     **_names("reign, r.", lambda arguments: "r. " + "–".join(_split(arguments)[0][:2])),
-    **_names("gaps", _joined("")),
+    **_names("gaps, chem", _joined("")),
     **_names("e, esp", _before("×10^")),
     **_names("angbr, angle bracket, angle brackets", _around("⟨", "⟩")),
     **_names("gloss, sq", _around("‘", "’")),
-    **_names("bracket, sqbr", _around("[", "]")),
-    **_names("brace, braces", _around("{", "}")),
-    **_names("abs", _around("|", "|")),
+    **_names("bracket, sqbr", _around("&#91;", "&#93;")),
+    **_names("brace, braces", _around("&#123;", "&#125;")),
+    **_names("abs", _around("&#124;", "&#124;")),
     **_names("us$, usd", _before("US$")),
     **_names("a$, aud", _before("A$")),
     **_names("£, gbp, pound sterling", _before("£")),
@@ -238,16 +231,14 @@ _TABLE: dict[str, Render] = {
     **_names("=", _constant("&#61;")),
     **_names("', `, ’", _constant("&#39;")),
     **_names("'s", _constant("&#39;s")),
-    **_names("\"'", _constant('"&#39;')),
-    **_names("'\"", _constant('&#39;"')),
-    **_names(
-        "snd, spnd, spaced ndash, spaced en dash, sndash, spaced endash, dash, spndash, – , ndash spaced, nbsp-ndash", _constant(" – ")
-    ),
-    **_names("ndash, –, en dash, nsndns", _constant("–")),
-    **_names("mdash, —, em dash", _constant("—")),
-    **_names("spaced mdash, smd, spaced em dash, snd2", _constant(" — ")),
-    **_names("nbsp, space, spaces, nbs, thinsp, thin space, hair space, sp, pad", _constant(" ")),
-    **_names("·, middot, dot, •, bullet, bull, wdot", _constant(" · ")),
+    **_names("\"', \" '", _constant('"&#39;')),
+    **_names("'\", ' \"", _constant('&#39;"')),
+    **_names("snd, spnd, spaced ndash, spaced en dash, sndash, spaced endash, dash", _constant(" – ")),
+    **_names("ndash, –, en dash", _constant("–")),
+    **_names("mdash, —, em dash, mdashb", _constant("—")),
+    **_names("spaced mdash, spaced em dash", _constant(" — ")),
+    **_names("nbsp, space, spaces, nbs, thinsp, thin space, hair space", _constant(" ")),
+    **_names("·, middot, •, bullet, bull", _constant(" · ")),
     **_names("pi", _constant("π")),
     **_names("sqrt", _before("√")),
     **_names("times, ×", _constant("×")),
@@ -255,9 +246,9 @@ _TABLE: dict[str, Render] = {
     **_names("degree, deg", _constant("°")),
     **_names("hyphen", _constant("-")),
     **_names("ellipsis, ...", _constant("...")),
-    **_names("sharp, music sharp", _constant("♯")),
-    **_names("flat, music flat", _constant("♭")),
-    **_names("break, br, crlf, paragraph break, paragraph, pb, poem break", _constant("\n\n")),
+    **_names("sharp", _constant("♯")),
+    **_names("flat", _constant("♭")),
+    **_names("break, br, crlf, paragraph break, paragraph, pb", _constant("\n\n")),
 }
 """By name, in lower case."""
 

@@ -179,15 +179,30 @@ def read_part(part: DumpPart) -> tuple[list[str], list[str], PartCounts]:
         DataError: when it is damaged, not UTF-8, or cut and `data.on_truncated_file` is `error`.
     """
     counts = PartCounts(part.source)
+    hidden = HIDDEN_NAMESPACES | {name for name, number in part.namespaces.items() if number in (-2, 6, 14)}
+    dump = part.name.encode("utf-8", "backslashreplace").decode()
+    texts: list[str] = []
+    names: list[str] = []
+    for title, markup, _ in articles(part, counts):
+        texts.append(f"# {title}\n\n{plain(markup, hidden)}")
+        names.append(f"{dump}#{title}")
+    counts.documents, counts.bytes = len(texts), sum(len(text.encode()) for text in texts)
+    return texts, names, counts
+
+
+def articles(part: DumpPart, counts: PartCounts | None = None) -> Iterator[tuple[str, str, int]]:
+    """Yield the title, the wikitext and the bytes of XML of each page of a part that is in `data.namespaces` and leads to no other.
+
+    Args:
+        part: of a dump.
+        counts: those that are left out are added to it.
+    """
+    counts = counts or PartCounts(part.source)
     xml, truncated = (part.xml, False) if not part.path else _from_streams(part)
     if truncated:
         if part.data.on_truncated_file == "error":
             raise DataError(f"{part.name}: the dump ends early; get it again, or set data.on_truncated_file=keep to use what is readable")
         counts.truncated.append(part.name)
-    hidden = HIDDEN_NAMESPACES | {name for name, number in part.namespaces.items() if number in (-2, 6, 14)}
-    dump = part.name.encode("utf-8", "backslashreplace").decode()
-    texts: list[str] = []
-    names: list[str] = []
     for page in _pages(xml):
         title = _content(page, b"title", part)
         head = page[: page.find(b"<revision>")]
@@ -200,12 +215,7 @@ def read_part(part: DumpPart) -> tuple[list[str], list[str], PartCounts]:
         ):
             counts.other_pages += 1
         else:
-            text = f"# {title}\n\n{plain(_decoded(markup, title, part), hidden)}"
-            texts.append(text)
-            names.append(f"{dump}#{title}")
-            counts.bytes += len(text.encode())
-    counts.documents = len(texts)
-    return texts, names, counts
+            yield title, _decoded(markup, title, part), len(page)
 
 
 def _from_streams(part: DumpPart) -> tuple[bytes, bool]:

@@ -18,6 +18,7 @@ from overnight.config import Data
 from overnight.corpus import wikipedia_dump
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.readers import Document, Source, documents, documents_and_parts, start_reading
+from overnight.corpus.wikitext import plain
 from overnight.errors import DataError
 from tests.conftest import DATA
 
@@ -247,6 +248,18 @@ def test_the_real_english_dump_has_106_articles_without_markup() -> None:
     assert 2_700_000 < len(text) < 3_100_000
     assert not any(mark in text for mark in ("[[", "<ref", "{|", "|-"))
     assert sum(text.count(mark) for mark in ("{{", "}}", "|", "''", "==")) < 20
+
+
+@needs_data
+def test_the_words_of_a_parser_of_wikitext_are_kept() -> None:
+    pytest.importorskip("mwparserfromhell", reason="the extra `peer` is not installed")
+    from benchmarks.wikitext_peer import peer, wikitexts, words
+
+    kept = wanted = 0
+    for _, markup, _ in wikitexts([str(ENGLISH)], 4):
+        there = words(peer(markup))
+        kept, wanted = kept + (there & words(plain(markup))).total(), wanted + there.total()
+    assert wanted > 10_000 and kept > 0.99 * wanted
 
 
 @needs_data

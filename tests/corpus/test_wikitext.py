@@ -97,6 +97,7 @@ def test_what_is_not_to_be_parsed_is_text() -> None:
         ("{{ubl|a|b}}", "a\n\nb"),
         ("{{US$|5}} {{gloss|cat}} {{angbr|a}} {{sic|teh}}", "US$5 ‘cat’ ⟨a⟩ teh"),
         ("{{ nowrap\n|a}}", "a"),
+        ("{{chem|H|2|O}} {{abs|x}} {{bracket|y}}a{{mdashb}}b", "H2O |x| [y]a—b"),
     ],
 )
 def test_templates_that_are_words_of_a_sentence_are_rendered(template: str, text: str) -> None:
