@@ -151,7 +151,7 @@ def stream_parts(file: io.BufferedReader, name: str, data: Data) -> Iterator[Dum
         DataError: when a stream is longer than 64 MB.
     """
     path = str(file.name)
-    namespaces = _namespaces(next(_unpacked(file, name))[1])
+    namespaces = _namespaces(next(_unpacked(file, path))[1])
     file.seek(0)
     name = name.removesuffix(".bz2")
     start = offset = 0
@@ -201,8 +201,8 @@ def articles(part: DumpPart, counts: PartCounts | None = None) -> Iterator[tuple
     xml, truncated = (part.xml, False) if not part.path else _from_streams(part)
     if truncated:
         if part.data.on_truncated_file == "error":
-            raise DataError(f"{part.name}: the dump ends early; get it again, or set data.on_truncated_file=keep to use what is readable")
-        counts.truncated.append(part.name)
+            raise DataError(f"{part.path}: the dump ends early; get it again, or set data.on_truncated_file=keep to use what is readable")
+        counts.truncated.append(part.path)
     for page in _pages(xml):
         title = _content(page, b"title", part)
         head = page[: page.find(b"<revision>")]
@@ -224,7 +224,7 @@ def _from_streams(part: DumpPart) -> tuple[bytes, bool]:
     with open(part.path, "rb") as file:
         file.seek(part.start)
         try:
-            for place, block in _unpacked(file, part.name):
+            for place, block in _unpacked(file, part.path):
                 # Streams need not end where pages do (pbzip2 cuts anywhere): the page that is open at the end of the last one is read on.
                 if place >= part.end and opened < 0 and (opened := _open_page(xml)) < 0:
                     break

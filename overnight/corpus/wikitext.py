@@ -42,6 +42,8 @@ _INLINE = re.compile(f"{markup.INLINE}|bdi|bdo|rb|rp|rt|ruby|data|time|link|noin
 # Of unparsed text, what a later pass would take for markup; entities are decoded last of all.
 _ESCAPES = {ord(char): f"&#{ord(char)};" for char in "[]{}|='*:!_<>"}
 _PARAMETER = re.compile(r"\{\{\{[^{}|]*+(?:\|([^{}]*+))?\}\}\}")
+# Text in several scripts or spellings, as Chinese has it: `-{zh-hans:A; zh-hant:B}-`.
+_VARIANTS = re.compile(r"-\{([^{}]*+)\}-")
 
 # Of three brackets the first is text. A table begins and ends a line; `|}}` ends a template whose last argument is empty.
 # What must stand before a mark is looked for after it: a pattern that begins with a look-behind is tried at every character.
@@ -75,6 +77,8 @@ def plain(text: str, hidden: frozenset[str] = HIDDEN_NAMESPACES) -> str:
         text = _without_tags(text)
     if "{{{" in text:
         text = _PARAMETER.sub(r"\1", text)
+    if "-{" in text:
+        text = _VARIANTS.sub(_first_variant, text)
     text = _Brackets(text, hidden).rendered()
     if "[" in text:
         text = _WEB_LINK.sub(r"\1", text)
@@ -86,6 +90,11 @@ def plain(text: str, hidden: frozenset[str] = HIDDEN_NAMESPACES) -> str:
         text = _LOST_COMMA.sub("(", text)
     text = "\n".join(_paragraphs(text))
     return _ENTITY.sub(lambda match: html.unescape(match[0]), text) if "&" in text else text
+
+
+def _first_variant(match: re.Match[str]) -> str:
+    variants = match[1].rpartition("|")[2]
+    return variants.partition(";")[0].partition(":")[2] if ":" in variants else variants
 
 
 def _without_tags(text: str) -> str:

@@ -18,8 +18,9 @@ from overnight.config import Data
 from overnight.corpus import wikipedia_dump
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.readers import Document, Source, documents, documents_and_parts, start_reading
+from overnight.corpus.shards import save_manifest
 from overnight.corpus.wikitext import plain
-from overnight.errors import DataError
+from overnight.errors import ConfigError, DataError
 from tests.conftest import DATA
 
 ENGLISH = DATA / "wiki/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
@@ -206,12 +207,23 @@ def test_an_interrupted_preparation_counts_the_parts_that_it_finds(tmp_path: Pat
     assert len([part for part in calls if part.start == 0]) == 1
 
 
+def test_a_folder_prepared_before_there_were_namespaces_is_used(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("Some text. " * 50)
+    data = Data(paths=[str(tmp_path / "x.txt")], vocab_size=100, valid_fraction=0, workers=1)
+    manifest = prepare(data, tmp_path / "out", str)
+    del manifest.settings["namespaces"]
+    save_manifest(tmp_path / "out", manifest)
+    assert prepare(data, tmp_path / "out", str) == manifest
+    with pytest.raises(ConfigError, match=r"data\.namespaces = \[1\] \(prepared with \[0\]\)"):
+        prepare(dataclasses.replace(data, namespaces=[1]), tmp_path / "out", str)
+
+
 def test_damaged_streams_and_pages_are_refused_by_name(tmp_path: Path) -> None:
     content = bytearray(multistream(pages(9)))
     middle = len(content) // 2
     content[middle : middle + 20] = bytes(20)
     (tmp_path / "x.bz2").write_bytes(content)
-    with pytest.raises(DataError, match=r"x: the bzip2 stream at byte \d+ is damaged"):
+    with pytest.raises(DataError, match=r"x\.bz2: the bzip2 stream at byte \d+ is damaged"):
         read(tmp_path / "x.bz2")
     (tmp_path / "y.xml").write_bytes((HEAD + page("A", "?") + END).encode().replace(b"?", b"\xff"))
     with pytest.raises(DataError, match=r"y\.xml: page 'A': byte 0xff is not UTF-8.*encoding_errors=replace"):

@@ -53,6 +53,7 @@ def read(wikitext: str) -> str:
         ("a<br />b<small>c</small> H<sub>2</sub>O<references/>", "a\n\nbc H2O"),
         ("if a <b and c> d, a < b, <sighs>", "if a d, a < b, <sighs>"),
         ("a&nbsp;b &ndash; c &amp; d &notanentity e", "a b – c & d &notanentity e"),
+        ("a -{zh-hans:b; zh-hant:c}- -{zh|d}- -{{x}}-f", "a b d --f"),
         ("__NOTOC__a __init__ __FORCETOC__", "a __init__"),
         # Quotes.
         ("'''a''' ''b'' '''''c''''' it's", "a b c it's"),
