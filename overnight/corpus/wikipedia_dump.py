@@ -148,12 +148,17 @@ def stream_parts(file: io.BufferedReader, name: str, data: Data) -> Iterator[Dum
     """Yield the parts of a dump of many bzip2 streams, from its beginning. Only their places are looked for here.
 
     Raises:
-        DataError: when a stream is longer than 64 MB.
+        DataError: when a stream is longer than 64 MB, or, before the first part, when the dump ends early and `data.on_truncated_file` is `error`.
     """
     path = str(file.name)
     namespaces = _namespaces(next(_unpacked(file, path))[1])
-    file.seek(0)
     name = name.removesuffix(".bz2")
+    # The end first: hours of work lie between.
+    size = file.seek(0, io.SEEK_END)
+    begin = file.seek(max(size - 4 * _BLOCK, 0))
+    if ends := [begin + match.start() for match in _STREAM.finditer(file.read())]:
+        _readable(DumpPart(name, namespaces, data, path=path, start=ends[-1], end=size, last=True))
+    file.seek(0)
     start = offset = 0
     carry = b""
     while block := file.read(_BLOCK):
@@ -198,10 +203,8 @@ def articles(part: DumpPart, counts: PartCounts | None = None) -> Iterator[tuple
         counts: those that are left out are added to it.
     """
     counts = counts or PartCounts(part.source)
-    xml, truncated = (part.xml, False) if not part.path else _from_streams(part)
+    xml, truncated = (part.xml, False) if not part.path else _readable(part)
     if truncated:
-        if part.data.on_truncated_file == "error":
-            raise DataError(f"{part.path}: the dump ends early; get it again, or set data.on_truncated_file=keep to use what is readable")
         counts.truncated.append(part.path)
     for page in _pages(xml):
         title = _content(page, b"title", part)
@@ -216,6 +219,14 @@ def articles(part: DumpPart, counts: PartCounts | None = None) -> Iterator[tuple
             counts.other_pages += 1
         else:
             yield title, _decoded(markup, title, part), len(page)
+
+
+def _readable(part: DumpPart) -> tuple[bytes, bool]:
+    """Return the XML of a part in a file, and whether the dump ends early there, if that is allowed."""
+    xml, truncated = _from_streams(part)
+    if truncated and part.data.on_truncated_file == "error":
+        raise DataError(f"{part.path}: the dump ends early; get it again, or set data.on_truncated_file=keep to use what is readable")
+    return xml, truncated
 
 
 def _from_streams(part: DumpPart) -> tuple[bytes, bool]:

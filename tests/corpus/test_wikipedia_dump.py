@@ -180,11 +180,13 @@ def test_a_cut_dump_is_refused_and_its_whole_pages_kept_only_if_asked(tmp_path: 
         assert any("1 truncated file kept as far as readable" in line for line in lines)
 
 
-def test_a_dump_cut_between_two_streams_ends_early_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [0, 30])
+def test_a_dump_cut_at_or_behind_the_beginning_of_a_stream_is_refused_before_any_work(tmp_path: Path, more: int) -> None:
     content = multistream(pages(9))
-    (tmp_path / "x.bz2").write_bytes(content[: content.rfind(b"BZh9")])
-    with pytest.raises(DataError, match="ends early"):
-        read(tmp_path / "x.bz2")
+    (tmp_path / "x.bz2").write_bytes(content[: content.rfind(b"BZh9") + more])
+    data = Data(paths=[str(tmp_path / "x.bz2")])
+    with pytest.raises(DataError, match=r"x\.bz2: the dump ends early"):
+        next(documents_and_parts(data, start_reading(data)))
 
 
 @pytest.mark.usefixtures("small_parts")
