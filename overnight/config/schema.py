@@ -37,8 +37,12 @@ class Data:
     """What a token is: a WordPiece, for BERT, or a byte of UTF-8, for the byte models."""
     dir: Annotated[str, MACHINE] = "data/{name}"
     """Folder for the prepared shards; `{name}` is the name of the run."""
-    format: Literal["auto", "text", "markdown", "wiki", "jsonl", "amazon", "csv", "tsv", "parquet", "html", "epub", "warc"] = "auto"
-    """How a file is read; `auto` decides by its ending and its first bytes (`wiki` is the extracted `<doc>` format, `warc` also WET)."""
+    format: Literal["auto", "text", "markdown", "wiki", "mediawiki", "jsonl", "amazon", "csv", "tsv", "parquet", "html", "epub", "warc"] = (
+        "auto"
+    )
+    """How a file is read; `auto` decides by its ending and its first bytes (`wiki` is the extracted `<doc>` format, `mediawiki` a dump of Wikipedia in XML, `warc` also WET)."""
+    namespaces: list[int] = field(default_factory=lambda: [0])
+    """Of a dump of Wikipedia, the pages that are read, by the numbers in `<ns>`: 0 are articles, 1 their talk pages."""
     field: str = "text"
     """Key or column that holds the text in JSON lines, CSV, TSV and Parquet; `title+text` joins several. Of Amazon reviews `text`, `title` and `rating` are known by all their names."""
     group_field: str = ""

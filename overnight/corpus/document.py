@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from overnight.config import Data
 from overnight.errors import DataError
+
+if TYPE_CHECKING:
+    from overnight.corpus.wikipedia_dump import PartCounts
 
 
 class Document(NamedTuple):
@@ -35,6 +38,16 @@ class Source:
     """Files that ended early, of which what was readable was kept."""
     licenses: int = 0
     """Texts of which the license of Project Gutenberg was removed."""
+    redirects: int = 0
+    """Pages of dumps that only lead to another, left out."""
+    other_pages: int = 0
+    """Pages of dumps outside of `data.namespaces`, left out."""
+
+    def add(self, counts: PartCounts) -> None:
+        """Count what a part of a dump gave."""
+        for name in ("documents", "bytes", "redirects", "other_pages"):
+            setattr(self, name, getattr(self, name) + getattr(counts, name))
+        self.truncated += [name for name in counts.truncated if name not in self.truncated]
 
 
 @dataclass

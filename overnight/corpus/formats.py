@@ -11,6 +11,7 @@ from overnight.corpus.epub import read_epub
 from overnight.corpus.plain_text import read_markdown, read_text, read_wiki
 from overnight.corpus.rows import read_csv, read_json_lines, read_parquet, read_tsv
 from overnight.corpus.web import read_html, read_warc
+from overnight.corpus.wikipedia_dump import DumpPart, parts
 
 
 class Format(NamedTuple):
@@ -18,8 +19,8 @@ class Format(NamedTuple):
 
     kind: str
     """Value of `data.format` that names it."""
-    read: Callable[[OpenFile], Iterator[Document]]
-    """Yields the documents; those with a name of their own have it, the others are numbered by the caller."""
+    read: Callable[[OpenFile], Iterator[Document | DumpPart]]
+    """Yields the documents, or parts of a dump that hold them; those with a name of their own have it, the others are numbered by the caller."""
     endings: tuple[str, ...] = ()
     """Of the file's name without that of its compression: they decide."""
     first_bytes: tuple[bytes, ...] = ()
@@ -30,6 +31,7 @@ FORMATS = (
     Format("text", read_text),
     Format("markdown", read_markdown, (".md", ".markdown")),
     Format("wiki", read_wiki, (), (b"<doc ",)),
+    Format("mediawiki", lambda file: parts(file.stream, file.name, file.data)),
     Format("jsonl", read_json_lines, (".jsonl", ".ndjson", ".json"), (b'{"',)),
     Format("amazon", read_json_lines),
     Format("csv", read_csv, (".csv",)),

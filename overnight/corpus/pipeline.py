@@ -26,7 +26,7 @@ from overnight.config import Data, environment_path
 from overnight.corpus import bytes as byte_text
 from overnight.corpus import dedup, hub, places, pydocs
 from overnight.corpus.progress import Progress
-from overnight.corpus.readers import BUILTIN, Document, Reading, Source, documents, start_reading
+from overnight.corpus.readers import BUILTIN, Document, Reading, Source, check_found, documents_and_parts, start_reading
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
 from overnight.corpus.tasks import (
     CLEANING,
@@ -43,6 +43,7 @@ from overnight.corpus.tasks import (
 )
 from overnight.corpus.tokenizer import load_tokens, read_tokens, save_tokenizer, train_tokens, vocabulary
 from overnight.corpus.validation_split import check_share, names_by_split, share_for, validation_lines
+from overnight.corpus.wikipedia_dump import PART_BYTES, DumpPart
 from overnight.corpus.workers import run_tasks
 from overnight.display import plural
 from overnight.errors import ConfigError, DataError
@@ -78,6 +79,7 @@ SETTINGS = (
     "lowercase",
     "encoding_errors",
     "on_truncated_file",
+    "namespaces",
 )
 
 
@@ -117,7 +119,7 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
         return None
     manifest = load_manifest(folder)
     # A setting that did not exist yet had its default.
-    before = {field.name: field.default for field in dataclasses.fields(Data)} | manifest.settings
+    before = vars(Data()) | manifest.settings
     differ = [f"data.{name} = {settings[name]!r} (prepared with {before[name]!r})" for name in settings if before[name] != settings[name]]
     if differ:
         raise ConfigError(
@@ -193,7 +195,7 @@ def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
         else:
             sources.append([(file.name, file.size, file.version) for file in places.files(path)])
     given = read_tokens(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
-    everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, CHUNK_BYTES, shard_tokens, settings, sources, given]
+    everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, CHUNK_BYTES, PART_BYTES, shard_tokens, settings, sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
 
 
@@ -240,15 +242,23 @@ def _read_and_clean(data: Data, work: Path, workers: int, log: Callable[[str], N
         progress = Progress("read and clean", log)
 
         def tasks() -> Iterator[CleanTask]:
-            for number, group in enumerate(_chunks(documents(data, reading))):
+            for number, group in enumerate(_chunks(documents_and_parts(data, reading))):
                 progress.update(sum(source.bytes for source in reading.sources), reading.done_bytes / max(reading.total_bytes, 1))
                 yield clean_task(group, work / f"clean-{number:05d}.arrow", data)
 
-        count = sum(1 for _ in run_tasks(clean_chunk, tasks(), workers))
-        sources = reading.sources
+        count, sources = 0, reading.sources
+        for counts in run_tasks(clean_chunk, tasks(), workers):
+            count += 1
+            if counts:
+                sources[counts.source].add(counts)
+        check_found(sources)
         write_json(done, sealed(dataclasses.asdict(_Read(count, sources))))
         progress.end(sum(source.bytes for source in sources), plural(sum(source.documents for source in sources), "document"))
     for source in sources:
+        if source.redirects or source.other_pages:
+            log(
+                f"read and clean: {source.path}: left out {plural(source.redirects, 'redirect')}, {plural(source.other_pages, 'page')} of other namespaces"
+            )
         if source.truncated or source.skipped_lines:
             log(
                 f"read and clean: {source.path}: {plural(source.skipped_lines, 'line')} skipped, {plural(len(source.truncated), 'truncated file')} kept as far as readable"
@@ -261,11 +271,17 @@ def _check_skipped(sources: list[Source], allowed: int) -> None:
         raise DataError(f"{skipped} lines were skipped, data.max_invalid_lines = {allowed}; mend them or allow more")
 
 
-def _chunks(found: Iterator[Document]) -> Iterator[list[Document]]:
-    """Yield documents in groups of about CHUNK_BYTES characters."""
+def _chunks(found: Iterator[Document | DumpPart]) -> Iterator[list[Document] | DumpPart]:
+    """Yield documents in groups of about CHUNK_BYTES characters; a part of a dump is a group of its own."""
     group: list[Document] = []
     size = 0
     for document in found:
+        if isinstance(document, DumpPart):
+            if group:
+                yield group
+            yield document
+            group, size = [], 0
+            continue
         group.append(document)
         size += len(document.text)
         if size >= CHUNK_BYTES:

@@ -11,19 +11,48 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overnight.config import Data
-from overnight.corpus import gutenberg, hub, places, pydocs, streams, zips
+from overnight.corpus import gutenberg, hub, places, pydocs, streams, wikipedia_dump, zips
 from overnight.corpus.document import Document, OpenFile, Reading, Source
 from overnight.corpus.formats import BY_KIND, recognized
 from overnight.corpus.streams import TruncatedError
+from overnight.corpus.wikipedia_dump import DumpPart
 from overnight.errors import DataError
 
-__all__ = ["BUILTIN", "Document", "Reading", "Source", "documents", "start_reading"]
+__all__ = ["BUILTIN", "Document", "Reading", "Source", "check_found", "documents", "documents_and_parts", "start_reading"]
 
 BUILTIN = "builtin:python-docs"
 
 
 def documents(data: Data, reading: Reading) -> Iterator[Document]:
-    """Stream the documents of `data.paths`, in order.
+    """Stream the documents of `data.paths`, in order; for arguments and errors see :func:`documents_and_parts`."""
+    for found in documents_and_parts(data, reading):
+        if isinstance(found, Document):
+            yield found
+        else:
+            texts, names, counts = wikipedia_dump.read_part(found)
+            reading.sources[counts.source].add(counts)
+            yield from (Document(text, None, name) for text, name in zip(texts, names, strict=True))
+    check_found(reading.sources)
+
+
+def check_found(sources: list[Source]) -> None:
+    """Check that each source, read to its end, has given a document.
+
+    Raises:
+        DataError: naming the one that has not.
+    """
+    for source in sources:
+        if not source.documents:
+            pages = (
+                f" ({source.redirects:,} redirects and {source.other_pages:,} pages of other namespaces)"
+                if source.redirects + source.other_pages
+                else ""
+            )
+            raise DataError(f"{source.path}: holds no text{pages}; correct data.paths or data.format")
+
+
+def documents_and_parts(data: Data, reading: Reading) -> Iterator[Document | DumpPart]:
+    """Stream the documents of `data.paths`, in order, and dumps of Wikipedia as parts that are still to be read and counted.
 
     Args:
         data: what to read and how.
@@ -32,20 +61,25 @@ def documents(data: Data, reading: Reading) -> Iterator[Document]:
     Raises:
         DataError: a source is missing, empty, cut, damaged, not UTF-8, has no such member, or has more bad lines than allowed.
     """
-    for source in reading.sources:
-        found: Iterator[Document]
+    for number, source in enumerate(reading.sources):
+        found: Iterator[Document | DumpPart]
         if source.path == BUILTIN:
             found = (Document(text, None, name) for name, text in pydocs.python_docs(data.workers))
         elif source.path.startswith(hub.PREFIX):
             found = hub.read_dataset(source.path, data, source, reading)
         else:
             found = _from_files(data, source, reading)
+        parts = 0
         for document in found:
+            if isinstance(document, DumpPart):
+                parts += 1
+                yield dataclasses.replace(document, source=number)
+                continue
             source.documents += 1
             source.bytes += len(document.text.encode())
             yield document
-        if not source.documents:
-            raise DataError(f"{source.path}: holds no text; correct data.paths or data.format")
+        if not parts:
+            check_found([source])
 
 
 def start_reading(data: Data) -> Reading:
@@ -63,9 +97,11 @@ def start_reading(data: Data) -> Reading:
     return reading
 
 
-def _from_files(data: Data, source: Source, reading: Reading) -> Iterator[Document]:
+def _from_files(data: Data, source: Source, reading: Reading) -> Iterator[Document | DumpPart]:
     others: list[str] = []
     for file in places.files(source.path):
+        if wikipedia_dump.is_index(file.name):
+            continue
         before = reading.done_bytes
         with file.open() as raw:
             reader = _Reader(data, source, reading, streams.pattern(source.path), others)
@@ -91,8 +127,12 @@ class _Reader:
     allowed: zips.Allowance | None = None
     """What the zip archive around this file may still unpack to."""
 
-    def file(self, raw: io.BufferedReader, name: str) -> Iterator[Document]:
+    def file(self, raw: io.BufferedReader, name: str) -> Iterator[Document | DumpPart]:
         """Yield documents of a file that may be packed, and must be an archive where a pattern selects its members."""
+        if self.data.format in ("auto", "mediawiki") and not self.pattern and wikipedia_dump.is_multistream(raw):
+            self.source.files += 1
+            yield from wikipedia_dump.stream_parts(raw, name, self.data)
+            return
         try:
             stream, inner = streams.unpacked(raw, name)
             if streams.is_tar(stream, inner):
@@ -113,7 +153,7 @@ class _Reader:
                 self.source.truncated.append(name)
             # Inside an archive everything behind the cut is lost as well: the archive's own stream says so next.
 
-    def archive(self, members: Iterator[tuple[str, io.BufferedReader]], name: str) -> Iterator[Document]:
+    def archive(self, members: Iterator[tuple[str, io.BufferedReader]], name: str) -> Iterator[Document | DumpPart]:
         """Yield documents of the members of an archive that match; of an archive in it, all."""
         inside = dataclasses.replace(self, pattern="")
         for member, content in members:
@@ -122,20 +162,23 @@ class _Reader:
             elif len(self.others) < 3:
                 self.others.append(member)
 
-    def plain(self, stream: io.BufferedReader, name: str) -> Iterator[Document]:
+    def plain(self, stream: io.BufferedReader, name: str) -> Iterator[Document | DumpPart]:
         """Yield documents of an unpacked file; those without a name of their own are numbered."""
         kind = self.data.format if self.data.format != "auto" else _guess(stream, name)
         found = BY_KIND[kind].read(OpenFile(name, self.data, self.source, self.reading, stream))
         for number, document in enumerate(found, 1):
+            if isinstance(document, DumpPart):
+                yield document
+                continue
             text = gutenberg.remove_license(document.text, self.source) if self.data.gutenberg_license == "remove" else document.text
             yield document._replace(text=text, name=document.name or f"{name}#{number}")
 
 
 def _guess(stream: io.BufferedReader, name: str) -> str:
     """Return the format of a file, by its ending, then by its first bytes."""
+    if wikipedia_dump.is_dump(stream.peek(512)[:512]):
+        return "mediawiki"
     head = stream.peek(512)[:512].removeprefix(codecs.BOM_UTF8).lstrip()
-    if head.startswith(b"<mediawiki"):
-        raise DataError(f"{name}: is a Wikipedia dump with its markup; extract its text first (to <doc> files or JSON lines)")
     kind = recognized(head, name)
     if kind == "jsonl" and Path(name).suffix.lower() == ".json" and not head.startswith(b"{"):
         raise DataError(f"{name}: is JSON but not one object a line; write it as JSON lines or set data.format")

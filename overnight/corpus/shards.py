@@ -64,7 +64,7 @@ class Manifest:
     cleaning: int = 1
     """Version of the rules by which text is cleaned and split into sentences (`tasks.CLEANING`); manifests without it are of the first."""
     first_documents: dict[str, list[str]] = field(default_factory=dict)
-    """Where the first documents of `valid` and `test` are from: a file, or its document number n as `file#n`."""
+    """Where the first documents of `valid` and `test` are from: a file, its document number n as `file#n`, or a page as `file#title`."""
 
     def count(self, split: str, what: str) -> int:
         """Return a sum over the shards of a split: `documents`, `sentences`, `tokens` or `bytes`."""

@@ -67,7 +67,8 @@ def _files_below(folder: Path) -> list[Path]:
 
 def _in_a_loop(path: Path) -> bool:
     """Return whether a path passes through one folder twice, as `**` does where a link leads back to a folder above it."""
-    passed = [_real(parent) for parent in path.parents]
+    # Without "..", which passes through a folder twice and is no loop.
+    passed = [_real(parent) for parent in Path(os.path.abspath(path)).parents]
     return len(set(passed)) < len(passed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from overnight.config import Data
-from overnight.corpus import dedup
+from overnight.corpus import dedup, wikipedia_dump
 from overnight.corpus.bytes import document_bytes
 from overnight.corpus.clean import clean
 from overnight.corpus.readers import Document
@@ -30,12 +31,13 @@ from overnight.corpus.shards import (
     write_table,
 )
 from overnight.corpus.tokenizer import count_words, encode, load_tokenizer
+from overnight.corpus.wikipedia_dump import DumpPart, PartCounts
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_json
 from overnight.state_files import read_json, sealed
 
 CLEANING = 2
-"""Version of the rules by which text is cleaned and split into sentences: of :mod:`clean`, :mod:`sentences`, :mod:`markup` and :mod:`bytes`."""
+"""Version of the rules by which text is cleaned and split into sentences: of :mod:`clean`, :mod:`sentences`, :mod:`markup`, :mod:`wikitext` and :mod:`bytes`."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,18 @@ class CleanTask:
     min_chars: int
     tokenizer: str
     groups: list[str] | None = None  # of each text, where `data.group_field` is set
+    part: DumpPart | None = None  # of a dump, instead of texts
 
 
-def clean_task(documents: list[Document], path: Path, data: Data) -> CleanTask:
-    """Return what is to be done for a chunk of documents."""
+def clean_task(documents: list[Document] | DumpPart, path: Path, data: Data) -> CleanTask:
+    """Return what is to be done for a chunk of documents, or of a dump."""
     done = is_sealed(path)
+    if isinstance(documents, DumpPart):
+        part = dataclasses.replace(documents, xml=b"") if done else documents
+        # Its texts are not known yet, but whether they have labels and groups is.
+        none: list[float | None] | None = [] if data.label and not done else None
+        nothing: list[str] | None = [] if data.group_field and not done else None
+        return CleanTask(None if done else [], none, [], path, data.min_chars, data.tokenizer, nothing, part)
     labels = [document.label for document in documents] if data.label and not done else None
     texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
     names = [_printable(name) for name in names]
@@ -63,14 +72,24 @@ def _printable(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()  # a file's name may be no UTF-8, nor may a string in JSON be text
 
 
-def clean_chunk(task: CleanTask) -> None:
-    """Clean documents, and write them with their hashes, names and labels: a sentence a line, or the bytes that are read."""
+def clean_chunk(task: CleanTask) -> PartCounts | None:
+    """Clean documents, and write them with their hashes, names and labels: a sentence a line, or the bytes that are read.
+
+    Returns:
+        What a part of a dump held; None of other documents, which were counted when they were read.
+    """
     if task.texts is None:
-        return
+        return _counts(task)
+    given, names, labels, groups, metadata = task.texts, task.names, task.labels, task.groups, {}
+    if task.part:
+        given, names, counts = wikipedia_dump.read_part(task.part)
+        labels = None if labels is None else [None] * len(given)
+        groups = None if groups is None else [""] * len(given)
+        metadata["part"] = json.dumps(dataclasses.asdict(counts))
     make = _framed if task.tokenizer == "bytes" else _split
     texts: list[str | bytes] = []
     hashes, rows = [], []
-    for row, text in enumerate(task.texts):
+    for row, text in enumerate(given):
         found, digest = make(text, task.min_chars)
         if found:
             texts.append(found)
@@ -80,14 +99,20 @@ def clean_chunk(task: CleanTask) -> None:
     columns = {
         "hash": pa.array(hashes, pa.binary(16)),
         "text": pa.array(texts, kind),
-        "name": pa.array([task.names[row] for row in rows], pa.string()),
+        "name": pa.array([names[row] for row in rows], pa.string()),
     }
-    if task.labels is not None:
-        columns["label"] = pa.array([task.labels[row] for row in rows], pa.float32())
-    if task.groups is not None:
-        columns["group"] = pa.array([task.groups[row] for row in rows], pa.string())
-    write_table(task.path, columns, {"short": str(len(task.texts) - len(texts))})
+    if labels is not None:
+        columns["label"] = pa.array([labels[row] for row in rows], pa.float32())
+    if groups is not None:
+        columns["group"] = pa.array([groups[row] for row in rows], pa.string())
+    write_table(task.path, columns, {"short": str(len(given) - len(texts))} | metadata)
     seal_chunk(task.path)
+    return _counts(task)
+
+
+def _counts(task: CleanTask) -> PartCounts | None:
+    """Return what a part of a dump held, out of its sealed chunk."""
+    return PartCounts(**json.loads(read_table(checked_chunk(task.path)).schema.metadata[b"part"])) if task.part else None
 
 
 def _split(text: str, min_chars: int) -> tuple[str, bytes]:
