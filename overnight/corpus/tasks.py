@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from tokenizers import Tokenizer
 
 from overnight.config import Data
 from overnight.corpus import dedup
-from overnight.corpus.bytes import document_bytes
-from overnight.corpus.clean import clean
+from overnight.corpus.bytes import framed
+from overnight.corpus.drops import Drops
 from overnight.corpus.readers import Document
 from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import (
@@ -29,6 +32,7 @@ from overnight.corpus.shards import (
     write_shard,
     write_table,
 )
+from overnight.corpus.text import Outcome, kept_text
 from overnight.corpus.tokenizer import count_words, encode, load_tokenizer
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_json
@@ -42,35 +46,38 @@ CLEANING = 3
 class CleanTask:
     texts: list[str] | None  # None: the output is there already
     labels: list[float | None] | None  # of each text, where labels are kept
+    groups: list[str] | None  # of each text, where there are groups
     names: list[str]
     path: Path
-    min_chars: int
-    tokenizer: str
+    data: Data
 
 
 def clean_task(documents: list[Document], path: Path, data: Data) -> CleanTask:
     """Return what is to be done for a chunk of documents."""
     done = is_sealed(path)
     labels = [document.label for document in documents] if data.label and not done else None
+    groups = [document.group for document in documents] if data.group_field and not done else None
     texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
     names = [name.encode("utf-8", "backslashreplace").decode() for name in names]  # a file's name may be no UTF-8
-    return CleanTask(texts, labels, names, path, data.min_chars, data.tokenizer)
+    return CleanTask(texts, labels, groups, names, path, data)
 
 
 def clean_chunk(task: CleanTask) -> None:
     """Clean documents, and write them with their hashes, names and labels: a sentence a line, or the bytes that are read."""
     if task.texts is None:
         return
-    make = _framed if task.tokenizer == "bytes" else _split
+    as_bytes, outcome = task.data.tokenizer == "bytes", Outcome()
     texts: list[str | bytes] = []
     hashes, rows = [], []
-    for row, text in enumerate(task.texts):
-        found, digest = make(text, task.min_chars)
-        if found:
-            texts.append(found)
-            hashes.append(digest)
-            rows.append(row)
-    kind = pa.large_binary() if task.tokenizer == "bytes" else pa.large_string()
+    for row, raw in enumerate(task.texts):
+        text = kept_text(raw, task.names[row], task.data, outcome)
+        if not text:
+            continue
+        found = [text.encode("utf-8", "replace").decode()] if as_bytes else sentences(text)
+        texts.append(framed(text) if as_bytes else "\n".join(found))
+        hashes.append(dedup.document_hash(found))
+        rows.append(row)
+    kind = pa.large_binary() if as_bytes else pa.large_string()
     columns = {
         "hash": pa.array(hashes, pa.binary(16)),
         "text": pa.array(texts, kind),
@@ -78,19 +85,22 @@ def clean_chunk(task: CleanTask) -> None:
     }
     if task.labels is not None:
         columns["label"] = pa.array([task.labels[row] for row in rows], pa.float32())
-    write_table(task.path, columns, {"short": str(len(task.texts) - len(texts))})
+    if task.groups is not None:
+        columns["group"] = pa.array([task.groups[row] for row in rows], pa.string())
+    happened = {"short": str(outcome.short), "drops": json.dumps(outcome.drops.as_json()), "masked": json.dumps(outcome.masked)}
+    write_table(task.path, columns, happened)
     seal_chunk(task.path)
 
 
-def _split(text: str, min_chars: int) -> tuple[str, bytes]:
-    found = sentences(text) if len(text := clean(text)) >= min_chars else []
-    return "\n".join(found), dedup.document_hash(found)
-
-
-def _framed(text: str, min_chars: int) -> tuple[bytes, bytes]:
-    found = document_bytes(text)
-    inner = found[2:-1].decode()
-    return (found if inner and len(inner) >= min_chars else b""), dedup.document_hash([inner])
+def outcome_of(chunks: Sequence[Path]) -> Outcome:
+    """Return what became of the documents of chunks, clean ones or those of tokens, in order."""
+    total = Outcome()
+    for path in chunks:
+        happened = read_table(checked_chunk(path)).schema.metadata or {}
+        total.short += int(happened.get(b"short", 0))
+        total.drops.merge(Drops.from_json(json.loads(happened.get(b"drops", b"{}"))))
+        total.masked.update(json.loads(happened.get(b"masked", b"{}")))
+    return total
 
 
 @dataclass(frozen=True)
@@ -115,6 +125,7 @@ class TokenTask:
     split: np.ndarray  # of each document: 0 dropped, else its place in SPLITS, from 1
     folder: Path
     tokenizer: str
+    max_tokens_per_char: float = 0.0  # 0: any
 
 
 def token_path(clean: Path, split: str) -> Path:
@@ -129,13 +140,30 @@ def token_chunk(task: TokenTask) -> int:
         path = token_path(task.clean, name)
         if not is_sealed(path):
             if tokenizer:
-                tokens, lengths, counts = encode(_texts(task.clean, task.split == kind), tokenizer)
-                write_shard(path, tokens, lengths, counts[counts > 0])
+                _write_tokens(task, kind, path, tokenizer)
             else:
                 write_shard(path, *_bytes(task.clean, task.split == kind))
             seal_chunk(path)
         total += len(read_table(checked_chunk(path)).column("tokens").values)
     return total
+
+
+def _write_tokens(task: TokenTask, kind: int, path: Path, tokenizer: Tokenizer) -> None:
+    """Write the tokens of the documents of one split, but of those with more for each character than are allowed (Cramming, arXiv 2212.14034)."""
+    texts = _texts(task.clean, task.split == kind)
+    tokens, lengths, counts = encode(texts, tokenizer)
+    drops = Drops()
+    if task.max_tokens_per_char:
+        ends = np.cumsum(counts)
+        sums = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        per_document = sums[ends] - sums[ends - counts]
+        long = per_document > task.max_tokens_per_char * np.array([len(text) for text in texts])
+        names = read_table(task.clean).column("name").filter(pa.array(task.split == kind))
+        for row in np.flatnonzero(long):
+            drops.add("filters.max_tokens_per_char", names[int(row)].as_py(), texts[row])
+        tokens, lengths = tokens[np.repeat(~long, per_document)], lengths[np.repeat(~long, counts)]
+        counts = counts[~long]
+    write_shard(path, tokens, lengths, counts[counts > 0], metadata={"drops": json.dumps(drops.as_json())})
 
 
 def _bytes(path: Path, take: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, pa.Array | None]:
