@@ -42,6 +42,7 @@ from overnight.corpus.tasks import (
     outcome_of,
     token_chunk,
     token_path,
+    without_dropped,
 )
 from overnight.corpus.text import check_extras, counted, outcome_lines
 from overnight.corpus.tokenizer import load_tokens, read_tokens, save_tokenizer, train_tokens, vocabulary
@@ -176,9 +177,9 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
         tokenizer, vocab_size = vocabulary(tokens, data.lowercase).hash, len(tokens)
     _tokenize(data, folder, chunks, splits, workers, log)
     entries = _shard(folder, chunks, shard_tokens, workers, log)
-    late = outcome_of([token_path(path, split) for split in SPLITS for path in chunks]).drops
-    short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries) - late.counts.total()
-    outcome.drops.merge(late)
+    outcome.drops.merge(outcome_of([token_path(path, split) for split in SPLITS for path in chunks]).drops)
+    splits = [without_dropped(path, split) for path, split in zip(chunks, splits, strict=True)]
+    short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries)
     first = names_by_split(chunks, splits)
     dropped, masked = (dict(sorted((+counts).items())) for counts in (outcome.drops.counts, outcome.masked))
     manifest = Manifest(

@@ -9,6 +9,8 @@ from typing import Any
 
 from overnight.config import Data
 
+_PRESET = "filters.preset"
+
 
 def settings_of(data: Data, names: Sequence[str]) -> dict[str, Any]:
     """Return the plain values of some settings."""
@@ -25,7 +27,10 @@ def changed_settings(settings: dict[str, Any], manifest: dict[str, Any]) -> list
         manifest: those that it has.
     """
     then, now = _flat(settings_of(Data(), list(settings))) | _flat(manifest), _flat(settings)
-    return [f"data.{name} = {now[name]!r} (prepared with {then[name]!r})" for name in now if then[name] != now[name]]
+    differ = [name for name in now if then[name] != now[name]]
+    if _PRESET in differ:  # all its values differ, too
+        differ = [name for name in differ if name == _PRESET or not name.startswith("filters.")]
+    return [f"data.{name} = {now[name]!r} (prepared with {then[name]!r})" for name in differ]
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:

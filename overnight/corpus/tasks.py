@@ -152,7 +152,7 @@ def _write_tokens(task: TokenTask, kind: int, path: Path, tokenizer: Tokenizer) 
     """Write the tokens of the documents of one split, but of those with more for each character than are allowed (Cramming, arXiv 2212.14034)."""
     texts = _texts(task.clean, task.split == kind)
     tokens, lengths, counts = encode(texts, tokenizer)
-    drops = Drops()
+    drops, dropped = Drops(), []
     if task.max_tokens_per_char:
         ends = np.cumsum(counts)
         sums = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -161,9 +161,21 @@ def _write_tokens(task: TokenTask, kind: int, path: Path, tokenizer: Tokenizer) 
         names = read_table(task.clean).column("name").filter(pa.array(task.split == kind))
         for row in np.flatnonzero(long):
             drops.add("filters.max_tokens_per_char", names[int(row)].as_py(), texts[row])
+        dropped = np.flatnonzero(task.split == kind)[long].tolist()
         tokens, lengths = tokens[np.repeat(~long, per_document)], lengths[np.repeat(~long, counts)]
         counts = counts[~long]
-    write_shard(path, tokens, lengths, counts[counts > 0], metadata={"drops": json.dumps(drops.as_json())})
+    write_shard(
+        path, tokens, lengths, counts[counts > 0], metadata={"drops": json.dumps(drops.as_json()), "dropped_rows": json.dumps(dropped)}
+    )
+
+
+def without_dropped(clean: Path, split: np.ndarray) -> np.ndarray:
+    """Return the split of each document of a clean chunk, with 0 for those that were dropped for their tokens."""
+    left = split.copy()
+    for name in SPLITS:
+        happened = read_table(checked_chunk(token_path(clean, name))).schema.metadata or {}
+        left[json.loads(happened.get(b"dropped_rows", b"[]"))] = 0
+    return left
 
 
 def _bytes(path: Path, take: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, pa.Array | None]:

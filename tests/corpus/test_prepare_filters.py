@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overnight.config import Data, NoFilters, WebFilters
+from overnight.config import Data, NoFilters, WebFilters, load_run
 from overnight.corpus import dedup, languages, pipeline, text
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import load_manifest, open_shards, save_manifest
@@ -103,6 +103,8 @@ def test_without_settings_the_shards_are_those_of_before_and_a_folder_of_before_
     }
     save_manifest(tmp_path / "out", dataclasses.replace(manifest, settings=old))
     assert prepare(settings(reviews), tmp_path / "out", silent).shards == manifest.shards
+    with pytest.raises(ConfigError, match=r"put back: data.filters.preset = 'web' \(prepared with 'none'\)$"):
+        prepare(settings(reviews, filters=WebFilters()), tmp_path / "out", silent)
     with pytest.raises(ConfigError, match=r"data.filters.min_words = 3 \(prepared with 0\)$"):
         prepare(settings(reviews, filters=dataclasses.replace(NoFilters(), min_words=3)), tmp_path / "out", silent)
     assert load_manifest(tmp_path / "out").settings == old
@@ -119,8 +121,8 @@ def test_texts_of_too_many_tokens_are_dropped_once_the_vocabulary_is_known(revie
     documents = [sum(each.count(split, "documents") for split in ("train", "valid")) for each in (manifest, plain)]
     assert documents[0] == documents[1] - 1
     assert json.loads((tmp_path / "out/drops.json").read_text())["filters.max_tokens_per_char"]["samples"][0]["document"].endswith("#121")
-    left = {tuple(shard.tokens.tolist()) for split in ("train", "valid") for shard in open_shards(tmp_path / "out", split)}
-    assert all(len(tokens) for tokens in left)
+    names = [name for found in manifest.first_documents.values() for name in found]
+    assert len(names) == manifest.count("valid", "documents") and not any(name.endswith("#121") for name in names)
     with pytest.raises(DataError, match=r"no document is left to train on; dropped: \d+ by data.filters.max_tokens_per_char"):
         prepare(settings(reviews, filters=dataclasses.replace(filters, max_tokens_per_char=0.01)), tmp_path / "none", silent)
 
@@ -188,3 +190,14 @@ def test_a_missing_extra_is_named_before_anything_is_read(
     with pytest.raises(ConfigError, match=r"pip install 'overnight\[cleaning\]'"):
         prepare(settings(reviews, **changes), tmp_path / "out", silent)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_filter_beside_a_preset_has_its_own_value() -> None:
+    filters = load_run("demo", ["data.filters.preset=web", "data.filters.min_words=7"]).data.filters
+    assert filters == dataclasses.replace(WebFilters(), min_words=7)
+    assert load_run("demo").data.filters == NoFilters()
+
+
+def test_tokens_for_each_character_are_refused_where_tokens_are_bytes() -> None:
+    with pytest.raises(ConfigError, match=r"data.filters.max_tokens_per_char = 0.25: bytes have no vocabulary"):
+        load_run("mlstm-small", ["data.filters.max_tokens_per_char=0.25", "data.paths=x"])
