@@ -201,3 +201,27 @@ def test_a_filter_beside_a_preset_has_its_own_value() -> None:
 def test_tokens_for_each_character_are_refused_where_tokens_are_bytes() -> None:
     with pytest.raises(ConfigError, match=r"data.filters.max_tokens_per_char = 0.25: bytes have no vocabulary"):
         load_run("mlstm-small", ["data.filters.max_tokens_per_char=0.25", "data.paths=x"])
+
+
+def test_a_language_that_is_no_code_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data.languages = English: is no code of a language"):
+        load_run("demo", ["data.languages=[de, English]"])
+
+
+def test_what_was_dropped_before_an_interruption_is_counted_after_it(
+    reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = settings(reviews, filters=WebFilters(), mask_personal=["email"])
+    prepare(data, tmp_path / "whole", silent)
+    for stage in ("_vocabulary", "_shard"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(pipeline, stage, interrupted)
+            prepare(data, tmp_path / "out", silent)
+    lines: list[str] = []
+    prepare(data, tmp_path / "out", lines.append)
+    assert lines[0].startswith("prepare: continuing")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def interrupted(*args: Any) -> None:
+    raise KeyboardInterrupt
