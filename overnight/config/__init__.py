@@ -1,5 +1,6 @@
 """What a run does, as one frozen value: read, checked and written here. Nothing in it needs torch."""
 
+from overnight.config.cleaning import Filters, NoFilters, WebFilters
 from overnight.config.load import (
     build_run,
     differences,
@@ -55,6 +56,7 @@ __all__ = [
     "Distributed",
     "EncoderConfig",
     "Evaluation",
+    "Filters",
     "Finetune",
     "LambConfig",
     "LansConfig",
@@ -65,6 +67,7 @@ __all__ = [
     "Model",
     "ModernBertConfig",
     "MuonConfig",
+    "NoFilters",
     "Optim",
     "Phase",
     "RecurrentLMConfig",
@@ -72,6 +75,7 @@ __all__ = [
     "Scaling",
     "Schedule",
     "Stability",
+    "WebFilters",
     "build_run",
     "differences",
     "environment_path",

@@ -7,22 +7,14 @@ only stands in the class of that kind, so that it cannot be written elsewhere.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from overnight.config.fields import (
-    MACHINE,
-    BelowOne,
-    Fraction,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Range,
-    Tagged,
-)
+from overnight.config.cleaning import AnyFilters, NoFilters
+from overnight.config.fields import MACHINE, BelowOne, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, Tagged
 from overnight.config.machine import Checkpoint, Compute, Distributed, Logging, Memory, Stability
 from overnight.config.optimizers import AnyOptim, LambConfig
 
@@ -45,8 +37,6 @@ class Data:
     """Of a dump of Wikipedia, the pages that are read, by the numbers in `<ns>`: 0 are articles, 1 their talk pages."""
     field: str = "text"
     """Key or column that holds the text in JSON lines, CSV, TSV and Parquet; `title+text` joins several. Of Amazon reviews `text`, `title` and `rating` are known by all their names."""
-    group_field: str = ""
-    """Key or column of what rows have in common, such as the product of a review (`asin`); kept with each document."""
     documents: Literal["file", "paragraph", "line"] = "file"
     """What one document of a file of text, HTML or EPUB is: the whole file, a block between blank lines, or a line."""
     html: Literal["main", "all"] = "main"
@@ -55,6 +45,16 @@ class Data:
     """What to do with the license before and behind a text of Project Gutenberg."""
     min_chars: NonNegativeInt = 100
     """Shorter documents are dropped (characters, after cleaning)."""
+    fix_text: bool = False
+    """Repair text that was decoded with the wrong encoding ("Â£" to "£"), and ligatures (the extra `cleaning`)."""
+    languages: list[str] = dataclasses.field(default_factory=list)
+    """Codes of the languages that are kept, such as `[en, de]` (ISO 639-1); empty keeps all (the extra `cleaning`)."""
+    mask_personal: list[Literal["email", "phone", "ip"]] = dataclasses.field(default_factory=list)
+    """What becomes a placeholder: e-mail addresses `[email]`, telephone numbers `[phone]`, public IP addresses `[ip]`."""
+    filters: AnyFilters = dataclasses.field(default_factory=NoFilters)
+    """Which lines and documents are left out."""
+    group_field: str = ""
+    """Key or column of what rows have in common, such as the product of a review (`asin`): all of one group are on one side, training, validation or test."""
     valid_fraction: Annotated[float, Range(0, 0.5)] = 0.01
     """Share of documents kept for validation, chosen by a hash of the document (0 to 0.5)."""
     test_fraction: Annotated[float, Range(0, 0.5)] = 0.0

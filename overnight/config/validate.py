@@ -104,6 +104,11 @@ def _data_problems(run: Run) -> Iterator[str]:
         yield f"data.tokenizer = {data.tokenizer}: model.kind = {run.model.kind} reads {reads}"
     else:
         yield from _foreign("data", data, data.tokenizer, DATA_SETTINGS)
+    for code in data.languages:
+        if not re.fullmatch("[a-z]{2,3}", code):
+            yield f"data.languages = {code}: is no code of a language, such as en or de (ISO 639)"
+    if data.tokenizer == "bytes" and data.filters.max_tokens_per_char:
+        yield f"data.filters.max_tokens_per_char = {data.filters.max_tokens_per_char}: bytes have no vocabulary; leave it out"
     if data.vocab_file:
         yield from _vocab_problems(data)
 

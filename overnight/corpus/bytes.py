@@ -22,8 +22,16 @@ def document_bytes(text: str) -> bytes:
     Args:
         text: of one document; an empty one gives the three bytes around it.
     """
+    return framed(" ".join(without_markup(text).split()))
+
+
+def without_markup(text: str) -> str:
+    """Return a text without tags, comments and character references; its lines stay."""
     if "<" in text:
         text = _TAG.sub(" ", markup.COMMENT.sub(" ", text))
-    if "&" in text:
-        text = html.unescape(text)
-    return f"\n {' '.join(text.split())} ".encode("utf-8", "replace")
+    return html.unescape(text) if "&" in text else text
+
+
+def framed(line: str) -> bytes:
+    """Return the one line of a document with what stands around it."""
+    return f"\n {line} ".encode("utf-8", "replace")

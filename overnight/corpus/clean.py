@@ -55,6 +55,11 @@ def clean(text: str) -> str:
     Args:
         text: raw text of one document.
     """
+    return paragraphs(without_markup(text))
+
+
+def without_markup(text: str) -> str:
+    """Return a document without what is no text; its lines stay as they are, with the marks before headings and items of lists."""
     for mark in _NEW_LINES if not text.isascii() else _NEW_LINES[:2]:
         if mark in text:
             text = text.replace(mark, "\n")
@@ -76,7 +81,12 @@ def clean(text: str) -> str:
         text = _EMPHASIS.sub(r"\2", text)
     if "(" in text and any(mark in text for mark in ("( ", "()", "(,", "(;")):
         text = _EMPTY_BRACKETS.sub("", text)
-    # Last, because what stood between a letter and its accent may have gone.
+    return text
+
+
+def paragraphs(text: str) -> str:
+    """Return the paragraphs of what :func:`without_markup` returned, one line each, with a blank line between them."""
+    # NFC comes last, because what stood between a letter and its accent may have gone.
     return unicodedata.normalize("NFC", "\n\n".join(_paragraphs(text)))
 
 

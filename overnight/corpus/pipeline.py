@@ -27,6 +27,7 @@ from overnight.corpus import bytes as byte_text
 from overnight.corpus import dedup, hub, places, pydocs
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, check_found, documents_and_parts, start_reading
+from overnight.corpus.settings import changed_settings, settings_of
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
 from overnight.corpus.tasks import (
     CLEANING,
@@ -38,11 +39,14 @@ from overnight.corpus.tasks import (
     clean_task,
     count_chunk,
     make_shard,
+    outcome_of,
     token_chunk,
     token_path,
+    without_dropped,
 )
+from overnight.corpus.text import check_extras, counted, outcome_lines
 from overnight.corpus.tokenizer import load_tokens, read_tokens, save_tokenizer, train_tokens, vocabulary
-from overnight.corpus.validation_split import check_share, names_by_split, share_for, validation_lines
+from overnight.corpus.validation_split import check_share, names_by_split, share_for, side_hashes, validation_lines
 from overnight.corpus.wikipedia_dump import PART_BYTES, DumpPart
 from overnight.corpus.workers import run_tasks
 from overnight.display import plural
@@ -66,11 +70,15 @@ SETTINGS = (
     "tokenizer",
     "format",
     "field",
-    "group_field",
     "documents",
     "html",
     "gutenberg_license",
     "min_chars",
+    "fix_text",
+    "languages",
+    "mask_personal",
+    "filters",
+    "group_field",
     "valid_fraction",
     "test_fraction",
     "label",
@@ -99,9 +107,10 @@ def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_
         ConfigError: the folder was prepared with other settings.
         DataError: a source cannot be used as it is (see `readers`), the disk is full, or the folder is in use.
     """
-    settings = {name: getattr(data, name) for name in SETTINGS}
+    settings = settings_of(data, SETTINGS)
     if (manifest := _prepared(settings, folder, log)) is not None:
         return manifest
+    check_extras(data)
     reading = start_reading(data)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,9 +128,7 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
         return None
     manifest = load_manifest(folder)
     # A setting that did not exist yet had its default.
-    before = vars(Data()) | manifest.settings
-    differ = [f"data.{name} = {settings[name]!r} (prepared with {before[name]!r})" for name in settings if before[name] != settings[name]]
-    if differ:
+    if differ := changed_settings(settings, manifest.settings):
         raise ConfigError(
             f"{folder}: was prepared with other settings; set data.dir to another folder, delete this one, or put back: "
             + "; ".join(differ)
@@ -166,6 +173,7 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
     _begin(folder, _state(data, settings, shard_tokens), log)
     work, workers = folder / "work", data.workers or usable_cores()
     chunks, sources = _read_and_clean(data, work, workers, log, reading)
+    outcome = outcome_of(chunks)
     splits, duplicates, short = _decide(chunks, data, log)
     tokenizer, vocab_size = byte_text.VOCABULARY_HASH, byte_text.VOCABULARY_SIZE
     if data.tokenizer == "wordpiece":
@@ -173,10 +181,19 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
         tokenizer, vocab_size = vocabulary(tokens, data.lowercase).hash, len(tokens)
     _tokenize(data, folder, chunks, splits, workers, log)
     entries = _shard(folder, chunks, shard_tokens, workers, log)
+    outcome.drops.merge(outcome_of([token_path(path, split) for split in SPLITS for path in chunks]).drops)
+    splits = [without_dropped(path, split) for path, split in zip(chunks, splits, strict=True)]
     short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries)
+    first = names_by_split(chunks, splits)
+    dropped, masked = (dict(sorted((+counts).items())) for counts in (outcome.drops.counts, outcome.masked))
     manifest = Manifest(
-        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, names_by_split(chunks, splits)
+        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, first, dropped, masked
     )
+    for line in outcome_lines(outcome):
+        log(line)
+    if not manifest.count("train", "documents"):
+        raise DataError(f"no document is left to train on; dropped: {counted(dropped)}; allow more of them")
+    write_json(folder / "drops.json", sealed(outcome.drops.as_json()))
     for line in validation_lines(manifest, partial(share_for, chunks, splits)):
         log(line)
     save_manifest(folder, manifest)
@@ -207,6 +224,7 @@ def _begin(folder: Path, state: str, log: Callable[[str], None]) -> None:
         return
     left = [
         folder / "manifest.json",
+        folder / "drops.json",
         folder / "vocab.txt",
         folder / "tokenizer.json",
         *(path for split in SPLITS for path in folder.glob(f"{split}-*.arrow")),
@@ -299,17 +317,21 @@ def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple
     flat = b"".join(b"".join(table.column("hash").to_pylist()) for table in tables)
     hashes = np.frombuffer(flat, np.uint8).reshape(-1, 16)
     if not len(hashes):
+        dropped = outcome_of(chunks).drops.counts
+        if set(dropped) != {"min_chars"}:
+            raise DataError(f"no document is left: {counted(dropped)}; allow more of them, or name other sources")
         raise DataError(f"all {short} documents are shorter than data.min_chars; lower it or name other sources")
     if data.label and not any(len(table) - table.column("label").null_count for table in tables):
         raise DataError(f"no document has a number under data.label = {data.label!r}; correct it, or leave it out")
     first = dedup.first_occurrences(hashes)
+    sides = side_hashes(tables)
     split = np.where(first, 1, 0).astype(np.uint8)
-    split[first & dedup.valid_mask(hashes, data.valid_fraction)] = 2
-    split[first & dedup.test_mask(hashes, data.test_fraction)] = 3
+    split[first & dedup.valid_mask(sides, data.valid_fraction)] = 2
+    split[first & dedup.test_mask(sides, data.test_fraction)] = 3
     dropped, trained, num_validation, tested = np.bincount(split, minlength=4).tolist()
     apart = f"{num_validation:,} for validation, {tested:,} for the test" if data.test_fraction else f"{num_validation:,} for validation"
     log(f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(dropped, 'duplicate')}, {short:,} short")
-    positions = dedup.hash_position(hashes)
+    positions = dedup.hash_position(sides)
     check_share("data.valid_fraction", data.valid_fraction, num_validation, trained, float(positions.min()))
     check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - float(positions.max()))
     return np.split(split, np.cumsum(sizes)[:-1]), dropped, short
@@ -348,7 +370,9 @@ def _vocabulary(
 
 def _tokenize(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]) -> None:
     progress = Progress("tokenize", log, "M tokens")
-    tasks = (TokenTask(path, split, folder, data.tokenizer) for path, split in zip(chunks, splits, strict=True))
+    tasks = (
+        TokenTask(path, split, folder, data.tokenizer, data.filters.max_tokens_per_char) for path, split in zip(chunks, splits, strict=True)
+    )
     done = 0
     for number, tokens in enumerate(run_tasks(token_chunk, tasks, workers)):
         done += tokens

@@ -21,10 +21,12 @@ _RARE_TERMINALS = (  # beyond the 16 bits for which a set of characters is one l
 # Those of Chinese and Japanese, with what closes after them, need no white space.
 _FULL_WIDTH = "。！？｡．"
 _CLOSING = r"\"'”’)\]»*_」』）"
+# After an end comes a space and no small letter; or a small one, as some people begin, after a word too long for an abbreviation.
+_BEFORE_NEXT = r"(?= [^a-z])|(?<=[a-z]{5}\.)(?= )"
 # A sentence may end at one of these, with closing quotes or brackets, before white space.
-_END_ASCII = re.compile(r"[.!?]+[\"')\]*_]*(?= [^a-z])")
+_END_ASCII = re.compile(rf"[.!?]+[\"')\]*_]*(?:{_BEFORE_NEXT})")
 # In German these two close, where a space follows.
-_AFTER = rf"]+[{_CLOSING}]*[“«]?(?:(?= [^a-z])|(?<=[{_FULL_WIDTH}」』）]))"
+_AFTER = rf"]+[{_CLOSING}]*[“«]?(?:{_BEFORE_NEXT}|(?<=[{_FULL_WIDTH}」』）]))"
 _END, _END_RARE = re.compile(f"[.!?{_TERMINALS}{_AFTER}"), re.compile(f"[.!?{_TERMINALS}{_RARE_TERMINALS}{_AFTER}")
 _RARE = re.compile("[\U00010a00-\U0001ffff]")
 _BEFORE_FIRST = " \"'“‘„«([*_-—–¿¡`"
@@ -47,6 +49,7 @@ _ABBREVIATIONS = frozenset(
         ]
     ).split()
 )
+_LONG_ABBREVIATIONS = frozenset(word[-5:] for word in _ABBREVIATIONS if len(word) >= 5)
 # Those that are an abbreviation before a number only: "no." and "sec." also end sentences.
 _BEFORE_NUMBER = frozenset(
     [
@@ -95,6 +98,13 @@ _BEFORE_NUMBER = frozenset(
         "т",
     ]
 )
+# Abbreviations so long that small letters after them would be taken for the next sentence.
+_BEFORE_SMALL = frozenset("approx aprox assoc abbrev trans".split())  # noqa: SIM905
+# What hardly follows an initial or an abbreviation with dots, unless as the first word of a sentence: "made in the U.S. It was", "rated R. The film".
+_FIRST_WORDS = re.compile(r"(?:The|This|These|That|It|He|She|We|They|There|But|And|In|If|How|What|Why|When|Where|Who|However|Mrs?\.|Dr\.) ")
+_NEXT_DOT = re.compile(r" \.+(?!\w)")  # of ". . ."; ".NET" is a word
+# Abbreviations that do not end a sentence whatever follows.
+_NEVER_LAST = frozenset(["e.g", "i.e", "p.s", "z.b", "d.h", "u.a", "p.ex"])
 # Letters that are words, or names of numbers, and so may be the last of a sentence.
 _WORDS_OF_ONE_LETTER = frozenset("Iiaxynkяo")
 # Small letters that are an abbreviation before a capital too, as "v. Chr.", "s. Abb." and "г. Москва" are; others, as in "of a and c.", are not.
@@ -111,7 +121,8 @@ def sentences(text: str) -> list[str]:
     """Split cleaned text into sentences.
 
     A sentence ends at `.`, `!`, `?`, `…` or another sentence terminal of Unicode before a space and something that is not lower case, but not after a
-    title, an initial, an abbreviation of one letter ("z. B.") or with dots in it, a German ordinal, nor after `No.` and its like before a number. A
+    title, an initial, an abbreviation of one letter ("z. B.") or with dots in it, a German ordinal, nor after `No.` and its like before a number. It
+    also ends at a full stop between a word of five letters or more and a small letter, and after an initial or "U.S." before `The` and its like. A
     paragraph always ends one.
 
     Args:
@@ -123,8 +134,9 @@ def sentences(text: str) -> list[str]:
         pattern = _END_ASCII if paragraph.isascii() else _END_RARE if _RARE.search(paragraph) else _END
         for match in pattern.finditer(paragraph):
             stop, end = match.span()
-            # Most ends in few steps: a word longer than any abbreviation, the mark, a capital.
-            plain = stop > 6 and paragraph[stop - 7 : stop].isalpha() and paragraph[end + 1 : end + 2].isupper()
+            # Most ends in few steps: a word longer than nearly all abbreviations, the mark, a capital.
+            tail = paragraph[stop - 5 : stop] if stop > 4 else ""
+            plain = tail.isalpha() and paragraph[end + 1 : end + 2].isupper() and tail.lower() not in _LONG_ABBREVIATIONS
             if plain or _ends_sentence(paragraph, start, stop, end):
                 found.append(paragraph[start:end])
                 start = end + 1 if paragraph[end : end + 1] == " " else end
@@ -133,11 +145,22 @@ def sentences(text: str) -> list[str]:
     return found
 
 
+_TERMINAL = re.compile(f"[.!?{_TERMINALS}{_RARE_TERMINALS}]")
+_CLOSING_QUOTES = ('"', "'", "”", "’", "»", "“", "」", "』")
+
+
+def ends_like_a_sentence(line: str) -> bool:
+    """Return whether a line ends with a mark that ends sentences, within brackets or not, or with a closing quotation mark."""
+    return line.endswith(_CLOSING_QUOTES) or _TERMINAL.match(line.rstrip("\"'”’)]»*_」』） ")[-1:]) is not None
+
+
 def _ends_sentence(text: str, start: int, stop: int, end: int) -> bool:
     """Return whether the mark at text[stop:end] ends the sentence that began at start."""
     following = text[end : end + 6].lstrip(_BEFORE_FIRST)[:1]
-    if following.islower():
+    if following == "." and _NEXT_DOT.match(text, end):
         return False
+    if following.islower():
+        return text[end + 1 : end + 2] == following and _ends_before_small(text, start, stop, end)
     # Only a single full stop can belong to an abbreviation; a closing quote after it ends the sentence anyway.
     if end - stop != 1 or text[stop] != ".":
         return True
@@ -151,11 +174,21 @@ def _ends_sentence(text: str, start: int, stop: int, end: int) -> bool:
         if len(word) == 1:
             return not _is_abbreviated(word, before, after)
     if "." in word:
-        return not all(len(part) <= 2 and part.isalpha() for part in word.split("."))  # not U.S., e.g., Ph.D.
+        if not all(len(part) <= 2 and part.isalpha() for part in word.split(".")):
+            return True
+        return word.lower() not in _NEVER_LAST and _FIRST_WORDS.match(text, end + 1) is not None  # U.S., e.g., Ph.D.
     if word.isdigit() and stop - start == len(word):
         return False
     lower = word.lower()
     return lower not in _ABBREVIATIONS and not (following.isdigit() and lower in _BEFORE_NUMBER)
+
+
+def _ends_before_small(text: str, start: int, stop: int, end: int) -> bool:
+    """Return whether a full stop before a small letter ends a sentence: of people who begin theirs so, it does after a word that is no abbreviation."""
+    word = text[max(start, stop - 24) : stop].rpartition(" ")[2].lstrip(_BEFORE_FIRST)
+    if text[stop:end] != "." or not (len(word) >= 5 and word.isascii() and word.isalpha() and word.islower()):
+        return False
+    return word not in _BEFORE_SMALL and bool(word.strip("ivxlcdm"))  # "Pliny, lib. xxxiii. cap. 3"
 
 
 def _is_ordinal(before: str, after: str) -> bool:
@@ -170,6 +203,6 @@ def _is_abbreviated(letter: str, before: str, after: str) -> bool:
     if letter in _WORDS_OF_ONE_LETTER:
         return after[:1].isdigit() and letter in _BEFORE_NUMBER
     if letter.isupper() or after.startswith("Chr."):
-        return True
+        return not (before and _FIRST_WORDS.match(after))  # "A. The first" is an item of a list
     # After a number it is a unit or a year's, and may be the last: "5 m.", "1945 г."
     return not before[-1:].isdigit() and (after[:1].isdigit() or letter in _BEFORE_CAPITAL)

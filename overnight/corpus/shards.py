@@ -65,6 +65,10 @@ class Manifest:
     """Version of the rules by which text is cleaned and split into sentences (`tasks.CLEANING`); manifests without it are of the first."""
     first_documents: dict[str, list[str]] = field(default_factory=dict)
     """Where the first documents of `valid` and `test` are from: a file, its document number n as `file#n`, or a page as `file#title`."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Documents (or lines) dropped, by the setting that did it; `drops.json` has samples."""
+    masked: dict[str, int] = field(default_factory=dict)
+    """Placeholders that were put for personal data, by kind."""
 
     def count(self, split: str, what: str) -> int:
         """Return a sum over the shards of a split: `documents`, `sentences`, `tokens` or `bytes`."""
@@ -91,7 +95,12 @@ class Shard:
 
 
 def write_shard(
-    path: Path, tokens: np.ndarray, sentence_lengths: np.ndarray, document_sentences: np.ndarray, labels: pa.Array | None = None
+    path: Path,
+    tokens: np.ndarray,
+    sentence_lengths: np.ndarray,
+    document_sentences: np.ndarray,
+    labels: pa.Array | None = None,
+    metadata: dict[str, str] | None = None,
 ) -> int:
     """Write documents as one Arrow file.
 
@@ -101,6 +110,7 @@ def write_shard(
         sentence_lengths: int32 [S], tokens of each sentence.
         document_sentences: int32 [D], sentences of each document.
         labels: float32 [D], null where a document has none; None keeps no labels.
+        metadata: of the table, where it is no shard yet.
 
     Returns:
         The number of bytes written.
@@ -112,7 +122,7 @@ def write_shard(
         pa.ListArray.from_arrays(pa.array(token_offsets.astype(np.int32)), pa.array(tokens)),
         pa.ListArray.from_arrays(pa.array(sentence_offsets.astype(np.int32)), pa.array(sentence_lengths.astype(np.int32))),
     ]
-    return write_table(path, {"tokens": lists[0], "sentences": lists[1]} | ({} if labels is None else {"label": labels}))
+    return write_table(path, {"tokens": lists[0], "sentences": lists[1]} | ({} if labels is None else {"label": labels}), metadata)
 
 
 def write_table(path: Path, columns: dict[str, pa.Array], metadata: dict[str, str] | None = None) -> int:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from tokenizers import Tokenizer
 
 from overnight.config import Data
 from overnight.corpus import dedup, wikipedia_dump
-from overnight.corpus.bytes import document_bytes
-from overnight.corpus.clean import clean
+from overnight.corpus.bytes import framed
+from overnight.corpus.drops import Drops
 from overnight.corpus.readers import Document
 from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import (
@@ -30,13 +32,14 @@ from overnight.corpus.shards import (
     write_shard,
     write_table,
 )
+from overnight.corpus.text import Outcome, kept_text
 from overnight.corpus.tokenizer import count_words, encode, load_tokenizer
 from overnight.corpus.wikipedia_dump import DumpPart, PartCounts
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_json
 from overnight.state_files import read_json, sealed
 
-CLEANING = 2
+CLEANING = 3
 """Version of the rules by which text is cleaned and split into sentences: of :mod:`clean`, :mod:`sentences`, :mod:`markup`, :mod:`wikitext` and :mod:`bytes`."""
 
 
@@ -44,11 +47,10 @@ CLEANING = 2
 class CleanTask:
     texts: list[str] | None  # None: the output is there already
     labels: list[float | None] | None  # of each text, where labels are kept
+    groups: list[str] | None  # of each text, where there are groups
     names: list[str]
     path: Path
-    min_chars: int
-    tokenizer: str
-    groups: list[str] | None = None  # of each text, where `data.group_field` is set
+    data: Data
     part: DumpPart | None = None  # of a dump, instead of texts
 
 
@@ -57,15 +59,11 @@ def clean_task(documents: list[Document] | DumpPart, path: Path, data: Data) -> 
     done = is_sealed(path)
     if isinstance(documents, DumpPart):
         part = dataclasses.replace(documents, xml=b"") if done else documents
-        # Its texts are not known yet, but whether they have labels and groups is.
-        none: list[float | None] | None = [] if data.label and not done else None
-        nothing: list[str] | None = [] if data.group_field and not done else None
-        return CleanTask(None if done else [], none, [], path, data.min_chars, data.tokenizer, nothing, part)
+        return CleanTask(None if done else [], None, None, [], path, data, part)
     labels = [document.label for document in documents] if data.label and not done else None
-    texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
-    names = [_printable(name) for name in names]
     groups = [_printable(document.group) for document in documents] if data.group_field and not done else None
-    return CleanTask(texts, labels, names, path, data.min_chars, data.tokenizer, groups)
+    texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
+    return CleanTask(texts, labels, groups, [_printable(name) for name in names], path, data)
 
 
 def _printable(name: str) -> str:
@@ -80,22 +78,24 @@ def clean_chunk(task: CleanTask) -> PartCounts | None:
     """
     if task.texts is None:
         return _counts(task)
-    given, names, labels, groups, metadata = task.texts, task.names, task.labels, task.groups, {}
+    given, names, labels, groups, happened = task.texts, task.names, task.labels, task.groups, {}
     if task.part:
         given, names, counts = wikipedia_dump.read_part(task.part)
-        labels = None if labels is None else [None] * len(given)
-        groups = None if groups is None else [""] * len(given)
-        metadata["part"] = json.dumps(dataclasses.asdict(counts))
-    make = _framed if task.tokenizer == "bytes" else _split
+        labels = [None] * len(given) if task.data.label else None
+        groups = [""] * len(given) if task.data.group_field else None
+        happened["part"] = json.dumps(dataclasses.asdict(counts))
+    as_bytes, outcome = task.data.tokenizer == "bytes", Outcome()
     texts: list[str | bytes] = []
     hashes, rows = [], []
-    for row, text in enumerate(given):
-        found, digest = make(text, task.min_chars)
-        if found:
-            texts.append(found)
-            hashes.append(digest)
-            rows.append(row)
-    kind = pa.large_binary() if task.tokenizer == "bytes" else pa.large_string()
+    for row, raw in enumerate(given):
+        text = kept_text(raw, names[row], task.data, outcome)
+        if not text:
+            continue
+        found = [text.encode("utf-8", "replace").decode()] if as_bytes else sentences(text)
+        texts.append(framed(text) if as_bytes else "\n".join(found))
+        hashes.append(dedup.document_hash(found))
+        rows.append(row)
+    kind = pa.large_binary() if as_bytes else pa.large_string()
     columns = {
         "hash": pa.array(hashes, pa.binary(16)),
         "text": pa.array(texts, kind),
@@ -105,7 +105,8 @@ def clean_chunk(task: CleanTask) -> PartCounts | None:
         columns["label"] = pa.array([labels[row] for row in rows], pa.float32())
     if groups is not None:
         columns["group"] = pa.array([groups[row] for row in rows], pa.string())
-    write_table(task.path, columns, {"short": str(len(given) - len(texts))} | metadata)
+    happened |= {"short": str(outcome.short), "drops": json.dumps(outcome.drops.as_json()), "masked": json.dumps(outcome.masked)}
+    write_table(task.path, columns, happened)
     seal_chunk(task.path)
     return _counts(task)
 
@@ -115,15 +116,15 @@ def _counts(task: CleanTask) -> PartCounts | None:
     return PartCounts(**json.loads(read_table(checked_chunk(task.path)).schema.metadata[b"part"])) if task.part else None
 
 
-def _split(text: str, min_chars: int) -> tuple[str, bytes]:
-    found = sentences(text) if len(text := clean(text)) >= min_chars else []
-    return "\n".join(found), dedup.document_hash(found)
-
-
-def _framed(text: str, min_chars: int) -> tuple[bytes, bytes]:
-    found = document_bytes(text)
-    inner = found[2:-1].decode()
-    return (found if inner and len(inner) >= min_chars else b""), dedup.document_hash([inner])
+def outcome_of(chunks: Sequence[Path]) -> Outcome:
+    """Return what became of the documents of chunks, clean ones or those of tokens, in order."""
+    total = Outcome()
+    for path in chunks:
+        happened = read_table(checked_chunk(path)).schema.metadata or {}
+        total.short += int(happened.get(b"short", 0))
+        total.drops.merge(Drops.from_json(json.loads(happened.get(b"drops", b"{}"))))
+        total.masked.update(json.loads(happened.get(b"masked", b"{}")))
+    return total
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ class TokenTask:
     split: np.ndarray  # of each document: 0 dropped, else its place in SPLITS, from 1
     folder: Path
     tokenizer: str
+    max_tokens_per_char: float = 0.0  # 0: any
 
 
 def token_path(clean: Path, split: str) -> Path:
@@ -162,13 +164,42 @@ def token_chunk(task: TokenTask) -> int:
         path = token_path(task.clean, name)
         if not is_sealed(path):
             if tokenizer:
-                tokens, lengths, counts = encode(_texts(task.clean, task.split == kind), tokenizer)
-                write_shard(path, tokens, lengths, counts[counts > 0])
+                _write_tokens(task, kind, path, tokenizer)
             else:
                 write_shard(path, *_bytes(task.clean, task.split == kind))
             seal_chunk(path)
         total += len(read_table(checked_chunk(path)).column("tokens").values)
     return total
+
+
+def _write_tokens(task: TokenTask, kind: int, path: Path, tokenizer: Tokenizer) -> None:
+    """Write the tokens of the documents of one split, but of those with more for each character than are allowed (Cramming, arXiv 2212.14034)."""
+    texts = _texts(task.clean, task.split == kind)
+    tokens, lengths, counts = encode(texts, tokenizer)
+    drops, dropped = Drops(), []
+    if task.max_tokens_per_char:
+        ends = np.cumsum(counts)
+        sums = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        per_document = sums[ends] - sums[ends - counts]
+        long = per_document > task.max_tokens_per_char * np.array([len(text) for text in texts])
+        names = read_table(task.clean).column("name").filter(pa.array(task.split == kind))
+        for row in np.flatnonzero(long):
+            drops.add("filters.max_tokens_per_char", names[int(row)].as_py(), texts[row])
+        dropped = np.flatnonzero(task.split == kind)[long].tolist()
+        tokens, lengths = tokens[np.repeat(~long, per_document)], lengths[np.repeat(~long, counts)]
+        counts = counts[~long]
+    write_shard(
+        path, tokens, lengths, counts[counts > 0], metadata={"drops": json.dumps(drops.as_json()), "dropped_rows": json.dumps(dropped)}
+    )
+
+
+def without_dropped(clean: Path, split: np.ndarray) -> np.ndarray:
+    """Return the split of each document of a clean chunk, with 0 for those that were dropped for their tokens."""
+    left = split.copy()
+    for name in SPLITS:
+        happened = read_table(checked_chunk(token_path(clean, name))).schema.metadata or {}
+        left[json.loads(happened.get(b"dropped_rows", b"[]"))] = 0
+    return left
 
 
 def _bytes(path: Path, take: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, pa.Array | None]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from overnight.corpus import dedup
 from overnight.corpus.shards import SPLITS, Manifest, read_table
@@ -16,6 +17,20 @@ NAMES = 100
 """Documents of a part that the manifest names at most."""
 # A loss on fewer is that of these documents, not of the corpus: one unusual document is a tenth of it.
 LEAST_DOCUMENTS, LEAST_TOKENS = 10, 10_000
+
+
+def side_hashes(tables: Sequence[pa.RecordBatch]) -> np.ndarray:
+    """Return the hashes that decide on which side documents are: of its group where a document has one, else its own: uint8 [D, 16].
+
+    Args:
+        tables: clean chunks.
+    """
+    found: list[bytes] = []
+    for table in tables:
+        own = table.column("hash").to_pylist()
+        groups = table.column("group").to_pylist() if "group" in table.schema.names else [""] * len(own)
+        found += [xxhash.xxh3_128_digest(group.encode()) if group else each for each, group in zip(own, groups, strict=True)]
+    return np.frombuffer(b"".join(found), np.uint8).reshape(-1, 16)
 
 
 def check_share(key: str, fraction: float, num_validation: int, trained: int, nearest: float) -> None:
@@ -56,9 +71,8 @@ def names_by_split(chunks: Sequence[Path], splits: Sequence[np.ndarray]) -> dict
 
 def share_for(chunks: Sequence[Path], splits: Sequence[np.ndarray], documents: int) -> float:
     """Return the `valid_fraction` that would take so many documents, or one half."""
-    hashes = [read_table(path).column("hash").filter(pa.array(split > 0)).to_pylist() for path, split in zip(chunks, splits, strict=True)]
-    flat = np.frombuffer(b"".join(b"".join(part) for part in hashes), np.uint8).reshape(-1, 16)
-    positions = np.sort(dedup.hash_position(flat))
+    kept = [read_table(path).filter(pa.array(split > 0)) for path, split in zip(chunks, splits, strict=True)]
+    positions = np.sort(dedup.hash_position(side_hashes(kept)))
     return min(float(positions[min(documents, len(positions)) - 1]) * 1.01 + 1e-4, 0.5)
 
 

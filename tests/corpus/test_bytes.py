@@ -108,7 +108,7 @@ def test_every_document_arrives_in_order_on_its_side_with_its_label(reviews: lis
         assert manifest.count(split, "tokens") == sum(len(text) for text, _ in documents)
         assert len(shards) > 1 or split != "train"
     assert (manifest.duplicates, manifest.short, manifest.vocab_size, manifest.tokenizer) == (1, 2, 256, VOCABULARY_HASH)
-    assert sorted(path.suffix for path in (tmp_path / "out").iterdir() if path.suffix != ".arrow") == ["", ".json"]
+    assert sorted(path.suffix for path in (tmp_path / "out").iterdir() if path.suffix != ".arrow") == ["", ".json", ".json"]
     with pa.ipc.open_file(str(tmp_path / "out/train-00000.arrow")) as file:
         schema = file.schema
     assert [(f.name, f.type) for f in schema] == [

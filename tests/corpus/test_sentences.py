@@ -21,6 +21,12 @@ PARAGRAPHS = [
     "There are terms a and b.|The term c.|The last one is x.|Then y.",
     "It was 5 m.|The other 7 g.|Both fit.",
     "There were 12.|May I ask why?|Yes.",
+    "it was awful.|i liked the music.|they (e.g. the band) play approx. five songs, i.e. three.",
+    "At four per cent. upon the stock.|The price was in Cat. no. seven of lib. xxxiii. cap. one.|See os.path. join it.",
+    "It was made in the U.S.|The film is rated R.|It came at 4 p.m.|They went to J. Edgar Hoover and P. A. Sorokin.",
+    "Some artists (e.g. The Who) sang.|P.S. The end is by X. He, of course.|A. The first item.",
+    "I live in the U.S.|How are you?|It was 6 P.M.|Mr. Smith slept.",
+    "It was weakened . . . was that of words.|The practice was less complex. . . .|Next sentence.|Use .NET and it runs.|.NET does.",
     # German
     "Das ist z. B. Bier.|Es gibt u. a. Wein.|Das heißt d. h. Most.",
     "Am 3. Mai 1999 kam er.|Der 2. Weltkrieg endete 1945.|Danach war Frieden.",

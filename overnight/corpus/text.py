@@ -1,0 +1,103 @@
+"""One document from raw text to what is kept of it: repaired, cleaned, filtered, masked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from overnight.config import Data, Filters, NoFilters
+from overnight.corpus.bytes import without_markup as plain_bytes
+from overnight.corpus.clean import paragraphs, without_markup
+from overnight.corpus.drops import Drops
+from overnight.corpus.filters import kept_lines, rejection
+from overnight.corpus.languages import language
+from overnight.corpus.personal import PLACEHOLDERS, mask
+from overnight.errors import ConfigError
+
+
+@dataclass
+class Outcome:
+    """What became of the documents so far."""
+
+    drops: Drops = field(default_factory=Drops)
+    short: int = 0
+    masked: Counter[str] = field(default_factory=Counter)
+
+
+def kept_text(text: str, name: str, data: Data, outcome: Outcome) -> str:
+    """Return the clean text of a document, or an empty string where it is dropped.
+
+    Args:
+        text: raw.
+        name: of the document.
+        data: the settings.
+        outcome: is told what was dropped and masked.
+    """
+    if data.fix_text and not text.isascii():
+        text = _fixed(text)
+    text = plain_bytes(text) if data.tokenizer == "bytes" else without_markup(text)
+    filtered = data.filters != _OFF
+    lines = [" ".join(words) for line in text.split("\n") if (words := line.split())] if filtered else []
+    if filtered and len(kept := kept_lines(lines, data.filters, name, outcome.drops)) < len(lines):
+        text, lines = "\n".join(kept), kept
+    text = " ".join(text.split()) if data.tokenizer == "bytes" else paragraphs(text)
+    if data.mask_personal:
+        text = mask(text, data.mask_personal, outcome.masked)
+    if not text or len(text) < data.min_chars:
+        outcome.short += 1
+        outcome.drops.add("min_chars", name, text)
+        return ""
+    if filtered and (reason := rejection(text, lines, data.filters)):
+        outcome.drops.add(f"filters.{reason}", name, text)
+        return ""
+    if data.languages and (found := language(text)) not in data.languages:
+        outcome.drops.add("languages", name, f"{found}: {text}")
+        return ""
+    return text
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Return counts by reason on one line, the most frequent first."""
+    return ", ".join(f"{count:,} by data.{reason}" for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def outcome_lines(outcome: Outcome) -> Iterator[str]:
+    """Yield what `prepare` says of what was dropped and masked, where something was."""
+    if outcome.drops.counts:
+        yield f"dropped: {counted(outcome.drops.counts)} (drops.json has samples)"
+    if found := sorted((+outcome.masked).items()):
+        yield f"masked: {', '.join(f'{count:,} {PLACEHOLDERS[kind]}' for kind, count in found)}"
+
+
+_OFF: Filters = NoFilters()
+
+
+def check_extras(data: Data) -> None:
+    """Check that what these settings need is installed.
+
+    Raises:
+        ConfigError: naming the extra.
+    """
+    if data.fix_text:
+        _ftfy()
+    if data.languages:
+        language("a text")
+
+
+def _fixed(text: str) -> str:
+    ftfy, config = _ftfy()
+    return str(ftfy.fix_text(text, config))
+
+
+@cache
+def _ftfy() -> tuple[Any, Any]:
+    try:
+        import ftfy
+    except ImportError:
+        raise ConfigError("data.fix_text = true: needs the extra `cleaning`: pip install 'overnight[cleaning]', or leave it out") from None
+    # Quotation marks and wide characters are as their authors wrote them; references and NFC are those of the cleaning.
+    config = ftfy.TextFixerConfig(explain=False, unescape_html=False, uncurl_quotes=False, fix_character_width=False, normalization=None)
+    return ftfy, config
