@@ -91,7 +91,7 @@ def _parquet_rows(file: OpenFile, stream: IO[bytes]) -> Iterator[Document]:
     stream.seek(0)
     try:
         table = pq.ParquetFile(stream, buffer_size=_BUFFER)
-    except pa.ArrowInvalid as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         # What begins as Parquet and does not end as it was cut.
         if b"PAR1".startswith(head) and ("footer" in str(error) or "smaller than" in str(error) or "file size is 0" in str(error)):
             raise TruncatedError(
