@@ -70,7 +70,7 @@ class Data:
     encoding_errors: Literal["strict", "replace"] = "strict"
     """What to do at a byte that is not UTF-8: stop and name its offset, or put U+FFFD there."""
     on_truncated_file: Literal["error", "keep"] = "error"
-    """What to do with a compressed file that ends early: stop, or keep and count what was readable."""
+    """What to do with a file or archive that ends early: stop, or keep and count what was readable."""
     max_invalid_lines: NonNegativeInt = 0
     """Lines, rows or records that may be skipped because they do not parse or lack the field (count over all files)."""
     workers: Annotated[int, Range(), MACHINE] = 0

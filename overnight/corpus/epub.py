@@ -33,6 +33,8 @@ def read_epub(file: OpenFile) -> Iterator[Document]:
         TruncatedError: when the file is cut; its list of parts stands at the end, so nothing of it is read.
         DataError: when it is protected, lacks a part, or is damaged.
     """
+    if not b"PK\x03\x04".startswith(file.stream.peek(4)[:4]):
+        raise DataError(f"{file.name}: is no book in EPUB; correct data.format")
     with streams.seekable(file.stream, file.name) as stream:
         allowed = zips.allowance(stream, file.name)
         archive = zips.opened(stream, file.name)

@@ -281,6 +281,8 @@ def _read_and_clean(data: Data, work: Path, workers: int, log: Callable[[str], N
             log(
                 f"read and clean: {source.path}: {plural(source.skipped_lines, 'line')} skipped, {plural(len(source.truncated), 'truncated file')} kept as far as readable"
             )
+        if source.licenses:
+            log(f"read and clean: {source.path}: the license of Project Gutenberg removed from {plural(source.licenses, 'text')}")
     return [work / f"clean-{number:05d}.arrow" for number in range(count)], sources
 
 

@@ -87,10 +87,13 @@ def _parquet_rows(file: OpenFile, stream: IO[bytes]) -> Iterator[Document]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    head = stream.read(4)
+    stream.seek(0)
     try:
         table = pq.ParquetFile(stream, buffer_size=_BUFFER)
-    except pa.ArrowInvalid as error:
-        if "footer" in str(error) or "smaller than" in str(error) or "file size is 0" in str(error):
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        # What begins as Parquet and does not end as it was cut.
+        if b"PAR1".startswith(head) and ("footer" in str(error) or "smaller than" in str(error) or "file size is 0" in str(error)):
             raise TruncatedError(
                 f"{file.name}: the Parquet file ends early; what it holds is listed at its end, so nothing of it can be read"
             ) from None

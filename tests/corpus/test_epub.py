@@ -95,6 +95,12 @@ def test_a_cut_book_is_truncated(tmp_path: Path) -> None:
     assert texts(tmp_path, on_truncated_file="keep") == ["more"]
 
 
+def test_a_text_that_is_called_a_book_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.epub").write_text("Once upon a time")
+    with pytest.raises(DataError, match=r"x\.epub: is no book in EPUB; correct data\.format"):
+        read(tmp_path, on_truncated_file="keep")
+
+
 def test_a_book_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenFile, "max_bytes", 1 << 20)
     write(tmp_path / "x.epub", **{"one.xhtml": "<p>" + "word " * 400_000})

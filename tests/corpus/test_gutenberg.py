@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overnight.config import Data
 from overnight.corpus.document import Source
 from overnight.corpus.gutenberg import remove_license
+from overnight.corpus.pipeline import prepare
 from tests.reading import read
 
 HEADER = "The Project Gutenberg eBook of A Book, by Nobody\n\nThis eBook is for the use of anyone anywhere.\n\n"
@@ -88,3 +90,16 @@ def test_the_beginning_of_a_cut_text_is_kept(tmp_path: Path) -> None:
     found, source = read(tmp_path, documents="line", on_truncated_file="keep")
     assert len(found) > 20 and [document.text for document in found] == text.split("\n")[: len(found)]
     assert len(source.truncated) == 1
+
+
+def test_preparing_says_of_how_many_texts_it_was_removed(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    for number in range(40):
+        body = f"{number} times it was said that a sentence is long enough to be kept. " * 3
+        (tmp_path / "text" / f"{number}.txt").write_text(HEADER + MARKERS[0][0] + body + "\n" + MARKERS[0][1] + FOOTER)
+    lines: list[str] = []
+    data = Data(paths=[str(tmp_path / "text")], vocab_size=100, valid_fraction=0.2, workers=1)
+    manifest = prepare(data, tmp_path / "out", lines.append)
+    assert f"read and clean: {tmp_path / 'text'}: the license of Project Gutenberg removed from 40 texts" in lines
+    assert manifest.sources[0].licenses == 40
+    assert "gutenberg" not in (tmp_path / "out" / "vocab.txt").read_text()

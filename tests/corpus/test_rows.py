@@ -157,6 +157,12 @@ def test_a_damaged_parquet_file_is_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+def test_a_text_that_is_called_parquet_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_text("Once upon a time")
+    with pytest.raises(DataError, match=r"x\.parquet: is not Parquet or is damaged"):
+        read(tmp_path, on_truncated_file="keep")
+
+
 def test_the_memory_for_a_parquet_file_does_not_depend_on_its_row_groups(tmp_path: Path) -> None:
     text = "some words of a text " * 500
     pq.write_table(
