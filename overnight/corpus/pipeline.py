@@ -25,9 +25,11 @@ import xxhash
 from overnight.config import Data, environment_path
 from overnight.corpus import bytes as byte_text
 from overnight.corpus import dedup, pydocs, streams
+from overnight.corpus.drops import Drops
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, documents, start_reading
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
+from overnight.corpus.sift import evaluation_ngrams, sift
 from overnight.corpus.tasks import (
     CLEANING,
     CleanTask,
@@ -75,6 +77,9 @@ SETTINGS = (
     "lowercase",
     "encoding_errors",
     "on_truncated_file",
+    "near_duplicates",
+    "decontaminate",
+    "decontaminate_words",
 )
 
 
@@ -114,7 +119,7 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
         return None
     manifest = load_manifest(folder)
     # A setting that did not exist yet had its default.
-    before = {field.name: field.default for field in dataclasses.fields(Data)} | manifest.settings
+    before = vars(Data()) | manifest.settings
     differ = [f"data.{name} = {settings[name]!r} (prepared with {before[name]!r})" for name in settings if before[name] != settings[name]]
     if differ:
         raise ConfigError(
@@ -160,8 +165,9 @@ def _full_disk(folder: Path, reading: Reading, error: OSError) -> str:
 def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[str, Any], reading: Reading, shard_tokens: int) -> Manifest:
     _begin(folder, _state(data, settings, shard_tokens), log)
     work, workers = folder / "work", data.workers or usable_cores()
+    evaluation_ngrams(data, work, log)
     chunks, sources = _read_and_clean(data, work, workers, log, reading)
-    splits, duplicates, short = _decide(chunks, data, log)
+    splits, drops, short = _decide(chunks, data, workers, log)
     tokenizer, vocab_size = byte_text.VOCABULARY_HASH, byte_text.VOCABULARY_SIZE
     if data.tokenizer == "wordpiece":
         tokens = _vocabulary(data, folder, chunks, splits, workers, log)
@@ -170,10 +176,21 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
     entries = _shard(folder, chunks, shard_tokens, workers, log)
     short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries)
     manifest = Manifest(
-        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, names_by_split(chunks, splits)
+        FORMAT_VERSION,
+        tokenizer,
+        vocab_size,
+        settings,
+        sources,
+        drops.counts["duplicate"],
+        short,
+        entries,
+        CLEANING,
+        names_by_split(chunks, splits),
     )
     for line in validation_lines(manifest, partial(share_for, chunks, splits)):
         log(line)
+    drops.counts["short"] = short
+    write_json(folder / "drops.json", sealed(drops.as_json()))
     save_manifest(folder, manifest)
     shutil.rmtree(work)
     return manifest
@@ -187,6 +204,8 @@ def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
             sources.append(pydocs.environment())
         else:
             sources.append([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in streams.expand(path)])
+    for path in data.decontaminate:
+        sources.append([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in streams.expand(path, "data.decontaminate")])
     given = read_tokens(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
     everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, CHUNK_BYTES, shard_tokens, settings, sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
@@ -200,6 +219,7 @@ def _begin(folder: Path, state: str, log: Callable[[str], None]) -> None:
         return
     left = [
         folder / "manifest.json",
+        folder / "drops.json",
         folder / "vocab.txt",
         folder / "tokenizer.json",
         *(path for split in SPLITS for path in folder.glob(f"{split}-*.arrow")),
@@ -270,28 +290,32 @@ def _chunks(found: Iterator[Document]) -> Iterator[list[Document]]:
         yield group
 
 
-def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple[list[np.ndarray], int, int]:
-    """Return for each document of each chunk: 0 dropped as a duplicate, 1 train, 2 valid, 3 test. And how many were duplicates, and how many too short."""
+def _decide(chunks: list[Path], data: Data, workers: int, log: Callable[[str], None]) -> tuple[list[np.ndarray], Drops, int]:
+    """Return for each document of each chunk: 0 dropped, 1 train, 2 valid, 3 test. And what was dropped, and how many were too short."""
     tables = [read_table(checked_chunk(path)) for path in chunks]
     short = sum(int(table.schema.metadata[b"short"]) for table in tables)
     sizes = [table.num_rows for table in tables]
-    flat = b"".join(b"".join(table.column("hash").to_pylist()) for table in tables)
-    hashes = np.frombuffer(flat, np.uint8).reshape(-1, 16)
+    hashes = np.concatenate([dedup.hash_column(table.column("hash")) for table in tables])
     if not len(hashes):
         raise DataError(f"all {short} documents are shorter than data.min_chars; lower it or name other sources")
     if data.label and not any(len(table) - table.column("label").null_count for table in tables):
         raise DataError(f"no document has a number under data.label = {data.label!r}; correct it, or leave it out")
     first = dedup.first_occurrences(hashes)
-    split = np.where(first, 1, 0).astype(np.uint8)
-    split[first & dedup.valid_mask(hashes, data.valid_fraction)] = 2
-    split[first & dedup.test_mask(hashes, data.test_fraction)] = 3
-    dropped, trained, num_validation, tested = np.bincount(split, minlength=4).tolist()
+    stay, drops = sift(chunks, first, data, workers, log)
+    split = np.where(stay, 1, 0).astype(np.uint8)
+    split[stay & dedup.valid_mask(hashes, data.valid_fraction)] = 2
+    split[stay & dedup.test_mask(hashes, data.test_fraction)] = 3
+    _, trained, num_validation, tested = np.bincount(split, minlength=4).tolist()
     apart = f"{num_validation:,} for validation, {tested:,} for the test" if data.test_fraction else f"{num_validation:,} for validation"
-    log(f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(dropped, 'duplicate')}, {short:,} short")
+    log(
+        f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(drops.counts['duplicate'], 'duplicate')}, {short:,} short"
+    )
+    if any(drops.counts.values()):
+        log(f"dropped: {drops.line()} (drops.json has samples)")
     positions = dedup.hash_position(hashes)
     check_share("data.valid_fraction", data.valid_fraction, num_validation, trained, float(positions.min()))
     check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - float(positions.max()))
-    return np.split(split, np.cumsum(sizes)[:-1]), dropped, short
+    return np.split(split, np.cumsum(sizes)[:-1]), drops, short
 
 
 def _vocabulary(
