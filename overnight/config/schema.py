@@ -13,17 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from overnight.config.fields import (
-    MACHINE,
-    BelowOne,
-    Fraction,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Range,
-    Tagged,
-)
+from overnight.config.fields import MACHINE, BelowOne, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, Tagged
 from overnight.config.machine import Checkpoint, Compute, Distributed, Logging, Memory, Stability
 from overnight.config.optimizers import AnyOptim, LambConfig
 
@@ -68,6 +58,8 @@ class Data:
     """Processes that prepare; 0 takes every core. The shards do not depend on it."""
     near_duplicates: Annotated[float, Range(0, 1)] = 0.0
     """Jaccard similarity of 5-word shingles from which on two documents are near-duplicates, of which the first stays (0.8 is usual); 0 keeps them."""
+    repeated_paragraphs: NonNegativeInt = 0
+    """`wordpiece`: paragraphs that more than so many documents have are left out of all of them, and what a document repeats; 0 keeps them."""
     decontaminate: list[str] = dataclasses.field(default_factory=list)
     """Files, folders, globs or tar archives with text of evaluations (`.json`, `.jsonl`, `.tsv`, `.csv`, plain text): documents that share an n-gram of words with it are dropped."""
     decontaminate_words: PositiveInt = 13

@@ -18,9 +18,9 @@ from overnight.corpus.shards import checked_chunk, is_sealed, seal_chunk
 from overnight.corpus.workers import run_tasks
 from overnight.run_dir.atomic import write_whole
 
-# Runs of one merge; and records of a block: 1 MB, so that a merge takes about 64 MB, with its copies some 200.
+# Runs of one merge; and records of a block: 512 kB, so that a merge takes 32 MB, with its copies some 130.
 FAN_IN = 64
-BLOCK = 1 << 16
+BLOCK = 1 << 15
 # Records of a range, the part of all keys that one task goes through at the end (256 MB).
 RANGE = 1 << 24
 _RECORD_BYTES = 16
@@ -28,9 +28,18 @@ _RECORD_BYTES = 16
 
 def write_run(path: Path, records: np.ndarray) -> None:
     """Sort records and write them as a run: uint64 [N, 2]."""
-    records = records[np.lexsort((records[:, 1], records[:, 0]))]
-    write_whole(path, [np.ascontiguousarray(records).data.cast("B")] if len(records) else [])
+    write_whole(path, [ordered(records).data.cast("B")] if len(records) else [])
     seal_chunk(path)
+
+
+def ordered(records: np.ndarray) -> np.ndarray:
+    """Return records sorted by key, then document: by the key alone, and of the few with an equal one by both, which takes half the time."""
+    records = records[np.argsort(records[:, 0])]
+    equal = records[1:, 0] == records[:-1, 0]
+    tied = np.flatnonzero(np.append(equal, False) | np.append(False, equal)) if len(records) else np.zeros(0, np.int64)
+    part = records[tied]
+    records[tied] = part[np.lexsort((part[:, 1], part[:, 0]))]
+    return records
 
 
 def length(path: Path) -> int:
@@ -110,8 +119,7 @@ def merged(runs: Sequence[Path], low: int = 0, high: int = 1 << 64) -> Iterator[
                 del heads[number]
             else:
                 heads[number] = head[count:]
-        block = np.concatenate(parts)
-        yield block[np.lexsort((block[:, 1], block[:, 0]))]
+        yield ordered(np.concatenate(parts))
 
 
 def _not_above(records: np.ndarray, key: int, document: int) -> int:

@@ -26,6 +26,7 @@ from overnight.config import Data, environment_path
 from overnight.corpus import bytes as byte_text
 from overnight.corpus import dedup, pydocs, streams
 from overnight.corpus.drops import Drops
+from overnight.corpus.paragraphs import paragraph_drops, without_repeated_paragraphs
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, documents, start_reading
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
@@ -78,6 +79,7 @@ SETTINGS = (
     "encoding_errors",
     "on_truncated_file",
     "near_duplicates",
+    "repeated_paragraphs",
     "decontaminate",
     "decontaminate_words",
 )
@@ -167,6 +169,8 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
     work, workers = folder / "work", data.workers or usable_cores()
     evaluation_ngrams(data, work, log)
     chunks, sources = _read_and_clean(data, work, workers, log, reading)
+    if data.repeated_paragraphs:
+        chunks = without_repeated_paragraphs(chunks, data, workers, log)
     splits, drops, short = _decide(chunks, data, workers, log)
     tokenizer, vocab_size = byte_text.VOCABULARY_HASH, byte_text.VOCABULARY_SIZE
     if data.tokenizer == "wordpiece":
@@ -181,7 +185,7 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
         vocab_size,
         settings,
         sources,
-        drops.counts["duplicate"],
+        drops.counts["duplicates"],
         short,
         entries,
         CLEANING,
@@ -189,7 +193,6 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
     )
     for line in validation_lines(manifest, partial(share_for, chunks, splits)):
         log(line)
-    drops.counts["short"] = short
     write_json(folder / "drops.json", sealed(drops.as_json()))
     save_manifest(folder, manifest)
     shutil.rmtree(work)
@@ -301,17 +304,19 @@ def _decide(chunks: list[Path], data: Data, workers: int, log: Callable[[str], N
     if data.label and not any(len(table) - table.column("label").null_count for table in tables):
         raise DataError(f"no document has a number under data.label = {data.label!r}; correct it, or leave it out")
     first = dedup.first_occurrences(hashes)
-    stay, drops = sift(chunks, first, data, workers, log)
+    drops = paragraph_drops(chunks)
+    stay, dropped = sift(chunks, first, data, workers, log)
+    drops.merge(dropped)
     split = np.where(stay, 1, 0).astype(np.uint8)
     split[stay & dedup.valid_mask(hashes, data.valid_fraction)] = 2
     split[stay & dedup.test_mask(hashes, data.test_fraction)] = 3
     _, trained, num_validation, tested = np.bincount(split, minlength=4).tolist()
     apart = f"{num_validation:,} for validation, {tested:,} for the test" if data.test_fraction else f"{num_validation:,} for validation"
     log(
-        f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(drops.counts['duplicate'], 'duplicate')}, {short:,} short"
+        f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(drops.counts['duplicates'], 'duplicate')}, {short:,} short"
     )
-    if any(drops.counts.values()):
-        log(f"dropped: {drops.line()} (drops.json has samples)")
+    if drops.counts:
+        log(f"dropped: {', '.join(f'{count:,} {reason}' for reason, count in drops.counts.items())} (drops.json has samples)")
     positions = dedup.hash_position(hashes)
     check_share("data.valid_fraction", data.valid_fraction, num_validation, trained, float(positions.min()))
     check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - float(positions.max()))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from overnight.config import Data
 from overnight.corpus.decontaminate import find_evaluation_text, write_ngrams
-from overnight.corpus.drops import CHARACTERS, SAMPLES, Drops
+from overnight.corpus.drops import SAMPLE_CHARS, SAMPLES, Drops
 from overnight.corpus.near_duplicates import find_near_duplicates
 from overnight.corpus.shards import read_table
 
@@ -33,40 +32,35 @@ def sift(chunks: list[Path], first: np.ndarray, data: Data, workers: int, log: C
 
     Returns:
         stay: bool [D].
-        drops: what goes, and what cleaning dropped before.
+        drops: what goes, by the setting that did it; `duplicates` are exact ones.
     """
     tables = [read_table(path) for path in chunks]
     ends = np.cumsum([table.num_rows for table in tables])
     drops = Drops()
-    for table in tables:
-        drops.count("short", int(table.schema.metadata[b"short"]))
-        drops.merge(Drops.from_json(json.loads(table.schema.metadata.get(b"drops", b"{}"))))
 
     def document(position: int) -> tuple[str, str]:
         number = int(np.searchsorted(ends, position, "right"))
-        table = tables[number]
-        row = position - int(ends[number]) + table.num_rows
-        text = table.column("text")[row].as_py()
-        start = text[: 4 * CHARACTERS].decode(errors="ignore") if isinstance(text, bytes) else text
-        return table.column("name")[row].as_py(), start.strip()
+        row = position - int(ends[number]) + tables[number].num_rows
+        text = tables[number].column("text")[row].as_py()
+        start = text[: 4 * SAMPLE_CHARS].decode(errors="ignore") if isinstance(text, bytes) else text
+        return tables[number].column("name")[row].as_py(), start.strip()
 
-    def drop(reason: str, positions: np.ndarray, of: Iterable[int] = ()) -> None:
-        drops.count(reason, len(positions))
-        others = [document(int(position))[0] for position in list(of)[:SAMPLES]]
+    def drop(reason: str, positions: np.ndarray, like: np.ndarray | None = None) -> None:
         for number, position in enumerate(positions[:SAMPLES].tolist()):
             name, text = document(position)
-            drops.sample(reason, f"{name} (like {others[number]})" if others else name, text)
+            drops.add(reason, name if like is None else f"{name} (like {document(int(like[number]))[0]})", text)
+        if len(positions) > SAMPLES:
+            drops.counts[reason] += len(positions) - SAMPLES
 
-    drop("duplicate", np.flatnonzero(~first))
+    drop("duplicates", np.flatnonzero(~first))
     stay = first
     if data.decontaminate:
         marked = stay & find_evaluation_text(chunks, chunks[0].with_name("evaluation.u64"), data.decontaminate_words, workers)
-        drop("evaluation text", np.flatnonzero(marked))
+        drop("decontaminate", np.flatnonzero(marked))
         stay = stay & ~marked
     if data.near_duplicates:
-        take = np.split(stay, ends[:-1])
-        positions, of = find_near_duplicates(chunks, take, data.near_duplicates, workers, log)
-        drop("near-duplicate", positions, of[:SAMPLES])
+        positions, like = find_near_duplicates(chunks, np.split(stay, ends[:-1]), data.near_duplicates, workers, log)
+        drop("near_duplicates", positions, like)
         stay = stay.copy()
         stay[positions] = False
     return stay, drops

@@ -14,6 +14,7 @@ from overnight.config import Data
 from overnight.corpus import dedup
 from overnight.corpus.bytes import document_bytes
 from overnight.corpus.clean import clean
+from overnight.corpus.paragraphs import COLUMN, sentence_counts
 from overnight.corpus.readers import Document
 from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import (
@@ -46,6 +47,7 @@ class CleanTask:
     path: Path
     min_chars: int
     tokenizer: str
+    paragraphs: bool  # whether to keep where they end
 
 
 def clean_task(documents: list[Document], path: Path, data: Data) -> CleanTask:
@@ -54,7 +56,7 @@ def clean_task(documents: list[Document], path: Path, data: Data) -> CleanTask:
     labels = [document.label for document in documents] if data.label and not done else None
     texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
     names = [name.encode("utf-8", "backslashreplace").decode() for name in names]  # a file's name may be no UTF-8
-    return CleanTask(texts, labels, names, path, data.min_chars, data.tokenizer)
+    return CleanTask(texts, labels, names, path, data.min_chars, data.tokenizer, data.repeated_paragraphs > 0)
 
 
 def clean_chunk(task: CleanTask) -> None:
@@ -78,6 +80,8 @@ def clean_chunk(task: CleanTask) -> None:
     }
     if task.labels is not None:
         columns["label"] = pa.array([task.labels[row] for row in rows], pa.float32())
+    if task.paragraphs:
+        columns[COLUMN] = pa.array([sentence_counts(clean(task.texts[row])) for row in rows], pa.list_(pa.int32()))
     write_table(task.path, columns, {"short": str(len(task.texts) - len(texts))})
     seal_chunk(task.path)
 

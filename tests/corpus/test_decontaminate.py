@@ -9,6 +9,7 @@ import random
 import tarfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -21,6 +22,7 @@ from overnight.corpus.decontaminate import evaluation_texts, find_evaluation_tex
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import seal_chunk, write_table
 from overnight.errors import DataError
+from overnight.state_files import SEAL
 
 RNG = random.Random(0)
 QUESTION = "When did the hare, having slept too long beside the road, finally see that the tortoise had won?"
@@ -126,9 +128,9 @@ def test_prepare_drops_documents_with_evaluation_text_counts_and_samples_them(co
     lines: list[str] = []
     manifest = prepare(settings_of(corpus, decontaminate=[str(tmp_path / "dev.tsv")]), tmp_path / "out", lines.append)
     assert manifest.count("train", "documents") + manifest.count("valid", "documents") == 37
-    drops = json.loads((tmp_path / "out/drops.json").read_text())["evaluation text"]
-    assert (drops["count"], [Path(sample["name"]).stem for sample in drops["samples"]]) == (3, ["007", "011", "013"])
-    assert any("dropped: evaluation text 3 " in line for line in lines)
+    drops = json.loads((tmp_path / "out/drops.json").read_text())["decontaminate"]
+    assert (drops["count"], [Path(sample["document"]).stem for sample in drops["samples"]]) == (3, ["007", "011", "013"])
+    assert any("dropped: 3 decontaminate " in line for line in lines)
     assert any("6 13-grams of 1 texts; 3 have fewer words" in line for line in lines)
 
 
@@ -147,7 +149,7 @@ def test_changed_evaluation_text_begins_a_preparation_anew(corpus: Path, tmp_pat
     lines: list[str] = []
     assert prepare(asked, tmp_path / "out", lines.append).count("train", "documents") > 0
     assert "starting anew" in lines[0]
-    assert json.loads((tmp_path / "out/drops.json").read_text())["evaluation text"]["count"] == 0
+    assert json.loads((tmp_path / "out/drops.json").read_text()) == {SEAL: mock.ANY}
 
 
 def test_paragraphs_of_squad_are_found_and_their_words_in_another_order_are_not(tmp_path: Path, real_data: Path) -> None:

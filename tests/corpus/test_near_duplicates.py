@@ -162,14 +162,14 @@ def test_prepare_drops_counts_and_samples_them_with_any_number_of_workers(corpus
     prepare(data(corpus, workers=2), tmp_path / "2", silent)
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
     drops = json.loads((tmp_path / "1/drops.json").read_text())
-    count = drops["near-duplicate"]["count"]
+    count = drops["near_duplicates"]["count"]
     documents = len(list(corpus.iterdir()))
     assert 20 < count == documents - manifest.count("train", "documents") - manifest.count("valid", "documents")
-    assert any(line.startswith(f"dropped: near-duplicate {count} ") for line in lines)
-    samples = drops["near-duplicate"]["samples"]
+    assert any(line.startswith(f"dropped: {count} near_duplicates ") for line in lines)
+    samples = drops["near_duplicates"]["samples"]
     assert len(samples) == SAMPLES
     for sample in samples:
-        name, of = sample["name"].removesuffix(")").split(" (like ")
+        name, of = sample["document"].removesuffix(")").split(" (like ")
         assert of < name and exact(Path(name).read_text().split(), Path(of).read_text().split()) > 0.7
         assert sample["text"] == Path(name).read_text()[:200]
 
