@@ -1,6 +1,6 @@
 """Plant near-duplicates in real text, and compare what is found with exact similarity, and with datasketch's MinHash in the same process.
 
-    OVERNIGHT_DATA=... python -m benchmarks.near_duplicates             two minutes on one core; `pip install 'overnight[peer,tasks]'`
+    OVERNIGHT_DATA=... python -m benchmarks.near_duplicates             five minutes on one core; `pip install 'overnight[peer,tasks]'`
     python -m benchmarks.near_duplicates --only memory                  peak memory of 200,000 and 800,000 generated documents
 
 Copies of IMDB reviews and of pages of books with 1 to 20 % of their words replaced, left out or added at random are put among the originals; the Amazon reviews have

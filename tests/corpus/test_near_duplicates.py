@@ -128,6 +128,7 @@ def test_many_small_merges_find_the_same(tmp_path: Path, monkeypatch: pytest.Mon
 def test_documents_that_are_not_taken_are_as_if_they_were_not_there(tmp_path: Path) -> None:
     documents = families(2, 20, 60, 2)
     take = np.arange(len(documents)) % 3 > 0
+    take[7:14] = False  # a whole chunk
     rest = [words for words, taken in zip(documents, take, strict=True) if taken]
     expected = found_in(tmp_path / "rest", rest, 0.6)
     paths = chunks_of(tmp_path / "all", documents, 7)
