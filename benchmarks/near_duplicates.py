@@ -1,7 +1,7 @@
 """Plant near-duplicates in real text, and compare what is found with exact similarity, and with datasketch's MinHash in the same process.
 
-    OVERNIGHT_DATA=... python -m benchmarks.near_duplicates             five minutes on one core; `pip install 'overnight[peer,tasks]'`
-    python -m benchmarks.near_duplicates --only memory                  peak memory of 200,000 and 800,000 generated documents
+    OVERNIGHT_DATA=... python -m benchmarks.near_duplicates             ten minutes on one core; `pip install 'overnight[peer,tasks]'`
+    python -m benchmarks.near_duplicates --only memory                  peak memory of 200,000 to 1,600,000 generated documents
 
 Copies of IMDB reviews and of pages of books with 1 to 20 % of their words replaced, left out or added at random are put among the originals; the Amazon reviews have
 duplicates of their own. Truth is the exact Jaccard similarity of all pairs of documents. A document is to be dropped if it is connected, by pairs at or above the
@@ -270,7 +270,7 @@ def main() -> None:
     if "amazon" in options.only:
         result["amazon"] = study("amazon", list(products()), [], options.threshold)
     if "memory" in options.only:
-        result["memory"] = [peak(count, options.threshold) for count in (200_000, 800_000)]
+        result["memory"] = [peak(count, options.threshold) for count in (200_000, 400_000, 800_000, 1_600_000)]
     out = options.out / f"{date.today()}-{options.machine}-near-duplicates"
     out.mkdir(parents=True, exist_ok=True)
     (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

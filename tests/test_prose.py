@@ -12,7 +12,21 @@ from pathlib import Path
 from overnight.config.old_names import METRICS, RENAMED
 from tests.conftest import ROOT
 
-PARTS = ("distributed", "checkpoint", "run_dir", "engine", "batches", "optim", "models", "tasks", "corpus", "finetune", "byte_lm", "bench")
+PARTS = (
+    "distributed",
+    "checkpoint",
+    "run_dir",
+    "engine",
+    "batches",
+    "optim",
+    "models",
+    "tasks",
+    "corpus",
+    "finetune",
+    "byte_lm",
+    "bench",
+    "download",
+)
 # No docstring of a function opens with one of these: it opens with a verb in the imperative ("Return the ...", "Check that ...").
 NO_VERBS = re.compile(
     "A All Also An And Any As At Both Every Each From How If In It Its Most No None Not Nothing Of On One Only Our Some Such That The Their There "

@@ -20,8 +20,13 @@ from overnight.cli.recipe_help import settings
 from overnight.cli.task_keys import is_run_level
 from overnight.config.describe import Setting, describe
 from overnight.config.schema import RUNS, Finetune, LinearProbe
+from overnight.download.datasets import DATASETS
 from overnight.errors import UserError
 
+_DATASETS = {
+    "dataset": tuple(DATASETS),
+    "category": sorted({variant.partition("/")[2] for variant in DATASETS["amazon"].variants}),
+}
 _TASKS = {"finetune": Finetune, "linear-probe": LinearProbe}
 
 
@@ -37,6 +42,8 @@ def complete(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.Ar
             action.completer = _recipes_and_files  # type: ignore[attr-defined]
         elif action.dest == "source":
             action.completer = DirectoriesCompleter()  # type: ignore[attr-defined]
+        elif name == "download" and action.dest in _DATASETS:
+            action.completer = ChoicesCompleter(_DATASETS[action.dest])  # type: ignore[arg-type, attr-defined]
         elif action.dest == "task" and name in _TASKS and not action.option_strings:
             tasks = next(row.type for row in describe({"": _TASKS[name]}) if row.key == "task")
             action.completer = ChoicesCompleter(tasks.split("|"))  # type: ignore[arg-type, attr-defined]

@@ -18,12 +18,15 @@ from overnight.run_dir.environment import environment, package_version
 
 # As in pyproject.toml; a test compares them.
 EXTRAS = {
+    "datasets": ("datasets",),
+    "remote": ("fsspec", "gcsfs", "s3fs"),
     "fp8": ("torchao",),
     "report": ("jinja2", "plotly"),
     "tasks": ("scikit-learn", "scipy"),
     "tensorboard": ("tensorboard",),
     "transformers": ("transformers",),
     "wandb": ("wandb",),
+    "web": ("resiliparse",),
 }
 REQUIRED = (
     "argcomplete",

@@ -1,4 +1,4 @@
-"""The commands that need neither a recipe nor a run: bench, doctor, recipes, completion."""
+"""The commands that need neither a recipe nor a run: download, bench, doctor, recipes, completion."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import sys
 from importlib import import_module
 
+from overnight.cli.download_command import add_download
 from overnight.cli.recipe_commands import Add
 from overnight.display import for_stream
 
@@ -54,4 +55,4 @@ def _completion(options: argparse.Namespace, overrides: list[str]) -> None:
     print(shellcode(["overnight"], shell=options.shell))
 
 
-COMMANDS = (_add_bench, _add_doctor, _add_recipes, _add_completion)
+COMMANDS = (add_download, _add_bench, _add_doctor, _add_recipes, _add_completion)

@@ -35,7 +35,7 @@ from overnight.config.schema import (
     RecurrentLMConfig,
     Run,
 )
-from overnight.config.validate import environment_path, validate_run
+from overnight.config.validate import environment_path, environment_text, validate_run
 
 __all__ = [
     "MODELS",
@@ -75,6 +75,7 @@ __all__ = [
     "build_run",
     "differences",
     "environment_path",
+    "environment_text",
     "identity",
     "load_run",
     "machine_run",

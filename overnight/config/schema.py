@@ -23,17 +23,23 @@ class Data:
     """Where the text comes from and how it becomes token shards."""
 
     paths: list[str] = field(default_factory=lambda: ["builtin:python-docs"])
-    """Files, folders, globs or tar archives, in order; `builtin:python-docs` is the documentation inside this Python environment. `$NAME` is read from the environment; `ARCHIVE::PATTERN` takes only the members of a tar archive whose names match (`reviews.tar.xz::*/train/*`; `*` matches `/` too)."""
+    """Files, folders, globs, tar or zip archives, here or in storage (`s3://bucket/folder`), and data sets of Hugging Face (`hf:NAME[:CONFIG[:SPLIT]]`), in order; `builtin:python-docs` is the documentation inside this Python environment. `$NAME` is read from the environment; `ARCHIVE::PATTERN` takes only the members of an archive whose names match (`reviews.tar.xz::*/train/*`; `*` matches `/` too)."""
     tokenizer: Literal["wordpiece", "bytes"] = "wordpiece"
     """What a token is: a WordPiece, for BERT, or a byte of UTF-8, for the byte models."""
     dir: Annotated[str, MACHINE] = "data/{name}"
     """Folder for the prepared shards; `{name}` is the name of the run."""
-    format: Literal["auto", "text", "markdown", "jsonl", "wiki"] = "auto"
-    """How a file is read; `auto` decides by its ending and its first bytes (`wiki` is the extracted `<doc>` format)."""
+    format: Literal["auto", "text", "markdown", "wiki", "jsonl", "amazon", "csv", "tsv", "parquet", "html", "epub", "warc"] = "auto"
+    """How a file is read; `auto` decides by its ending and its first bytes (`wiki` is the extracted `<doc>` format, `warc` also WET)."""
     field: str = "text"
-    """Key that holds the text in JSON lines."""
+    """Key or column that holds the text in JSON lines, CSV, TSV and Parquet; `title+text` joins several. Of Amazon reviews `text`, `title` and `rating` are known by all their names."""
+    group_field: str = ""
+    """Key or column of what rows have in common, such as the product of a review (`asin`); kept with each document."""
     documents: Literal["file", "paragraph", "line"] = "file"
-    """What one document of a plain text file is: the whole file, a block between blank lines, or a line."""
+    """What one document of a file of text, HTML or EPUB is: the whole file, a block between blank lines, or a line."""
+    html: Literal["main", "all"] = "main"
+    """What is text of an HTML page: its main content, or also navigation, footers and the like."""
+    gutenberg_license: Literal["remove", "keep"] = "remove"
+    """What to do with the license before and behind a text of Project Gutenberg."""
     min_chars: NonNegativeInt = 100
     """Shorter documents are dropped (characters, after cleaning)."""
     valid_fraction: Annotated[float, Range(0, 0.5)] = 0.01
@@ -41,7 +47,7 @@ class Data:
     test_fraction: Annotated[float, Range(0, 0.5)] = 0.0
     """`bytes`: share of documents kept apart for `overnight evaluate`, chosen like those for validation (0 to 0.5)."""
     label: str = ""
-    """`bytes`: key of a number in JSON lines, kept with each document for the auxiliary objective (`phases.*.label_weight`)."""
+    """`bytes`: key or column of a number, kept with each document for the auxiliary objective (`phases.*.label_weight`)."""
     vocab_file: str = ""
     """A given WordPiece vocabulary (`vocab.txt`, one token a line); empty trains one."""
     vocab_size: PositiveInt = 30522
@@ -53,7 +59,7 @@ class Data:
     on_truncated_file: Literal["error", "keep"] = "error"
     """What to do with a compressed file that ends early: stop, or keep and count what was readable."""
     max_invalid_lines: NonNegativeInt = 0
-    """JSON lines that may be skipped because they do not parse or lack the field (count over all files)."""
+    """Lines, rows or records that may be skipped because they do not parse or lack the field (count over all files)."""
     workers: Annotated[int, Range(), MACHINE] = 0
     """Processes that prepare; 0 takes every core. The shards do not depend on it."""
     near_duplicates: Annotated[float, Range(0, 1)] = 0.0
@@ -256,8 +262,10 @@ class Finetune:
     """Rows in one optimizer step."""
     micro_batch_size: PositiveInt = 32
     """Rows a device holds at once."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """AdamW as published, or Muon for the matrices (AdamW for the rest), which learns more of each row."""
     lr: PositiveFloat = 5e-5
-    """Peak learning rate of AdamW."""
+    """Peak learning rate of the optimizer; Muon takes higher ones (1e-3)."""
     warmup_ratio: Fraction = 0.1
     """Share of the steps spent warming up (0 to 1); linear decay to 0 follows."""
     weight_decay: NonNegativeFloat = 0.01

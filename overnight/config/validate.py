@@ -36,7 +36,12 @@ from overnight.errors import ConfigError
 
 
 def environment_path(text: str, key: str) -> Path:
-    """Return a path with `$NAME` and `~` filled in.
+    """Return a path with `$NAME` and `~` filled in; errors as :func:`environment_text`."""
+    return Path(environment_text(text, key))
+
+
+def environment_text(text: str, key: str) -> str:
+    """Return a path or address with `$NAME` and `~` filled in.
 
     Raises:
         ConfigError: when a variable is not set.
@@ -44,7 +49,7 @@ def environment_path(text: str, key: str) -> Path:
     filled = os.path.expanduser(os.path.expandvars(text))
     if unset := re.search(r"\$\{?(\w+)", filled):
         raise ConfigError(f"{key} = {text!r}: the environment variable {unset[1]} is not set; set it or give the path")
-    return Path(filled)
+    return filled
 
 
 def validate_run(run: Run) -> Iterator[str]:

@@ -173,7 +173,7 @@ def _write_kept(task: LeaveOutTask, batch: pa.RecordBatch, kept: list[list[str]]
 
 
 def without_repeated_paragraphs(chunks: list[Path], data: Data, workers: int, log: Callable[[str], None]) -> list[Path]:
-    """Return clean chunks of which paragraphs that more than `data.repeated_paragraphs` documents have are left out.
+    """Return clean chunks of which paragraphs that more than `data.repeated_paragraphs` documents have are left out; where it is 0, the chunks as they are.
 
     Args:
         chunks: clean documents with the column :data:`COLUMN`, in order; what is made lies beside them.
@@ -181,7 +181,7 @@ def without_repeated_paragraphs(chunks: list[Path], data: Data, workers: int, lo
         workers: processes; nothing depends on it.
         log: called with plain lines.
     """
-    if not chunks:
+    if not chunks or not data.repeated_paragraphs:
         return chunks
     progress, work = Progress("paragraphs", log, "M paragraphs"), chunks[0].parent
     hashes = [dedup.hash_column(read_table(checked_chunk(path)).column("hash")) for path in chunks]

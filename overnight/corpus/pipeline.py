@@ -24,13 +24,13 @@ import xxhash
 
 from overnight.config import Data, environment_path
 from overnight.corpus import bytes as byte_text
-from overnight.corpus import dedup, pydocs, streams
+from overnight.corpus import dedup, hub, places, pydocs
 from overnight.corpus.drops import Drops
-from overnight.corpus.paragraphs import paragraph_drops, without_repeated_paragraphs
+from overnight.corpus.paragraphs import without_repeated_paragraphs
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, documents, start_reading
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
-from overnight.corpus.sift import evaluation_ngrams, sift
+from overnight.corpus.sift import evaluation_files, evaluation_ngrams, sift
 from overnight.corpus.tasks import (
     CLEANING,
     CleanTask,
@@ -68,7 +68,10 @@ SETTINGS = (
     "tokenizer",
     "format",
     "field",
+    "group_field",
     "documents",
+    "html",
+    "gutenberg_license",
     "min_chars",
     "valid_fraction",
     "test_fraction",
@@ -169,8 +172,7 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
     work, workers = folder / "work", data.workers or usable_cores()
     evaluation_ngrams(data, work, log)
     chunks, sources = _read_and_clean(data, work, workers, log, reading)
-    if data.repeated_paragraphs:
-        chunks = without_repeated_paragraphs(chunks, data, workers, log)
+    chunks = without_repeated_paragraphs(chunks, data, workers, log)
     splits, drops, short = _decide(chunks, data, workers, log)
     tokenizer, vocab_size = byte_text.VOCABULARY_HASH, byte_text.VOCABULARY_SIZE
     if data.tokenizer == "wordpiece":
@@ -179,18 +181,8 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
     _tokenize(data, folder, chunks, splits, workers, log)
     entries = _shard(folder, chunks, shard_tokens, workers, log)
     short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries)
-    manifest = Manifest(
-        FORMAT_VERSION,
-        tokenizer,
-        vocab_size,
-        settings,
-        sources,
-        drops.counts["duplicates"],
-        short,
-        entries,
-        CLEANING,
-        names_by_split(chunks, splits),
-    )
+    first, duplicates = names_by_split(chunks, splits), drops.counts["duplicates"]
+    manifest = Manifest(FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, first)
     for line in validation_lines(manifest, partial(share_for, chunks, splits)):
         log(line)
     write_json(folder / "drops.json", sealed(drops.as_json()))
@@ -205,10 +197,11 @@ def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
     for path in data.paths:
         if path == BUILTIN:
             sources.append(pydocs.environment())
+        elif path.startswith(hub.PREFIX):
+            sources.append(hub.version(path))
         else:
-            sources.append([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in streams.expand(path)])
-    for path in data.decontaminate:
-        sources.append([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in streams.expand(path, "data.decontaminate")])
+            sources.append([(file.name, file.size, file.version) for file in places.files(path)])
+    sources += evaluation_files(data)
     given = read_tokens(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
     everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, CHUNK_BYTES, shard_tokens, settings, sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
@@ -304,9 +297,7 @@ def _decide(chunks: list[Path], data: Data, workers: int, log: Callable[[str], N
     if data.label and not any(len(table) - table.column("label").null_count for table in tables):
         raise DataError(f"no document has a number under data.label = {data.label!r}; correct it, or leave it out")
     first = dedup.first_occurrences(hashes)
-    drops = paragraph_drops(chunks)
-    stay, dropped = sift(chunks, first, data, workers, log)
-    drops.merge(dropped)
+    stay, drops = sift(chunks, first, data, workers, log)
     split = np.where(stay, 1, 0).astype(np.uint8)
     split[stay & dedup.valid_mask(hashes, data.valid_fraction)] = 2
     split[stay & dedup.test_mask(hashes, data.test_fraction)] = 3

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from overnight.config import Data
+from overnight.corpus import streams
 from overnight.corpus.decontaminate import find_evaluation_text, write_ngrams
 from overnight.corpus.drops import SAMPLE_CHARS, SAMPLES, Drops
 from overnight.corpus.near_duplicates import find_near_duplicates
+from overnight.corpus.paragraphs import paragraph_drops
 from overnight.corpus.shards import read_table
 
 
@@ -18,6 +21,12 @@ def evaluation_ngrams(data: Data, work: Path, log: Callable[[str], None]) -> Non
     """Read what `data.decontaminate` names, before anything else: a mistake in it is told at once."""
     if data.decontaminate:
         write_ngrams(data.decontaminate, data.decontaminate_words, work / "evaluation.u64", log)
+
+
+def evaluation_files(data: Data) -> list[Any]:
+    """Return what is to be compared to see whether a file of `data.decontaminate` has changed."""
+    files = [file for path in data.decontaminate for file in streams.expand(path, "data.decontaminate")]
+    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 def sift(chunks: list[Path], first: np.ndarray, data: Data, workers: int, log: Callable[[str], None]) -> tuple[np.ndarray, Drops]:
@@ -32,11 +41,11 @@ def sift(chunks: list[Path], first: np.ndarray, data: Data, workers: int, log: C
 
     Returns:
         stay: bool [D].
-        drops: what goes, by the setting that did it; `duplicates` are exact ones.
+        drops: what goes, and the paragraphs that went before, by the setting that did it; `duplicates` are exact ones.
     """
     tables = [read_table(path) for path in chunks]
     ends = np.cumsum([table.num_rows for table in tables])
-    drops = Drops()
+    drops = paragraph_drops(chunks)
 
     def document(position: int) -> tuple[str, str]:
         number = int(np.searchsorted(ends, position, "right"))

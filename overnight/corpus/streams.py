@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
+import functools
 import glob
 import gzip
 import io
 import lzma
+import os
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +22,8 @@ from overnight.errors import DataError
 
 _PACKED_ENDINGS = {".gz": "", ".bz2": "", ".xz": "", ".zst": "", ".tgz": ".tar", ".tbz2": ".tar", ".txz": ".tar", ".tzst": ".tar"}
 _BLOCK = 1 << 20
+# What lies inside an archive and can only be read from its end, such as a zip archive, is copied to the disk first.
+_MAX_COPY = 16 << 30
 
 
 class TruncatedError(Exception):
@@ -47,7 +53,7 @@ def expand(path: str, key: str = "data.paths") -> list[Path]:
         return found
     if not glob.has_magic(str(filled)):
         raise DataError(f"{filled}: there is no such file or folder; correct {key}")
-    matches = (Path(match) for match in sorted(glob.glob(str(filled), recursive=True)))
+    matches = (Path(match) for match in sorted(glob.glob(str(filled), recursive=True)) if not _in_a_loop(Path(match)))
     found = [file for match in matches for file in (_files_below(match) if match.is_dir() else [match])]
     if not found:
         raise DataError(f"{filled}: no file matches; correct {key}")
@@ -61,6 +67,17 @@ def pattern(path: str) -> str:
 
 def _files_below(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file() and not is_hidden(str(file.relative_to(folder))))
+
+
+def _in_a_loop(path: Path) -> bool:
+    """Return whether a path passes through one folder twice, as `**` does where a link leads back to a folder above it."""
+    passed = [_real(parent) for parent in path.parents]
+    return len(set(passed)) < len(passed)
+
+
+@functools.lru_cache(maxsize=4096)
+def _real(folder: Path) -> str:
+    return os.path.realpath(folder)
 
 
 def is_hidden(name: str) -> bool:
@@ -211,3 +228,22 @@ class _Member(io.RawIOBase):
         self._left -= len(block)
         buffer[: len(block)] = block
         return len(block)
+
+
+@contextlib.contextmanager
+def seekable(stream: io.BufferedReader, name: str) -> Iterator[io.BufferedReader]:
+    """Give a stream in which one can seek: itself, or a copy of it in a temporary file that nobody else sees.
+
+    Raises:
+        DataError: when it is too large to be copied.
+    """
+    if stream.seekable():
+        yield stream
+        return
+    with tempfile.TemporaryFile() as copy:
+        while block := stream.read1(_BLOCK):
+            copy.write(block)
+            if copy.tell() > _MAX_COPY:
+                raise DataError(f"{name}: is larger than {_MAX_COPY >> 30} GB inside another archive; unpack that and name the folder")
+        copy.seek(0)
+        yield cast(io.BufferedReader, copy)

@@ -47,7 +47,8 @@ class CleanTask:
     path: Path
     min_chars: int
     tokenizer: str
-    paragraphs: bool  # whether to keep where they end
+    groups: list[str] | None = None  # of each text, where `data.group_field` is set
+    paragraphs: bool = False  # whether to keep where they end
 
 
 def clean_task(documents: list[Document], path: Path, data: Data) -> CleanTask:
@@ -55,8 +56,13 @@ def clean_task(documents: list[Document], path: Path, data: Data) -> CleanTask:
     done = is_sealed(path)
     labels = [document.label for document in documents] if data.label and not done else None
     texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
-    names = [name.encode("utf-8", "backslashreplace").decode() for name in names]  # a file's name may be no UTF-8
-    return CleanTask(texts, labels, names, path, data.min_chars, data.tokenizer, data.repeated_paragraphs > 0)
+    names = [_printable(name) for name in names]
+    groups = [_printable(document.group) for document in documents] if data.group_field and not done else None
+    return CleanTask(texts, labels, names, path, data.min_chars, data.tokenizer, groups, data.repeated_paragraphs > 0)
+
+
+def _printable(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()  # a file's name may be no UTF-8, nor may a string in JSON be text
 
 
 def clean_chunk(task: CleanTask) -> None:
@@ -80,6 +86,8 @@ def clean_chunk(task: CleanTask) -> None:
     }
     if task.labels is not None:
         columns["label"] = pa.array([task.labels[row] for row in rows], pa.float32())
+    if task.groups is not None:
+        columns["group"] = pa.array([task.groups[row] for row in rows], pa.string())
     if task.paragraphs:
         columns[COLUMN] = pa.array([sentence_counts(clean(task.texts[row])) for row in rows], pa.list_(pa.int32()))
     write_table(task.path, columns, {"short": str(len(task.texts) - len(texts))})

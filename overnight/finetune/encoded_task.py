@@ -31,6 +31,8 @@ class EncodedExamples:
     segments: list[np.ndarray]
     targets: dict[str, np.ndarray]
     """One value a sequence, by name; empty where they are not known."""
+    rows_together: int = 1
+    """Sequences that follow one another in every order, so many at a time: what they have in common cancels in the gradient of their batch."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -54,7 +56,8 @@ class EncodedExamples:
         epochs, index = positions // len(self), positions % len(self)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            index[here] = order(index[here], len(self), key(*seed, int(epoch)))
+            group, row = np.divmod(index[here], self.rows_together)
+            index[here] = order(group, len(self) // self.rows_together, key(*seed, int(epoch))) * self.rows_together + row
         return index, [index[rows] for rows in balance_by_length([len(self.ids[i]) for i in index], batch // micro_batch)]
 
     def step(self, step: int, batch: int, micro_batch: int, seed: tuple[int, ...], rank: int = 0, world: int = 1) -> StepBatches:
@@ -118,7 +121,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     # A metric that lacks its package says so here, before any training.
     metrics.score(task.name, task.kind, *[[0.0, 1.0] if task.kind == "regression" else ["0", "1"]] * 2)
 
-    def encoded(examples: list[Example]) -> EncodedExamples:
+    def encoded(examples: list[Example], rows_together: int = 1) -> EncodedExamples:
         sequences = encode_examples(tokenizer, vocabulary, examples, spec.seq_len)
         targets = {}
         if examples and all(example.label is not None for example in examples):
@@ -127,7 +130,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
             else:
                 number = {label: i for i, label in enumerate(task.labels)}
                 targets["label"] = np.array([number[str(example.label)] for example in examples], np.int64)
-        return EncodedExamples([e.ids for e in sequences], [e.segments for e in sequences], targets)
+        return EncodedExamples([e.ids for e in sequences], [e.segments for e in sequences], targets, rows_together)
 
     def answers(outputs: list[np.ndarray]) -> list[str | float]:
         return [float(o[0]) if task.kind == "regression" else task.labels[int(o.argmax())] for o in outputs]
@@ -156,7 +159,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         kind=task.kind,
         labels=task.labels,
         metric=task.main_metric,
-        train=encoded(train),
+        train=encoded(train, task.rows_together if train is task.train else 1),
         dev=encoded(task.dev),
         evaluate=evaluate,
         test={name: (encoded(examples), examples) for name, examples in tests.items() if examples},

@@ -17,7 +17,7 @@ from overnight.batches.order import key
 from overnight.batches.packing import Provenance, StepBatches
 from overnight.checkpoint import reader
 from overnight.checkpoint.reader import Progress
-from overnight.config import AdamWConfig, BertPhase, BertRun, Finetune, Phase, Schedule
+from overnight.config import AdamWConfig, BertPhase, BertRun, Finetune, MuonConfig, Phase, Schedule
 from overnight.corpus.tokenizer import Vocabulary
 from overnight.distributed.world import World
 from overnight.engine.loop import StepResult
@@ -56,7 +56,8 @@ def seed_run(run: BertRun, spec: Finetune, examples: int, seed: int, name: str, 
     batch = min(spec.global_batch_size, examples)
     micro = next(size for size in range(min(spec.micro_batch_size, batch), 0, -1) if batch % size == 0)
     steps = max(1, round(spec.epochs * examples / batch))
-    optim = AdamWConfig(lr=spec.lr, weight_decay=spec.weight_decay, schedule=Schedule(warmup_ratio=spec.warmup_ratio))
+    optimizer = MuonConfig if spec.optimizer == "muon" else AdamWConfig
+    optim = optimizer(lr=spec.lr, weight_decay=spec.weight_decay, schedule=Schedule(warmup_ratio=spec.warmup_ratio))
     phase = BertPhase(steps=steps, global_batch_size=batch, seq_len=spec.seq_len, micro_batch_size=micro, optim=optim, nsp=False)
     return replace(
         run,

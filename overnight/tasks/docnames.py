@@ -6,6 +6,7 @@ Segment A is a qualified name split into words, segment B a docstring; a wrong n
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -27,17 +28,23 @@ _MIN_CHARS = 40
 _SAME_OPENING = 200
 _MIN_ROWS = 40
 
+_Entry = tuple[str, str]
+"""Name in words, and text."""
+_Pair = tuple[_Entry, _Entry]
 
-def load_docnames(docstrings: Iterable[Docstring] | None = None, seed: int = 0, train: int = 12000, dev: int = 1000) -> TaskData:
+
+def load_docnames(docstrings: Iterable[Docstring] | None = None, seed: int = 0, train: int = 48000, dev: int = 1000) -> TaskData:
     """Make the task: half of the rows have the docstring's own name, half that of another docstring of the same package.
 
-    Each row uses two docstrings of a package, one for its text and one for the wrong name, and nothing is used twice: no text and no
-    name is in two rows, so neither tells the label without the other, and none is on both sides of the split.
+    Two docstrings of a package make a row to score, in which one gives the text and one the wrong name. To train on they make all four
+    rows, each text once with each name: a network that remembers texts or names, and what their label was, gains nothing by it. So
+    neither tells the label without the other, and no docstring is on both sides of the split.
 
     Args:
         docstrings: from where; None is the documentation inside this environment.
         seed: another seed makes other rows.
-        train, dev: rows; where there are too few docstrings, first there are fewer to train on, then to score, and the notes say so.
+        train, dev: rows, those to train on in fours; where there are too few docstrings, first there are fewer to train on, then to
+            score, and the notes say so.
 
     Raises:
         DataError: too few docstrings.
@@ -48,27 +55,32 @@ def load_docnames(docstrings: Iterable[Docstring] | None = None, seed: int = 0, 
         docstrings = installed()
     pairs = sorted(_pairs(docstrings, seed), key=lambda pair: _rank(seed, "row", pair[0][1]))
     notes: tuple[str, ...] = ()
-    if len(pairs) < train + dev:
+    if len(pairs) < train // 4 + dev:
         wanted = f"{train:,} and {dev:,}"
         dev = min(dev, len(pairs) // 5)
-        train = len(pairs) - dev
+        train = 4 * (len(pairs) - dev)
         notes = (f"{train:,} training and {dev:,} scored rows instead of {wanted}: there are no more docstrings",)
-    if min(train, dev) < _MIN_ROWS // 2:
+    if min(train // 4, dev) < _MIN_ROWS // 2:
         raise DataError(
             f"the documentation of this environment gives {len(pairs)} name-docstring pairs, too few for the task; install more packages"
         )
-    examples = [_example(index, *pair) for index, pair in enumerate(pairs[: train + dev])]
-    return TaskData("docnames", "classification", LABELS, examples[dev:], examples[:dev], [], "accuracy", notes=notes)
+    scored = [_example(index, pair[0], pair[index % 2 == 0]) for index, pair in enumerate(pairs[:dev])]
+    trained = [_example(index, described, named) for index, (described, named) in enumerate(_all_four(pairs[dev : dev + train // 4]), dev)]
+    return TaskData("docnames", "classification", LABELS, trained, scored, [], "accuracy", notes=notes, rows_together=4)
 
 
-def _example(index: int, described: tuple[str, str], other: tuple[str, str]) -> Example:
-    own = index % 2 == 1
-    return Example(str(index), described[0] if own else other[0], described[1], LABELS[own])
+def _all_four(pairs: list[_Pair]) -> Iterator[_Pair]:
+    for pair in pairs:
+        yield from itertools.product(pair, pair)
 
 
-def _pairs(docstrings: Iterable[Docstring], seed: int) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+def _example(index: int, described: _Entry, named: _Entry) -> Example:
+    return Example(str(index), named[0], described[1], LABELS[described == named])
+
+
+def _pairs(docstrings: Iterable[Docstring], seed: int) -> Iterator[_Pair]:
     """Yield two (name in words, text) of one package at a time, every name and text once."""
-    packages: dict[str, list[tuple[str, str]]] = {}
+    packages: dict[str, list[_Entry]] = {}
     names: set[str] = set()
     openings: set[str] = set()
     # Sorted, so that the task does not depend on the order in which modules were found.

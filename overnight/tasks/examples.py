@@ -41,6 +41,8 @@ class TaskData:
     """Further splits to score or predict, by name: `dev_mismatched` and `test_mismatched` of MNLI."""
     notes: tuple[str, ...] = ()
     """What a reader of the score has to know: which split was made here, which rows were left out."""
+    rows_together: int = 1
+    """So many training rows at a time differ in one of their texts only, and are best seen in one batch; divides their number."""
 
 
 def in_validation(text: str, seed: int, share: float = 0.1) -> bool:

@@ -43,6 +43,9 @@ def completions(line: str, folder: Path) -> list[str]:
         ("generate --compute.d", ["--compute.device"]),
         ("evaluate --from x --data.d", ["--data.dir", "--data.documents"]),
         ("evaluate --split v", ["valid"]),
+        ("download sq", ["squad"]),
+        ("download glue --task mr", ["mrpc"]),
+        ("download amazon --category Digital", ["Digital_Music"]),
         ("recipes --", ["--help"]),
     ],
 )

@@ -19,6 +19,7 @@ import zstandard
 
 from overnight.config import Data
 from overnight.corpus import readers
+from overnight.corpus.document import OpenFile
 from overnight.corpus.readers import documents, start_reading
 from overnight.errors import ConfigError, DataError
 
@@ -235,7 +236,7 @@ def test_members_of_an_archive_are_selected_by_a_pattern(tmp_path: Path, ending:
 
 def test_a_pattern_is_for_archives_alone(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(DataError, match=r"a\.txt: is not a tar archive, so ::\*\.txt selects nothing"):
+    with pytest.raises(DataError, match=r"a\.txt: is not a tar or zip archive, so ::\*\.txt selects nothing"):
         read(f"{tmp_path}::*.txt")
     with pytest.raises(DataError, match=r"absent: there is no such file"):
         read(f"{tmp_path / 'absent'}::*")
@@ -285,7 +286,7 @@ def test_missing_and_empty_sources_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_endless_document_is_refused_before_it_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 1 << 20)
+    monkeypatch.setattr(OpenFile, "max_bytes", 1 << 20)
     (tmp_path / "a.txt").write_bytes(b"x" * (2 << 20))
     with pytest.raises(DataError, match=r"set data\.documents to paragraph or line"):
         read(tmp_path)

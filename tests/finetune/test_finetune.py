@@ -6,6 +6,7 @@ import builtins
 import dataclasses
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,13 @@ def test_more_seeds_and_the_baseline_are_added_to_what_is_there(with_task: Task,
     out = tune(run)
     assert "seed 0 pretrained  acc" not in out
     assert [(e["init"], e["seed"]) for e in lines(run)] == [("pretrained", 0), ("pretrained", 1), ("random", 0), ("random", 1)]
+
+
+def test_muon_steps_the_matrices_where_it_is_asked_for(with_task: Task, classes: Path) -> None:
+    adamw = tune(with_task("csv", classes))
+    muon = tune(with_task("csv", classes, optimizer="muon"))
+    assert "Muon" not in adamw
+    assert re.search(r"matrices: .*, Muon\n.*embeddings: .*, AdamW\n", muon)
 
 
 def train_lines(run: Run) -> list[dict[str, Any]]:
@@ -271,6 +279,17 @@ def test_an_epoch_covers_every_row_once_in_an_order_of_its_own(rows: int, batch:
     assert counts.min() >= epochs and counts.max() <= epochs + -(-batch // rows) + 1
     if rows >= 30 and rows % batch == 0:
         assert seen[:rows] != seen[rows : 2 * rows]
+
+
+@given(groups=st.integers(1, 12), together=st.integers(1, 4), groups_of_a_batch=st.integers(1, 5), step=st.integers(0, 20))
+def test_rows_that_belong_together_are_in_one_batch(groups: int, together: int, groups_of_a_batch: int, step: int) -> None:
+    rows = groups * together
+    examples = EncodedExamples([np.array([2, 3])] * rows, [np.zeros(2, np.int8)] * rows, {}, together)
+    batch = groups_of_a_batch * together
+    index, _ = examples.drawn(step, batch, batch, (0, 2))
+    first = index[::together]
+    assert (first % together == 0).all()
+    assert index.tolist() == [row + i for row in first for i in range(together)]
 
 
 def test_without_a_checkpoint_it_says_what_to_do(with_task: Task, classes: Path) -> None:

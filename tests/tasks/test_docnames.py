@@ -52,13 +52,25 @@ def test_names_are_split_at_dots_underscores_capitals_and_digits(name: str, word
     assert " ".join(name_words(name)) == words
 
 
-def test_the_rows_are_balanced_and_no_text_and_no_name_is_used_twice() -> None:
+def test_rows_are_balanced_and_no_docstring_is_on_both_sides_of_the_split() -> None:
     task = load_docnames(_docs(1500), train=400, dev=100)
     assert (len(task.train), len(task.dev), task.test, task.labels, task.notes) == (400, 100, [], LABELS, ())
     for rows in (task.train, task.dev):
         assert Counter(r.label for r in rows) == dict.fromkeys(LABELS, len(rows) // 2)
-    rows = task.train + task.dev
-    assert len({r.text_a for r in rows}) == len({r.text_b for r in rows}) == len({r.id for r in rows}) == 500
+    assert len({r.text_a for r in task.dev}) == len({r.text_b for r in task.dev}) == 100
+    assert len({r.text_a for r in task.train}) == len({r.text_b for r in task.train}) == 200
+    assert not {r.text_a for r in task.dev} & {r.text_a for r in task.train} and not {r.text_b for r in task.dev} & {
+        r.text_b for r in task.train
+    }
+    assert len({r.id for r in task.train + task.dev}) == 500
+
+
+def test_neither_a_text_nor_a_name_tells_the_label_of_a_training_row() -> None:
+    rows = load_docnames(_docs(1500), train=400, dev=100).train
+    for part in ("text_a", "text_b"):
+        assert Counter((getattr(row, part), row.label) for row in rows) == {
+            (text, label): 1 for text in {getattr(row, part) for row in rows} for label in LABELS
+        }
 
 
 def test_the_label_says_whether_the_name_is_the_docstrings_own_and_a_wrong_one_is_of_the_same_package() -> None:
@@ -98,14 +110,14 @@ def test_repeated_openings_short_texts_and_names_without_words_are_left_out() ->
     texts = [r.text_b or "" for r in rows.train + rows.dev]
     assert sum(t.startswith("The same opening") for t in texts) <= 1
     again = load_docnames([*docs, *(Doc(d.package, d.name, f"Once more: {d.text}") for d in docs)], train=120, dev=30)
-    assert len({r.text_a for r in again.train + again.dev}) == 150
+    assert len({r.text_a for r in again.train + again.dev}) == 90
     assert not any(t.startswith(("Too short", "A docstring long")) for t in texts)
 
 
 def test_too_few_docstrings_shrink_the_splits_and_say_so_and_very_few_are_refused() -> None:
     task = load_docnames(_docs(300))
-    assert len(task.train) + len(task.dev) == 150 and len(task.dev) == 30
-    assert task.notes == ("120 training and 30 scored rows instead of 12,000 and 1,000: there are no more docstrings",)
+    assert (len(task.train), len(task.dev)) == (480, 30)
+    assert task.notes == ("480 training and 30 scored rows instead of 48,000 and 1,000: there are no more docstrings",)
     with pytest.raises(DataError, match=r"gives 30 name-docstring pairs, too few"):
         load_docnames(_docs(60))
 

@@ -1,0 +1,111 @@
+"""What is pretraining worth on real tasks? Fine-tune runs, and the same networks from random init, on GLUE tasks and IMDB.
+
+    OVERNIGHT_DATA=... python -m benchmarks.task_table --run night=runs/night-cpu --run bert=runs/bert-mini-books
+    OVERNIGHT_DATA=... python -m benchmarks.task_table --run night=runs/night-cpu --tasks sst2 cola --seeds 0
+
+Every task has the same settings for every run: those below, nothing is chosen by the scores. Into --out go result.json and table.md: medians and
+spreads (highest - lowest) over the seeds on the published validation rows (IMDB: the test reviews). Called again, it does what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from overnight.run_dir.atomic import write_json, write_whole
+from overnight.run_dir.environment import environment
+from overnight.run_dir.task_results import read_results
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a task is fine-tuned."""
+
+    path: str
+    metric: str
+    epochs: float
+    seq_len: int
+    max_train_examples: int = 0
+
+
+TASKS = {
+    "sst2": Settings("$OVERNIGHT_DATA/glue/SST-2", "accuracy", 1, 64),
+    "cola": Settings("$OVERNIGHT_DATA/glue/CoLA", "Matthews' correlation", 6, 64),
+    "mrpc": Settings("$OVERNIGHT_DATA/glue/MRPC", "accuracy", 6, 128),
+    "rte": Settings("$OVERNIGHT_DATA/glue/RTE", "accuracy", 6, 128),
+    "stsb": Settings("$OVERNIGHT_DATA/glue/STS-B", "Spearman's correlation", 6, 128),
+    "imdb": Settings("$OVERNIGHT_DATA/aclImdb.tar.xz", "accuracy", 2, 256, 5000),
+}
+
+
+def fine_tune(run: str, task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Fine-tune a task of a run with every seed, unless it is done; return its lines."""
+    settings = TASKS[task]
+    keys = {name: value for name, value in asdict(settings).items() if name != "metric"}
+    keys |= {"optimizer": options.optimizer, "lr": options.lr, "seeds": json.dumps(options.seeds), "random_init_baseline": "true"}
+    keys |= {"compute.threads": options.threads}
+    command = [sys.executable, "-m", "overnight", "finetune", task, "--from", run, *(f"--{key}={value}" for key, value in keys.items())]
+    subprocess.run(command, check=True)
+    last = [line for line in read_results(Path(run) / "tasks.jsonl") if line["name"] == task and line["kind"] == "finetune"]
+    return [line for line in last if line["config_hash"] == last[-1]["config_hash"] and line["seed"] in options.seeds]
+
+
+def cell(lines: list[dict[str, Any]], init: str) -> str:
+    """Return the median and the spread of an initialization, in percent."""
+    values = [100 * line["value"] for line in lines if line["init"] == init]
+    return f"{statistics.median(values):.1f} ({max(values) - min(values):.1f})"
+
+
+def table(results: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+    """Return a Markdown table: a row for each task, two columns for each run."""
+    head = ["task", "metric, %", *(f"{name}, {init}" for name in results for init in ("pretrained", "random init"))]
+    rows = [head, ["---"] * len(head)]
+    for task, settings in TASKS.items():
+        found = [runs[task] for runs in results.values() if task in runs]
+        if len(found) == len(results):
+            rows.append([task, settings.metric, *(cell(lines, init) for lines in found for init in ("pretrained", "random"))])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def main() -> None:
+    """Fine-tune, and keep the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--run", action="append", required=True, metavar="NAME=FOLDER", help="a run, and what the table calls it; may be given again"
+    )
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--threads", type=int, default=0, help="0 takes every core")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / f"{date.today()}-cpu{psutil.cpu_count()}-tasks")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    results: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    runs = dict(given.split("=", 1) for given in options.run)
+    for task in options.tasks:
+        for name, folder in runs.items():
+            results.setdefault(name, {})[task] = fine_tune(folder, task, options)
+        study = {
+            "optimizer": options.optimizer,
+            "lr": options.lr,
+            "seeds": options.seeds,
+            "tasks": {t: asdict(TASKS[t]) for t in options.tasks},
+        }
+        write_json(options.out / "result.json", {"environment": environment(), "study": study, "results": results})
+        text = table(results)
+        write_whole(options.out / "table.md", [text.encode()])
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What reading gives and what it is given: documents, counters, and the open file that every reader of :mod:`formats` takes."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from overnight.config import Data
+from overnight.errors import DataError
+
+
+class Document(NamedTuple):
+    """A text, the number that belongs to it, and where it is from."""
+
+    text: str
+    label: float | None = None
+    name: str = ""
+    """Of its file; of one with several documents with its number, from 1: `reviews.jsonl#12`; of a web archive its address."""
+    group: str = ""
+    """What it has in common with others (`data.group_field`), such as the product of a review; empty is nothing."""
+
+
+@dataclass
+class Source:
+    """What one entry of `data.paths` gave: counted while it is read."""
+
+    path: str
+    files: int = 0
+    documents: int = 0
+    bytes: int = 0
+    """UTF-8 bytes of the documents, before cleaning."""
+    skipped_lines: int = 0
+    truncated: list[str] = field(default_factory=list)
+    """Files that ended early, of which what was readable was kept."""
+    licenses: int = 0
+    """Texts of which the license of Project Gutenberg was removed."""
+
+
+@dataclass
+class Reading:
+    """How far reading has come."""
+
+    sources: list[Source]
+    total_bytes: int = 0
+    """Bytes of the source files as they are stored; 0 when unknown."""
+    done_bytes: int = 0
+
+
+@dataclass
+class Input:
+    """What documents are read from, with the settings and the counters that its reader needs."""
+
+    # A document is held in memory several times over while it is cleaned; this keeps that to some hundred MB.
+    max_bytes: ClassVar[int] = 32 << 20
+
+    name: str
+    data: Data
+    source: Source
+    reading: Reading
+
+    def skip(self, number: int | str, what: str) -> None:
+        """Count a line, row or record that cannot be used.
+
+        Args:
+            number: which of the file.
+            what: what is wrong with it, as a sentence of which it is the subject.
+
+        Raises:
+            DataError: when that is one more than `data.max_invalid_lines`.
+        """
+        self.source.skipped_lines += 1
+        if sum(source.skipped_lines for source in self.reading.sources) > self.data.max_invalid_lines:
+            raise DataError(
+                f"{self.name}:{number}: {what}; mend it, or allow more bad lines than data.max_invalid_lines={self.data.max_invalid_lines}"
+            )
+
+    def too_long(self, where: str, what: str) -> DataError:
+        """Return the error of a document that memory is not to hold."""
+        return DataError(f"{where}: more than {self.max_bytes >> 20} MB in one {what}")
+
+
+@dataclass
+class OpenFile(Input):
+    """An unpacked file."""
+
+    stream: io.BufferedReader

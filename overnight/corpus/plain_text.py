@@ -1,0 +1,143 @@
+"""Documents of text files: whole files, paragraphs or lines, Markdown, and the `<doc>` files of extracted Wikipedia."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+
+from overnight.config import Data
+from overnight.corpus import gutenberg
+from overnight.corpus.document import Document, OpenFile
+from overnight.corpus.streams import TruncatedError
+from overnight.errors import DataError
+
+_BLOCK = 1 << 20
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S)
+
+
+def read_text(file: OpenFile) -> Iterator[Document]:
+    """Yield a file, its paragraphs or its lines, as `data.documents` says."""
+    if file.data.documents == "file":
+        yield from (Document(text, name=file.name) for text in _whole(file))
+        return
+    found = lines(file)
+    if file.data.gutenberg_license == "remove":
+        found = gutenberg.without_license(found, file.source)
+    if file.data.documents == "line":
+        yield from (Document(line) for _, line in found if line.strip())
+    else:
+        yield from map(Document, _paragraphs(file, found))
+
+
+def read_markdown(file: OpenFile) -> Iterator[Document]:
+    """Yield what :func:`read_text` does, of a whole file without the block of YAML that may open it."""
+    for document in read_text(file):
+        whole = file.data.documents == "file"
+        yield document._replace(text=_FRONT_MATTER.sub("", document.text, count=1)) if whole else document
+
+
+def read_wiki(file: OpenFile) -> Iterator[Document]:
+    """Yield the text between each `<doc ...>` and `</doc>`."""
+    block: list[str] | None = None
+    began = number = size = 0
+    name = file.name
+    for number, line in lines(file):
+        if line.startswith("<doc "):
+            if block is not None:
+                raise DataError(f"{name}:{number}: a <doc> begins before that of line {began} has ended; extract the file again")
+            block, began, size = [], number, 0
+        elif line.rstrip() == "</doc>":
+            if block is None:
+                raise DataError(f"{name}:{number}: </doc> without a <doc>; extract the file again")
+            yield Document("\n".join(block))
+            block = None
+        elif block is not None:
+            block.append(line)
+            size += len(line)
+            if size > file.max_bytes:
+                raise file.too_long(f"{name}:{began}", "article")
+        elif line.strip():
+            raise DataError(f"{name}:{number}: text outside <doc> and </doc>; this is not the extracted-Wikipedia format, set data.format")
+    if block is not None:
+        # An article that never ends is the mark of a file cut short.
+        if file.data.on_truncated_file == "keep":
+            yield Document("\n".join(block))
+        raise TruncatedError(f"{name}:{began}: the file ends inside this article")
+
+
+def lines(file: OpenFile) -> Iterator[tuple[int, str]]:
+    """Yield numbered lines without their end; the last one of a cut file is not whole and is left out."""
+    offset, number = 0, 0
+    while line := file.stream.readline(file.max_bytes + 1):
+        number += 1
+        if len(line) > file.max_bytes:
+            raise file.too_long(f"{file.name}:{number}", "line")
+        content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        yield number, _decoded(file, content, offset + len(line) - len(content)).rstrip("\r\n")
+        offset += len(line)
+
+
+def parts(text: str, data: Data) -> Iterator[str]:
+    """Yield a text that was made out of another format, its paragraphs or its lines, as `data.documents` says."""
+    if data.documents == "file":
+        yield text
+    else:
+        found = text.split("\n") if data.documents == "line" else re.split(r"\n\s*\n", text)
+        yield from (part for part in found if part.strip())
+
+
+def _whole(file: OpenFile) -> Iterator[str]:
+    """Yield all of a file as one text; of a cut one what was readable, before the error."""
+    blocks: list[bytes] = []
+    size, truncation = 0, None
+    try:
+        while block := file.stream.read1(_BLOCK):
+            blocks.append(block)
+            size += len(block)
+            if size > file.max_bytes:
+                raise file.too_long(file.name, "document; set data.documents to paragraph or line, or cut the file")
+    except TruncatedError as error:
+        truncation = error
+    # The last character of a cut text may be cut as well.
+    text = _decoded(file, b"".join(blocks).removeprefix(codecs.BOM_UTF8), 0, whole=truncation is None)
+    if text and (truncation is None or file.data.on_truncated_file == "keep"):
+        yield text
+    if truncation:
+        raise truncation
+
+
+def _decoded(file: OpenFile, content: bytes, offset: int, whole: bool = True) -> str:
+    """Decode UTF-8 to text; a bad byte is named by its offset in the (unpacked) file."""
+    try:
+        return codecs.getincrementaldecoder("utf-8")(file.data.encoding_errors).decode(content, whole)
+    except UnicodeDecodeError as error:
+        hint = "; it looks like UTF-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ""
+        raise DataError(
+            f"{file.name}: byte {offset + error.start} (0x{content[error.start]:02x}) is not UTF-8{hint}; "
+            "convert the file, leave it out, or set data.encoding_errors=replace to put U+FFFD there"
+        ) from None
+
+
+def _paragraphs(file: OpenFile, found: Iterator[tuple[int, str]]) -> Iterator[str]:
+    """Yield blocks of lines between blank ones."""
+    block: list[str] = []
+    size, truncation = 0, None
+    while True:
+        try:
+            number, line = next(found, (0, ""))
+        except TruncatedError as error:
+            number, line, truncation = 0, "", error
+        if line.strip():
+            block.append(line)
+            size += len(line)
+            if size > file.max_bytes:
+                raise file.too_long(f"{file.name}:{number}", "paragraph")
+            continue
+        if block and (truncation is None or file.data.on_truncated_file == "keep"):
+            yield "\n".join(block)
+        block, size = [], 0
+        if truncation:
+            raise truncation
+        if not number:
+            return

@@ -1,0 +1,211 @@
+"""Documents of rows with named columns: JSON lines, comma- and tab-separated tables, Parquet; reviews of Amazon by the names of all its data sets."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any
+
+from overnight.config import Data
+from overnight.corpus import streams
+from overnight.corpus.document import Document, Input, OpenFile
+from overnight.corpus.plain_text import lines
+from overnight.corpus.streams import TruncatedError
+from overnight.errors import DataError
+
+# Numbers beyond have no place in 32 bits.
+_MAX_LABEL = 3.4e38
+# What the data sets of 2014 and 2018 call what that of 2023 calls text, title and rating (McAuley et al. 2015, Ni et al. 2019, Hou et al. 2024).
+_REVIEW = {"text": "reviewText", "title": "summary", "rating": "overall"}
+# Rows of a Parquet file in memory at once, and what is read of it in one go.
+_ROWS, _BUFFER = 1000, 1 << 20
+
+
+def read_json_lines(file: OpenFile) -> Iterator[Document]:
+    """Yield the text of each JSON object, with its label and group where they are asked for."""
+    for number, line in lines(file):
+        if not line.strip():
+            continue
+        found = _json_row(line, file.data)
+        if isinstance(found, Document):
+            yield found
+        else:
+            file.skip(number, found)
+
+
+def read_csv(file: OpenFile) -> Iterator[Document]:
+    """Yield the text of each row of a comma-separated table with a header and double quotes (RFC 4180)."""
+    # One setting of the standard library for the whole process: texts may be longer than its 128 KiB, and a quote that is never closed must not fill the memory.
+    csv.field_size_limit(file.max_bytes)
+    reader = csv.reader((f"{line}\n" for _, line in lines(file)), strict=True)
+    yield from _table(file, _csv_rows(file, reader))
+
+
+def read_tsv(file: OpenFile) -> Iterator[Document]:
+    """Yield the text of each row of a tab-separated table with a header, in which a quotation mark is a character like any other."""
+    yield from _table(file, ((number, line.split("\t")) for number, line in lines(file) if line))
+
+
+def read_parquet(file: OpenFile) -> Iterator[Document]:
+    """Yield the text of each row of a Parquet file, some rows at a time, whatever the size of its row groups."""
+    with streams.seekable(file.stream, file.name) as stream:
+        yield from _parquet_rows(file, stream)
+
+
+def document_of(file: Input, number: int, row: Mapping[str, Any]) -> Iterator[Document]:
+    """Yield the document of a row, or count it as one that cannot be used."""
+    found = _document(row, file.data)
+    if isinstance(found, str):
+        file.skip(number, found)
+    elif len(found.text) > file.max_bytes:
+        file.skip(number, f"has more than {file.max_bytes >> 20} MB of text")
+    else:
+        yield found
+
+
+def wanted_columns(data: Data) -> set[str]:
+    """Return every name that a column to be read may have."""
+    keys = {data.field, *data.field.split("+"), data.label, data.group_field}
+    return keys | {_REVIEW.get(key, key) for key in keys} | {"asin", "overall", "rating"}
+
+
+def check_columns(file: Input, columns: Iterable[str]) -> None:
+    """Check that a table has the column of the text.
+
+    Raises:
+        DataError: naming those there are.
+    """
+    row = dict.fromkeys(columns, "there")
+    if not _text(row, file.data.field):
+        raise DataError(
+            f"{file.name}: has no column {file.data.field!r}; its columns are: {', '.join(list(row)[:20])} (data.field names the one to read)"
+        )
+
+
+def _parquet_rows(file: OpenFile, stream: IO[bytes]) -> Iterator[Document]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(stream, buffer_size=_BUFFER)
+    except pa.ArrowInvalid as error:
+        if "footer" in str(error) or "smaller than" in str(error) or "file size is 0" in str(error):
+            raise TruncatedError(
+                f"{file.name}: the Parquet file ends early; what it holds is listed at its end, so nothing of it can be read"
+            ) from None
+        raise DataError(f"{file.name}: is not Parquet or is damaged ({error}); get it again") from None
+    columns = table.schema_arrow.names
+    check_columns(file, columns)
+    wanted = [name for name in columns if name in wanted_columns(file.data)]
+    number = 0
+    try:
+        for batch in table.iter_batches(_ROWS, columns=wanted, use_threads=False):
+            for row in batch.to_pylist():
+                number += 1
+                yield from document_of(file, number, row)
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        raise DataError(f"{file.name}: is damaged behind row {number} ({error}); get it again") from None
+
+
+def _csv_rows(file: OpenFile, reader: Any) -> Iterator[tuple[int, list[str]]]:
+    """Yield rows with the number of the line on which each begins; broken ones are counted."""
+    while True:
+        number = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            file.skip(number, f"is no row of comma-separated values ({error}); a quotation mark inside a quoted text is written twice")
+            continue
+        if cells is None:
+            return
+        if cells:
+            yield number, cells
+
+
+def _table(file: OpenFile, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Document]:
+    """Yield the documents of rows, the first of which names the columns."""
+    _, columns = next(rows, (0, []))
+    if not columns:
+        return
+    columns = [column.strip() for column in columns]
+    if len(set(columns)) < len(columns):
+        twice = next(column for column in columns if columns.count(column) > 1)
+        raise DataError(f"{file.name}:1: has two columns {twice!r}; rename one")
+    check_columns(file, columns)
+    hint = (
+        "quote texts that hold a comma" if file.data.format == "csv" or file.name.lower().endswith(".csv") else "a text cannot hold a tab"
+    )
+    for number, cells in rows:
+        if len(cells) != len(columns):
+            file.skip(number, f"has {len(cells)} fields where the header has {len(columns)}: {', '.join(columns[:12])} ({hint})")
+            continue
+        row: dict[str, Any] = dict(zip(columns, cells, strict=True))
+        for key in (file.data.label, _REVIEW.get(file.data.label, "")):
+            if key in row:
+                row[key] = _number(row[key])
+        yield from document_of(file, number, row)
+
+
+def _number(cell: str) -> float | str | None:
+    """Return the number that a cell holds, None of an empty one, or what is there instead."""
+    try:
+        return float(cell) if cell.strip() else None
+    except ValueError:
+        return cell
+
+
+def _json_row(line: str, data: Data) -> Document | str:
+    """Return the document of a line, or what is wrong with it."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return f"is not JSON ({error})"
+    if not isinstance(row, dict):
+        return "is not a JSON object"
+    found = _document(row, data)
+    if isinstance(found, Document) and "\\u" in line and not _encodable(found.text):
+        if data.encoding_errors == "strict":
+            return f"has half a surrogate pair in {data.field!r}"
+        return found._replace(text=found.text.encode("utf-8", "replace").decode())
+    return found
+
+
+def _document(row: Mapping[str, Any], data: Data) -> Document | str:
+    """Return the document of a row, or what is wrong with it."""
+    text = _text(row, data.field)
+    label = _value(row, data.label) if data.label else None
+    group = _value(row, data.group_field) if data.group_field else None
+    if text is None:
+        return f"has no text in {data.field!r}; its keys are: {', '.join(list(row)[:12])} (data.field names the one to read)"
+    if label is not None and (not isinstance(label, int | float) or isinstance(label, bool) or not abs(label) <= _MAX_LABEL):
+        return f"has no finite number in {data.label!r} but {label!r:.40} (data.label names it; null or no such key is no label)"
+    if group is not None and (not isinstance(group, str | int) or isinstance(group, bool)):
+        return f"has no text or whole number in {data.group_field!r} but {group!r:.40} (data.group_field names it)"
+    return Document(text, None if label is None else float(label), group="" if group is None else str(group))
+
+
+def _text(row: Mapping[str, Any], field: str) -> str | None:
+    """Return the text of a row: of one key, or of several, a paragraph each."""
+    if isinstance(text := _value(row, field), str):
+        return text
+    if "+" in field and field not in row:
+        parts = [part for key in field.split("+") if isinstance(part := _value(row, key), str)]
+        if parts:
+            return "\n\n".join(part for part in parts if part.strip())
+    # Who rates a product need not write anything; that is no broken line, and too short to be kept.
+    review = "asin" in row and ("overall" in row or "rating" in row) and set(field.split("+")) <= {*_REVIEW, *_REVIEW.values()}
+    return "" if review and text is None else None
+
+
+def _value(row: Mapping[str, Any], key: str) -> Any:
+    """Return what a row has under a key; of a review of Amazon also under the older name."""
+    return row.get(key) if key in row or "asin" not in row else row.get(_REVIEW.get(key, key))
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

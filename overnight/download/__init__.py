@@ -1,0 +1,1 @@
+"""Public text and tasks, got from where they are published or from a mirror, resumed, checked and recorded."""
