@@ -75,6 +75,14 @@ class Data:
     """Lines, rows or records that may be skipped because they do not parse or lack the field (count over all files)."""
     workers: Annotated[int, Range(), MACHINE] = 0
     """Processes that prepare; 0 takes every core. The shards do not depend on it."""
+    near_duplicates: Annotated[float, Range(0, 1)] = 0.0
+    """Jaccard similarity of 5-word shingles from which on two documents are near-duplicates, of which the first stays (0.8 is usual); 0 keeps them."""
+    repeated_paragraphs: NonNegativeInt = 0
+    """`wordpiece`: paragraphs that more than so many documents have are left out of all of them, and what a document repeats; 0 keeps them."""
+    decontaminate: list[str] = dataclasses.field(default_factory=list)
+    """Files, folders, globs or tar archives with text of evaluations (`.json`, `.jsonl`, `.tsv`, `.csv`, plain text): documents that share an n-gram of words with it are dropped."""
+    decontaminate_words: PositiveInt = 13
+    """Words of the n-grams of `decontaminate`; shorter texts are not looked for."""
 
 
 @dataclass(frozen=True)

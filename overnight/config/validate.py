@@ -85,7 +85,7 @@ def validate_run(run: Run) -> Iterator[str]:
 
 # What only one tokenizer has. The other does nothing with it, so it may not be set there.
 DATA_SETTINGS: dict[str, tuple[str, ...]] = {
-    "wordpiece": ("vocab_file", "vocab_size", "lowercase"),
+    "wordpiece": ("vocab_file", "vocab_size", "lowercase", "repeated_paragraphs"),
     "bytes": ("test_fraction", "label"),
 }
 COMPUTE_SETTINGS = {"torch_compile": ENCODERS, "cuda_graphs": ("mlstm", "lstm")}

@@ -25,10 +25,13 @@ import xxhash
 from overnight.config import Data, environment_path
 from overnight.corpus import bytes as byte_text
 from overnight.corpus import dedup, hub, places, pydocs
+from overnight.corpus.drops import Drops
+from overnight.corpus.paragraphs import without_repeated_paragraphs
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, check_found, documents_and_parts, start_reading
 from overnight.corpus.settings import changed_settings, settings_of
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
+from overnight.corpus.sift import evaluation_files, evaluation_ngrams, sift
 from overnight.corpus.tasks import (
     CLEANING,
     CleanTask,
@@ -88,6 +91,10 @@ SETTINGS = (
     "encoding_errors",
     "on_truncated_file",
     "namespaces",
+    "near_duplicates",
+    "repeated_paragraphs",
+    "decontaminate",
+    "decontaminate_words",
 )
 
 
@@ -172,9 +179,12 @@ def _full_disk(folder: Path, reading: Reading, error: OSError) -> str:
 def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[str, Any], reading: Reading, shard_tokens: int) -> Manifest:
     _begin(folder, _state(data, settings, shard_tokens), log)
     work, workers = folder / "work", data.workers or usable_cores()
+    evaluation_ngrams(data, work, log)
     chunks, sources = _read_and_clean(data, work, workers, log, reading)
+    chunks = without_repeated_paragraphs(chunks, data, workers, log)
     outcome = outcome_of(chunks)
-    splits, duplicates, short = _decide(chunks, data, log)
+    splits, drops, short = _decide(chunks, data, workers, log)
+    outcome.drops.merge(drops)
     tokenizer, vocab_size = byte_text.VOCABULARY_HASH, byte_text.VOCABULARY_SIZE
     if data.tokenizer == "wordpiece":
         tokens = _vocabulary(data, folder, chunks, splits, workers, log)
@@ -184,7 +194,7 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
     outcome.drops.merge(outcome_of([token_path(path, split) for split in SPLITS for path in chunks]).drops)
     splits = [without_dropped(path, split) for path, split in zip(chunks, splits, strict=True)]
     short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries)
-    first = names_by_split(chunks, splits)
+    first, duplicates = names_by_split(chunks, splits), drops.counts["duplicates"]
     dropped, masked = (dict(sorted((+counts).items())) for counts in (outcome.drops.counts, outcome.masked))
     manifest = Manifest(
         FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, first, dropped, masked
@@ -211,6 +221,7 @@ def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
             sources.append(hub.version(path))
         else:
             sources.append([(file.name, file.size, file.version) for file in places.files(path)])
+    sources += evaluation_files(data)
     given = read_tokens(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
     everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, CHUNK_BYTES, PART_BYTES, shard_tokens, settings, sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
@@ -311,13 +322,12 @@ def _chunks(found: Iterator[Document | DumpPart]) -> Iterator[list[Document] | D
         yield group
 
 
-def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple[list[np.ndarray], int, int]:
-    """Return for each document of each chunk: 0 dropped as a duplicate, 1 train, 2 valid, 3 test. And how many were duplicates, and how many too short."""
+def _decide(chunks: list[Path], data: Data, workers: int, log: Callable[[str], None]) -> tuple[list[np.ndarray], Drops, int]:
+    """Return for each document of each chunk: 0 dropped, 1 train, 2 valid, 3 test. And what was dropped, and how many were too short."""
     tables = [read_table(checked_chunk(path)) for path in chunks]
     short = sum(int(table.schema.metadata[b"short"]) for table in tables)
     sizes = [table.num_rows for table in tables]
-    flat = b"".join(b"".join(table.column("hash").to_pylist()) for table in tables)
-    hashes = np.frombuffer(flat, np.uint8).reshape(-1, 16)
+    hashes = np.concatenate([dedup.hash_column(table.column("hash")) for table in tables])
     if not len(hashes):
         dropped = outcome_of(chunks).drops.counts
         if set(dropped) != {"min_chars"}:
@@ -326,17 +336,20 @@ def _decide(chunks: list[Path], data: Data, log: Callable[[str], None]) -> tuple
     if data.label and not any(len(table) - table.column("label").null_count for table in tables):
         raise DataError(f"no document has a number under data.label = {data.label!r}; correct it, or leave it out")
     first = dedup.first_occurrences(hashes)
+    stay, drops = sift(chunks, first, data, workers, log)
     sides = side_hashes(tables)
-    split = np.where(first, 1, 0).astype(np.uint8)
-    split[first & dedup.valid_mask(sides, data.valid_fraction)] = 2
-    split[first & dedup.test_mask(sides, data.test_fraction)] = 3
-    dropped, trained, num_validation, tested = np.bincount(split, minlength=4).tolist()
+    split = np.where(stay, 1, 0).astype(np.uint8)
+    split[stay & dedup.valid_mask(sides, data.valid_fraction)] = 2
+    split[stay & dedup.test_mask(sides, data.test_fraction)] = 3
+    _, trained, num_validation, tested = np.bincount(split, minlength=4).tolist()
     apart = f"{num_validation:,} for validation, {tested:,} for the test" if data.test_fraction else f"{num_validation:,} for validation"
-    log(f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(dropped, 'duplicate')}, {short:,} short")
+    log(
+        f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(drops.counts['duplicates'], 'duplicate')}, {short:,} short"
+    )
     positions = dedup.hash_position(sides)
     check_share("data.valid_fraction", data.valid_fraction, num_validation, trained, float(positions.min()))
     check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - float(positions.max()))
-    return np.split(split, np.cumsum(sizes)[:-1]), dropped, short
+    return np.split(split, np.cumsum(sizes)[:-1]), drops, short
 
 
 def _vocabulary(

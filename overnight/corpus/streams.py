@@ -30,29 +30,33 @@ class TruncatedError(Exception):
     """A file ends before its format says it does."""
 
 
-def expand(path: str) -> list[Path]:
+def expand(path: str, key: str = "data.paths") -> list[Path]:
     """Return the files a path of `data.paths` stands for: itself, all in the folder below it, or all that its glob matches, sorted.
 
     Hidden files and folders, whose names begin with a dot, are left out. `::` and what follows it is about the members of archives.
+
+    Args:
+        path: the path.
+        key: the setting that it is from, for messages.
 
     Raises:
         ConfigError: when it names an environment variable that is not set.
         DataError: when there is no such file, or none in the folder.
     """
-    filled = config.environment_path(path.partition("::")[0], "data.paths")
+    filled = config.environment_path(path.partition("::")[0], key)
     if filled.is_file():
         return [filled]
     if filled.is_dir():
         found = _files_below(filled)
         if not found:
-            raise DataError(f"{filled}: the folder holds no files; put text files there or correct data.paths")
+            raise DataError(f"{filled}: the folder holds no files; put text files there or correct {key}")
         return found
     if not glob.has_magic(str(filled)):
-        raise DataError(f"{filled}: there is no such file or folder; correct data.paths")
+        raise DataError(f"{filled}: there is no such file or folder; correct {key}")
     matches = (Path(match) for match in sorted(glob.glob(str(filled), recursive=True)) if not _in_a_loop(Path(match)))
     found = [file for match in matches for file in (_files_below(match) if match.is_dir() else [match])]
     if not found:
-        raise DataError(f"{filled}: no file matches; correct data.paths")
+        raise DataError(f"{filled}: no file matches; correct {key}")
     return sorted(set(found))
 
 

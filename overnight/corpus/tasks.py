@@ -17,6 +17,7 @@ from overnight.config import Data
 from overnight.corpus import dedup, wikipedia_dump
 from overnight.corpus.bytes import framed
 from overnight.corpus.drops import Drops
+from overnight.corpus.paragraphs import COLUMN, sentence_counts
 from overnight.corpus.readers import Document
 from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import (
@@ -86,7 +87,7 @@ def clean_chunk(task: CleanTask) -> PartCounts | None:
         happened["part"] = json.dumps(dataclasses.asdict(counts))
     as_bytes, outcome = task.data.tokenizer == "bytes", Outcome()
     texts: list[str | bytes] = []
-    hashes, rows = [], []
+    hashes, rows, ends = [], [], []
     for row, raw in enumerate(given):
         text = kept_text(raw, names[row], task.data, outcome)
         if not text:
@@ -95,6 +96,7 @@ def clean_chunk(task: CleanTask) -> PartCounts | None:
         texts.append(framed(text) if as_bytes else "\n".join(found))
         hashes.append(dedup.document_hash(found))
         rows.append(row)
+        ends.append(sentence_counts(text) if task.data.repeated_paragraphs else [])
     kind = pa.large_binary() if as_bytes else pa.large_string()
     columns = {
         "hash": pa.array(hashes, pa.binary(16)),
@@ -105,6 +107,8 @@ def clean_chunk(task: CleanTask) -> PartCounts | None:
         columns["label"] = pa.array([labels[row] for row in rows], pa.float32())
     if groups is not None:
         columns["group"] = pa.array([groups[row] for row in rows], pa.string())
+    if task.data.repeated_paragraphs:
+        columns[COLUMN] = pa.array(ends, pa.list_(pa.int32()))
     happened |= {"short": str(outcome.short), "drops": json.dumps(outcome.drops.as_json()), "masked": json.dumps(outcome.masked)}
     write_table(task.path, columns, happened)
     seal_chunk(task.path)

@@ -15,6 +15,7 @@ from overnight.corpus.drops import Drops
 from overnight.corpus.filters import kept_lines, rejection
 from overnight.corpus.languages import language
 from overnight.corpus.personal import PLACEHOLDERS, mask
+from overnight.display import plural
 from overnight.errors import ConfigError
 
 
@@ -61,7 +62,10 @@ def kept_text(text: str, name: str, data: Data, outcome: Outcome) -> str:
 
 def counted(counts: Mapping[str, int]) -> str:
     """Return counts by reason on one line, the most frequent first."""
-    return ", ".join(f"{count:,} by data.{reason}" for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return ", ".join(
+        plural(count, "duplicate") if reason == "duplicates" else f"{count:,} by data.{reason}"
+        for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    )
 
 
 def outcome_lines(outcome: Outcome) -> Iterator[str]:

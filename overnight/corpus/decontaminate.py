@@ -1,0 +1,189 @@
+"""Evaluation text in the training documents, found by its word n-grams (13 words, as in Brown et al. 2020, arXiv 2005.14165, appendix C)."""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+
+from overnight.corpus import shingles, streams
+from overnight.corpus.near_duplicates import text_and_offsets
+from overnight.corpus.shards import checked_chunk, is_sealed, read_table, seal_chunk
+from overnight.corpus.streams import TruncatedError
+from overnight.corpus.workers import run_tasks
+from overnight.errors import DataError
+from overnight.run_dir.atomic import write_whole
+from overnight.state_files import parse_json
+
+# Texts whose n-grams are hashed at once, characters; and of a JSON file, which is read whole.
+_BATCH, _MAX_JSON = 8 << 20, 1 << 30
+
+
+def evaluation_texts(path: str) -> Iterator[str]:
+    """Yield the texts of an entry of `data.decontaminate`, with compression undone and archives walked.
+
+    Of `.json` and `.jsonl` every string is a text, of `.tsv` and `.csv` every cell, of other files every paragraph. So labels and names
+    are texts too, but they have too few words to matter.
+
+    Raises:
+        DataError: when there is no such file, or it is cut, not UTF-8 or not of its format.
+    """
+    for file in streams.expand(path, "data.decontaminate"):
+        with open(file, "rb") as raw:
+            yield from _texts_of_file(raw, str(file), streams.pattern(path))
+
+
+def _texts_of_file(raw: IO[bytes], name: str, pattern: str) -> Iterator[str]:
+    again = "get it again, or correct data.decontaminate"
+    try:
+        stream, inner = streams.unpacked(raw, name)
+        if streams.is_tar(stream, inner):
+            for member, content in streams.members(stream, name):
+                if not pattern or fnmatch.fnmatchcase(member, pattern):
+                    yield from _texts_of_file(content, f"{name}:{member}", "")
+            return
+        lines = io.TextIOWrapper(cast(IO[bytes], stream), "utf-8-sig", newline="")
+        kind = Path(inner).suffix.lower()
+        yield from _READERS.get(kind, _paragraphs)(lines)
+        lines.detach()
+    except TruncatedError as error:
+        raise DataError(f"{error}; {again}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name}: is not UTF-8 ({error.reason}); convert it, or correct data.decontaminate") from None
+    except (ValueError, csv.Error) as error:
+        raise DataError(f"{name}: {error}; {again}") from None
+
+
+def _json(lines: io.TextIOWrapper) -> Iterator[str]:
+    if len(text := lines.read(_MAX_JSON + 1)) > _MAX_JSON:
+        raise ValueError(f"has more than {_MAX_JSON >> 20} MB in one JSON value; make JSON lines of it")
+    yield from _strings(parse_json(text))
+
+
+def _json_lines(lines: io.TextIOWrapper) -> Iterator[str]:
+    for line in lines:
+        if line.strip():
+            yield from _strings(parse_json(line))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each)
+
+
+def _paragraphs(lines: io.TextIOWrapper) -> Iterator[str]:
+    block: list[str] = []
+    for line in lines:
+        if line.strip():
+            block.append(line)
+        elif block:
+            yield "".join(block)
+            block = []
+    yield "".join(block)
+
+
+_READERS: dict[str, Callable[[io.TextIOWrapper], Iterator[str]]] = {
+    ".json": _json,
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".tsv": lambda lines: (cell for line in lines for cell in line.split("\t")),
+    ".csv": lambda lines: (cell for row in csv.reader(lines) for cell in row),
+}
+
+
+def write_ngrams(paths: list[str], n: int, out: Path, log: Callable[[str], None]) -> None:
+    """Write the hashes of all n-grams of evaluation texts, sorted, each once: uint64; do nothing where that is done.
+
+    Args:
+        paths: `data.decontaminate`.
+        n: words of an n-gram.
+        out: the file.
+        log: called with what was found.
+
+    Raises:
+        DataError: see :func:`evaluation_texts`; or no text of a path has so many words.
+    """
+    if is_sealed(out):
+        return
+    found = [np.zeros(0, np.uint64)]
+    for path in paths:
+        hashes, long, short = _ngrams_of(path, n)
+        if not long:
+            raise DataError(f"data.decontaminate: no text of {path} has {n} words; lower data.decontaminate_words or leave it out")
+        log(f"decontaminate: {path}: {len(hashes):,} {n}-grams of {long:,} texts; {short:,} have fewer words and are not looked for")
+        found.append(hashes)
+    write_whole(out, [np.unique(np.concatenate(found)).data.cast("B")])
+    seal_chunk(out)
+
+
+def _ngrams_of(path: str, n: int) -> tuple[np.ndarray, int, int]:
+    """Return the n-grams of a path, how many texts have one, and how many not."""
+    found, batch, size, long, texts = [np.zeros(0, np.uint64)], [], 0, 0, 0
+    for text in (*evaluation_texts(path), None):
+        if text is not None:
+            batch.append(text.encode("utf-8", "replace"))
+            size += len(batch[-1])
+        if batch and (text is None or size > _BATCH):
+            offsets = np.cumsum([0, *map(len, batch)])
+            hashes, ends = shingles.ngram_hashes(np.frombuffer(b"".join(batch), np.uint8), offsets, n)
+            long += int(np.count_nonzero(np.diff(ends, prepend=0)))
+            texts += len(batch)
+            found.append(np.unique(hashes))
+            batch, size = [], 0
+    return np.unique(np.concatenate(found)), long, texts - long
+
+
+@dataclass(frozen=True)
+class MarkTask:
+    """A clean chunk, and the n-grams to look for in it."""
+
+    clean: Path
+    ngrams: Path
+    n: int
+
+
+def _marks_path(clean: Path) -> Path:
+    return clean.with_name(clean.name.replace("clean", "evaluation")).with_suffix(".u8")
+
+
+def mark_chunk(task: MarkTask) -> None:
+    """Write which documents of a chunk contain an n-gram of evaluation text: uint8 [D], 1 for those."""
+    if is_sealed(path := _marks_path(task.clean)):
+        return
+    text, offsets = text_and_offsets(read_table(checked_chunk(task.clean)).column("text"))
+    hashes, ends = shingles.ngram_hashes(text, offsets, task.n)
+    wanted, likely, shift = _table(task.ngrams, task.ngrams.stat().st_mtime_ns)
+    at = np.flatnonzero(likely[hashes >> shift])
+    places = np.minimum(np.searchsorted(wanted, hashes[at]), len(wanted) - 1)
+    at = at[wanted[places] == hashes[at]]
+    marks = np.zeros(len(ends), np.uint8)
+    marks[np.searchsorted(ends, at, "right")] = 1
+    write_whole(path, [marks.data] if len(marks) else [])
+    seal_chunk(path)
+
+
+@lru_cache(1)
+def _table(path: Path, changed: int) -> tuple[np.ndarray, np.ndarray, np.uint64]:
+    """Return the n-grams that are looked for, and a table that says no to most others at once, by the first bits of a hash; kept until the file has changed."""
+    wanted = np.fromfile(checked_chunk(path), np.uint64)
+    shift = np.uint64(64 - max(16, len(wanted).bit_length() + 3))
+    likely = np.zeros(1 << (64 - int(shift)), bool)
+    likely[wanted >> shift] = True
+    return wanted, likely, shift
+
+
+def find_evaluation_text(chunks: list[Path], ngrams: Path, n: int, workers: int) -> np.ndarray:
+    """Return which documents of all chunks contain an n-gram that :func:`write_ngrams` wrote: bool [D]."""
+    for _ in run_tasks(mark_chunk, (MarkTask(path, ngrams, n) for path in chunks), workers):
+        pass
+    return np.concatenate([np.fromfile(checked_chunk(_marks_path(path)), np.uint8) for path in chunks]).astype(bool)

@@ -1,0 +1,74 @@
+"""Which of the distinct documents stay: those with evaluation text go, then near-duplicates; what goes is counted and sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from overnight.config import Data
+from overnight.corpus import streams
+from overnight.corpus.decontaminate import find_evaluation_text, write_ngrams
+from overnight.corpus.drops import SAMPLE_CHARS, SAMPLES, Drops
+from overnight.corpus.near_duplicates import find_near_duplicates
+from overnight.corpus.shards import read_table
+
+
+def evaluation_ngrams(data: Data, work: Path, log: Callable[[str], None]) -> None:
+    """Read what `data.decontaminate` names, before anything else: a mistake in it is told at once."""
+    if data.decontaminate:
+        write_ngrams(data.decontaminate, data.decontaminate_words, work / "evaluation.u64", log)
+
+
+def evaluation_files(data: Data) -> list[Any]:
+    """Return what is to be compared to see whether a file of `data.decontaminate` has changed."""
+    files = [file for path in data.decontaminate for file in streams.expand(path, "data.decontaminate")]
+    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+
+def sift(chunks: list[Path], first: np.ndarray, data: Data, workers: int, log: Callable[[str], None]) -> tuple[np.ndarray, Drops]:
+    """Decide which documents stay.
+
+    Args:
+        chunks: clean documents, in order.
+        first: bool [D], which documents of all chunks are no exact duplicates.
+        data: settings.
+        workers: processes; nothing depends on it.
+        log: called with plain lines.
+
+    Returns:
+        stay: bool [D].
+        drops: what goes, by the setting that did it; `duplicates` are exact ones.
+    """
+    tables = [read_table(path) for path in chunks]
+    ends = np.cumsum([table.num_rows for table in tables])
+    drops = Drops()
+
+    def document(position: int) -> tuple[str, str]:
+        number = int(np.searchsorted(ends, position, "right"))
+        row = position - int(ends[number]) + tables[number].num_rows
+        text = tables[number].column("text")[row].as_py()
+        start = text[: 4 * SAMPLE_CHARS].decode(errors="ignore") if isinstance(text, bytes) else text
+        return tables[number].column("name")[row].as_py(), start.strip()
+
+    def drop(reason: str, positions: np.ndarray, like: np.ndarray | None = None) -> None:
+        for number, position in enumerate(positions[:SAMPLES].tolist()):
+            name, text = document(position)
+            drops.add(reason, name if like is None else f"{name} (like {document(int(like[number]))[0]})", text)
+        if len(positions) > SAMPLES:
+            drops.counts[reason] += len(positions) - SAMPLES
+
+    drop("duplicates", np.flatnonzero(~first))
+    stay = first
+    if data.decontaminate:
+        marked = stay & find_evaluation_text(chunks, chunks[0].with_name("evaluation.u64"), data.decontaminate_words, workers)
+        drop("decontaminate", np.flatnonzero(marked))
+        stay = stay & ~marked
+    if data.near_duplicates:
+        positions, like = find_near_duplicates(chunks, np.split(stay, ends[:-1]), data.near_duplicates, workers, log)
+        drop("near_duplicates", positions, like)
+        stay = stay.copy()
+        stay[positions] = False
+    return stay, drops
