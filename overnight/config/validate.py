@@ -12,6 +12,7 @@ from typing import Any
 
 from overnight.config.budget import deadline_of
 from overnight.config.fields import out_of_range
+from overnight.config.open_sizes import size_problems
 from overnight.config.optimizers import SCHEDULE_SETTINGS, UNTUNED, MuonConfig, Optim, Schedule
 from overnight.config.schema import (
     ENCODERS,
@@ -68,6 +69,7 @@ def validate_run(run: Run) -> Iterator[str]:
             yield f"phases.{name}.optim.reset_moments = false: {b.optim.name} cannot use what {a.optim.name} leaves in phase {before}; set it to true"
     yield from _machine_problems(run)
     yield from _budget_problems(run)
+    yield from size_problems(run)
     if isinstance(run, BertRun):
         for name, task in run.finetune.items():
             yield from _finetune_problems(f"finetune.{name}", task, run.model)
