@@ -54,21 +54,24 @@ def plain_identity(run: Run) -> dict[str, Any]:
 
 
 def read_record(run: Run) -> SizeRecord | None:
-    """Return the record of a run whose sizes its recipe leaves open, or None where there is none.
+    """Return the record of a run whose sizes its recipe leaves open, or None where there is none, or one of another recipe with which no training began.
 
     Raises:
         ConfigError: when it was made for another recipe, naming what differs.
         DataError: when it was changed since it was written, or is gone from a folder that has checkpoints.
     """
-    path = record_path(run)
+    path, begun = record_path(run), (run.run_dir / "run.yaml").exists()
     if not path.exists():
-        if (run.run_dir / "run.yaml").exists():
+        if begun:
             raise DataError(
                 f"{path}: is missing, and {run.run_dir} holds a run; {_REMEDY}, or name the run folder instead of the recipe, or another folder (--out=...)"
             )
         return None
     record: SizeRecord = read_json(path, SizeRecord, _REMEDY)
-    if different := list(config.differences(record.recipe, plain_identity(run))):
+    different = list(config.differences(record.recipe, plain_identity(run)))
+    if different and not begun:
+        return None
+    if different:
         lines = "\n  ".join(different)
         raise ConfigError(
             f"{path}: the sizes of {run.run_dir} were chosen for another recipe:\n  {lines}\nGive that one, or give this run its own folder (--out=...)"

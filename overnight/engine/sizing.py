@@ -21,7 +21,7 @@ from overnight.config.budget import deadline_of
 from overnight.console import table
 from overnight.corpus import streams
 from overnight.corpus.readers import BUILTIN, start_reading
-from overnight.corpus.shards import load_manifest
+from overnight.corpus.shards import Manifest, load_manifest
 from overnight.display import duration
 from overnight.distributed.world import World
 from overnight.engine import budget_record, run_clock, size_rule
@@ -112,7 +112,7 @@ def settle_sizes(run: Run, log: Callable[[str], None], after: Callable[[BertRun]
         return run
     if not is_prepared(run):
         folder = with_data(run).data_dir
-        there = load_manifest(folder).vocab_size  # or its error, which says what to do
+        there = _asked_vocabulary(load_manifest(folder))  # or its error, which says what to do
         raise ConfigError(
             f"data.vocab_size = {run.data.vocab_size}: {folder} was prepared with {there}; give that, or another folder (--data.dir=...)"
         )
@@ -231,10 +231,16 @@ def _known_text(run: BertRun) -> Text | None:
     if not (folder / "manifest.json").is_file():
         return None
     manifest = load_manifest(folder)
-    if run.data.vocab_size not in (0, manifest.vocab_size):
+    vocabulary = _asked_vocabulary(manifest)
+    if run.data.vocab_size not in (0, vocabulary):
         return None
     per_token = characters_per_token(manifest)
-    return Text(per_token * manifest.count("train", "tokens"), {manifest.vocab_size: per_token})
+    return Text(per_token * manifest.count("train", "tokens"), {vocabulary: per_token})
+
+
+def _asked_vocabulary(manifest: Manifest) -> int:
+    """Return `data.vocab_size` of a preparation; a short text may have given fewer tokens."""
+    return int(manifest.settings.get("vocab_size", manifest.vocab_size))
 
 
 def _estimated_text(data: Data) -> Text:

@@ -145,8 +145,11 @@ def test_nothing_that_fits_is_an_error(recipe: Path, machine: Machine, monkeypat
 
 
 @pytest.mark.parametrize("override", ["phases.short.optim.lr=1.0e-3", "seed=5", "phases.short.global_batch_size=32", "budget=5m"])
-def test_a_choice_for_another_recipe_is_refused(recipe: Path, machine: Machine, override: str) -> None:
-    settle_sizes(load(recipe), quiet)
+def test_a_choice_for_another_recipe_is_made_anew_before_training_and_refused_after(recipe: Path, machine: Machine, override: str) -> None:
+    first = settle_sizes(load(recipe), quiet)
+    assert settle_sizes(load(recipe, override), quiet) != first
+    assert settle_sizes(load(recipe), quiet) == first
+    (first.run_dir / "run.yaml").write_text("")
     with pytest.raises(ConfigError, match=f"were chosen for another recipe:\n  {override.partition('=')[0]}"):
         settle_sizes(load(recipe, override), quiet)
 
