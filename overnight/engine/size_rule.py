@@ -142,7 +142,7 @@ def with_shape(run: BertRun, shape: Shape, batch: int) -> BertRun:
 def batch_of(tokens: float) -> int:
     """Return the batch for a training of so many tokens: sequences of 128, a power of two.
 
-    16 sequences are best for 2.4 M tokens (docs/night.md). The batch beyond which larger ones save no steps grows as the text to the 0.47 (Zhang et
+    16 sequences are better than 32 for 2.4 M tokens (docs/night.md). The batch beyond which larger ones save no steps grows as the text to the 0.47 (Zhang et
     al. 2024, arXiv 2410.21676).
     """
     wanted = _BATCH * (max(tokens, 1.0) / _BATCH_TOKENS) ** _BATCH_POWER
