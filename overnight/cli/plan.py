@@ -83,6 +83,8 @@ class Group:
     """Whether they take the trust ratio; None where the optimizer has none."""
     muon: bool | None
     """Whether Muon steps them, else AdamW; None under another optimizer."""
+    lr_factor: float
+    """What their learning rate is multiplied by, for a network that is not of the width that it was tuned for."""
     tensors: dict[str, list[int]]
     """Their names and shapes."""
     parameters: int
@@ -254,6 +256,7 @@ def groups(network: torch.nn.Module, optim: Optim) -> Iterator[Group]:
             weight_decay=group["weight_decay"],
             trust_ratio=group["trust_ratio"] if isinstance(optim, LayerwiseOptim) else None,
             muon=group["muon"] if optim.name == "muon" else None,
+            lr_factor=group["lr_factor"],
             tensors={name: list(p.shape) for name, p in group["params"]},
             parameters=sum(p.numel() for _, p in group["params"]),
         )
@@ -343,11 +346,13 @@ def _phase_text(phase: PhasePlan, before: str) -> str:
 
 def _groups_text(chosen: Sequence[Group], total: int) -> str:
     last = "trust ratio" if chosen[0].trust_ratio is not None else "stepped by" if chosen[0].muon is not None else ""
-    rows = [("group", "tensors", "parameters", "share", "decay", last)]
+    scaled = any(group.lr_factor != 1.0 for group in chosen)
+    rows = [("group", "tensors", "parameters", "share", "decay", last, *(["rate"] if scaled else []))]
     for group in chosen:
         how = "" if not last else ("Muon" if group.muon else "AdamW") if group.trust_ratio is None else "yes" if group.trust_ratio else "no"
         decay = f"{group.weight_decay:g}" if group.weight_decay else "none"
-        rows.append((group.name, f"{len(group.tensors):,}", f"{group.parameters:,}", share(group.parameters / total), decay, how))
+        rate = [f"times {group.lr_factor:.3g}"] if scaled else []
+        rows.append((group.name, f"{len(group.tensors):,}", f"{group.parameters:,}", share(group.parameters / total), decay, how, *rate))
     return table(rows)
 
 

@@ -91,7 +91,14 @@ def _prepare(options: argparse.Namespace, overrides: list[str]) -> None:
     run = load(options, overrides)
     from overnight.corpus.pipeline import prepare
 
-    prepare(run.data, run.data_dir, log=lambda text: print(for_stream(text, sys.stdout), flush=True))
+    def log(text: str) -> None:
+        print(for_stream(text, sys.stdout), flush=True)
+
+    if _is_open(run):
+        from overnight.engine.sizing import settle_vocabulary
+
+        run = settle_vocabulary(run, log)
+    prepare(run.data, run.data_dir, log=log)
 
 
 def _add_pretrain(add: Add) -> None:
@@ -100,9 +107,33 @@ def _add_pretrain(add: Add) -> None:
 
 def _pretrain(options: argparse.Namespace, overrides: list[str]) -> None:
     run = load(options, overrides)
+    if _is_open(run):
+        from overnight.engine.size_record import chosen_before
+        from overnight.engine.sizing import settle_sizes
+
+        one = os.environ.get("WORLD_SIZE", "1") in ("", "1")
+        run = settle_sizes(run, lambda text: print(for_stream(text, sys.stdout), flush=True)) if one else _all_chosen(chosen_before(run))
     from overnight.engine.pretrain import pretrain
 
     pretrain(run, extend=options.extend)
+
+
+def _is_open(run: Run) -> bool:
+    """Return whether a recipe leaves the sizes of its network open; nothing heavy is imported where it does not."""
+    return getattr(run.model, "size", "given") == "auto"
+
+
+def _all_chosen(run: Run) -> Run:
+    """Return a run for many processes, of which none can choose for all.
+
+    Raises:
+        ConfigError: when its sizes are still open.
+    """
+    if _is_open(run):
+        raise ConfigError(
+            "model.size = auto: is chosen in one process, by its speed; begin with `overnight run` or `pretrain`, or give the sizes that `overnight plan` shows"
+        )
+    return run
 
 
 def _add_launch(add: Add) -> None:
@@ -134,6 +165,10 @@ def _launch(options: argparse.Namespace, overrides: list[str]) -> int:
     run = load(options, overrides)
     import dataclasses
 
+    if _is_open(run):
+        from overnight.engine.size_record import chosen_before
+
+        run = _all_chosen(chosen_before(run))
     from overnight.distributed.launch import Job, launch
 
     given = {**vars(options), "overrides": overrides}
@@ -154,8 +189,16 @@ def _plan(options: argparse.Namespace, overrides: list[str]) -> None:
 
     from overnight.cli.plan import make_plan, plan_text
 
+    sizes = ""
+    if _is_open(run):
+        from overnight.cli.size_plan import planned
+
+        run, sizes, found = planned(run)
     plan = make_plan(run)
-    print(json.dumps(dataclasses.asdict(plan)) if options.json else for_stream(plan_text(plan, options.tensors), sys.stdout))
+    if options.json:
+        print(json.dumps(dataclasses.asdict(plan) | ({"sizes": found} if sizes else {})))
+    else:
+        print(for_stream(f"{sizes}{plan_text(plan, options.tensors)}", sys.stdout))
 
 
 COMMANDS = (_add_run, _add_prepare, _add_pretrain, _add_launch, _add_plan)

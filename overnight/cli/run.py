@@ -37,11 +37,14 @@ def run_all(run: Run, extend: bool = False) -> None:
     from overnight.checkpoint.run_identity import check_folder, claim_folder
     from overnight.engine.budget_record import begin_record, close_record
     from overnight.engine.pretrain import pretrain
+    from overnight.engine.size_record import chosen_before
+    from overnight.engine.sizing import settle_sizes, settle_vocabulary
 
-    check_folder(run, extend)
+    line, start, recipe = Line(), time.perf_counter(), run
+    check_folder(chosen_before(run), extend)
     if run.budget:
         begin_record(run)
-    line, start = Line(), time.perf_counter()
+    run = settle_vocabulary(run, line.print)
     tasks = [*(f"fine-tune {name}" for name in finetunes), *(f"probe on {name}" for name in probes)]
     tasks += ["evaluate"] * isinstance(run, BertRun)
     stages = 4 + len(tasks)
@@ -52,6 +55,7 @@ def run_all(run: Run, extend: bool = False) -> None:
 
     stage(1, f"prepare {', '.join(run.data.paths)}")
     prepare(run.data, with_data(run).data_dir, log=line.print)
+    run = settle_sizes(recipe, line.print, seconds_after)
     if run.budget:
         estimate_the_rest(run, line)
     stage(2, f"pretrain {', '.join(run.phases)}")
@@ -88,6 +92,13 @@ def run_all(run: Run, extend: bool = False) -> None:
     line.print(f"done in {duration(time.perf_counter() - start)}; model in {run.run_dir / 'export'}")
     if run.budget:
         line.print(close_record(run))
+
+
+def seconds_after(run: Run) -> float:
+    """Return how long all that follows pretraining will take (s)."""
+    from overnight.cli.time_plan import seconds_after_pretraining
+
+    return sum(seconds_after_pretraining(run).values())
 
 
 def estimate_the_rest(run: Run, line: Line) -> None:

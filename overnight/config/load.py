@@ -15,6 +15,7 @@ from typing import Any, get_args, get_origin
 
 from overnight.config.fields import MACHINE, hints
 from overnight.config.old_names import old_names
+from overnight.config.open_sizes import given_sizes, without_sizes
 from overnight.config.reading import member, read_section
 from overnight.config.schema import RUNS, Run
 from overnight.config.validate import validate_run
@@ -139,7 +140,7 @@ def build_run(tree: Mapping[str, Any]) -> Run:
     Raises:
         ConfigError: naming every wrong key, its value and what is allowed.
     """
-    problems = [text for _, text in old_names(tree)]
+    problems = [*(text for _, text in old_names(tree)), *given_sizes(tree)]
     run: Run | None = None if problems else read_section(run_kind(tree), tree, "", problems)
     if run is not None:
         problems += validate_run(run)
@@ -176,7 +177,7 @@ def to_tree(run: Run) -> dict[str, Any]:
             return {key: plain(v) for key, v in value.items()}
         return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
-    return dict(plain(dataclasses.asdict(run)))
+    return without_sizes(dict(plain(dataclasses.asdict(run))))
 
 
 def differences(a: Any, b: Any, prefix: str = "") -> Iterator[str]:

@@ -63,8 +63,8 @@ class Data:
     """`bytes`: key or column of a number, kept with each document for the auxiliary objective (`phases.*.label_weight`)."""
     vocab_file: str = ""
     """A given WordPiece vocabulary (`vocab.txt`, one token a line); empty trains one."""
-    vocab_size: PositiveInt = 30522
-    """Number of tokens: of the vocabulary to train, or exactly of the given file."""
+    vocab_size: NonNegativeInt = 30522
+    """Number of tokens: of the vocabulary to train, or exactly of the given file. 0: chosen with the sizes of the network (`model.size: auto`)."""
     lowercase: bool = True
     """Lower-case and strip accents, as in the uncased models."""
     encoding_errors: Literal["strict", "replace"] = "strict"
@@ -127,6 +127,8 @@ class ModernBertConfig(TransformerConfig):
 
     kind: Literal["modernbert"] = "modernbert"
     """ModernBERT."""
+    size: Literal["given", "auto"] = "given"
+    """`auto` chooses `num_layers`, `hidden_size` and `num_heads`, which are then left out, for the `budget`, this machine and the amount of text (docs/night.md); also `data.vocab_size` and `global_batch_size` where they are 0. `given` takes them as they are."""
     intermediate_size: NonNegativeInt = 0
     """Width inside the feed-forward part, of each half; 0 is 8/3 of `hidden_size`, down to a multiple of 32, which has the parameters of four times without gates."""
     max_position_embeddings: PositiveInt = 512
@@ -199,8 +201,8 @@ class Phase:
 
     steps: PositiveInt
     """Optimizer steps."""
-    global_batch_size: PositiveInt
-    """Sequences in one optimizer step, over all devices and micro-batches."""
+    global_batch_size: NonNegativeInt
+    """Sequences in one optimizer step, over all devices and micro-batches. 0: chosen with the sizes of the network (`model.size: auto`)."""
     seq_len: int = 128
     """Longest sequence (tokens, with [CLS] and [SEP])."""
     micro_batch_size: Annotated[int, Range(), MACHINE] = 32

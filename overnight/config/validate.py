@@ -12,7 +12,8 @@ from typing import Any
 
 from overnight.config.budget import deadline_of
 from overnight.config.fields import out_of_range
-from overnight.config.optimizers import SCHEDULE_SETTINGS, UNTUNED, Optim, Schedule
+from overnight.config.open_sizes import size_problems
+from overnight.config.optimizers import SCHEDULE_SETTINGS, UNTUNED, MuonConfig, Optim, Schedule
 from overnight.config.schema import (
     ENCODERS,
     BatchWarmup,
@@ -73,6 +74,7 @@ def validate_run(run: Run) -> Iterator[str]:
             yield f"phases.{name}.optim.reset_moments = false: {b.optim.name} cannot use what {a.optim.name} leaves in phase {before}; set it to true"
     yield from _machine_problems(run)
     yield from _budget_problems(run)
+    yield from size_problems(run)
     if isinstance(run, BertRun):
         for name, task in run.finetune.items():
             yield from _finetune_problems(f"finetune.{name}", task, run.model)
@@ -159,6 +161,8 @@ def _phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
             yield f"{key}.num_document_groups = {phase.num_document_groups}: must be {key}.global_batch_size = {batch} or more, one for each stream, or 0"
         if phase.label_weight > 0 and not run.data.label:
             yield f"{key}.label_weight = {phase.label_weight}: needs data.label, the key of the number to predict"
+    if isinstance(phase.optim, MuonConfig) and phase.optim.base_width and not isinstance(run, BertRun):
+        yield f"{key}.optim.base_width = {phase.optim.base_width}: {model.kind} has no rule for the rate at another width; only {' and '.join(ENCODERS)} have"
     yield from _scaling_problems(f"{key}.optim", phase.optim)
     yield from _schedule_problems(f"{key}.optim", phase)
 

@@ -170,7 +170,7 @@ def training_steps(
         before = Snapshot(optimizer) if due(step, settings.measure_every) else None
         lr = settings.lr(step)
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_factor", 1.0)
         seen = measured(losses, targets, settings.weights, optimizer, world) if spike_detector else {}
         spike, problem = spike_detector.spike(seen) if spike_detector else "", ""
         if spike:

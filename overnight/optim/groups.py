@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
 
     Returns:
         a group for each kind that there is, with `name` (of the kind), `params` (name, tensor), `weight_decay`, `trust_ratio` (whether the trust
-        ratio applies) and `muon` (whether Muon can step it).
+        ratio applies), `muon` (whether Muon can step it) and `lr_factor` (what the loop multiplies its learning rate by).
     """
     embeddings = {id(p) for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters(recurse=False)}
 
@@ -40,6 +41,7 @@ def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
         return "kernels" if p.ndim > 2 else "embeddings" if id(p) in embeddings else "matrices"
 
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    factors = _width_factors(optim, [p for _, p in named if kind(p) == "embeddings"])
     ratio_on = optim.trust_ratio_on if isinstance(optim, LayerwiseOptim) else "none"
     groups = []
     for name in ("matrices", "embeddings", "kernels", "vectors"):
@@ -52,9 +54,23 @@ def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
                     "weight_decay": 0.0 if vectors else optim.weight_decay,
                     "trust_ratio": ratio_on == "all" or (ratio_on == "matrices" and not vectors),
                     "muon": name == "matrices",
+                    "lr_factor": factors.get(name, 1.0),
                 }
             )
     return groups
+
+
+def _width_factors(optim: Optim, embeddings: Sequence[Tensor]) -> dict[str, float]:
+    """Return what the learning rate is multiplied by where a network is not of the width that it was tuned for, by kind of parameters.
+
+    An update of Muon has spectral norm `lr`·0.2·√(longer side), and a layer of any width should change its output as much: the spectral norm
+    of its change must stay, so the rate falls as 1/√width. A row of the decoder is summed over the width, to which AdamW gives each time the same
+    step: there it falls as 1/width. Vectors act on one unit each.
+    """
+    if not (isinstance(optim, MuonConfig) and optim.base_width and embeddings):
+        return {}
+    ratio = optim.base_width / embeddings[0].shape[1]
+    return {"matrices": math.sqrt(ratio), "embeddings": ratio}
 
 
 def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
@@ -101,7 +117,7 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
             fused=fused,
         )
     if isinstance(optim, MuonConfig):
-        return Muon(only("muon"), lr=optim.lr, momentum=optim.momentum, betas=optim.betas, eps=optim.eps)
+        return Muon(only("muon", "lr_factor"), lr=optim.lr, momentum=optim.momentum, betas=optim.betas, eps=optim.eps)
     assert isinstance(optim, AdamWConfig)
     return torch.optim.AdamW(only(), lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
 
@@ -116,6 +132,8 @@ def group_lines(groups: Sequence[dict[str, Any]]) -> list[str]:
             done.append("trust ratio" if group["trust_ratio"] else "no trust ratio")
         if "muon" in group:
             done.append("Muon" if group["muon"] else "AdamW")
+        if group.get("lr_factor", 1.0) != 1.0:
+            done.append(f"rate times {group['lr_factor']:.3g}")
         lines.append(
             f"{group['name']}: {plural(len(tensors), 'tensor')}, {plural(sum(p.numel() for p in tensors), 'parameter')}; {', '.join(done)}"
         )

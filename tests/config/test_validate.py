@@ -272,6 +272,7 @@ FOREIGN_TO_BYTES = [
     ("phases__main__num_document_groups", -1, "phases.main.num_document_groups = -1: must be 0 or more"),
     ("phases__main__label_weight", NAN, "phases.main.label_weight = nan: must be 0 or more"),
     ("phases__main__label_weight", 0.1, "phases.main.label_weight = 0.1: needs data.label"),
+    ("phases__main__optim", {"name": "muon", "base_width": 64}, "phases.main.optim.base_width = 64: mlstm has no rule for the rate"),
     ("phases__main__seq_len", 7, "phases.main.seq_len = 7: must be 8 to 8192"),
     ("phases__main__seq_len", 8193, "phases.main.seq_len = 8193: must be 8 to 8192"),
     ("data__tokenizer", "wordpiece", "data.tokenizer = wordpiece: model.kind = mlstm reads bytes"),

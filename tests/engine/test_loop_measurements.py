@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from overnight.batches.packing import StepBatches
 from overnight.checkpoint import reader
-from overnight.config import OPTIMIZERS, LambConfig, Optim, Run
+from overnight.config import OPTIMIZERS, LambConfig, MuonConfig, Optim, Run
 from overnight.console import Line
 from overnight.engine import loop, pretrain
 from overnight.engine.loop import LoopConfig, StepResult, training_steps
@@ -217,3 +217,12 @@ def test_losses_are_read_when_a_line_is_due_and_no_loss_is_lost(tiny: Make, tmp_
         assert line["mlm_loss"] == pytest.approx(sum(singly[step] for step in steps) / len(steps), rel=1e-12)
     newest = reader.newest_checkpoint(third.run_dir / "checkpoints")
     assert newest is not None and reader.read_checkpoint(newest)[0].states["metrics"]["running"] == {}
+
+
+def test_each_group_takes_its_share_of_the_learning_rate() -> None:
+    model = pretraining()
+    optimizer = build_optimizer(model, MuonConfig(base_width=4 * model.encoder.word.weight.shape[1]))
+    rates = {}
+    for _ in training_steps(model, model.losses, optimizer, work, settings(steps=1, lr=lambda step: 0.01)):
+        rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
+    assert rates == {"matrices": 0.02, "embeddings": 0.04, "vectors": 0.01}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -152,6 +153,34 @@ def test_a_deep_copy_of_muon_goes_on_like_the_original() -> None:
     train(module, optimizer, 2)
     train(twin, other, 2)
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("width", "matrices", "embeddings"), [(16, 2.0, 4.0), (64, 1.0, 1.0), (256, 0.5, 0.25)])
+def test_with_a_base_width_the_rate_of_muon_follows_the_width(width: int, matrices: float, embeddings: float) -> None:
+    model = dataclasses.replace(MODEL, hidden_size=width, num_heads=2, intermediate_size=0)
+    plain, scaled = (parameter_groups(Classifier(model, 50, 3), MuonConfig(base_width=base)) for base in (0, 64))
+    assert {group["lr_factor"] for group in plain} == {1.0}
+    assert {group["name"]: group["lr_factor"] for group in scaled} == {"matrices": matrices, "embeddings": embeddings, "vectors": 1.0}
+    said = group_lines(scaled)[0]
+    assert said.endswith("Muon" if matrices == 1 else f"Muon, rate times {matrices:g}")
+
+
+@pytest.mark.parametrize("width", [32, 512])
+def test_an_update_changes_the_output_of_a_layer_as_much_at_every_width(width: int) -> None:
+    # What the rule is for: the spectral norm of a step does not depend on the width.
+    torch.manual_seed(0)
+    layer = nn.Linear(width, width, bias=False)
+    net = nn.Sequential(nn.Embedding(7, width), layer)
+    optimizer = build_optimizer(net, MuonConfig(lr=1.0, weight_decay=0.0, base_width=64))
+    before = layer.weight.detach().clone()
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01 * group["lr_factor"]
+    net(torch.arange(7)).square().sum().backward()
+    layer.weight.grad = torch.randn(width, width)
+    optimizer.step()
+    step = float(torch.linalg.matrix_norm(before - layer.weight.detach(), 2))
+    # 0.2 of the square root of the base width; Newton and Schulz's singular values are only near 1.
+    assert step == pytest.approx(0.01 * 0.2 * 8, rel=0.3)
 
 
 def test_muon_refuses_what_is_no_matrix_and_settings_out_of_range() -> None:
