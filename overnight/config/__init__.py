@@ -1,6 +1,7 @@
 """What a run does, as one frozen value: read, checked and written here. Nothing in it needs torch."""
 
 from overnight.config.cleaning import Filters, NoFilters, WebFilters
+from overnight.config.data import Data
 from overnight.config.load import (
     build_run,
     differences,
@@ -25,7 +26,6 @@ from overnight.config.schema import (
     ByteRun,
     CausalLMConfig,
     Columns,
-    Data,
     EncoderConfig,
     Evaluation,
     Finetune,

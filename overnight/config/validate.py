@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight.config.budget import deadline_of
+from overnight.config.data import Data
 from overnight.config.fields import out_of_range
 from overnight.config.open_sizes import size_problems
 from overnight.config.optimizers import SCHEDULE_SETTINGS, UNTUNED, MuonConfig, Optim, Schedule
@@ -23,7 +24,6 @@ from overnight.config.schema import (
     ByteRun,
     CausalLMConfig,
     Columns,
-    Data,
     EncoderConfig,
     Finetune,
     LinearProbe,

@@ -67,35 +67,6 @@ SHARD_TOKENS = 16_000_000
 MAX_WORDS = 4_000_000
 # Of the files below `work/`: 2 has checksums beside the chunks.
 _WORK_VERSION = 2
-# Values of `Data` that decide the bytes of the shards.
-SETTINGS = (
-    "paths",
-    "tokenizer",
-    "format",
-    "field",
-    "documents",
-    "html",
-    "gutenberg_license",
-    "min_chars",
-    "fix_text",
-    "languages",
-    "mask_personal",
-    "filters",
-    "group_field",
-    "valid_fraction",
-    "test_fraction",
-    "label",
-    "vocab_file",
-    "vocab_size",
-    "lowercase",
-    "encoding_errors",
-    "on_truncated_file",
-    "namespaces",
-    "near_duplicates",
-    "repeated_paragraphs",
-    "decontaminate",
-    "decontaminate_words",
-)
 
 
 def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_tokens: int = SHARD_TOKENS) -> Manifest:
@@ -114,7 +85,7 @@ def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_
         ConfigError: the folder was prepared with other settings.
         DataError: a source cannot be used as it is (see `readers`), the disk is full, or the folder is in use.
     """
-    settings = settings_of(data, SETTINGS)
+    settings = settings_of(data)
     if (manifest := _prepared(settings, folder, log)) is not None:
         return manifest
     check_extras(data)

@@ -4,18 +4,46 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from overnight.config import Data
 
+# Values of `Data` that decide the bytes of the shards.
+SETTINGS = (
+    "paths",
+    "tokenizer",
+    "format",
+    "field",
+    "documents",
+    "html",
+    "gutenberg_license",
+    "min_chars",
+    "fix_text",
+    "languages",
+    "mask_personal",
+    "filters",
+    "group_field",
+    "valid_fraction",
+    "test_fraction",
+    "label",
+    "vocab_file",
+    "vocab_size",
+    "lowercase",
+    "encoding_errors",
+    "on_truncated_file",
+    "namespaces",
+    "near_duplicates",
+    "repeated_paragraphs",
+    "decontaminate",
+    "decontaminate_words",
+)
 _PRESET = "filters.preset"
 
 
-def settings_of(data: Data, names: Sequence[str]) -> dict[str, Any]:
-    """Return the plain values of some settings."""
+def settings_of(data: Data) -> dict[str, Any]:
+    """Return the plain values of the settings that decide the bytes."""
     values = dataclasses.asdict(data)
-    found: dict[str, Any] = json.loads(json.dumps({name: values[name] for name in names}))
+    found: dict[str, Any] = json.loads(json.dumps({name: values[name] for name in SETTINGS}))
     return found
 
 
@@ -26,7 +54,7 @@ def changed_settings(settings: dict[str, Any], manifest: dict[str, Any]) -> list
         settings: those of now, of :func:`settings_of`.
         manifest: those that it has.
     """
-    then, now = _flat(settings_of(Data(), list(settings))) | _flat(manifest), _flat(settings)
+    then, now = _flat(settings_of(Data())) | _flat(manifest), _flat(settings)
     differ = [name for name in now if then[name] != now[name]]
     if _PRESET in differ:  # all its values differ, too
         differ = [name for name in differ if name == _PRESET or not name.startswith("filters.")]
