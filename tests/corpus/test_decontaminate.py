@@ -130,7 +130,7 @@ def test_prepare_drops_documents_with_evaluation_text_counts_and_samples_them(co
     assert manifest.count("train", "documents") + manifest.count("valid", "documents") == 37
     drops = json.loads((tmp_path / "out/drops.json").read_text())["decontaminate"]
     assert (drops["count"], [Path(sample["document"]).stem for sample in drops["samples"]]) == (3, ["007", "011", "013"])
-    assert any("dropped: 3 decontaminate " in line for line in lines)
+    assert any("3 by data.decontaminate" in line for line in lines)
     assert any("6 13-grams of 1 texts; 3 have fewer words" in line for line in lines)
 
 

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from overnight.config import Data
 from overnight.corpus import dedup, external_sort, paragraphs, pipeline
 from overnight.corpus.clean import clean
-from overnight.corpus.paragraphs import COLUMN, paragraph_drops, sentence_counts, without_repeated_paragraphs
+from overnight.corpus.paragraphs import COLUMN, sentence_counts, without_repeated_paragraphs
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import open_shards, read_table, seal_chunk, write_table
+from overnight.corpus.tasks import outcome_of
 from overnight.corpus.tokenizer import load_tokenizer
 
 NOTICE = "All rights are reserved by nobody. Read this again tomorrow."
@@ -72,7 +73,7 @@ def test_what_is_left_is_what_counting_says(
     assert [
         row for table in tables for row in zip(*(table.column(name).to_pylist() for name in ("name", "text", "hash")), strict=True)
     ] == expected
-    drops = paragraph_drops(kept)
+    drops = outcome_of(kept).drops
     assert drops.counts["repeated_paragraphs"] == left_out
     assert (
         drops.counts["min_chars"] == len(documents) - len(expected) == sum(int(t.schema.metadata[b"short"]) for t in tables) - len(tables)
