@@ -51,7 +51,7 @@ def fine_tune(run: str, task: str, options: argparse.Namespace) -> list[dict[str
     """Fine-tune a task of a run with every seed, unless it is done; return its lines."""
     settings = TASKS[task]
     keys = {name: value for name, value in asdict(settings).items() if name != "metric"}
-    keys |= {"optimizer": options.optimizer, "lr": options.lr, "seeds": json.dumps(options.seeds), "random_init_baseline": "true"}
+    keys |= {"optimizer": options.optimizer, "lr": options.lr, "seeds": json.dumps(options.seeds), "random_init_seeds": len(options.seeds)}
     keys |= {"compute.threads": options.threads}
     command = [sys.executable, "-m", "overnight", "finetune", task, "--from", run, *(f"--{key}={value}" for key, value in keys.items())]
     subprocess.run(command, check=True)

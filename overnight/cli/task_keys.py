@@ -19,10 +19,10 @@ from overnight.errors import ConfigError
 # Sections of the help, with their keys; a key that is in none comes last.
 _SECTIONS = {
     "the data": ("task", "path", "dev", "columns", "max_train_examples", "max_misplaced_answers"),
-    "the training": ("epochs", "global_batch_size", "lr", "warmup_ratio", "weight_decay", "seq_len"),
+    "the training": ("epochs", "global_batch_size", "optimizer", "lr", "warmup_ratio", "weight_decay", "seq_len"),
     "questions": ("doc_stride", "max_answer_length"),
     "the features": ("features",),
-    "repetitions": ("seeds", "random_init_baseline"),
+    "repetitions": ("seeds", "random_init_seeds"),
     "this machine": ("micro_batch_size", "precision", "compute.device", "compute.threads"),
     "more": (),
 }
@@ -31,7 +31,7 @@ _EXAMPLES = {
   overnight finetune sst2 --from runs/mine --path=glue/SST-2
   overnight finetune reviews --from runs/mine --path=reviews.csv --columns.text=body --columns.label=stars
   overnight finetune faq --from runs/mine --path=train.json --dev=dev.json --seq_len=384
-  overnight finetune sst2 --from runs/mine --path=glue/SST-2 --seeds=[0,1,2] --random_init_baseline=true --precision=bf16""",
+  overnight finetune sst2 --from runs/mine --path=glue/SST-2 --seeds=[0,1,2] --random_init_seeds=3 --precision=bf16""",
     LinearProbe: """\
   overnight linear-probe sst --from runs/mine --path=sst
   overnight linear-probe reviews --from runs/mine --path=reviews.csv --columns.text=body --columns.label=stars --max_train_examples=2000""",

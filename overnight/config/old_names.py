@@ -32,7 +32,8 @@ _FINETUNE = {
     "max_answer": "max_answer_length",
     "max_rows": "max_train_examples",
     "misplaced": "max_misplaced_answers",
-    "baseline": "random_init_baseline",
+    "baseline": "random_init_seeds",
+    "random_init_baseline": "random_init_seeds",
 }
 RENAMED: dict[str, str] = {
     "data.units": "data.tokenizer",

@@ -230,8 +230,8 @@ class Finetune:
     """Training rows (SQuAD: questions) used at most, drawn by a hash of their texts with each label in its share, the same for every seed; 0 is all."""
     seeds: list[int] = field(default_factory=lambda: [0])
     """One fine-tuning a seed; the median and the spread are reported."""
-    random_init_baseline: bool = False
-    """Also train the same network from random init, with the same seeds."""
+    random_init_seeds: NonNegativeInt = 0
+    """With so many of the seeds, the first, the same network is also trained from random init, to compare with."""
 
 
 @dataclass(frozen=True)

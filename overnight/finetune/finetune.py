@@ -111,9 +111,9 @@ class _Tuning:
 
     def go(self) -> list[dict[str, Any]]:
         """Do what is missing; returns the lines of `tasks.jsonl`."""
-        inits = ["pretrained", "random"] if self.spec.random_init_baseline else ["pretrained"]
+        inits = {"pretrained": self.spec.seeds, "random": self.spec.seeds[: self.spec.random_init_seeds]}
         done = {(entry.get("init"), entry.get("seed")) for entry in self.mine}
-        missing = [(init, seed) for init in inits for seed in self.spec.seeds if (init, seed) not in done]
+        missing = [(init, seed) for init, seeds in inits.items() for seed in seeds if (init, seed) not in done]
         # All have read what is done before one writes more.
         assert_same_on_all_ranks({"settings": self.config_hash, "missing": missing}, self.world)
         if not missing:

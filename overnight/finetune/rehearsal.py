@@ -47,8 +47,8 @@ def finetune_seconds(run: BertRun, name: str, corpus: Path) -> float:
     predicting = sum(
         _scoring_seconds(workload, examples, spec.micro_batch_size, DTYPES[run.precision], device) for examples, _ in task.test.values()
     )
-    inits = 2 if spec.random_init_baseline else 1
-    return reading + len(spec.seeds) * (inits * (training + scoring + _PER_SEED) + predicting)
+    seeds = len(spec.seeds) + len(spec.seeds[: spec.random_init_seeds])
+    return reading + seeds * (training + scoring + _PER_SEED) + len(spec.seeds) * predicting
 
 
 def _scoring_seconds(workload: FinetuneWorkload, examples: EncodedExamples, size: int, dtype: torch.dtype, device: torch.device) -> float:

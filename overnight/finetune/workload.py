@@ -41,7 +41,7 @@ def task_model(task_kind: str, labels: int, run: BertRun, vocab_size: int) -> Cl
 
 def config_hash(run: BertRun, spec: Finetune, source: Path) -> str:
     """Return a hash of all that decides the result of a seed: the settings of the task, the precision, and the checkpoint it begins from."""
-    facts = json.dumps([asdict(spec) | {"seeds": [], "random_init_baseline": False, "micro_batch_size": 0}, source.name, run.precision])
+    facts = json.dumps([asdict(spec) | {"seeds": [], "random_init_seeds": 0, "micro_batch_size": 0}, source.name, run.precision])
     return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
 
 

@@ -159,7 +159,7 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
         baselines = [record for (of, _), record in every_baseline.items() if of == name]
         settings = planned.get(name) or {}
         if kind == "linear_probe":  # random init is always compared with it
-            settings = {**settings, "random_init_baseline": True}
+            settings = {**settings, "random_init_seeds": len(settings.get("seeds") or [])}
         # Running again repeats a line; the last one holds.
         pretrained, random = (
             spread({record["seed"]: record for record in mine if record["init"] == init}) for init in ("pretrained", "random")
@@ -247,17 +247,18 @@ def compare(
         return False, f"pretraining does not win: {best} is best" + (f"; pretraining is ahead of {' and '.join(ahead)}" if ahead else "")
     if random is None:
         return None, (f"pretraining is ahead of {best}, " if best else "") + "not compared with random init"
-    if pretrained["spread"] is None or random["spread"] is None:
+    spreads = [found["spread"] for found in (pretrained, random) if found["spread"] is not None]
+    if not spreads:
         return None, f"pretraining is ahead of {' and '.join(others)}, on a single seed: no spread to compare with"
-    if median - others[best] > max(pretrained["spread"], random["spread"]):
+    if median - others[best] > max(spreads):
         return True, f"pretraining wins by more than the spread; next is {best}"
     return False, f"pretraining is ahead, but not by more than the spread of {best}"
 
 
 def _missing_seeds(name: str, settings: Record, pretrained: dict[str, Any] | None, random: dict[str, Any] | None) -> list[str]:
     seeds = settings.get("seeds") or []
-    wanted = {"pretrained": pretrained, **({"random init": random} if settings.get("random_init_baseline") else {})}
-    gone = {init: [seed for seed in seeds if seed not in (found or {"values": {}})["values"]] for init, found in wanted.items()}
+    wanted = {"pretrained": (pretrained, seeds), "random init": (random, seeds[: settings.get("random_init_seeds") or 0])}
+    gone = {init: [seed for seed in of if seed not in (found or {"values": {}})["values"]] for init, (found, of) in wanted.items()}
     return [f"{name} {init}: seed {', '.join(map(str, missing))} not run yet" for init, missing in gone.items() if missing]
 
 

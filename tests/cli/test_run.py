@@ -42,7 +42,7 @@ def write_recipe(folder: Path, source: Path) -> Path:
         "lr": 3e-3,
         "seq_len": 16,
         "seeds": [0, 1],
-        "random_init_baseline": True,
+        "random_init_seeds": 2,
     }
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump({**tiny_tree(folder, source), "finetune": {"opinion": spec}}, sort_keys=False))

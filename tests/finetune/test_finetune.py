@@ -77,7 +77,7 @@ def questions(tmp_path: Path) -> Path:
 
 
 def test_every_seed_is_tuned_with_and_without_pretraining(with_task: Task, classes: Path) -> None:
-    run = with_task("csv", classes, seeds=[0, 3], random_init_baseline=True)
+    run = with_task("csv", classes, seeds=[0, 3], random_init_seeds=2)
     out = tune(run)
     found = lines(run)
     assert [(e["init"], e["seed"]) for e in found] == [("pretrained", 0), ("pretrained", 3), ("random", 0), ("random", 3)]
@@ -89,7 +89,7 @@ def test_every_seed_is_tuned_with_and_without_pretraining(with_task: Task, class
 
 
 def test_the_folder_holds_the_best_pretrained_model_and_what_it_answers(with_task: Task, classes: Path) -> None:
-    run = with_task("csv", classes, seeds=[0, 1], random_init_baseline=True)
+    run = with_task("csv", classes, seeds=[0, 1], random_init_seeds=2)
     tune(run)
     facts = json.loads((kept(run) / "task.json").read_text())
     best = max(e["value"] for e in lines(run) if e["init"] == "pretrained")
@@ -118,10 +118,16 @@ def test_a_repeated_call_does_nothing(with_task: Task, classes: Path) -> None:
 
 def test_more_seeds_and_the_baseline_are_added_to_what_is_there(with_task: Task, classes: Path) -> None:
     tune(with_task("csv", classes, seeds=[0]))
-    run = with_task("csv", classes, seeds=[0, 1], random_init_baseline=True)
+    run = with_task("csv", classes, seeds=[0, 1], random_init_seeds=2)
     out = tune(run)
     assert "seed 0 pretrained  acc" not in out
     assert [(e["init"], e["seed"]) for e in lines(run)] == [("pretrained", 0), ("pretrained", 1), ("random", 0), ("random", 1)]
+
+
+def test_random_init_is_trained_with_the_first_seeds_only_where_so_many_are_asked_for(with_task: Task, classes: Path) -> None:
+    run = with_task("csv", classes, seeds=[4, 1], random_init_seeds=1)
+    tune(run)
+    assert [(e["init"], e["seed"]) for e in lines(run)] == [("pretrained", 4), ("pretrained", 1), ("random", 4)]
 
 
 def test_muon_steps_the_matrices_where_it_is_asked_for(with_task: Task, classes: Path) -> None:
@@ -146,7 +152,7 @@ class Stop(BaseException):
 def test_after_a_cut_only_what_is_missing_is_done_and_the_result_is_the_same(
     where: str, half_a_line: bytes, with_task: Task, classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = with_task("csv", classes, seeds=[0, 1], random_init_baseline=True)
+    run = with_task("csv", classes, seeds=[0, 1], random_init_seeds=2)
     whole = dataclasses.replace(run, out=str(tmp_path / "whole"))
     shutil.copytree(run.run_dir, whole.run_dir)
     tune(whole)

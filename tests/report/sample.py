@@ -10,7 +10,7 @@ from typing import Any
 
 def settings(name: str = "demo", **changes: Any) -> dict[str, Any]:
     """Resolved settings of a run with two phases and one task."""
-    task = {"task": "docnames", "epochs": 3.0, "global_batch_size": 32, "lr": 5e-5, "seeds": [0, 1, 2], "random_init_baseline": True}
+    task = {"task": "docnames", "epochs": 3.0, "global_batch_size": 32, "lr": 5e-5, "seeds": [0, 1, 2], "random_init_seeds": 3}
     optim = {"name": "lamb", "lr": 4e-3, "schedule": {"name": "poly", "warmup_ratio": 0.1, "power": 1.0}}
     return {
         "name": name,

@@ -105,6 +105,8 @@ def test_a_repeated_seed_counts_once_with_its_last_value(tmp_path: Path) -> None
         ([0.50, 0.49, 0.51], [0.50, 0.49, 0.51], False, "does not win"),
         ([0.40, 0.39, 0.41], [0.50, 0.49, 0.51], False, "does not win"),
         ([0.67], [0.50], None, "ahead of random init, on a single seed"),
+        ([0.67, 0.66, 0.68], [0.50], True, "wins by more than the spread"),
+        ([0.52, 0.50, 0.54], [0.50], False, "ahead, but not by more"),
         ([0.67, 0.66], [], None, "not compared"),
         ([], [0.5], None, "not run yet"),
     ],
