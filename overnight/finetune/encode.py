@@ -51,12 +51,12 @@ def encode_examples(tokenizer: Tokenizer, vocabulary: Vocabulary, examples: Sequ
     encoded: list[Encoded] = []
     for first in range(0, len(examples), _BATCH):
         part = examples[first : first + _BATCH]
-        texts = [example.text_a for example in part] + [example.text_b for example in part if example.text_b is not None]
-        tokens = [e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-        seconds = iter(tokens[len(part) :])
-        for example, a in zip(part, tokens[: len(part)], strict=True):
-            b = next(seconds) if example.text_b is not None else None
-            encoded.append(join(a, b, vocabulary.cls, vocabulary.sep, length))
+        # Each text once, however many rows it is in.
+        texts = list(dict.fromkeys(text for example in part for text in (example.text_a, example.text_b) if text is not None))
+        tokens = {text: e.ids for text, e in zip(texts, tokenizer.encode_batch_fast(texts, add_special_tokens=False), strict=True)}
+        for example in part:
+            b = None if example.text_b is None else tokens[example.text_b]
+            encoded.append(join(tokens[example.text_a], b, vocabulary.cls, vocabulary.sep, length))
     return encoded
 
 
