@@ -94,11 +94,11 @@ def decoded(content: bytes, charset: str = "") -> str:
             return content[len(mark) :].decode(name, "replace")
     meta = _META_CHARSET.search(content, 0, 4096)
     for named in (charset, meta[1].decode() if meta else "", "utf-8"):
-        if named and (name := map_encoding_to_html5(named, fallback_utf8=False)):
-            text = content.decode(name, "replace")
+        if named and (known := map_encoding_to_html5(named, fallback_utf8=False)):
+            text = content.decode(known, "replace")
             if text.count("\ufffd") <= len(text) * _MAX_REPLACED:
                 return text
-    return content.decode(detect_encoding(content), "replace")
+    return content.decode(detect_encoding(content) or "utf-8", "replace")
 
 
 def _check_extra() -> None:
