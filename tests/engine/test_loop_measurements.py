@@ -16,7 +16,7 @@ from overnight.batches.packing import StepBatches
 from overnight.checkpoint import reader
 from overnight.config import OPTIMIZERS, LambConfig, MuonConfig, Optim, Run
 from overnight.console import Line
-from overnight.engine import loop, pretrain
+from overnight.engine import loop, pretrain, trainer
 from overnight.engine.loop import LoopConfig, StepResult, training_steps
 from overnight.errors import ConfigError
 from overnight.optim.groups import build_optimizer
@@ -207,14 +207,25 @@ def test_noise_needs_two_micro_batches_and_says_so_before_anything_is_written(ti
     assert not run.run_dir.exists()
 
 
-def test_losses_are_read_when_a_line_is_due_and_no_loss_is_lost(tiny: Make, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_losses_are_read_when_a_line_is_due_and_no_loss_is_lost(
+    tiny: Make, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets: list[float] = []
+
+    def recorded(*args: Any, **settings: Any) -> Iterator[StepResult]:
+        for done in training_steps(*args, **settings):
+            targets.append(done.targets["mlm"])
+            yield done
+
+    monkeypatch.setattr(trainer, "training_steps", recorded)
     every, third = tiny(), tiny(**{"logging.log_every": 3, "checkpoint.save_every": 2}, out=str(tmp_path_factory.mktemp("third") / "run"))
     finish(every)
     finish(third)
     singly = {line["global_step"]: line["mlm_loss"] for line in lines(every, "train")}
     for line, steps in zip(lines(third, "train"), ((1, 2, 3), (4, 5, 6), (7, 8, 9), (10,)), strict=True):
         assert line["global_step"] == steps[-1]
-        assert line["mlm_loss"] == pytest.approx(sum(singly[step] for step in steps) / len(steps), rel=1e-12)
+        total = sum(targets[step - 1] for step in steps)
+        assert line["mlm_loss"] == pytest.approx(sum(singly[step] * targets[step - 1] for step in steps) / total, rel=1e-12)
     newest = reader.newest_checkpoint(third.run_dir / "checkpoints")
     assert newest is not None and reader.read_checkpoint(newest)[0].states["metrics"]["running"] == {}
 
