@@ -19,7 +19,7 @@ from overnight.checkpoint.run_corpus import with_data
 from overnight.config import BertRun, Data, Run
 from overnight.config.budget import deadline_of
 from overnight.console import table
-from overnight.corpus import streams
+from overnight.corpus import hub, places
 from overnight.corpus.readers import BUILTIN, start_reading
 from overnight.corpus.shards import Manifest, load_manifest
 from overnight.display import duration
@@ -247,11 +247,16 @@ def _estimated_text(data: Data) -> Text:
     """Return about how much text there is, by the sizes of the files.
 
     Raises:
+        ConfigError: when it is a data set of Hugging Face, of which nobody says how much text it has.
         DataError: when a path leads nowhere.
     """
+    if unknown := next((path for path in data.paths if path.startswith(hub.PREFIX)), ""):
+        raise ConfigError(
+            f"model.size = auto: how much text {unknown} has is not known before it is prepared; prepare it first, with data.vocab_size, or give the sizes"
+        )
     start_reading(data)
-    files = [file for path in data.paths if path != BUILTIN for file in streams.expand(path)]
-    sizes = [file.stat().st_size * (_UNPACKED if file.suffix in _PACKED else 1.0) for file in files]
+    files = [file for path in data.paths if path != BUILTIN for file in places.files(path)]
+    sizes = [file.size * (_UNPACKED if Path(file.name).suffix in _PACKED else 1.0) for file in files]
     share = 1 - data.valid_fraction - data.test_fraction
     characters = share * (sum(sizes) + _BUILTIN * data.paths.count(BUILTIN))
     known = (

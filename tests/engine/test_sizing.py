@@ -180,6 +180,20 @@ def test_the_vocabulary_is_chosen_before_the_text_is_prepared_and_stays(recipe: 
     assert {s.vocabulary for s in choice.scores if not s.refused} == {4096, 8192} and not machine.timed
 
 
+def test_text_in_storage_is_measured_where_it_is_and_a_data_set_of_unknown_size_is_refused(
+    recipe: Path, machine: Machine, tmp_path: Path
+) -> None:
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+    content = b"a line of text. " * 750_000
+    (tmp_path / "text.txt").write_bytes(content)
+    fsspec.filesystem("memory").pipe("/sizing/text.txt", content)
+    elsewhere = [f"data.dir={tmp_path / 'data'}", "data.vocab_size=0", "budget=10h"]
+    here, there = (first_choice(load(recipe, f"data.paths=[{path}]", *elsewhere)) for path in (tmp_path / "text.txt", "memory://sizing"))
+    assert here.text == there.text
+    with pytest.raises(ConfigError, match=r"model.size = auto: how much text hf:some/data has is not known .*; prepare it first"):
+        first_choice(load(recipe, "data.paths=['hf:some/data']", *elsewhere))
+
+
 def test_prepared_text_decides_the_vocabulary(recipe: Path, machine: Machine) -> None:
     assert settle_vocabulary(load(recipe, "data.vocab_size=0"), quiet).data.vocab_size == 600
 
