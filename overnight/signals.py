@@ -70,5 +70,5 @@ def hold_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in received:
-            signal.raise_signal(number)
+        for late in received:
+            signal.raise_signal(late)

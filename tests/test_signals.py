@@ -1,3 +1,5 @@
+"""Signals that wait while something must not be left half done."""
+
 from __future__ import annotations
 
 import os
