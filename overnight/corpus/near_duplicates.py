@@ -203,5 +203,17 @@ def find_near_duplicates(
     pairs = np.concatenate([np.fromfile(checked_chunk(task.pairs), np.uint64) for task in ranges]).reshape(-1, 2)
     found, kept = clusters(_distinct(pairs))
     progress.end(size, f"{plural(len(found), 'document')} like {len(np.unique(kept)):,} earlier ones")
-    positions = np.flatnonzero(np.concatenate(take))
-    return positions[found], positions[kept]
+    return _positions(take, firsts, found), _positions(take, firsts, kept)
+
+
+def _positions(take: list[np.ndarray], firsts: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Return where documents, numbered among those that are taken, are among all: int64, in the order given."""
+    found, start = np.empty(len(numbers), np.int64), 0
+    order = np.argsort(numbers, kind="stable")
+    ends = np.searchsorted(numbers[order], firsts)
+    for each, first, begin, end in zip(take, firsts, ends, ends[1:], strict=False):
+        if begin < end:
+            rows = order[begin:end]
+            found[rows] = start + np.flatnonzero(each)[numbers[rows] - first]
+        start += len(each)
+    return found

@@ -18,6 +18,7 @@ import xxhash
 from overnight.config import Data
 from overnight.corpus import dedup, external_sort
 from overnight.corpus.drops import Drops
+from overnight.corpus.exact_duplicates import first_occurrences
 from overnight.corpus.progress import Progress
 from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import checked_chunk, is_sealed, read_table, seal_chunk, write_table
@@ -184,9 +185,8 @@ def without_repeated_paragraphs(chunks: list[Path], data: Data, workers: int, lo
     if not chunks or not data.repeated_paragraphs:
         return chunks
     progress, work = Progress("paragraphs", log, "M paragraphs"), chunks[0].parent
-    hashes = [dedup.hash_column(read_table(checked_chunk(path)).column("hash")) for path in chunks]
-    ends = np.cumsum([len(each) for each in hashes])
-    first = np.split(dedup.first_occurrences(np.concatenate(hashes)), ends[:-1])
+    ends = np.cumsum([read_table(checked_chunk(path)).num_rows for path in chunks])
+    first = np.split(first_occurrences(chunks, workers), ends[:-1])
     tasks = (CountTask(path, take, int(end) - len(take)) for path, take, end in zip(chunks, first, ends, strict=True))
     for number, _ in enumerate(run_tasks(count_paragraphs, tasks, workers), 1):
         progress.update(0, number / len(chunks) / 2)

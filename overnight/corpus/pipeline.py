@@ -24,8 +24,9 @@ import xxhash
 
 from overnight.config import Data, environment_path
 from overnight.corpus import bytes as byte_text
-from overnight.corpus import dedup, hub, places, pydocs
+from overnight.corpus import hub, places, pydocs
 from overnight.corpus.drops import Drops
+from overnight.corpus.exact_duplicates import first_occurrences
 from overnight.corpus.paragraphs import without_repeated_paragraphs
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, check_found, documents_and_parts, start_reading
@@ -49,7 +50,7 @@ from overnight.corpus.tasks import (
 )
 from overnight.corpus.text import check_extras, counted, outcome_lines
 from overnight.corpus.tokenizer import load_tokens, read_tokens, save_tokenizer, train_tokens, vocabulary
-from overnight.corpus.validation_split import check_share, names_by_split, share_for, side_hashes, validation_lines
+from overnight.corpus.validation_split import check_share, names_by_split, share_for, sides, validation_lines
 from overnight.corpus.wikipedia_dump import PART_BYTES, DumpPart
 from overnight.corpus.workers import run_tasks
 from overnight.display import plural
@@ -295,32 +296,31 @@ def _chunks(found: Iterator[Document | DumpPart]) -> Iterator[list[Document] | D
 
 def _decide(chunks: list[Path], data: Data, workers: int, log: Callable[[str], None]) -> tuple[list[np.ndarray], Drops, int]:
     """Return for each document of each chunk: 0 dropped, 1 train, 2 valid, 3 test. And what was dropped, and how many were too short."""
-    tables = [read_table(checked_chunk(path)) for path in chunks]
-    short = sum(int(table.schema.metadata[b"short"]) for table in tables)
-    sizes = [table.num_rows for table in tables]
-    hashes = np.concatenate([dedup.hash_column(table.column("hash")) for table in tables])
-    if not len(hashes):
+    schemas = [read_table(checked_chunk(path)).schema for path in chunks]
+    short = sum(int(schema.metadata[b"short"]) for schema in schemas)
+    first = first_occurrences(chunks, workers)
+    if not len(first):
         dropped = outcome_of(chunks).drops.counts
         if set(dropped) != {"min_chars"}:
             raise DataError(f"no document is left: {counted(dropped)}; allow more of them, or name other sources")
         raise DataError(f"all {short} documents are shorter than data.min_chars; lower it or name other sources")
-    if data.label and not any(len(table) - table.column("label").null_count for table in tables):
+    if data.label and all(_unlabeled(path) for path in chunks):
         raise DataError(f"no document has a number under data.label = {data.label!r}; correct it, or leave it out")
-    first = dedup.first_occurrences(hashes)
     stay, drops = sift(chunks, first, data, workers, log)
-    sides = side_hashes(tables)
-    split = np.where(stay, 1, 0).astype(np.uint8)
-    split[stay & dedup.valid_mask(sides, data.valid_fraction)] = 2
-    split[stay & dedup.test_mask(sides, data.test_fraction)] = 3
-    _, trained, num_validation, tested = np.bincount(split, minlength=4).tolist()
+    splits, (lowest, highest) = sides(chunks, stay, data.valid_fraction, data.test_fraction)
+    _, trained, num_validation, tested = np.sum([np.bincount(split, minlength=4) for split in splits], axis=0).tolist()
     apart = f"{num_validation:,} for validation, {tested:,} for the test" if data.test_fraction else f"{num_validation:,} for validation"
     log(
         f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(drops.counts['duplicates'], 'duplicate')}, {short:,} short"
     )
-    positions = dedup.hash_position(sides)
-    check_share("data.valid_fraction", data.valid_fraction, num_validation, trained, float(positions.min()))
-    check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - float(positions.max()))
-    return np.split(split, np.cumsum(sizes)[:-1]), drops, short
+    check_share("data.valid_fraction", data.valid_fraction, num_validation, trained, lowest)
+    check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - highest)
+    return splits, drops, short
+
+
+def _unlabeled(chunk: Path) -> bool:
+    column = read_table(chunk).column("label")
+    return bool(column.null_count == len(column))
 
 
 def _vocabulary(

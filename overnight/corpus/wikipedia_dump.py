@@ -25,6 +25,8 @@ _PACKED_BYTES = 2 << 20
 """The same in bzip2."""
 # A page is at most 2 MB of wikitext; one that is longer than this holds its history.
 _MAX_PAGE_BYTES = 64 << 20
+# That the streams of a part, with the page that is open at their end, unpack to: ten times what is usual is 200 MB.
+_MAX_XML_BYTES = 512 << 20
 _BLOCK = 1 << 20
 
 _STREAM = re.compile(rb"BZh[1-9]1AY&SY")
@@ -240,6 +242,8 @@ def _from_streams(part: DumpPart) -> tuple[bytes, bool]:
                 if place >= part.end and opened < 0 and (opened := _open_page(xml)) < 0:
                     break
                 xml += block
+                if len(xml) > _MAX_XML_BYTES:
+                    raise _too_large(part.path, part.start)
                 if opened >= 0 and (end := xml.find(b"</page>", opened)) >= 0:
                     xml = xml[: end + 7]
                     break
@@ -253,16 +257,25 @@ def _unpacked(file: io.BufferedReader, name: str) -> Iterator[tuple[int, bytes]]
     """Yield where each bzip2 stream begins in a file, and what it holds; of one that is cut what is readable, before the error."""
     packed = b""
     while packed := packed or file.read(_BLOCK):
-        place, unpacker, blocks = file.tell() - len(packed), bz2.BZ2Decompressor(), []
+        place, unpacker, blocks, left = file.tell() - len(packed), bz2.BZ2Decompressor(), [], _MAX_XML_BYTES
         while packed and not unpacker.eof:
             try:
-                blocks.append(unpacker.decompress(packed))
+                blocks.append(unpacker.decompress(packed, left + 1))
             except OSError as error:
                 raise DataError(f"{name}: the bzip2 stream at byte {place} is damaged ({error}); get the dump again") from None
+            left -= len(blocks[-1])
+            if left < 0:
+                raise _too_large(name, place)
             packed = unpacker.unused_data if unpacker.eof else file.read(_BLOCK)
         yield place, b"".join(blocks)
         if not unpacker.eof:
             raise TruncatedError(name)
+
+
+def _too_large(name: str, place: int) -> DataError:
+    return DataError(
+        f"{name}: what is packed at byte {place} is more than {_MAX_XML_BYTES >> 20} MB of XML, as no dump has it; get the dump again"
+    )
 
 
 def _open_page(xml: bytes) -> int:
