@@ -18,7 +18,7 @@ import numpy as np
 from overnight.corpus import external_sort
 from overnight.corpus.dedup import hash_column
 from overnight.corpus.shards import checked_chunk, is_sealed, read_table, seal_chunk
-from overnight.corpus.workers import run_tasks
+from overnight.corpus.workers import Workers, run_tasks
 from overnight.run_dir.atomic import write_whole
 
 # Documents of a run, at least, where there are so many: 16 MB, so that small chunks make no crowd of files.
@@ -27,7 +27,7 @@ _RUN = 1 << 20
 _BLOCK = 1 << 20
 
 
-def first_occurrences(chunks: list[Path], workers: int) -> np.ndarray:
+def first_occurrences(chunks: list[Path], workers: Workers) -> np.ndarray:
     """Return which documents are the first of their hash, in the order of the documents of all chunks: bool [D].
 
     Args:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from overnight.corpus import external_sort, shingles
 from overnight.corpus.progress import Progress
 from overnight.corpus.shards import checked_chunk, is_sealed, read_table, seal_chunk
-from overnight.corpus.workers import run_tasks
+from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
 from overnight.run_dir.atomic import write_whole
 
@@ -169,7 +169,7 @@ def clusters(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find_near_duplicates(
-    chunks: list[Path], take: list[np.ndarray], threshold: float, workers: int, log: Callable[[str], None]
+    chunks: list[Path], take: list[np.ndarray], threshold: float, workers: Workers, log: Callable[[str], None]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find documents that are similar to an earlier one.
 
@@ -189,7 +189,7 @@ def find_near_duplicates(
     firsts = np.cumsum([0, *(int(each.sum()) for each in take)])
     tasks = (SignTask(path, each, int(first), threshold) for path, each, first in zip(chunks, take, firsts[:-1], strict=True))
     size = 0
-    for number, more in enumerate(run_tasks(sign_chunk, tasks, workers), 1):
+    for number, more in enumerate(run_tasks(sign_chunk, tasks, workers, lambda task: task.clean.stat().st_size), 1):
         size += more
         progress.update(size, number / len(chunks))
     runs = external_sort.few_runs([_run_path(path) for path in chunks], work, "bands", workers)

@@ -22,7 +22,7 @@ from overnight.corpus.exact_duplicates import first_occurrences
 from overnight.corpus.progress import Progress
 from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import checked_chunk, is_sealed, read_table, seal_chunk, write_table
-from overnight.corpus.workers import run_tasks
+from overnight.corpus.workers import Workers, run_tasks
 from overnight.run_dir.atomic import write_whole
 
 COLUMN = "paragraphs"
@@ -173,7 +173,7 @@ def _write_kept(task: LeaveOutTask, batch: pa.RecordBatch, kept: list[list[str]]
     seal_chunk(_kept_path(task.clean))
 
 
-def without_repeated_paragraphs(chunks: list[Path], data: Data, workers: int, log: Callable[[str], None]) -> list[Path]:
+def without_repeated_paragraphs(chunks: list[Path], data: Data, workers: Workers, log: Callable[[str], None]) -> list[Path]:
     """Return clean chunks of which paragraphs that more than `data.repeated_paragraphs` documents have are left out; where it is 0, the chunks as they are.
 
     Args:

@@ -14,6 +14,7 @@ from overnight.corpus.decontaminate import find_evaluation_text, write_ngrams
 from overnight.corpus.drops import SAMPLE_CHARS, SAMPLES, Drops
 from overnight.corpus.near_duplicates import find_near_duplicates
 from overnight.corpus.shards import read_table
+from overnight.corpus.workers import Workers
 
 # Documents that are looked at together.
 _BLOCK = 1 << 20
@@ -31,7 +32,7 @@ def evaluation_files(data: Data) -> list[Any]:
     return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
-def sift(chunks: list[Path], first: np.ndarray, data: Data, workers: int, log: Callable[[str], None]) -> tuple[np.ndarray, Drops]:
+def sift(chunks: list[Path], first: np.ndarray, data: Data, workers: Workers, log: Callable[[str], None]) -> tuple[np.ndarray, Drops]:
     """Decide which documents stay.
 
     Args:

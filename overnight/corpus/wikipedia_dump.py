@@ -10,6 +10,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import io
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -50,6 +51,8 @@ class DumpPart:
     """Whole pages, in UTF-8; empty where they lie in a file."""
     path: str = ""
     """File of bzip2 streams."""
+    folder: str = ""
+    """Where a relative path begins, for workers that are elsewhere."""
     start: int = 0
     """Where in it the first stream begins."""
     end: int = 0
@@ -152,14 +155,14 @@ def stream_parts(file: io.BufferedReader, name: str, data: Data) -> Iterator[Dum
     Raises:
         DataError: when a stream is longer than 64 MB, or, before the first part, when the dump ends early and `data.on_truncated_file` is `error`.
     """
-    path = str(file.name)
+    path, folder = str(file.name), os.getcwd()
     namespaces = _namespaces(next(_unpacked(file, path))[1])
     name = name.removesuffix(".bz2")
     # The end first: hours of work lie between.
     size = file.seek(0, io.SEEK_END)
     begin = file.seek(max(size - 4 * _BLOCK, 0))
     if ends := [begin + match.start() for match in _STREAM.finditer(file.read())]:
-        _readable(DumpPart(name, namespaces, data, path=path, start=ends[-1], end=size, last=True))
+        _readable(DumpPart(name, namespaces, data, path=path, folder=folder, start=ends[-1], end=size, last=True))
     file.seek(0)
     start = offset = 0
     carry = b""
@@ -168,7 +171,7 @@ def stream_parts(file: io.BufferedReader, name: str, data: Data) -> Iterator[Dum
         for match in _STREAM.finditer(window):
             place = offset - len(carry) + match.start()
             if place - start >= _PACKED_BYTES:
-                yield DumpPart(name, namespaces, data, path=path, start=start, end=place)
+                yield DumpPart(name, namespaces, data, path=path, folder=folder, start=start, end=place)
                 start = place
         offset += len(block)
         carry = window[-9:]
@@ -176,7 +179,7 @@ def stream_parts(file: io.BufferedReader, name: str, data: Data) -> Iterator[Dum
             raise DataError(
                 f"{name}: byte {start}: a bzip2 stream of more than {_MAX_PAGE_BYTES >> 20} MB among short ones; unpack the file"
             )
-    yield DumpPart(name, namespaces, data, path=path, start=start, end=offset, last=True)
+    yield DumpPart(name, namespaces, data, path=path, folder=folder, start=start, end=offset, last=True)
 
 
 def read_part(part: DumpPart) -> tuple[list[str], list[str], PartCounts]:
@@ -234,7 +237,7 @@ def _readable(part: DumpPart) -> tuple[bytes, bool]:
 def _from_streams(part: DumpPart) -> tuple[bytes, bool]:
     """Return XML with the pages that begin in the streams of a part, and whether the dump ends early there."""
     xml, opened = b"", -1
-    with open(part.path, "rb") as file:
+    with open(os.path.join(part.folder, part.path), "rb") as file:
         file.seek(part.start)
         try:
             for place, block in _unpacked(file, part.path):
