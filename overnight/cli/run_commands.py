@@ -49,15 +49,20 @@ def _add_predict(add: Add) -> None:
         help="a table (.csv, .tsv, .jsonl) with the columns of the task, questions in SQuAD's format (.json), or lines of text (a pair separated by a tab) or JSON; default standard input",
     )
     command.add_argument(
-        "--to", metavar="FILE", help="write there; answers to questions in a .json are {id: text}, as SQuAD's scripts read them"
+        "--to",
+        metavar="FILE",
+        help="write there; answers to questions in a .json are {id: text}, as SQuAD's scripts read them, in a FOLDER/ also the n best and the null odds",
     )
 
 
 def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
     run = open_run(options, overrides, Run)
-    from overnight.finetune.predict import predict_file, write_answers
+    from overnight.finetune.predict import predict_file, write_answers, write_question_files
 
     if isinstance(run, BertRun):
+        if options.to and (options.to.endswith("/") or Path(options.to).is_dir()):
+            write_question_files(run, options.task, options.input, Path(options.to))
+            return
         answers = predict_file(run, options.task, options.input)
     else:
         from overnight.byte_lm.classify import classify_file
