@@ -24,6 +24,8 @@ SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALPHABET = 1000
 # Words the trainer reads at most (they cost it 0.1 us each); beyond, counts are scaled down to this sum.
 TRAINING_WORDS = 8_000_000
+# Different ones of them, the most frequent (the trainer takes about 1 kB for each).
+TRAINING_DISTINCT = 500_000
 _SPLITTER = pre_tokenizers.BertPreTokenizer()
 
 
@@ -74,6 +76,15 @@ def count_words(texts: Iterable[str]) -> Counter[str]:
     return Counter(dict(zip(words, np.bincount(places, minlength=len(words)).tolist(), strict=True)))
 
 
+def without_rare(words: Counter[str], most: int) -> Counter[str]:
+    """Return counts of words, of more than `most` without those that occur once; as many more of the rarest go until a quarter of the room is free."""
+    least = 1
+    while len(words) > (most if least == 1 else 3 * most // 4):
+        least += 1
+        words = Counter({word: count for word, count in words.items() if count >= least})
+    return words
+
+
 def parts_of_word(word: str, lowercase: bool) -> list[str]:
     """Return what BERT's rules make of a word of clean text: a part for each run of letters and digits, and for each mark."""
     if word.isascii():  # the same, five times as fast
@@ -105,6 +116,9 @@ def train_tokens(words: Mapping[str, int], size: int, lowercase: bool) -> list[s
             chars[char] += count
     alphabet = sorted(sorted(chars, key=lambda char: (-chars[char], char))[:ALPHABET])
     inside = {char for part in counts for char in part[1:]}.intersection(alphabet)
+    if len(counts) > TRAINING_DISTINCT:
+        kept = sorted(counts, key=lambda part: (-counts[part], part))[:TRAINING_DISTINCT]
+        counts = Counter({part: counts[part] for part in kept})
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
