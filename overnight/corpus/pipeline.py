@@ -49,7 +49,7 @@ from overnight.corpus.tasks import (
     without_dropped,
 )
 from overnight.corpus.text import check_extras, counted, outcome_lines
-from overnight.corpus.tokenizer import load_tokens, read_tokens, save_tokenizer, train_tokens, vocabulary
+from overnight.corpus.tokenizer import load_tokens, read_tokens, save_tokenizer, train_tokens, vocabulary, without_rare
 from overnight.corpus.validation_split import check_share, names_by_split, share_for, sides, validation_lines
 from overnight.corpus.wikipedia_dump import PART_BYTES, DumpPart
 from overnight.corpus.workers import Workers, run_tasks
@@ -63,7 +63,7 @@ from overnight.state_files import STRICT, read_json, sealed
 CHUNK_BYTES = 5 << 20
 # A shard holds many documents, because a random second segment is drawn from the shard of the first.
 SHARD_TOKENS = 16_000_000
-# Distinct words held while counting (about 100 bytes each); beyond, the rarest go.
+# Distinct words held while counting (about 100 bytes each); beyond, the rarest go, and with this limit of the trainer's the whole takes some 1.3 GB at most.
 MAX_WORDS = 4_000_000
 # Of the files below `work/`: 2 has checksums beside the chunks.
 _WORK_VERSION = 2
@@ -340,8 +340,7 @@ def _vocabulary(
         words: Counter[str] = Counter()
         for number, counts in enumerate(run_tasks(count_chunk, tasks, workers)):
             words.update(counts)
-            if len(words) > MAX_WORDS:
-                words = Counter({word: count for word, count in words.items() if count > 1})
+            words = without_rare(words, MAX_WORDS)
             counted += counts.total()
             progress.update(counted, (number + 1) / len(chunks))
         tokens = train_tokens(words, data.vocab_size, data.lowercase)

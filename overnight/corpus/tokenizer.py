@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,10 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from overnight.corpus.words import WORD_OR_MARK, distinct_words, ragged
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_whole
 from overnight.state_files import read_mapping
@@ -26,6 +24,8 @@ SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALPHABET = 1000
 # Words the trainer reads at most (they cost it 0.1 us each); beyond, counts are scaled down to this sum.
 TRAINING_WORDS = 8_000_000
+# Different ones of them, the most frequent (the trainer takes about 1 kB for each).
+TRAINING_DISTINCT = 500_000
 _SPLITTER = pre_tokenizers.BertPreTokenizer()
 
 
@@ -72,16 +72,23 @@ def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
     """Return how often each word of clean text occurs, in the order in which they first do; spaces and line ends separate words."""
-    words, places = _distinct_words(" ".join(texts).replace("\n", " "))
-    counts = Counter(dict(zip(words, np.bincount(places, minlength=len(words)).tolist(), strict=True)))
-    del counts[""]
-    return counts
+    words, places = distinct_words(" ".join(texts), marks=False)
+    return Counter(dict(zip(words, np.bincount(places, minlength=len(words)).tolist(), strict=True)))
+
+
+def without_rare(words: Counter[str], most: int) -> Counter[str]:
+    """Return counts of words, of more than `most` without those that occur once; as many more of the rarest go until a quarter of the room is free."""
+    least = 1
+    while len(words) > (most if least == 1 else 3 * most // 4):
+        least += 1
+        words = Counter({word: count for word, count in words.items() if count >= least})
+    return words
 
 
 def parts_of_word(word: str, lowercase: bool) -> list[str]:
     """Return what BERT's rules make of a word of clean text: a part for each run of letters and digits, and for each mark."""
     if word.isascii():  # the same, five times as fast
-        return _WORD_OR_MARK.findall(word.lower() if lowercase else word)
+        return WORD_OR_MARK.findall(word.lower() if lowercase else word)
     return [part for part, _ in _SPLITTER.pre_tokenize_str(_normalizer(lowercase).normalize_str(word))]
 
 
@@ -109,6 +116,9 @@ def train_tokens(words: Mapping[str, int], size: int, lowercase: bool) -> list[s
             chars[char] += count
     alphabet = sorted(sorted(chars, key=lambda char: (-chars[char], char))[:ALPHABET])
     inside = {char for part in counts for char in part[1:]}.intersection(alphabet)
+    if len(counts) > TRAINING_DISTINCT:
+        kept = sorted(counts, key=lambda part: (-counts[part], part))[:TRAINING_DISTINCT]
+        counts = Counter({part: counts[part] for part in kept})
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
@@ -249,8 +259,6 @@ def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
-# Every ASCII punctuation mark is a word of its own to BERT.
-_WORD_OR_MARK = re.compile(r"[!-/:-@\[-`{-~]|[^!-/:-@\[-`{-~]+")
 # Neither can occur in clean text.
 _SENTENCE_END, _DOCUMENT_END = "\x01", "\x02"
 # Words whose ids a process remembers: about 50 MB.
@@ -260,8 +268,8 @@ _REMEMBERED = 1 << 18
 class Encoder:
     """Token ids of clean documents; no special token is ever made, whatever the text says.
 
-    WordPiece looks at one white-space-separated word at a time, so each distinct word is tokenized once, remembered for the documents to come, and looked up
-    afterwards: many times faster than tokenizing running text, with the same ids (a test compares them).
+    WordPiece looks at one word or mark at a time, so each distinct one is tokenized once, remembered for the documents to come, and looked up afterwards:
+    many times faster than tokenizing running text, with the same ids (a test compares them).
 
     Args:
         tokenizer: of :func:`build_tokenizer`.
@@ -279,35 +287,22 @@ class Encoder:
             tokens [N], tokens of each sentence [S] (int32, none empty), sentences of each document [D] (int32).
         """
         ends = (f" {_SENTENCE_END} ", f" {_SENTENCE_END} {_DOCUMENT_END} ")
-        words, places = _distinct_words("".join(text.replace("\n", ends[0]) + ends[1] for text in documents))
-        ids = self._of_words(words)
-        counts = np.fromiter(map(len, ids), np.int64, len(ids))
-        offsets = np.concatenate([[0], np.cumsum(counts)])
+        parts, places = distinct_words("".join(text.replace("\n", ends[0]) + ends[1] for text in documents), marks=True)
+        ids = self._of_parts(parts)
+        offsets = np.cumsum([0, *map(len, ids)])
         flat = np.fromiter(chain.from_iterable(ids), np.uint32, int(offsets[-1]))
-        # Each place takes the ids of its word: where these begin, less what is already filled, is added to the place of each id.
-        lengths = counts[places]
-        shift = offsets[:-1][places] - (np.cumsum(lengths) - lengths)
-        stream = flat[np.repeat(shift, lengths) + np.arange(int(lengths.sum()))]
-        return _by_sentence(stream, self._size, len(documents))
+        return _by_sentence(ragged(flat, offsets, places), self._size, len(documents))
 
-    def _of_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return token ids of each word. `house`, `house,` and `"house"` ask the tokenizer for `house` only once."""
+    def _of_parts(self, parts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Return token ids of each part of a word: `house`, `house,` and `"house"` ask the tokenizer for `house` only once."""
         if len(self._ids) > _REMEMBERED:
             self._ids = {}
         known = self._ids
         known |= {_SENTENCE_END: (self._size,), _DOCUMENT_END: (self._size + 1,)}
-        parts_of = {word: (word,) if word.isalnum() else tuple(_WORD_OR_MARK.findall(word)) for word in words if word not in known}
-        distinct = list(set(chain.from_iterable(parts_of.values())).difference(known))
-        encoded = self._tokenizer.encode_batch_fast(distinct, add_special_tokens=False)
-        known.update((part, tuple(encoding.ids)) for part, encoding in zip(distinct, encoded, strict=True))
-        known.update((word, tuple(chain.from_iterable(map(known.__getitem__, parts)))) for word, parts in parts_of.items())
-        return [known[word] for word in words]
-
-
-def _distinct_words(text: str) -> tuple[list[str], np.ndarray]:
-    """Return the words of a text that single spaces separate, each once, in the order in which they first occur; and of each place which it is: int32 [W]."""
-    found = pc.split_pattern(pa.array([text], pa.large_string()), " ").values.dictionary_encode()
-    return found.dictionary.to_pylist(), found.indices.to_numpy()
+        new = [part for part in parts if part not in known]
+        encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        known.update((part, tuple(encoding.ids)) for part, encoding in zip(new, encoded, strict=True))
+        return [known[part] for part in parts]
 
 
 def _by_sentence(stream: np.ndarray, size: int, documents: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -43,6 +43,26 @@ def test_training_is_the_same_in_another_process_with_other_threads() -> None:
     assert outputs == {f"{tk.train_tokens(_words(0), 600, True)}\n"}
 
 
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=4), st.integers(1, 9)), st.integers(1, 40))
+def test_of_more_words_than_fit_the_rarest_go(counts: dict[str, int], most: int) -> None:
+    left = tk.without_rare(Counter(counts), most)
+    assert len(left) <= most and left.items() <= counts.items()
+    if len(counts) <= most:
+        assert left == counts
+    elif len(often := {word for word, count in counts.items() if count > 1}) <= 3 * most // 4:
+        assert set(left) == often  # no more than is needed
+    assert not left or min(left.values()) > max((count for word, count in counts.items() if word not in left), default=0)
+
+
+def test_the_trainer_is_given_the_most_frequent_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = _words(1)
+    frequent = Counter(dict(sorted(words.items(), key=lambda item: (-item[1], item[0]))[:300]))
+    monkeypatch.setattr(tk, "TRAINING_DISTINCT", 300)
+    few = tk.train_tokens(words, 600, True)
+    monkeypatch.undo()
+    assert few == tk.train_tokens(frequent, 600, True) != tk.train_tokens(words, 600, True)
+
+
 def test_trained_tokens_are_specials_alphabet_and_words() -> None:
     words = Counter({"hello": 50, "hell": 20, "World!": 30, "x": 1})
     tokens = tk.train_tokens(words, 60, True)
