@@ -13,8 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from overnight.checkpoint.initial import Initial, with_tokens
-from overnight.config import environment_text
-from overnight.corpus.tokenizer import build_tokenizer, read_tokens
+from overnight.checkpoint.reader import newest_checkpoint, read_checkpoint
+from overnight.checkpoint.run_corpus import kept_vocabulary
+from overnight.config import BertRun, environment_text, stored_run
+from overnight.config.schema import ENCODERS
+from overnight.corpus.tokenizer import build_tokenizer, load_tokens, read_tokens
 from overnight.errors import DataError
 from overnight.interop import bert_layout
 from overnight.interop.huggingface import Loaded, converted, load_pretrained
@@ -26,7 +29,7 @@ from overnight.models.bert import padded_vocabulary
 from overnight.state_files import read_mapping
 
 UNDERSTOOD = (
-    "a folder of Hugging Face (config.json, model.safetensors, tokenizer), a name of its hub (hf:bert-base-uncased), a folder of TensorFlow "
+    "a run folder, a folder of Hugging Face (config.json, model.safetensors, tokenizer), a name of its hub (hf:bert-base-uncased), a folder of TensorFlow "
     "(bert_config.json, vocab.txt, bert_model.ckpt.index and .data-*), or a checkpoint of NVIDIA (*.pt beside bert_config.json and vocab.txt)"
 )
 _CONFIGS = ("bert_config.json", "config.json")
@@ -50,6 +53,8 @@ def read_source(source: str, lowercase: bool | None = None) -> Initial:
     """
     path = Path(environment_text(source, "init"))
     index = _index(path)
+    if (path / "run.yaml").is_file():
+        return _own(source, path)
     if source.startswith(HUB):
         folder = _from_hub(source.removeprefix(HUB))
         loaded = load_pretrained(folder)
@@ -74,6 +79,19 @@ def read_source(source: str, lowercase: bool | None = None) -> Initial:
         stated = not _has_capitals(tokens) if lowercase is None else lowercase
     state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
     return Initial(source, model, tokens, stated, with_tokens(state, len(tokens), padded_vocabulary(len(tokens))))
+
+
+def _own(source: str, folder: Path) -> Initial:
+    """Return the newest checkpoint of a run folder."""
+    run = stored_run(folder)
+    if not isinstance(run, BertRun):
+        raise DataError(f"{folder}: model.kind = {run.model.kind!r}: is of bytes; name a run of {' or '.join(ENCODERS)}")
+    newest = newest_checkpoint(folder / "checkpoints")
+    if newest is None:
+        raise DataError(f"{folder} has no checkpoint; run `overnight pretrain` first")
+    _, state, _ = read_checkpoint(newest)
+    tokens, lowercase = load_tokens(kept_vocabulary(run)[0])
+    return Initial(source, run.model, tokens, lowercase, state)
 
 
 def _index(path: Path) -> Path | None:

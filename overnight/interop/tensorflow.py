@@ -62,7 +62,7 @@ def read_bundle(prefix: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor
     except (ValueError, IndexError, struct.error) as error:
         raise DataError(f"{index}: is damaged or no index of a TensorFlow checkpoint ({error}); copy it again") from None
     found = {name: entry for name, entry in entries.items() if wanted(name)}
-    files: dict[int, memoryview] = {}
+    files: dict[int, np.ndarray] = {}
     out = {}
     for name, entry in found.items():
         file = prefix.with_name(f"{prefix.name}.data-{entry.shard:05d}-of-{shards:05d}")
@@ -81,15 +81,15 @@ def _read(path: Path) -> bytes:
         ) from None
 
 
-def _mapped(path: Path) -> memoryview:
+def _mapped(path: Path) -> np.ndarray:
     """Return the bytes of a file, which are read from the disk where they are looked at."""
     try:
-        return memoryview(np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8))
+        return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; it belongs to the .index file beside it") from None
 
 
-def _tensor(name: str, entry: _Entry, data: memoryview, file: Path) -> Tensor:
+def _tensor(name: str, entry: _Entry, data: np.ndarray, file: Path) -> Tensor:
     kind = _TYPES.get(entry.dtype)
     if entry.sliced or kind is None:
         what = "is split into parts" if entry.sliced else f"has the type number {entry.dtype} of TensorFlow"
@@ -100,7 +100,7 @@ def _tensor(name: str, entry: _Entry, data: memoryview, file: Path) -> Tensor:
         )
     if entry.size != math.prod(entry.shape) * kind.itemsize:
         raise DataError(f"{file}: tensor {name} of shape {tuple(entry.shape)} has {entry.size:,} bytes; the .index file is another's")
-    raw = data[entry.offset : entry.offset + entry.size]
+    raw = data[entry.offset : entry.offset + entry.size].tobytes()
     if masked_crc32c(raw) != entry.checksum:
         raise DataError(f"{file}: tensor {name} is damaged: its checksum differs from that in the .index file; copy it again")
     values = np.frombuffer(raw, kind)

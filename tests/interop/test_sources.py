@@ -157,7 +157,7 @@ def _spoil(folder: Path, what: str) -> None:
         ("another model", r"model_type = 'gpt2'; only 'bert' and 'modernbert'"),
         (
             "nothing",
-            r"is no checkpoint that can be read; name a folder of Hugging Face .*, a folder of TensorFlow .*, or a checkpoint of NVIDIA",
+            r"is no checkpoint that can be read; name a run folder, a folder of Hugging Face .*, a folder of TensorFlow .*, or a checkpoint of NVIDIA",
         ),
     ],
 )
