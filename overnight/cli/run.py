@@ -10,6 +10,7 @@ from functools import partial
 from overnight.config import BertRun, ByteRun, Run, environment_path
 from overnight.console import Line
 from overnight.corpus.pipeline import prepare
+from overnight.corpus.vocabulary import initial_tokens
 from overnight.display import duration, plural
 from overnight.errors import ConfigError
 
@@ -54,7 +55,7 @@ def run_all(run: Run, extend: bool = False) -> None:
         line.print(f"[{number}/{stages}] {text}  (after {duration(time.perf_counter() - start)})")
 
     stage(1, f"prepare {', '.join(run.data.paths)}")
-    prepare(run.data, with_data(run).data_dir, log=line.print)
+    prepare(run.data, with_data(run).data_dir, log=line.print, given=initial_tokens(run))
     run = settle_sizes(recipe, line.print, seconds_after)
     if run.budget:
         estimate_the_rest(run, line)

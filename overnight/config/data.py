@@ -54,6 +54,8 @@ class Data:
     """`bytes`: key or column of a number, kept with each document for the auxiliary objective (`phases.*.label_weight`)."""
     vocab_file: str = ""
     """A given WordPiece vocabulary (`vocab.txt`, one token a line); empty trains one."""
+    new_words: NonNegativeInt = 0
+    """Words that are added behind a given vocabulary (`vocab_file`, `init`): the most frequent ones that it splits. With `init` a word begins at the mean of the vectors of its pieces."""
     vocab_size: NonNegativeInt = 30522
     """Number of tokens: of the vocabulary to train, or exactly of the given file. 0: chosen with the sizes of the network (`model.size: auto`)."""
     lowercase: bool = True

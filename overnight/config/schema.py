@@ -316,6 +316,8 @@ class BertRun(Run):
     """Pretraining phases, in order."""
     model: EncoderConfig = field(default_factory=BertConfig)
     """The network."""
+    init: str = ""
+    """What pretraining begins from: a run folder, or a checkpoint of others (docs/checkpoints.md), such as `hf:google-bert/bert-base-uncased`; its vocabulary and casing come along, and what `model` leaves out is its own. Empty begins from random weights. `$NAME` is read from the environment."""
     evaluation: Annotated[Evaluation, MACHINE] = field(default_factory=Evaluation)
     """What is measured after pretraining."""
     finetune: Annotated[Mapping[str, Finetune], MACHINE] = field(default_factory=dict)

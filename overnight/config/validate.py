@@ -87,7 +87,7 @@ def validate_run(run: Run) -> Iterator[str]:
 
 # What only one tokenizer has. The other does nothing with it, so it may not be set there.
 DATA_SETTINGS: dict[str, tuple[str, ...]] = {
-    "wordpiece": ("vocab_file", "vocab_size", "lowercase", "repeated_paragraphs"),
+    "wordpiece": ("vocab_file", "new_words", "vocab_size", "lowercase", "repeated_paragraphs"),
     "bytes": ("test_fraction", "label"),
 }
 COMPUTE_SETTINGS = {"torch_compile": ENCODERS, "cuda_graphs": ("mlstm", "lstm")}
@@ -113,6 +113,8 @@ def _data_problems(run: Run) -> Iterator[str]:
         yield f"data.filters.max_tokens_per_char = {data.filters.max_tokens_per_char}: bytes have no vocabulary; leave it out"
     if data.vocab_file:
         yield from _vocab_problems(data)
+    if data.new_words and not (data.vocab_file or getattr(run, "init", "")):
+        yield f"data.new_words = {data.new_words}: are added to a given vocabulary; name init or data.vocab_file, or raise data.vocab_size"
 
 
 def _vocab_problems(data: Data) -> Iterator[str]:

@@ -12,7 +12,6 @@ import dataclasses
 import errno
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from overnight.config import Data, environment_path
+from overnight.config import Data
 from overnight.corpus import bytes as byte_text
 from overnight.corpus import hub, places, pydocs
 from overnight.corpus.cluster import check_scheduler, settle, workers_of
@@ -36,12 +35,10 @@ from overnight.corpus.sift import evaluation_files, evaluation_ngrams, sift
 from overnight.corpus.tasks import (
     CLEANING,
     CleanTask,
-    CountTask,
     ShardTask,
     TokenTask,
     clean_chunk,
     clean_task,
-    count_chunk,
     make_shard,
     outcome_of,
     token_chunk,
@@ -49,8 +46,9 @@ from overnight.corpus.tasks import (
     without_dropped,
 )
 from overnight.corpus.text import check_extras, counted, outcome_lines
-from overnight.corpus.tokenizer import load_tokens, read_tokens, save_tokenizer, train_tokens, vocabulary, without_rare
+from overnight.corpus.tokenizer import vocabulary
 from overnight.corpus.validation_split import check_share, names_by_split, share_for, sides, validation_lines
+from overnight.corpus.vocabulary import check_given, given_tokens, make_vocabulary
 from overnight.corpus.wikipedia_dump import PART_BYTES, DumpPart
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
@@ -63,13 +61,13 @@ from overnight.state_files import STRICT, read_json, sealed
 CHUNK_BYTES = 5 << 20
 # A shard holds many documents, because a random second segment is drawn from the shard of the first.
 SHARD_TOKENS = 16_000_000
-# Distinct words held while counting (about 100 bytes each); beyond, the rarest go, and with this limit of the trainer's the whole takes some 1.3 GB at most.
-MAX_WORDS = 4_000_000
 # Of the files below `work/`: 2 has checksums beside the chunks.
 _WORK_VERSION = 2
 
 
-def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_tokens: int = SHARD_TOKENS) -> Manifest:
+def prepare(
+    data: Data, folder: Path, log: Callable[[str], None] = print, shard_tokens: int = SHARD_TOKENS, given: list[str] | None = None
+) -> Manifest:
     """Turn the text of `data.paths` into token shards; run again after an interruption, it resumes.
 
     Args:
@@ -77,6 +75,7 @@ def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_
         folder: where the shards, the vocabulary and the manifest go.
         log: called with plain lines that say what is done and how long is left.
         shard_tokens: tokens of a shard, about.
+        given: the vocabulary of a checkpoint, in place of `data.vocab_file`.
 
     Returns:
         The manifest; at once when the folder is prepared already.
@@ -87,7 +86,9 @@ def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_
     """
     settings = settings_of(data)
     if (manifest := _prepared(settings, folder, log)) is not None:
+        check_given(given, folder)
         return manifest
+    given = given_tokens(data, given)
     check_extras(data)
     check_scheduler(data)
     reading = start_reading(data)
@@ -95,7 +96,7 @@ def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with preparation_lock(folder), workers_of(data, folder, log) as workers:
-            return _run(data, folder, log, reading, shard_tokens, workers)
+            return _run(data, folder, log, reading, shard_tokens, workers, given)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
@@ -140,9 +141,17 @@ def _full_disk(folder: Path, reading: Reading, error: OSError) -> str:
     )
 
 
-def _run(data: Data, folder: Path, log: Callable[[str], None], reading: Reading, shard_tokens: int, workers: Workers) -> Manifest:
+def _run(
+    data: Data,
+    folder: Path,
+    log: Callable[[str], None],
+    reading: Reading,
+    shard_tokens: int,
+    workers: Workers,
+    given: list[str] | None,
+) -> Manifest:
     settings = settings_of(data)
-    _begin(folder, _state(data, settings, shard_tokens), log, workers)
+    _begin(folder, _state(data, settings, shard_tokens, given), log, workers)
     work = folder / "work"
     evaluation_ngrams(data, work, log)
     chunks, sources = _read_and_clean(data, work, workers, log, reading)
@@ -152,7 +161,7 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], reading: Reading,
     outcome.drops.merge(drops)
     tokenizer, vocab_size = byte_text.VOCABULARY_HASH, byte_text.VOCABULARY_SIZE
     if data.tokenizer == "wordpiece":
-        tokens = _vocabulary(data, folder, chunks, splits, workers, log)
+        tokens = make_vocabulary(data, given, folder, chunks, splits, workers, log)
         tokenizer, vocab_size = vocabulary(tokens, data.lowercase).hash, len(tokens)
     _tokenize(data, folder, chunks, splits, workers, log)
     entries = _shard(folder, chunks, shard_tokens, workers, log)
@@ -177,7 +186,7 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], reading: Reading,
     return manifest
 
 
-def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
+def _state(data: Data, settings: dict[str, Any], shard_tokens: int, given: list[str] | None) -> str:
     """Return a hash of everything the intermediate files depend on."""
     sources: list[Any] = []
     for path in data.paths:
@@ -188,7 +197,6 @@ def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
         else:
             sources.append([(file.name, file.size, file.version) for file in places.files(path)])
     sources += evaluation_files(data)
-    given = read_tokens(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
     everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, CHUNK_BYTES, PART_BYTES, shard_tokens, settings, sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
 
@@ -319,36 +327,6 @@ def _decide(chunks: list[Path], data: Data, workers: Workers, log: Callable[[str
 def _unlabeled(chunk: Path) -> bool:
     column = read_table(chunk).column("label")
     return bool(column.null_count == len(column))
-
-
-def _vocabulary(
-    data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: Workers, log: Callable[[str], None]
-) -> list[str]:
-    """Return the given tokens, or tokens trained on the training documents; written into the folder."""
-    if (folder / "vocab.txt").exists():  # written last
-        return load_tokens(folder)[0]
-    if data.vocab_file:
-        tokens = read_tokens(environment_path(data.vocab_file, "data.vocab_file"))
-        if len(tokens) != data.vocab_size:
-            raise ConfigError(
-                f"data.vocab_size = {data.vocab_size}: {data.vocab_file} has {len(tokens)} tokens; set data.vocab_size={len(tokens)} or give another file"
-            )
-    else:
-        progress = Progress("vocabulary", log, "M words")
-        counted = 0
-        tasks = (CountTask(path, split == 1) for path, split in zip(chunks, splits, strict=True))
-        words: Counter[str] = Counter()
-        for number, counts in enumerate(run_tasks(count_chunk, tasks, workers)):
-            words.update(counts)
-            words = without_rare(words, MAX_WORDS)
-            counted += counts.total()
-            progress.update(counted, (number + 1) / len(chunks))
-        tokens = train_tokens(words, data.vocab_size, data.lowercase)
-        progress.end(counted, f"{plural(len(tokens), 'token')} from {plural(counted, 'word')}")
-        if len(tokens) < data.vocab_size:
-            log(f"vocabulary: the text gives no more than {len(tokens):,} of the {data.vocab_size:,} tokens of data.vocab_size")
-    save_tokenizer(folder, tokens, data.lowercase)
-    return tokens
 
 
 def _tokenize(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: Workers, log: Callable[[str], None]) -> None:
