@@ -89,6 +89,10 @@ class Samples:
         """Return samples in the first epoch."""
         return int(self.sizes(0)[1])
 
+    def passes(self, examples: int) -> dict[str, tuple[float, float]]:
+        """Return the share of each source, and how often it is read in the first so many examples; nothing where there is no mixture."""
+        return {}
+
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the epoch of each position of the stream, and the number of its sample in that epoch."""
         bounds = self.sizes(int(positions.max()))
@@ -266,14 +270,20 @@ class Samples:
         epochs, samples = self.locate(positions)
         numbers, rows = self.rows(epochs, samples)
         lengths = self.lengths(rows)
-        by_length = np.argsort(-lengths, kind="stable")
+        # Each micro-batch is of one source, so that the loss of each is known at no cost.
+        names = tuple(dict.fromkeys(shard.source for shard in self.shards))
+        sources = np.array([names.index(shard.source) for shard in self.shards])[numbers]
+        by_length, ends = np.lexsort((-lengths, sources)), np.cumsum(np.bincount(sources, minlength=len(names)))
         micro = self.phase.micro_batch_size
+        parts = [mine[at : at + micro] for mine in np.split(by_length, ends[:-1]) for at in range(0, len(mine), micro)]
 
         def make(step: int) -> StepBatches:
-            m = by_length[step * micro : (step + 1) * micro]
-            return StepBatches((self.batch(epochs[m], samples[m], numbers[m], rows[m]),), int(lengths[m].sum()), len(m))
+            m = parts[step]
+            found = self.batch(epochs[m], samples[m], numbers[m], rows[m])
+            of = {"source": names[sources[m[0]]], "sources": names} if len(names) > 1 else {}
+            return StepBatches((found,), int(lengths[m].sum()), len(m), **of)  # type: ignore[arg-type]
 
-        return Walk(make, -(-len(positions) // micro))
+        return Walk(make, len(parts))
 
 
 def _kept_plan(path: Path) -> np.ndarray | None:

@@ -161,7 +161,7 @@ def _texts(options: argparse.Namespace, overrides: list[str]) -> list[Text]:
     from overnight.evaluation.texts import text_of_files
 
     data = machine_run([override for override in overrides if override.startswith("data.")]).data
-    return [text_of_files(dataclasses.replace(data, paths=options.text), options.max_tokens or MAX_TOKENS)]
+    return [text_of_files(dataclasses.replace(data, paths=options.text, sources={}), options.max_tokens or MAX_TOKENS)]
 
 
 def _measure(options: argparse.Namespace, model: MaskedLM, texts: list[Text], folder: Path, line: Line) -> dict[str, Any]:

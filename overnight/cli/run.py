@@ -9,6 +9,7 @@ from functools import partial
 
 from overnight.config import BertRun, ByteRun, Run, environment_path
 from overnight.console import Line
+from overnight.corpus.named_sources import named_paths
 from overnight.corpus.pipeline import prepare
 from overnight.display import duration, plural
 from overnight.errors import ConfigError
@@ -53,7 +54,7 @@ def run_all(run: Run, extend: bool = False) -> None:
     def stage(number: int, text: str) -> None:
         line.print(f"[{number}/{stages}] {text}  (after {duration(time.perf_counter() - start)})")
 
-    stage(1, f"prepare {', '.join(run.data.paths)}")
+    stage(1, f"prepare {', '.join(path for _, path in named_paths(run.data))}")
     prepare(run.data, with_data(run).data_dir, log=line.print)
     run = settle_sizes(recipe, line.print, seconds_after)
     if run.budget:

@@ -14,6 +14,7 @@ from torch import nn
 
 from overnight.batches.loader import Samples
 from overnight.batches.masking import context_free_loss
+from overnight.batches.mixture import MixedSamples, mixture
 from overnight.batches.order import key
 from overnight.batches.streams import VALIDATION_STREAMS, Streams
 from overnight.checkpoint.reader import Progress
@@ -133,9 +134,11 @@ class BertWorkload(_Prepared):
         return model
 
     def samples(self, phase: Phase, number: int, split: str) -> Samples:
-        """Return the stream of a split's examples for a phase and its number."""
+        """Return the stream of a split's examples for a phase and its number; of training text by the mixture of its sources."""
         assert isinstance(phase, BertPhase)
-        return Samples(self.split(split), self.vocabulary, phase, _seed(self.run, number, split), self.run.run_dir / "plans")
+        given = self.split(split), self.vocabulary, phase, seed(self.run, number, split), self.run.run_dir / "plans"
+        mixes = mixture(self.run.data, phase)
+        return MixedSamples(*given, mixes) if mixes and split == "train" else Samples(*given)
 
     def flops(self, done: StepResult) -> float:
         """Return operations of a step, of all processes."""
@@ -179,7 +182,8 @@ class ByteWorkload(_Prepared):
     def samples(self, phase: Phase, number: int, split: str) -> Streams:
         """Return the streams of a split for a phase and its number."""
         assert isinstance(phase, BytePhase)
-        return Streams(self.split(split), phase, _seed(self.run, number, split))
+        mixes = mixture(self.run.data, phase) if split == "train" else {}
+        return Streams(self.split(split), phase, seed(self.run, number, split), mixes)
 
     def flops(self, done: StepResult) -> float:
         """Return operations of a step, of all processes."""
@@ -227,5 +231,6 @@ def token_counts(shards: list[Shard], size: int) -> np.ndarray:
     return sum((np.bincount(shard.tokens[::every], minlength=size) for shard in shards), np.zeros(size, np.int64))
 
 
-def _seed(run: Run, number: int, split: str) -> tuple[int, ...]:
+def seed(run: Run, number: int, split: str) -> tuple[int, ...]:
+    """Return the seed of the order of a split in a phase and its number."""
     return (run.seed, number, _TRAIN if split == "train" else _VALIDATION)
