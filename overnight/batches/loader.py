@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -32,6 +33,8 @@ from overnight.state_files import digest
 
 # What the counters of a key stand for, so that no two uses share one.
 _PLAN, _ORDER, _MASK = 1, 2, 3
+# Steps in which the room for predictions falls: twentieths of all tokens.
+_ROOMS = 20
 
 
 class StepSamples(NamedTuple):
@@ -71,6 +74,7 @@ class Samples:
         self._plans: list[np.ndarray] = []
         self._bounds = np.zeros(1, np.int64)
         self._boundaries = [_boundaries(shard) for shard in self.shards] if self.cache else []
+        self._mask_rate: Callable[[int], float] = lambda step: self.phase.mlm_probability
 
     def sizes(self, position: int) -> np.ndarray:
         """Return the first positions of all epochs up to the one that holds `position` and of the next."""
@@ -84,6 +88,10 @@ class Samples:
     def set_micro_batch_size(self, size: int) -> None:
         """Split the steps from now on into micro-batches of so many sequences; 0: still to be found."""
         self.phase = replace(self.phase, micro_batch_size=size)
+
+    def set_mask_rate(self, rate: Callable[[int], float]) -> None:
+        """Predict another share of the tokens at each step, at most that of the phase."""
+        self._mask_rate = rate
 
     def epoch_size(self) -> int:
         """Return samples in the first epoch."""
@@ -147,7 +155,9 @@ class Samples:
         inner = rows[:, pairs.A_END] - rows[:, pairs.A_START] + rows[:, pairs.B_END] - rows[:, pairs.B_START]
         return inner + (3 if self.phase.nsp else 2)
 
-    def batch(self, epochs: np.ndarray, samples: np.ndarray, numbers: np.ndarray, rows: np.ndarray, pad_to_multiple: int = 0) -> Batch:
+    def batch(
+        self, epochs: np.ndarray, samples: np.ndarray, numbers: np.ndarray, rows: np.ndarray, pad_to_multiple: int = 0, rate: float = 0.0
+    ) -> Batch:
         """Return the flat, masked batch of some samples.
 
         Args:
@@ -155,8 +165,10 @@ class Samples:
             numbers, rows: of each sequence, as :meth:`rows` returns them.
             pad_to_multiple: fill the stream up to a multiple of this many tokens, with equally many predicted rows every time,
                 so that a compiled model sees few shapes; 0 adds nothing.
+            rate: share of the tokens to predict; 0 is that of the phase.
         """
         vocabulary, phase = self.vocabulary, self.phase
+        rate = rate or phase.mlm_probability
         lengths = self.lengths(rows)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.empty(starts[-1], np.int64)
@@ -171,7 +183,7 @@ class Samples:
                 segments[split + 1 : end] = 1
         # key(*seed, _MASK, epoch, sample) of each.
         keys = mix(mix(np.uint64(key(*self.seed, _MASK)) ^ epochs.astype(np.uint64)) ^ samples.astype(np.uint64))
-        counts = masking.predictions(lengths, phase.mlm_probability, phase.max_predictions_per_seq)
+        counts = masking.predictions(lengths, rate, phase.max_predictions_per_seq)
         ids, predicted, labels = masking.mask(ids, starts, keys, counts, vocabulary, phase.whole_word)
         positions = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
         if pad_to_multiple:
@@ -183,7 +195,7 @@ class Samples:
             positions = np.concatenate([positions, *[np.arange(n) for n in fills]]).astype(np.int64)
             starts = np.concatenate([starts, starts[-1] + np.cumsum(fills)])
             lengths = np.concatenate([lengths, fills]).astype(np.int64)
-            num_predictions = int(len(ids) * phase.mlm_probability) + len(counts)
+            num_predictions = int(len(ids) * _room(rate, phase.mlm_probability)) + len(counts)
             predicted = np.pad(predicted, (0, num_predictions - len(predicted)))
             labels = np.pad(labels, (0, num_predictions - len(labels)), constant_values=IGNORED)
         targets = {"mlm": torch.from_numpy(labels)}
@@ -222,10 +234,12 @@ class Samples:
         """
         epochs, samples, numbers, rows, bins = self.step_samples(step, world)
         lengths = self.lengths(rows)
-        predicted = int(masking.predictions(lengths, self.phase.mlm_probability, self.phase.max_predictions_per_seq).sum())
-        batch = len(epochs)
+        rate, batch = self._mask_rate(step), len(epochs)
+        predicted = int(masking.predictions(lengths, rate, self.phase.max_predictions_per_seq).sum())
         return StepBatches(
-            micro=tuple(self.batch(epochs[m], samples[m], numbers[m], rows[m], pad_to_multiple) for m in map(np.array, bins[rank::world])),
+            micro=tuple(
+                self.batch(epochs[m], samples[m], numbers[m], rows[m], pad_to_multiple, rate) for m in map(np.array, bins[rank::world])
+            ),
             tokens=int(lengths.sum()),
             sequences=batch,
             sizes=Sizes(int(lengths.sum()), int((lengths**2).sum()), predicted, batch if self.phase.nsp else 0),
@@ -284,6 +298,11 @@ class Samples:
             return StepBatches((found,), int(lengths[m].sum()), len(m), **of)  # type: ignore[arg-type]
 
         return Walk(make, len(parts))
+
+
+def _room(rate: float, most: float) -> float:
+    """Return the share of the tokens that there is room for: a rate that falls takes few values of it, so that a compiled model sees few shapes."""
+    return min(most, math.ceil(rate * _ROOMS) / _ROOMS)
 
 
 def _kept_plan(path: Path) -> np.ndarray | None:

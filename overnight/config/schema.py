@@ -158,6 +158,8 @@ class BertPhase(Phase):
     """Share of examples that aim at a random shorter length (0 to 1)."""
     mlm_probability: Fraction = 0.15
     """Share of tokens predicted (0 to 1): 80 % become [MASK], 10 % random, 10 % stay."""
+    final_mlm_probability: Fraction = 0.0
+    """Share of tokens predicted at the end: from `mlm_probability` it falls to this one as the learning rate decays (Ankner et al. 2023, arXiv 2305.15096). 0 keeps it as it is."""
     max_predictions_per_seq: NonNegativeInt = 20
     """Most predicted tokens of a sequence; 0 is as many as `mlm_probability` asks for."""
     whole_word: bool = False

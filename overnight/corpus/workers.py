@@ -14,6 +14,7 @@ from multiprocessing import connection, get_context, parent_process
 from typing import TypeVar
 
 from overnight.errors import UserError
+from overnight.signals import STOP_SIGNALS, hold_signals
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,7 +43,9 @@ def run_tasks(function: Callable[[T], R], tasks: Iterable[T], workers: int) -> I
     pending: deque[Future[R]] = deque()
     try:
         for task in chain(head, tasks):
-            pending.append(pool.submit(function, task))
+            # The first call starts the processes: one that its parent left while starting it would print a traceback.
+            with hold_signals():
+                pending.append(pool.submit(function, task))
             # A window, so that results and inputs in flight stay few; 3 a worker keeps all of them busy behind a slow one.
             if len(pending) >= 3 * workers:
                 yield pending.popleft().result()
@@ -60,6 +63,7 @@ def run_tasks(function: Callable[[T], R], tasks: Iterable[T], workers: int) -> I
 def _start_worker() -> None:
     """Leave Ctrl-C to the parent, end with the parent even when it is killed, and keep the tokenizer to one thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
