@@ -13,7 +13,7 @@ from overnight.display import for_stream
 
 def _add_bench(add: Add) -> None:
     command = add("bench", _bench, "benchmark against reference implementations; the last line is one JSON object")
-    command.add_argument("what", choices=("train", "loop", "optim", "mlstm", "scaling", "gpu"), help="what to measure")
+    command.add_argument("what", choices=("train", "loop", "loader", "optim", "mlstm", "scaling", "gpu"), help="what to measure")
     command.add_argument("--peer", choices=("transformers", "none"), default="transformers", help="with whom to compare")
     command.add_argument("--tiny", action="store_true", help="smallest sizes, to see that it runs")
 
