@@ -87,7 +87,7 @@ def run_all(run: Run, extend: bool = False) -> None:
     from overnight.report.page import refresh_report
     from overnight.report.summary import summary_text
 
-    write_samples(run)
+    write_samples(with_data(run))
     line.print(summary_text(run.run_dir))
     line.print(refresh_report(run.run_dir))
     line.print(f"done in {duration(time.perf_counter() - start)}; model in {run.run_dir / 'export'}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from overnight.config.cleaning import AnyFilters, NoFilters
-from overnight.config.fields import MACHINE, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
+from overnight.config.fields import MACHINE, NonNegativeFloat, NonNegativeInt, Positive, PositiveFloat, PositiveInt, Range
 
 Format = Literal["auto", "text", "markdown", "wiki", "mediawiki", "jsonl", "amazon", "csv", "tsv", "parquet", "html", "epub", "warc"]
 
@@ -48,7 +48,11 @@ class Data:
     tokenizer: Literal["wordpiece", "bytes"] = "wordpiece"
     """What a token is: a WordPiece, for BERT, or a byte of UTF-8, for the byte models."""
     dir: Annotated[str, MACHINE] = "data/{name}"
-    """Folder for the prepared shards; `{name}` is the name of the run."""
+    """Folder for the prepared shards; `{name}` is the name of the run. To train, it may be in storage (`s3://bucket/folder`), of which `cache` then has a copy."""
+    cache: Annotated[str, MACHINE] = "~/.cache/overnight"
+    """Folder of this machine for copies of prepared shards that are in storage; its processes share it."""
+    cache_gb: Annotated[float, Positive, MACHINE] = 100.0
+    """What that folder may hold (GB): copies that no process reads make room for others."""
     format: Format = "auto"
     """How a file is read; `auto` decides by its ending and its first bytes (`wiki` is the extracted `<doc>` format, `mediawiki` a dump of Wikipedia in XML, `warc` also WET)."""
     namespaces: list[int] = dataclasses.field(default_factory=lambda: [0])
