@@ -14,7 +14,7 @@ from torch import nn
 
 from overnight.batches.loader import Samples
 from overnight.batches.masking import context_free_loss
-from overnight.batches.mixture import MixedSamples, mixture
+from overnight.batches.mixture import MixedSamples, by_source, mixture, shares
 from overnight.batches.order import key
 from overnight.batches.streams import VALIDATION_STREAMS, Streams
 from overnight.checkpoint.reader import Progress
@@ -130,8 +130,18 @@ class BertWorkload(_Prepared):
         model = new_model(self.run, self.vocabulary, device)
         if isinstance(self.run.model, ModernBertConfig) and self.run.model.unigram_bias:
             assert isinstance(model, ModernBertForMaskedLM)
-            model.begin_at_unigram(torch.from_numpy(token_counts(self.shards["train"], self.vocabulary.size)))
+            model.begin_at_unigram(torch.from_numpy(self.training_counts()))
         return model
+
+    def training_counts(self) -> np.ndarray:
+        """Return how often each token occurs in the training text (int64 [V]), with the sources in the shares that the first phase reads."""
+        shards, mixes = self.shards["train"], mixture(self.run.data, next(iter(self.run.phases.values())))
+        if not mixes:
+            return token_counts(shards, self.vocabulary.size)
+        counts = {name: token_counts(mine, self.vocabulary.size) for name, mine in by_source(shards, list(mixes)).items()}
+        sizes = {name: sum(len(shard.tokens) for shard in shards if shard.source == name) for name in mixes}
+        total, parts = sum(sizes.values()), shares(mixes, sizes)
+        return np.rint(sum(counts[name] * (part * total / counts[name].sum()) for name, part in parts.items())).astype(np.int64)
 
     def samples(self, phase: Phase, number: int, split: str) -> Samples:
         """Return the stream of a split's examples for a phase and its number; of training text by the mixture of its sources."""
@@ -149,7 +159,7 @@ class BertWorkload(_Prepared):
         valid = token_counts(self.shards["valid"], self.vocabulary.size)
         if not valid.any():
             return super().validation_counts()
-        loss = context_free_loss(token_counts(self.shards["train"], self.vocabulary.size), valid)
+        loss = context_free_loss(self.training_counts(), valid)
         return {**super().validation_counts(), "plateau_loss": round(loss, 4)}
 
     def carry(self, samples: Samples | Streams) -> None:

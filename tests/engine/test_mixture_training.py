@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from overnight import config
 from overnight.cli.plan import make_plan, plan_text
@@ -17,11 +19,14 @@ from overnight.config import Run
 from overnight.console import Line
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import load_manifest, open_shards
+from overnight.distributed.world import World
 from overnight.engine import loop
 from overnight.engine.evaluate import evaluate
 from overnight.engine.pretrain import pretrain
+from overnight.engine.workload import BertWorkload
 from overnight.errors import ConfigError, DataError
 from tests.conftest import tiny_tree, topics
+from tests.distributed.test_parallel import Runs, assert_same_curve
 from tests.engine.test_byte_training import byte_tree
 from tests.engine.test_pretrain import Stop, assert_same_run, finish, metrics
 from tests.recipe import change, message
@@ -154,6 +159,26 @@ def test_a_byte_model_reads_a_mixture_too(texts: Path, tmp_path: Path) -> None:
     finish(run)
     assert [line["step"] for line in metrics(run) if line["kind"] == "train"] == list(range(1, 13))
     assert "mixture" in plan_text(make_plan(run))
+
+
+def test_the_counts_of_tokens_are_those_of_the_sources_in_their_shares(mixed: Make, tmp_path: Path) -> None:
+    run = mixed(tmp_path)
+    work = BertWorkload(run, World(device=torch.device("cpu")))  # type: ignore[arg-type]
+    counts = work.training_counts()
+    whole = {name: [shard.tokens for shard in work.shards["train"] if shard.source == name] for name in ("rows", "plain")}
+    each = {name: np.bincount(np.concatenate(tokens), minlength=len(counts)) for name, tokens in whole.items()}
+    expected = 0.75 * each["rows"] / each["rows"].sum() + 0.25 * each["plain"] / each["plain"].sum()
+    assert np.allclose(counts / counts.sum(), expected, atol=1e-4)
+    assert counts.sum() == pytest.approx(sum(found.sum() for found in each.values()), rel=1e-2)
+
+
+def test_two_processes_train_and_evaluate_a_mixture_as_one_does(mixed: Make, tmp_path: Path) -> None:
+    settings = {"model.dropout": 0.0, "model.attention_dropout": 0.0}
+    one, two = (mixed(tmp_path, **{**settings, "out": str(tmp_path / name)}) for name in ("one", "two"))
+    (tmp_path / "two.yaml").write_text(config.run_yaml(two), encoding="utf-8")
+    finish(one)
+    assert {code for job in Runs(tmp_path, two.data_dir).on(2, {"recipe": str(tmp_path / "two.yaml")}) for code, _ in job} == {0}
+    assert_same_curve(tmp_path / "two", tmp_path / "one")
 
 
 def test_a_source_whose_text_is_that_of_another_is_refused_when_it_is_read(texts: Path, tmp_path: Path) -> None:
