@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,7 +14,7 @@ import yaml
 
 from overnight import config
 from overnight.config import BertConfig, ModernBertConfig
-from tests.conftest import ROOT
+from tests.conftest import ROOT, topics
 from tests.processes import HANG
 
 
@@ -37,6 +38,27 @@ def test_the_examples_of_the_optimizers_page_run_and_print_what_it_says(tmp_path
     assert found.returncode == 0, found.stderr[-3000:]
     assert all(text in found.stdout for text in shown)
     assert "the gradient of 0.weight" in found.stdout and "is not finite: the step was refused" in found.stdout
+
+
+def test_the_mixture_of_the_documentation_is_prepared_planned_and_trained_as_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "mixtures.md").read_text(encoding="utf-8")
+    recipe, commands = (re.findall(rf"^```{kind}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0] for kind in ("yaml", "bash"))
+    texts = list(topics().values())
+    (tmp_path / "books").mkdir()
+    for number, text in enumerate(texts[::2]):
+        (tmp_path / "books" / f"{number}.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "reviews.jsonl").write_text("".join(json.dumps({"reviewText": text}) + "\n" for text in texts[1::2]), encoding="utf-8")
+    (tmp_path / "mixed.yaml").write_text(recipe, encoding="utf-8")
+    found = ""
+    for command in commands.splitlines():
+        words = [sys.executable, "-m", *command.split(), *(["--compute.device=cpu", "--data.workers=1"] if "plan" not in command else [])]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found += done.stdout
+    (shown,) = re.findall(r"reads it:\n```\n(.*?)\n```", page)
+    assert " ".join(shown.split()) in " ".join(found.split())
+    assert "mixture: books 60.0 % =" in found and "mlm loss/reviews" in found
 
 
 def test_the_recipe_of_modernbert_in_the_documentation_is_one() -> None:

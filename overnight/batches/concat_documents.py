@@ -47,6 +47,11 @@ class Documents:
     def __len__(self) -> int:
         return len(self.lengths_D)
 
+    def place(self, document: int) -> tuple[str, int]:
+        """Return the file of a document, and its row there."""
+        file = bisect_right(self.first, document) - 1
+        return self.names[file], document - self.first[file]
+
     def text(self, document: int, start: int, end: int) -> np.ndarray:
         """Return bytes of a part of a document."""
         file = bisect_right(self.first, document) - 1
@@ -99,9 +104,7 @@ class Joined:
     def document(self, position: int) -> tuple[str, int]:
         """Return the document that has a byte: its file, and its row there."""
         place = np.searchsorted(self._starts, [position], side="right") - 1
-        number = int(order(place, len(self.documents), self.key)[0])
-        file = bisect_right(self.documents.first, number) - 1
-        return self.documents.names[file], number - self.documents.first[file]
+        return self.documents.place(int(order(place, len(self.documents), self.key)[0]))
 
     def ends(self, starts_R: np.ndarray, ends_R: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the labeled documents whose last byte lies in [start, end): row, place of that byte behind its start, label."""

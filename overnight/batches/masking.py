@@ -15,6 +15,7 @@ from overnight.corpus.tokenizer import Vocabulary
 
 # A word hash above this share of 2^64 is kept or replaced at random: 80 % [MASK], 10 % random, 10 % kept.
 _MASKED, _RANDOM = 0.8, 0.9
+_NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 def predictions(lengths_S: np.ndarray, rate: float, most: int) -> np.ndarray:
@@ -60,12 +61,14 @@ def mask(
     if whole_word:
         chosen_M = _choose_words(ids_N, sequence_N, position_N, keys_N, can_N, counts_S, vocabulary)
     else:
-        candidates = np.flatnonzero(can_N)
-        luck = random_words(keys_N[candidates], position_N[candidates] * 4)
-        by_luck = candidates[np.lexsort((luck, sequence_N[candidates]))]
-        available = np.bincount(sequence_N[by_luck], minlength=len(lengths))
-        rank = np.arange(len(by_luck)) - np.repeat(np.cumsum(available) - available, available)
-        chosen_M = np.sort(by_luck[rank < counts_S[sequence_N[by_luck]]])
+        # A row for each sequence: sorting short rows of one array is far faster than sorting all by two keys. No two tokens of one have equal luck.
+        luck_N = random_words(keys_N, position_N * 4)
+        luck_SL = np.full((len(lengths), int(lengths.max())), _NEVER)
+        luck_SL[sequence_N[can_N], position_N[can_N]] = luck_N[can_N]
+        luck_SL.sort(axis=1)
+        most = np.minimum(counts_S, luck_SL.shape[1])
+        worst_S = luck_SL[np.arange(len(lengths)), np.maximum(most, 1) - 1]
+        chosen_M = np.flatnonzero(can_N & (luck_N <= worst_S[sequence_N]) & (most > 0)[sequence_N])
     labels_M = ids_N[chosen_M].copy()
     ids = ids_N.copy()
     keys_M, position_M = keys_N[chosen_M], position_N[chosen_M]
@@ -93,15 +96,28 @@ def _choose_words(
     # Runs of joined tokens end where the next token does not join.
     ends = np.append(np.flatnonzero(~joins_N), len(ids_N))
     last = ends[np.searchsorted(ends, first, side="right")]
-    luck = random_words(keys_N[first], position_N[first] * 4)
-    chosen: list[np.ndarray] = []
-    budget = counts_S.astype(np.int64).copy()
-    for word in np.lexsort((luck, sequence_N[first])):
-        sequence, size = sequence_N[first[word]], last[word] - first[word]
-        if size <= budget[sequence]:
-            budget[sequence] -= size
-            chosen.append(np.arange(first[word], last[word]))
-    return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, np.int64)
+    luck, sequence = random_words(keys_N[first], position_N[first] * 4), sequence_N[first]
+    words_S = np.bincount(sequence, minlength=len(counts_S))
+    row_W = np.arange(len(first)) - np.repeat(np.cumsum(words_S) - words_S, words_S)
+    luck_SW = np.full((len(counts_S), max(1, int(words_S.max()))), _NEVER)
+    luck_SW[sequence, row_W] = luck
+    size_SW = np.full(luck_SW.shape, 1 << 40)
+    size_SW[sequence, row_W] = last - first
+    by_luck = np.argsort(luck_SW, axis=1, kind="stable")
+    # The words of all sequences of one rank at a time, best luck first, until nothing is left to choose.
+    budget_S, rows, taken_SW = counts_S.astype(np.int64), np.arange(len(counts_S)), np.zeros(luck_SW.shape, bool)
+    for word_S in by_luck.T:
+        size_S = size_SW[rows, word_S]
+        fits_S = size_S <= budget_S
+        budget_S -= size_S * fits_S
+        taken_SW[rows, word_S] = fits_S
+        if not budget_S.any():
+            break
+    taken = taken_SW[sequence, row_W]
+    edges = np.zeros(len(ids_N) + 1, np.int8)
+    edges[first[taken]] += 1
+    edges[last[taken]] -= 1
+    return np.flatnonzero(np.cumsum(edges[:-1]))
 
 
 def context_free_loss(train_V: np.ndarray, valid_V: np.ndarray) -> float:

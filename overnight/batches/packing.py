@@ -78,6 +78,10 @@ class StepBatches:
     """Sequences of the whole global batch."""
     sizes: Sizes | None = None
     """Of the whole global batch."""
+    source: str = ""
+    """Of a split with several named sources, the one that all of it is of."""
+    sources: tuple[str, ...] = ()
+    """Names of all sources of such a split."""
 
     def divisors(self) -> dict[str, int]:
         """Return the number of targets of this process's micro-batches, by loss.

@@ -10,6 +10,7 @@ Shapes: B rows (streams), T bytes of a window, S groups of an epoch, K documents
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,9 +20,10 @@ from torch import Tensor
 
 from overnight.batches.batch_size import micro_batch
 from overnight.batches.concat_documents import Documents, Joined
+from overnight.batches.drawn_documents import DocumentMixture
 from overnight.batches.order import key
 from overnight.batches.packing import IGNORED, Provenance, Sizes, StepBatches, Walk, moved
-from overnight.config import BytePhase
+from overnight.config import BytePhase, Mix
 from overnight.corpus.shards import Shard
 from overnight.errors import DataError
 
@@ -65,15 +67,16 @@ class Streams:
 
     Args:
         shards: of one split, prepared with `data.tokenizer = bytes`.
-        phase: batch, length and groups.
-        seed: of the run, the phase's place in it, and whether this is for validation.
+        phase, seed: as of :class:`overnight.batches.loader.Samples`.
+        mixes: how often each named source is read; empty reads every document once an epoch.
 
     Raises:
-        DataError: when the corpus holds WordPiece tokens, or lacks the labels that the phase needs.
+        DataError: when a source has no text, or the corpus holds WordPiece tokens, or lacks the labels that the phase needs.
     """
 
-    def __init__(self, shards: list[Shard], phase: BytePhase, seed: tuple[int, ...]) -> None:
-        self.documents, self.phase, self.seed = Documents(shards), phase, seed
+    def __init__(self, shards: list[Shard], phase: BytePhase, seed: tuple[int, ...], mixes: Mapping[str, Mix] | None = None) -> None:
+        self.mixture = DocumentMixture(shards, seed, mixes) if mixes else None
+        self.documents, self.phase, self.seed = self.mixture.documents if self.mixture else Documents(shards), phase, seed
         if phase.label_weight > 0 and self.documents.labels_D is None:
             raise DataError(f"label_weight = {phase.label_weight}, but the corpus was prepared without data.label; prepare it with one")
         self.groups = phase.num_document_groups or max(MIN_GROUPS, phase.global_batch_size)
@@ -90,7 +93,7 @@ class Streams:
             DataError: when there are fewer documents than groups.
         """
         micro_batch(self.phase, 0, world)
-        count, batch = len(self.documents), self.phase.global_batch_size
+        count, batch = self.mixture.least() if self.mixture else len(self.documents), self.phase.global_batch_size
         if count < self.groups:
             remedy = f"set the phase's `num_document_groups` to {batch:,} (its global_batch_size) to {count:,}"
             raise DataError(
@@ -106,7 +109,11 @@ class Streams:
 
     def epoch_size(self) -> int:
         """Return windows that the bytes of an epoch fill; the last one of a group may be short."""
-        return -(-int(self.documents.lengths_D.sum(dtype=np.int64)) // self.phase.seq_len)
+        return -(-(self.mixture.bytes if self.mixture else int(self.documents.lengths_D.sum(dtype=np.int64))) // self.phase.seq_len)
+
+    def passes(self, examples: int) -> dict[str, tuple[float, float]]:
+        """Return the share of each source, and how often it is read in so many windows; nothing where there is no mixture."""
+        return self.mixture.passes(examples / self.epoch_size()) if self.mixture else {}
 
     def longest(self, count: int) -> ByteBatch:
         """Return windows of so many streams without a byte that only fills up, laid out as those of the stream are: what memory is measured with.
@@ -225,7 +232,8 @@ class Streams:
     def _join(self, epoch: int) -> Joined:
         """Return the documents in the order of an epoch, split into its groups."""
         if epoch not in self._joined:
-            self._joined[epoch] = Joined(self.documents, key(*self.seed, _ORDER, epoch), self.groups)
+            found = self.mixture.epoch(epoch) if self.mixture else self.documents
+            self._joined[epoch] = Joined(found, key(*self.seed, _ORDER, epoch), self.groups)
         return self._joined[epoch]
 
     def _batch(self, streams: np.ndarray, fresh_B: np.ndarray, reads: list[tuple[np.ndarray, Joined, np.ndarray, np.ndarray]]) -> ByteBatch:

@@ -13,6 +13,8 @@ from typing import Literal, TypeVar
 from overnight.checkpoint import reader
 from overnight.checkpoint.reader import Progress
 from overnight.config import BertRun, Run
+from overnight.corpus.places import is_remote
+from overnight.corpus.shard_cache import local_copy
 from overnight.corpus.shards import Manifest, load_manifest, save_manifest
 from overnight.corpus.tokenizer import Vocabulary, copy_tokenizer, load_vocabulary
 from overnight.errors import DataError
@@ -107,12 +109,24 @@ def assert_same_corpus(progress: Progress, manifest: Manifest, folder: Path, run
         raise DataError(_another_corpus(run, folder))
 
 
+def fetched(run: AnyRun) -> AnyRun:
+    """Return the run with a copy of its prepared data on this machine, where that is in storage.
+
+    Raises:
+        DataError: when it cannot be had (see :mod:`overnight.corpus.shard_cache`).
+    """
+    if not is_remote(run.data.dir):
+        return run
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, dir=str(local_copy(run.data, run.name))))
+
+
 def with_data(run: AnyRun) -> AnyRun:
-    """Return the run with the folder of its prepared data as it can be reached from here.
+    """Return the run with the folder of its prepared data as it can be reached from here; of data in storage with a copy.
 
     A relative `data.dir` is looked up in the working directory; where nothing is prepared there, it is the folder that the run was
     trained on before. Whether that is the right corpus is for :func:`assert_same_corpus` to say.
     """
+    run = fetched(run)
     if run.data_dir.is_absolute() or (run.data_dir / "manifest.json").exists():
         return run
     place = _place(run)

@@ -86,10 +86,10 @@ def _refuse(options: argparse.Namespace, names: tuple[str, ...], why: str) -> No
 
 
 def _with_data(run: Run, overrides: list[str]) -> Run:
-    from overnight.checkpoint.run_corpus import find_data
+    from overnight.checkpoint.run_corpus import fetched, find_data
 
     # A folder that is named is to be measured on, whatever it is.
-    return run if _names_data(overrides) else find_data(run)
+    return fetched(run) if _names_data(overrides) else find_data(run)
 
 
 def _names_data(overrides: list[str]) -> bool:
@@ -137,6 +137,7 @@ def _evaluate_folder(options: argparse.Namespace, overrides: list[str], folder: 
     """Measure a model in the Hugging Face layout on raw text, on the text of prepared data, or on BLiMP."""
     _refuse(options, _BYTES, "only a byte model reads groups of documents")
     check_keys(options.command, overrides)
+    from overnight.checkpoint.run_corpus import fetched
     from overnight.config import machine_run
     from overnight.console import Line
     from overnight.evaluation.evaluate import MAX_TOKENS
@@ -145,7 +146,7 @@ def _evaluate_folder(options: argparse.Namespace, overrides: list[str], folder: 
 
     machine, texts = machine_run(overrides), _texts(options, overrides)
     if _names_data(overrides):
-        texts.append(text_of_shards(machine.data_dir, options.split or "valid", options.max_tokens or MAX_TOKENS, own=False))
+        texts.append(text_of_shards(fetched(machine).data_dir, options.split or "valid", options.max_tokens or MAX_TOKENS, own=False))
     elif options.split:
         raise ConfigError(f"--split = {options.split}: {folder} has no data of its own; name prepared data with --data.dir=FOLDER")
     if not texts and not options.blimp:
@@ -164,7 +165,7 @@ def _texts(options: argparse.Namespace, overrides: list[str]) -> list[Text]:
     from overnight.evaluation.texts import text_of_files
 
     data = machine_run([override for override in overrides if override.startswith("data.")]).data
-    return [text_of_files(dataclasses.replace(data, paths=options.text), options.max_tokens or MAX_TOKENS)]
+    return [text_of_files(dataclasses.replace(data, paths=options.text, sources={}), options.max_tokens or MAX_TOKENS)]
 
 
 def _measure(options: argparse.Namespace, model: MaskedLM, texts: list[Text], folder: Path, line: Line) -> dict[str, Any]:

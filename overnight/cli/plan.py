@@ -14,21 +14,18 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 import torch
 
 from overnight.batches.batch_size import batch_size, batch_warmup, sequences_before
-from overnight.batches.loader import Samples
 from overnight.cli.ascii_plot import Panel, Stretch, draw
+from overnight.cli.source_plan import SourcePlan, epoch_sizes, source_plans, sources_text
 from overnight.cli.time_plan import TimePlan, time_plan, time_plan_text
 from overnight.config import BertPhase, BertRun, ByteRun, Optim, Phase, Run
 from overnight.config.optimizers import LayerwiseOptim
 from overnight.config.schema import ENCODERS
 from overnight.console import table
-from overnight.corpus.shards import load_manifest, open_shards
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.display import plural, share
-from overnight.errors import DataError
 from overnight.models.bert import padded_vocabulary
 from overnight.models.bytes import BYTES, byte_model
 from overnight.models.encoders import masked_lm
@@ -38,7 +35,6 @@ from overnight.optim.schedules import learning_rate, peak_lr, reference, resolve
 _SAMPLES = 1000
 # What a plan says of an optimizer elsewhere.
 _NOT_SETTINGS = ("name", "lr", "scaling", "schedule", "reset_moments")
-_JUDGED_TOKENS = 1_000_000
 _WIDTH = 100
 # Names of tensors, and the part of the network they belong to; those of the layers are counted together.
 _PARTS = (
@@ -108,6 +104,8 @@ class PhasePlan:
     """At most: `sequences` of `length`."""
     epochs: float | None
     """Passes over the prepared data, estimated from its first documents; None where none is prepared."""
+    sources: list[SourcePlan]
+    """Those that are named (`data.sources`), by the mixture of the phase."""
     optimizer: str
     settings: dict[str, Any]
     """Of the optimizer."""
@@ -176,7 +174,7 @@ def make_plan(run: Run) -> Plan:
         parts=parts(network),
         parameters=sum(p.numel() for p in network.parameters()),
         phases=[
-            phase_plan(name, phase, network, epoch_size(run, phase, number) if prepared else None)
+            phase_plan(name, phase, network, run, epoch_sizes(run, phase, number) if prepared else None)
             for number, (name, phase) in enumerate(run.phases.items())
         ],
         time=time,
@@ -199,26 +197,11 @@ def parts(network: torch.nn.Module) -> list[Part]:
     ]
 
 
-def epoch_size(run: Run, phase: Phase, number: int) -> float:
-    """Return the number of examples in an epoch of a phase: those of the first documents, times what there is more (tokens)."""
-    shards = open_shards(run.data_dir, "train")
-    if not shards:
-        raise DataError(f"{run.data_dir} holds no train text; lower data.valid_fraction or add documents")
-    shard = shards[0]
-    ends = shard.sentence_starts[shard.document_sentences]
-    documents = max(1, int(np.searchsorted(ends, _JUDGED_TOKENS, side="right")) - 1)
-    first = dataclasses.replace(shard, document_sentences=shard.document_sentences[: documents + 1])
-    if not isinstance(phase, BertPhase):
-        return load_manifest(run.data_dir).count("train", "tokens") / phase.seq_len
-    samples = Samples([first], load_vocabulary(run.data_dir), phase, (run.seed, number, 0))
-    return samples.epoch_size() * load_manifest(run.data_dir).count("train", "tokens") / int(ends[documents])
-
-
-def phase_plan(name: str, phase: Phase, network: torch.nn.Module, epoch: float | None) -> PhasePlan:
+def phase_plan(name: str, phase: Phase, network: torch.nn.Module, run: Run, sizes: dict[str, float] | None) -> PhasePlan:
     """Return the values of a phase.
 
     Args:
-        epoch: examples in an epoch, if known.
+        sizes: examples in an epoch of each source, if known.
     """
     optim, count = phase.optim, min(phase.steps, _SAMPLES)
     at = [round(i * (phase.steps - 1) / max(1, count - 1)) for i in range(count)]
@@ -233,7 +216,8 @@ def phase_plan(name: str, phase: Phase, network: torch.nn.Module, epoch: float |
         micro_batch=min(phase.micro_batch_size, phase.global_batch_size),
         sequences=sequences,
         tokens=sequences * phase.seq_len,
-        epochs=sequences / epoch if epoch else None,
+        epochs=sequences / sum(sizes.values()) if sizes else None,
+        sources=source_plans(run, phase, sequences, sizes),
         optimizer=optim.name,
         settings={name: value for name, value in vars(optim).items() if name not in _NOT_SETTINGS},
         peak_lr=peak_lr(phase),
@@ -337,6 +321,7 @@ def _phase_text(phase: PhasePlan, before: str) -> str:
     rows = [
         ("batches", f"{_batches(phase)} sequences{micro} of up to {phase.length} tokens{growing}"),
         ("seen", f"{plural(phase.sequences, 'sequence')}, at most {plural(phase.tokens, 'token')}{epochs}"),
+        *([("mixture", sources_text(phase.sources))] if phase.sources else []),
         ("optimizer", f"{phase.optimizer}: {' '.join(f'{key}={_yaml(value)}' for key, value in phase.settings.items())}"),
         ("rate", f"peak {phase.peak_lr:.4g}{rule}; {', '.join(shape)}"),
         ("moments", "reset" if phase.reset_moments or not before else kept),

@@ -98,7 +98,13 @@ def _add_prepare(add: Add) -> None:
 def _prepare(options: argparse.Namespace, overrides: list[str]) -> None:
     run = load(options, overrides)
     from overnight.corpus.pipeline import prepare
+    from overnight.corpus.places import is_remote
     from overnight.corpus.vocabulary import initial_tokens
+
+    if is_remote(run.data.dir):
+        raise ConfigError(
+            f"data.dir = {run.data.dir!r}: prepare into a folder of this machine, and copy that into storage (`aws s3 sync`, `gcloud storage rsync`)"
+        )
 
     def log(text: str) -> None:
         print(for_stream(text, sys.stdout), flush=True)

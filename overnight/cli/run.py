@@ -9,6 +9,7 @@ from functools import partial
 
 from overnight.config import BertRun, ByteRun, Run, environment_path
 from overnight.console import Line
+from overnight.corpus.named_sources import named_paths
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.vocabulary import initial_tokens
 from overnight.display import duration, plural
@@ -54,7 +55,7 @@ def run_all(run: Run, extend: bool = False) -> None:
     def stage(number: int, text: str) -> None:
         line.print(f"[{number}/{stages}] {text}  (after {duration(time.perf_counter() - start)})")
 
-    stage(1, f"prepare {', '.join(run.data.paths)}")
+    stage(1, f"prepare {', '.join(path for _, path in named_paths(run.data))}")
     prepare(run.data, with_data(run).data_dir, log=line.print, given=initial_tokens(run))
     run = settle_sizes(recipe, line.print, seconds_after)
     if run.budget:
@@ -87,7 +88,7 @@ def run_all(run: Run, extend: bool = False) -> None:
     from overnight.report.page import refresh_report
     from overnight.report.summary import summary_text
 
-    write_samples(run)
+    write_samples(with_data(run))
     line.print(summary_text(run.run_dir))
     line.print(refresh_report(run.run_dir))
     line.print(f"done in {duration(time.perf_counter() - start)}; model in {run.run_dir / 'export'}")

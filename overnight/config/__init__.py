@@ -1,7 +1,7 @@
 """What a run does, as one frozen value: read, checked and written here. Nothing in it needs torch."""
 
 from overnight.config.cleaning import Filters, NoFilters, WebFilters
-from overnight.config.data import Data
+from overnight.config.data import Data, Mix, TextSource
 from overnight.config.load import (
     build_run,
     differences,
@@ -64,6 +64,7 @@ __all__ = [
     "LinearProbe",
     "Logging",
     "Memory",
+    "Mix",
     "Model",
     "ModernBertConfig",
     "MuonConfig",
@@ -75,6 +76,7 @@ __all__ = [
     "Scaling",
     "Schedule",
     "Stability",
+    "TextSource",
     "WebFilters",
     "build_run",
     "differences",

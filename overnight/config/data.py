@@ -3,11 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from overnight.config.cleaning import AnyFilters, NoFilters
-from overnight.config.fields import MACHINE, NonNegativeInt, PositiveInt, Range
+from overnight.config.fields import MACHINE, NonNegativeFloat, NonNegativeInt, Positive, PositiveFloat, PositiveInt, Range
+
+Format = Literal["auto", "text", "markdown", "wiki", "mediawiki", "jsonl", "amazon", "csv", "tsv", "parquet", "html", "epub", "warc"]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How often a source of text is read."""
+
+    weight: NonNegativeFloat = 0.0
+    """Its share of the examples (of bytes: of the text), relative to the weights of the others. Where any source has a weight, one without is not read."""
+    epochs: PositiveFloat = 1.0
+    """Where no source has a weight: how often it is read while a source of 1 is read once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSource(Mix):
+    """A source of text, and how often it is read. What is left empty is as `data` has it."""
+
+    paths: list[str]
+    """As `data.paths`."""
+    format: Literal["", Format] = ""
+    """As `data.format`."""
+    field: str = ""
+    """As `data.field`."""
+    documents: Literal["", "file", "paragraph", "line"] = ""
+    """As `data.documents`."""
 
 
 @dataclass(frozen=True)
@@ -16,13 +43,17 @@ class Data:
 
     paths: list[str] = dataclasses.field(default_factory=lambda: ["builtin:python-docs"])
     """Files, folders, globs, tar or zip archives, here or in storage (`s3://bucket/folder`), and data sets of Hugging Face (`hf:NAME[:CONFIG[:SPLIT]]`), in order; `builtin:python-docs` is the documentation inside this Python environment. `$NAME` is read from the environment; `ARCHIVE::PATTERN` takes only the members of an archive whose names match (`reviews.tar.xz::*/train/*`; `*` matches `/` too)."""
+    sources: Mapping[str, TextSource] = dataclasses.field(default_factory=dict)
+    """Instead of `paths`: sources by name, each with its share of what is read (docs/mixtures.md). Shares may change without preparing again."""
     tokenizer: Literal["wordpiece", "bytes"] = "wordpiece"
     """What a token is: a WordPiece, for BERT, or a byte of UTF-8, for the byte models."""
     dir: Annotated[str, MACHINE] = "data/{name}"
-    """Folder for the prepared shards; `{name}` is the name of the run."""
-    format: Literal["auto", "text", "markdown", "wiki", "mediawiki", "jsonl", "amazon", "csv", "tsv", "parquet", "html", "epub", "warc"] = (
-        "auto"
-    )
+    """Folder for the prepared shards; `{name}` is the name of the run. To train, it may be in storage (`s3://bucket/folder`), of which `cache` then has a copy."""
+    cache: Annotated[str, MACHINE] = "~/.cache/overnight"
+    """Folder of this machine for copies of prepared shards that are in storage; its processes share it."""
+    cache_gb: Annotated[float, Positive, MACHINE] = 100.0
+    """What that folder may hold (GB): copies that no process reads make room for others."""
+    format: Format = "auto"
     """How a file is read; `auto` decides by its ending and its first bytes (`wiki` is the extracted `<doc>` format, `mediawiki` a dump of Wikipedia in XML, `warc` also WET)."""
     namespaces: list[int] = dataclasses.field(default_factory=lambda: [0])
     """Of a dump of Wikipedia, the pages that are read, by the numbers in `<ns>`: 0 are articles, 1 their talk pages."""

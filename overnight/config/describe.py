@@ -98,7 +98,7 @@ def _default(kind: Any, name: str) -> str:
 
 def _type_name(hint: Any) -> str:
     if get_origin(hint) is Literal:
-        return "|".join(get_args(hint))
+        return "|".join(filter(None, get_args(hint)))
     if get_origin(hint) in (list, tuple):
         inner = ", ".join(_type_name(get_args(arg)[0] if hasattr(arg, "__metadata__") else arg) for arg in get_args(hint))
         return f"{get_origin(hint).__name__}[{inner}]"

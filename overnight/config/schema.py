@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from overnight.config.data import Data
+from overnight.config.data import Data, Mix
 from overnight.config.fields import MACHINE, BelowOne, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, Tagged
 from overnight.config.machine import Checkpoint, Compute, Distributed, Logging, Memory, Stability
 from overnight.config.optimizers import AnyOptim, LambConfig
@@ -140,6 +140,8 @@ class Phase:
     """Longest sequence (tokens, with [CLS] and [SEP])."""
     micro_batch_size: Annotated[int, Range(), MACHINE] = 32
     """Sequences a device holds at once; decides memory and speed, never the training. 0: found by trial at the start of the phase, and remembered in the run folder."""
+    mixture: Mapping[str, Mix] = field(default_factory=dict)
+    """How often this phase reads the sources of `data.sources`, by name; one that it does not name is not read. Empty is as `data.sources` says."""
     optim: AnyOptim = field(default_factory=LambConfig)
     """Optimizer and schedule."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from overnight.config.budget import deadline_of
-from overnight.config.data import Data
+from overnight.config.data import Data, Mix
 from overnight.config.fields import out_of_range
 from overnight.config.open_sizes import size_problems
 from overnight.config.optimizers import SCHEDULE_SETTINGS, UNTUNED, MuonConfig, Optim, Schedule
@@ -99,8 +99,7 @@ _PUBLISHED_RATE = 0.15
 
 def _data_problems(run: Run) -> Iterator[str]:
     data = run.data
-    if not data.paths:
-        yield "data.paths = []: name at least one file or folder"
+    yield from _source_problems(run)
     reads = "wordpiece" if isinstance(run, BertRun) else "bytes"
     if data.tokenizer != reads:
         yield f"data.tokenizer = {data.tokenizer}: model.kind = {run.model.kind} reads {reads}"
@@ -115,6 +114,36 @@ def _data_problems(run: Run) -> Iterator[str]:
         yield from _vocab_problems(data)
     if data.new_words and not (data.vocab_file or getattr(run, "init", "")):
         yield f"data.new_words = {data.new_words}: are added to a given vocabulary; name init or data.vocab_file, or raise data.vocab_size"
+
+
+def _source_problems(run: Run) -> Iterator[str]:
+    data, sources = run.data, run.data.sources
+    if not data.paths:
+        yield "data.paths = []: name at least one file or folder"
+    if sources and data.paths != Data().paths:
+        yield f"data.paths = {data.paths}: data.sources stands in its place; leave one of them out"
+    for name, source in sources.items():
+        if not re.fullmatch(r"[\w-]+", name):
+            yield f"data.sources.{name}: a name must be of letters, digits, '_' and '-', so that overrides and files can have it"
+        if not source.paths:
+            yield f"data.sources.{name}.paths = []: name at least one file or folder"
+    yield from _mixture_problems("data.sources", sources)
+    for name, phase in run.phases.items():
+        key = f"phases.{name}.mixture"
+        for unknown in phase.mixture.keys() - sources.keys():
+            known = f"it has {', '.join(sources)}" if sources else "there are none"
+            yield f"{key}.{unknown}: data.sources has no source {unknown!r}; {known}"
+        yield from _mixture_problems(key, phase.mixture)
+        if isinstance(phase, BytePhase) and sources and not phase.reshuffle:
+            yield f"phases.{name}.reshuffle = false: of data.sources each pass reads other documents; set it to true"
+
+
+def _mixture_problems(key: str, mixture: Mapping[str, Mix]) -> Iterator[str]:
+    """Yield what makes the share of a source unclear: epochs beside weights, which decide alone."""
+    if any(mix.weight > 0 for mix in mixture.values()):
+        for name, mix in mixture.items():
+            if mix.epochs != Mix.epochs:
+                yield f"{key}.{name}.epochs = {mix.epochs:g}: does nothing where a source has a weight; give all of them weights, or all of them epochs"
 
 
 def _vocab_problems(data: Data) -> Iterator[str]:

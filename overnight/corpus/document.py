@@ -22,6 +22,8 @@ class Document(NamedTuple):
     """Of its file; of one with several documents with its number, from 1: `reviews.jsonl#12`; of a web archive its address."""
     group: str = ""
     """What it has in common with others (`data.group_field`), such as the product of a review; empty is nothing."""
+    source: str = ""
+    """Name of its source (`data.sources`)."""
 
 
 @dataclass
@@ -42,6 +44,8 @@ class Source:
     """Pages of dumps that only lead to another, left out."""
     other_pages: int = 0
     """Pages of dumps outside of `data.namespaces`, left out."""
+    name: str = ""
+    """Of the source in `data.sources` that has the path; empty of `data.paths`."""
 
     def add(self, counts: PartCounts) -> None:
         """Count what a part of a dump gave."""

@@ -26,16 +26,17 @@ from overnight.corpus import hub, places, pydocs
 from overnight.corpus.cluster import check_scheduler, settle, workers_of
 from overnight.corpus.drops import Drops
 from overnight.corpus.exact_duplicates import first_occurrences
+from overnight.corpus.named_sources import named_paths, runs_of
 from overnight.corpus.paragraphs import without_repeated_paragraphs
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, check_found, documents_and_parts, start_reading
 from overnight.corpus.settings import changed_settings, settings_of
+from overnight.corpus.shard_plan import shard_tasks
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
 from overnight.corpus.sift import evaluation_files, evaluation_ngrams, sift
 from overnight.corpus.tasks import (
     CLEANING,
     CleanTask,
-    ShardTask,
     TokenTask,
     clean_chunk,
     clean_task,
@@ -61,8 +62,8 @@ from overnight.state_files import STRICT, read_json, sealed
 CHUNK_BYTES = 5 << 20
 # A shard holds many documents, because a random second segment is drawn from the shard of the first.
 SHARD_TOKENS = 16_000_000
-# Of the files below `work/`: 2 has checksums beside the chunks.
-_WORK_VERSION = 2
+# Of the files below `work/`: 2 has checksums beside the chunks, 3 the source of each.
+_WORK_VERSION = 3
 
 
 def prepare(
@@ -154,7 +155,7 @@ def _run(
     _begin(folder, _state(data, settings, shard_tokens, given), log, workers)
     work = folder / "work"
     evaluation_ngrams(data, work, log)
-    chunks, sources = _read_and_clean(data, work, workers, log, reading)
+    chunks, sources, names = _read_and_clean(data, work, workers, log, reading)
     chunks = without_repeated_paragraphs(chunks, data, workers, log)
     outcome = outcome_of(chunks)
     splits, drops, short = _decide(chunks, data, workers, log)
@@ -164,7 +165,7 @@ def _run(
         tokens = make_vocabulary(data, given, folder, chunks, splits, workers, log)
         tokenizer, vocab_size = vocabulary(tokens, data.lowercase).hash, len(tokens)
     _tokenize(data, folder, chunks, splits, workers, log)
-    entries = _shard(folder, chunks, shard_tokens, workers, log)
+    entries = _shard(folder, chunks, names, shard_tokens, workers, log)
     outcome.drops.merge(outcome_of([token_path(path, split) for split in SPLITS for path in chunks]).drops)
     splits = [without_dropped(path, split) for path, split in zip(chunks, splits, strict=True)]
     short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries)
@@ -189,7 +190,7 @@ def _run(
 def _state(data: Data, settings: dict[str, Any], shard_tokens: int, given: list[str] | None) -> str:
     """Return a hash of everything the intermediate files depend on."""
     sources: list[Any] = []
-    for path in data.paths:
+    for _, path in named_paths(data):
         if path == BUILTIN:
             sources.append(pydocs.environment())
         elif path.startswith(hub.PREFIX):
@@ -234,23 +235,26 @@ class _Read:
     __pydantic_config__ = STRICT
     chunks: int
     sources: list[Source]
+    names: list[str]
+    """Of the source of each chunk."""
 
 
 def _read_and_clean(
     data: Data, work: Path, workers: Workers, log: Callable[[str], None], reading: Reading
-) -> tuple[list[Path], list[Source]]:
-    """Clean chunks of all documents in order, and what each source gave."""
+) -> tuple[list[Path], list[Source], list[str]]:
+    """Clean chunks of all documents in order, what each source gave, and the name of each chunk's source."""
     done = work / "read.json"
     if done.exists():
         read = read_json(done, _Read, f"delete the folder {work.parent} and prepare again")
-        count, sources = read.chunks, read.sources
+        count, sources, names = read.chunks, read.sources, read.names
         _check_skipped(sources, data.max_invalid_lines)
     else:
-        progress = Progress("read and clean", log)
+        progress, names = Progress("read and clean", log), []
 
         def tasks() -> Iterator[CleanTask]:
             for number, group in enumerate(_chunks(documents_and_parts(data, reading))):
                 progress.update(sum(source.bytes for source in reading.sources), reading.done_bytes / max(reading.total_bytes, 1))
+                names.append(reading.sources[group.source].name if isinstance(group, DumpPart) else group[0].source)
                 yield clean_task(group, work / f"clean-{number:05d}.arrow", data)
 
         count, sources = 0, reading.sources
@@ -259,7 +263,7 @@ def _read_and_clean(
             if counts:
                 sources[counts.source].add(counts)
         check_found(sources)
-        write_json(done, sealed(dataclasses.asdict(_Read(count, sources))))
+        write_json(done, sealed(dataclasses.asdict(_Read(count, sources, names))))
         progress.end(sum(source.bytes for source in sources), plural(sum(source.documents for source in sources), "document"))
     for source in sources:
         if source.redirects or source.other_pages:
@@ -272,7 +276,7 @@ def _read_and_clean(
             )
         if source.licenses:
             log(f"read and clean: {source.path}: the license of Project Gutenberg removed from {plural(source.licenses, 'text')}")
-    return [work / f"clean-{number:05d}.arrow" for number in range(count)], sources
+    return [work / f"clean-{number:05d}.arrow" for number in range(count)], sources, names
 
 
 def _check_skipped(sources: list[Source], allowed: int) -> None:
@@ -281,7 +285,7 @@ def _check_skipped(sources: list[Source], allowed: int) -> None:
 
 
 def _chunks(found: Iterator[Document | DumpPart]) -> Iterator[list[Document] | DumpPart]:
-    """Yield documents in groups of about CHUNK_BYTES characters; a part of a dump is a group of its own."""
+    """Yield documents in groups of about CHUNK_BYTES characters, each of one named source; a part of a dump is a group of its own."""
     group: list[Document] = []
     size = 0
     for document in found:
@@ -291,6 +295,9 @@ def _chunks(found: Iterator[Document | DumpPart]) -> Iterator[list[Document] | D
             yield document
             group, size = [], 0
             continue
+        if group and group[0].source != document.source:
+            yield group
+            group, size = [], 0
         group.append(document)
         size += len(document.text)
         if size >= CHUNK_BYTES:
@@ -341,32 +348,18 @@ def _tokenize(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndar
     progress.end(done, plural(done, "token"))
 
 
-def _shard(folder: Path, chunks: list[Path], shard_tokens: int, workers: Workers, log: Callable[[str], None]) -> list[ShardEntry]:
+def _shard(
+    folder: Path, chunks: list[Path], names: list[str], shard_tokens: int, workers: Workers, log: Callable[[str], None]
+) -> list[ShardEntry]:
     progress = Progress("shards", log, "M tokens")
-    tasks = [task for split in SPLITS for task in _plan(folder, split, [token_path(path, split) for path in chunks], shard_tokens)]
+    tasks = [
+        task
+        for split in SPLITS
+        for name, mine in runs_of(names)
+        for task in shard_tasks(folder, split, name, [token_path(path, split) for path in chunks[mine]], shard_tokens)
+    ]
     entries = list(run_tasks(make_shard, tasks, workers, lambda task: sum(last - first for _, first, last in task.parts)))
     progress.end(
         sum(entry.tokens for entry in entries), f"{plural(len(entries), 'shard')}, {sum(entry.bytes for entry in entries) / 1e6:,.1f} MB"
     )
     return entries
-
-
-def _plan(folder: Path, split: str, chunks: list[Path], shard_tokens: int) -> Iterator[ShardTask]:
-    """Divide the documents of a split, in order, into shards of about equal tokens."""
-    ends = [read_table(checked_chunk(path)).column("tokens").offsets.to_numpy()[1:].astype(np.int64) for path in chunks]
-    sizes = [int(end[-1]) if len(end) else 0 for end in ends]
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    count = max(1, round(int(starts[-1]) / shard_tokens))
-    parts: list[list[tuple[Path, int, int]]] = [[] for _ in range(count)]
-    for path, start, end in zip(chunks, starts, ends, strict=False):
-        if not len(end):
-            continue
-        # A document goes to the shard in which its last token would lie.
-        shard = np.minimum((start + end - 1) * count // int(starts[-1]), count - 1)
-        for number in np.unique(shard):
-            rows = np.flatnonzero(shard == number)
-            parts[number].append((path, int(rows[0]), int(rows[-1]) + 1))
-    filled = [part for part in parts if part]  # one document may be longer than a shard
-    for number, part in enumerate(filled):
-        name = f"{split}-{number:05d}"
-        yield ShardTask(folder, f"{name}.arrow", split, part, folder / "work" / f"{name}.json")

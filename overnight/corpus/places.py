@@ -34,15 +34,19 @@ def is_remote(path: str) -> bool:
     return "://" in path.partition("::")[0]
 
 
-def files(path: str) -> list[StoredFile]:
+def files(path: str, key: str = "data.paths") -> list[StoredFile]:
     """Return the files a path of `data.paths` stands for: itself, all in the folder below it, or all that its glob matches, sorted.
+
+    Args:
+        path: the path.
+        key: the setting that it is from, for messages.
 
     Raises:
         ConfigError: when it names an environment variable that is not set, or an address that is none.
         DataError: when there is no such file, none in the folder, or the storage cannot be reached.
     """
     if is_remote(path):
-        return list(_remote(config.environment_text(path.partition("::")[0], "data.paths")))
+        return list(_remote(config.environment_text(path.partition("::")[0], key), key))
     found = [(file, file.stat()) for file in streams.expand(path)]
     return [StoredFile(str(file), stat.st_size, stat.st_mtime_ns, lambda file=file: _open(str(file))) for file, stat in found]  # type: ignore[misc]
 
@@ -54,12 +58,12 @@ def _open(name: str) -> io.BufferedReader:
         raise DataError(f"{name}: cannot be read ({error.strerror})") from None
 
 
-def _remote(address: str) -> Iterator[StoredFile]:
+def _remote(address: str, key: str) -> Iterator[StoredFile]:
     parts = urlsplit(address)
     shown = address.partition("?")[0]
     if "@" in parts.netloc:
         raise ConfigError(
-            f"data.paths: the address of {parts.scheme}://{parts.netloc.rpartition('@')[2]} has a user or key in it, which run folders would keep; "
+            f"{key}: the address of {parts.scheme}://{parts.netloc.rpartition('@')[2]} has a user or key in it, which run folders would keep; "
             "leave it out, and give it as the storage's own tools take it (environment, ~/.aws, ...)"
         )
     try:
@@ -74,11 +78,11 @@ def _remote(address: str) -> Iterator[StoredFile]:
     except FileNotFoundError:
         details = {}
     except Exception as error:  # each storage has errors of its own
-        raise DataError(f"{shown}: cannot be listed ({_said(error)}); correct data.paths, or see that this machine may read it") from None
+        raise DataError(f"{shown}: cannot be listed ({_said(error)}); correct {key}, or see that this machine may read it") from None
     if not details:
-        raise DataError(f"{shown}: there is no such file or folder, or nothing in it; correct data.paths")
+        raise DataError(f"{shown}: there is no such file or folder, or nothing in it; correct {key}")
     for name, info in sorted(details.items()):
-        version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
+        version = next((str(info[known]) for known in _VERSIONS if info.get(known)), "")
         shown = f"{parts.scheme}://{name.partition('?')[0].removeprefix(f'{parts.scheme}://').lstrip('/')}"
         yield StoredFile(shown, int(info.get("size") or 0), version, _opener(system, name, shown))
 

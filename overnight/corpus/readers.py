@@ -14,6 +14,7 @@ from overnight.config import Data
 from overnight.corpus import gutenberg, hub, places, pydocs, streams, wikipedia_dump, zips
 from overnight.corpus.document import Document, OpenFile, Reading, Source
 from overnight.corpus.formats import BY_KIND, recognized
+from overnight.corpus.named_sources import named_paths, read_as
 from overnight.corpus.streams import TruncatedError
 from overnight.corpus.wikipedia_dump import DumpPart
 from overnight.errors import DataError
@@ -51,17 +52,18 @@ def check_found(sources: list[Source]) -> None:
             raise DataError(f"{source.path}: holds no text{pages}; correct data.paths or data.format")
 
 
-def documents_and_parts(data: Data, reading: Reading) -> Iterator[Document | DumpPart]:
+def documents_and_parts(given: Data, reading: Reading) -> Iterator[Document | DumpPart]:
     """Stream the documents of `data.paths`, in order, and dumps of Wikipedia as parts that are still to be read and counted.
 
     Args:
-        data: what to read and how.
+        given: what to read and how.
         reading: counters, filled on the way; one source for each path.
 
     Raises:
         DataError: a source is missing, empty, cut, damaged, not UTF-8, has no such member, or has more bad lines than allowed.
     """
     for number, source in enumerate(reading.sources):
+        data = read_as(given, source.name)
         found: Iterator[Document | DumpPart]
         if source.path == BUILTIN:
             found = (Document(text, None, name) for name, text in pydocs.python_docs(data.workers))
@@ -77,22 +79,22 @@ def documents_and_parts(data: Data, reading: Reading) -> Iterator[Document | Dum
                 continue
             source.documents += 1
             source.bytes += len(document.text.encode())
-            yield document
+            yield document._replace(source=source.name) if source.name else document
         if not parts:
             check_found([source])
 
 
 def start_reading(data: Data) -> Reading:
     """Return counters at zero; fail at once, before any work, when a path leads nowhere."""
-    reading = Reading([Source(path) for path in data.paths])
-    for path in data.paths:
+    reading = Reading([Source(path, name=name) for name, path in named_paths(data)])
+    for _, path in named_paths(data):
         if path.startswith("builtin:") and path != BUILTIN:
             raise DataError(f"data.paths: {path!r} is not built in; the only one is {BUILTIN!r}")
         if path.startswith(hub.PREFIX):
             hub.version(path)
         elif path != BUILTIN:
             reading.total_bytes += sum(file.size for file in places.files(path))
-    if not data.paths:
+    if not reading.sources:
         raise DataError("data.paths is empty; name at least one file, folder or archive")
     return reading
 

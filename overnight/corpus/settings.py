@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from overnight.config import Data
+from overnight.corpus.named_sources import deciding
 
 # Values of `Data` that decide the bytes of the shards.
 SETTINGS = (
@@ -37,13 +38,14 @@ SETTINGS = (
     "repeated_paragraphs",
     "decontaminate",
     "decontaminate_words",
+    "sources",
 )
 _PRESET = "filters.preset"
 
 
 def settings_of(data: Data) -> dict[str, Any]:
     """Return the plain values of the settings that decide the bytes."""
-    values = dataclasses.asdict(data)
+    values = dataclasses.asdict(data) | {"sources": deciding(data)}
     found: dict[str, Any] = json.loads(json.dumps({name: values[name] for name in SETTINGS}))
     return found
 

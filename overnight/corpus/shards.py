@@ -42,6 +42,8 @@ class ShardEntry:
     bytes: int
     checksum: str
     """XXH3-64 of the file, 16 hex digits."""
+    source: str = ""
+    """Name of the source of all its documents (`data.sources`); empty where none are named."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Manifest:
 
     def fingerprint(self) -> str:
         """Return a hash of what the shards and the vocabulary hold, 32 hex digits: another one is another corpus."""
-        return xxhash.xxh3_128_hexdigest(" ".join([self.tokenizer, *(shard.checksum for shard in self.shards)]).encode())
+        return xxhash.xxh3_128_hexdigest(" ".join([self.tokenizer, *(shard.checksum + shard.source for shard in self.shards)]).encode())
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ class Shard:
     """int64 [D+1]: document d owns sentences document_sentences[d] to document_sentences[d+1]."""
     labels: np.ndarray | None = None
     """float32 [D]: the number that belongs to each document, NaN where there is none; None where none were kept."""
+    source: str = ""
+    """Name of the source of all its documents; empty where none are named."""
 
 
 def write_shard(
@@ -240,7 +244,7 @@ def _open(folder: Path, entry: ShardEntry, verify: bool) -> Shard:
     tokens, lengths, document_sentences = read_lists(path)
     column = read_labels(path)
     labels = None if column is None else column.fill_null(math.nan).to_numpy()
-    return Shard(entry.name, tokens, _offsets(lengths), document_sentences, labels)
+    return Shard(entry.name, tokens, _offsets(lengths), document_sentences, labels, entry.source)
 
 
 def checksum(path: Path) -> str:

@@ -234,6 +234,7 @@ class ShardTask:
     split: str
     parts: list[tuple[Path, int, int]]  # token chunk, first and last+1 document
     entry: Path
+    source: str = ""
 
 
 def make_shard(task: ShardTask) -> ShardEntry:
@@ -256,6 +257,6 @@ def make_shard(task: ShardTask) -> ShardEntry:
             labels.append(column[first:last])
     flat, sentence_lengths, documents_ = np.concatenate(tokens), np.concatenate(lengths), np.concatenate(counts)
     size = write_shard(path, flat, sentence_lengths, documents_, pa.concat_arrays(labels) if labels else None)
-    entry = ShardEntry(task.name, task.split, len(documents_), len(sentence_lengths), len(flat), size, checksum(path))
+    entry = ShardEntry(task.name, task.split, len(documents_), len(sentence_lengths), len(flat), size, checksum(path), task.source)
     write_json(task.entry, sealed(dataclasses.asdict(entry)))
     return entry

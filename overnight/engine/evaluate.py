@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
+from overnight.batches.loader import Samples
 from overnight.checkpoint import reader
 from overnight.checkpoint.run_corpus import kept_vocabulary, same_vocabulary
 from overnight.config import BertRun, Run
@@ -16,7 +17,7 @@ from overnight.distributed.world import World
 from overnight.engine import loop
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
-from overnight.engine.workload import BertWorkload
+from overnight.engine.workload import BertWorkload, seed
 from overnight.errors import ConfigError, DataError
 
 # Sequences at once where the recipe leaves the number to be found by trial.
@@ -59,8 +60,8 @@ def evaluate(run: BertRun, split: str) -> Score:
     progress, state, _ = reader.read_checkpoint(checkpoint)
     reader.fill(workload.model, state, checkpoint)
     phase, number = run.phases[progress.phase], list(run.phases).index(progress.phase)
-    # Without the plans that a run folder keeps: whoever only evaluates may not be able to write there.
-    samples = replace(workload.samples(phase, number, split), cache=None)
+    # Without the plans that a run folder keeps: whoever only evaluates may not be able to write there. And without a mixture: every document counts.
+    samples = Samples(workload.split(split), workload.vocabulary, phase, seed(run, number, split))
     samples.set_micro_batch_size(phase.micro_batch_size or _MICRO)
     metrics = loop.evaluate(workload.model, workload.model.losses, samples.whole(), evaluation_config(run, device))
     first, *others = metrics.items()

@@ -376,16 +376,24 @@ def evaluate(
     for at in range(first, -(-len(steps) // stride) * stride, stride):
         step, counts = steps[at % len(steps)], at < len(steps) and (world.main or not carry)
         for name, count in step.divisors().items():
-            targets[name] = targets.get(name, 0) + count * counts
+            _add(targets, name, count * counts, step)
         for batch in step.micro:
             summed, summed_correct = forward(objective, batch, settings, carry)
             for name, loss in summed.items():
-                losses[name] = losses.get(name, 0.0) + float(loss) * counts
+                _add(losses, name, float(loss) * counts, step)
             for name, number in summed_correct.items():
                 correct[name] = correct.get(name, 0) + int(number) * counts
         if carry:
             carry.commit()
     model.train(was_training)
     losses, correct, targets = (all_reduce_sums(numbers, world) for numbers in (losses, correct, targets))
-    result = {f"{name}_loss": loss / targets[name] for name, loss in losses.items() if targets[name]}
+    result = {
+        "_loss/".join(name.split("/")) + "_loss" * ("/" not in name): loss / targets[name] for name, loss in losses.items() if targets[name]
+    }
     return result | {f"{name}_accuracy": count / targets[name] for name, count in correct.items() if targets[name]}
+
+
+def _add(totals: dict[str, float], name: str, value: float, step: StepBatches) -> None:
+    """Add to a total, and to that of the step's source among all of them: every process has the same names, in the same order."""
+    for total, share in {name: 1, **{f"{name}/{source}": source == step.source for source in step.sources}}.items():
+        totals[total] = totals.get(total, 0) + value * share

@@ -12,7 +12,7 @@ from torch import nn
 from overnight.batches.batch_size import batch_size, batch_warmup, micro_batch, sequences_before
 from overnight.config import Phase
 from overnight.console import Status, facts
-from overnight.display import plural
+from overnight.display import plural, share
 from overnight.distributed.stragglers import StragglerMonitor
 from overnight.engine.context import PhaseContext
 from overnight.engine.loop import StepResult
@@ -136,13 +136,14 @@ class MetricsLogger:
         words = facts(self.values, " of the measured peak" if peak and peak.measured else "", self.known)
         return Status(self.name, {name: (done[name], p.steps) for name, p in phases}, self.speed.left(progress), words)
 
-    def announce(self, phase: Phase, examples: int, optimizer: torch.optim.Optimizer) -> None:
+    def announce(self, phase: Phase, samples: Any, optimizer: torch.optim.Optimizer) -> None:
         """Print what the phase will do.
 
         Args:
             phase: with the micro-batch that it begins with.
-            examples: of an epoch.
+            samples: of the training text: how many an epoch has, and how often each source is read.
         """
+        examples, sequences = samples.epoch_size(), sequences_before(phase, phase.steps)
         processes = self.context.world.size
         micro = micro_batch(phase, phase.steps, processes)
         accumulation = phase.global_batch_size // micro // processes
@@ -152,9 +153,10 @@ class MetricsLogger:
         peak = self.speed.peak
         self.context.line.print(
             f"phase {self.name}: {plural(phase.steps, 'step')} of {growing}{plural(phase.global_batch_size, 'sequence')} ({split}) up to "
-            f"{phase.seq_len} tokens, {sequences_before(phase, phase.steps) / examples:.2f} epochs of {plural(examples, 'example')}, "
+            f"{phase.seq_len} tokens, {sequences / examples:.2f} epochs of {plural(examples, 'example')}, "
             f"{phase.optim.name} at {peak_lr(phase):g}, {self.run.precision} on {self.context.world.device}"
             + (f" ({peak.text()})" if peak else "")
         )
-        for text in group_lines(optimizer.param_groups):
+        mixed = [f"{name} {share(part)} = {epochs:.2f} epochs" for name, (part, epochs) in samples.passes(sequences).items()]
+        for text in [*([f"mixture: {', '.join(mixed)}"] if mixed else []), *group_lines(optimizer.param_groups)]:
             self.context.line.print(f"  {text}")

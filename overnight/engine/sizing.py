@@ -20,6 +20,7 @@ from overnight.config import BertRun, Data, Run
 from overnight.config.budget import deadline_of
 from overnight.console import table
 from overnight.corpus import hub, places
+from overnight.corpus.named_sources import named_paths
 from overnight.corpus.readers import BUILTIN, start_reading
 from overnight.corpus.shards import Manifest, load_manifest
 from overnight.display import duration
@@ -250,15 +251,16 @@ def _estimated_text(data: Data) -> Text:
         ConfigError: when it is a data set of Hugging Face, of which nobody says how much text it has.
         DataError: when a path leads nowhere.
     """
-    if unknown := next((path for path in data.paths if path.startswith(hub.PREFIX)), ""):
+    paths = [path for _, path in named_paths(data)]
+    if unknown := next((path for path in paths if path.startswith(hub.PREFIX)), ""):
         raise ConfigError(
             f"model.size = auto: how much text {unknown} has is not known before it is prepared; prepare it first, with data.vocab_size, or give the sizes"
         )
     start_reading(data)
-    files = [file for path in data.paths if path != BUILTIN for file in places.files(path)]
+    files = [file for path in paths if path != BUILTIN for file in places.files(path)]
     sizes = [file.size * (_UNPACKED if Path(file.name).suffix in _PACKED else 1.0) for file in files]
     share = 1 - data.valid_fraction - data.test_fraction
-    characters = share * (sum(sizes) + _BUILTIN * data.paths.count(BUILTIN))
+    characters = share * (sum(sizes) + _BUILTIN * paths.count(BUILTIN))
     known = (
         {data.vocab_size: _characters_per_token(data.vocab_size)} if data.vocab_size else {v: CHARACTERS_PER_TOKEN[v] for v in VOCABULARIES}
     )

@@ -95,7 +95,7 @@ class Trainer:
         if planner := self.context.planner:
             planner.begin(self.number, progress.step, self.samples.epoch_size(), self.logger)
         if self.context.announces and not (planner and planner.measuring):
-            self.logger.announce(self.phase, self.samples.epoch_size(), self.optimizer)
+            self.logger.announce(self.phase, self.samples, self.optimizer)
         heartbeat = Heartbeat(self.run.run_dir)
         while progress.step < self.context.phases[self.name].steps:
             self._use_micro_batch()
@@ -162,7 +162,7 @@ class Trainer:
         if measured and decided and self.context.announces:
             self.logger.announce(
                 replace(self.context.phases[self.name], micro_batch_size=self.phase.micro_batch_size),
-                self.samples.epoch_size(),
+                self.samples,
                 self.optimizer,
             )
         return decided

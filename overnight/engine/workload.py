@@ -14,6 +14,7 @@ from torch import nn
 
 from overnight.batches.loader import Samples
 from overnight.batches.masking import context_free_loss
+from overnight.batches.mixture import MixedSamples, by_source, mixture, shares
 from overnight.batches.order import key
 from overnight.batches.streams import VALIDATION_STREAMS, Streams
 from overnight.checkpoint.initial import begin_from
@@ -130,15 +131,27 @@ class BertWorkload(_Prepared):
         model = new_model(self.run, self.vocabulary, device)
         if isinstance(self.run.model, ModernBertConfig) and self.run.model.unigram_bias:
             assert isinstance(model, ModernBertForMaskedLM)
-            model.begin_at_unigram(torch.from_numpy(token_counts(self.shards["train"], self.vocabulary.size)))
+            model.begin_at_unigram(torch.from_numpy(self.training_counts()))
         if self.run.init:
             begin_from(model, self.run, self.vocabulary)
         return model
 
+    def training_counts(self) -> np.ndarray:
+        """Return how often each token occurs in the training text (int64 [V]), with the sources in the shares that the first phase reads."""
+        shards, mixes = self.shards["train"], mixture(self.run.data, next(iter(self.run.phases.values())))
+        if not mixes:
+            return token_counts(shards, self.vocabulary.size)
+        counts = {name: token_counts(mine, self.vocabulary.size) for name, mine in by_source(shards, list(mixes)).items()}
+        sizes = {name: sum(len(shard.tokens) for shard in shards if shard.source == name) for name in mixes}
+        total, parts = sum(sizes.values()), shares(mixes, sizes)
+        return np.rint(sum(counts[name] * (part * total / counts[name].sum()) for name, part in parts.items())).astype(np.int64)
+
     def samples(self, phase: Phase, number: int, split: str) -> Samples:
-        """Return the stream of a split's examples for a phase and its number."""
+        """Return the stream of a split's examples for a phase and its number; of training text by the mixture of its sources."""
         assert isinstance(phase, BertPhase)
-        return Samples(self.split(split), self.vocabulary, phase, _seed(self.run, number, split), self.run.run_dir / "plans")
+        given = self.split(split), self.vocabulary, phase, seed(self.run, number, split), self.run.run_dir / "plans"
+        mixes = mixture(self.run.data, phase)
+        return MixedSamples(*given, mixes) if mixes and split == "train" else Samples(*given)
 
     def flops(self, done: StepResult) -> float:
         """Return operations of a step, of all processes."""
@@ -149,7 +162,7 @@ class BertWorkload(_Prepared):
         valid = token_counts(self.shards["valid"], self.vocabulary.size)
         if not valid.any():
             return super().validation_counts()
-        loss = context_free_loss(token_counts(self.shards["train"], self.vocabulary.size), valid)
+        loss = context_free_loss(self.training_counts(), valid)
         return {**super().validation_counts(), "plateau_loss": round(loss, 4)}
 
     def carry(self, samples: Samples | Streams) -> None:
@@ -182,7 +195,8 @@ class ByteWorkload(_Prepared):
     def samples(self, phase: Phase, number: int, split: str) -> Streams:
         """Return the streams of a split for a phase and its number."""
         assert isinstance(phase, BytePhase)
-        return Streams(self.split(split), phase, _seed(self.run, number, split))
+        mixes = mixture(self.run.data, phase) if split == "train" else {}
+        return Streams(self.split(split), phase, seed(self.run, number, split), mixes)
 
     def flops(self, done: StepResult) -> float:
         """Return operations of a step, of all processes."""
@@ -230,5 +244,6 @@ def token_counts(shards: list[Shard], size: int) -> np.ndarray:
     return sum((np.bincount(shard.tokens[::every], minlength=size) for shard in shards), np.zeros(size, np.int64))
 
 
-def _seed(run: Run, number: int, split: str) -> tuple[int, ...]:
+def seed(run: Run, number: int, split: str) -> tuple[int, ...]:
+    """Return the seed of the order of a split in a phase and its number."""
     return (run.seed, number, _TRAIN if split == "train" else _VALIDATION)

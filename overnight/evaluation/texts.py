@@ -16,6 +16,7 @@ import xxhash
 
 from overnight.config import Data
 from overnight.corpus.clean import clean
+from overnight.corpus.named_sources import named_paths
 from overnight.corpus.readers import documents, start_reading
 from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import load_manifest, open_shards
@@ -54,7 +55,8 @@ def text_of_files(data: Data, max_tokens: int) -> Text:
         DataError: a source is missing, empty or damaged (see :mod:`overnight.corpus.readers`).
     """
     kept = sample(((passage.encode(), len(passage), passage) for passage in _of_files(data)), max_tokens * CHARACTERS_PER_TOKEN)
-    return Text(", ".join(data.paths), _some(kept, ", ".join(data.paths)))
+    where = ", ".join(path for _, path in named_paths(data))
+    return Text(where, _some(kept, where))
 
 
 def _of_files(data: Data) -> Iterator[str]:

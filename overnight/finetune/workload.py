@@ -85,6 +85,10 @@ class TaskSamples:
         """Return the number of examples."""
         return len(self.examples)
 
+    def passes(self, examples: int) -> dict[str, tuple[float, float]]:
+        """Return nothing: a task has one source."""
+        return {}
+
     def set_micro_batch_size(self, size: int) -> None:
         """Split the steps from now on into micro-batches of so many examples."""
         self.phase = replace(self.phase, micro_batch_size=size)

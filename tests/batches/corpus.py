@@ -20,7 +20,7 @@ def words(size: int = 200, continued: int = 60) -> Vocabulary:
     return vocabulary([*SPECIALS, *(f"w{i}" for i in range(plain)), *(f"##c{i}" for i in range(continued))], lowercase=True)
 
 
-def shard(documents: Documents, name: str = "train-00000.arrow", size: int = 200, unique: bool = False) -> Shard:
+def shard(documents: Documents, name: str = "train-00000.arrow", size: int = 200, unique: bool = False, source: str = "") -> Shard:
     """A shard of documents whose sentences have these lengths; with `unique`, token i of the shard is i."""
     sentences = [length for document in documents for length in document]
     count = sum(sentences)
@@ -30,6 +30,7 @@ def shard(documents: Documents, name: str = "train-00000.arrow", size: int = 200
         tokens.astype(np.uint32 if unique else np.uint16),
         np.concatenate([[0], np.cumsum(sentences)]).astype(np.int64),
         np.concatenate([[0], np.cumsum([len(document) for document in documents])]).astype(np.int64),
+        source=source,
     )
 
 

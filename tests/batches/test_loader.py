@@ -382,3 +382,16 @@ def test_at_a_lower_rate_fewer_of_the_same_tokens_are_predicted_and_there_is_les
     assert of_steps(stream.step(4, pad_to_multiple=multiple)) == of_steps(
         samples(mlm_probability=0.4, max_predictions_per_seq=0).step(4, pad_to_multiple=multiple)
     )
+
+
+def test_a_run_that_resumes_in_a_later_epoch_looks_at_the_plans_of_that_one_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = samples(tmp_path)
+    far = int(first.sizes(4 * first.epoch_size())[4]) // 16 + 1
+    expected, made = of_steps(first.step(far)), []
+    real = loader.pairs.plan_pairs
+    monkeypatch.setattr(loader.pairs, "plan_pairs", lambda *given: made.append(given) or real(*given))
+    monkeypatch.setattr(loader, "_kept_array", lambda path, real=loader._kept_array: kept.append(path) or real(path))
+    kept: list[Path] = []
+    assert of_steps(samples(tmp_path).step(far)) == expected and not made
+    # The sizes of five epochs or six, and the plans of one or two.
+    assert len([path for path in kept if len(np.load(path)) > 1 or np.load(path).ndim > 1]) in (len(SHARDS), 2 * len(SHARDS))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overnight.batches.masking import context_free_loss, mask, predictions
-from overnight.batches.order import key
+from overnight.batches.order import key, random_words
 from tests.batches.corpus import words
 
 VOCABULARY = words()
@@ -33,6 +33,27 @@ def flat(lengths: list[int], seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def keys_of(count: int, first: int = 0) -> np.ndarray:
     return np.array([key(4, sample) for sample in range(first, first + count)], np.uint64)
+
+
+def one_by_one(ids: np.ndarray, starts: np.ndarray, keys: np.ndarray, counts: np.ndarray, whole_word: bool) -> list[int]:
+    """Return the offsets that are chosen, by a walk over the words (or tokens) of each sequence in the order of their luck."""
+    chosen: list[int] = []
+    for sequence, (start, end) in enumerate(pairwise(starts.tolist())):
+        can = [ids[i] not in (VOCABULARY.cls, VOCABULARY.sep) for i in range(start, end)]
+        found: list[list[int]] = []
+        for i in range(start, end):
+            joins = whole_word and i > start and can[i - start] and can[i - start - 1] and VOCABULARY.continuation[ids[i]]
+            if joins:
+                found[-1].append(i)
+            elif can[i - start]:
+                found.append([i])
+        luck = {word[0]: int(random_words(keys[sequence : sequence + 1], np.array([(word[0] - start) * 4]))[0]) for word in found}
+        left = int(counts[sequence])
+        for word in sorted(found, key=lambda word: luck[word[0]]):
+            if len(word) <= left:
+                left -= len(word)
+                chosen += word
+    return sorted(chosen)
 
 
 LENGTHS = st.lists(st.integers(3, 140), min_size=1, max_size=8)
@@ -183,3 +204,13 @@ def test_the_loss_without_context_is_below_the_entropy_since_a_tenth_is_kept() -
     assert 0.85 < context_free_loss(uniform, uniform) / math.log(4096) < 0.95
     never_seen = np.where(np.arange(4096) < 10, 0, 1000)
     assert context_free_loss(never_seen, uniform) > context_free_loss(uniform, uniform)
+
+
+@given(LENGTHS, st.integers(0, 1000), st.lists(st.integers(0, 200), min_size=8, max_size=8), st.booleans())
+def test_what_is_chosen_is_what_a_walk_in_the_order_of_luck_chooses(
+    lengths: list[int], seed: int, wanted: list[int], whole_word: bool
+) -> None:
+    ids, starts = flat(lengths, seed)
+    keys, counts = keys_of(len(lengths), seed), np.array(wanted[: len(lengths)])
+    _, chosen, labels = mask(ids, starts, keys, counts, VOCABULARY, whole_word)
+    assert chosen.tolist() == one_by_one(ids, starts, keys, counts, whole_word) and np.array_equal(labels, ids[chosen])

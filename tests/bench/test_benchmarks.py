@@ -79,6 +79,14 @@ def test_training_is_measured_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert all("peer" not in row for row in assert_result(capsys.readouterr().out, "train"))
 
 
+def test_the_loader_is_measured_in_every_form(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "loader", "--tiny"]) == 0
+    rows = {row["name"]: row["unit"] for row in assert_result(capsys.readouterr().out, "loader")}
+    batches = ("segments of 128", "segments of 128, whole words", "pairs of 128", "segments of 512", "segments of 128, two sources")
+    assert {rows[name] for name in (*batches, "bytes, windows of 256", "plans of pairs of 128")} == {"tokens/s"}
+    assert rows["begin segments in epoch 6"] == rows["begin pairs in epoch 6"] == "ms" and len(rows) == 10
+
+
 def test_the_multiplicative_lstm_is_measured_beside_autograd(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "mlstm", "--tiny"]) == 0
     rows = assert_result(capsys.readouterr().out, "mlstm")

@@ -69,10 +69,10 @@ WRONG_TYPE = [
         "phases.short.optim.name = 'sgd': must be one of lamb, lans, lars, adamw, muon",
     ),
     ("phase", "phases__short", 5, "phases.short = 5: is a section, not a value; set one of its keys: steps, global_batch_size"),
-    ("section", "data", None, "data = None: is a section, not a value; set one of its keys: paths, tokenizer"),
+    ("section", "data", None, "data = None: is a section, not a value; set one of its keys: paths, sources, tokenizer"),
     ("missing", "phases__other", {"steps": 5}, "phases.other.global_batch_size: is missing and has no default"),
     ("unknown", "phases__short__stesp", 5, "phases.short.stesp = 5: unknown key, did you mean 'steps'? Allowed: steps, global_batch_size"),
-    ("far off", "data__zzz", 5, "data.zzz = 5: unknown key; Allowed: paths, tokenizer, dir"),
+    ("far off", "data__zzz", 5, "data.zzz = 5: unknown key; Allowed: paths, sources, tokenizer, dir"),
     ("top", "phase", {}, "phase = {}: unknown key, did you mean 'phases'? Allowed: name, out"),
     (
         "deep",

@@ -1,0 +1,215 @@
+"""Prepared data in storage (`data.dir: s3://bucket/folder`), copied into a folder of this machine before it is read.
+
+An epoch is in one random order over all shards, so each step reads from all of them: what a run reads has to be here as a whole, and what the bound of the
+cache takes away is other data. A copy is a folder `NAME-HASH-HASH`, of the address and of the manifest: data that was prepared anew is another copy. A file of it
+appears by rename, once its size and checksum are those of the manifest, which comes last. The processes of a machine share it: one fetches while
+the others wait, and a copy that one of them reads, by a lock that ends with the process, is never taken away.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TextIO, TypeVar
+
+import xxhash
+
+from overnight.config import Data, environment_path, environment_text
+from overnight.corpus import places
+from overnight.corpus.bytes import VOCABULARY_HASH
+from overnight.corpus.shards import ShardEntry, load_manifest
+from overnight.errors import DataError
+from overnight.run_dir.atomic import write_whole
+from overnight.run_dir.lock import try_lock
+
+_BLOCK = 4 << 20
+# Files that are fetched at once.
+_AT_ONCE = 4
+# Seconds before each further try.
+_PAUSES = (1.0, 5.0, 20.0)
+# Counted for the files of a copy that the manifest does not list (bytes).
+_OTHER_FILES = 8 << 20
+# Locks of the copies that this process reads: they end with it.
+_read_here: dict[Path, TextIO] = {}
+
+Result = TypeVar("Result")
+
+
+class _Differs(Exception):
+    """A file did not arrive as it is in storage, or as the manifest has it."""
+
+
+def local_copy(data: Data, run: str, log: Callable[[str], None] | None = None) -> Path:
+    """Return a folder with the prepared data of an address, which stays there as long as this process lives.
+
+    Args:
+        data: with the address in `dir`.
+        run: name of the run, for `{name}` in it.
+        log: called with lines that say what is fetched; by default they go to standard error.
+
+    Raises:
+        ConfigError: when a variable in a path is not set.
+        DataError: when the storage cannot be read, holds no prepared data or damaged files, or the cache has no room.
+    """
+    address = environment_text(data.dir.replace("{name}", run), "data.dir").rstrip("/")
+    root = environment_path(data.cache, "data.cache")
+    manifest = _tried(address, "manifest.json", lambda: _whole(address, "manifest.json"))
+    hashes = [hashlib.blake2b(known, digest_size=6).hexdigest() for known in (address.encode(), manifest)]
+    folder = root / "-".join([PurePosixPath(address).name or "data", *hashes])
+    if folder in _read_here:
+        return folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _lock(folder, "changed"):
+            _fetch(address, folder, manifest, int(data.cache_gb * 1e9), log or (lambda text: print(text, file=sys.stderr, flush=True)))
+            used = _open_lock(folder, "read")
+            fcntl.flock(used, fcntl.LOCK_SH)
+            os.utime(used.name)
+            _read_here[folder] = used
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise DataError(f"{root}: cannot write ({error.strerror}); make room, or name another folder with data.cache") from None
+    return folder
+
+
+def _fetch(address: str, folder: Path, manifest: bytes, limit: int, log: Callable[[str], None]) -> None:
+    """Fetch what a copy lacks, or has in another size than the manifest says."""
+    write_whole(folder / ".arriving" / "manifest.json", [manifest])
+    known = load_manifest(folder / ".arriving")
+    if bad := next((entry.name for entry in known.shards if Path(entry.name).name != entry.name), ""):
+        raise DataError(f"{address}/manifest.json: names a shard {bad!r}, which is no name of a file; prepare again")
+    names = [] if known.tokenizer == VOCABULARY_HASH else [name for name in ("vocab.txt", "tokenizer.json") if not (folder / name).exists()]
+    lacking = [entry for entry in known.shards if _size(folder / entry.name) != entry.bytes]
+    if lacking or names:
+        _make_room(folder, sum(entry.bytes for entry in known.shards) + _OTHER_FILES, limit, log)
+        log(
+            f"fetch: {len(lacking)} of {len(known.shards)} shards of {address}, {sum(e.bytes for e in lacking) / 1e6:,.1f} MB, into {folder}"
+        )
+        for name in names:
+            content = _tried(address, name, lambda name=name: _whole(address, name))  # type: ignore[misc]
+            write_whole(folder / name, [content])
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(lambda entry: _fetch_shard(address, folder, entry), lacking))
+    write_whole(folder / "manifest.json", [manifest])  # last: its presence says that the rest is there
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1
+
+
+def _fetch_shard(address: str, folder: Path, entry: ShardEntry) -> None:
+    def once() -> None:
+        with _opened(address, entry.name) as (blocks, _):
+            write_whole(folder / entry.name, _checked(blocks, entry))
+
+    _tried(address, entry.name, once)
+
+
+def _checked(blocks: Iterator[bytes], entry: ShardEntry) -> Iterator[bytes]:
+    """Yield the bytes of a shard, and at their end see that they are what the manifest says."""
+    state, size = xxhash.xxh3_64(), 0
+    for block in blocks:
+        state.update(block)
+        size += len(block)
+        yield block
+    if (size, state.hexdigest()) != (entry.bytes, entry.checksum):
+        raise _Differs(
+            f"has {size:,} bytes with the checksum {state.hexdigest()}, but the manifest says {entry.bytes:,} and {entry.checksum}: it was cut short or changed"
+        )
+
+
+def _whole(address: str, name: str) -> bytes:
+    """Return the bytes of a small file."""
+    with _opened(address, name) as (blocks, size):
+        content = b"".join(blocks)
+    if size and len(content) != size:
+        raise _Differs(f"{len(content):,} of its {size:,} bytes arrived")
+    return content
+
+
+@contextmanager
+def _opened(address: str, name: str) -> Iterator[tuple[Iterator[bytes], int]]:
+    """Open a file in storage: its bytes, block by block, and how many they should be (0: unknown)."""
+    (file,) = places.files(f"{address}/{name}", "data.dir")
+    with file.open() as stream:
+        yield iter(lambda: stream.read(_BLOCK), b""), file.size
+
+
+def _tried(address: str, name: str, call: Callable[[], Result]) -> Result:
+    """Return what a call returns, after some more tries where storage fails it.
+
+    Raises:
+        DataError: of the last try.
+    """
+    for pause in _PAUSES:
+        try:
+            return call()
+        except (_Differs, DataError):
+            time.sleep(pause)
+    try:
+        return call()
+    except _Differs as error:
+        raise DataError(f"{address}/{name}: {error}; run the same command again, and if it stays so put the right file there") from None
+
+
+def _make_room(folder: Path, needed: int, limit: int, log: Callable[[str], None]) -> None:
+    """Take away copies that no process reads, the one that was opened last longest ago first, until this one fits in the bound.
+
+    Raises:
+        DataError: when it does not even so.
+    """
+    if needed > limit:
+        raise DataError(
+            f"{folder}: needs {needed / 1e9:.2f} GB, but data.cache_gb = {limit / 1e9:g}; every step reads from all of it, so raise that to "
+            f"{needed / 1e9 + 0.01:.2f} or more"
+        )
+    sizes = {each: _bytes(each) for each in folder.parent.iterdir() if each.is_dir() and each != folder}
+    for other in sorted(sizes, key=_last_opened):
+        if sum(sizes.values()) + needed <= limit:
+            return
+        # Who changes or reads it has one of the locks.
+        with closing(_open_lock(other, "changed")) as changed, closing(_open_lock(other, "read")) as read:
+            if try_lock(changed) and try_lock(read):
+                log(f"fetch: takes away {other}, {sizes.pop(other) / 1e6:,.1f} MB")
+                (other / "manifest.json").unlink(missing_ok=True)
+                shutil.rmtree(other)
+    if (kept := sum(sizes.values())) + needed > limit:
+        raise DataError(
+            f"{folder.parent}: other processes read {kept / 1e9:.2f} GB of it, and {needed / 1e9:.2f} GB more are needed; "
+            f"raise data.cache_gb = {limit / 1e9:g}, or name another folder with data.cache"
+        )
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+
+
+def _last_opened(folder: Path) -> float:
+    path = _lock_path(folder, "read")
+    return path.stat().st_mtime if path.exists() else 0.0
+
+
+def _lock_path(folder: Path, what: str) -> Path:
+    return folder.with_name(f"{folder.name}.{what}")
+
+
+def _open_lock(folder: Path, what: str) -> TextIO:
+    return open(_lock_path(folder, what), "a", encoding="utf-8")
+
+
+@contextmanager
+def _lock(folder: Path, what: str) -> Iterator[None]:
+    """Wait for a lock of a copy, and hold it within."""
+    with _open_lock(folder, what) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,230 @@
+"""Prepared data in storage: copied once, checked, shared by the processes of a machine, and within a bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overnight.cli.main import main
+from overnight.config import Data, Run
+from overnight.corpus import places, shard_cache
+from overnight.corpus.shard_cache import local_copy
+from overnight.corpus.shards import load_manifest, open_shards
+from overnight.errors import DataError
+from tests.conftest import ROOT
+from tests.engine.test_pretrain import assert_same_run, finish
+from tests.processes import HANG
+
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+Make = Callable[..., Run]
+
+
+@pytest.fixture(autouse=True)
+def storage(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A storage in memory that holds a small prepared corpus; further tries come at once."""
+    found = fsspec.filesystem("memory")
+    found.store.clear()
+    for file in tiny_data.iterdir():
+        if file.is_file() and not file.name.startswith("."):
+            found.pipe(f"/bucket/tiny/{file.name}", file.read_bytes())
+    monkeypatch.setattr(shard_cache, "_PAUSES", (0.0, 0.0))
+    yield found
+    found.store.clear()
+    for file in shard_cache._read_here.values():
+        file.close()
+    shard_cache._read_here.clear()
+
+
+def forget() -> None:
+    """Let go of all copies, as the end of the process would."""
+    for file in shard_cache._read_here.values():
+        file.close()
+    shard_cache._read_here.clear()
+
+
+def settings(folder: Path, address: str = "memory://bucket/tiny", **changes: Any) -> Data:
+    return dataclasses.replace(Data(dir=address, cache=str(folder / "cache")), **changes)
+
+
+def copy(folder: Path, said: list[str] | None = None, **changes: Any) -> Path:
+    return local_copy(settings(folder, **changes), "x", (said if said is not None else []).append)
+
+
+def size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+
+
+def test_a_copy_is_fetched_once_and_holds_the_same_shards(tiny_data: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    found = copy(tmp_path, said)
+    assert len(said) == 1 and said[0].startswith("fetch: 2 of 2 shards of memory://bucket/tiny")
+    assert found.parent == tmp_path / "cache" and found.name.startswith("tiny-")
+    for split in ("train", "valid"):
+        theirs, ours = open_shards(tiny_data, split), open_shards(found, split)
+        assert [shard.tokens.tobytes() for shard in ours] == [shard.tokens.tobytes() for shard in theirs]
+    forget()
+    assert copy(tmp_path, said) == found and len(said) == 1
+
+
+def test_a_run_trains_on_data_in_storage_with_the_same_bits_and_keeps_the_address(tiny: Make, tmp_path: Path) -> None:
+    here = tiny(out=str(tmp_path / "here"))
+    there = tiny(out=str(tmp_path / "there"), **{"data.dir": "memory://bucket/tiny", "data.cache": str(tmp_path / "cache")})
+    finish(here)
+    finish(there)
+    assert_same_run(here, there)
+    assert "dir: memory://bucket/tiny" in (tmp_path / "there" / "run.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_connection_that_is_cut_is_tried_again(times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, real = {"train": times, "manifest": times}, places._Fetched.readinto
+
+    def cut(self: Any, buffer: memoryview) -> int:
+        for name, count in left.items():
+            if name in self._shown and count and self.tell():
+                left[name] -= 1
+                raise DataError(f"{self._shown}: cannot be read (connection reset); run the same command again when it can")
+        return real(self, buffer[: max(1, min(len(buffer), 5000))])
+
+    monkeypatch.setattr(places._Fetched, "readinto", cut)
+    assert load_manifest(copy(tmp_path)).count("train", "documents") > 10
+    assert left == {"train": 0, "manifest": 0}
+
+
+def test_a_storage_that_stays_away_is_an_error_that_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = places._Fetched.readinto
+
+    def cut(self: Any, buffer: memoryview) -> int:
+        if "valid" in self._shown:
+            raise DataError(f"{self._shown}: cannot be read (timed out); run the same command again when it can")
+        return real(self, buffer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(places._Fetched, "readinto", cut)
+        with pytest.raises(DataError, match=r"valid-00000.arrow: cannot be read \(timed out\); run the same command again"):
+            copy(tmp_path)
+    (folder,) = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    assert not (folder / "manifest.json").exists() and not list(folder.rglob("*.tmp"))
+    said: list[str] = []
+    copy(tmp_path, said)
+    # What had arrived stays.
+    assert said[0].startswith("fetch: 1 of 2 shards")
+
+
+@pytest.mark.parametrize("fault", ["cut", "changed"])
+def test_a_shard_that_is_not_the_one_of_the_manifest_is_refused(fault: str, storage: Any, tmp_path: Path) -> None:
+    whole = storage.cat("/bucket/tiny/train-00000.arrow")
+    storage.pipe("/bucket/tiny/train-00000.arrow", whole[:-8] if fault == "cut" else whole[:-200] + bytes(8) + whole[-192:])
+    with pytest.raises(
+        DataError, match=r"train-00000.arrow: has [\d,]+ bytes with the checksum \w+, but the manifest says .*cut short or changed"
+    ):
+        copy(tmp_path)
+    assert not list((tmp_path / "cache").rglob("train*"))
+    storage.pipe("/bucket/tiny/train-00000.arrow", whole)
+    copy(tmp_path)
+
+
+def test_what_is_not_there_is_said(storage: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"memory://bucket/none/manifest.json: there is no such file .*correct data\.dir"):
+        copy(tmp_path, address="memory://bucket/none")
+    storage.rm("/bucket/tiny/valid-00000.arrow")
+    with pytest.raises(DataError, match=r"valid-00000.arrow: there is no such file"):
+        copy(tmp_path)
+
+
+def test_a_copy_that_was_cut_short_is_fetched_again_and_one_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    path = copy(tmp_path) / "train-00000.arrow"
+    whole = path.read_bytes()
+    forget()
+    path.write_bytes(whole[:-100])
+    said: list[str] = []
+    copy(tmp_path, said)
+    assert path.read_bytes() == whole and said[0].startswith("fetch: 1 of 2 shards")
+    path.write_bytes(whole[:-200] + bytes(8) + whole[-192:])
+    with pytest.raises(DataError, match=r"train-00000\.arrow: the shard is damaged, its checksum"):
+        open_shards(path.parent, "train")
+
+
+def test_data_that_was_prepared_anew_is_another_copy(storage: Any, tmp_path: Path) -> None:
+    before = copy(tmp_path)
+    changed = json.loads(storage.cat("/bucket/tiny/manifest.json"))
+    storage.pipe(
+        "/bucket/tiny/manifest.json",
+        json.dumps({key: value for key, value in changed.items() if "checksum" not in key} | {"short": 77}).encode(),
+    )
+    after = copy(tmp_path)
+    assert before != after and load_manifest(after).short == 77 != load_manifest(before).short
+
+
+def test_a_name_that_leads_out_of_the_folder_is_refused(storage: Any, tmp_path: Path) -> None:
+    changed = json.loads(storage.cat("/bucket/tiny/manifest.json"))
+    changed["shards"][0]["name"] = "../../x.arrow"
+    storage.pipe("/bucket/tiny/manifest.json", json.dumps({key: value for key, value in changed.items() if "checksum" not in key}).encode())
+    with pytest.raises(DataError, match=r"names a shard '\.\./\.\./x\.arrow', which is no name of a file"):
+        copy(tmp_path)
+    assert not list(tmp_path.rglob("x.arrow"))
+
+
+def test_the_bound_holds_and_takes_away_the_copy_that_was_opened_longest_ago(
+    storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_cache, "_OTHER_FILES", 0)
+    for name in ("b", "c"):
+        for path in storage.find("/bucket/tiny"):
+            storage.pipe(path.replace("tiny", name), storage.cat(path))
+    first, second = (copy(tmp_path, address=f"memory://bucket/{name}") for name in ("tiny", "b"))
+    limit = 2.5 * size(first) / 1e9
+    # Both are read by this process, so neither can go.
+    with pytest.raises(DataError, match=r"other processes read 0\.\d+ GB of it.*raise data\.cache_gb"):
+        copy(tmp_path, address="memory://bucket/c", cache_gb=limit)
+    forget()
+    assert copy(tmp_path) == first  # opened last, now
+    forget()
+    said: list[str] = []
+    third = copy(tmp_path, said, address="memory://bucket/c", cache_gb=limit)
+    assert any("takes away" in line and second.name in line for line in said)
+    assert first.exists() and third.exists() and not second.exists()
+    with pytest.raises(DataError, match=r"needs 0\.\d+ GB, but data\.cache_gb = 1e-06; every step reads from all of it"):
+        copy(tmp_path, address="memory://bucket/b", cache_gb=1e-6)
+
+
+def test_processes_share_a_copy_and_fetch_it_once(tiny_data: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; from overnight.config import Data; from overnight.corpus.shard_cache import local_copy; "
+        "from overnight.corpus.shards import open_shards; said = []; "
+        "folder = local_copy(Data(dir=sys.argv[1], cache=sys.argv[2]), 'x', said.append); "
+        "print(len(said), len(open_shards(folder, 'train')[0].tokens))"
+    )
+    command = [sys.executable, "-c", program, f"file://{tiny_data}", str(tmp_path / "cache")]
+    running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    told = [process.communicate(timeout=HANG)[0].split() for process in running]
+    tokens = str(len(open_shards(tiny_data, "train")[0].tokens))
+    assert sorted(told) == [["0", tokens], ["0", tokens], ["1", tokens]]
+
+
+def test_a_copy_that_another_process_reads_stays(storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_cache, "_OTHER_FILES", 0)
+    for path in storage.find("/bucket/tiny"):
+        storage.pipe(path.replace("tiny", "b"), storage.cat(path))
+    first = copy(tmp_path)
+    forget()
+    with open(f"{first}.read") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        with pytest.raises(DataError, match="other processes read"):
+            copy(tmp_path, address="memory://bucket/b", cache_gb=1.5 * size(first) / 1e9)
+    assert load_manifest(first)
+    copy(tmp_path, address="memory://bucket/b", cache_gb=1.5 * size(first) / 1e9)
+    assert not first.exists()
+
+
+def test_preparing_into_storage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", "demo", "--data.dir=memory://bucket/out", f"--out={tmp_path / 'run'}"]) == 2
+    assert "prepare into a folder of this machine, and copy that into storage" in capsys.readouterr().err
