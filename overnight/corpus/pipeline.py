@@ -24,7 +24,7 @@ import xxhash
 
 from overnight.config import Data, environment_path
 from overnight.corpus import bytes as byte_text
-from overnight.corpus import dedup, hub, places, pydocs
+from overnight.corpus import dedup, document_table, hub, places, pydocs
 from overnight.corpus.drops import Drops
 from overnight.corpus.paragraphs import without_repeated_paragraphs
 from overnight.corpus.progress import Progress
@@ -65,8 +65,8 @@ CHUNK_BYTES = 5 << 20
 SHARD_TOKENS = 16_000_000
 # Distinct words held while counting (about 100 bytes each); beyond, the rarest go.
 MAX_WORDS = 4_000_000
-# Of the files below `work/`: 2 has checksums beside the chunks.
-_WORK_VERSION = 2
+# Of the files below `work/`: 2 has checksums beside the chunks, 3 the sources of documents.
+_WORK_VERSION = 3
 
 
 def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_tokens: int = SHARD_TOKENS) -> Manifest:
@@ -111,7 +111,7 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
             f"{folder}: was prepared with other settings; set data.dir to another folder, delete this one, or put back: "
             + "; ".join(differ)
         )
-    missing = [entry.name for entry in manifest.shards if not (folder / entry.name).exists()]
+    missing = [name for name in manifest.files() if not (folder / name).exists()]
     if not missing:
         if manifest.cleaning != CLEANING:
             log(
@@ -167,8 +167,9 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
     short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries)
     first, duplicates = names_by_split(chunks, splits), drops.counts["duplicates"]
     dropped, masked = (dict(sorted((+counts).items())) for counts in (outcome.drops.counts, outcome.masked))
+    table = document_table.write_document_table(folder, chunks, splits, entries)
     manifest = Manifest(
-        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, first, dropped, masked
+        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, first, dropped, masked, table
     )
     for line in outcome_lines(outcome):
         log(line)
@@ -207,6 +208,7 @@ def _begin(folder: Path, state: str, log: Callable[[str], None]) -> None:
     left = [
         folder / "manifest.json",
         folder / "drops.json",
+        folder / document_table.NAME,
         folder / "vocab.txt",
         folder / "tokenizer.json",
         *(path for split in SPLITS for path in folder.glob(f"{split}-*.arrow")),
