@@ -12,6 +12,7 @@ from overnight.console import Line
 from overnight.corpus.pipeline import prepare
 from overnight.display import duration, plural
 from overnight.errors import ConfigError
+from overnight.report.data_page import refresh_data_report
 
 
 def run_all(run: Run, extend: bool = False) -> None:
@@ -54,7 +55,10 @@ def run_all(run: Run, extend: bool = False) -> None:
         line.print(f"[{number}/{stages}] {text}  (after {duration(time.perf_counter() - start)})")
 
     stage(1, f"prepare {', '.join(run.data.paths)}")
-    prepare(run.data, with_data(run).data_dir, log=line.print)
+    data_dir = with_data(run).data_dir
+    prepare(run.data, data_dir, log=line.print)
+    if said := refresh_data_report(data_dir):
+        line.print(said)
     run = settle_sizes(recipe, line.print, seconds_after)
     if run.budget:
         estimate_the_rest(run, line)
