@@ -44,17 +44,15 @@ def _report(options: argparse.Namespace, overrides: list[str]) -> None:
 def _add_look(command: argparse.ArgumentParser) -> None:
     _add_folder(command)
     command.add_argument("--split", choices=("train", "valid", "test"), default="train", help="default: train")
-    command.add_argument("--number", type=_positive, nargs="+", metavar="N", help="these documents, counted from 1")
-    command.add_argument(
-        "--random", type=_positive, default=0, metavar="N", help="so many at random (default: 3, where nothing is searched)"
-    )
-    command.add_argument("--seed", type=int, default=0, metavar="S", help="of the random documents (default: 0)")
+    command.add_argument("--number", type=count, nargs="+", metavar="N", help="these documents, counted from 1")
+    command.add_argument("--random", type=count, default=0, metavar="N", help="so many at random (default: 3, where nothing is searched)")
+    command.add_argument("--seed", type=seed, default=0, metavar="S", help="of the random documents (default: 0)")
     command.add_argument("--search", default="", metavar="TEXT", help="those with this text, however its white space is")
     command.add_argument("--regex", default="", metavar="PATTERN", help="those in whose decoded text this regular expression is found")
     command.add_argument("--ignore-case", action="store_true", help="capital and small letters are the same to a search")
     command.add_argument("--source", default="", metavar="TEXT", help="those in whose name or entry of data.paths this stands")
-    command.add_argument("--limit", type=_positive, default=20, metavar="N", help="stop after so many (default: 20)")
-    command.add_argument("--characters", type=_positive, default=1000, metavar="N", help="of each document (default: 1000)")
+    command.add_argument("--limit", type=count, default=20, metavar="N", help="stop after so many (default: 20)")
+    command.add_argument("--characters", type=count, default=1000, metavar="N", help="of each document (default: 1000)")
     command.add_argument("--whole", action="store_true", help="all of each document")
     command.add_argument("--sentences", action="store_true", help="a sentence a line, numbered")
     command.add_argument("--tokens", action="store_true", help="the tokens with their ids, a sentence a line")
@@ -70,7 +68,7 @@ def _look(options: argparse.Namespace, overrides: list[str]) -> int:
 def _add_diff(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", metavar="A", help="a prepared folder")
     command.add_argument("other", metavar="B", help="another one")
-    command.add_argument("--samples", type=int, default=3, metavar="N", help="documents of each kind that are shown (default: 3)")
+    command.add_argument("--samples", type=seed, default=3, metavar="N", help="documents of each kind that are shown (default: 3)")
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
@@ -80,11 +78,17 @@ def _diff(options: argparse.Namespace, overrides: list[str]) -> int:
     return diff(options)
 
 
-def _positive(text: str) -> int:
+def count(text: str, least: int = 1) -> int:
+    """Return a number on the command line; argparse names this function where it is none."""
     value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
+    if value < least:
+        raise argparse.ArgumentTypeError(f"must be {least} or more")
     return value
+
+
+def seed(text: str) -> int:
+    """Return a seed on the command line: 0 or more."""
+    return count(text, 0)
 
 
 COMMANDS = (_add_data,)

@@ -48,7 +48,7 @@ def _compare(a: Prepared, b: Prepared, options: argparse.Namespace) -> int:
     settings, counts = setting_rows(a.manifest, b.manifest), count_rows(a.manifest, b.manifest)
     vocabulary = compare_vocabularies(a, b) if a.manifest.tokenizer != b.manifest.tokenizer else None
     same = a.manifest.fingerprint() == b.manifest.fingerprint()
-    documents = None if same else compare_documents(a, b, max(0, options.samples))
+    documents = None if same else compare_documents(a, b, options.samples)
     if options.json:
         print(json.dumps(_record(settings, counts, vocabulary, documents), ensure_ascii=False))
     else:

@@ -22,7 +22,7 @@ class Document(NamedTuple):
     """Of its file; of one with several documents with its number, from 1: `reviews.jsonl#12`; of a web archive its address."""
     group: str = ""
     """What it has in common with others (`data.group_field`), such as the product of a review; empty is nothing."""
-    source: int = 0
+    entry: int = 0
     """Which of `data.paths` it is of, from 0."""
 
 

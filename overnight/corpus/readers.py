@@ -77,7 +77,7 @@ def documents_and_parts(data: Data, reading: Reading) -> Iterator[Document | Dum
                 continue
             source.documents += 1
             source.bytes += len(document.text.encode())
-            yield document._replace(source=number)
+            yield document._replace(entry=number)
         if not parts:
             check_found([source])
 

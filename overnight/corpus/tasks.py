@@ -65,7 +65,7 @@ def clean_task(documents: list[Document] | DumpPart, path: Path, data: Data) -> 
     labels = [document.label for document in documents] if data.label and not done else None
     groups = [_printable(document.group) for document in documents] if data.group_field and not done else None
     texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
-    return CleanTask(texts, labels, groups, [_printable(name) for name in names], [document.source for document in documents], path, data)
+    return CleanTask(texts, labels, groups, [_printable(name) for name in names], [document.entry for document in documents], path, data)
 
 
 def _printable(name: str) -> str:

@@ -150,6 +150,8 @@ def test_json_lines_have_the_text_the_sentences_and_the_tokens(folder: Path, cap
     ("options", "says", "code"),
     [
         (["--number", "0"], "must be 1 or more", 2),
+        (["--limit", "many"], "invalid count value: 'many'", 2),
+        (["--seed", "-1"], "must be 0 or more", 2),
         (["--number", "99999"], "there is no document 99,999 in train, which has documents 1 to", 1),
         (["--split", "test"], "test holds no document; there is train, valid", 1),
         (["--search", "a", "--regex", "b"], "--search and --regex: give one of them", 2),
