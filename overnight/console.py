@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ _LINE_EVERY, _PICTURE_EVERY = 10.0, 0.25
 _WIDEST_BAR = 50
 # Share of the time that a loop may wait for its batches without a word.
 _LONG_WAIT = 0.005
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1, width: int = 10_000) -> str:
@@ -42,6 +44,34 @@ def table(rows: Sequence[Sequence[str]], left: int = 1, width: int = 10_000) -> 
     out = StringIO()
     Console(file=out, width=width, color_system=None).print(grid)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+class Styled:
+    """Lines of text of which parts are emphasized on a terminal; elsewhere the text alone, and its reader may go away at any time.
+
+    On a terminal control characters of a text are shown as a replacement character, so that no text can steer it. NO_COLOR is obeyed.
+
+    Args:
+        out: where to; standard output by default.
+    """
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+        self._console = Console(file=self._out, highlight=False, markup=False, emoji=False) if self._out.isatty() else None
+
+    def print(self, *parts: str | tuple[str, str]) -> None:
+        """Print a line.
+
+        Args:
+            parts: texts; of a pair the second is its style, as rich has them.
+        """
+        if self._console is None:  # rich would end the process where a pipe is closed
+            self._out.write("".join(part if isinstance(part, str) else part[0] for part in parts) + "\n")
+            return
+        styled = [
+            (_CONTROL.sub("\ufffd", text), style) for text, style in ((part, "") if isinstance(part, str) else part for part in parts)
+        ]
+        self._console.print(Text.assemble(*styled))
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,14 @@ def number(value: float | None, decimals: int) -> str:
     return "-" if value is None else f"{value:,.{decimals}f}"
 
 
+def rounded(value: float) -> str:
+    """Return a large count in millions or billions, where all its digits would be too many: 325.7 M."""
+    for unit, size in (("B", 1e9), ("M", 1e6)):
+        if value >= 10 * size:
+            return f"{value / size:,.1f} {unit}"
+    return f"{value:,.0f}"
+
+
 def duration(seconds: float) -> str:
     """Return a time as people say it: 48 s, 7 min 12 s, 3 h 05 min."""
     whole = round(seconds)

@@ -47,6 +47,10 @@ def complete(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.Ar
         elif action.dest == "task" and name in _TASKS and not action.option_strings:
             tasks = next(row.type for row in describe({"": _TASKS[name]}) if row.key == "task")
             action.completer = ChoicesCompleter(tasks.split("|"))  # type: ignore[arg-type, attr-defined]
+    for kind in (kind for action in command._actions if isinstance(action.choices, dict) for kind in action.choices.values()):
+        for action in kind._actions:
+            if action.dest in ("folder", "other"):  # of `overnight data ...`
+                action.completer = DirectoriesCompleter()  # type: ignore[attr-defined]
     if command.get_default("takes_keys"):
         _add_keys(command, _recipe_keys(name, words[1:]) if "recipe" in actions else _run_keys(name))
     argcomplete.autocomplete(parser, always_complete_options=False)

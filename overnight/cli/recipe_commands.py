@@ -114,6 +114,10 @@ def _prepare(options: argparse.Namespace, overrides: list[str]) -> None:
 
         run = settle_vocabulary(run, log)
     prepare(run.data, run.data_dir, log=log, given=initial_tokens(run))
+    from overnight.report.data_page import refresh_data_report
+
+    if said := refresh_data_report(run.data_dir):
+        log(said)
 
 
 def _add_pretrain(add: Add) -> None:

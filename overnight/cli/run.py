@@ -14,6 +14,7 @@ from overnight.corpus.pipeline import prepare
 from overnight.corpus.vocabulary import initial_tokens
 from overnight.display import duration, plural
 from overnight.errors import ConfigError
+from overnight.report.data_page import refresh_data_report
 
 
 def run_all(run: Run, extend: bool = False) -> None:
@@ -56,7 +57,10 @@ def run_all(run: Run, extend: bool = False) -> None:
         line.print(f"[{number}/{stages}] {text}  (after {duration(time.perf_counter() - start)})")
 
     stage(1, f"prepare {', '.join(path for _, path in named_paths(run.data))}")
-    prepare(run.data, with_data(run).data_dir, log=line.print, given=initial_tokens(run))
+    data_dir = with_data(run).data_dir
+    prepare(run.data, data_dir, log=line.print, given=initial_tokens(run))
+    if said := refresh_data_report(data_dir):
+        line.print(said)
     run = settle_sizes(recipe, line.print, seconds_after)
     if run.budget:
         estimate_the_rest(run, line)

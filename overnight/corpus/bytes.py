@@ -10,6 +10,9 @@ VOCABULARY_SIZE = 256
 VOCABULARY_HASH = "utf-8 bytes"
 """Stands in a manifest where the hash of a WordPiece vocabulary would."""
 
+FRAME = 3
+"""Bytes around the text of each document."""
+
 _TAG = markup.tags(f"{markup.BREAKING}|{markup.INLINE}")
 
 

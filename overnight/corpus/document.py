@@ -24,6 +24,8 @@ class Document(NamedTuple):
     """What it has in common with others (`data.group_field`), such as the product of a review; empty is nothing."""
     source: str = ""
     """Name of its source (`data.sources`)."""
+    entry: int = 0
+    """Which of all the paths it is of, from 0."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ import xxhash
 
 from overnight.config import Data
 from overnight.corpus import bytes as byte_text
-from overnight.corpus import hub, places, pydocs
+from overnight.corpus import document_table, hub, places, pydocs
 from overnight.corpus.cluster import check_scheduler, settle, workers_of
 from overnight.corpus.drops import Drops
 from overnight.corpus.exact_duplicates import first_occurrences
@@ -62,7 +62,7 @@ from overnight.state_files import STRICT, read_json, sealed
 CHUNK_BYTES = 5 << 20
 # A shard holds many documents, because a random second segment is drawn from the shard of the first.
 SHARD_TOKENS = 16_000_000
-# Of the files below `work/`: 2 has checksums beside the chunks, 3 the source of each.
+# Of the files below `work/`: 2 has checksums beside the chunks, 3 the sources of documents.
 _WORK_VERSION = 3
 
 
@@ -115,7 +115,7 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
             f"{folder}: was prepared with other settings; set data.dir to another folder, delete this one, or put back: "
             + "; ".join(differ)
         )
-    missing = [entry.name for entry in manifest.shards if not (folder / entry.name).exists()]
+    missing = [name for name in manifest.files() if not (folder / name).exists()]
     if not missing:
         if manifest.cleaning != CLEANING:
             log(
@@ -171,8 +171,9 @@ def _run(
     short += sum(int((split > 0).sum()) for split in splits) - sum(entry.documents for entry in entries)
     first, duplicates = names_by_split(chunks, splits), drops.counts["duplicates"]
     dropped, masked = (dict(sorted((+counts).items())) for counts in (outcome.drops.counts, outcome.masked))
+    table = document_table.write_document_table(folder, chunks, splits, entries)
     manifest = Manifest(
-        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, first, dropped, masked
+        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, first, dropped, masked, table
     )
     for line in outcome_lines(outcome):
         log(line)
@@ -211,6 +212,7 @@ def _begin(folder: Path, state: str, log: Callable[[str], None], workers: Worker
     left = [
         folder / "manifest.json",
         folder / "drops.json",
+        folder / document_table.NAME,
         folder / "vocab.txt",
         folder / "tokenizer.json",
         *(path for split in SPLITS for path in folder.glob(f"{split}-*.arrow")),

@@ -79,7 +79,7 @@ def documents_and_parts(given: Data, reading: Reading) -> Iterator[Document | Du
                 continue
             source.documents += 1
             source.bytes += len(document.text.encode())
-            yield document._replace(source=source.name) if source.name else document
+            yield document._replace(source=source.name, entry=number)
         if not parts:
             check_found([source])
 

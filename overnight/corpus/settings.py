@@ -57,11 +57,21 @@ def changed_settings(settings: dict[str, Any], manifest: dict[str, Any]) -> list
         settings: those of now, of :func:`settings_of`.
         manifest: those that it has.
     """
-    then, now = _flat(settings_of(Data())) | _flat(manifest), _flat(settings)
-    differ = [name for name in now if then[name] != now[name]]
+    return [f"{name} = {now!r} (prepared with {then!r})" for name, then, now in different_settings(manifest, settings)]
+
+
+def different_settings(manifest: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return which settings of two manifests differ, each with both values; one that did not exist yet had its default.
+
+    Returns:
+        `data.NAME`, the value in the first, and that in the second.
+    """
+    defaults = _flat(settings_of(Data()))
+    then, now = defaults | _flat(manifest), defaults | _flat(other)
+    differ = [name for name in now if then.get(name) != now[name]]
     if _PRESET in differ:  # all its values differ, too
         differ = [name for name in differ if name == _PRESET or not name.startswith("filters.")]
-    return [f"data.{name} = {now[name]!r} (prepared with {then[name]!r})" for name in differ]
+    return [(f"data.{name}", then.get(name), now[name]) for name in differ]
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:

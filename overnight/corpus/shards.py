@@ -71,10 +71,16 @@ class Manifest:
     """Documents (or lines) dropped, by the setting that did it; `drops.json` has samples."""
     masked: dict[str, int] = field(default_factory=dict)
     """Placeholders that were put for personal data, by kind."""
+    documents_checksum: str = ""
+    """XXH3-64 of `documents.arrow`; manifests without it have no such file."""
 
     def count(self, split: str, what: str) -> int:
         """Return a sum over the shards of a split: `documents`, `sentences`, `tokens` or `bytes`."""
         return sum(getattr(shard, what) for shard in self.shards if shard.split == split)
+
+    def files(self) -> list[str]:
+        """Return the names of the Arrow files of the folder: the shards, and the table of documents where there is one."""
+        return [*(shard.name for shard in self.shards), *(["documents.arrow"] if self.documents_checksum else [])]
 
     def fingerprint(self) -> str:
         """Return a hash of what the shards and the vocabulary hold, 32 hex digits: another one is another corpus."""
@@ -229,10 +235,20 @@ def open_shards(folder: Path, split: str, verify: bool = True) -> list[Shard]:
             f"{folder / 'manifest.json'}: was made with the tokenizer {manifest.tokenizer}, but vocab.txt and tokenizer.json beside it are {found}; "
             "put the right ones back, or delete the folder and prepare again"
         )
-    return [_open(folder, entry, verify) for entry in manifest.shards if entry.split == split]
+    return [open_shard(folder, entry, verify) for entry in manifest.shards if entry.split == split]
 
 
-def _open(folder: Path, entry: ShardEntry, verify: bool) -> Shard:
+def open_shard(folder: Path, entry: ShardEntry, verify: bool = True) -> Shard:
+    """Open one shard; for arguments and errors see :func:`open_shards`."""
+    path = check_shard(folder, entry, verify)
+    tokens, lengths, document_sentences = read_lists(path)
+    column = read_labels(path)
+    labels = None if column is None else column.fill_null(math.nan).to_numpy()
+    return Shard(entry.name, tokens, _offsets(lengths), document_sentences, labels, entry.source)
+
+
+def check_shard(folder: Path, entry: ShardEntry, verify: bool = True) -> Path:
+    """Check that a shard is there and whole, and return its path; for arguments and errors see :func:`open_shards`."""
     path = folder / entry.name
     again = "delete it and prepare again, which makes it anew"
     if not path.exists():
@@ -241,10 +257,7 @@ def _open(folder: Path, entry: ShardEntry, verify: bool) -> Shard:
         raise DataError(f"{path}: the shard has {path.stat().st_size} bytes, the manifest says {entry.bytes}; {again}")
     if verify and (found := checksum(path)) != entry.checksum:
         raise DataError(f"{path}: the shard is damaged, its checksum is {found}, the manifest says {entry.checksum}; {again}")
-    tokens, lengths, document_sentences = read_lists(path)
-    column = read_labels(path)
-    labels = None if column is None else column.fill_null(math.nan).to_numpy()
-    return Shard(entry.name, tokens, _offsets(lengths), document_sentences, labels, entry.source)
+    return path
 
 
 def checksum(path: Path) -> str:

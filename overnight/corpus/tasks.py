@@ -50,6 +50,7 @@ class CleanTask:
     labels: list[float | None] | None  # of each text, where labels are kept
     groups: list[str] | None  # of each text, where there are groups
     names: list[str]
+    sources: list[int]
     path: Path
     data: Data
     part: DumpPart | None = None  # of a dump, instead of texts
@@ -60,11 +61,11 @@ def clean_task(documents: list[Document] | DumpPart, path: Path, data: Data) -> 
     done = is_sealed(path)
     if isinstance(documents, DumpPart):
         part = dataclasses.replace(documents, xml=b"") if done else documents
-        return CleanTask(None if done else [], None, None, [], path, data, part)
+        return CleanTask(None if done else [], None, None, [], [], path, data, part)
     labels = [document.label for document in documents] if data.label and not done else None
     groups = [_printable(document.group) for document in documents] if data.group_field and not done else None
     texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
-    return CleanTask(texts, labels, groups, [_printable(name) for name in names], path, data)
+    return CleanTask(texts, labels, groups, [_printable(name) for name in names], [document.entry for document in documents], path, data)
 
 
 def _printable(name: str) -> str:
@@ -79,9 +80,10 @@ def clean_chunk(task: CleanTask) -> PartCounts | None:
     """
     if task.texts is None:
         return _counts(task)
-    given, names, labels, groups, happened = task.texts, task.names, task.labels, task.groups, {}
+    given, names, sources, labels, groups, happened = task.texts, task.names, task.sources, task.labels, task.groups, {}
     if task.part:
         given, names, counts = wikipedia_dump.read_part(task.part)
+        sources = [task.part.source] * len(given)
         labels = [None] * len(given) if task.data.label else None
         groups = [""] * len(given) if task.data.group_field else None
         happened["part"] = json.dumps(dataclasses.asdict(counts))
@@ -102,6 +104,7 @@ def clean_chunk(task: CleanTask) -> PartCounts | None:
         "hash": pa.array(hashes, pa.binary(16)),
         "text": pa.array(texts, kind),
         "name": pa.array([names[row] for row in rows], pa.string()),
+        "source": pa.array([sources[row] for row in rows], pa.int32()),
     }
     if labels is not None:
         columns["label"] = pa.array([labels[row] for row in rows], pa.float32())
@@ -191,7 +194,7 @@ def _write_tokens(task: TokenTask, kind: int, path: Path, encoder: Encoder) -> N
     """Write the tokens of the documents of one split, but of those with more for each character than are allowed (Cramming, arXiv 2212.14034)."""
     texts = _texts(task.clean, task.split == kind)
     tokens, lengths, counts = encoder.encode(texts)
-    drops, dropped = Drops(), []
+    drops, dropped, rows = Drops(), [], np.flatnonzero(task.split == kind)
     if task.max_tokens_per_char:
         ends = np.cumsum(counts)
         sums = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -200,12 +203,15 @@ def _write_tokens(task: TokenTask, kind: int, path: Path, encoder: Encoder) -> N
         names = read_table(task.clean).column("name").filter(pa.array(task.split == kind))
         for row in np.flatnonzero(long):
             drops.add("filters.max_tokens_per_char", names[int(row)].as_py(), texts[row])
-        dropped = np.flatnonzero(task.split == kind)[long].tolist()
+        dropped, rows = rows[long].tolist(), rows[~long]
         tokens, lengths = tokens[np.repeat(~long, per_document)], lengths[np.repeat(~long, counts)]
         counts = counts[~long]
-    write_shard(
-        path, tokens, lengths, counts[counts > 0], metadata={"drops": json.dumps(drops.as_json()), "dropped_rows": json.dumps(dropped)}
-    )
+    happened = {
+        "drops": json.dumps(drops.as_json()),
+        "dropped_rows": json.dumps(dropped),
+        "empty_rows": json.dumps(rows[counts == 0].tolist()),
+    }
+    write_shard(path, tokens, lengths, counts[counts > 0], metadata=happened)
 
 
 def without_dropped(clean: Path, split: np.ndarray) -> np.ndarray:

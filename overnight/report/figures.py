@@ -31,9 +31,9 @@ PALE, _ALARM = "#8b99ab", "#c8612f"
 # Where a phase begins: in a chart, and in a heat map, where it also parts the layers.
 _MARK, _GAP = {"color": "rgba(128,128,128,0.8)", "width": 1, "dash": "dot"}, {"color": "rgba(255,255,255,0.7)", "width": 1}
 _LINE = "rgba(128,128,128,0.4)"
-_AXIS = {"gridcolor": "rgba(128,128,128,0.16)", "linecolor": _LINE, "zeroline": False, "automargin": True}
+AXIS = {"gridcolor": "rgba(128,128,128,0.16)", "linecolor": _LINE, "zeroline": False, "automargin": True}
 _FONT = {"family": "system-ui, -apple-system, Segoe UI, Helvetica Neue, Arial, sans-serif", "size": 12}
-_LAYOUT = {
+LAYOUT = {
     "template": "none",
     "margin": {"l": 52, "r": 14, "t": 20, "b": 30},
     "paper_bgcolor": "rgba(0,0,0,0)",
@@ -244,14 +244,14 @@ class Charts:
         by_step, by_time = (
             {"xaxis": self._axis(time), **self._marks(runs or self.runs, time, events, mark, shapes)} for time in (False, True)
         )
-        usual = {**_LAYOUT, "yaxis": {**_AXIS, **yaxis}, "showlegend": False, "hovermode": "closest" if self.several else "x unified"}
+        usual = {**LAYOUT, "yaxis": {**AXIS, **yaxis}, "showlegend": False, "hovermode": "closest" if self.several else "x unified"}
         return go.Figure(traces, {**usual, **by_step, "meta": by_time, **layout})
 
     def _axis(self, time: bool) -> Record:
         """Return the horizontal axis; its prefix or suffix stands at one tick, and in every hover label."""
         step = {"tickprefix": "step ", "showtickprefix": "first", "hoverformat": ",d"}
         unit = {"ticksuffix": f" {self.unit}", "showticksuffix": "last", "hoverformat": ".1f"}
-        return {**_AXIS, "showgrid": False, "ticks": "outside", "tickcolor": _LINE, "rangemode": "tozero", **(unit if time else step)}
+        return {**AXIS, "showgrid": False, "ticks": "outside", "tickcolor": _LINE, "rangemode": "tozero", **(unit if time else step)}
 
     def _marks(self, runs: Sequence[_Run], time: bool, events: bool, mark: Record, shapes: Sequence[Record]) -> dict[str, list[Record]]:
         """Return a line where a phase begins, with its name where there is one run, and short marks where something happened."""
@@ -281,10 +281,8 @@ def histogram(found: Record, title: str) -> Chart:
         go.Bar(x=middles, y=counts, name=escape(label, quote=False), marker={"color": color}, opacity=0.55)
         for color, (label, counts) in zip((PALETTE[1], PALETTE[0]), found["counts"].items(), strict=False)
     ]
-    axes = {"xaxis": {**_AXIS, "hoverformat": ".3g", "showgrid": False}, "yaxis": _AXIS}
-    return Chart(
-        title, "", go.Figure(bars, {**_LAYOUT, **axes, "barmode": "overlay", "bargap": 0.05, "hovermode": "x unified"}), height=220
-    )
+    axes = {"xaxis": {**AXIS, "hoverformat": ".3g", "showgrid": False}, "yaxis": AXIS}
+    return Chart(title, "", go.Figure(bars, {**LAYOUT, **axes, "barmode": "overlay", "bargap": 0.05, "hovermode": "x unified"}), height=220)
 
 
 def event_text(event: Record) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight.config.describe import default_tree
-from overnight.display import duration, number, plural, points, share, yaml_text
+from overnight.display import duration, number, plural, points, rounded, share, yaml_text
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.plateau import plateau_text
 from overnight.report.run_reader import Record, RunFolder, read_folder
@@ -42,7 +42,15 @@ def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
         raise ConfigError(f"{twice} is named twice")
     if out.is_dir():
         raise ConfigError(f"{out} is a folder; name the HTML file to write, such as {out / 'report.html'}")
-    page = _render([read_folder(path) for path in run_dirs])
+    return write_page(_render([read_folder(path) for path in run_dirs]), out)
+
+
+def write_page(page: str, out: Path) -> Path:
+    """Write a page; returns `out`.
+
+    Raises:
+        UserError: when it cannot be written.
+    """
     try:
         write_whole(out, [page.encode()])
     except OSError as error:
@@ -57,22 +65,45 @@ def refresh_report(run_dir: Path) -> str:
     return f"report: {write_report([run_dir], run_dir / 'report.html')}"
 
 
-def _render(folders: Sequence[RunFolder]) -> str:
+def rendered(template: str, **values: Any) -> str:
+    """Return a page of this folder with what it shows, its style and its scripts.
+
+    Args:
+        template: its file.
+        values: by the names that the file has for them; `title` is of the window.
+
+    Raises:
+        UserError: when jinja2 or plotly is not installed.
+    """
     try:
         import jinja2
         from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise UserError(f"the report needs {error.name}: pip install 'overnight[report]'") from None
 
+    def own(name: str) -> str:
+        return (resources.files("overnight.report") / name).read_text(encoding="utf-8")
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(own), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(share=share, points=points, number=number, duration=duration, plural=plural, quoted=quoted, ordinal=_ordinal)
+    environment.filters.update(rounded=rounded)
+    page = environment.get_template(template)
+    return page.render(style=own("page.css"), script=own("page.js"), plotly=get_plotlyjs(), **values)
+
+
+def _render(folders: Sequence[RunFolder]) -> str:
+    try:
         from overnight.report import figures
     except ImportError as error:
         raise UserError(f"the report needs {error.name}: pip install 'overnight[report]'") from None
     names = _names(folders)
     charts = figures.Charts(folders, names)
     runs = [{**summarize_folder(folder), "name": name} for folder, name in zip(folders, names, strict=True)]
-    own = resources.files("overnight.report")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(share=share, points=points, number=number, duration=duration, plural=plural, quoted=quoted, ordinal=_ordinal)
-    template = environment.from_string((own / "page.html").read_text(encoding="utf-8"))
-    return template.render(
+    return rendered(
+        "page.html",
+        title=", ".join(names),
         runs=runs,
         seeds={task["name"]: _seeds(task) for run in runs for task in run["tasks"]},
         dots=_dots,
@@ -86,9 +117,6 @@ def _render(folders: Sequence[RunFolder]) -> str:
         settings=_side_by_side([folder.settings for folder in folders]),
         defaults=_defaults([folder.settings for folder in folders]),
         machines=_side_by_side([folder.environment or {} for folder in folders]),
-        style=(own / "page.css").read_text(encoding="utf-8"),
-        script=(own / "page.js").read_text(encoding="utf-8"),
-        plotly=get_plotlyjs(),
         charts=charts,
         pale=figures.PALE,
         skipped=max((math.ceil(len(folder.records["train"]) / figures.POINTS) for folder in folders), default=1),

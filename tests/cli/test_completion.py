@@ -47,6 +47,9 @@ def completions(line: str, folder: Path) -> list[str]:
         ("download glue --task mr", ["mrpc"]),
         ("download amazon --category Digital", ["Digital_Music"]),
         ("recipes --", ["--help"]),
+        ("data l", ["look"]),
+        ("data look --sp", ["--split"]),
+        ("data look x --split v", ["valid"]),
     ],
 )
 def test_what_is_offered(line: str, offered: list[str], tmp_path: Path) -> None:

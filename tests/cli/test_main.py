@@ -39,6 +39,7 @@ COMMANDS = (
     "recipes",
     "completion",
 )
+COMMANDS += ("data",)  # tests/cli/test_data_commands.py
 COMMANDS += ("evaluate", "linear-probe", "extract-features", "heatmap", "generate", "import")  # tests/test_byte_commands.py
 RECIPE_COMMANDS = ("run", "prepare", "pretrain", "plan")
 Captured = pytest.CaptureFixture[str]

@@ -213,7 +213,7 @@ def test_clean_chunks_have_a_column_of_groups_only_where_they_are_asked_for(tmp_
     for name, setting in (("with", "of"), ("without", "")):
         clean_chunk(clean_task(documents, tmp_path / name, Data(group_field=setting)))
     assert read_table(tmp_path / "with").column("group").to_pylist() == ["B\\udc80", ""]
-    assert read_table(tmp_path / "without").schema.names == ["hash", "text", "name"]
+    assert read_table(tmp_path / "without").schema.names == ["hash", "text", "name", "source"]
 
 
 @pytest.mark.parametrize("kind", ["auto", "amazon"])

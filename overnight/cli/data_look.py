@@ -1,0 +1,133 @@
+"""`overnight data look`: documents of a prepared folder on the terminal, in color, or as plain text or JSON lines in a pipe."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from overnight.console import Styled
+from overnight.corpus.look import Wanted, passages, search_pattern, wanted_documents
+from overnight.corpus.prepared import Decoder, Prepared, PreparedDocument
+from overnight.display import plural
+from overnight.errors import ConfigError
+
+# Characters on each side of what was found, and passages of one document.
+_AROUND, _PASSAGES = 120, 3
+
+
+def look(options: argparse.Namespace) -> int:
+    """Print documents; returns 1 where a search or a source found none.
+
+    Raises:
+        ConfigError: when options do not go together.
+        DataError: when the folder or a shard of it cannot be used, or it has no such document.
+    """
+    searching = bool(options.search or options.regex)
+    if options.search and options.regex:
+        raise ConfigError("--search and --regex: give one of them")
+    if options.number and (searching or options.source or options.random):
+        raise ConfigError("--number names documents; --random, --search, --regex and --source choose them: give one or the other")
+    prepared = Prepared(Path(options.folder))
+    pattern = search_pattern(prepared, options.search, options.regex, options.ignore_case)
+    if searching and pattern is None:
+        raise ConfigError(f"--search {options.search!r}: is empty; give a word or a phrase")
+    sample = options.random or (3 if not (searching or options.number or options.source) else 0)
+    wanted = Wanted(options.split, options.number or (), sample, options.seed, options.source)
+    out, shown, read = Styled(), 0, 0
+    for document in wanted_documents(prepared, wanted):
+        read += 1
+        text = prepared.decoder.text(document.tokens) if pattern else ""
+        if pattern and not pattern.search(text):
+            continue
+        shown += 1
+        if options.json:
+            out.print(json.dumps(_record(document, prepared.decoder, options), ensure_ascii=False))
+        else:
+            _show(document, prepared.decoder, pattern, text, options, out)
+        if shown == options.limit and not (options.number or sample):
+            _say(f"{plural(shown, 'document')} shown of the first {read:,} of {options.split}; --limit shows more")
+            return 0
+    if searching or options.source:
+        _say(f"{plural(shown, 'document')} found, of {read:,} {'looked through' if searching else 'of that source'} in {options.split}")
+    return 0 if shown else 1
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    print(text, file=sys.stderr)
+
+
+def _record(document: PreparedDocument, decoder: Decoder, options: argparse.Namespace) -> dict[str, object]:
+    """Return a document as JSON has it."""
+    found: dict[str, object] = {"split": document.split, "number": document.number, "name": document.name, "source": document.source}
+    if document.label is not None:
+        found["label"] = document.label
+    found["text"] = decoder.text(document.tokens)
+    if options.sentences:
+        found["sentences"] = [decoder.text(tokens) for tokens in _sentences(document)]
+    if options.tokens:
+        found["tokens"] = document.tokens.tolist()
+    return found
+
+
+def _sentences(document: PreparedDocument) -> Iterator[np.ndarray]:
+    yield from np.split(document.tokens, np.cumsum(document.lengths)[:-1])
+
+
+def _show(
+    document: PreparedDocument, decoder: Decoder, pattern: re.Pattern[str] | None, text: str, options: argparse.Namespace, out: Styled
+) -> None:
+    """Print a document below a line that says which it is."""
+    facts = [plural(len(document.tokens), "byte" if decoder.is_bytes else "token")]
+    facts += [] if decoder.is_bytes else [plural(len(document.lengths), "sentence")]
+    facts += [f"label {document.label:g}"] if document.label is not None else []
+    name = f"  {document.name}" if document.name else ""
+    out.print((f"{document.split} {document.number:,}", "bold cyan"), (name, "bold"), (f"  {', '.join(facts)}", "dim"))
+    if pattern and not (options.whole or options.sentences or options.tokens):
+        for before, found, after in passages(text, pattern, _AROUND, _PASSAGES):
+            out.print("  ... ", _one_line(before), (_one_line(found), "bold reverse"), _one_line(after), " ...")
+        out.print()
+        return
+    left, cut = sys.maxsize if options.whole else options.characters, False
+    for number, tokens in enumerate(_sentences(document) if options.sentences or options.tokens else [document.tokens], 1):
+        if left <= 0:
+            cut = True
+            break
+        # A token has a character at least, so more of them cannot be shown.
+        parts: list[str | tuple[str, str]] = _token_parts(tokens[:left], decoder) if options.tokens else [decoder.text(tokens)]
+        length = sum(len(part) for part in parts if isinstance(part, str))
+        head = [(f"{number:>5}  ", "dim")] if options.sentences or options.tokens else []
+        out.print(*head, *(parts if length <= left else _cut(parts, left)))
+        left, cut = left - length, length > left
+    if cut:
+        out.print(("  ... cut here; --whole shows all of it", "dim"))
+    out.print()
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s", " ", text)
+
+
+def _token_parts(tokens: np.ndarray, decoder: Decoder) -> list[str | tuple[str, str]]:
+    """Return tokens as the vocabulary has them, each with its id."""
+    parts: list[str | tuple[str, str]] = []
+    for token in tokens.tolist():
+        parts += [decoder.tokens[token], (f"/{token} ", "dim")]
+    return parts
+
+
+def _cut(parts: list[str | tuple[str, str]], left: int) -> Iterator[str | tuple[str, str]]:
+    """Yield parts until so many characters of text were; those with a style of their own are not of the text."""
+    for part in parts:
+        if isinstance(part, str):
+            if left <= 0:
+                return
+            part = part[:left]
+            left -= len(part)
+        yield part

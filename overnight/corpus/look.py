@@ -1,0 +1,127 @@
+"""Documents of a prepared folder by number, at random, by their source, or by what they say; one is in memory at a time."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+
+from overnight.corpus.document_table import DocumentTable
+from overnight.corpus.prepared import Prepared, PreparedDocument
+from overnight.errors import ConfigError, DataError
+
+# What WordPiece takes for one word, or for one mark.
+_PART = re.compile(r"[^\W_]+|[^\s]")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which documents of a split to take; without numbers and a sample all of them."""
+
+    split: str
+    numbers: Sequence[int] = ()
+    """From 1."""
+    sample: int = 0
+    """So many at random."""
+    seed: int = 0
+    source: str = ""
+    """Only those in whose name, or in whose entry of `data.paths`, this stands."""
+
+
+def wanted_documents(prepared: Prepared, wanted: Wanted) -> Iterator[PreparedDocument]:
+    """Yield documents, in order; those of numbers in the order of these.
+
+    Raises:
+        DataError: when a number is none of the split, the split is empty, or the folder does not know the sources of its documents.
+    """
+    if not prepared.manifest.count(wanted.split, "documents"):
+        others = ", ".join(prepared.splits()) or "nothing"
+        raise DataError(f"{prepared.folder}: {wanted.split} holds no document; there is {others}")
+    if wanted.numbers:
+        yield from (prepared.document(wanted.split, number) for number in wanted.numbers)
+    elif wanted.sample:
+        yield from _sample(prepared, wanted)
+    else:
+        for first, rows in _candidates(prepared, wanted):
+            yield from (prepared.document(wanted.split, first + row) for row in rows.tolist())
+
+
+def _table(prepared: Prepared) -> DocumentTable:
+    if prepared.table is None:
+        raise DataError(
+            f"{prepared.folder}: was prepared before names and sources of documents were kept, so they cannot be chosen by them; prepare again into another folder"
+        )
+    return prepared.table
+
+
+def _candidates(prepared: Prepared, wanted: Wanted) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield for each shard the number of its first document, and the rows of those of the wanted source."""
+    first = 1
+    for entry in prepared.entries(wanted.split):
+        rows = np.arange(entry.documents)
+        if wanted.source:
+            known = _table(prepared).rows(entry)
+            of_source = [number for number, source in enumerate(prepared.manifest.sources) if wanted.source in source.path]
+            named = pc.match_substring(known.names, wanted.source).to_numpy(zero_copy_only=False)
+            rows = np.flatnonzero(named | np.isin(known.sources, of_source))
+        yield first, rows
+        first += entry.documents
+
+
+def _sample(prepared: Prepared, wanted: Wanted) -> Iterator[PreparedDocument]:
+    """Yield distinct documents at random: counted in a first pass, read in a second."""
+    counts = np.array([len(rows) for _, rows in _candidates(prepared, wanted)])
+    drawn = np.random.default_rng(wanted.seed).choice(counts.sum(), min(wanted.sample, int(counts.sum())), replace=False)
+    ends = np.cumsum(counts)
+    for (first, rows), end in zip(_candidates(prepared, wanted), ends.tolist(), strict=True):
+        inside = np.sort(drawn[(drawn >= end - len(rows)) & (drawn < end)]) - (end - len(rows))
+        yield from (prepared.document(wanted.split, first + int(row)) for row in rows[inside])
+
+
+def search_pattern(prepared: Prepared, text: str, regex: str, ignore_case: bool) -> re.Pattern[str] | None:
+    """Return what a search looks for in decoded text; None for no search.
+
+    Text is found however its white space is, as WordPiece forgets that around punctuation; and in any case where the vocabulary is of lower case.
+
+    Args:
+        text: as it stands in the source.
+        regex: a regular expression instead, of the text as it is shown.
+
+    Raises:
+        ConfigError: when that is none.
+    """
+    lowercase = bool(prepared.manifest.settings.get("lowercase", False)) and not prepared.decoder.is_bytes
+    flags = re.IGNORECASE if ignore_case or lowercase else re.NOFLAG
+    if regex:
+        try:
+            return re.compile(regex, flags)
+        except re.error as error:
+            raise ConfigError(f"--regex {regex!r}: is no regular expression ({error}); --search takes text as it is") from None
+    if prepared.decoder.is_bytes:
+        return re.compile(r"\s+".join(map(re.escape, text.split())), flags) if text.strip() else None
+    if lowercase:
+        text = prepared.decoder.normalized(text)
+    parts, between = list(_PART.finditer(text)), ""
+    for before, after in itertools.pairwise(parts):
+        words = before[0].isalnum() and after[0].isalnum()
+        between += re.escape(before[0]) + (r"\s+" if words and before.end() < after.start() else r"\s*")
+    return re.compile(between + re.escape(parts[-1][0]), flags) if parts else None
+
+
+def passages(text: str, pattern: re.Pattern[str], around: int, most: int) -> list[tuple[str, str, str]]:
+    """Return where a pattern is found: what stands before it, what was found, and what follows, `around` characters on each side.
+
+    Args:
+        most: passages.
+    """
+    found = []
+    for match in pattern.finditer(text):
+        start, end = match.span()
+        found.append((text[max(0, start - around) : start], match[0], text[end : end + around]))
+        if len(found) == most:
+            break
+    return found

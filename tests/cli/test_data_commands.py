@@ -1,0 +1,267 @@
+"""`overnight data report`, `look` and `diff`: what they print, how they end, and what they say of bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from overnight import console
+from overnight.cli.main import main
+from overnight.corpus import dedup
+from overnight.corpus.prepared import Prepared
+from overnight.corpus.sentences import sentences
+from tests.conftest import ROOT
+from tests.corpus.folders import as_of_old, prepared_folder, texts
+
+Captured = pytest.CaptureFixture[str]
+QUOTE = 'He said: "Don\'t be a fool, Größe!" and left. '
+
+
+def call(*argv: str | Path | int) -> int:
+    return main([str(word) for word in argv])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # One that is to train on: a vocabulary knows no mark that only others have.
+    found = (QUOTE + text for text in texts(50, seed=5))
+    quote = next(text for text in found if not dedup.is_valid(dedup.document_hash(sentences(text)), 0.2))
+    rows = {"a.jsonl": [*texts(30), quote], "b.jsonl": texts(10, seed=1)}
+    return prepared_folder(tmp_path_factory.mktemp("words"), rows)
+
+
+@pytest.fixture(scope="module")
+def of_bytes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepared_folder(tmp_path_factory.mktemp("bytes"), {"a.jsonl": [*texts(30), QUOTE * 3]}, tokenizer="bytes")
+
+
+def split_of(folder: Path, phrase: str) -> str:
+    """The split in which a document with these words is."""
+    prepared = Prepared(folder)
+    return next(split for split in prepared.splits() for each in prepared.documents(split) if phrase in prepared.decoder.text(each.tokens))
+
+
+@pytest.mark.parametrize("command", ["report", "look", "diff"])
+def test_every_command_has_help(command: str, capsys: Captured) -> None:
+    assert call("data", command, "--help") == 0
+    assert capsys.readouterr().out.startswith(f"usage: overnight data {command} ")
+    assert call("data") == 2
+
+
+def test_look_shows_three_documents_at_random_of_a_seed(folder: Path, capsys: Captured) -> None:
+    shown = []
+    for seed in (0, 0, 1):
+        assert call("data", "look", folder, "--seed", seed, "--characters", 50) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] != shown[2]
+    blocks = shown[0].strip().split("\n\n")
+    assert len(blocks) == 3
+    for block in blocks:
+        head, text, cut = block.split("\n")
+        assert head.startswith("train ") and " tokens, " in head and len(text) <= 50 and cut == "  ... cut here; --whole shows all of it"
+
+
+def test_look_shows_whole_documents_by_number_in_the_order_asked_for(folder: Path, capsys: Captured) -> None:
+    prepared = Prepared(folder)
+    assert call("data", "look", folder, "--split", "valid", "--number", 2, 1, "--whole") == 0
+    blocks = capsys.readouterr().out.strip().split("\n\n")
+    for block, number in zip(blocks, (2, 1), strict=True):
+        document = prepared.document("valid", number)
+        head, text = block.split("\n")
+        assert head.startswith(f"valid {number}  {document.name}  ") and text == prepared.decoder.text(document.tokens)
+
+
+def test_look_shows_sentences_and_tokens(folder: Path, capsys: Captured) -> None:
+    prepared = Prepared(folder)
+    document = prepared.document("train", 1)
+    assert call("data", "look", folder, "--number", 1, "--sentences", "--whole") == 0
+    _, *lines = capsys.readouterr().out.strip("\n").split("\n")
+    assert [int(line.split()[0]) for line in lines] == list(range(1, len(document.lengths) + 1))
+    assert " ".join(line[7:] for line in lines) == prepared.decoder.text(document.tokens)
+    assert call("data", "look", folder, "--number", 1, "--tokens", "--whole") == 0
+    _, *lines = capsys.readouterr().out.strip("\n").split("\n")
+    pairs = [word.rpartition("/") for line in lines for word in line[7:].split()]
+    assert [int(token) for *_, token in pairs] == document.tokens.tolist()
+    assert [word for word, *_ in pairs] == [prepared.decoder.tokens[token] for token in document.tokens.tolist()]
+
+
+@pytest.mark.parametrize("query", ["don't be  a fool, größe", "SAID: \"Don't", "Größe!"])
+def test_a_search_finds_text_however_its_marks_accents_and_case_are_stored(folder: Path, query: str, capsys: Captured) -> None:
+    split = split_of(folder, "fool")
+    assert call("data", "look", folder, "--split", split, "--search", query) == 0
+    said = capsys.readouterr()
+    assert "fool, gro" in said.out
+    assert "1 document found, of " in said.err
+
+
+def test_a_search_of_bytes_heeds_case_unless_told_not_to(of_bytes: Path, capsys: Captured) -> None:
+    split = split_of(of_bytes, "fool")
+    assert call("data", "look", of_bytes, "--split", split, "--search", "don't be a fool") == 1
+    assert call("data", "look", of_bytes, "--split", split, "--search", "don't be a\nfool", "--ignore-case") == 0
+    out = capsys.readouterr().out
+    assert len([line for line in out.splitlines() if line.startswith("  ... ") and "Don't be a fool" in line]) == 3 and "bytes\n" in out
+    assert call("data", "look", of_bytes, "--split", split, "--regex", r"Gr.ße!\W") == 0
+
+
+def test_words_of_a_search_are_not_joined(folder: Path) -> None:
+    split = split_of(folder, "fool")
+    assert call("data", "look", folder, "--split", split, "--search", "be a fo ol") == 1
+    assert call("data", "look", folder, "--split", split, "--search", "beafool") == 1
+    assert call("data", "look", folder, "--split", split, "--search", "a foo") == 0
+
+
+def test_a_search_that_finds_nothing_ends_with_1_and_says_how_much_it_looked_through(folder: Path, capsys: Captured) -> None:
+    count = Prepared(folder).manifest.count("train", "documents")
+    assert call("data", "look", folder, "--search", "xyzzy") == 1
+    said = capsys.readouterr()
+    assert said.out == "" and said.err == f"0 documents found, of {count} looked through in train\n"
+
+
+def test_documents_of_a_source_are_found_and_drawn(folder: Path, capsys: Captured) -> None:
+    prepared = Prepared(folder)
+    mine = [document.number for document in prepared.documents("train") if document.source.endswith("b.jsonl")]
+    assert call("data", "look", folder, "--source", "b.jsonl", "--json", "--limit", 1000) == 0
+    said = capsys.readouterr()
+    rows = [json.loads(line) for line in said.out.splitlines()]
+    assert [row["number"] for row in rows] == mine and all("b.jsonl#" in row["name"] for row in rows)
+    assert said.err == f"{len(mine)} documents found, of {len(mine)} of that source in train\n"
+    assert call("data", "look", folder, "--source", "b.jsonl", "--random", 2, "--json") == 0
+    assert {json.loads(line)["number"] for line in capsys.readouterr().out.splitlines()} < set(mine)
+    assert call("data", "look", folder, "--source", "nowhere") == 1
+    assert call("data", "look", folder, "--source", "b.jsonl", "--limit", 1) == 0
+    assert capsys.readouterr().err.endswith("1 document shown of the first 1 of train; --limit shows more\n")
+
+
+def test_json_lines_have_the_text_the_sentences_and_the_tokens(folder: Path, capsys: Captured) -> None:
+    assert call("data", "look", folder, "--number", 3, "--json", "--sentences", "--tokens") == 0
+    row, prepared = json.loads(capsys.readouterr().out), Prepared(folder)
+    document = prepared.document("train", 3)
+    assert row["tokens"] == document.tokens.tolist() and row["text"] == prepared.decoder.text(document.tokens)
+    assert " ".join(row["sentences"]) == row["text"]
+    assert (row["split"], row["number"], row["name"], row["source"]) == ("train", 3, document.name, document.source)
+
+
+@pytest.mark.parametrize(
+    ("options", "says", "code"),
+    [
+        (["--number", "0"], "must be 1 or more", 2),
+        (["--limit", "many"], "invalid count value: 'many'", 2),
+        (["--seed", "-1"], "must be 0 or more", 2),
+        (["--number", "99999"], "there is no document 99,999 in train, which has documents 1 to", 1),
+        (["--split", "test"], "test holds no document; there is train, valid", 1),
+        (["--search", "a", "--regex", "b"], "--search and --regex: give one of them", 2),
+        (["--regex", "("], "is no regular expression", 2),
+        (["--search", " "], "is empty; give a word or a phrase", 2),
+        (["--number", "1", "--search", "a"], "give one or the other", 2),
+    ],
+)
+def test_wrong_options_of_look_are_told(folder: Path, options: list[str], says: str, code: int, capsys: Captured) -> None:
+    assert call("data", "look", folder, *options) == code
+    said = capsys.readouterr()
+    assert says in said.err and said.out == ""
+
+
+def test_a_folder_of_old_can_be_read_and_says_that_it_knows_no_sources(tmp_path: Path, capsys: Captured) -> None:
+    folder = as_of_old(prepared_folder(tmp_path, {"a.jsonl": texts(20)}))
+    assert call("data", "look", folder, "--random", 1) == 0
+    assert capsys.readouterr().out.startswith("train ")
+    assert call("data", "look", folder, "--source", "a") == 1
+    assert "was prepared before names and sources of documents were kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["absent", "no folder", "manifest", "truncated", "vocabulary"])
+def test_what_cannot_be_read_is_told_by_all_three(tmp_path: Path, damage: str, capsys: Captured) -> None:
+    folder = prepared_folder(tmp_path, {"a.jsonl": texts(20)})
+    other = prepared_folder(tmp_path / "other", {"a.jsonl": texts(21)})
+    if damage == "absent":
+        folder = tmp_path / "absent"
+    elif damage == "no folder":
+        folder = tmp_path / "a.jsonl"
+    else:
+        path = folder / {"manifest": "manifest.json", "truncated": "train-00000.arrow", "vocabulary": "vocab.txt"}[damage]
+        path.write_bytes(path.read_bytes()[:-7])
+    for code, *command in (
+        (1, "report", folder),
+        (1, "look", folder, "--search", "e"),
+        (2, "diff", folder, other),
+        (2, "diff", other, folder),
+    ):
+        assert call("data", *command) == code
+        said = capsys.readouterr()
+        assert said.err.startswith(f"overnight: {folder}") and "Traceback" not in said.err
+    assert not (folder.parent / "report.html").exists() and list(folder.parent.glob("*.tmp")) == []
+
+
+def test_a_reader_that_goes_away_ends_look_quietly(folder: Path) -> None:
+    script = f"'{sys.executable}' -m overnight data look '{folder}' --search e --limit 1000000 --whole | head -c 10; echo \" ${{PIPESTATUS[0]}}\""
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("train ") and done.stdout.endswith(" 0\n")
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+class Terminal(io.StringIO):
+    """What says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_has_colors_and_no_control_characters_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal, plain = Terminal(), io.StringIO()
+    for out in (terminal, plain):
+        console.Styled(out).print(("name", "bold"), " \x1b]0;title\x07\x1b[31mtext [b]")
+    assert plain.getvalue() == "name \x1b]0;title\x07\x1b[31mtext [b]\n"
+    assert "\x1b[1mname" in terminal.getvalue() and "\ufffd]0;title\ufffd\ufffd[31mtext [b]" in terminal.getvalue()
+
+
+def test_diff_says_what_differs_and_ends_with_1(tmp_path: Path, capsys: Captured) -> None:
+    rows = texts(40)
+    first = prepared_folder(tmp_path, {"a.jsonl": rows}).rename(tmp_path / "first")
+    rows[5] = rows[5].replace(rows[5].split()[4], "otherwise", 1)
+    second = prepared_folder(tmp_path, {"a.jsonl": [*rows, *texts(2, seed=7)]}, valid_fraction=0.3)
+    assert call("data", "diff", first, second) == 1
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["data.valid_fraction", "0.2", "0.3"] in lines and "vocabulary" in out
+    for words in ("39 in both", "1 of the same name with another text", "0 only in A", "2 only in B", "from train to valid"):
+        assert words in out
+    assert "another split" in out and "a.jsonl#6: ... " in out and "      B: otherwise" in out.replace("o ther", "other")
+    assert call("data", "diff", first, second, "--json", "--samples", 0) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["settings"] == {"data.valid_fraction": [0.2, 0.3]} and found["documents"]["same"] == 39
+    assert list(found["documents"]["moved"]) == ["train to valid"] and found["documents"]["samples"]["only_b"] == []
+
+
+def test_diff_of_equal_folders_ends_with_0(tmp_path: Path, capsys: Captured) -> None:
+    first = prepared_folder(tmp_path, {"a.jsonl": texts(20)}).rename(tmp_path / "first")
+    second = prepared_folder(tmp_path, {"a.jsonl": texts(20)})
+    assert call("data", "diff", first, second) == 0
+    assert capsys.readouterr().out.endswith("nothing differs\n")
+    assert call("data", "diff", first, first, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"settings": {}, "counts": {}, "vocabulary": None, "documents": None}
+
+
+def test_prepare_and_report_write_the_page(tmp_path: Path, folder: Path, capsys: Captured) -> None:
+    assert call("data", "report", folder, "--to", tmp_path / "page.html") == 0
+    assert capsys.readouterr().out == f"written: {tmp_path / 'page.html'}\n"
+    rows = tmp_path / "a.jsonl"
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts(30)))
+    command = (
+        "prepare",
+        "demo",
+        f"--data.paths=[{rows}]",
+        f"--data.dir={tmp_path / 'data'}",
+        "--data.vocab_size=300",
+        "--data.valid_fraction=0.2",
+    )
+    for last in (f"what was prepared: {tmp_path / 'data' / 'report.html'}", None):
+        assert call(*command, "--data.workers=1") == 0
+        out = capsys.readouterr().out
+        assert out.splitlines()[-1] == last if last else "what was prepared" not in out

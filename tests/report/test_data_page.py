@@ -1,0 +1,117 @@
+"""The page about a prepared folder stands alone, says what its statistics and manifest say, and cannot be broken by a text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from overnight.config import NoFilters
+from overnight.corpus.shards import load_manifest, save_manifest
+from overnight.download.manifest import Entry, Manifest, now, sha256_of
+from overnight.errors import ConfigError, DataError, UserError
+from overnight.report.data_page import refresh_data_report, write_data_report
+from tests.corpus.folders import as_of_old, prepared_folder, texts
+from tests.report.test_page import Page
+
+
+def page_of(folder: Path) -> Page:
+    return Page(write_data_report(folder, folder.parent / "page.html"))
+
+
+@pytest.mark.parametrize("tokenizer", ["wordpiece", "bytes"])
+def test_the_page_stands_alone_and_has_the_numbers_of_the_folder(tmp_path: Path, tokenizer: str) -> None:
+    rows = texts(300)
+    folder = prepared_folder(tmp_path, {"a.jsonl": [*rows[:200], rows[0], "short"], "b.jsonl": rows[200:]}, tokenizer=tokenizer)
+    page, manifest = page_of(folder), load_manifest(folder)
+    assert not [attributes for tag, attributes in page.tags if tag in ("script", "img", "iframe") and attributes.get("src")]
+    assert page.open == [] and "Plotly" in page.scripts[0]
+    for split in ("train", "valid"):
+        assert f"{manifest.count(split, 'documents'):,}" in page.text and f"{manifest.count(split, 'tokens'):,}" in page.text
+    for name in ("a.jsonl", "b.jsonl"):
+        assert str(tmp_path / name) in page.text
+    assert "1 duplicates" in page.text and "1 min_chars" in page.text and "\nshort" in page.text.replace(">", "\n")
+    captions = list(page.figures)
+    unit = "bytes" if tokenizer == "bytes" else "tokens"
+    assert captions[0] == f"Length of documents by {unit}"
+    bars = page.figures[captions[0]]["data"][0]
+    assert bars["name"] == "train" and sum(bars["y"]) == pytest.approx(100)
+    assert any(caption.startswith("Length of sentences") for caption in captions) == (tokenizer == "wordpiece")
+    kept = page.figures[f"Sources {unit} kept"]["data"]
+    assert sum(sum(trace["x"]) for trace in kept) == sum(manifest.count(split, "tokens") for split in ("train", "valid"))
+
+
+def test_a_text_and_a_name_cannot_break_the_page(tmp_path: Path) -> None:
+    evil = '</script><script>alert(1)</script><b a="'
+    rows = [f"{text} &lt;script&gt;alert(1)&lt;/script&gt;" for text in texts(30)]
+    folder = prepared_folder(tmp_path / "a<b>&", {"x<script>.jsonl": rows, "y.jsonl": [evil]}, tokenizer="bytes")
+    page = page_of(folder)
+    assert len(page.scripts) == 2 and not any("alert(1)" in script for script in page.scripts)
+    assert "x<script>.jsonl" in page.text and "<script>alert(1)</script>" in page.text
+
+
+def test_a_folder_of_old_without_drops_or_validation_has_a_page_that_says_so(tmp_path: Path) -> None:
+    folder = as_of_old(prepared_folder(tmp_path, {"a.jsonl": texts(20)}, valid_fraction=0.0))
+    (folder / "drops.json").unlink()
+    text = page_of(folder).text
+    assert "No document is for validation" in text and "before it was kept which document is of which source" in text
+    assert "Nothing." in text
+
+
+def test_warnings_name_what_is_worth_a_look(tmp_path: Path) -> None:
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text(
+        "".join(f"{token}\n" for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *(f"q{i}" for i in range(10))))
+    )
+    folder = prepared_folder(tmp_path, {"a.jsonl": texts(20)}, vocab_file=str(vocabulary), vocab_size=16)
+    text = " ".join(page_of(folder).text.split())
+    assert re.search(r"Scores on \d+ validation documents? of [\d,]+ tokens say little", text)
+    assert re.search(r"\d\d\.\d % of the tokens of train are \[UNK\]", text)
+    assert "62.5 % of the vocabulary never occurs" in text
+
+
+def test_licenses_are_those_of_the_download(tmp_path: Path) -> None:
+    folder = prepared_folder(tmp_path, {"a.jsonl": texts(10), "b.jsonl": texts(10, seed=1)})
+    file = tmp_path / "a.jsonl"
+    entry = Entry("wikipedia", "https://x", file.stat().st_size, sha256_of(file), file.stat().st_mtime_ns, now(), "", "CC BY-SA 4.0", "")
+    Manifest(tmp_path).add({"a.jsonl": entry})
+    assert page_of(folder).text.count("CC BY-SA 4.0 (wikipedia): 1 file") == 1
+    (tmp_path / "download.json").write_text("{")
+    assert "CC BY-SA" not in page_of(folder).text
+    file.unlink()
+    page_of(folder)
+
+
+def test_dropped_lines_and_masked_data_are_told(tmp_path: Path) -> None:
+    rows = [f"{text}\n\nCall 030 1234567 or write to a.b@example.org now.\n\nthis line has no end" for text in texts(20)]
+    settings = {"mask_personal": ["email"], "filters": NoFilters(lines_end_sentences=True)}
+    page = page_of(prepared_folder(tmp_path, {"a.jsonl": rows}, **settings))
+    assert "Masked: 20 placeholders for email." in page.text and "20 filters.lines_end_sentences (lines)" in page.text
+    assert "this line has no end" in page.text
+
+
+def test_the_page_is_written_once_for_the_shards_that_are_there(tmp_path: Path) -> None:
+    folder = prepared_folder(tmp_path, {"a.jsonl": texts(20)})
+    assert refresh_data_report(folder) == f"what was prepared: {folder / 'report.html'}"
+    assert refresh_data_report(folder) == ""
+    save_manifest(folder, dataclasses.replace(load_manifest(folder), cleaning=2))
+    assert refresh_data_report(folder)
+    (folder / "report.html").unlink()
+    (folder / "drops.json").write_text(json.dumps([]))
+    assert "drops.json" in refresh_data_report(folder) and not (folder / "report.html").exists()
+
+
+def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = prepared_folder(tmp_path, {"a.jsonl": texts(20)})
+    with pytest.raises(ConfigError, match=r"is a folder; name the HTML file to write"):
+        write_data_report(folder, tmp_path)
+    (folder / "train-00000.arrow").unlink()
+    with pytest.raises(DataError, match=r"train-00000\.arrow: the shard is missing"):
+        write_data_report(folder, tmp_path / "page.html")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(UserError, match="the report needs jinja2: pip install"):
+        write_data_report(prepared_folder(tmp_path, {"a.jsonl": texts(20)}), tmp_path / "page.html")
