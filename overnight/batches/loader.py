@@ -12,7 +12,9 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -28,6 +30,7 @@ from overnight.config import BertPhase
 from overnight.corpus.shards import Shard
 from overnight.corpus.tokenizer import Vocabulary
 from overnight.errors import DataError
+from overnight.machine import usable_cores
 from overnight.run_dir.atomic import write_whole
 from overnight.state_files import digest
 
@@ -120,7 +123,9 @@ class Samples:
 
     def _load(self, epoch: int) -> list[np.ndarray]:
         if epoch != self._epoch:
-            self._plans = [self._plan(epoch, number, shard) for number, shard in enumerate(self.shards)]
+            # Threads, since a plan is made outside of Python's lock.
+            with ThreadPoolExecutor(min(usable_cores(), max(len(self.shards), 1)), "plans") as pool:
+                self._plans = list(pool.map(partial(self._plan, epoch), range(len(self.shards)), self.shards))
             self._bounds = np.concatenate([[0], np.cumsum([len(plan) for plan in self._plans])])
             self._epoch = epoch
         return self._plans

@@ -97,6 +97,8 @@ class Data:
     """Lines, rows or records that may be skipped because they do not parse or lack the field (count over all files)."""
     workers: Annotated[int, Range(), MACHINE] = 0
     """Processes that prepare; 0 takes every core. The shards do not depend on it."""
+    scheduler: Annotated[str, MACHINE] = ""
+    """Address of a Dask scheduler (`tcp://HOST:8786`), whose workers prepare instead, where they see the sources and `dir` at the same paths; empty prepares on this machine. The shards do not depend on it (the extra `dask`)."""
     near_duplicates: Annotated[float, Range(0, 1)] = 0.0
     """Jaccard similarity of 5-word shingles from which on two documents are near-duplicates, of which the first stays (0.8 is usual); 0 keeps them."""
     repeated_paragraphs: NonNegativeInt = 0
