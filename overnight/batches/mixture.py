@@ -3,7 +3,7 @@
 A stream of K sources is cut in two, the source of the largest share and the rest, the rest again, and so on. Of the first n positions of a stream the
 larger part has round(n f), f its share of that stream; so a position belongs to it where that number grows, and is its position number round(n f) there. No table
 and no state: any position is found at once, and every source is read in its own order. A source has never half a sequence more or less than its
-share for K = 2, and (1 + H_{K-1}) / 2 in general (H the harmonic numbers: less than 1 for three sources, 2 for ten).
+share for K = 2, and never more than (1 + H_{K-2}) / 2 (H the harmonic numbers: 1 for three sources, less than 2 for ten).
 
 Shapes: P positions.
 """
