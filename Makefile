@@ -11,7 +11,10 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
-TORCH ?= $(shell grep '^torch==' constraints.txt)
+PINNED := $(shell grep '^torch==' constraints.txt)
+TORCH ?= $(PINNED)
+# Every torch for CUDA asks for its own Triton; that of constraints.txt goes with the torch there.
+FREE := torch==$(if $(filter-out $(PINNED),$(TORCH)),|triton==)
 BIN := .venv/bin
 # One thread for each of the two test processes, so that they do not fight for the cores; whole files, so that their fixtures are made once, in
 # the order of their names, since files of one long test would else come last; what was compiled is kept, also where Python is told not to.
@@ -55,7 +58,7 @@ install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"overnight needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv
-	@{ grep -v '^torch==' constraints.txt; echo '$(TORCH)'; } > .venv/constraints.txt
+	@{ grep -v -E '^($(FREE))' constraints.txt; echo '$(TORCH)'; } > .venv/constraints.txt
 	$(BIN)/python -m pip install -q $(PIP_ARGS) '$(TORCH)' -c .venv/constraints.txt
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -c .venv/constraints.txt -e '.[dev]'
 	@touch $@

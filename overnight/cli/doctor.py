@@ -141,19 +141,31 @@ def _torch_features(machine: dict[str, Any]) -> Iterator[Finding]:
     capability = f", kernels for {machine['cpu_capability']}" if "cpu_capability" in machine else ""
     yield Finding("ok", "torch", f"{torch.__version__}, {plural(machine['threads'], 'thread')}{capability}")
     gpu = bool(machine["gpus"])
-    varlen = _has("torch.nn.attention.varlen", "varlen_attn")
-    if not varlen:
-        yield Finding("note", "varlen attention", "not in this torch; sequences are padded inside attention")
-    else:
-        yield Finding(
-            "ok",
-            "varlen attention",
-            "there, used on the GPU" if gpu else "there, but only a GPU can train with it; the CPU has its own path",
-        )
+    yield from _kernels(gpu)
     flags = machine["cpu"]["flags"]
     fast = torch.cuda.is_bf16_supported() if gpu else bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags))
     by = "the GPU" if gpu else "the processor"
     yield Finding("ok" if fast else "note", "bf16", f"in {by}'s hardware" if fast else f"not in {by}'s hardware: fp32 is as fast")
+
+
+def _kernels(gpu: bool) -> Iterator[Finding]:
+    """Yield which attention and which steps of LAMB, LANS and LARS this machine takes, by the functions that decide it."""
+    import torch
+
+    from overnight.models.attention import how, why_padded
+    from overnight.optim.batch import why_lists
+
+    if gpu:
+        device = torch.device("cuda", 0)
+        state: Literal["ok", "note"] = "note" if why_padded(device, torch.bfloat16, 64, 0.1, True) else "ok"
+        yield Finding(state, "attention", f"{how(device, torch.bfloat16, 64, 0.1)}; of BERT in bf16")
+    elif _has("torch.nn.attention.varlen", "varlen_attn"):
+        yield Finding("ok", "varlen attention", "there, but only a GPU can train with it; the CPU has its own path")
+    else:
+        yield Finding("note", "varlen attention", "not in this torch; sequences are padded inside attention")
+    why = why_lists(torch.device("cuda", 0) if gpu else torch.device("cpu"))
+    fast = "by Triton's kernels" if gpu else "by C compiled for this processor"
+    yield Finding("note" if why else "ok", "LAMB, LANS, LARS", f"by lists of tensors, since {why}" if why else fast)
 
 
 def _has(module: str, name: str) -> bool:

@@ -20,6 +20,8 @@ class Compute:
     """Compile the model with torch.compile (pays on a GPU, needs a C++ compiler on a CPU)."""
     cuda_graphs: bool = False
     """mLSTM and LSTM on a GPU: capture the steps of a window as CUDA graphs, so that the host need not launch each; takes memory. Not yet tried on a GPU."""
+    deterministic: bool = False
+    """On a GPU, take algorithms that give the same bits each time (torch.use_deterministic_algorithms): the backward pass of attention is slower then. Without it two equal runs differ by rounding. On a CPU they never do."""
 
 
 @dataclass(frozen=True)

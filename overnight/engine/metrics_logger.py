@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from overnight.batches.batch_size import batch_size, batch_warmup, micro_batch, sequences_before
-from overnight.config import Phase
+from overnight.config import BertConfig, ModernBertConfig, Phase
 from overnight.console import Status, facts
 from overnight.display import plural, share
 from overnight.distributed.stragglers import StragglerMonitor
 from overnight.engine.context import PhaseContext
 from overnight.engine.loop import StepResult
 from overnight.engine.memory import peak_gb
-from overnight.engine.precision import LossScale
+from overnight.engine.precision import DTYPES, LossScale
 from overnight.engine.spikes import minimized
 from overnight.engine.throughput import Throughput
+from overnight.models.attention import how
+from overnight.optim.batch import why_lists
 from overnight.optim.groups import group_lines
+from overnight.optim.layerwise import Layerwise
 from overnight.optim.noise import NoiseScale, follow, noise_text
 from overnight.optim.schedules import peak_lr
 
@@ -158,5 +161,15 @@ class MetricsLogger:
             + (f" ({peak.text()})" if peak else "")
         )
         mixed = [f"{name} {share(part)} = {epochs:.2f} epochs" for name, (part, epochs) in samples.passes(sequences).items()]
-        for text in [*([f"mixture: {', '.join(mixed)}"] if mixed else []), *group_lines(optimizer.param_groups)]:
+        for text in [*([f"mixture: {', '.join(mixed)}"] if mixed else []), *group_lines(optimizer.param_groups), *self._gpu_paths(optimizer)]:
             self.context.line.print(f"  {text}")
+
+    def _gpu_paths(self, optimizer: torch.optim.Optimizer) -> Iterator[str]:
+        """Yield which kernels a GPU takes, and why not the fastest."""
+        device, model = self.context.world.device, self.run.model
+        if device.type == "cuda" and isinstance(optimizer, Layerwise):
+            why = why_lists(device)
+            yield f"optimizer: steps by lists of tensors, since {why}" if why else "optimizer: steps by Triton's kernels"
+        if device.type == "cuda" and isinstance(model, BertConfig | ModernBertConfig):
+            size, dropped = model.hidden_size // model.num_heads, getattr(model, "attention_dropout", 0.0)
+            yield f"attention: {how(device, DTYPES[self.run.precision], size, dropped)}"

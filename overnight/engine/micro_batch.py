@@ -287,13 +287,15 @@ class MicroBatchSchedule:
 def conditions(run: Run, phase: Phase, world: World) -> dict[str, Any]:
     """Return what the micro-batches of a phase depend on besides the recipe's identity."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else world.device.type
-    settings = {
+    settings: dict[str, Any] = {
         "activation_checkpointing": run.memory.activation_checkpointing,
         "optimizer_cpu_offload": run.memory.optimizer_cpu_offload,
         "torch_compile": run.compute.torch_compile,
         "cuda_graphs": run.compute.cuda_graphs,
         "strategy": run.distributed.strategy,
     }
+    if run.compute.deterministic:  # else absent, as it was before there was such a setting
+        settings["deterministic"] = True
     return {"device": device, "processes": world.size, "micro_batch_size": phase.micro_batch_size, **settings}
 
 

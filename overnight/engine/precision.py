@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 
 import torch
@@ -89,3 +90,17 @@ def set_matmul_precision(precision: str, device: torch.device) -> None:
     """Set whether the fp32 matmuls of a GPU are TF32 (11 significant bits); a CPU has no TF32, and nothing changes there."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+
+def set_deterministic(device: torch.device) -> None:
+    """Have torch take algorithms that give the same bits each time on a GPU, attention's backward pass included, or refuse what has none; a CPU's are so anyway.
+
+    Call it before the first matrix product: cuBLAS asks for its workspace then.
+    """
+    if device.type != "cuda":
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Only to be warned would leave flash attention as it is.
+    torch.use_deterministic_algorithms(True, warn_only=False)
+    # Nothing here reads memory that was never written, and filling it takes time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

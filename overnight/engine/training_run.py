@@ -24,7 +24,7 @@ from overnight.distributed.wrap import parallelize_model
 from overnight.engine.context import PhaseContext
 from overnight.engine.loop import Objective
 from overnight.engine.planner import Planner, open_planner
-from overnight.engine.precision import DTYPES, set_matmul_precision
+from overnight.engine.precision import DTYPES, set_deterministic, set_matmul_precision
 from overnight.engine.recovery import Recovery
 from overnight.engine.spikes import Rollback
 from overnight.engine.throughput import peak_of_all
@@ -41,11 +41,13 @@ from overnight.state_files import sealed
 
 
 def set_up_machine(run: Run) -> torch.device:
-    """Set the threads and the matmul precision of a run in this process; return its device."""
+    """Set the threads, the matmul precision and the determinism of a run in this process; return its device."""
     if run.compute.threads:
         torch.set_num_threads(run.compute.threads)
     device = device_of(run)
     set_matmul_precision(run.precision, device)
+    if run.compute.deterministic:
+        set_deterministic(device)
     return device
 
 

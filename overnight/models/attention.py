@@ -5,6 +5,7 @@ Shapes: N tokens of the flat batch, S sequences, T longest sequence, D width, H 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,12 @@ try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:
     varlen_attn = None  # type: ignore[assignment]
+
+# What the function above calls: it takes dropout too, and has a gradient. Not part of torch's interface, so its arguments are looked at before it is used.
+_flash = getattr(torch.ops.aten, "_flash_attention_forward", None)
+_FLASH_ARGUMENTS = ("query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "return_debug_mask")
+# Capabilities whose shared memory does not hold the backward pass of heads above 192.
+_SMALL_MEMORY = ((8, 6), (8, 7), (8, 9), (12, 0), (12, 1))
 
 
 class _Rows(torch.autograd.Function):
@@ -86,19 +93,60 @@ class Layout:
     """Tokens to either side that one sees; -1: all."""
 
 
-def layout(batch: Batch, attention_dropout: float, dtype: torch.dtype, window: int = -1) -> Layout:
+@functools.cache
+def why_padded(device: torch.device, dtype: torch.dtype, size: int, dropout: float, training: bool) -> str:
+    """Return why attention pads sequences to the longest; empty where the kernel for variable lengths (FlashAttention-2) takes them as they are.
+
+    The limits are those of torch's checks (aten/src/ATen/native/transformers/cuda), where a kernel outside them raises an error.
+
+    Args:
+        dtype: of queries, keys and values.
+        size: E, dimensions of a head.
+        dropout: probability of dropping an attention weight.
+        training: whether a gradient is wanted.
+    """
+    if device.type != "cuda":
+        return "variable lengths need a GPU"
+    if varlen_attn is None or not torch.backends.cuda.is_flash_attention_available():
+        return "this torch has no attention of variable lengths"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"the kernel takes bf16 and fp16, not {str(dtype).removeprefix('torch.')}"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        return f"the kernel needs compute capability 8.0, this GPU has {major}.{minor}"
+    if size % 8 or size > 256:
+        return f"the kernel takes heads of a multiple of 8 up to 256 dimensions, not {size}"
+    if training and size > 192 and (major, minor) in _SMALL_MEMORY:
+        return f"with compute capability {major}.{minor} the kernel trains heads of up to 192 dimensions, not {size}"
+    if dropout and not _takes_dropout():
+        return "the kernel of this torch takes no dropout"
+    return ""
+
+
+def _takes_dropout() -> bool:
+    names = tuple(argument.name for argument in _flash.default._schema.arguments) if _flash is not None else ()
+    return names[: len(_FLASH_ARGUMENTS)] == _FLASH_ARGUMENTS
+
+
+def how(device: torch.device, dtype: torch.dtype, size: int, dropout: float) -> str:
+    """Return how attention sees the sequences of training, in words; as in :func:`why_padded`."""
+    why = why_padded(device, dtype, size, dropout, True)
+    return f"sequences padded to the longest of a micro-batch, since {why}" if why else "variable lengths, without padding (FlashAttention)"
+
+
+def layout(batch: Batch, attention_dropout: float, dtype: torch.dtype, window: int = -1, size: int = 64) -> Layout:
     """Decide once a batch how attention sees it.
 
-    Variable-length attention where there is a kernel for it (a GPU, 16 bits, no dropout of probabilities, which the kernel
-    lacks); else sequences padded to the longest.
+    Variable-length attention where there is a kernel that takes them (:func:`why_padded`); else sequences padded to the longest.
 
     Args:
         window: tokens to either side that one sees; -1 is all.
+        size: E, dimensions of a head.
     """
     device, longest = batch.ids_N.device, batch.longest or max(batch.lengths)
     if window >= longest - 1:
         window = -1
-    if varlen_attn is not None and device.type == "cuda" and attention_dropout == 0.0 and dtype != torch.float32:
+    if not why_padded(device, dtype, size, attention_dropout, torch.is_grad_enabled()):
         return Layout(batch.starts, longest, varlen=True, window=window)
     near = None
     if window >= 0:
@@ -137,10 +185,7 @@ def attention(qkv: Tensor, heads: int, where: Layout, probability: float, turns:
         qkv = rotate(qkv, heads, *turns)
     if where.varlen:
         q, k, v = qkv.view(-1, 3, heads, width // heads).unbind(1)
-        # The lowest torch may not know windows, and BERT has none.
-        near: dict[str, Any] = {"window_size": (where.window, where.window)} if where.window >= 0 else {}
-        out = varlen_attn(q, k, v, where.starts, where.starts, where.longest, where.longest, **near)
-        return out.reshape(-1, width)  # type: ignore[union-attr]
+        return _varlen(q, k, v, where, probability).reshape(-1, width)
     if where.pad is not None:
         # Padded places carry no gradient (their keys are masked, their outputs unused), so the inverse look-up is exact.
         qkv = _Rows.apply(qkv, where.pad, where.unpad)
@@ -151,6 +196,19 @@ def attention(qkv: Tensor, heads: int, where: Layout, probability: float, turns:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=where.mask, dropout_p=probability)
     out = out.transpose(1, 2).reshape(-1, width)
     return out if where.unpad is None else _Rows.apply(out, where.unpad, None)
+
+
+def _varlen(q: Tensor, k: Tensor, v: Tensor, where: Layout, probability: float) -> Tensor:
+    """Return attention within the sequences of a flat batch on a GPU: (N, H, E) each."""
+    window, given = where.window, (q, k, v, where.starts, where.starts, where.longest, where.longest)
+    if probability:
+        assert _flash is not None
+        # Its generator is torch's, so recomputation drops the same weights. Neither causal nor with a mask to look at.
+        out: Tensor = _flash(*given, probability, False, False, window_size_left=window, window_size_right=window)[0]
+        return out
+    # The lowest torch may not know windows, and BERT has none.
+    near: dict[str, Any] = {"window_size": (window, window)} if window >= 0 else {}
+    return varlen_attn(*given, **near)  # type: ignore[return-value]
 
 
 # Longest sequences (tokens) for which a CPU keeps all scores: batched products of oneDNN take a fifth of the time of torch's own kernel at 128 tokens in

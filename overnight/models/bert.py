@@ -154,10 +154,11 @@ class Encoder(EncoderLayers):
         self.norm = Norm(model.hidden_size)
         self.layers = nn.ModuleList(Layer(model) for _ in range(model.num_layers))
         self.dropout, self.attention_dropout = model.dropout, model.attention_dropout
+        self.head_size = model.hidden_size // model.num_heads
 
     def forward(self, batch: Batch, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return hidden states (N, D) of a flat batch, in `dtype`, the type of all matrix products and activations."""
-        where = layout(batch, self.attention_dropout if self.training else 0.0, dtype)
+        where = layout(batch, self.attention_dropout if self.training else 0.0, dtype, size=self.head_size)
         x_ND = self.word(batch.ids_N) + self.position(batch.positions_N) + self.segment(batch.segments_N)
         x_ND = dropout(self.norm(x_ND).to(dtype), self.dropout, self.training)
         for layer in self.layers:

@@ -78,10 +78,10 @@ class ModernEncoder(EncoderLayers):
         """Return hidden states (N, D) of a flat batch, in `dtype`, the type of all matrix products and activations."""
         model = self.model
         size = model.hidden_size // model.num_heads
-        whole = layout(batch, 0.0, dtype), *angles(batch.positions_N, size, model.rope_theta)
+        whole = layout(batch, 0.0, dtype, size=size), *angles(batch.positions_N, size, model.rope_theta)
         near = whole
         if model.local_attention:
-            near = layout(batch, 0.0, dtype, model.local_attention // 2), *angles(batch.positions_N, size, model.local_rope_theta)
+            near = layout(batch, 0.0, dtype, model.local_attention // 2, size), *angles(batch.positions_N, size, model.local_rope_theta)
         x_ND = dropout(self.norm(self.word(batch.ids_N)).to(dtype), model.dropout, self.training)
         for number, layer in enumerate(self.layers):
             x_ND = layer(x_ND, *(near if is_local(model, number) else whole))

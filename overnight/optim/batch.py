@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from overnight.optim import native
 from overnight.optim.offload import chunks
 from overnight.optim.state import local, state_dtype
 
@@ -17,6 +20,8 @@ from overnight.optim.state import local, state_dtype
 # their memory. Tensors that are sharded are one bucket, so that all their norms take one collective.
 _BUCKET = {"cpu": 1 << 18}
 _DEFAULT_BUCKET = 1 << 26
+# What Triton supports.
+_TRITON_CAPABILITY = (8, 0)
 
 
 @dataclass
@@ -53,13 +58,35 @@ def buckets(xs: list[Tensor], batch: Batch) -> Iterator[slice]:
     yield slice(start, len(xs))
 
 
-def backend_of(p: Tensor, grad: Tensor) -> str:
-    """Return what steps a tensor where `fused` is set: `native` on a CPU, `kernels` on a GPU, `lists` where they do not take it."""
-    if torch.compiler.is_compiling() or not local(p).is_contiguous():
+def backend_of(p: Tensor, grad: Tensor, group: dict[str, Any]) -> str:
+    """Return what steps a tensor: `native` on a CPU, `kernels` on a GPU, `lists` where they do not take it.
+
+    Args:
+        group: `fused` True asks for the first two and False for lists; None takes what is there, unless `foreach` says how.
+    """
+    fused = group["fused"]
+    if fused is False or (fused is None and group["foreach"] is not None) or torch.compiler.is_compiling() or not local(p).is_contiguous():
         return "lists"
     if p.device.type == "cpu":
-        return "native" if not hasattr(p, "device_mesh") and grad.is_contiguous() else "lists"
-    return "kernels" if p.device.type == "cuda" and state_dtype(p) == torch.float32 else "lists"
+        takes = not hasattr(p, "device_mesh") and grad.is_contiguous()
+    else:
+        takes = p.device.type == "cuda" and state_dtype(p) == torch.float32
+    if not takes or (fused is None and why_lists(p.device)):
+        return "lists"
+    return "native" if p.device.type == "cpu" else "kernels"
+
+
+@functools.cache
+def why_lists(device: torch.device) -> str:
+    """Return why LAMB, LANS and LARS step lists of tensors on a device unless they are told otherwise; empty where they have a faster way."""
+    if device.type == "cpu":
+        return "" if native.available() else "there is no C compiler"
+    if device.type != "cuda":
+        return f"there are no kernels for a device of type {device.type}"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed: pip install triton"
+    capability = torch.cuda.get_device_capability(device)
+    return "" if capability >= _TRITON_CAPABILITY else "Triton needs compute capability 8.0, this GPU has {}.{}".format(*capability)
 
 
 def groups_of(x: Tensor) -> list[Any]:

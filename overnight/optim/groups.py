@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from overnight.config import AdamWConfig, LambConfig, LansConfig, LarsConfig, MuonConfig, Optim
 from overnight.config.optimizers import LayerwiseOptim
 from overnight.display import plural
-from overnight.optim import native
 from overnight.optim.lamb import Lamb
 from overnight.optim.lans import Lans
 from overnight.optim.lars import Lars
@@ -76,7 +75,7 @@ def _width_factors(optim: Optim, embeddings: Sequence[Tensor]) -> dict[str, floa
 def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
     """Return the optimizer of a phase over the parameters of a network; the loop sets the learning rate.
 
-    On a CPU with a C compiler the steps of LAMB, LANS and LARS are native.c's.
+    LAMB, LANS and LARS step by the fastest that the machine has: native.c on a CPU with a C compiler, Triton's kernels on a GPU, else lists.
     LAMB and LARS clip by `max_grad_norm` themselves, which saves passes over the gradients; LANS has no use for it; for the others the
     loop clips.
 
@@ -85,7 +84,6 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
         optim: settings.
     """
     groups = parameter_groups(module, optim)
-    fused = all(p.device.type == "cpu" for p in module.parameters()) and native.available()
 
     def only(*keys: str) -> list[dict[str, Any]]:
         return [{key: group[key] for key in ("name", "params", "weight_decay", *keys)} for group in groups]
@@ -100,10 +98,9 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
             max_trust_ratio=optim.max_trust_ratio or None,
             max_grad_norm=optim.max_grad_norm or None,
             skip_zero_grad=optim.skip_zero_grad,
-            fused=fused,
         )
     if isinstance(optim, LansConfig):
-        return Lans(only("trust_ratio"), lr=optim.lr, betas=optim.betas, eps=optim.eps, skip_zero_grad=optim.skip_zero_grad, fused=fused)
+        return Lans(only("trust_ratio"), lr=optim.lr, betas=optim.betas, eps=optim.eps, skip_zero_grad=optim.skip_zero_grad)
     if isinstance(optim, LarsConfig):
         return Lars(
             only("trust_ratio"),
@@ -114,7 +111,6 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
             lr_in_momentum=optim.lr_in_momentum,
             max_grad_norm=optim.max_grad_norm or None,
             skip_zero_grad=optim.skip_zero_grad,
-            fused=fused,
         )
     if isinstance(optim, MuonConfig):
         return Muon(only("muon", "lr_factor"), lr=optim.lr, momentum=optim.momentum, betas=optim.betas, eps=optim.eps)

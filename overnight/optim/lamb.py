@@ -83,7 +83,7 @@ class Lamb(Layerwise):
         max_grad_norm: first scale all gradients of all groups so that their common norm is at most this (NVLAMB), or None.
         maximize: go up the gradient.
         foreach: False steps the tensors one by one.
-        fused: compile the equations for the CPU, or use the kernels for a GPU; the same values, faster after the first step.
+        fused: True steps by the equations compiled for the CPU, or by the kernels for a GPU; False by lists of tensors, None by the fastest that is there. The same values to rounding.
         capturable: always so; accepted as torch's optimizers do. Capturing a graph needs a tensor as `lr`.
         check_finite: refuse a step with a NaN or infinite gradient, at the price of waiting once for the device.
         skip_zero_grad: leave a tensor whose gradient is exactly 0 alone; else it shrinks by up to lr·|x| a step where it decays.

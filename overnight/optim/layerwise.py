@@ -46,7 +46,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         max_grad_norm: first scale all gradients of all groups so that their common norm is at most this; None for no clipping.
         maximize: go up the gradient.
         foreach: False steps the tensors one by one.
-        fused: compile the equations for the CPU, or use the kernels for a GPU; the same values, faster after the first step.
+        fused: True steps by the equations compiled for the CPU, or by the kernels for a GPU; False by lists of tensors, None by the fastest that is there. The same values to rounding.
         capturable: always so; accepted as torch's optimizers do. Capturing a graph needs a tensor as `lr`.
         check_finite: refuse a step with a NaN or infinite gradient, at the price of waiting once for the device.
         skip_zero_grad: leave a tensor whose gradient is exactly 0 alone.
@@ -139,7 +139,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
 
         Raises:
             FloatingPointError: with `check_finite`, naming the tensor; nothing is changed.
-            ImportError: with `fused` on a GPU, without Triton.
+            ImportError: with `fused = True` on a GPU, without Triton.
             RuntimeError: for a sparse gradient.
         """
         loss = None
@@ -176,7 +176,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
                 grad: Any = p.grad
                 if placements != getattr(grad, "placements", ()):
                     grad = grad.redistribute(mesh, placements)
-                backend = backend_of(p, grad) if group["fused"] else "lists"
+                backend = backend_of(p, grad, group)
                 key = (number, p.device, p.dtype, grad.dtype, mesh, placements, backend)
                 if key not in batches:
                     batches[key] = Batch(group, groups_of(p), backend)
@@ -278,7 +278,10 @@ class Layerwise(torch.optim.Optimizer, ABC):
             ValueError: for the state of another optimizer, or of tensors of other shapes; nothing is changed.
         """
         self._check_state(state_dict)
+        given = [{name: group[name] for name in ("foreach", "fused")} for group in self.param_groups]
         super().load_state_dict(state_dict)
+        for group, here in zip(self.param_groups, given, strict=True):
+            group.update(here)  # How this machine steps, not the one that saved.
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         for number, p in zip(numbers, (p for group in self.param_groups for p in group["params"]), strict=True):
             for name, value in state_dict["state"].get(number, {}).items():

@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from overnight.cli import doctor as subject
 from overnight.cli.doctor import doctor, findings
+from overnight.models.attention import why_padded
+from overnight.optim.batch import why_lists
 
 
 def states(folder: Path) -> dict[str, str]:
@@ -56,3 +59,19 @@ def test_an_older_torch_without_varlen_attention_is_noted(tmp_path: Path, monkey
 def test_it_works_without_psutil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert states(tmp_path)["memory"] == "ok"
+
+
+def test_a_gpu_is_told_its_attention_and_its_steps_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    for capability, attention, steps in (
+        ((9, 0), "variable lengths, without padding", "by Triton's kernels"),
+        ((7, 5), "since the kernel needs compute capability 8.0", "since Triton needs compute capability 8.0, this GPU has 7.5"),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        why_padded.cache_clear(), why_lists.cache_clear()
+        told = {finding.what: (finding.state, finding.text) for finding in subject._kernels(gpu=True)}
+        good = "ok" if capability >= (8, 0) else "note"
+        assert told["attention"][0] == told["LAMB, LANS, LARS"][0] == good
+        assert attention in told["attention"][1] and steps in told["LAMB, LANS, LARS"][1]
+    why_padded.cache_clear(), why_lists.cache_clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 
 from overnight.checkpoint import reader
 from overnight.config import OPTIMIZERS, Run
-from overnight.engine import loop, precision, stability
+from overnight.distributed.world import World
+from overnight.engine import loop, precision, stability, training_run
 from overnight.engine.finite import NonFiniteError, nonfinite_tensors
 from overnight.engine.loop import StepResult, training_steps
+from overnight.engine.micro_batch import conditions
 from overnight.engine.precision import CEILING, FLOOR, INITIAL_SCALE, LossScale, set_matmul_precision
 from overnight.optim.groups import build_optimizer
 from tests.engine.test_loop_measurements import settings, work
@@ -182,6 +185,31 @@ def test_tf32_is_asked_of_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("tf32", "fp32", "bf16"):
         set_matmul_precision(kind, torch.device("cuda"))
     assert asked == ["high", "highest", "highest"]
+
+
+def test_determinism_is_asked_of_torch_for_a_gpu_before_its_libraries_begin(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    cuda = torch.device("cuda")
+    try:
+        for device, asked in ((CPU, True), (cuda, False), (cuda, True)):
+            monkeypatch.setattr(training_run, "device_of", lambda run, found=device: found)
+            monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda how: None)
+            training_run.set_up_machine(tiny(**{"compute.deterministic": asked}))
+            on = asked and device is cuda
+            assert torch.are_deterministic_algorithms_enabled() == on and os.environ.get("CUBLAS_WORKSPACE_CONFIG") == (
+                ":4096:8" if on else None
+            )
+        # With warnings only, the backward pass of flash attention would stay as it is.
+        assert not torch.is_deterministic_algorithms_warn_only_enabled() and not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_another_determinism_searches_the_micro_batch_again_and_none_is_as_before(tiny: Make) -> None:
+    run = tiny()
+    before, after = (conditions(each, run.phases["short"], World(device=CPU)) for each in (run, tiny(**{"compute.deterministic": True})))
+    assert "deterministic" not in before and after == {**before, "deterministic": True}
 
 
 @pytest.fixture

@@ -1,0 +1,178 @@
+"""Whole training steps on a GPU that is not there, for tests/gpu/test_steps.py: `python -m tests.gpu.steps_worker FILE`.
+
+Writes of each case the operators of attention, the kernels that were launched, and the lists of tensors that the optimizer went through.
+"""
+
+from __future__ import annotations
+
+from tests.gpu import fake_cuda  # first of all
+
+# isort: split
+import functools
+import json
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from overnight.batches.packing import StepBatches
+from overnight.config import OPTIMIZERS
+from overnight.distributed.world import World
+from overnight.engine.loop import LoopConfig, training_steps
+from overnight.engine.recurrent_state import RecurrentState
+from overnight.models import bert, modernbert
+from overnight.optim import kernels
+from overnight.optim.groups import build_optimizer
+from tests.models.sample import modern, pretraining, random_batch
+from tests.models.test_bytes import batch as window
+from tests.models.test_bytes import model as byte_network
+
+CUDA = torch.device("cuda", 0)
+PATHS: dict[str, tuple[str, float, torch.dtype]] = {
+    "bert": ("bert", 0.0, torch.bfloat16),
+    "modernbert": ("modernbert", 0.0, torch.bfloat16),
+    "bert dropout": ("bert", 0.1, torch.bfloat16),
+    "bert dropout fp16": ("bert", 0.1, torch.float16),
+    "bert fp32": ("bert", 0.1, torch.float32),
+    "modernbert fp32": ("modernbert", 0.0, torch.float32),
+    "mlstm": ("mlstm", 0.0, torch.bfloat16),
+    "mlstm fp32": ("mlstm", 0.0, torch.float32),
+}
+"""Network, dropout of attention, type of the products; those of one operator side by side."""
+RECOMPUTE = ("none", "selective", "full")
+launches: Counter[str] = Counter()
+
+
+class Seen(TorchDispatchMode):
+    """Counts operators, and refuses copies between host and device that the host waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        to = kwargs.get("device")
+        if (
+            func is torch.ops.aten._to_copy.default
+            and to is not None
+            and torch.device(to).type != args[0].device.type
+            and not kwargs.get("non_blocking")
+        ):
+            raise RuntimeError(f"the host waits for a copy from {args[0].device} to {to}")
+        self.counts[func.name().partition("::")[2].removesuffix(".default")] += 1
+        return func(*args, **kwargs)
+
+
+def launched(kernel: Any, *args: Any, **kwargs: Any) -> None:
+    """Note a launch of Triton's instead of doing it."""
+    launches[kernel.__name__] += 1
+
+
+def with_numbers(function: Any) -> Any:
+    """Call it on the host's own numbers, which the fake mode would take away; what it moves to the device is fake again."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def cases(every: bool) -> Iterator[tuple[str, str, str]]:
+    """Every path of attention with every recomputation, the optimizers in turn, so that each meets each operator; or all with all."""
+    turn = 0
+    for path in PATHS:
+        for recompute in RECOMPUTE if "mlstm" not in path else ("none", "full"):
+            for optimizer in OPTIMIZERS if every else [list(OPTIMIZERS)[turn % len(OPTIMIZERS)]]:
+                turn += 1
+                yield path, optimizer, recompute
+
+
+class Prepared(StepBatches):
+    """A micro-batch of real numbers on the host, and their targets, counted before all numbers become fake."""
+
+    def divisors(self) -> dict[str, float]:
+        return COUNTS[len(self.micro[0].targets), type(self.micro[0])]
+
+
+COUNTS: dict[Any, dict[str, float]] = {}
+
+
+def prepared(kind: str) -> StepBatches:
+    """The batches of a step."""
+    if kind == "mlstm":
+        found = Prepared(tuple(window(steps=5, seed=i) for i in range(1)), 20, 4)
+    else:
+        found = Prepared(tuple(random_batch([20, 13, 9], seed=i, nsp=kind == "bert") for i in range(1)), 42, 3)
+    COUNTS[len(found.micro[0].targets), type(found.micro[0])] = StepBatches.divisors(found)
+    return found
+
+
+def network(kind: str, dropped: float, recompute: str) -> Any:
+    """A small network on the device."""
+    with CUDA:
+        if kind == "mlstm":
+            return byte_network("mlstm", recompute=2 if recompute == "full" else 0)
+        sizes: dict[str, Any] = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "dropout": 0.1}
+        sizes |= {"attention_dropout": dropped} if kind == "bert" else {"local_attention": 4, "global_attention_every": 2}
+        net = (pretraining if kind == "bert" else modern)(**sizes)
+    net.encoder.recompute_layers(recompute)
+    return net
+
+
+def step(given: StepBatches, path: str, optimizer: str, recompute: str) -> dict[str, Any]:
+    """Take two steps."""
+    kind, dropped, dtype = PATHS[path]
+    net = network(kind, dropped, recompute)
+    carry = RecurrentState(range(4), net.state_shape, World(device=CUDA)) if kind == "mlstm" else None
+    settings = LoopConfig(steps=2, lr=lambda step: 0.01, max_grad_norm=1.0, dtype=dtype, device=CUDA, seed=(1, 2), world=World(device=CUDA))
+    made = build_optimizer(net, OPTIMIZERS[optimizer]())
+    launches.clear()
+    with Seen() as seen:
+        done = list(training_steps(net, net.losses, made, lambda step: given, settings, carry=carry))
+    assert len(done) == 2 and all(loss.device == CUDA for each in done for loss in each.losses.values())
+    attention = {name: count for name, count in seen.counts.items() if "attention" in name or "attn" in name}
+    lists = {name: count for name, count in seen.counts.items() if name.startswith("_foreach") or name.startswith("_fused")}
+    return {"attention": attention, "launches": dict(launches), "lists": lists}
+
+
+if __name__ == "__main__":
+    fake_cuda.install()
+    torch.set_num_threads(1)
+    from triton.runtime.jit import JITFunction
+
+    JITFunction.run = launched  # type: ignore[method-assign]
+    found: dict[str, Any] = {}
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def pin_memory(self: Any) -> Any:
+        numbers = self.constant if isinstance(self, FakeTensor) else self
+        if numbers is None:
+            return self
+        with unset_fake_temporarily():  # What the mode knows by its numbers it would copy with them.
+            return mode.from_tensor(numbers.clone())
+
+    torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign,assignment]
+    bert.layout, modernbert.layout = with_numbers(bert.layout), with_numbers(modernbert.layout)
+    kernels._make_layout = with_numbers(kernels._make_layout)  # type: ignore[assignment]
+    given = {kind: prepared(kind) for kind, *_ in PATHS.values()}
+    for case in cases("--all" in sys.argv):
+        try:
+            with mode:
+                found[" | ".join(case)] = step(given[PATHS[case[0]][0]], *case)
+        except Exception as error:
+            frames = [
+                f"{frame.filename}:{frame.lineno}"
+                for frame in traceback.extract_tb(error.__traceback__)
+                if "site-packages" not in frame.filename
+            ]
+            found[" | ".join(case)] = {"error": f"{type(error).__name__}: {str(error)[:300]}", "at": frames[-4:]}
+    Path(sys.argv[1]).write_text(json.dumps(found, indent=1), encoding="utf-8")

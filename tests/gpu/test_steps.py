@@ -1,0 +1,114 @@
+"""Whole training steps on a GPU that is not there: nothing waits for it, and the kernels are those that were meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.gpu.fake_cuda import Missing, guard
+from tests.kernels import needs_triton
+from tests.processes import HANG
+
+LAYERS, MICRO, STEPS = 2, 1, 2
+PADDED, FLASH, VARLEN = "_scaled_dot_product_efficient_attention", "_flash_attention_forward", "_varlen_attn"
+ATTENTION = {
+    "bert": VARLEN,
+    "bert dropout": FLASH,
+    "bert dropout fp16": FLASH,
+    "bert fp32": PADDED,
+    "modernbert": VARLEN,
+    "modernbert fp32": PADDED,
+}
+# Groups of tensors of a network: matrices, embeddings, vectors; a byte network's are three as well.
+GROUPS = 3
+STEPPED = {
+    "lamb": {"_square": GROUPS, "_total": GROUPS + 2, "_move_moments": GROUPS, "_move": GROUPS},
+    "lans": {"_square": GROUPS, "_total": GROUPS + 2, "_move_moments": GROUPS, "_move": GROUPS},
+    "lars": {"_square": GROUPS + 2, "_total": GROUPS + 2, "_lars": GROUPS},
+    "adamw": {},
+    "muon": {},
+}
+"""Launches of the optimizer in a step: the norms of the gradients of each group, and where there is a trust ratio (not of vectors) two more."""
+
+
+@pytest.fixture(scope="session")
+def on_fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Runs a worker of this folder in a process of its own, where torch believes in a GPU, and returns what it found."""
+    folder = tmp_path_factory.mktemp("gpu")
+    try:
+        library = guard(folder)
+    except Missing as missing:
+        pytest.skip(f"NOT TESTED: the GPU path, since {missing}")
+
+    def found(worker: str, *arguments: str) -> Any:
+        file = folder / f"{worker}{len(arguments)}.json"
+        env = {**os.environ, "OVERNIGHT_GUARD": str(library), "TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder)}
+        command = [sys.executable, "-m", f"tests.gpu.{worker}", str(file), *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=HANG, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(file.read_text(encoding="utf-8"))
+
+    return found
+
+
+@pytest.fixture(scope="session")
+def steps(on_fake_gpu: Callable[..., Any]) -> Any:
+    return on_fake_gpu("steps_worker")
+
+
+@needs_triton
+def test_no_step_waits_for_the_device_and_every_one_is_taken(steps: Any) -> None:
+    """Every path of attention with every optimizer; a number that is read back and a copy that is waited for are errors."""
+    assert {name: case for name, case in steps.items() if "error" in case} == {}
+    names = [name.split(" | ") for name in steps]
+    assert {path for path, *_ in names} == {*ATTENTION, "mlstm", "mlstm fp32"} and len(names) == 3 * len(ATTENTION) + 2 * 2
+    met = {(ATTENTION[path], optimizer) for path, optimizer, _ in names if path in ATTENTION}
+    assert met == {(operator, optimizer) for operator in (PADDED, FLASH, VARLEN) for optimizer in STEPPED}
+
+
+@needs_triton
+@pytest.mark.heavy
+def test_every_path_with_every_optimizer_and_every_recomputation_is_the_same(on_fake_gpu: Callable[..., Any], steps: Any) -> None:
+    every = on_fake_gpu("steps_worker", "--all")
+    assert {name: case for name, case in every.items() if "error" in case} == {} and len(every) == len(STEPPED) * len(steps)
+    assert {name: every[name] for name in steps} == steps
+
+
+@needs_triton
+def test_attention_takes_the_operator_that_was_meant_once_or_with_recomputation_twice(steps: Any) -> None:
+    times = LAYERS * MICRO * STEPS
+    for name, case in steps.items():
+        path, _, recompute = name.split(" | ")
+        operator = ATTENTION.get(path)
+        forward = times * (1 if recompute == "none" else 2)
+        assert case["attention"] == ({operator: forward, f"{operator}_backward".replace("_forward", ""): times} if operator else {}), name
+
+
+@needs_triton
+def test_lamb_lans_and_lars_are_stepped_by_kernels_and_by_no_list_of_their_parameters(steps: Any) -> None:
+    for name, case in steps.items():
+        optimizer = name.split(" | ")[1]
+        ours = {
+            kernel: count
+            for kernel, count in case["launches"].items()
+            if kernel in ("_square", "_total", "_move_moments", "_move", "_lars")
+        }
+        assert ours == {kernel: STEPS * count for kernel, count in STEPPED[optimizer].items()}, name
+        # The one list is that of the steps counted.
+        assert set(case["lists"]) == (
+            {"_foreach_add_.List"} if STEPPED[optimizer] else {"_foreach_norm.Scalar", "_foreach_add_.Scalar", "_fused_adamw_"}
+        ), name
+
+
+@needs_triton
+def test_the_recurrence_of_bytes_is_stepped_by_its_kernels(steps: Any) -> None:
+    for name, case in steps.items():
+        if name.startswith("mlstm"):
+            assert {"_modulate", "_cell", "_cell_backward", "_modulate_backward"} <= set(case["launches"]), name
