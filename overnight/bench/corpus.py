@@ -79,12 +79,12 @@ def run(
         settings = {"valid_fraction": 0.0 if size else 0.01, "vocab_size": 1000 if tiny else 30522, "workers": workers}
         cost = prepared(source, folder / "data", settings)
         total = sum(each.bytes for each in load_manifest(folder / "data").sources)
-        add(*_costs(total, cost, folder / "data", workers))
+        theirs = None if peer == "none" else _peer_rate(part, folder / "data")
+        add(*_costs(total, cost, folder / "data", workers, theirs))
         add(*_stages(source, part, folder / "data", 1 if tiny else 3))
         add(_batches(folder / "data", total))
-        if peer != "none":
+        if theirs is not None:
             rate = 1 / sum(1 / row.value for row in rows if row.name in (_ONE_CORE, _BATCHES))
-            theirs = _peer_rate(part, folder / "data")
             add(Row("raw text to masked examples, one core", rate, "MB/s", peer=_PEER, peer_value=theirs))
         for number in times:
             larger = folder / "larger.tar.xz"
@@ -113,12 +113,12 @@ def prepared(source: str, folder: Path, settings: Mapping[str, Any]) -> Cost:
     return measured([sys.executable, "-m", "overnight", "prepare", str(recipe)], folder, lambda line: print(f"  {line}", flush=True))
 
 
-def _costs(total: int, cost: Cost, folder: Path, workers: int) -> list[Row]:
+def _costs(total: int, cost: Cost, folder: Path, workers: int, theirs: float | None) -> list[Row]:
     manifest = load_manifest(folder)
     tokens, size = (sum(getattr(shard, what) for shard in manifest.shards) for what in ("tokens", "bytes"))
     return [
         Row(f"prepare, {total / 1e6:.0f} MB, {workers} worker{'s' * (workers > 1)}", total / 1e6 / cost.seconds, "MB/s"),
-        Row(_ONE_CORE, total / 1e6 / cost.cpu_seconds, "MB/s"),
+        Row(_ONE_CORE, total / 1e6 / cost.cpu_seconds, "MB/s", peer=None if theirs is None else _PEER, peer_value=theirs),
         Row("memory of all processes", cost.peak_memory / 1e6, "MB"),
         Row("disk while preparing", cost.peak_disk / 1e6, "MB"),
         Row("disk that training reads, a token", size / tokens, "bytes"),
