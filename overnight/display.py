@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import TextIO
 
-_SHARES = ("accuracy", "f1", "exact_match")
+_SHARES = ("accuracy", "f1", "exact_match", "precision", "recall")
 # Shown times 100, as GLUE does, but no per cent.
 _CORRELATIONS = ("mcc", "pearson", "spearman")
 

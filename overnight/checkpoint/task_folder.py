@@ -27,7 +27,7 @@ class _Spec:
 class _Facts:
     """What must be in `task.json`; there may be more."""
 
-    kind: Literal["classification", "regression", "spans"]
+    kind: Literal["classification", "multilabel", "regression", "tokens", "spans"]
     labels: list[str]
     vocab_size: int
     spec: _Spec

@@ -36,9 +36,11 @@ def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.finetune.finetune import finetune
     from overnight.report.page import refresh_report
     from overnight.report.summary import summary_text
+    from overnight.report.task_errors import errors_lines
 
     finetune(run, options.task)
-    print(for_stream(f"{summary_text(run.run_dir)}\n{refresh_report(run.run_dir)}\n{next_commands(run.run_dir, options.task)}", sys.stdout))
+    said = [summary_text(run.run_dir), *errors_lines(run.run_dir / "finetune" / options.task)]
+    print(for_stream("\n".join([*said, refresh_report(run.run_dir), next_commands(run.run_dir, options.task)]), sys.stdout))
 
 
 def _add_predict(add: Add) -> None:

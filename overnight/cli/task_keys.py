@@ -18,8 +18,8 @@ from overnight.errors import ConfigError
 
 # Sections of the help, with their keys; a key that is in none comes last.
 _SECTIONS = {
-    "the data": ("task", "path", "dev", "columns", "max_train_examples", "max_misplaced_answers"),
-    "the training": ("epochs", "global_batch_size", "optimizer", "lr", "warmup_ratio", "weight_decay", "seq_len"),
+    "the data": ("task", "path", "dev", "dev_share", "dev_seed", "columns", "max_train_examples", "max_misplaced_answers"),
+    "the training": ("class_weights", "epochs", "global_batch_size", "optimizer", "lr", "warmup_ratio", "weight_decay", "seq_len"),
     "questions": ("doc_stride", "max_answer_length"),
     "the features": ("features",),
     "repetitions": ("seeds", "random_init_seeds"),
@@ -36,7 +36,8 @@ _EXAMPLES = {
   overnight linear-probe sst --from runs/mine --path=sst
   overnight linear-probe reviews --from runs/mine --path=reviews.csv --columns.text=body --columns.label=stars --max_train_examples=2000""",
 }
-_TABLES = (".csv", ".tsv", ".jsonl")
+_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+_TAGGED = (".conll", ".conllu", ".iob", ".iob2", ".bio")
 _WIDEST = 100
 _SHOWN = ("precision", "compute.device", "compute.threads")
 # Run-level keys say how a run is computed, not what it is. `train` is the old name of most of them, which is refused with the new ones.
@@ -181,10 +182,12 @@ def _task_of(kind: type[Finetune] | type[LinearProbe], name: str, overrides: Seq
     path = environment_path(given, f"{part}.{name}.path") if given else Path()
     if path.suffix in _TABLES or any((path / f"train{ending}").is_file() for ending in _TABLES):
         return "csv"
+    if "tokens" in tasks and (path.suffix in _TAGGED or any((path / f"train{ending}").is_file() for ending in _TAGGED)):
+        return "tokens"
     if path.suffix == ".json" and "squad" in tasks:
         return "squad"
     near = difflib.get_close_matches(name, tasks, 1)
-    questions = ", --task=squad for questions in SQuAD's format" if "squad" in tasks else ""
+    questions = ", --task=squad for questions in SQuAD's format, --task=tokens for words with tags" if "squad" in tasks else ""
     raise ConfigError(
         f"{name!r} is neither a task of this run nor one of {', '.join(tasks)}{f' (did you mean {near[0]!r}?)' if near else ''}; "
         f"say what it is: --task=csv for a table of your own ({', '.join(_TABLES)}){questions}, and --path= where it lies"
@@ -204,6 +207,8 @@ def next_commands(folder: Path, name: str) -> str:
     task, run, out = shlex.quote(name), shlex.quote(str(folder)), shlex.quote(f"{folder.name}-{name}")
     if facts["kind"] == "spans":
         ask = f"overnight predict {task} --from {run} --input QUESTIONS.json"
+    elif facts["kind"] == "tokens":
+        ask = f"echo 'words between blanks' | overnight predict {task} --from {run}"
     else:
         text = r"printf 'one text\tanother text\n'" if facts["pairs"] else "echo 'a text'"
         ask = f"{text} | overnight predict {task} --from {run}"

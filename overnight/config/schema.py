@@ -188,6 +188,8 @@ class Columns:
     """`csv`: column of the second text of a pair; empty is `text_b` beside `text_a`, else none."""
     label: str = ""
     """`csv`: column of the class; empty is `label`."""
+    labels: str = ""
+    """`csv`: column of any number of classes, as a JSON list or joined by `|`; or the columns of the classes, joined by commas, each with 0 or 1; empty is `labels`."""
     score: str = ""
     """`csv`: column of the number to predict, instead of a class; empty is `score`."""
     id: str = ""
@@ -198,16 +200,22 @@ class Columns:
 class Finetune:
     """A task the pretrained encoder is fine-tuned on after the last phase."""
 
-    task: Literal["docnames", "cola", "mrpc", "rte", "stsb", "sst2", "qnli", "wnli", "mnli", "qqp", "sst", "imdb", "csv", "squad"] = (
-        "docnames"
-    )
-    """Which task; `docnames` is made from the embedded documentation, `csv` is your own table (.csv, .tsv, .jsonl), `squad` also questions of your own in its format."""
+    task: Literal[
+        "docnames", "cola", "mrpc", "rte", "stsb", "sst2", "qnli", "wnli", "mnli", "qqp", "sst", "imdb", "csv", "squad", "tokens"
+    ] = "docnames"
+    """Which task; `docnames` is made from the embedded documentation, `csv` is your own table (.csv, .tsv, .jsonl, .parquet), `tokens` words with tags (.conll, .jsonl), `squad` also questions of your own in its format."""
     path: str = ""
     """Folder (or file) with the task's data, in its original layout; of `csv` and `squad` also the file to train on. `$NAME` is read from the environment."""
     dev: str = ""
-    """`csv`, `squad`: file to score on, where `path` is the file to train on; empty is the one in the folder, else a tenth is split off."""
+    """`csv`, `squad`, `tokens`: file to score on, where `path` is the file to train on; empty is the one in the folder, else a part is split off."""
+    dev_share: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.1
+    """`csv`, `tokens`: share (above 0, below 1) of the texts that is split off to score on where there is no file for that, of each class alike."""
+    dev_seed: int = 0
+    """Which texts are split off; the seeds of the training all score on the same."""
     columns: Columns = field(default_factory=Columns)
     """Names of the columns of your own table."""
+    class_weights: str = ""
+    """Of classes: `balanced` weighs each class inversely to its rows, `LABEL=3,LABEL=1` as it says (others 1); scaled so that the mean over the training rows is 1. Empty: all alike."""
     epochs: PositiveFloat = 3.0
     """Passes over the training rows."""
     global_batch_size: PositiveInt = 32

@@ -312,16 +312,16 @@ def _finetune_problems(key: str, task: Finetune, model: EncoderConfig) -> Iterat
     if not task.path and task.task != "docnames":
         yield f"{key}.path = '': name the folder that holds the data of {task.task!r}"
     yield from _columns_problems(key, task)
-    if task.dev and task.task not in ("csv", "squad"):
-        yield f"{key}.dev = {task.dev!r}: only csv and squad take a file of their own to score on; {task.task} has its own"
+    if task.dev and task.task not in ("csv", "squad", "tokens"):
+        yield f"{key}.dev = {task.dev!r}: only csv, squad and tokens take a file of their own to score on; {task.task} has its own"
 
 
 def _columns_problems(key: str, task: Finetune | LinearProbe) -> Iterator[str]:
     columns = task.columns
     if columns != Columns() and task.task != "csv":
         yield f"{key}.columns: only a table of your own (csv) has columns to name; {task.task} has its own"
-    if columns.label and columns.score:
-        yield f"{key}.columns.score = {columns.score!r}: give either columns.label (classes) or columns.score (numbers)"
+    if sum(map(bool, (columns.label, columns.labels, columns.score))) > 1:
+        yield f"{key}.columns.score = {columns.score!r}: give one of columns.label (a class), columns.labels (several) and columns.score (a number)"
 
 
 def _probe_problems(key: str, task: LinearProbe) -> Iterator[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,13 @@ from overnight.batches.order import key, order
 from overnight.batches.packing import Batch, Sizes, StepBatches, balance_by_length
 from overnight.config import Finetune, environment_path
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
+from overnight.errors import ConfigError
 from overnight.finetune import metrics, question_answering
+from overnight.finetune.answers import Answer, answer_of, errors, in_words
 from overnight.finetune.encode import encode_examples
+from overnight.finetune.entities import are_entities
 from overnight.tasks.examples import Example, TaskData, drawn, drawn_note
+from overnight.tasks.tables import number_of
 
 # All seeds of a task train on the same rows, so that their spread is that of the training alone.
 _DRAW = 0
@@ -33,6 +38,8 @@ class EncodedExamples:
     """One value a sequence, by name; empty where they are not known."""
     rows_together: int = 1
     """Sequences that follow one another in every order, so many at a time: what they have in common cancels in the gradient of their batch."""
+    token_targets: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """One value a token (T) of each sequence, by name."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -47,7 +54,8 @@ class EncodedExamples:
             segments_N=torch.from_numpy(np.concatenate([self.segments[i] for i in index]).astype(np.int64)),
             starts=torch.from_numpy(starts.astype(np.int32)),
             lengths=tuple(lengths),
-            targets={name: torch.from_numpy(values[index]) for name, values in self.targets.items()},
+            targets={name: torch.from_numpy(values[index]) for name, values in self.targets.items()}
+            | {name: torch.from_numpy(np.concatenate([values[i] for i in index])) for name, values in self.token_targets.items()},
         )
 
     def drawn(self, step: int, batch: int, micro_batch: int, seed: tuple[int, ...]) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -79,15 +87,15 @@ class EncodedTask:
 
     name: str
     kind: str
-    """classification, regression or spans."""
+    """classification, multilabel, regression, tokens or spans."""
     labels: tuple[str, ...]
     metric: str
     train: EncodedExamples
     dev: EncodedExamples
     evaluate: Callable[[list[np.ndarray]], tuple[dict[str, float], dict[str, Any]]]
     """Outputs of the network for every dev sequence → metrics by name, and files to write by name (JSON values)."""
-    test: dict[str, tuple[EncodedExamples, list[Example]]]
-    """Further splits to predict, by file name."""
+    test: dict[str, tuple[EncodedExamples, Callable[[list[np.ndarray]], list[tuple[str, str]]]]]
+    """Further splits to predict, by file name, with what makes (id, answer) of their rows from the outputs."""
     extra_metrics: dict[str, Callable[[list[np.ndarray]], dict[str, float]]]
     """Those of them that are scored: outputs → metrics by name, which say the split (`accuracy_mismatched`)."""
     notes: tuple[str, ...]
@@ -95,6 +103,8 @@ class EncodedTask:
     """Scores of simple rules on the same dev rows."""
     pairs: bool = False
     """Whether a row is two texts."""
+    class_weights: tuple[float, ...] = ()
+    """Of each class in the loss; empty where all are alike."""
 
 
 def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> EncodedTask:
@@ -110,6 +120,8 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     tokenizer = load_tokenizer(folder)
     if spec.task == "squad":
         return _read_squad(spec, tokenizer, vocabulary)
+    if spec.task == "tokens":
+        return _read_tokens(spec, tokenizer, vocabulary)
     if spec.task == "docnames":
         from overnight.tasks.docnames import load_docnames, overlap_baseline
 
@@ -120,34 +132,43 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
 
     # A metric that lacks its package says so here, before any training.
     metrics.score(task.name, task.kind, *[[0.0, 1.0] if task.kind == "regression" else ["0", "1"]] * 2)
+    weights = class_weights(spec.class_weights, task)
 
     def encoded(examples: list[Example], rows_together: int = 1) -> EncodedExamples:
         sequences = encode_examples(tokenizer, vocabulary, examples, spec.seq_len)
         targets = {}
         if examples and all(example.label is not None for example in examples):
             if task.kind == "regression":
-                targets["label"] = np.array([float(example.label or 0) for example in examples], np.float32)
+                targets["label"] = np.array([example.label for example in examples], np.float32)
+            elif task.kind == "multilabel":
+                targets["label"] = np.array([[label in (e.label or ()) for label in task.labels] for e in examples], np.float32)  # type: ignore[operator]
             else:
                 number = {label: i for i, label in enumerate(task.labels)}
                 targets["label"] = np.array([number[str(example.label)] for example in examples], np.int64)
-        return EncodedExamples([e.ids for e in sequences], [e.segments for e in sequences], targets, rows_together)
+        return EncodedExamples([e.ids for e in sequences], [e.segments for e in sequences], targets, rows_together=rows_together)
 
-    def answers(outputs: list[np.ndarray]) -> list[str | float]:
-        return [float(o[0]) if task.kind == "regression" else task.labels[int(o.argmax())] for o in outputs]
+    def answers(outputs: list[np.ndarray]) -> list[Answer]:
+        return [answer_of(task.kind, task.labels, output) for output in outputs]
 
-    def scored(examples: list[Example], given: list[str | float]) -> dict[str, float]:
+    def scored(examples: list[Example], given: list[Answer]) -> dict[str, float]:
         return metrics.score(task.name, task.kind, [example.label for example in examples if example.label is not None], given)
 
     def evaluate(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
         given = answers(outputs)
-        return scored(task.dev, given), {"predictions.json": {example.id: answer for example, answer in zip(task.dev, given, strict=True)}}
+        return scored(task.dev, given), {
+            "predictions.json": {example.id: answer for example, answer in zip(task.dev, given, strict=True)},
+            "errors.json": errors(task.kind, task.labels, task.dev, outputs),
+        }
+
+    def rows_of(examples: list[Example], outputs: list[np.ndarray]) -> list[tuple[str, str]]:
+        return [(example.id, in_words(answer)) for example, answer in zip(examples, answers(outputs), strict=True)]
 
     def evaluate_split(split: str, examples: list[Example], outputs: list[np.ndarray]) -> dict[str, float]:
         return {f"{name}_{split.removeprefix('dev_')}": value for name, value in scored(examples, answers(outputs)).items()}
 
     train, notes = task.train, task.notes
     if 0 < spec.max_train_examples < len(train):
-        by_label = task.kind == "classification"
+        by_label = task.kind != "regression"
         texts = [f"{example.text_a}\x00{example.text_b or ''}" for example in train]
         train = [
             train[i] for i in drawn(texts, spec.max_train_examples, _DRAW, [str(example.label) for example in train] if by_label else ())
@@ -162,22 +183,102 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         train=encoded(train, task.rows_together if train is task.train else 1),
         dev=encoded(task.dev),
         evaluate=evaluate,
-        test={name: (encoded(examples), examples) for name, examples in tests.items() if examples},
+        test={name: (encoded(examples), partial(rows_of, examples)) for name, examples in tests.items() if examples},
         extra_metrics={name: partial(evaluate_split, name, examples) for name, examples in task.extra.items() if name.startswith("dev_")},
         notes=notes,
         baselines=baselines,
         pairs=any(example.text_b is not None for example in train),
+        class_weights=weights,
     )
+
+
+def class_weights(wanted: str, task: TaskData) -> tuple[float, ...]:
+    """Return the weight of each class in the loss, with mean 1 over the training rows; none where they are all alike.
+
+    Args:
+        wanted: `balanced`, inversely to the rows of each class, or `LABEL=3,LABEL=1` (others 1).
+        task: with one class a row.
+
+    Raises:
+        ConfigError: of a task without classes, or for a label that it does not have.
+    """
+    if not wanted:
+        return ()
+    if task.kind != "classification":
+        raise ConfigError(
+            f"class_weights = {wanted!r}: only a task with one class a row has weights of classes; {task.name} is {task.kind}"
+        )
+    rows = Counter(str(example.label) for example in task.train)
+    weights = dict.fromkeys(task.labels, 1.0)
+    if wanted == "balanced":
+        weights = {label: 1 / rows[label] if rows[label] else 0.0 for label in task.labels}
+    else:
+        for part in wanted.split(","):
+            label, equals, number = part.rpartition("=")
+            if not equals or label not in weights:
+                raise ConfigError(f"class_weights: {part!r} is not LABEL=WEIGHT with one of the labels {', '.join(task.labels)}")
+            weights[label] = number_of(number, f"class_weights: {label}", 0.0)
+    mean = sum(weights[label] * count for label, count in rows.items()) / rows.total()
+    if mean == 0:
+        raise ConfigError(f"class_weights = {wanted!r}: every class has weight 0")
+    return tuple(weights[label] / mean for label in task.labels)
 
 
 def _load(spec: Finetune) -> TaskData:
     from overnight.tasks.classification import load_task
 
-    return load_task(spec.task, environment_path(spec.path, "finetune.path"), columns=spec.columns, dev=_dev(spec))
+    return load_task(spec.task, environment_path(spec.path, "finetune.path"), spec.dev_seed, spec.columns, _dev(spec), spec.dev_share)
 
 
 def _dev(spec: Finetune) -> Path | None:
     return environment_path(spec.dev, "finetune.dev") if spec.dev else None
+
+
+def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:
+    from overnight.finetune.tagging import encode_sentences, tags_of
+    from overnight.tasks.conll import Sentence, load_tokens
+
+    if spec.class_weights:
+        raise ConfigError(
+            f"class_weights = {spec.class_weights!r}: only a task with one class a row has weights of classes; tags have none"
+        )
+    data = load_tokens(environment_path(spec.path, "finetune.path"), spec.dev_seed, _dev(spec), spec.dev_share)
+    train, notes = data.train, data.notes
+    if 0 < spec.max_train_examples < len(train):
+        train = [train[i] for i in drawn([" ".join(s.words) for s in train], spec.max_train_examples, _DRAW)]
+        notes += (drawn_note(len(train), len(data.train), "sentences", by_label=False),)
+    parts = {
+        name: encode_sentences(tokenizer, vocabulary, sentences, data.labels, spec.seq_len)
+        for name, sentences in (("train", train), ("dev", data.dev), ("test", data.test))
+    }
+
+    def encoded(name: str) -> EncodedExamples:
+        segments = [np.zeros(len(part.ids), np.int8) for part in parts[name]]
+        return EncodedExamples(
+            [part.ids for part in parts[name]], segments, {}, token_targets={"label": [part.labels for part in parts[name]]}
+        )
+
+    def answers(name: str, sentences: list[Sentence], outputs: list[np.ndarray]) -> list[list[str]]:
+        return [tags for tags, _ in tags_of(parts[name], outputs, data.labels, len(sentences))]
+
+    def evaluate(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
+        given = answers("dev", data.dev, outputs)
+        right = [list(sentence.tags or ()) for sentence in data.dev]
+        lines = ["\n".join(map(" ".join, zip(s.words, s.tags or (), tags, strict=True))) for s, tags in zip(data.dev, given, strict=True)]
+        files = {
+            "predictions.json": {sentence.id: tags for sentence, tags in zip(data.dev, given, strict=True)},
+            "predictions.conll": "\n\n".join(lines) + "\n\n",
+        }
+        return metrics.tag_scores(data.labels, right, given), files
+
+    def rows_of(outputs: list[np.ndarray]) -> list[tuple[str, str]]:
+        return [(s.id, " ".join(tags)) for s, tags in zip(data.test, answers("test", data.test, outputs), strict=True)]
+
+    metric = "f1" if are_entities(data.labels) else "accuracy"
+    task = EncodedTask("tokens", "tokens", data.labels, metric, encoded("train"), encoded("dev"), evaluate, {}, {}, notes, {})
+    if data.test:
+        task.test["test"] = (encoded("test"), rows_of)
+    return task
 
 
 def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:

@@ -203,10 +203,9 @@ class _Tuning:
     def _keep(self, model: nn.Module, files: dict[str, Any], entry: dict[str, Any]) -> None:
         """Write the model, what it predicts, and what is needed to load it, as one folder that is there whole or not at all."""
         task, splits = self.task, {}
-        for split, (encoded, examples) in task.test.items():
+        for split, (encoded, rows_of) in task.test.items():
             given = self._outputs(model, encoded, f"{self.name} {split}")
-            answers = [f"{o[0]:.4f}" if task.kind == "regression" else task.labels[int(o.argmax())] for o in given]
-            splits[split] = "".join(f"{example.id}\t{answer}\n" for example, answer in zip(examples, answers, strict=True))
+            splits[split] = "".join(f"{row_id}\t{answer}\n" for row_id, answer in rows_of(given))
         if not self.world.main:
             return
         beside = self.folder.with_name(f".{self.name}.tmp")
@@ -225,7 +224,10 @@ class _Tuning:
             "result": entry,
         }
         for file, content in files.items():
-            write_json(beside / file, content)
+            if isinstance(content, str):
+                write_whole(beside / file, [content.encode()])
+            else:
+                write_json(beside / file, content)
         write_facts(beside, facts)
         for split, rows in splits.items():
             write_whole(beside / f"{split}.tsv", [f"index\tprediction\n{rows}".encode()])

@@ -6,10 +6,14 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
 
 import numpy as np
 
 from overnight.errors import UserError
+from overnight.finetune.answers import Answer
+from overnight.finetune.entities import are_entities, entity_scores
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -18,38 +22,71 @@ _EXTRA = "this metric needs scikit-learn and scipy, which are not installed: pip
 _WITH_F1 = ("mrpc", "qqp")
 
 
-def score(task_name: str, kind: str, labels_or_scores: Sequence[str | float], predictions: Sequence[str | float]) -> dict[str, float]:
+def score(task_name: str, kind: str, labels_or_scores: Sequence[Answer], predictions: Sequence[Answer]) -> dict[str, float]:
     """Score predictions by the metrics that GLUE uses for the task (Wang et al. 2018, arXiv:1804.07461, table 1).
 
     Args:
         task_name: as in :class:`overnight.tasks.examples.TaskData`.
-        kind: classification or regression.
+        kind: classification, multilabel or regression.
         labels_or_scores: what is right, one a row.
         predictions: what was answered, one a row.
 
     Returns:
-        `mcc` and `accuracy` for cola; `accuracy` and `f1` (of class `1`) for mrpc and qqp; `pearson` and `spearman` for regression; else
-        `accuracy`. All 0 to 1, correlations -1 to 1; a correlation with a constant is 0.
+        `mcc` and `accuracy` for cola; `accuracy` and `f1` (of class `1`) for mrpc and qqp; `pearson` and `spearman` for regression; where a
+        row has any number of classes `micro_f1`, `macro_f1` and `accuracy` (all of its classes are right); one's own classes `accuracy` and
+        `macro_f1`; else `accuracy`. All 0 to 1, correlations -1 to 1; a correlation with a constant is 0.
 
     Raises:
         UserError: predictions that are not finite.
     """
     assert len(labels_or_scores) == len(predictions) > 0, (len(labels_or_scores), len(predictions))
     if kind == "regression":
-        gold = np.asarray([float(x) for x in labels_or_scores])
-        guess = np.asarray([float(x) for x in predictions])
+        gold = np.asarray(labels_or_scores, dtype=np.float64)
+        guess = np.asarray(predictions, dtype=np.float64)
         if not np.isfinite(guess).all():
             raise UserError(
                 f"task {task_name}: {int((~np.isfinite(guess)).sum())} predictions are not finite; training diverged, lower the learning rate"
             )
         return {"pearson": pearson(gold, guess), "spearman": spearman(gold, guess)}
+    if kind == "multilabel":
+        sets = [[{x} if isinstance(x, str | float) else set(x) for x in side] for side in (labels_or_scores, predictions)]
+        exact = sum(a == b for a, b in zip(*sets, strict=True)) / len(sets[0])
+        return {"micro_f1": micro_f1(*sets), "macro_f1": macro_f1(*sets), "accuracy": exact}
     gold_labels, guesses = [str(x) for x in labels_or_scores], [str(x) for x in predictions]
     scores = {"accuracy": accuracy(gold_labels, guesses)}
     if task_name == "cola":
         return {"mcc": matthews(gold_labels, guesses), **scores}
     if task_name in _WITH_F1:
         scores["f1"] = f1(gold_labels, guesses, "1")
+    if task_name == "csv":
+        scores["macro_f1"] = macro_f1([{x} for x in gold_labels], [{x} for x in guesses])
     return scores
+
+
+def micro_f1(labels: Sequence[AbstractSet[Any]], predictions: Sequence[AbstractSet[Any]]) -> float:
+    """Return F1 of all classes of all rows counted together (0 to 1); 0 where there is none on either side."""
+    right = sum(len(a & b) for a, b in zip(labels, predictions, strict=True))
+    return 2 * right / max(1, sum(map(len, labels)) + sum(map(len, predictions)))
+
+
+def macro_f1(labels: Sequence[AbstractSet[Any]], predictions: Sequence[AbstractSet[Any]]) -> float:
+    """Return the mean of F1 of each class that occurs on either side (0 to 1), as scikit-learn's average="macro"."""
+    right, either = Counter[Any](), Counter[Any]()
+    for a, b in zip(labels, predictions, strict=True):
+        right.update(a & b)
+        either.update([*a, *b])
+    return sum(2 * right[label] / count for label, count in either.items()) / max(1, len(either))
+
+
+def tag_scores(labels: Sequence[str], right: Sequence[Sequence[str]], given: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Return `f1`, `precision` and `recall` of entities, if the tags mark such, and `accuracy` of the tags (0 to 1).
+
+    Args:
+        labels: every tag of the task.
+        right, given: the tags of each sentence.
+    """
+    scores = entity_scores(right, given)
+    return scores if are_entities(labels) else {"accuracy": scores["accuracy"]}
 
 
 def accuracy(labels: Sequence[str], predictions: Sequence[str]) -> float:

@@ -21,13 +21,16 @@ from overnight.engine.training_run import set_up_machine
 from overnight.engine.workload import new_model
 from overnight.errors import DataError
 from overnight.finetune import question_answering
+from overnight.finetune.answers import answer_of, probabilities
 from overnight.finetune.encode import encode_examples, join
 from overnight.finetune.encoded_task import EncodedExamples
+from overnight.finetune.entities import are_entities, entities
 from overnight.finetune.finetune import outputs
+from overnight.finetune.tagging import encode_sentences, tags_of
 from overnight.finetune.workload import task_model
 from overnight.models.bert import padded_vocabulary
 from overnight.run_dir.atomic import write_json, write_whole
-from overnight.tasks.inputs import example_of, parts, question_of, read_input
+from overnight.tasks.inputs import example_of, parts, question_of, read_input, sentence_of
 from overnight.tasks.squad import question_lines
 
 if TYPE_CHECKING:
@@ -45,8 +48,8 @@ def predict(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[dict[str,
     Args:
         run: a finished run.
         name: a fine-tuned task of it; or `mask`, which fills in every [MASK] with the pretrained model.
-        lines: JSON objects (`text`, or `text_a` and `text_b`; `question` and `context` for SQuAD), or plain text, a pair
-            separated by a tab. Empty lines are skipped.
+        lines: JSON objects (`text`, or `text_a` and `text_b`; `question` and `context` for SQuAD, `tokens` for tags), or plain text,
+            a pair separated by a tab, words that are tagged by blanks. Empty lines are skipped.
 
     Raises:
         DataError: when the task was not fine-tuned, or a line (named by its number) cannot be used.
@@ -58,6 +61,9 @@ def predict(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[dict[str,
     if facts["kind"] == "spans":
         yield from (answer for answer, _ in predict_questions(run, name, lines))
         return
+    if facts["kind"] == "tokens":
+        yield from _tag(run, name, facts, lines)
+        return
     tokenizer, vocabulary, answered = _loaded(run, name, facts)
     length = facts["spec"]["seq_len"]
     for part in parts(lines):
@@ -65,12 +71,12 @@ def predict(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[dict[str,
         sequences = encode_examples(tokenizer, vocabulary, examples, length)
         given = answered(EncodedExamples([e.ids for e in sequences], [e.segments for e in sequences], {}))
         for example, output in zip(examples, given, strict=True):
-            if facts["kind"] == "regression":
-                yield {"id": example.id, "score": _round(float(output[0]))}
+            answer = answer_of(facts["kind"], facts["labels"], output)
+            if isinstance(answer, float):
+                yield {"id": example.id, "score": _round(answer)}
                 continue
-            p = np.exp(output - output.max())
-            shares = dict(zip(facts["labels"], map(_round, (p / p.sum()).tolist()), strict=True))
-            yield {"id": example.id, "label": facts["labels"][int(output.argmax())], "probabilities": shares}
+            shares = dict(zip(facts["labels"], map(_round, probabilities(facts["kind"], output).tolist()), strict=True))
+            yield {"id": example.id, "labels" if facts["kind"] == "multilabel" else "label": answer, "probabilities": shares}
 
 
 def predict_questions(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[tuple[dict[str, Any], list[dict[str, str | float]]]]:
@@ -97,6 +103,23 @@ def predict_questions(run: BertRun, name: str, lines: Iterable[str]) -> Iterator
             answer = {"id": fields.get("id", number), "answer": "" if threshold is not None and odds[number] > threshold else text}
             answer["probability"] = _round(next(float(e["probability"]) for e in nbest[number] if e["text"] == answer["answer"]))
             yield answer | ({"null_odds": odds[number]} if odds else {}), nbest[number]
+
+
+def _tag(run: BertRun, name: str, facts: dict[str, Any], lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Tag the words of lines; see :func:`predict`."""
+    tokenizer, vocabulary, answered = _loaded(run, name, facts)
+    marks_entities = are_entities(facts["labels"])
+    for part in parts(lines):
+        sentences = [sentence_of(number, fields) for number, fields in part]
+        encoded = encode_sentences(tokenizer, vocabulary, sentences, facts["labels"], facts["spec"]["seq_len"])
+        given = answered(EncodedExamples([e.ids for e in encoded], [np.zeros(len(e.ids), np.int8) for e in encoded], {}))
+        for sentence, (tags, shares) in zip(sentences, tags_of(encoded, given, facts["labels"], len(sentences)), strict=True):
+            answer = {"id": sentence.id, "tokens": list(sentence.words), "tags": tags, "probabilities": [_round(p) for p in shares]}
+            found = [
+                {"type": e.type, "text": " ".join(sentence.words[e.first : e.last + 1]), "first": e.first, "last": e.last}
+                for e in entities(tags)
+            ]
+            yield answer | ({"entities": found} if marks_entities else {})
 
 
 def _loaded(run: BertRun, name: str, facts: dict[str, Any]) -> tuple[Tokenizer, Vocabulary, Callable[[EncodedExamples], list[np.ndarray]]]:

@@ -24,7 +24,7 @@ from overnight.engine.loop import StepResult
 from overnight.engine.workload import set_up_encoder
 from overnight.finetune.encoded_task import EncodedExamples, EncodedTask
 from overnight.models.flops import training_flops
-from overnight.models.heads import Classifier, QuestionAnswering
+from overnight.models.heads import Classifier, QuestionAnswering, TokenClassifier
 
 # Sub-streams of a task's seed.
 _INIT, _ORDER, _DROPOUT = 1, 2, 3
@@ -32,11 +32,13 @@ _INIT, _ORDER, _DROPOUT = 1, 2, 3
 _CHECKPOINTS = 10
 
 
-def task_model(task_kind: str, labels: int, run: BertRun, vocab_size: int) -> Classifier | QuestionAnswering:
+def task_model(task_kind: str, labels: int, run: BertRun, vocab_size: int) -> Classifier | TokenClassifier | QuestionAnswering:
     """Return the untrained network of a task, with the encoder of a run."""
     if task_kind == "spans":
         return QuestionAnswering(run.model, vocab_size)
-    return Classifier(run.model, vocab_size, labels if task_kind == "classification" else 1)
+    if task_kind == "tokens":
+        return TokenClassifier(run.model, vocab_size, labels)
+    return Classifier(run.model, vocab_size, 1 if task_kind == "regression" else labels)
 
 
 def config_hash(run: BertRun, spec: Finetune, source: Path) -> str:
@@ -138,10 +140,12 @@ class FinetuneWorkload:
         self.model = self.untrained(world.device)
         set_up_encoder(self.model, run, world.device)
 
-    def untrained(self, device: torch.device) -> Classifier | QuestionAnswering:
+    def untrained(self, device: torch.device) -> Classifier | TokenClassifier | QuestionAnswering:
         """Return the network before its first step: the same values every time."""
         torch.manual_seed(key(self.seed, _INIT) >> 1)
         model = task_model(self.task.kind, len(self.task.labels), self.run, self.vocabulary.size).to(device)
+        if self.task.class_weights and isinstance(model, Classifier):
+            model.class_weights = torch.tensor(self.task.class_weights, device=device)
         if self.pretrained is not None:
             own = model.state_dict()
             reader.fill(model, {**own, **{k: v for k, v in self.pretrained.items() if k in own}}, self.run.run_dir)

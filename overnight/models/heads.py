@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overnight.batches.packing import Batch
+from overnight.batches.packing import IGNORED, Batch
 from overnight.config import BertConfig, EncoderConfig, ModernBertConfig
 from overnight.models.bert import Linear, first_tokens
 from overnight.models.encoders import encoder
@@ -27,14 +27,25 @@ def pretrained_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return taken
 
 
+def _padded(logits_NC: Tensor, batch: Batch) -> Tensor:
+    """Return what belongs to each sequence as a row (S, T, C), -inf behind its end."""
+    lengths = torch.tensor(batch.lengths, device=logits_NC.device)
+    sequence_N = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    out = logits_NC.new_full((len(lengths), max(batch.lengths), logits_NC.shape[1]), float("-inf"))
+    return out.index_put((sequence_N, batch.positions_N), logits_NC)
+
+
 class Classifier(nn.Module):
-    """Classes, or one number, from the pooled first token (Devlin et al. 2018, section 4.1); of ModernBERT from the mean of the tokens, or the first.
+    """One class, any number of them, or one number, from the pooled first token (Devlin et al. 2018, section 4.1); of ModernBERT from the mean of the tokens, or the first.
 
     Args:
         model: sizes of the encoder.
         vocab_size: tokens of the vocabulary.
-        outputs: classes; 1 is a regression.
+        outputs: classes; 1 is a regression where the labels are numbers.
     """
+
+    class_weights: Tensor | None = None
+    """(C,) of each class in the loss, no part of the state; None is 1 for all."""
 
     def __init__(self, model: EncoderConfig, vocab_size: int, outputs: int) -> None:
         super().__init__()
@@ -54,11 +65,46 @@ class Classifier(nn.Module):
         return self.head(dropout(pooled_SD, self.probability, self.training)).float()
 
     def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return summed cross-entropy, or squared error of a regression."""
+        """Return summed cross-entropy, of labels (S, C) between 0 and 1 that of each class alone, of numbers (S) the squared error."""
         logits, labels = self(batch, dtype), batch.targets["label"]
-        if logits.shape[1] == 1:
+        if labels.ndim == 2:
+            right = (logits > 0) == (labels > 0.5)
+            return {"label": F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")}, {"label": right.sum()}
+        if labels.is_floating_point():
             return {"label": F.mse_loss(logits[:, 0], labels, reduction="sum")}, {}
-        return {"label": F.cross_entropy(logits, labels, reduction="sum")}, {"label": (logits.argmax(-1) == labels).sum()}
+        loss = F.cross_entropy(logits, labels, self.class_weights, reduction="sum")
+        return {"label": loss}, {"label": (logits.argmax(-1) == labels).sum()}
+
+
+class TokenClassifier(nn.Module):
+    """A class for every token (Devlin et al. 2018, section 5.3).
+
+    Args:
+        model: sizes of the encoder.
+        vocab_size: tokens of the vocabulary.
+        outputs: classes.
+    """
+
+    def __init__(self, model: EncoderConfig, vocab_size: int, outputs: int) -> None:
+        super().__init__()
+        self.encoder = encoder(model, vocab_size)
+        self.pooler = nn.Identity() if isinstance(model, BertConfig) else PredictionHead(model.hidden_size)
+        self.head = Linear(model.hidden_size, outputs)
+        self.probability = model.dropout
+
+    def logits(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        """Return logits (N, C), fp32."""
+        return self.head(dropout(self.pooler(self.encoder(batch, dtype)), self.probability, self.training)).float()
+
+    def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        """Return logits (S, T, C), fp32, -inf behind the end of a sequence."""
+        return _padded(self.logits(batch, dtype), batch)
+
+    def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return summed cross-entropy of the tokens that have a label (N; -100 has none)."""
+        logits, labels = self.logits(batch, dtype), batch.targets["label"]
+        loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+        return {"label": loss}, {"label": (logits.argmax(-1) == labels).sum()}
 
 
 class QuestionAnswering(nn.Module):
@@ -72,11 +118,7 @@ class QuestionAnswering(nn.Module):
 
     def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """Return logits (S, T, 2) of start and end, fp32, -inf behind the end of a window."""
-        logits_N2 = self.head(self.pooler(self.encoder(batch, dtype))).float()
-        lengths = torch.tensor(batch.lengths, device=logits_N2.device)
-        sequence_N = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-        out = logits_N2.new_full((len(lengths), max(batch.lengths), 2), float("-inf"))
-        return out.index_put((sequence_N, batch.positions_N), logits_N2)
+        return _padded(self.head(self.pooler(self.encoder(batch, dtype))).float(), batch)
 
     def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return summed cross-entropy of start and of end, half each."""

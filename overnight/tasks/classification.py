@@ -50,7 +50,7 @@ _GLUE = {
 }
 
 
-def load_task(task: str, path: Path, seed: int = 0, columns: Columns = OWN_NAMES, dev: Path | None = None) -> TaskData:
+def load_task(task: str, path: Path, seed: int = 0, columns: Columns = OWN_NAMES, dev: Path | None = None, share: float = 0.1) -> TaskData:
     """Read a labeled task.
 
     Args:
@@ -59,6 +59,7 @@ def load_task(task: str, path: Path, seed: int = 0, columns: Columns = OWN_NAMES
         seed: which rows are split off where a task has no dev split.
         columns: of csv, names of its columns.
         dev: of csv, the table to score on.
+        share: of csv, the share of its texts that is split off where there is none.
 
     Raises:
         ConfigError: an unknown task.
@@ -72,7 +73,7 @@ def load_task(task: str, path: Path, seed: int = 0, columns: Columns = OWN_NAMES
     if task == "imdb":
         return load_imdb(path, seed)
     if task == "csv":
-        return load_table(path, seed, columns, dev)
+        return load_table(path, seed, columns, dev, share)
     raise ConfigError(f"task {task!r}: is not one of {', '.join([*_GLUE, 'sst', 'imdb', 'csv'])}")
 
 

@@ -19,8 +19,8 @@ class Example:
     """Unique within its split: the file's own index, or the 0-based number of the row."""
     text_a: str
     text_b: str | None
-    label: str | float | None
-    """A label for classification, a number for regression."""
+    label: str | float | tuple[str, ...] | None
+    """A label for classification, any number of them for multi-label classification, a number for regression."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TaskData:
     """A task read into memory."""
 
     name: str
-    kind: Literal["classification", "regression"]
+    kind: Literal["classification", "multilabel", "regression"]
     labels: tuple[str, ...]
     """The classes in the order of the classifier's outputs; empty for regression."""
     train: list[Example]
@@ -80,6 +80,37 @@ def split(examples: list[Example], seed: int, where: str) -> tuple[list[Example]
             f"{where}: {len(examples)} rows are too few to split off a tenth for evaluation; give a dev file next to the train file"
         )
     return train, dev
+
+
+def split_off(texts: Sequence[str], labels: Sequence[str], seed: int, share: float, where: str) -> set[int]:
+    """Return the rows to score on where there is no file for that: a share of the different texts, of each label alike, drawn by a hash.
+
+    Equal texts are on one side, and of every label one is trained on.
+
+    Args:
+        texts: of each row.
+        labels: of each row; all equal where there are none.
+        seed: another seed takes other texts.
+        share: of the texts (0 to 1).
+        where: the file or folder, for the message.
+
+    Raises:
+        DataError: if one of the two sides would be empty.
+    """
+    label_of: dict[str, str] = {}
+    for text, label in zip(texts, labels, strict=True):
+        label_of.setdefault(text, label)
+    kept: dict[str, str] = {}
+    for text in sorted(label_of):
+        kept.setdefault(label_of[text], text)  # of every label one is trained on, whatever is drawn
+    pool = [text for text, label in label_of.items() if kept[label] != text]
+    taken = {pool[i] for i in drawn(pool, max(1, round(share * len(label_of))), seed, [label_of[text] for text in pool])}
+    rows = {index for index, text in enumerate(texts) if text in taken}
+    if not rows or len(rows) == len(texts):
+        raise DataError(
+            f"{where}: {len(texts)} rows are too few to split off {share:g} of them for evaluation; give a dev file next to the train file"
+        )
+    return rows
 
 
 def drawn(texts: Sequence[str], count: int, seed: int, labels: Sequence[str] = ()) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ from typing import Any
 from overnight.errors import DataError
 from overnight.state_files import parse_json
 from overnight.tasks.classification import text_columns
+from overnight.tasks.conll import ENDINGS, Sentence, read_sentences
 from overnight.tasks.examples import Example
 from overnight.tasks.squad import Question
-from overnight.tasks.tables import Line, read_csv, read_jsonl, read_text, read_tsv
+from overnight.tasks.tables import Line, read_csv, read_jsonl, read_parquet, read_text, read_tsv
 
 # Lines answered at once: sorted by length among themselves, answered in the order they came.
 _AT_ONCE = 512
-_TABLES = {".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl}
+_TABLES: dict[str, Callable[[Path], Iterator[Line]]] = {".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl, ".parquet": read_parquet}
 
 
 def read_input(path: str, spec: Mapping[str, Any]) -> Iterator[str]:
@@ -28,13 +29,16 @@ def read_input(path: str, spec: Mapping[str, Any]) -> Iterator[str]:
     labels, are ignored. A row is called by its `id` (of the published tasks also `index`), or else by its line.
 
     Args:
-        path: .csv, .tsv and .jsonl are tables; any other file, and `-` (standard input), is lines.
+        path: .csv, .tsv, .jsonl and .parquet are tables; any other file, and `-` (standard input), is lines.
         spec: of the task: `task`, and `columns`, where the columns of one's own table have other names.
 
     Raises:
         DataError: naming the file and the line.
     """
     ending = Path(path).suffix
+    if spec["task"] == "tokens" and path != "-":
+        yield from _sentences(Path(path))
+        return
     if ending not in _TABLES:
         yield from read_lines(path)
         return
@@ -55,11 +59,20 @@ def read_input(path: str, spec: Mapping[str, Any]) -> Iterator[str]:
         yield json.dumps({"id": row_id, **texts})
 
 
+def _sentences(path: Path) -> Iterator[str]:
+    """Yield the sentences of a file for tagging: one word a line as in a CoNLL file, JSON lines, or by any other ending a sentence a line."""
+    if path.suffix not in ENDINGS or path.suffix in (".txt", ".jsonl"):
+        yield from read_lines(str(path))
+        return
+    for sentence in read_sentences(path, tagged=False):
+        yield json.dumps({"id": sentence.id, "tokens": sentence.words})
+
+
 def _table(path: Path, choices: list[tuple[str, ...]], header: tuple[str, ...]) -> tuple[list[Line], tuple[str, ...]]:
     """Return the rows of a table, and the first of some ways to name the columns of texts that it has."""
-    first = read_text(path).partition("\n")[0].rstrip("\r").split("\t")
+    first = read_text(path).partition("\n")[0].rstrip("\r").split("\t") if path.suffix == ".tsv" else []
     # Some are published without a line of names.
-    bare = path.suffix == ".tsv" and len(first) == len(header) and not any(column in first for choice in choices for column in choice)
+    bare = bool(first) and len(first) == len(header) and not any(column in first for choice in choices for column in choice)
     lines = list(read_tsv(path, header) if bare else _TABLES[path.suffix](path))
     have = lines[0][1]
     for choice in choices:
@@ -121,6 +134,20 @@ def example_of(number: int, fields: Mapping[str, Any]) -> Example:
     if not isinstance(text, str) or not isinstance(second, str | None):
         raise DataError(f"line {number}: has the keys {', '.join(fields)}; it needs `text`, or `text_a` and `text_b`, as strings")
     return Example(str(fields.get("id", number)), text, second, None)
+
+
+def sentence_of(number: int, fields: Mapping[str, Any]) -> Sentence:
+    """Return the words of a line, which has them as `tokens` or as a text of words between blanks.
+
+    Raises:
+        DataError: naming the line, when it has none.
+    """
+    words, text = fields.get("tokens"), fields.get("text_a", fields.get("text"))
+    if words is None and isinstance(text, str):
+        words = [word for part in (text, fields.get("text_b")) for word in str(part or "").split()]
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
+        raise DataError(f"line {number}: has the keys {', '.join(fields)}; it needs `tokens`, a list of words, or `text`")
+    return Sentence(str(fields.get("id", number)), tuple(words), None)
 
 
 def question_of(number: int, fields: Mapping[str, Any]) -> Question:

@@ -1,4 +1,4 @@
-"""Tables with named columns: tab-separated without quoting, comma-separated with it, JSON lines; and one's own task in them."""
+"""Tables with named columns: tab-separated without quoting, comma-separated with it, JSON lines, Parquet; and one's own task in them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from overnight.config.schema import Columns
 from overnight.errors import DataError
 from overnight.state_files import parse_json
-from overnight.tasks.examples import Example, TaskData, split
+from overnight.tasks.examples import Example, TaskData, split_off
 
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
-_ENDINGS = (".csv", ".tsv", ".jsonl")
+_ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
+_YES_NO = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 # More classes than this are numbers in the wrong column, or ids.
 _MOST_CLASSES = 1000
 
@@ -107,8 +108,8 @@ def read_csv(path: Path) -> Iterator[Line]:
     yield from rows
 
 
-def read_jsonl(path: Path) -> Iterator[Line]:
-    """Yield the rows of a JSON-lines file of objects; numbers and booleans become their JSON text; errors as :func:`read_tsv`."""
+def read_jsonl(path: Path, lists: str = "") -> Iterator[Line]:
+    """Yield the rows of a JSON-lines file of objects; numbers and booleans, and lists in one column, become their JSON text; errors as :func:`read_tsv`."""
     rows: list[Line] = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
@@ -119,16 +120,39 @@ def read_jsonl(path: Path) -> Iterator[Line]:
             raise DataError(f"{path}:{number}: is not JSON: {error}") from None
         if not isinstance(value, dict):
             raise DataError(f"{path}:{number}: is a JSON {type(value).__name__}, not an object with columns")
-        cells: dict[str, str] = {}
-        for column, cell in value.items():
-            if isinstance(cell, (dict, list)):
-                continue  # a nested value can be no text and no label; columns that are not used may be anything
-            if cell is not None:
-                cells[column] = cell.strip() if isinstance(cell, str) else json.dumps(cell)
-        rows.append((number, cells))
+        rows.append((number, _cells(value, lists)))
     if not rows:
         raise DataError(f"{path}: holds no rows")
     yield from rows
+
+
+def read_parquet(path: Path, lists: str = "") -> Iterator[Line]:
+    """Yield the rows of a Parquet file, numbered from 1; returns and errors as :func:`read_jsonl`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            rows = [row for batch in file.iter_batches() for row in batch.to_pylist()]
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: cannot be read as Parquet: {error}") from None
+    if not rows:
+        raise DataError(f"{path}: holds no rows")
+    for number, row in enumerate(rows, 1):
+        try:
+            yield number, _cells(row, lists)
+        except TypeError as error:
+            raise DataError(f"{path}:{number}: {error}; a column of texts, numbers or true and false is read") from None
+
+
+def _cells(row: Mapping[str, Any], lists: str) -> dict[str, str]:
+    """Return the cells of a row as texts; what is empty or nested is left out, but for the column of lists, which is JSON."""
+    cells: dict[str, str] = {}
+    for column, cell in row.items():
+        # A nested value can be no text and no label; columns that are not used may be anything.
+        if cell is not None and (not isinstance(cell, dict | list | bytes) or (column == lists and isinstance(cell, list))):
+            cells[column] = cell.strip() if isinstance(cell, str) else json.dumps(cell, default=str)
+    return cells
 
 
 def number_of(cell: str, where: str, low: float = -sys.float_info.max, high: float = sys.float_info.max) -> float:
@@ -146,45 +170,64 @@ def number_of(cell: str, where: str, low: float = -sys.float_info.max, high: flo
     return value
 
 
-def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path | None = None) -> TaskData:
-    """Read one's own task: a csv, tsv or jsonl file, or a folder with `train.*` and, optionally, `dev.*` and `test.*`.
+class _Target(NamedTuple):
+    """What a table is to be answered with."""
 
-    The columns are `text` (or `text_a` and `text_b`), `label` for classes or `score` for numbers, and optionally `id`; others are ignored.
-    A csv is read with quoting, a tsv without. Without a dev file a tenth of the rows is split off by a hash of their texts, and the notes say so.
+    kind: Literal["classification", "multilabel", "regression"]
+    columns: tuple[str, ...]
+    """One, or of several classes in columns of 0 and 1 those."""
+
+
+def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path | None = None, share: float = 0.1) -> TaskData:
+    """Read one's own task: a csv, tsv, jsonl or parquet file, or a folder with `train.*` and, optionally, `dev.*` and `test.*`.
+
+    The columns are `text` (or `text_a` and `text_b`), `label` for a class, `labels` for any number of them or `score` for a number, and
+    optionally `id`; others are ignored. A csv is read with quoting, a tsv without. Without a dev file a share of the texts is split off,
+    of each class alike, and the notes say so.
 
     Args:
         path: the file or the folder.
-        seed: which tenth is split off.
+        seed: which part is split off.
         names: what the columns are called, where it is not that.
         dev: the table to score on, instead of that in the folder.
+        share: of the texts that is split off.
 
     Raises:
         DataError: a file or column that is missing, a row without text or label, a class that the training rows lack; naming file and line.
     """
     files = {"train": path} if path.is_file() else {name: found for name in _SPLITS if (found := _find(path, name))}
     if "train" not in files:
-        raise DataError(
-            f"{path}: has no train.csv, train.tsv or train.jsonl" if path.is_dir() else f"{path}: does not exist; name a table or a folder"
-        )
+        names_of = ", ".join(f"train{ending}" for ending in _ENDINGS)
+        raise DataError(f"{path}: has none of {names_of}" if path.is_dir() else f"{path}: does not exist; name a table or a folder")
     if dev is not None:
         files["dev"] = dev
-    columns, kind = _columns(files["train"], names)
-    parts = {name: list(_examples(file, columns, names.id or "id", kind, name)) for name, file in files.items()}
+    texts, target = _columns(files["train"], names)
+    parts = {name: list(_examples(file, texts, target, names.id or "id", name)) for name, file in files.items()}
     notes: tuple[str, ...] = ()
-    if "dev" not in parts:
-        parts["train"], parts["dev"] = split(parts["train"], seed, str(path))
-        notes = (f"scored on {len(parts['dev'])} rows split off {files['train'].name} by a hash of their texts",)
     labels: tuple[str, ...] = ()
-    if kind == "classification":
-        labels = _classes(parts["train"], files["train"])
+    if target.kind != "regression":
+        labels = target.columns if len(target.columns) > 1 else _classes(parts["train"], files["train"], target.kind)
+    if "dev" not in parts:
+        rows = parts["train"]
+        scored = split_off(
+            [f"{r.text_a}\x00{r.text_b or ''}" for r in rows],
+            [str(r.label) if target.kind != "regression" else "" for r in rows], seed, share, str(path),
+        )  # fmt: skip
+        parts["train"], parts["dev"] = ([r for i, r in enumerate(rows) if (i in scored) == side] for side in (False, True))
+        alike = "" if target.kind == "regression" else ", of each class alike"
+        notes = (f"scored on {len(parts['dev'])} rows split off {files['train'].name} by a hash of their texts{alike}",)
+    if target.kind != "regression":
         for name in ("dev", "test"):
-            unknown = next((r for r in parts.get(name, []) if r.label is not None and r.label not in labels), None)
-            if unknown:
-                raise DataError(
-                    f"{files.get(name, path)}: row {unknown.id} has label {unknown.label!r}, which no training row has ({', '.join(labels[:10])})"
-                )
-    metric = "accuracy" if kind == "classification" else "spearman"
-    return TaskData("csv", kind, labels, parts["train"], parts["dev"], parts.get("test", []), metric, notes=notes)
+            _check_labels(parts.get(name, []), labels, files.get(name, path))
+    metric = {"classification": "accuracy", "multilabel": "micro_f1", "regression": "spearman"}[target.kind]
+    return TaskData("csv", target.kind, labels, parts["train"], parts["dev"], parts.get("test", []), metric, notes=notes)
+
+
+def _check_labels(examples: list[Example], labels: tuple[str, ...], path: Path) -> None:
+    for row in examples:
+        for label in row.label if isinstance(row.label, tuple) else () if row.label is None else (str(row.label),):
+            if label not in labels:
+                raise DataError(f"{path}: row {row.id} has label {label!r}, which no training row has ({', '.join(labels[:10])})")
 
 
 def _find(folder: Path, name: str) -> Path | None:
@@ -194,21 +237,23 @@ def _find(folder: Path, name: str) -> Path | None:
     return found[0] if found else None
 
 
-def _read(path: Path) -> Iterator[Line]:
-    readers = {".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl}
-    if path.suffix not in readers:
-        raise DataError(f"{path}: a table ends in {', '.join(readers)}")
-    return readers[path.suffix](path)
+def _read(path: Path, lists: str = "") -> Iterator[Line]:
+    if path.suffix not in _ENDINGS:
+        raise DataError(f"{path}: a table ends in {', '.join(_ENDINGS)}")
+    if path.suffix in (".jsonl", ".parquet"):
+        return (read_jsonl if path.suffix == ".jsonl" else read_parquet)(path, lists)
+    return (read_csv if path.suffix == ".csv" else read_tsv)(path)
 
 
-def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None, str], Literal["classification", "regression"]]:
-    """Return the columns of the texts and of the target, from the first training row, and what they make of the task."""
-    _, first = next(_read(train))
+def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None], _Target]:
+    """Return the columns of the texts, and the target, from the first training row."""
+    _, first = next(_read(train, names.labels or "labels"))
     have = f"{train}: has the columns {', '.join(first)}"
-    for what, column in vars(names).items():
-        if column and column not in first:
-            near = difflib.get_close_matches(column, first, 1)
-            raise DataError(f"{have}, and no {column!r}{f' (did you mean {near[0]!r}?)' if near else ''}, which columns.{what} names")
+    for what, given in vars(names).items():
+        for column in given.split(",") if what == "labels" else [given]:
+            if column and column not in first:
+                near = difflib.get_close_matches(column, first, 1)
+                raise DataError(f"{have}, and no {column!r}{f' (did you mean {near[0]!r}?)' if near else ''}, which columns.{what} names")
     if names.text or names.text_b:
         texts: tuple[str, str | None] = (names.text or ("text_a" if "text_a" in first else "text"), names.text_b or None)
         if texts[0] not in first:
@@ -219,39 +264,76 @@ def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None, str], 
         texts = ("text", None)
     else:
         raise DataError(f"{have}; name the text `text`, or a pair `text_a` and `text_b`, or say what they are called: --columns.text=")
+    return texts, _target(first, names, have)
+
+
+def _target(first: Mapping[str, str], names: Columns, have: str) -> _Target:
+    if names.labels:
+        return _Target("multilabel", tuple(names.labels.split(",")))
     if names.label or names.score:
-        return (*texts, names.label or names.score), "classification" if names.label else "regression"
-    if ("label" in first) == ("score" in first):
-        raise DataError(f"{have}; name the classes `label`, or the numbers `score`, one of the two, or say which it is: --columns.label=")
-    return (*texts, "label" if "label" in first else "score"), "classification" if "label" in first else "regression"
+        return _Target("classification" if names.label else "regression", (names.label or names.score,))
+    found = [name for name in ("label", "labels", "score") if name in first]
+    if len(found) != 1:
+        raise DataError(
+            f"{have}; name the classes `label`, or the numbers `score`, or several classes `labels`, one of these, or say which it is: --columns.label="
+        )
+    return _Target({"label": "classification", "labels": "multilabel", "score": "regression"}[found[0]], (found[0],))  # type: ignore[arg-type]
 
 
-def _examples(path: Path, columns: tuple[str, str | None, str], id_column: str, kind: str, name: str) -> Iterator[Example]:
-    column_a, column_b, target = columns
+def _examples(path: Path, texts: tuple[str, str | None], target: _Target, id_column: str, name: str) -> Iterator[Example]:
+    column_a, column_b = texts
     seen: set[str] = set()
-    for index, (line, cells) in enumerate(_read(path)):
+    for index, (line, cells) in enumerate(_read(path, target.columns[0] if target.kind == "multilabel" else "")):
         where = f"{path}:{line}"
         for column in (column_a, column_b):
             if column and not cells.get(column):
                 raise DataError(f"{where}: column {column!r} {_absent(column, cells)}")
-        if not cells.get(target) and name != "test":
-            raise DataError(f"{where}: column {target!r} {_absent(target, cells)}")
         row_id = cells.get(id_column) or str(index)
         if row_id in seen:
             raise DataError(f"{where}: id {row_id!r} was used before")
         seen.add(row_id)
-        cell = cells.get(target)
-        label = None if not cell else cell if kind == "classification" else number_of(cell, where)
-        yield Example(row_id, cells[column_a], cells[column_b] if column_b else None, label)
+        yield Example(row_id, cells[column_a], cells[column_b] if column_b else None, _label(cells, target, where, name == "test"))
+
+
+def _label(cells: Mapping[str, str], target: _Target, where: str, optional: bool) -> str | float | tuple[str, ...] | None:
+    """Return what a row is to be answered with; None where that is not known, which only a row of the test may be."""
+    for column in target.columns:
+        # No class at all is an empty cell of a table; of one class or a number it says nothing.
+        if column not in cells or (not cells[column] and (target.kind != "multilabel" or len(target.columns) > 1)):
+            if optional:
+                return None
+            raise DataError(f"{where}: column {column!r} {_absent(column, cells)}")
+    cell = cells[target.columns[0]]
+    if target.kind == "regression":
+        return number_of(cell, where)
+    if target.kind == "classification":
+        return cell
+    if len(target.columns) > 1:
+        for column in target.columns:
+            if cells[column] not in _YES_NO:
+                raise DataError(f"{where}: column {column!r} is {cells[column]!r}, where 0 or 1 says whether the row has that class")
+        return tuple(column for column in target.columns if _YES_NO[cells[column]])
+    if not cell.startswith("["):
+        return tuple(dict.fromkeys(label for part in cell.split("|") if (label := part.strip())))
+    try:
+        labels = parse_json(cell)
+    except ValueError as error:
+        raise DataError(f"{where}: column {target.columns[0]!r} is no JSON list: {error}") from None
+    if not isinstance(labels, list) or not all(isinstance(label, str) and label for label in labels):
+        raise DataError(f"{where}: column {target.columns[0]!r} is {cell}, not a list of texts")
+    return tuple(dict.fromkeys(labels))
 
 
 def _absent(column: str, cells: Mapping[str, str]) -> str:
     return "is empty" if column in cells else f"is missing (there are {', '.join(cells)})"
 
 
-def _classes(train: list[Example], path: Path) -> tuple[str, ...]:
-    labels = sorted({str(r.label) for r in train})
-    if len(labels) < 2:
+def _classes(train: list[Example], path: Path, kind: str) -> tuple[str, ...]:
+    found = [label for row in train for label in (row.label if isinstance(row.label, tuple) else (str(row.label),))]
+    labels = sorted(set(found))
+    if kind == "multilabel" and not labels:
+        raise DataError(f"{path}: no training row has a label")
+    if kind == "classification" and len(labels) < 2:
         raise DataError(f"{path}: every training row has label {labels[0]!r}; a classifier needs two or more")
     if len(labels) > _MOST_CLASSES:
         raise DataError(f"{path}: {len(labels)} different labels; call the column `score` if they are numbers")

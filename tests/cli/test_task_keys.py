@@ -119,7 +119,10 @@ def test_questions_of_ones_own_are_tuned_and_answered_from_files_of_their_format
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["finetune", "mine", "--path=FOLDER"], "--task=csv for a table of your own (.csv, .tsv, .jsonl), --task=squad for questions"),
+        (
+            ["finetune", "mine", "--path=FOLDER"],
+            "--task=csv for a table of your own (.csv, .tsv, .jsonl, .parquet), --task=squad for questions",
+        ),
         (["finetune", "mine", "--path=$OVERNIGHT_GONE/x"], "finetune.mine.path = '$OVERNIGHT_GONE/x': the environment variable"),
         (["finetune", "mnly"], "did you mean 'mnli'?"),
         (["finetune", "csv", "--path=x.csv", "--precision=fp4"], "precision = 'fp4'"),
@@ -127,8 +130,8 @@ def test_questions_of_ones_own_are_tuned_and_answered_from_files_of_their_format
         (["finetune", "csv", "--path=x.csv", "--train.device=cpu"], "train.device: is now compute.device"),
         (["predict", "mask", "--train.precision=bf16"], "train.precision: is now precision"),
         (["finetune", "sst2", "--path=x", "--columns.text=a"], "finetune.sst2.columns: only a table of your own (csv)"),
-        (["finetune", "sst2", "--path=x", "--dev=a"], "finetune.sst2.dev = 'a': only csv and squad"),
-        (["finetune", "csv", "--path=x", "--columns.label=a", "--columns.score=b"], "give either columns.label (classes) or columns.score"),
+        (["finetune", "sst2", "--path=x", "--dev=a"], "finetune.sst2.dev = 'a': only csv, squad and tokens"),
+        (["finetune", "csv", "--path=x", "--columns.label=a", "--columns.score=b"], "give one of columns.label (a class), columns.labels"),
         (["finetune", "csv", "--path=x", "--columns.txt=a"], "finetune.csv.columns.txt = 'a': unknown key, did you mean 'text'?"),
         (
             ["predict", "mask", "--seed=1"],

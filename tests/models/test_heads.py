@@ -11,7 +11,7 @@ from torch import nn
 
 from overnight.config import BertConfig
 from overnight.interop.huggingface import to_huggingface
-from overnight.models.heads import Classifier, QuestionAnswering
+from overnight.models.heads import Classifier, QuestionAnswering, TokenClassifier
 from tests.models.sample import SIZES, VOCAB, loud, padded, random_batch
 
 transformers = pytest.importorskip("transformers")
@@ -71,3 +71,47 @@ def test_span_reader_matches_transformers() -> None:
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=2e-5)
     ends = [torch.nn.functional.cross_entropy(expected[:, :, i], target) for i, target in enumerate((start, end))]
     torch.testing.assert_close(sum(losses.values()) / 3, (ends[0] + ends[1]) / 2, rtol=1e-5, atol=1e-5)  # type: ignore[operator]
+
+
+def test_token_classifier_matches_transformers() -> None:
+    torch.manual_seed(0)
+    model, batch = loud(TokenClassifier(BertConfig(**SIZES), VOCAB, 5)).eval(), random_batch(LENGTHS)
+    labels = torch.randint(0, 5, batch.ids_N.shape).where(torch.rand(batch.ids_N.shape) < 0.6, -100)
+    batch = dataclasses.replace(batch, predicted_M=None, targets={"label": labels})
+    mask = padded(torch.ones_like(batch.ids_N), batch)
+    config = transformers.BertConfig(
+        vocab_size=VOCAB,
+        hidden_size=SIZES["hidden_size"],
+        num_hidden_layers=SIZES["num_layers"],
+        num_attention_heads=SIZES["num_heads"],
+        intermediate_size=4 * SIZES["hidden_size"],
+        max_position_embeddings=SIZES["max_position_embeddings"],
+        num_labels=5,
+    )
+    reference = transformers.BertForTokenClassification(config).eval()
+    state = to_huggingface(model.state_dict(), "spans", VOCAB)  # the same tensors, under another name
+    reference.load_state_dict({name.replace("qa_outputs", "classifier"): tensor for name, tensor in state.items()})
+    ignored = padded(labels + 100, batch) - 100  # behind the end, too
+    with torch.no_grad():
+        out = reference(padded(batch.ids_N, batch), attention_mask=mask, token_type_ids=padded(batch.segments_N, batch), labels=ignored)
+        losses, hits = model.losses(batch, torch.float32)
+        logits = model(batch, torch.float32)
+    torch.testing.assert_close(logits, out.logits.masked_fill(mask[:, :, None] == 0, float("-inf")), rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(losses["label"] / (labels >= 0).sum(), out.loss, rtol=1e-5, atol=1e-5)
+    assert hits["label"] == ((out.logits.argmax(-1) == ignored) & (ignored >= 0)).sum()
+
+
+def test_several_classes_and_weights_of_classes_are_torchs_losses() -> None:
+    torch.manual_seed(0)
+    model, batch = loud(Classifier(BertConfig(**SIZES), VOCAB, 4)).eval(), random_batch(LENGTHS)
+    several, one = torch.randint(0, 2, (3, 4)).float(), torch.tensor([3, 0, 3])
+    weights = torch.tensor([0.5, 1.0, 2.0, 3.0])
+    with torch.no_grad():
+        logits = model(batch, torch.float32)
+        losses, hits = model.losses(dataclasses.replace(batch, targets={"label": several}), torch.float32)
+        torch.testing.assert_close(losses["label"] / 12, torch.nn.BCEWithLogitsLoss()(logits, several))
+        assert hits["label"] == ((logits > 0) == several.bool()).sum()
+        model.class_weights = weights
+        losses, _ = model.losses(dataclasses.replace(batch, targets={"label": one}), torch.float32)
+    torch.testing.assert_close(losses["label"], torch.nn.CrossEntropyLoss(weights, reduction="sum")(logits, one))
+    assert "class_weights" not in model.state_dict()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import datetime
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +17,7 @@ from hypothesis import strategies as st
 from overnight.config.schema import Columns
 from overnight.errors import DataError
 from overnight.tasks.classification import load_task
-from overnight.tasks.examples import TaskData, in_validation
+from overnight.tasks.examples import TaskData, in_validation, split_off
 
 ROWS = [(f"text number {i}, with a comma", "good" if i % 3 else "bad") for i in range(200)]
 
@@ -76,7 +80,7 @@ def test_the_validation_share_is_a_tenth() -> None:
 BAD = {
     "no text column": ("t.csv", "words,label\na,1\n", r"columns words, label; name the text `text`"),
     "no target": ("t.csv", "text,class\na,1\n", r"columns text, class; name the classes `label`, or the numbers `score`"),
-    "both targets": ("t.csv", "text,label,score\na,1,2\n", r"one of the two"),
+    "both targets": ("t.csv", "text,label,score\na,1,2\n", r"one of these"),
     "empty text": ("t.csv", "text,label\na,1\n ,2\n", r"t\.csv:3: column 'text' is empty"),
     "empty label": ("t.tsv", "text\tlabel\na\t1\nb\t\n", r"t\.tsv:3: column 'label' is empty"),
     "comma without quotes": ("t.csv", "text,label\na,1\nb,c,2\n", r"t\.csv:3: 3 fields where 2 belong: text, label; quote"),
@@ -94,7 +98,7 @@ BAD = {
     "another ending": ("t.xls", "text,label\n", r"t\.xls: a table ends in \.csv, \.tsv, \.jsonl"),
     "no rows": ("t.csv", "text,label\n", r"t\.csv: holds no rows"),
     "nothing": ("t.csv", "", r"t\.csv: holds no rows"),
-    "too few to split": ("t.csv", "text,label\na,x\n", r"1 rows are too few to split off a tenth"),
+    "too few to split": ("t.csv", "text,label\na,x\nb,y\n", r"2 rows are too few to split off 0\.1 of them"),
 }
 
 
@@ -151,7 +155,7 @@ def test_one_class_and_too_many_classes_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_label_that_training_lacks_two_files_of_a_split_and_no_train_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no train\.csv"):
+    with pytest.raises(DataError, match=r"has none of train\.csv"):
         load_task("csv", tmp_path)
     with pytest.raises(DataError, match="does not exist"):
         load_task("csv", tmp_path / "nowhere")
@@ -170,3 +174,79 @@ def test_a_text_longer_than_the_csv_modules_limit_is_read_and_the_limit_is_put_b
     read = load_task("csv", _write(tmp_path / "t.csv", [*ROWS, (long, "good")]))
     assert long.strip() in {r.text_a for r in read.train + read.dev}
     assert csv.field_size_limit() == limit
+
+
+def test_a_parquet_file_is_the_same_task_as_json_lines(tmp_path: Path) -> None:
+    rows = [{"id": i, "text": f"text {i}", "label": "ab"[i % 2], "when": datetime.date(2020, 1, 1), "more": [i]} for i in range(40)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({**row, "when": "2020-01-01"}) + "\n" for row in rows))
+    first, second = (load_task("csv", tmp_path / f"t.{ending}") for ending in ("parquet", "jsonl"))
+    assert dataclasses.replace(first, notes=()) == dataclasses.replace(second, notes=())
+    assert (len(first.train), len(first.dev)) == (36, 4)
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "t.parquet").read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"cut\.parquet: cannot be read as Parquet"):
+        load_task("csv", tmp_path / "cut.parquet")
+
+
+@pytest.mark.parametrize("how", ["list", "joined", "columns", "json in csv"])
+def test_several_classes_of_a_row_are_a_list_a_joined_cell_or_columns(how: str, tmp_path: Path) -> None:
+    sets: list[list[str]] = [["a"], [], ["a", "b, c"], ["b, c"]] * 10
+    names = Columns()
+    path = tmp_path / ("t.jsonl" if how == "list" else "t.csv")
+    if how == "list":
+        path.write_text("".join(json.dumps({"text": f"t{i}", "labels": each}) + "\n" for i, each in enumerate(sets)))
+    else:
+        cells = {
+            "joined": lambda each: ["|".join(each)],
+            "json in csv": lambda each: [json.dumps(each)],
+            "columns": lambda each: [int("a" in each), str("b, c" in each).lower()],
+        }[how]
+        with path.open("w", newline="") as file:
+            head = ["a", "b+c"] if how == "columns" else ["labels"]
+            csv.writer(file).writerows([["text", *head], *([f"t{i}", *cells(each)] for i, each in enumerate(sets))])
+    if how == "columns":
+        names = Columns(labels="a,b+c")
+    read = load_task("csv", path, columns=names)
+    other = "b+c" if how == "columns" else "b, c"
+    assert (read.kind, read.labels, read.main_metric) == ("multilabel", ("a", other), "micro_f1")
+    found = {int(r.text_a[1:]): r.label for r in read.train + read.dev}
+    assert [found[i] for i in range(40)] == [tuple(other if label == "b, c" else label for label in each) for each in sets]
+    assert sorted(map(str, (r.label for r in read.dev))) == sorted(map(str, [("a",), (), ("a", other), (other,)]))  # of each alike
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "names", "message"),
+    [
+        ("t.jsonl", '{"text": "a", "labels": ["x"]}\n{"text": "b"}\n', Columns(), r"t\.jsonl:2: column 'labels' is missing"),
+        ("t.jsonl", '{"text": "a", "labels": ["x", 3]}\n', Columns(), r't\.jsonl:1: column \'labels\' is \["x", 3\], not a list of texts'),
+        ("t.csv", 'text,labels\na,"[x"\n', Columns(), r"t\.csv:2: column 'labels' is no JSON list"),
+        ("t.csv", "text,x,y\na,1,0\nb,2,0\n", Columns(labels="x,y"), r"t\.csv:3: column 'x' is '2', where 0 or 1 says"),
+        ("t.csv", "text,x,y\na,1,\n", Columns(labels="x,y"), r"t\.csv:2: column 'y' is empty"),
+        ("t.csv", "text,x,y\na,1,0\n", Columns(labels="x,z"), "no 'z', which columns.labels names"),
+        ("t.csv", "text,labels\na,\nb,\n", Columns(), "no training row has a label"),
+    ],
+)
+def test_bad_classes_of_a_row_are_refused_with_their_place(name: str, text: str, names: Columns, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        load_task("csv", tmp_path / name, columns=names)
+
+
+@given(st.lists(st.integers(0, 30), min_size=4, max_size=80), st.integers(0, 5), st.floats(0.05, 0.95))
+def test_what_is_split_off_has_each_label_in_its_share_and_leaves_one_of_each(texts: list[int], seed: int, share: float) -> None:
+    labels = ["c" if text % 5 == 0 else "ab"[text % 2] for text in texts]
+    words, by_label = (
+        [str(text) for text in texts],
+        {label: {t for t, of in zip(texts, labels, strict=True) if of == label} for label in labels},
+    )
+    if all(len(found) == 1 for found in by_label.values()):
+        return
+    rows = split_off(words, labels, seed, share, "")
+    taken = {texts[i] for i in rows}
+    assert not taken & {text for i, text in enumerate(texts) if i not in rows}
+    assert all(found - taken for found in by_label.values())
+    mixed = sorted(range(len(texts)), key=lambda i: (texts[i] * 7) % 31)
+    again = split_off([words[i] for i in mixed], [labels[i] for i in mixed], seed, share, "")
+    assert {texts[mixed[i]] for i in again} == taken
+    if share <= 0.5 and len(taken) > len(by_label):
+        assert all(abs(len(found & taken) - share * len(found)) <= 2 for found in by_label.values())

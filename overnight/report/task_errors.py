@@ -1,0 +1,61 @@
+"""Where a fine-tuned task is wrong, as `errors.json` in its folder has it, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from overnight.console import table
+from overnight.display import number, plural, share
+from overnight.state_files import read_mapping
+
+# Classes of a confusion that still fit a terminal, worst rows that are shown, and characters of their texts.
+_CLASSES, _ROWS, _CHARS = 12, 3, 160
+
+
+def read_errors(folder: Path) -> dict[str, Any]:
+    """Return what `errors.json` of a task's folder holds; nothing where there is none.
+
+    Raises:
+        DataError: when it is damaged.
+    """
+    path = folder / "errors.json"
+    return read_mapping(path, "delete it; it is written again when the task is fine-tuned again") if path.is_file() else {}
+
+
+def errors_lines(folder: Path) -> list[str]:
+    """Return the confusion, or the counts of several classes, and the worst rows, as lines; none of a task without errors.json."""
+    found = read_errors(folder)
+    lines = []
+    labels = found.get("labels", [])
+    if found.get("confusion") and len(labels) <= _CLASSES:
+        cells = [[label, *(f"{count:,}" for count in row)] for label, row in zip(labels, found["confusion"], strict=True)]
+        lines += ["", table([["right, answered as", *labels], *cells])]
+    if found.get("counts") and len(labels) <= _CLASSES:
+        counts = found["counts"]
+        cells = [[label, *(f"{counts[name][i]:,}" for name in counts)] for i, label in enumerate(labels)]
+        lines += ["", table([["class", *(name.replace("_", " ") for name in counts)], *cells])]
+    if worst := found.get("worst"):
+        lines += ["", f"the worst errors; {plural(len(worst), 'row')} in {folder / 'errors.json'}"]
+        lines += [f"- {row_text(row, _CHARS)}" for row in worst[:_ROWS]]
+    return lines
+
+
+def row_text(row: dict[str, Any], chars: int = 0) -> str:
+    """Return a row that was answered wrongly, in words: what it says, what is right, and what was answered.
+
+    Args:
+        row: of `worst`.
+        chars: most characters of its text; 0 is all.
+    """
+    text = " | ".join(" ".join(str(row[key]).split()) for key in ("text", "text_a", "text_b") if key in row)
+    text = f"{text[:chars]}…" if 0 < chars < len(text) else text
+    right, given = (_words(row[key]) for key in ("label", "answer"))
+    how = f"off by {number(row['error'], 3)}" if "error" in row else f"what is right has probability {share(row['probability'])}"
+    return f"{row['id']}: {text} (right: {right}, answered: {given}; {how})"
+
+
+def _words(answer: Any) -> str:
+    if isinstance(answer, list):
+        return ", ".join(map(str, answer)) or "none"
+    return number(answer, 3) if isinstance(answer, float) else str(answer)

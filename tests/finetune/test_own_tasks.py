@@ -1,0 +1,205 @@
+"""Several classes of a row, tags of words, weights of classes, and the errors: trained, scored and predicted from the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.metrics
+
+from overnight.cli.main import main
+from overnight.config import Run
+from overnight.errors import ConfigError
+from overnight.finetune.answers import errors
+from overnight.finetune.encoded_task import class_weights
+from overnight.finetune.metrics import score
+from overnight.finetune.tagging import encode_sentences, tags_of
+from overnight.tasks.conll import Sentence
+from overnight.tasks.examples import Example, TaskData
+from tests.finetune.test_entities import conlleval
+
+FAST = ("--epochs=8", "--global_batch_size=8", "--micro_batch_size=8", "--lr=3e-3", "--seq_len=24")
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run(pretrained: Run, tmp_path: Path) -> Path:
+    shutil.copytree(pretrained.run_dir, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def kept(run: Path, name: str, file: str) -> Any:
+    return json.loads((run / "finetune" / name / file).read_text())
+
+
+def answered(run: Path, name: str, path: Path, capsys: Captured) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert main(["predict", name, "--from", str(run), "--input", str(path)]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_several_classes_of_a_row_are_trained_scored_and_predicted(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    words = {"number": "integer division", "text": "string literal", "error": "raised exception"}
+    sets = [[], ["number"], ["text", "number"], ["error"], ["error", "text"]]
+    rows = [{"id": i, "text": f"{' '.join(words[w] for w in s)} object {i % 3}", "labels": s} for i, s in enumerate(sets * 12)]
+    for name, part in (("train", rows[:40]), ("dev", rows[40:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    (tmp_path / "test.jsonl").write_text('{"id": "x", "text": "integer division"}\n')
+    assert main(["finetune", "topics", "--from", str(run), f"--path={tmp_path}", *FAST, "--epochs=20", "--lr=6e-3"]) == 0
+    assert "micro f1 " in capsys.readouterr().out
+    facts, answers, wrong = (kept(run, "topics", f"{name}.json") for name in ("task", "predictions", "errors"))
+    assert (facts["kind"], facts["labels"]) == ("multilabel", ["error", "number", "text"])
+    right = {str(row["id"]): row["labels"] for row in rows[40:]}
+    table = [[[label in of[i] for label in facts["labels"]] for i in right] for of in (right, answers)]
+    assert facts["result"]["metrics"] == pytest.approx(
+        {
+            "micro_f1": sklearn.metrics.f1_score(*table, average="micro"),
+            "macro_f1": sklearn.metrics.f1_score(*table, average="macro"),
+            "accuracy": sklearn.metrics.accuracy_score(*table),
+        }
+    )
+    assert facts["result"]["value"] > 0.5
+    both = [sum(label in right[i] and label in answers[i] for i in right) for label in facts["labels"]]
+    assert wrong["counts"]["right"] == both
+    found = answered(run, "topics", tmp_path / "dev.jsonl", capsys)
+    assert {a["id"]: a["labels"] for a in found} == answers
+    assert all((p > 0.5) == (label in a["labels"]) for a in found for label, p in a["probabilities"].items())
+    assert (run / "finetune" / "topics" / "test.tsv").read_text().startswith("index\tprediction\nx\t")
+
+
+def test_words_are_tagged_and_scored_by_entities_and_predicted(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    sentence = [("class", "O"), ("integer", "B-NUM"), ("division", "I-NUM"), ("returns", "O"), ("string", "B-TXT"), ("\u200b", "O")]
+    for name, count in (("train", 40), ("dev", 8)):
+        text = "".join("".join(f"{word} x {tag}\n" for word, tag in sentence[i % 3 :]) + "\n" for i in range(count))
+        (tmp_path / f"{name}.conll").write_text(text)
+    (tmp_path / "test.conll").write_text("integer\ndivision\n")
+    assert main(["finetune", "names", "--from", str(run), f"--path={tmp_path}", *FAST]) == 0
+    facts, answers = (kept(run, "names", f"{name}.json") for name in ("task", "predictions"))
+    assert facts["kind"] == "tokens" and facts["labels"] == ["O", "B-NUM", "B-TXT", "I-NUM"]
+    right = [[tag for _, tag in sentence[i % 3 :]] for i in range(8)]
+    assert (
+        facts["result"]["metrics"] == pytest.approx(conlleval(right, [answers[str(i)] for i in range(8)]))
+        and facts["result"]["value"] > 0.8
+    )
+    columns = [line.split() for line in (run / "finetune" / "names" / "predictions.conll").read_text().splitlines() if line]
+    assert [row[2] for row in columns] == [tag for i in range(8) for tag in answers[str(i)]] and columns[0][:2] == ["class", "O"]
+    assert (run / "finetune" / "names" / "test.tsv").read_text().splitlines()[1].split("\t")[0] == "0"
+    found = answered(run, "names", tmp_path / "dev.conll", capsys)
+    assert {a["id"]: a["tags"] for a in found} == answers
+    (tmp_path / "lines").write_text("class integer division\n" + json.dumps({"id": "j", "tokens": ["integer", "division"]}) + "\n")
+    plain, named = answered(run, "names", tmp_path / "lines", capsys)
+    assert plain["tokens"] == ["class", "integer", "division"] and len(plain["tags"]) == len(plain["probabilities"]) == 3
+    assert {"type": "NUM", "text": "integer division", "first": 1, "last": 2} in plain["entities"] and named["id"] == "j"
+    assert main(["predict", "names", "--from", str(run), "--input", str(tmp_path / "train.conll"), "--to", str(tmp_path / "out/")]) == 0
+
+
+def test_a_sentence_longer_than_a_sequence_is_tagged_in_parts_without_a_gap(tokenizer: Any) -> None:
+    class Pieces:
+        cls, sep, unk = 2, 3, 1
+
+    words = tuple(["cat", "bronco", "\u0300", "x" * 300, "denvers"] * 9)
+    sentences = [Sentence("a", words, tuple("XY"[i % 2] for i in range(len(words)))), Sentence("b", ("the",), None)]
+    parts = encode_sentences(tokenizer, Pieces(), sentences, ("X", "Y"), 12)  # type: ignore[arg-type]
+    assert all(len(part.ids) <= 12 and part.ids[0] == 2 and part.ids[-1] == 3 and len(part.labels) == len(part.ids) for part in parts)
+    outputs = []
+    for part in parts:
+        logits = np.zeros((len(part.ids), 2))
+        logits[np.arange(len(part.ids)), np.maximum(part.labels, 0)] = 9.0
+        outputs.append(logits)
+    (tags, shares), (other, _) = tags_of(parts, outputs, ("X", "Y"), 2)
+    assert tuple(tags) == sentences[0].tags and min(shares) > 0.99 and other == ["X"]
+    assert sum((part.labels >= 0).sum() for part in parts) == len(words)
+
+
+def _task(labels: list[str]) -> TaskData:
+    examples = [Example(str(i), f"t{i}", None, label) for i, label in enumerate(labels)]
+    return TaskData("csv", "classification", tuple(sorted(set(labels))), examples, [], [], "accuracy")
+
+
+def test_weights_of_classes_are_balanced_or_given_with_mean_one() -> None:
+    task = _task(["a"] * 6 + ["b"] * 2 + ["c=d"] * 2)
+    assert class_weights("", task) == ()
+    balanced = class_weights("balanced", task)
+    assert balanced == pytest.approx(
+        sklearn.utils.compute_class_weight("balanced", classes=np.array(["a", "b", "c=d"]), y=["a"] * 6 + ["b"] * 2 + ["c=d"] * 2)
+    )
+    given = class_weights("c=d=3,b=2", task)
+    assert np.array(given) / given[0] == pytest.approx([1, 2, 3]) and np.dot(given, [6, 2, 2]) == pytest.approx(10)
+    for wrong, message in (("e=1", "'e=1' is not LABEL=WEIGHT with one of the labels a, b, c=d"), ("b", "'b' is not LABEL=WEIGHT")):
+        with pytest.raises(ConfigError, match=message):
+            class_weights(wrong, task)
+    with pytest.raises(ConfigError, match="every class has weight 0"):
+        class_weights("a=0,b=0,c=d=0", task)
+
+
+def test_a_rare_class_is_found_where_it_weighs_more(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    # Rows that say nothing of their label: alone its frequency decides, and its weight.
+    rows = [(f"object {i}", "rare" if i % 4 == 0 else "common") for i in range(80)]
+    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+    words = ["--from", str(run), f"--path={tmp_path / 't.csv'}", *FAST, "--epochs=2", "--lr=1e-3"]
+    given = {}
+    for name, weights in (("plain", ""), ("heavy", "rare=30")):
+        assert main(["finetune", name, *words, f"--class_weights={weights}"]) == 0
+        given[name] = list(kept(run, name, "predictions.json").values())
+    assert given["plain"].count("rare") == 0 and given["heavy"].count("rare") == len(given["heavy"])
+    assert (
+        main(
+            [
+                "finetune",
+                "names",
+                "--from",
+                str(run),
+                f"--path={tmp_path / 't.csv'}",
+                "--columns.labels=label",
+                "--class_weights=balanced",
+                *FAST,
+            ]
+        )
+        == 2
+    )
+    assert "only a task with one class a row has weights" in capsys.readouterr().err
+
+
+def test_the_errors_of_a_task_are_its_confusion_and_its_worst_rows(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"object {i},{'xy'[i % 2]}\n" for i in range(40)))
+    assert main(["finetune", "mine", "--from", str(run), f"--path={tmp_path / 't.csv'}", *FAST, "--epochs=1", "--dev_share=0.5"]) == 0
+    out = capsys.readouterr().out
+    found, answers = kept(run, "mine", "errors.json"), kept(run, "mine", "predictions.json")
+    right = {str(i): "xy"[i % 2] for i in range(40)}
+    table = sklearn.metrics.confusion_matrix([right[i] for i in answers], list(answers.values()), labels=["x", "y"])
+    assert found["labels"] == ["x", "y"] and found["confusion"] == table.tolist() and table.sum() == 20
+    wrong = {i for i in answers if answers[i] != right[i]}
+    assert {row["id"] for row in found["worst"]} == set(sorted(wrong, key=int)[:20]) and len(wrong) <= 20
+    chances = [row["probability"] for row in found["worst"]]
+    assert chances == sorted(chances) and max(chances) < 0.5
+    assert "answered as" in out and f"object {found['worst'][0]['id']}" in out
+
+
+def test_the_errors_of_a_regression_are_the_furthest_rows_and_long_texts_are_cut() -> None:
+    rows = [Example(str(i), "long " * 100, "b", float(i)) for i in range(30)]
+    found = errors("regression", (), rows, [np.array([0.0])] * 30)
+    assert [row["id"] for row in found["worst"]] == [str(i) for i in range(29, 9, -1)] and found["worst"][0]["error"] == 29.0
+    assert len(found["worst"][0]["text_a"]) == 301 and found["worst"][0]["text_b"] == "b"
+
+
+def test_ten_thousand_rows_of_several_classes_score_as_scikit_learn_says() -> None:
+    chance = np.random.default_rng(0)
+    names = np.array(["a", "b", "c", "d", "e"])
+    for _ in range(10):
+        right, given = chance.random((2, 1000, 5)) < [0.5, 0.2, 0.1, 0.3, 0.01]
+        sides = [[tuple(names[row]) for row in side] for side in (right, given)]
+        assert score("csv", "multilabel", *sides) == pytest.approx(
+            {
+                "micro_f1": sklearn.metrics.f1_score(right, given, average="micro"),
+                "macro_f1": sklearn.metrics.f1_score(right, given, average="macro"),
+                "accuracy": sklearn.metrics.accuracy_score(right, given),
+            }
+        )
+        one, other = chance.choice(names, (2, 1000))
+        assert score("csv", "classification", one, other)["macro_f1"] == pytest.approx(
+            sklearn.metrics.f1_score(one, other, average="macro")
+        )

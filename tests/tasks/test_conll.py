@@ -1,0 +1,76 @@
+"""Words with tags: CoNLL files and JSON lines, their splits, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from overnight.errors import DataError
+from overnight.tasks.conll import Sentence, load_tokens, read_sentences
+
+CONLL = "-DOCSTART- -X- O O\n\nEU NNP I-NP B-ORG\nrejects VBZ I-VP O\n\n\n-DOCSTART- -X- O O\n\nPeter NNP I-NP B-PER\nBlackburn NNP I-NP I-PER\n"
+
+
+def test_the_columns_of_conll_2003_are_words_first_and_tags_last(tmp_path: Path) -> None:
+    (tmp_path / "eng.train").write_text(CONLL)
+    (tmp_path / "eng.testa").write_text("\ufeffU.N.\tB-ORG\r\nofficial\tO\r\n\r\n")
+    (tmp_path / "eng.testb").write_text("Ekeus\nheads\n")
+    read = load_tokens(tmp_path)
+    assert read.train == [
+        Sentence("0", ("EU", "rejects"), ("B-ORG", "O")),
+        Sentence("1", ("Peter", "Blackburn"), ("B-PER", "I-PER")),
+    ]
+    assert read.dev == [Sentence("0", ("U.N.", "official"), ("B-ORG", "O"))] and read.test == [Sentence("0", ("Ekeus", "heads"), None)]
+    assert read.labels == ("O", "B-ORG", "B-PER", "I-PER") and read.notes == ()
+
+
+def test_json_lines_are_the_same_task(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"id": 7, "tokens": ["a", "b c"], "tags": ["X", "Y"]}\n\n{"tokens": ["d"], "tags": ["X"]}\n')
+    assert read_sentences(path, tagged=True) == [Sentence("7", ("a", "b c"), ("X", "Y")), Sentence("2", ("d",), ("X",))]
+
+
+def test_without_a_dev_file_sentences_are_split_off_and_equal_ones_stay_together(tmp_path: Path) -> None:
+    path = tmp_path / "t.conll"
+    path.write_text("".join(f"word{i % 50} {'AB'[i % 2]}\nend A\n\n" for i in range(100)))
+    read = load_tokens(path, seed=0, share=0.2)
+    assert len(read.dev) == 20 and len(read.train) == 80 and read.notes[0].startswith("scored on 20 sentences split off t.conll")
+    assert not {s.words for s in read.train} & {s.words for s in read.dev}
+    assert load_tokens(path, seed=0, share=0.2) == read != load_tokens(path, seed=1, share=0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("t.conll", "a X\nb\n", r"t\.conll:2: 'b' has 1 columns where 2 columns as in the lines before belong"),
+        ("t.conll", "a\nb\n", r"t\.conll:1: 'a' has 1 columns where a word and its tag belong"),
+        ("t.conll", "\n\n", "holds no sentence"),
+        ("t.conll", "a X\n\nb X\n", "has 1 different tags; the last column"),
+        ("t.conll", "".join(f"a {i}\n" for i in range(2000)), "has 2000 different tags"),
+        ("t.jsonl", '{"tokens": ["a"], "tags": ["X", "Y"]}\n', r"t\.jsonl:1: has 1 tokens and 2 tags"),
+        ("t.jsonl", '{"tokens": ["a"], "tags": null}\n', r"t\.jsonl:1: `tags` is null, where a list of texts belongs"),
+        ("t.jsonl", '{"tokens": ["a", " "], "tags": ["X", "Y"]}\n', r"t\.jsonl:1: `tokens` is"),
+        ("t.jsonl", "[1]\n", r"t\.jsonl:1: `tokens` is null"),
+        ("t.jsonl", "{", r"t\.jsonl:1: is not JSON"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_place(name: str, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        load_tokens(tmp_path / name)
+
+
+def test_an_unknown_tag_and_two_files_of_a_split_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has none of train\.conll"):
+        load_tokens(tmp_path)
+    with pytest.raises(DataError, match="does not exist"):
+        load_tokens(tmp_path / "nowhere.conll")
+    (tmp_path / "train.conll").write_text("a X\nb Y\n")
+    (tmp_path / "dev.jsonl").write_text(json.dumps({"id": "s", "tokens": ["a"], "tags": ["Z"]}))
+    with pytest.raises(DataError, match=r"dev\.jsonl: sentence s has tag 'Z', which no training sentence has"):
+        load_tokens(tmp_path)
+    (tmp_path / "valid.conll").write_text("a X\n")
+    with pytest.raises(DataError, match=r"holds dev\.jsonl and valid\.conll"):
+        load_tokens(tmp_path)
