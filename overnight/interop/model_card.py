@@ -15,7 +15,7 @@ from overnight.checkpoint.reader import Progress
 from overnight.config import BertRun
 from overnight.config.fields import MACHINE, hints
 from overnight.corpus.shards import Manifest
-from overnight.display import measures, plural, scale_of
+from overnight.display import measures, number, plural, scale_of, share
 from overnight.interop.layout import HEADS, Kind
 
 _PIPELINE = """from transformers import pipeline
@@ -130,11 +130,10 @@ def _scores(run: BertRun) -> Iterator[str]:
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     rows = []
     for name, score in found.get("texts", {}).items():
-        rows.append(
-            f"| bits per character of {Path(name).name} | {score['bits_per_character']:.3f} |\n| masked accuracy at 15 % | {100 * score['masked_accuracy']:.1f} % |"
-        )
-    if isinstance(blimp := found.get("blimp"), dict) and "accuracy" in blimp:
-        rows.append(f"| BLiMP | {100 * blimp['accuracy']:.1f} % |")
+        rows.append(f"| bits per character of {Path(name).name} | {number(score['bits_per_character'], 3)} |")
+        rows.append(f"| masked accuracy at 15 % | {share(score['masked_accuracy'])} |")
+    if isinstance(blimp := found.get("blimp"), dict):
+        rows.append(f"| BLiMP | {share(blimp['accuracy'])} |")
     yield "\n".join(["| | |", "|---|---|", *rows]) if rows else "None were measured; `overnight evaluate` does."
 
 

@@ -53,13 +53,8 @@ def write_onnx(folder: Path) -> None:
     Raises:
         DataError: onnxruntime computes something else than PyTorch, by more than 1e-5.
     """
-    import transformers
-
     config = read_mapping(folder / "config.json", "export again")
-    # Of the folder, or transformers would ask for a kernel that cannot be traced.
-    model = (
-        getattr(transformers, config["architectures"][0]).from_pretrained(folder, attn_implementation="eager", local_files_only=True).eval()
-    )
+    model = _load(folder, config["architectures"][0])
     longest = int(config["max_position_embeddings"])
     inputs = _sample(config, 2, min(9, longest))
     wrapped, names = _Logits(model, list(inputs)), _output_names(model, inputs)
@@ -69,7 +64,6 @@ def write_onnx(folder: Path) -> None:
     # It prints its steps, and warns of what it deprecates in itself.
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
         warnings.simplefilter("ignore")
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         torch.onnx.export(
             wrapped,
             tuple(inputs.values()),
@@ -82,6 +76,21 @@ def write_onnx(folder: Path) -> None:
             verbose=False,
         )
     _compare(path, wrapped, config, longest)
+
+
+def _load(folder: Path, architecture: str) -> Any:
+    """Return the model as transformers has it, without what its libraries say of themselves."""
+    for name in ("torchao", "torch.utils._pytree", "torch.onnx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    try:
+        # Eager: the kernels of attention cannot be traced.
+        found = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager", local_files_only=True)
+    finally:
+        transformers.logging.enable_progress_bar()
+    return found.eval()
 
 
 def _sample(config: dict[str, Any], sequences: int, tokens: int) -> dict[str, Tensor]:

@@ -137,6 +137,18 @@ def test_onnxruntime_computes_what_pytorch_does_at_any_length(name: str, kind: K
             torch.testing.assert_close(torch.from_numpy(ours), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.heavy
+def test_the_command_writes_onnx_beside_the_rest_and_may_replace_it(pretrained: Run, tmp_path: Path, capsys: Captured) -> None:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    to = ["export", "--from", str(pretrained.run_dir), "--to", str(tmp_path / "out")]
+    assert main([*to, "--format=onnx"]) == 0
+    assert "model.onnx" in {path.name for path in (tmp_path / "out").iterdir()}
+    assert main(to) == 0
+    assert "model.onnx" not in {path.name for path in (tmp_path / "out").iterdir()}
+    assert capsys.readouterr().err == ""
+
+
 def test_an_onnx_file_that_computes_something_else_does_not_count(tokenizer: Path, tmp_path: Path) -> None:
     """The folder does not appear when what writes into it fails."""
 
