@@ -23,6 +23,7 @@ EXTRAS = {
     "datasets": ("datasets",),
     "remote": ("fsspec", "gcsfs", "s3fs"),
     "fp8": ("torchao",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "report": ("jinja2", "plotly"),
     "tasks": ("scikit-learn", "scipy"),
     "tensorboard": ("tensorboard",),

@@ -82,6 +82,9 @@ def _add_export(add: Add) -> None:
     add_source(command)
     command.add_argument("--to", required=True, metavar="DIR", help="folder to write")
     command.add_argument("--task", metavar="TASK", help="a fine-tuned task instead of the pretrained model")
+    command.add_argument("--license", metavar="ID", default="", help="of an encoder: what the model card says, such as apache-2.0")
+    text = "of an encoder: onnx also writes model.onnx, checked with onnxruntime (the extra `onnx`)"
+    command.add_argument("--format", choices=("huggingface", "onnx"), default="huggingface", help=text)
 
 
 def _export(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -89,7 +92,9 @@ def _export(options: argparse.Namespace, overrides: list[str]) -> None:
     if isinstance(run, BertRun):
         from overnight.interop.export import export_run
 
-        export_run(run, Path(options.to), options.task)
+        export_run(run, Path(options.to), options.task, options.license, options.format == "onnx")
+    elif options.format == "onnx":
+        raise ConfigError("--format = onnx: a byte model is exported as safetensors alone; leave it out")
     elif options.task:
         raise ConfigError(f"--task = {options.task!r}: a byte model has no fine-tuned tasks")
     elif not (run.run_dir / "run.yaml").is_file():

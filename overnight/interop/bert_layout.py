@@ -14,6 +14,7 @@ from torch import Tensor
 
 from overnight.config import BertConfig
 from overnight.interop.layout import (
+    HEADS,
     Kind,
     as_fp32,
     assert_none_left,
@@ -28,11 +29,6 @@ from overnight.interop.layout import (
 from overnight.models.bert import padded_vocabulary
 
 MODEL_INPUTS: tuple[str, ...] = ("input_ids", "token_type_ids", "attention_mask")
-_ARCHITECTURE: dict[Kind, str] = {
-    "pretraining": "BertForPreTraining",
-    "classification": "BertForSequenceClassification",
-    "spans": "BertForQuestionAnswering",
-}
 _WORD = "bert.embeddings.word_embeddings.weight"
 _EMBEDDINGS = {
     "encoder.word.weight": _WORD,
@@ -66,11 +62,11 @@ def _modules(layers: int) -> dict[str, str]:
 
 
 def export_tensors(state: Mapping[str, Tensor], kind: Kind, vocab_size: int) -> dict[str, Tensor]:
-    """Return the whole state of `BertForPreTraining`, `BertForSequenceClassification` or `BertForQuestionAnswering`, tied tensors included.
+    """Return the whole state of the `BertFor...` of a kind, tied tensors included.
 
-    The next-sentence head keeps its order: 0 is next, 1 is random.
+    The next-sentence head keeps its order: 0 is next, 1 is random. A masked language model has no pooler.
     """
-    left = as_fp32(state)
+    left = {name: tensor for name, tensor in as_fp32(state).items() if kind != "masked_lm" or not name.startswith(("pooler.", "nsp."))}
     layers = layers_of(left, "encoder.layers.")
     out = {theirs: left.pop(ours) for ours, theirs in _EMBEDDINGS.items()}
     for i in range(layers):
@@ -81,12 +77,11 @@ def export_tensors(state: Mapping[str, Tensor], kind: Kind, vocab_size: int) -> 
         if f"{ours}.weight" in left:
             out |= {f"{theirs}.{part}": left.pop(f"{ours}.{part}") for part in ("weight", "bias")}
     out[_WORD] = out[_WORD][:vocab_size].clone()
-    if kind == "pretraining":
+    if classifier := HEADS[kind].classifier:
+        out |= {f"{classifier}.{part}": left.pop(f"head.{part}") for part in ("weight", "bias")}
+    else:
         out["cls.predictions.bias"] = left.pop("mlm.bias")[:vocab_size].clone()
         out |= {tied: out[source] for tied, source in TIED.items()}
-    else:
-        head = "classifier" if kind == "classification" else "qa_outputs"
-        out |= {f"{head}.{part}": left.pop(f"head.{part}") for part in ("weight", "bias")}
     assert not left, f"not a state of kind {kind}: {', '.join(left)}"
     return out
 
@@ -127,7 +122,7 @@ def import_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def export_config(kind: Kind, model: BertConfig, pieces: list[str]) -> dict[str, Any]:
     """Return `config.json`, without the classes."""
     return {
-        "architectures": [_ARCHITECTURE[kind]],
+        "architectures": [f"Bert{HEADS[kind].suffix}"],
         "model_type": "bert",
         "vocab_size": len(pieces),
         "hidden_size": model.hidden_size,

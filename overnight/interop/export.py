@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from overnight.checkpoint import reader
 from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary, task_vocabulary
@@ -12,21 +11,38 @@ from overnight.config import BertRun
 from overnight.corpus.shards import load_manifest
 from overnight.errors import DataError
 from overnight.interop.huggingface import export
+from overnight.interop.layout import Kind
+from overnight.interop.model_card import model_card
+
+_OF_TASK: dict[str, Kind] = {"classification": "classification", "regression": "regression", "spans": "spans"}
+"""What the model of a task is, by the `kind` in its `task.json`; a new head is one more row."""
 
 
-def export_run(run: BertRun, out: Path, task: str | None = None) -> None:
+def export_run(run: BertRun, out: Path, task: str | None = None, license: str = "", onnx: bool = False) -> None:
     """Write the newest checkpoint, or a fine-tuned task, so that transformers loads it by its Auto classes.
 
     Args:
         run: a run with a checkpoint.
         out: folder to write.
         task: a fine-tuned task; None is the pretrained model.
+        license: of the model card.
+        onnx: also write `model.onnx`.
 
     Raises:
-        DataError: when there is nothing to export.
+        ConfigError: a package that ONNX needs is missing.
+        DataError: when there is nothing to export, or ONNX computes something else.
     """
-    kind: Literal["pretraining", "classification", "spans"] = "pretraining"
+    # A network that no phase taught to tell the next sentence has nothing to say of it.
+    kind: Kind = "pretraining" if run.predicts_next_sentence else "masked_lm"
+    more = None
+    if onnx:
+        from overnight.interop.onnx import check_onnx, write_onnx
+
+        check_onnx()
+        more = write_onnx
     labels: tuple[str, ...] = ()
+    facts = None
+    progress, corpus = None, run.run_dir / "corpus"
     if task is None:
         source = reader.newest_checkpoint(run.run_dir / "checkpoints")
         if source is None:
@@ -39,8 +55,10 @@ def export_run(run: BertRun, out: Path, task: str | None = None) -> None:
         if not (folder / "task.json").exists():
             raise DataError(f"{run.run_dir} has no fine-tuned task {task!r} to export; run `overnight finetune {task}` first")
         facts = read_facts(folder)
-        kind = "spans" if facts["kind"] == "spans" else "classification"
+        kind = _OF_TASK[facts["kind"]]
         labels = tuple(facts["labels"])
         task_vocabulary(folder, facts["tokenizer"])
         state = read_weights(folder, facts)
-    export(state, kind, run.model, tokenizer, out, labels)
+    manifest = load_manifest(corpus) if (corpus / "manifest.json").is_file() else None
+    card = model_card(run, kind, progress, manifest, license, facts)
+    export(state, kind, run.model, tokenizer, out, labels, card, more)

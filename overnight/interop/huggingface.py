@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ from torch import Tensor
 from overnight.config import EncoderConfig
 from overnight.errors import DataError, UserError
 from overnight.interop import bert_layout, modernbert_layout
-from overnight.interop.layout import Kind, Layout, layers_of
+from overnight.interop.layout import HEADS, Kind, Layout, layers_of
 from overnight.interop.pytorch import read_torch
 from overnight.interop.tokenizer_files import pieces_of, tokenizer_config, with_template
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.state_files import parse_json
 
 _LAYOUTS: dict[str, Layout] = {"bert": bert_layout, "modernbert": modernbert_layout}
-_FILES = ("config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json")
+_FILES = ("config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "README.md", "model.onnx")
 
 
 def to_huggingface(state: Mapping[str, Tensor], kind: Kind, vocab_size: int) -> dict[str, Tensor]:
@@ -59,7 +59,14 @@ def from_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def export(
-    state: Mapping[str, Tensor], kind: Kind, model: EncoderConfig, tokenizer_folder: Path, out: Path, labels: Sequence[str] = ()
+    state: Mapping[str, Tensor],
+    kind: Kind,
+    model: EncoderConfig,
+    tokenizer_folder: Path,
+    out: Path,
+    labels: Sequence[str] = (),
+    card: str = "",
+    more: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a model and its tokenizer as a folder that `transformers.AutoModelFor...` and `AutoTokenizer.from_pretrained` load.
 
@@ -72,12 +79,13 @@ def export(
         tokenizer_folder: holds the `tokenizer.json` of a WordPiece vocabulary.
         out: the folder to write.
         labels: the classes in the order of the classifier's outputs; none for regression.
+        card: what `README.md` says; empty writes none.
+        more: writes further files into the folder before it appears.
 
     Raises:
         DataError: the tokenizer is missing or is not WordPiece.
         UserError: the folder holds something else, or cannot be written.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import save
 
     layout = _LAYOUTS[model.kind]
@@ -90,35 +98,55 @@ def export(
     tensors = to_huggingface(state, kind, len(pieces))
     assert not labels or len(labels) == len(state["head.bias"]), (labels, state["head.bias"].shape)
     config = layout.export_config(kind, model, pieces)
-    if kind == "classification":
-        config |= _classes(labels, len(state["head.bias"]))
+    if HEADS[kind].classifier and kind != "spans":
+        config |= _classes(labels, len(state["head.bias"]), HEADS[kind].problem)
+
+    def fill(folder: Path) -> None:
+        write_json(folder / "config.json", config)
+        # Not save_file: what it writes nobody else may read.
+        weights = save({n: t for n, t in tensors.items() if n not in layout.TIED}, metadata={"format": "pt"})
+        write_whole(folder / "model.safetensors", [weights])
+        write_whole(folder / "vocab.txt", ["".join(f"{piece}\n" for piece in pieces).encode()])
+        write_json(folder / "tokenizer.json", with_template(tokenizer, pieces))
+        write_json(folder / "tokenizer_config.json", tokenizer_config(tokenizer, model.max_position_embeddings, layout.MODEL_INPUTS))
+        if card:
+            write_whole(folder / "README.md", [card.encode()])
+        if more:
+            more(folder)
+
+    _write_whole_folder(out, fill)
+
+
+def _write_whole_folder(out: Path, fill: Callable[[Path], None]) -> None:
+    """Let a function fill a folder that appears by rename, in place of an earlier one.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    from safetensors import SafetensorError
+
     beside, old = (out.with_name(f".{out.name}.{word}") for word in ("partial", "old"))
     try:
         shutil.rmtree(beside, ignore_errors=True)  # what a killed export left
         beside.mkdir(parents=True)
-        write_json(beside / "config.json", config)
-        # Not save_file: what it writes nobody else may read.
-        weights = save({n: t for n, t in tensors.items() if n not in layout.TIED}, metadata={"format": "pt"})
-        write_whole(beside / "model.safetensors", [weights])
-        write_whole(beside / "vocab.txt", ["".join(f"{piece}\n" for piece in pieces).encode()])
-        write_json(beside / "tokenizer.json", with_template(tokenizer, pieces))
-        write_json(beside / "tokenizer_config.json", tokenizer_config(tokenizer, model.max_position_embeddings, layout.MODEL_INPUTS))
+        fill(beside)
         shutil.rmtree(old, ignore_errors=True)
         if out.exists():
             os.rename(out, old)
         os.rename(beside, out)
         shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(beside, ignore_errors=True)
         raise UserError(f"{out}: cannot be written: {error}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
-def _classes(labels: Sequence[str], outputs: int) -> dict[str, Any]:
+def _classes(labels: Sequence[str], outputs: int, problem: str) -> dict[str, Any]:
     names = list(labels) or [f"LABEL_{i}" for i in range(outputs)]
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
-        "problem_type": "regression" if outputs == 1 else "single_label_classification",
+        **({"problem_type": "regression" if outputs == 1 and problem != HEADS["multi_label"].problem else problem} if problem else {}),
     }
 
 

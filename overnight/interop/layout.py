@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -12,8 +13,35 @@ from torch import Tensor
 from overnight.errors import DataError
 from overnight.models.bert import padded_vocabulary
 
-Kind = Literal["pretraining", "classification", "spans"]
-"""Of a model: with its pretraining heads, with classes or a number for a text, or with start and end of an answer."""
+Kind = Literal["pretraining", "masked_lm", "classification", "regression", "multi_label", "token_classification", "spans"]
+"""Of a model: with its pretraining heads, with the masked-LM head alone, with a class, a number or several labels for a text, with a class for each
+token, or with start and end of an answer."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What transformers calls a kind of model."""
+
+    suffix: str
+    """Of the class, behind `Bert` or `ModernBert`."""
+    pipeline: str
+    """Its pipeline, which is also the tag of a model card."""
+    classifier: str = ""
+    """Name of the last layer; empty where it is none of a task's."""
+    problem: str = ""
+    """`problem_type` of a sequence classification."""
+
+
+HEADS: dict[Kind, Head] = {
+    "pretraining": Head("ForPreTraining", "fill-mask"),
+    "masked_lm": Head("ForMaskedLM", "fill-mask"),
+    "classification": Head("ForSequenceClassification", "text-classification", "classifier", "single_label_classification"),
+    "regression": Head("ForSequenceClassification", "text-classification", "classifier", "regression"),
+    "multi_label": Head("ForSequenceClassification", "text-classification", "classifier", "multi_label_classification"),
+    "token_classification": Head("ForTokenClassification", "token-classification", "classifier"),
+    "spans": Head("ForQuestionAnswering", "question-answering", "qa_outputs"),
+}
+"""Every kind of model that is exported; a new head is one more row."""
 
 
 class Layout(Protocol):

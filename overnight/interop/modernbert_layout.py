@@ -15,6 +15,7 @@ from torch import Tensor
 from overnight.config import ModernBertConfig
 from overnight.errors import DataError
 from overnight.interop.layout import (
+    HEADS,
     Kind,
     as_fp32,
     assert_none_left,
@@ -30,11 +31,6 @@ from overnight.models.bert import padded_vocabulary
 from overnight.models.modernbert import EPS, inner_size, is_local
 
 MODEL_INPUTS: tuple[str, ...] = ("input_ids", "attention_mask")
-_ARCHITECTURE: dict[Kind, str] = {
-    "pretraining": "ModernBertForMaskedLM",
-    "classification": "ModernBertForSequenceClassification",
-    "spans": "ModernBertForQuestionAnswering",
-}
 # What transformers puts before the names of the encoder, where a head stands beside it.
 _PREFIX = "model."
 _WORD = f"{_PREFIX}embeddings.tok_embeddings.weight"
@@ -69,13 +65,14 @@ def _matrices(layers: int) -> dict[str, str]:
 
 
 def export_tensors(state: Mapping[str, Tensor], kind: Kind, vocab_size: int) -> dict[str, Tensor]:
-    """Return the whole state of `ModernBertForMaskedLM`, `...ForSequenceClassification` or `...ForQuestionAnswering`, the tied decoder included."""
-    left = {name: tensor for name, tensor in as_fp32(state).items() if kind != "pretraining" or not name.startswith(("pooler.", "nsp."))}
+    """Return the whole state of the `ModernBertFor...` of a kind, the tied decoder included; what is pretrained is a masked language model."""
+    pretrained = not HEADS[kind].classifier
+    left = {name: tensor for name, tensor in as_fp32(state).items() if not pretrained or not name.startswith(("pooler.", "nsp."))}
     out = {f"{theirs}.weight": left.pop(f"{ours}.weight") for ours, theirs in _matrices(layers_of(left, "encoder.layers.")).items()}
     out[_WORD] = out[_WORD][:vocab_size].clone()
-    head = "mlm" if kind == "pretraining" else "pooler"
+    head = "mlm" if pretrained else "pooler"
     out |= {f"head.{part}.weight": left.pop(f"{head}.{part}.weight") for part in ("dense", "norm")}
-    if kind == "pretraining":
+    if pretrained:
         out["decoder.bias"] = left.pop("mlm.bias")[:vocab_size].clone()
         out |= {tied: out[source] for tied, source in TIED.items()}
     else:
@@ -117,7 +114,7 @@ def export_config(kind: Kind, model: ModernBertConfig, pieces: list[str]) -> dic
     local = [is_local(model, number) for number in range(model.num_layers)]
     theta = {"full_attention": model.rope_theta, "sliding_attention": model.local_rope_theta}
     return {
-        "architectures": [_ARCHITECTURE[kind]],
+        "architectures": [f"ModernBert{HEADS['masked_lm' if kind == 'pretraining' else kind].suffix}"],
         "model_type": "modernbert",
         "vocab_size": len(pieces),
         "hidden_size": model.hidden_size,

@@ -1,0 +1,151 @@
+"""The model card of an export, `README.md`: from what text, by which recipe, how long, how well, and under which license."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from overnight import __version__
+from overnight.checkpoint.reader import Progress
+from overnight.config import BertRun
+from overnight.config.fields import MACHINE, hints
+from overnight.corpus.shards import Manifest
+from overnight.display import measures, number, plural, scale_of, share
+from overnight.interop.layout import HEADS, Kind
+
+_PIPELINE = """from transformers import pipeline
+
+pipeline("{task}", model="FOLDER")("{text}")"""
+# The pipeline of questions is gone since transformers 5.
+_QUESTIONS = """from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained("FOLDER"), AutoModelForQuestionAnswering.from_pretrained("FOLDER")
+inputs = tokenizer("QUESTION", "CONTEXT", return_tensors="pt")
+found = model(**inputs)
+print(tokenizer.decode(inputs["input_ids"][0, found.start_logits.argmax() : found.end_logits.argmax() + 1]))"""
+
+
+def model_card(
+    run: BertRun, kind: Kind, progress: Progress | None, manifest: Manifest | None, license: str = "", task: Mapping[str, Any] | None = None
+) -> str:
+    """Return a model card in Markdown, with the header that Hugging Face's hub reads. No path of this machine is in it.
+
+    Args:
+        run: whose model it is.
+        kind: what is exported.
+        progress: of the checkpoint; None of a task.
+        manifest: of the prepared text; None where nobody knows it.
+        license: its identifier, such as `apache-2.0`; empty says that none is stated.
+        task: what `task.json` says, of a fine-tuned task.
+    """
+    elsewhere = (run.run_dir / "imported.json").is_file()
+    head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": HEADS[kind].pipeline, "tags": [run.model.kind, "overnight"]}
+    if license:
+        head["license"] = license
+    what = f"fine-tuned on {task['spec']['task']}" if task else "pretrained"
+    lines = [
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
+        f"# {run.name}{f', {what}' if task else ''}",
+        f"A {'ModernBERT' if run.model.kind == 'modernbert' else 'BERT'} of {plural(run.model.num_layers, 'layer')} of width {run.model.hidden_size}, {what} with overnight {__version__}.",
+        f"```python\n{_use(HEADS[kind].pipeline)}\n```",
+        "## Data",
+        *_data(run, manifest),
+        *([] if elsewhere else ["## Training"]),
+        *([_steps(run, progress)] if progress and not elsewhere else []),
+        *([] if elsewhere else [f"```yaml\n{yaml.safe_dump(_recipe(run), sort_keys=False, width=120)}```"]),
+        "## Scores",
+        *(_task(task) if task else _scores(run)),
+        "## License",
+        f"{license}."
+        if license
+        else "Not stated. What the licenses of the text allow decides; `overnight export --license=ID` writes one.",
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def _use(task: str) -> str:
+    """Return Python that asks the model."""
+    if task == "question-answering":
+        return _QUESTIONS
+    return _PIPELINE.format(task=task, text="The capital of France is [MASK]." if task == "fill-mask" else "a text")
+
+
+def _steps(run: BertRun, progress: Progress) -> str:
+    done = (plural(progress.global_step, "step"), plural(progress.sequences, "sequence"), plural(progress.tokens, "token"))
+    return f"{', '.join(done)}; seed {run.seed}."
+
+
+def _data(run: BertRun, manifest: Manifest | None) -> Iterator[str]:
+    if run.init:
+        yield f"It began from `{Path(run.init).name}`."
+    if manifest is None or (run.run_dir / "imported.json").is_file():
+        yield "It was pretrained elsewhere, on other text than is known here."
+        return
+    documents, tokens = (manifest.count("train", what) for what in ("documents", "tokens"))
+    casing = "lower case" if run.data.lowercase else "with capitals"
+    yield f"{plural(documents, 'document')}, {plural(tokens, 'token')}, of a vocabulary of {manifest.vocab_size:,} WordPieces in {casing}:"
+    yield "\n".join(f"- `{_place(path)}`" for path in run.data.paths)
+
+
+def _place(path: str) -> str:
+    """Return the name of a source, without the folders of this machine."""
+    return path if ":" in path.partition("/")[0] else Path(path).name
+
+
+def _recipe(run: BertRun) -> dict[str, Any]:
+    """Return what the recipe says that decides what was learned, which is the same on any machine, without what is as ever."""
+    tree: dict[str, Any] = {key: value for key, value in _said(run).items() if key not in ("name", "seed")}
+    data = tree.setdefault("data", {})
+    for key in ("paths", "decontaminate"):
+        if key in data:
+            data[key] = [_place(path) for path in data[key]]
+    for part, key in ((data, "vocab_file"), (tree, "init")):
+        if key in part:
+            part[key] = _place(part[key])
+    return tree
+
+
+def _said(value: Any) -> Any:
+    """Return settings as a tree, without those of the machine and those that are the default; names of kinds stay."""
+    if isinstance(value, Mapping):
+        return {name: _said(inner) for name, inner in value.items()}
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return list(value) if isinstance(value, tuple) else value
+    found = {}
+    for f in dataclasses.fields(value):
+        inner = getattr(value, f.name)
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if MACHINE not in hints(type(value))[f.name][1] and (inner != default or f.name in ("kind", "name")):
+            found[f.name] = _said(inner)
+    return found
+
+
+def _scores(run: BertRun) -> Iterator[str]:
+    path = run.run_dir / "evaluation.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    rows = []
+    for name, score in found.get("texts", {}).items():
+        rows.append(f"| bits per character of {Path(name).name} | {number(score['bits_per_character'], 3)} |")
+        rows.append(f"| masked accuracy at 15 % | {share(score['masked_accuracy'])} |")
+    if isinstance(blimp := found.get("blimp"), dict):
+        rows.append(f"| BLiMP | {share(blimp['accuracy'])} |")
+    yield "\n".join(["| | |", "|---|---|", *rows]) if rows else "None were measured; `overnight evaluate` does."
+
+
+def _task(task: Mapping[str, Any]) -> Iterator[str]:
+    result, spec = task["result"], task["spec"]
+    measured = measures(result.get("metrics") or {result["metric"]: result["value"]}, scale_of(spec["task"]))
+    yield f"{measured} on the development rows, the best of seeds {', '.join(map(str, spec['seeds']))}: seed {result['seed']}, trained on {result['rows']:,} rows."
+    if task["labels"]:
+        yield f"Labels: {', '.join(f'`{label}`' for label in task['labels'])}."
+    settings = {
+        key: spec[key]
+        for key in ("epochs", "global_batch_size", "optimizer", "lr", "warmup_ratio", "weight_decay", "seq_len")
+        if key in spec
+    }
+    yield f"```yaml\n{yaml.safe_dump(settings, sort_keys=False)}```"

@@ -1,0 +1,242 @@
+"""Every head by one row of a table: loaded by transformers, run by its pipeline, the same in ONNX, described by a model card."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from overnight.cli.main import main
+from overnight.config import BertConfig, EncoderConfig, ModernBertConfig, Run
+from overnight.corpus.tokenizer import save_tokenizer
+from overnight.errors import ConfigError, DataError
+from overnight.interop import export as export_module
+from overnight.interop.huggingface import export, load_pretrained, to_huggingface
+from overnight.interop.layout import HEADS, Kind
+from overnight.interop.model_card import _use
+from overnight.models.encoders import masked_lm
+from overnight.models.heads import Classifier, QuestionAnswering
+from tests.interop.peers import PIECES, V, batch
+
+transformers = pytest.importorskip("transformers")
+Captured = pytest.CaptureFixture[str]
+SIZES = {"num_layers": 2, "hidden_size": 16, "num_heads": 2, "max_position_embeddings": 40}
+MODELS: dict[str, EncoderConfig] = {"bert": BertConfig(**SIZES), "modernbert": ModernBertConfig(**SIZES, local_attention=8, pooling="cls")}
+LABELS = {
+    "classification": ("no", "yes", "maybe"),
+    "multi_label": ("red", "green"),
+    "token_classification": ("O", "B-PER", "I-PER", "B-LOC"),
+}
+
+
+def _network(kind: Kind, model: EncoderConfig) -> tuple[Any, dict[str, Tensor]]:
+    """Our network of a kind with random weights, and its state. Classes of tokens have the parameters of spans, with more outputs."""
+    torch.manual_seed(0)
+    if kind in ("pretraining", "masked_lm"):
+        network: Any = masked_lm(model, V)
+    elif kind in ("spans", "token_classification"):
+        network = QuestionAnswering(model, V)
+        if kind == "token_classification":
+            network.head = torch.nn.Linear(16, len(LABELS[kind]))
+    else:
+        network = Classifier(model, V, len(LABELS.get(kind, "1")))
+    state = {name: torch.randn(tensor.shape) * 0.3 for name, tensor in network.state_dict().items()}
+    for name in ("encoder.word.weight", "mlm.bias"):
+        if name in state:
+            state[name][V:] = 0.0
+    network.load_state_dict(state)
+    return network.eval(), state
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    save_tokenizer(tmp_path / "tokenizer", PIECES, True)
+    return tmp_path / "tokenizer"
+
+
+def test_the_table_has_every_kind_of_a_task() -> None:
+    assert set(export_module._OF_TASK.values()) <= set(HEADS)
+    assert {"classification", "regression", "spans"} <= set(export_module._OF_TASK)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_and_its_pipeline_take_every_kind(name: str, kind: Kind, tokenizer: Path, tmp_path: Path) -> None:
+    network, state = _network(kind, MODELS[name])
+    export(state, kind, MODELS[name], tokenizer, tmp_path / "out", LABELS.get(kind, ()))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    theirs, info = getattr(transformers, config["architectures"][0]).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(info.values()), info
+    ids, flat = batch()
+    found = theirs.eval()(input_ids=ids)
+    if kind in ("pretraining", "masked_lm"):
+        expected = network.mlm_logits(network.encoder(flat))[:, :V].view(*ids.shape, V)
+        given = found.prediction_logits if "prediction_logits" in found else found.logits
+    elif kind in ("spans", "token_classification"):
+        expected = network.head(network.pooler(network.encoder(flat))).view(*ids.shape, -1)
+        given = torch.stack([found.start_logits, found.end_logits], -1) if kind == "spans" else found.logits
+    else:
+        expected, given = network(flat, torch.float32), found.logits
+    torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5)
+    if kind in LABELS:
+        assert list(theirs.config.id2label.values()) == list(LABELS[kind])
+    if HEADS[kind].problem:
+        assert theirs.config.problem_type == HEADS[kind].problem
+
+    back, model, _ = load_pretrained(tmp_path / "out")
+    again = to_huggingface({**state, **back} if kind == "pretraining" else back, kind, V)
+    assert (model.kind, model.hidden_size) == (name, 16)
+    assert all(torch.equal(again[key], tensor) for key, tensor in to_huggingface(state, kind, V).items())
+
+    if kind == "spans":  # transformers 5 has no pipeline for it; the model card shows how
+        code = _use(HEADS[kind].pipeline).replace("FOLDER", str(tmp_path / "out")).replace("QUESTION", "good film")
+        exec(code.replace("CONTEXT", "the bad film is good"), {})
+        return
+    pipe = transformers.pipeline(HEADS[kind].pipeline, model=str(tmp_path / "out"))
+    if HEADS[kind].pipeline == "fill-mask":
+        assert {guess["token_str"] for guess in pipe("the [MASK] film")} <= set(PIECES)
+    elif kind == "token_classification":
+        assert all(token["entity"] in LABELS[kind] for token in pipe("the good film"))
+    else:
+        assert pipe("the good film")[0]["label"] in [*LABELS.get(kind, ["LABEL_0"])]
+
+
+@pytest.mark.heavy
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "kind"), [("bert", "pretraining"), ("bert", "spans"), ("modernbert", "masked_lm"), ("modernbert", "classification")]
+)
+def test_onnxruntime_computes_what_pytorch_does_at_any_length(name: str, kind: Kind, tokenizer: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from overnight.interop.onnx import write_onnx
+
+    _, state = _network(kind, MODELS[name])
+    export(state, kind, MODELS[name], tokenizer, tmp_path / "out", LABELS.get(kind, ()), more=write_onnx)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    theirs = getattr(transformers, config["architectures"][0]).from_pretrained(tmp_path / "out").eval()
+    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"), providers=["CPUExecutionProvider"])
+    for sequences, tokens in ((1, 3), (4, 40)):
+        ids, _ = batch(sequences, tokens)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | (
+            {"token_type_ids": torch.zeros_like(ids)} if name == "bert" else {}
+        )
+        expected = [value for key, value in theirs(**inputs).items() if key.endswith("logits")]
+        found = session.run(None, {key: tensor.numpy() for key, tensor in inputs.items()})
+        for ours, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(torch.from_numpy(ours), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.heavy
+def test_the_command_writes_onnx_beside_the_rest_and_may_replace_it(pretrained: Run, tmp_path: Path, capsys: Captured) -> None:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    to = ["export", "--from", str(pretrained.run_dir), "--to", str(tmp_path / "out")]
+    assert main([*to, "--format=onnx"]) == 0
+    assert "model.onnx" in {path.name for path in (tmp_path / "out").iterdir()}
+    assert main(to) == 0
+    assert "model.onnx" not in {path.name for path in (tmp_path / "out").iterdir()}
+    assert capsys.readouterr().err == ""
+
+
+def test_an_onnx_file_that_computes_something_else_does_not_count(tokenizer: Path, tmp_path: Path) -> None:
+    """The folder does not appear when what writes into it fails."""
+
+    def fail(folder: Path) -> None:
+        raise DataError("onnxruntime computes something else")
+
+    _, state = _network("spans", MODELS["bert"])
+    with pytest.raises(DataError, match="something else"):
+        export(state, "spans", MODELS["bert"], tokenizer, tmp_path / "out", more=fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer"]
+
+
+def test_an_onnx_graph_of_another_network_is_noticed(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    from overnight.interop.onnx import _compare
+
+    info = onnx.helper.make_tensor_value_info
+    names = ("input_ids", "attention_mask")
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Cast", ["input_ids"], ["logits"], to=1)],
+        "planted",
+        [info(name, onnx.TensorProto.INT64, ["b", "s"]) for name in names],
+        [info("logits", onnx.TensorProto.FLOAT, ["b", "s"])],
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), tmp_path / "model.onnx")
+
+    class Same(torch.nn.Module):
+        def __init__(self, more: float) -> None:
+            super().__init__()
+            self.more = more
+
+        def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor]:
+            return (ids.float() + self.more,)
+
+    config = {"model_type": "modernbert", "vocab_size": 30}
+    _compare(tmp_path / "model.onnx", Same(0.0), config, 40)
+    with pytest.raises(
+        DataError, match=r"model\.onnx: onnxruntime computes something else than PyTorch \(3\.\de-03 apart, 1e-05 allowed\)"
+    ):
+        _compare(tmp_path / "model.onnx", Same(0.1), config, 40)
+
+
+def test_without_its_packages_onnx_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    from overnight.interop.onnx import check_onnx
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs onnx, onnxruntime, onnxscript, transformers: pip install 'overnight\[onnx\]'"):
+        check_onnx()
+
+
+def test_a_model_card_says_data_recipe_steps_scores_license_and_seed(pretrained: Run, tmp_path: Path, capsys: Captured) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(pretrained.run_dir, run)
+    assert main(["evaluate", "--from", str(run), "--max-tokens=2000"]) == 0
+    assert main(["export", "--from", str(run), "--to", str(tmp_path / "out"), "--license=cc-by-4.0"]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    _, head, body = card.split("---\n", 2)
+    assert yaml.safe_load(head) == {
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "tags": ["bert", "overnight"],
+        "license": "cc-by-4.0",
+    }
+    for wanted in (
+        "- `topics.jsonl`",
+        "10 steps, 80 sequences, ",
+        "seed 0.",
+        "bits per character",
+        "masked accuracy",
+        "## License\n\ncc-by-4.0.",
+    ):
+        assert wanted in body, wanted
+    recipe = yaml.safe_load(body.split("```yaml\n")[1].split("```")[0])
+    assert recipe["phases"]["short"]["steps"] == 6 and recipe["data"]["vocab_size"] == 600
+    assert str(tmp_path) not in card and str(pretrained.data_dir.parent) not in card, "no path of this machine"
+    assert main(["export", "--from", str(run), "--to", str(tmp_path / "out")]) == 0
+    assert "## License\n\nNot stated." in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_card_of_a_task_says_how_well_and_its_labels(pretrained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(pretrained.run_dir, tmp_path / "run")
+    Path("mine.csv").write_text("text,label\n" + "".join(f"{a} good film,yes\n{a} bad film,no\n" for a in "abcdefghijklmnop"))
+    assert main(["finetune", "mine", "--from", "run", "--path=mine.csv", "--seq_len=16", "--epochs=1"]) == 0
+    assert main(["export", "--from", "run", "--task=mine", "--to=out"]) == 0
+    card = Path("out/README.md").read_text()
+    assert "pipeline_tag: text-classification" in card and "Labels: `no`, `yes`." in card and "accuracy" in card
+    assert transformers.pipeline("text-classification", model="out")("a good film")[0]["label"] in ("no", "yes")
