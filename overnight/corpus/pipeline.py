@@ -23,9 +23,10 @@ import xxhash
 
 from overnight.config import Data, environment_path
 from overnight.corpus import bytes as byte_text
-from overnight.corpus import dedup, hub, places, pydocs
+from overnight.corpus import dedup, file_parts, hub, places, pydocs, wikipedia_dump
 from overnight.corpus.cluster import check_scheduler, settle, workers_of
 from overnight.corpus.drops import Drops
+from overnight.corpus.file_parts import Part
 from overnight.corpus.paragraphs import without_repeated_paragraphs
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, check_found, documents_and_parts, start_reading
@@ -50,7 +51,6 @@ from overnight.corpus.tasks import (
 from overnight.corpus.text import check_extras, counted, outcome_lines
 from overnight.corpus.tokenizer import load_tokens, read_tokens, save_tokenizer, train_tokens, vocabulary
 from overnight.corpus.validation_split import check_share, names_by_split, share_for, side_hashes, validation_lines
-from overnight.corpus.wikipedia_dump import PART_BYTES, DumpPart
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
 from overnight.errors import ConfigError, DataError
@@ -64,8 +64,8 @@ CHUNK_BYTES = 5 << 20
 SHARD_TOKENS = 16_000_000
 # Distinct words held while counting (about 100 bytes each); beyond, the rarest go.
 MAX_WORDS = 4_000_000
-# Of the files below `work/`: 2 has checksums beside the chunks.
-_WORK_VERSION = 2
+# Of the files below `work/`: 2 has checksums beside the chunks, 3 parts of large files.
+_WORK_VERSION = 3
 
 
 def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_tokens: int = SHARD_TOKENS) -> Manifest:
@@ -188,7 +188,8 @@ def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
             sources.append([(file.name, file.size, file.version) for file in places.files(path)])
     sources += evaluation_files(data)
     given = read_tokens(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
-    everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, CHUNK_BYTES, PART_BYTES, shard_tokens, settings, sources, given]
+    sizes = [CHUNK_BYTES, wikipedia_dump.PART_BYTES, file_parts.PART_BYTES, shard_tokens]
+    everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, *sizes, settings, sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
 
 
@@ -271,12 +272,12 @@ def _check_skipped(sources: list[Source], allowed: int) -> None:
         raise DataError(f"{skipped} lines were skipped, data.max_invalid_lines = {allowed}; mend them or allow more")
 
 
-def _chunks(found: Iterator[Document | DumpPart]) -> Iterator[list[Document] | DumpPart]:
-    """Yield documents in groups of about CHUNK_BYTES characters; a part of a dump is a group of its own."""
+def _chunks(found: Iterator[Document | Part]) -> Iterator[list[Document] | Part]:
+    """Yield documents in groups of about CHUNK_BYTES characters; a part of a file is a group of its own."""
     group: list[Document] = []
     size = 0
     for document in found:
-        if isinstance(document, DumpPart):
+        if not isinstance(document, Document):
             if group:
                 yield group
             yield document
