@@ -7,7 +7,7 @@ that leaves over of the first document is put back. One thing differs: the short
 once for a document, since one draw for a whole book would split it into thousands of examples of two tokens.
 
 One example is drawn after the other, so a shard's plan is one thread's work: pairs.c does it, without Python's lock, so that shards are planned at
-the same time; without a C compiler the functions here do the same, 30 times slower.
+the same time; without a C compiler the functions here do the same, ten times slower.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import logging
 import os
 import platform
 import socket
@@ -180,6 +181,7 @@ def _connected(address: str) -> Any:
     import dask
     import distributed
 
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # of a lost connection our errors say enough
     # Raw documents travel with their task, at most some dozen MB of them: that is no mistake.
     dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GB"})
     try:

@@ -50,8 +50,8 @@ class Source:
     """Of the source in `data.sources` that has the path; empty of `data.paths`."""
 
     def add(self, counts: PartCounts) -> None:
-        """Count what a part of a dump gave."""
-        for name in ("documents", "bytes", "redirects", "other_pages"):
+        """Count what a part of a file gave."""
+        for name in ("documents", "bytes", "licenses", "redirects", "other_pages"):
             setattr(self, name, getattr(self, name) + getattr(counts, name))
         self.truncated += [name for name in counts.truncated if name not in self.truncated]
 
@@ -101,6 +101,10 @@ class Input:
 
 @dataclass
 class OpenFile(Input):
-    """An unpacked file."""
+    """An unpacked file, or a part of it."""
 
     stream: io.BufferedReader
+    lines: int = 0
+    """Of the file before the stream."""
+    offset: int = 0
+    """Bytes of the file before the stream."""

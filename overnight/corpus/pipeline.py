@@ -22,10 +22,11 @@ import xxhash
 
 from overnight.config import Data
 from overnight.corpus import bytes as byte_text
-from overnight.corpus import document_table, hub, places, pydocs
+from overnight.corpus import document_table, file_parts, hub, places, pydocs, wikipedia_dump
 from overnight.corpus.cluster import check_scheduler, settle, workers_of
 from overnight.corpus.drops import Drops
 from overnight.corpus.exact_duplicates import first_occurrences
+from overnight.corpus.file_parts import Part
 from overnight.corpus.named_sources import named_paths, runs_of
 from overnight.corpus.paragraphs import without_repeated_paragraphs
 from overnight.corpus.progress import Progress
@@ -50,7 +51,6 @@ from overnight.corpus.text import check_extras, counted, outcome_lines
 from overnight.corpus.tokenizer import vocabulary
 from overnight.corpus.validation_split import check_share, names_by_split, share_for, sides, validation_lines
 from overnight.corpus.vocabulary import check_given, given_tokens, make_vocabulary
-from overnight.corpus.wikipedia_dump import PART_BYTES, DumpPart
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
 from overnight.errors import ConfigError, DataError
@@ -62,7 +62,7 @@ from overnight.state_files import STRICT, read_json, sealed
 CHUNK_BYTES = 5 << 20
 # A shard holds many documents, because a random second segment is drawn from the shard of the first.
 SHARD_TOKENS = 16_000_000
-# Of the files below `work/`: 2 has checksums beside the chunks, 3 the sources of documents.
+# Of the files below `work/`: 2 has checksums beside the chunks, 3 parts of large files and the sources of documents.
 _WORK_VERSION = 3
 
 
@@ -199,7 +199,8 @@ def _state(data: Data, settings: dict[str, Any], shard_tokens: int, given: list[
         else:
             sources.append([(file.name, file.size, file.version) for file in places.files(path)])
     sources += evaluation_files(data)
-    everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, CHUNK_BYTES, PART_BYTES, shard_tokens, settings, sources, given]
+    sizes = [CHUNK_BYTES, wikipedia_dump.PART_BYTES, file_parts.PART_BYTES, shard_tokens]
+    everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, *sizes, settings, sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
 
 
@@ -256,7 +257,7 @@ def _read_and_clean(
         def tasks() -> Iterator[CleanTask]:
             for number, group in enumerate(_chunks(documents_and_parts(data, reading))):
                 progress.update(sum(source.bytes for source in reading.sources), reading.done_bytes / max(reading.total_bytes, 1))
-                names.append(reading.sources[group.source].name if isinstance(group, DumpPart) else group[0].source)
+                names.append(group[0].source if isinstance(group, list) else reading.sources[group.source].name)
                 yield clean_task(group, work / f"clean-{number:05d}.arrow", data)
 
         count, sources = 0, reading.sources
@@ -286,12 +287,12 @@ def _check_skipped(sources: list[Source], allowed: int) -> None:
         raise DataError(f"{skipped} lines were skipped, data.max_invalid_lines = {allowed}; mend them or allow more")
 
 
-def _chunks(found: Iterator[Document | DumpPart]) -> Iterator[list[Document] | DumpPart]:
-    """Yield documents in groups of about CHUNK_BYTES characters, each of one named source; a part of a dump is a group of its own."""
+def _chunks(found: Iterator[Document | Part]) -> Iterator[list[Document] | Part]:
+    """Yield documents in groups of about CHUNK_BYTES characters, each of one named source; a part of a file is a group of its own."""
     group: list[Document] = []
     size = 0
     for document in found:
-        if isinstance(document, DumpPart):
+        if not isinstance(document, Document):
             if group:
                 yield group
             yield document

@@ -68,7 +68,7 @@ def read_wiki(file: OpenFile) -> Iterator[Document]:
 
 def lines(file: OpenFile) -> Iterator[tuple[int, str]]:
     """Yield numbered lines without their end; the last one of a cut file is not whole and is left out."""
-    offset, number = 0, 0
+    offset, number = file.offset, file.lines
     while line := file.stream.readline(file.max_bytes + 1):
         number += 1
         if len(line) > file.max_bytes:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overnight.config import Data
-from overnight.corpus import gutenberg, hub, places, pydocs, streams, wikipedia_dump, zips
+from overnight.corpus import file_parts, hub, places, pydocs, streams, wikipedia_dump, zips
 from overnight.corpus.document import Document, OpenFile, Reading, Source
+from overnight.corpus.file_parts import Part
 from overnight.corpus.formats import BY_KIND, recognized
 from overnight.corpus.named_sources import named_paths, read_as
 from overnight.corpus.streams import TruncatedError
-from overnight.corpus.wikipedia_dump import DumpPart
 from overnight.errors import DataError
 
 __all__ = ["BUILTIN", "Document", "Reading", "Source", "check_found", "documents", "documents_and_parts", "start_reading"]
@@ -30,9 +30,9 @@ def documents(data: Data, reading: Reading) -> Iterator[Document]:
         if isinstance(found, Document):
             yield found
         else:
-            texts, names, counts = wikipedia_dump.read_part(found)
+            read, counts = file_parts.read_part(found)
             reading.sources[counts.source].add(counts)
-            yield from (Document(text, None, name) for text, name in zip(texts, names, strict=True))
+            yield from read
     check_found(reading.sources)
 
 
@@ -52,8 +52,8 @@ def check_found(sources: list[Source]) -> None:
             raise DataError(f"{source.path}: holds no text{pages}; correct data.paths or data.format")
 
 
-def documents_and_parts(given: Data, reading: Reading) -> Iterator[Document | DumpPart]:
-    """Stream the documents of `data.paths`, in order, and dumps of Wikipedia as parts that are still to be read and counted.
+def documents_and_parts(given: Data, reading: Reading) -> Iterator[Document | Part]:
+    """Stream the documents of `data.paths`, in order, and dumps of Wikipedia and large files as parts that are still to be read and counted.
 
     Args:
         given: what to read and how.
@@ -64,7 +64,7 @@ def documents_and_parts(given: Data, reading: Reading) -> Iterator[Document | Du
     """
     for number, source in enumerate(reading.sources):
         data = read_as(given, source.name)
-        found: Iterator[Document | DumpPart]
+        found: Iterator[Document | Part]
         if source.path == BUILTIN:
             found = (Document(text, None, name) for name, text in pydocs.python_docs(data.workers))
         elif source.path.startswith(hub.PREFIX):
@@ -73,7 +73,7 @@ def documents_and_parts(given: Data, reading: Reading) -> Iterator[Document | Du
             found = _from_files(data, source, reading)
         parts = 0
         for document in found:
-            if isinstance(document, DumpPart):
+            if not isinstance(document, Document):
                 parts += 1
                 yield dataclasses.replace(document, source=number)
                 continue
@@ -99,7 +99,7 @@ def start_reading(data: Data) -> Reading:
     return reading
 
 
-def _from_files(data: Data, source: Source, reading: Reading) -> Iterator[Document | DumpPart]:
+def _from_files(data: Data, source: Source, reading: Reading) -> Iterator[Document | Part]:
     others: list[str] = []
     for file in places.files(source.path):
         if wikipedia_dump.is_index(file.name):
@@ -129,7 +129,7 @@ class _Reader:
     allowed: zips.Allowance | None = None
     """What the zip archive around this file may still unpack to."""
 
-    def file(self, raw: io.BufferedReader, name: str) -> Iterator[Document | DumpPart]:
+    def file(self, raw: io.BufferedReader, name: str) -> Iterator[Document | Part]:
         """Yield documents of a file that may be packed, and must be an archive where a pattern selects its members."""
         if self.data.format in ("auto", "mediawiki") and not self.pattern and wikipedia_dump.is_multistream(raw):
             self.source.files += 1
@@ -155,7 +155,7 @@ class _Reader:
                 self.source.truncated.append(name)
             # Inside an archive everything behind the cut is lost as well: the archive's own stream says so next.
 
-    def archive(self, members: Iterator[tuple[str, io.BufferedReader]], name: str) -> Iterator[Document | DumpPart]:
+    def archive(self, members: Iterator[tuple[str, io.BufferedReader]], name: str) -> Iterator[Document | Part]:
         """Yield documents of the members of an archive that match; of an archive in it, all."""
         inside = dataclasses.replace(self, pattern="")
         for member, content in members:
@@ -164,16 +164,20 @@ class _Reader:
             elif len(self.others) < 3:
                 self.others.append(member)
 
-    def plain(self, stream: io.BufferedReader, name: str) -> Iterator[Document | DumpPart]:
+    def plain(self, stream: io.BufferedReader, name: str) -> Iterator[Document | Part]:
         """Yield documents of an unpacked file; those without a name of their own are numbered."""
         kind = self.data.format if self.data.format != "auto" else _guess(stream, name)
-        found = BY_KIND[kind].read(OpenFile(name, self.data, self.source, self.reading, stream))
-        for number, document in enumerate(found, 1):
-            if isinstance(document, DumpPart):
-                yield document
-                continue
-            text = gutenberg.remove_license(document.text, self.source) if self.data.gutenberg_license == "remove" else document.text
-            yield document._replace(text=text, name=document.name or f"{name}#{number}")
+        if parts := file_parts.parts(stream, name, kind, self.data):
+            for part in parts:
+                stream.seek(part.end)  # as far as reading has come
+                yield part
+            return
+        file = OpenFile(name, self.data, self.source, self.reading, stream)
+        found = BY_KIND[kind].read(file)
+        if kind == "mediawiki":
+            yield from found
+        else:
+            yield from file_parts.finished((document for document in found if isinstance(document, Document)), file)
 
 
 def _guess(stream: io.BufferedReader, name: str) -> str:

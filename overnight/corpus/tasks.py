@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from overnight.config import Data
-from overnight.corpus import dedup, wikipedia_dump
+from overnight.corpus import dedup
 from overnight.corpus.bytes import framed
 from overnight.corpus.drops import Drops
+from overnight.corpus.file_parts import Part, read_part
 from overnight.corpus.paragraphs import COLUMN, sentence_counts
 from overnight.corpus.readers import Document
 from overnight.corpus.sentences import sentences
@@ -53,14 +54,14 @@ class CleanTask:
     sources: list[int]
     path: Path
     data: Data
-    part: DumpPart | None = None  # of a dump, instead of texts
+    part: Part | None = None  # of a file, instead of texts
 
 
-def clean_task(documents: list[Document] | DumpPart, path: Path, data: Data) -> CleanTask:
-    """Return what is to be done for a chunk of documents, or of a dump."""
+def clean_task(documents: list[Document] | Part, path: Path, data: Data) -> CleanTask:
+    """Return what is to be done for a chunk of documents, or of a file."""
     done = is_sealed(path)
-    if isinstance(documents, DumpPart):
-        part = dataclasses.replace(documents, xml=b"") if done else documents
+    if not isinstance(documents, list):
+        part = dataclasses.replace(documents, xml=b"") if done and isinstance(documents, DumpPart) else documents
         return CleanTask(None if done else [], None, None, [], [], path, data, part)
     labels = [document.label for document in documents] if data.label and not done else None
     groups = [_printable(document.group) for document in documents] if data.group_field and not done else None
@@ -76,16 +77,17 @@ def clean_chunk(task: CleanTask) -> PartCounts | None:
     """Clean documents, and write them with their hashes, names and labels: a sentence a line, or the bytes that are read.
 
     Returns:
-        What a part of a dump held; None of other documents, which were counted when they were read.
+        What a part of a file held; None of other documents, which were counted when they were read.
     """
     if task.texts is None:
         return _counts(task)
     given, names, sources, labels, groups, happened = task.texts, task.names, task.sources, task.labels, task.groups, {}
     if task.part:
-        given, names, counts = wikipedia_dump.read_part(task.part)
+        documents, counts = read_part(task.part)
+        given, names = [document.text for document in documents], [_printable(document.name) for document in documents]
         sources = [task.part.source] * len(given)
-        labels = [None] * len(given) if task.data.label else None
-        groups = [""] * len(given) if task.data.group_field else None
+        labels = [document.label for document in documents] if task.data.label else None
+        groups = [_printable(document.group) for document in documents] if task.data.group_field else None
         happened["part"] = json.dumps(dataclasses.asdict(counts))
     as_bytes, outcome = task.data.tokenizer == "bytes", Outcome()
     texts: list[str | bytes] = []
@@ -119,7 +121,7 @@ def clean_chunk(task: CleanTask) -> PartCounts | None:
 
 
 def _counts(task: CleanTask) -> PartCounts | None:
-    """Return what a part of a dump held, out of its sealed chunk."""
+    """Return what a part of a file held, out of its sealed chunk."""
     return PartCounts(**json.loads(read_table(checked_chunk(task.path)).schema.metadata[b"part"])) if task.part else None
 
 

@@ -65,13 +65,14 @@ class DumpPart:
 
 @dataclass
 class PartCounts:
-    """What a part of a dump gave."""
+    """What a part of a file gave."""
 
     source: int
     documents: int = 0
     bytes: int = 0
     redirects: int = 0
     other_pages: int = 0
+    licenses: int = 0
     truncated: list[str] = field(default_factory=list)
 
 

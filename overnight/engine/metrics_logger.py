@@ -161,7 +161,11 @@ class MetricsLogger:
             + (f" ({peak.text()})" if peak else "")
         )
         mixed = [f"{name} {share(part)} = {epochs:.2f} epochs" for name, (part, epochs) in samples.passes(sequences).items()]
-        for text in [*([f"mixture: {', '.join(mixed)}"] if mixed else []), *group_lines(optimizer.param_groups), *self._gpu_paths(optimizer)]:
+        for text in [
+            *([f"mixture: {', '.join(mixed)}"] if mixed else []),
+            *group_lines(optimizer.param_groups),
+            *self._gpu_paths(optimizer),
+        ]:
             self.context.line.print(f"  {text}")
 
     def _gpu_paths(self, optimizer: torch.optim.Optimizer) -> Iterator[str]:

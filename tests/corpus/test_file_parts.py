@@ -1,0 +1,148 @@
+"""Large files in parts: the documents, names, labels and errors of one reading, wherever they are cut."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from overnight.config import Data
+from overnight.corpus import file_parts, pipeline
+from overnight.corpus.file_parts import FilePart
+from overnight.corpus.pipeline import prepare
+from overnight.corpus.readers import Document, Source, documents, documents_and_parts, start_reading
+from overnight.errors import DataError
+from tests.corpus.test_pipeline import contents, silent, write_corpus
+
+# Lines of letters, of white space of every kind, and of nothing.
+LINES = st.lists(st.sampled_from(["a b", "ccc", "Ä\u3000ö", "", " ", "\t\u00a0", "\u2003\x1c", "\x85", "x" * 30, "d\r", "\r"]), max_size=40)
+END = st.sampled_from([b"", b"\n", b"\n\n \n"])
+HEAD = st.sampled_from([b"", b"\xef\xbb\xbf", b"\n", b" \n\n"])
+per_example = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def read(path: Path, part_bytes: int, **changes: Any) -> tuple[list[Document], Source, int]:
+    """Return what is read, and in how many parts."""
+    data = dataclasses.replace(Data(paths=[str(path)], min_chars=0), **changes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_parts, "PART_BYTES", part_bytes)
+        patch.setattr(file_parts, "_BLOCK", 7)
+        found = sum(isinstance(each, FilePart) for each in documents_and_parts(data, start_reading(data)))
+        reading = start_reading(data)
+        return list(documents(data, reading)), reading.sources[0], found
+
+
+def same(path: Path, part_bytes: int, **changes: Any) -> int:
+    """Check that a file in parts gives what it gives whole; return the number of parts."""
+    whole, parts = ([], None), 0
+    try:
+        whole = read(path, 1 << 20, **changes)[:2]
+    except DataError as error:
+        with pytest.raises(DataError) as again:
+            read(path, part_bytes, **changes)
+        assert str(again.value) == str(error)
+        return 0
+    found, source, parts = read(path, part_bytes, **changes)
+    assert (found, source) == whole
+    return parts
+
+
+@per_example
+@given(LINES, HEAD, END, st.sampled_from(["line", "paragraph"]), st.integers(1, 60))
+def test_text_in_parts_is_the_text(tmp_path: Path, lines: list[str], head: bytes, end: bytes, kind: str, size: int) -> None:
+    (tmp_path / "a.txt").write_bytes(head + "\n".join(lines).encode() + end)
+    same(tmp_path / "a.txt", size, documents=kind)
+
+
+@per_example
+@given(
+    st.lists(
+        st.one_of(st.text(max_size=20).map(lambda text: json.dumps({"text": text, "y": 1.5})), st.sampled_from(["", " ", "\u3000", "{"]))
+    ),
+    END,
+    st.integers(1, 60),
+)
+def test_json_lines_in_parts_are_the_lines_with_their_labels_and_errors(tmp_path: Path, lines: list[str], end: bytes, size: int) -> None:
+    (tmp_path / "a.jsonl").write_bytes("\n".join(lines).encode() + end)
+    same(tmp_path / "a.jsonl", size, label="y")
+
+
+def test_an_error_names_its_line_and_its_byte_in_the_whole_file(tmp_path: Path) -> None:
+    rows = [json.dumps({"text": f"row {number}"}) for number in range(50)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*rows[:40], "{", *rows[40:]]))
+    with pytest.raises(DataError, match=r"a\.jsonl:41: is not JSON"):
+        read(tmp_path / "a.jsonl", 100)
+    (tmp_path / "b.txt").write_bytes(b"some words\n" * 30 + b"w\xffx\n" + b"words\n" * 30)
+    with pytest.raises(DataError, match=r"b\.txt: byte 331 \(0xff\) is not UTF-8"):
+        read(tmp_path / "b.txt", 100, documents="line")
+
+
+def test_what_cannot_be_cut_is_read_whole(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"row {number}"}) for number in range(50)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    assert same(tmp_path / "a.jsonl", 100) > 5
+    assert same(tmp_path / "a.jsonl", 100, max_invalid_lines=3) == 0
+    (tmp_path / "a.csv").write_text("text\n" + '"two\nlines"\n' * 50)
+    assert same(tmp_path / "a.csv", 100) == 0
+    (tmp_path / "book.txt").write_text(
+        "*** START OF THE PROJECT GUTENBERG EBOOK A ***\n" + "Words.\n\n" * 50 + "End of Project Gutenberg's A\nlicense\n"
+    )
+    assert same(tmp_path / "book.txt", 100, documents="paragraph") == 0
+    assert read(tmp_path / "book.txt", 100, documents="paragraph")[1].licenses == 1
+    assert same(tmp_path / "book.txt", 100, documents="paragraph", gutenberg_license="keep") > 2
+    assert same(tmp_path / "book.txt", 100) == 0
+
+
+def test_licenses_in_rows_are_counted_over_the_parts(tmp_path: Path) -> None:
+    book = "*** START OF THE PROJECT GUTENBERG EBOOK A ***\nWords.\nEnd of Project Gutenberg's A\nlicense\n"
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": book}) for _ in range(20)))
+    assert same(tmp_path / "a.jsonl", 100) > 5
+    assert read(tmp_path / "a.jsonl", 100)[1].licenses == 20
+
+
+def test_a_paragraph_without_end_is_an_error_and_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_parts.OpenFile, "max_bytes", 50)
+    monkeypatch.setattr(file_parts, "_MOST", 400)
+    (tmp_path / "a.txt").write_text("word\n\n" * 10 + "word\n" * 1000)
+    with pytest.raises(DataError, match=r"a\.txt:\d+: more than 0 MB in one paragraph"):
+        read(tmp_path / "a.txt", 20, documents="paragraph")
+    with open(tmp_path / "a.txt", "rb") as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_parts, "PART_BYTES", 20)
+        patch.setattr(file_parts, "_BLOCK", 7)
+        assert max(map(len, file_parts._spans(file, True))) < 1000
+
+
+@pytest.mark.parametrize("kind", ["parts", "documents"])
+def test_one_large_file_is_many_tasks_and_the_bytes_depend_neither_on_them_nor_on_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    texts = write_corpus(tmp_path / "text", 60)
+    with open(tmp_path / "one.jsonl", "w") as file:
+        file.writelines(json.dumps({"text": text, "n": number}) + "\n" for number, text in enumerate(texts))
+    data = Data(paths=[str(tmp_path / "one.jsonl")], vocab_size=300, valid_fraction=0.2, workers=1, label="n", tokenizer="bytes")
+    prepare(data, tmp_path / "whole", silent, shard_tokens=4000)
+    monkeypatch.setattr(pipeline, "CHUNK_BYTES", 10_000)
+    if kind == "parts":
+        monkeypatch.setattr(file_parts, "PART_BYTES", 10_000)
+        monkeypatch.setattr(file_parts, "_BLOCK", 1000)
+    sizes: list[list[int]] = []
+    real = pipeline.make_shard
+
+    def looking(task: Any) -> Any:
+        if not sizes:
+            sizes.append([path.stat().st_size for path in (task.folder / "work").glob("clean-*.arrow")])
+        return real(task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "make_shard", looking)
+        prepare(data, tmp_path / "one", silent, shard_tokens=4000)
+    assert len(sizes[0]) > 8 and max(sizes[0]) < 25_000
+    assert contents(tmp_path / "one") == contents(tmp_path / "whole")
+    if kind == "parts":
+        prepare(dataclasses.replace(data, workers=2), tmp_path / "two", silent, shard_tokens=4000)
+        assert contents(tmp_path / "two") == contents(tmp_path / "whole")
