@@ -71,6 +71,11 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "no short sequences": ("phases.*.short_seq_prob=0.0",),
     "masks 15 %": ("phases.*.mlm_probability=0.15", "phases.*.max_predictions_per_seq=0"),
     "masks 30 %": ("phases.*.mlm_probability=0.30", "phases.*.max_predictions_per_seq=0"),
+    "masks 30 to 15 %": (
+        "phases.*.mlm_probability=0.30",
+        "phases.*.final_mlm_probability=0.15",
+        "phases.*.max_predictions_per_seq=0",
+    ),
     "whole words": ("phases.*.whole_word=true",),
     "vocabulary 4,096": ("data.vocab_size=4096",),
     "vocabulary 8,192": ("data.vocab_size=8192",),

@@ -167,7 +167,9 @@ def compared(found: set[int], truth: set[int]) -> dict[str, float]:
 def study(name: str, texts: list[str], pairs: list[tuple[int, int, float]], threshold: float) -> dict[str, Any]:
     """Measure one corpus."""
     texts = [clean(text) for text in texts]
-    take = dedup.first_occurrences(np.frombuffer(b"".join(dedup.document_hash([text]) for text in texts), np.uint8).reshape(-1, 16))
+    hashes = [dedup.document_hash([text]) for text in texts]
+    take = np.zeros(len(texts), bool)
+    take[np.unique(np.array(hashes, "V16"), return_index=True)[1]] = True
     take &= np.array([bool(words_of(text)) for text in texts])
     exact = exact_pairs([text if taken else "" for text, taken in zip(texts, take, strict=True)], 0.3)
     similar = np.array([pair for pair, value in exact.items() if value >= threshold], np.uint64).reshape(-1, 2)

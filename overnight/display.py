@@ -47,7 +47,7 @@ def duration(seconds: float) -> str:
 
 def unit(metric: str | None) -> str:
     """Return what follows the value of a metric: per cent for a share, nothing for a correlation."""
-    return " %" if metric and (metric in _SHARES or "accuracy" in metric) else ""
+    return " %" if metric and (metric in _SHARES or "accuracy" in metric or metric.endswith(("_f1", "_exact"))) else ""
 
 
 def scale_of(task: object) -> int:

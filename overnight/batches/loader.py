@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -27,11 +30,14 @@ from overnight.config import BertPhase
 from overnight.corpus.shards import Shard
 from overnight.corpus.tokenizer import Vocabulary
 from overnight.errors import DataError
+from overnight.machine import usable_cores
 from overnight.run_dir.atomic import write_whole
 from overnight.state_files import digest
 
 # What the counters of a key stand for, so that no two uses share one.
 _PLAN, _ORDER, _MASK = 1, 2, 3
+# Steps in which the room for predictions falls: twentieths of all tokens.
+_ROOMS = 20
 
 
 class StepSamples(NamedTuple):
@@ -71,6 +77,7 @@ class Samples:
         self._plans: list[np.ndarray] = []
         self._bounds = np.zeros(1, np.int64)
         self._boundaries = [_boundaries(shard) for shard in self.shards] if self.cache else []
+        self._mask_rate: Callable[[int], float] = lambda step: self.phase.mlm_probability
 
     def sizes(self, position: int) -> np.ndarray:
         """Return the first positions of all epochs up to the one that holds `position` and of the next."""
@@ -84,6 +91,10 @@ class Samples:
     def set_micro_batch_size(self, size: int) -> None:
         """Split the steps from now on into micro-batches of so many sequences; 0: still to be found."""
         self.phase = replace(self.phase, micro_batch_size=size)
+
+    def set_mask_rate(self, rate: Callable[[int], float]) -> None:
+        """Predict another share of the tokens at each step, at most that of the phase."""
+        self._mask_rate = rate
 
     def epoch_size(self) -> int:
         """Return samples in the first epoch."""
@@ -102,7 +113,9 @@ class Samples:
 
     def _load(self, epoch: int) -> list[np.ndarray]:
         if epoch != self._epoch:
-            self._plans = [self._plan(epoch, number, shard) for number, shard in enumerate(self.shards)]
+            # Threads, since a plan is made outside of Python's lock.
+            with ThreadPoolExecutor(min(usable_cores(), max(len(self.shards), 1)), "plans") as pool:
+                self._plans = list(pool.map(partial(self._plan, epoch), range(len(self.shards)), self.shards))
             self._bounds = np.concatenate([[0], np.cumsum([len(plan) for plan in self._plans])])
             self._epoch = epoch
         return self._plans
@@ -143,7 +156,9 @@ class Samples:
         inner = rows[:, pairs.A_END] - rows[:, pairs.A_START] + rows[:, pairs.B_END] - rows[:, pairs.B_START]
         return inner + (3 if self.phase.nsp else 2)
 
-    def batch(self, epochs: np.ndarray, samples: np.ndarray, numbers: np.ndarray, rows: np.ndarray, pad_to_multiple: int = 0) -> Batch:
+    def batch(
+        self, epochs: np.ndarray, samples: np.ndarray, numbers: np.ndarray, rows: np.ndarray, pad_to_multiple: int = 0, rate: float = 0.0
+    ) -> Batch:
         """Return the flat, masked batch of some samples.
 
         Args:
@@ -151,8 +166,10 @@ class Samples:
             numbers, rows: of each sequence, as :meth:`rows` returns them.
             pad_to_multiple: fill the stream up to a multiple of this many tokens, with equally many predicted rows every time,
                 so that a compiled model sees few shapes; 0 adds nothing.
+            rate: share of the tokens to predict; 0 is that of the phase.
         """
         vocabulary, phase = self.vocabulary, self.phase
+        rate = rate or phase.mlm_probability
         lengths = self.lengths(rows)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.empty(starts[-1], np.int64)
@@ -167,7 +184,7 @@ class Samples:
                 segments[split + 1 : end] = 1
         # key(*seed, _MASK, epoch, sample) of each.
         keys = mix(mix(np.uint64(key(*self.seed, _MASK)) ^ epochs.astype(np.uint64)) ^ samples.astype(np.uint64))
-        counts = masking.predictions(lengths, phase.mlm_probability, phase.max_predictions_per_seq)
+        counts = masking.predictions(lengths, rate, phase.max_predictions_per_seq)
         ids, predicted, labels = masking.mask(ids, starts, keys, counts, vocabulary, phase.whole_word)
         positions = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
         if pad_to_multiple:
@@ -179,7 +196,7 @@ class Samples:
             positions = np.concatenate([positions, *[np.arange(n) for n in fills]]).astype(np.int64)
             starts = np.concatenate([starts, starts[-1] + np.cumsum(fills)])
             lengths = np.concatenate([lengths, fills]).astype(np.int64)
-            num_predictions = int(len(ids) * phase.mlm_probability) + len(counts)
+            num_predictions = int(len(ids) * _room(rate, phase.mlm_probability)) + len(counts)
             predicted = np.pad(predicted, (0, num_predictions - len(predicted)))
             labels = np.pad(labels, (0, num_predictions - len(labels)), constant_values=IGNORED)
         targets = {"mlm": torch.from_numpy(labels)}
@@ -218,10 +235,12 @@ class Samples:
         """
         epochs, samples, numbers, rows, bins = self.step_samples(step, world)
         lengths = self.lengths(rows)
-        predicted = int(masking.predictions(lengths, self.phase.mlm_probability, self.phase.max_predictions_per_seq).sum())
-        batch = len(epochs)
+        rate, batch = self._mask_rate(step), len(epochs)
+        predicted = int(masking.predictions(lengths, rate, self.phase.max_predictions_per_seq).sum())
         return StepBatches(
-            micro=tuple(self.batch(epochs[m], samples[m], numbers[m], rows[m], pad_to_multiple) for m in map(np.array, bins[rank::world])),
+            micro=tuple(
+                self.batch(epochs[m], samples[m], numbers[m], rows[m], pad_to_multiple, rate) for m in map(np.array, bins[rank::world])
+            ),
             tokens=int(lengths.sum()),
             sequences=batch,
             sizes=Sizes(int(lengths.sum()), int((lengths**2).sum()), predicted, batch if self.phase.nsp else 0),
@@ -274,6 +293,11 @@ class Samples:
             return StepBatches((self.batch(epochs[m], samples[m], numbers[m], rows[m]),), int(lengths[m].sum()), len(m))
 
         return Walk(make, -(-len(positions) // micro))
+
+
+def _room(rate: float, most: float) -> float:
+    """Return the share of the tokens that there is room for: a rate that falls takes few values of it, so that a compiled model sees few shapes."""
+    return min(most, math.ceil(rate * _ROOMS) / _ROOMS)
 
 
 def _kept_plan(path: Path) -> np.ndarray | None:

@@ -6,6 +6,7 @@ Shapes: N tokens of the flat batch, M predicted positions, S sequences.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -23,6 +24,11 @@ def predictions(lengths_S: np.ndarray, rate: float, most: int) -> np.ndarray:
         lengths_S: tokens of each sequence, with [CLS] and [SEP].
     """
     return np.clip(np.rint(lengths_S * rate).astype(np.int64), 1, most or None)
+
+
+def falling_rate(first: float, last: float, decay: Callable[[int], float]) -> Callable[[int], float]:
+    """Return the share of tokens to predict as a function of the step: from the first to the last as a decay falls from 1 to 0."""
+    return lambda step: last + (first - last) * decay(step)
 
 
 def mask(

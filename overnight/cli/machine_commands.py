@@ -9,17 +9,30 @@ from importlib import import_module
 from overnight.cli.download_command import add_download
 from overnight.cli.recipe_commands import Add
 from overnight.display import for_stream
+from overnight.errors import ConfigError
 
 
 def _add_bench(add: Add) -> None:
     command = add("bench", _bench, "benchmark against reference implementations; the last line is one JSON object")
-    command.add_argument("what", choices=("train", "loop", "optim", "mlstm", "scaling", "gpu"), help="what to measure")
+    command.add_argument("what", choices=("train", "loop", "optim", "mlstm", "scaling", "gpu", "corpus"), help="what to measure")
     command.add_argument("--peer", choices=("transformers", "none"), default="transformers", help="with whom to compare")
     command.add_argument("--tiny", action="store_true", help="smallest sizes, to see that it runs")
+    corpus = command.add_argument_group("corpus")
+    corpus.add_argument("--size", type=float, metavar="MB", help="of the text, its first megabytes; 0: all (default)")
+    corpus.add_argument(
+        "--text", metavar="PATH", help="as in data.paths (default: the books of $OVERNIGHT_DATA, else the documentation of Python)"
+    )
+    corpus.add_argument(
+        "--times", type=int, nargs="*", metavar="N", help="how many times the text memory is measured with, too (default: 4)"
+    )
+    corpus.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each core)")
 
 
 def _bench(options: argparse.Namespace, overrides: list[str]) -> None:
-    import_module(f"overnight.bench.{options.what}").run(peer=options.peer, tiny=options.tiny)
+    of_corpus = {name: value for name in ("size", "text", "times", "workers") if (value := getattr(options, name)) is not None}
+    if of_corpus and options.what != "corpus":
+        raise ConfigError(f"--{next(iter(of_corpus))}: belongs to `overnight bench corpus` alone; leave it out")
+    import_module(f"overnight.bench.{options.what}").run(peer=options.peer, tiny=options.tiny, **of_corpus)
 
 
 def _add_doctor(add: Add) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from overnight.display import for_stream
 from overnight.errors import ConfigError
@@ -49,7 +49,15 @@ def load(options: argparse.Namespace, overrides: list[str]) -> Run:
         # A run folder is the recipe of its run, which resumes wherever the folder is now.
         folder = Path(options.recipe)
         own = (folder / "run.yaml").is_file()
-        run = config.load_run(str(folder / "run.yaml") if own else options.recipe, overrides)
+        elsewhere = not own or any(override.startswith("out=") for override in overrides)
+        writes = not options.print_config and options.command != "plan"
+
+        def completed(tree: dict[str, Any]) -> dict[str, Any]:
+            from overnight.interop.initial_recipe import completed_recipe
+
+            return completed_recipe(tree, None if elsewhere else folder, writes)
+
+        run = config.load_run(str(folder / "run.yaml") if own else options.recipe, overrides, completed)
     if own and not any(override.startswith("out=") for override in overrides):
         run = dataclasses.replace(run, out=str(folder))
     if options.print_config:
@@ -90,6 +98,7 @@ def _add_prepare(add: Add) -> None:
 def _prepare(options: argparse.Namespace, overrides: list[str]) -> None:
     run = load(options, overrides)
     from overnight.corpus.pipeline import prepare
+    from overnight.corpus.vocabulary import initial_tokens
 
     def log(text: str) -> None:
         print(for_stream(text, sys.stdout), flush=True)
@@ -98,7 +107,7 @@ def _prepare(options: argparse.Namespace, overrides: list[str]) -> None:
         from overnight.engine.sizing import settle_vocabulary
 
         run = settle_vocabulary(run, log)
-    prepare(run.data, run.data_dir, log=log)
+    prepare(run.data, run.data_dir, log=log, given=initial_tokens(run))
     from overnight.report.data_page import refresh_data_report
 
     if said := refresh_data_report(run.data_dir):

@@ -10,6 +10,7 @@ from functools import partial
 from overnight.config import BertRun, ByteRun, Run, environment_path
 from overnight.console import Line
 from overnight.corpus.pipeline import prepare
+from overnight.corpus.vocabulary import initial_tokens
 from overnight.display import duration, plural
 from overnight.errors import ConfigError
 from overnight.report.data_page import refresh_data_report
@@ -56,7 +57,7 @@ def run_all(run: Run, extend: bool = False) -> None:
 
     stage(1, f"prepare {', '.join(run.data.paths)}")
     data_dir = with_data(run).data_dir
-    prepare(run.data, data_dir, log=line.print)
+    prepare(run.data, data_dir, log=line.print, given=initial_tokens(run))
     if said := refresh_data_report(data_dir):
         line.print(said)
     run = settle_sizes(recipe, line.print, seconds_after)

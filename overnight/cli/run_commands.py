@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from overnight.cli.evaluate_command import add_evaluate
+from overnight.cli.glue_commands import add_submission, finetune_all
 from overnight.cli.recipe_commands import Add, said_once
 from overnight.cli.task_keys import KeysHelp, add_source, next_commands, open_run, open_task
 from overnight.config.schema import BertRun, ByteRun, Finetune, Run
@@ -20,13 +21,16 @@ def _add_finetune(add: Add) -> None:
     command.add_argument(
         "task",
         metavar="TASK",
-        help="a task of the recipe; squad, cola, mrpc, rte, stsb, sst2, qnli, wnli, mnli, qqp, sst, imdb, csv; or a name of your own for what --path names",
+        help="a task of the recipe; squad, cola, mrpc, rte, stsb, sst2, qnli, wnli, mnli, qqp, sst, imdb, csv; or a name of your own for what --path names; `all` is every task of the recipe, or of the folder of GLUE that --path names",
     )
     add_source(command)
     command.add_argument("-h", "--help", action=KeysHelp, const=Finetune)
 
 
 def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
+    if options.task == "all":
+        finetune_all(options, overrides)
+        return
     with said_once():
         run = open_task(options, overrides, BertRun, Finetune)
     from overnight.finetune.finetune import finetune
@@ -49,15 +53,20 @@ def _add_predict(add: Add) -> None:
         help="a table (.csv, .tsv, .jsonl) with the columns of the task, questions in SQuAD's format (.json), or lines of text (a pair separated by a tab) or JSON; default standard input",
     )
     command.add_argument(
-        "--to", metavar="FILE", help="write there; answers to questions in a .json are {id: text}, as SQuAD's scripts read them"
+        "--to",
+        metavar="FILE",
+        help="write there; answers to questions in a .json are {id: text}, as SQuAD's scripts read them, in a FOLDER/ also the n best and the null odds",
     )
 
 
 def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
     run = open_run(options, overrides, Run)
-    from overnight.finetune.predict import predict_file, write_answers
+    from overnight.finetune.predict import predict_file, write_answers, write_question_files
 
     if isinstance(run, BertRun):
+        if options.to and (options.to.endswith("/") or Path(options.to).is_dir()):
+            write_question_files(run, options.task, options.input, Path(options.to))
+            return
         answers = predict_file(run, options.task, options.input)
     else:
         from overnight.byte_lm.classify import classify_file
@@ -104,4 +113,4 @@ def _report(options: argparse.Namespace, overrides: list[str]) -> None:
     print(f"written: {write_report(runs, Path(options.to) if options.to else runs[0] / 'report.html')}")
 
 
-COMMANDS = (_add_finetune, _add_predict, _add_export, add_evaluate, _add_report)
+COMMANDS = (_add_finetune, _add_predict, add_submission, _add_export, add_evaluate, _add_report)

@@ -48,7 +48,9 @@ _FOR = {BertRun: "BERT", ByteRun: "byte models (mlstm, lstm, transformer)"}
 AnyRun = TypeVar("AnyRun", bound=Run)
 
 
-def add_source(command: argparse.ArgumentParser, what: str = "run folder, or an exported byte model") -> None:
+def add_source(
+    command: argparse.ArgumentParser, what: str = "run folder, a checkpoint of others (docs/checkpoints.md), or an exported byte model"
+) -> None:
     """Add the option that names a run; :func:`open_run` opens it."""
     text = f"{what}; --precision=bf16, --compute.device=cpu and the like may follow"
     command.add_argument("--from", dest="source", required=True, metavar="RUN", help=text)
@@ -66,10 +68,23 @@ def open_run(options: argparse.Namespace, overrides: Sequence[str], kind: type[A
         ConfigError: when it is no run, one of another kind, or a key is not run-level.
     """
     check_keys(options.command, overrides)
+    if issubclass(BertRun, kind):
+        options.source = _run_folder(options.source)
     run = stored_run(Path(options.source), overrides)
     if not isinstance(run, kind):
         raise ConfigError(f"{options.source}: model.kind = {run.model.kind!r}: `overnight {options.command}` is for {_FOR[kind]}")
     return run
+
+
+def _run_folder(source: str) -> str:
+    """Return the run folder that a text names; a checkpoint of others is imported as one."""
+    path = Path(source)
+    index = path.parent / f"{path.name}.index"
+    if (path / "run.yaml").is_file() or not (source.startswith("hf:") or path.exists() or index.is_file()):
+        return source
+    from overnight.interop.imported import run_folder
+
+    return str(run_folder(source))
 
 
 def check_keys(command: str, overrides: Sequence[str]) -> None:

@@ -54,6 +54,8 @@ class Data:
     """`bytes`: key or column of a number, kept with each document for the auxiliary objective (`phases.*.label_weight`)."""
     vocab_file: str = ""
     """A given WordPiece vocabulary (`vocab.txt`, one token a line); empty trains one."""
+    new_words: NonNegativeInt = 0
+    """Words that are added behind a given vocabulary (`vocab_file`, `init`): the most frequent ones that it splits. With `init` a word begins at the mean of the vectors of its pieces."""
     vocab_size: NonNegativeInt = 30522
     """Number of tokens: of the vocabulary to train, or exactly of the given file. 0: chosen with the sizes of the network (`model.size: auto`)."""
     lowercase: bool = True
@@ -66,6 +68,8 @@ class Data:
     """Lines, rows or records that may be skipped because they do not parse or lack the field (count over all files)."""
     workers: Annotated[int, Range(), MACHINE] = 0
     """Processes that prepare; 0 takes every core. The shards do not depend on it."""
+    scheduler: Annotated[str, MACHINE] = ""
+    """Address of a Dask scheduler (`tcp://HOST:8786`), whose workers prepare instead, where they see the sources and `dir` at the same paths; empty prepares on this machine. The shards do not depend on it (the extra `dask`)."""
     near_duplicates: Annotated[float, Range(0, 1)] = 0.0
     """Jaccard similarity of 5-word shingles from which on two documents are near-duplicates, of which the first stays (0.8 is usual); 0 keeps them."""
     repeated_paragraphs: NonNegativeInt = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -29,17 +29,20 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def load_run(recipe: str, overrides: Sequence[str] = ()) -> Run:
+def load_run(recipe: str, overrides: Sequence[str] = (), completed: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> Run:
     """The run that a recipe and dotted overrides describe.
 
     Args:
         recipe: a shipped recipe's name or a YAML file.
         overrides: `phases.long.optim.lr=4e-3` and the like; values are YAML.
+        completed: fills in what a recipe with an `init` leaves out.
 
     Raises:
         ConfigError: naming every wrong key, its value and what is allowed.
     """
     tree = read_recipe(recipe, overrides)
+    if completed is not None and tree.get("init"):
+        tree = completed(tree)
     try:
         return build_run(tree)
     except ConfigError as error:

@@ -156,6 +156,8 @@ class BertPhase(Phase):
     """Share of examples that aim at a random shorter length (0 to 1)."""
     mlm_probability: Fraction = 0.15
     """Share of tokens predicted (0 to 1): 80 % become [MASK], 10 % random, 10 % stay."""
+    final_mlm_probability: Fraction = 0.0
+    """Share of tokens predicted at the end: from `mlm_probability` it falls to this one as the learning rate decays (Ankner et al. 2023, arXiv 2305.15096). 0 keeps it as it is."""
     max_predictions_per_seq: NonNegativeInt = 20
     """Most predicted tokens of a sequence; 0 is as many as `mlm_probability` asks for."""
     whole_word: bool = False
@@ -314,6 +316,8 @@ class BertRun(Run):
     """Pretraining phases, in order."""
     model: EncoderConfig = field(default_factory=BertConfig)
     """The network."""
+    init: str = ""
+    """What pretraining begins from: a run folder, or a checkpoint of others (docs/checkpoints.md), such as `hf:google-bert/bert-base-uncased`; its vocabulary and casing come along, and what `model` leaves out is its own. Empty begins from random weights. `$NAME` is read from the environment."""
     evaluation: Annotated[Evaluation, MACHINE] = field(default_factory=Evaluation)
     """What is measured after pretraining."""
     finetune: Annotated[Mapping[str, Finetune], MACHINE] = field(default_factory=dict)

@@ -87,7 +87,7 @@ def validate_run(run: Run) -> Iterator[str]:
 
 # What only one tokenizer has. The other does nothing with it, so it may not be set there.
 DATA_SETTINGS: dict[str, tuple[str, ...]] = {
-    "wordpiece": ("vocab_file", "vocab_size", "lowercase", "repeated_paragraphs"),
+    "wordpiece": ("vocab_file", "new_words", "vocab_size", "lowercase", "repeated_paragraphs"),
     "bytes": ("test_fraction", "label"),
 }
 COMPUTE_SETTINGS = {"torch_compile": ENCODERS, "cuda_graphs": ("mlstm", "lstm")}
@@ -113,6 +113,8 @@ def _data_problems(run: Run) -> Iterator[str]:
         yield f"data.filters.max_tokens_per_char = {data.filters.max_tokens_per_char}: bytes have no vocabulary; leave it out"
     if data.vocab_file:
         yield from _vocab_problems(data)
+    if data.new_words and not (data.vocab_file or getattr(run, "init", "")):
+        yield f"data.new_words = {data.new_words}: are added to a given vocabulary; name init or data.vocab_file, or raise data.vocab_size"
 
 
 def _vocab_problems(data: Data) -> Iterator[str]:
@@ -152,6 +154,10 @@ def _phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
     if isinstance(phase, BertPhase):
         if phase.mlm_probability == 0:
             yield f"{key}.mlm_probability = 0: must be above 0, else there is nothing to predict"
+        if phase.final_mlm_probability > phase.mlm_probability:
+            yield f"{key}.final_mlm_probability = {phase.final_mlm_probability:g}: must be at most {key}.mlm_probability = {phase.mlm_probability:g}: it falls"
+        if phase.final_mlm_probability and phase.optim.schedule.name == "constant":
+            yield f"{key}.final_mlm_probability = {phase.final_mlm_probability:g}: is never reached, since the learning rate of the schedule `constant` does not decay"
         most, wanted = phase.max_predictions_per_seq, phase.mlm_probability * phase.seq_len
         if _PUBLISHED_RATE < phase.mlm_probability <= 1 and 0 < most < round(wanted):
             yield f"{key}.mlm_probability = {phase.mlm_probability:g}: asks for {round(wanted)} of {phase.seq_len} tokens, of which max_predictions_per_seq = {most} cuts some off; set it to 0"

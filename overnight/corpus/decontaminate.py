@@ -17,7 +17,7 @@ from overnight.corpus import shingles, streams
 from overnight.corpus.near_duplicates import text_and_offsets
 from overnight.corpus.shards import checked_chunk, is_sealed, read_table, seal_chunk
 from overnight.corpus.streams import TruncatedError
-from overnight.corpus.workers import run_tasks
+from overnight.corpus.workers import Workers, run_tasks
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_whole
 from overnight.state_files import parse_json
@@ -182,7 +182,7 @@ def _table(path: Path, changed: int) -> tuple[np.ndarray, np.ndarray, np.uint64]
     return wanted, likely, shift
 
 
-def find_evaluation_text(chunks: list[Path], ngrams: Path, n: int, workers: int) -> np.ndarray:
+def find_evaluation_text(chunks: list[Path], ngrams: Path, n: int, workers: Workers) -> np.ndarray:
     """Return which documents of all chunks contain an n-gram that :func:`write_ngrams` wrote: bool [D]."""
     for _ in run_tasks(mark_chunk, (MarkTask(path, ngrams, n) for path in chunks), workers):
         pass

@@ -1,4 +1,4 @@
-"""Exact duplicates and the validation part, both by a hash of the document."""
+"""The hash of a document, by which equal ones are found (:mod:`exact_duplicates`), and the validation part is drawn."""
 
 from __future__ import annotations
 
@@ -42,18 +42,3 @@ def hash_position(hashes: np.ndarray) -> np.ndarray:
     """Return where in 0..1 each hash lies, from its first 53 bits (exact in a double): uint8 [D, 16] -> float64 [D]."""
     first = np.ascontiguousarray(hashes[:, :8]).view(">u8")[:, 0]
     return (first >> np.uint64(11)).astype(np.float64) / 2.0**53
-
-
-def first_occurrences(hashes: np.ndarray) -> np.ndarray:
-    """Return which documents are the first of their hash, in document order: uint8 [D, 16] -> bool [D].
-
-    All hashes are in memory: with the order and the copy in it about 60 bytes a document, 6 GB for 100 million.
-    """
-    keys = np.ascontiguousarray(hashes).view(np.uint64).reshape(len(hashes), 2)
-    order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal keys stay in document order
-    ordered = keys[order]
-    starts = np.ones(len(hashes), bool)
-    starts[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    first = np.zeros(len(hashes), bool)
-    first[order[starts]] = True
-    return first

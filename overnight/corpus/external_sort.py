@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from overnight.corpus.shards import checked_chunk, is_sealed, seal_chunk
-from overnight.corpus.workers import run_tasks
+from overnight.corpus.workers import Workers, run_tasks
 from overnight.run_dir.atomic import write_whole
 
 # Runs of one merge; and records of a block: 512 kB, so that a merge takes 32 MB, with its copies some 130.
@@ -65,7 +65,7 @@ def merge_runs(task: MergeTask) -> None:
         run.unlink(missing_ok=True)
 
 
-def few_runs(runs: list[Path], work: Path, name: str, workers: int, merge: Callable[[MergeTask], None] = merge_runs) -> list[Path]:
+def few_runs(runs: list[Path], work: Path, name: str, workers: Workers, merge: Callable[[MergeTask], None] = merge_runs) -> list[Path]:
     """Merge runs, in processes, until there are :data:`FAN_IN` at most, which are returned.
 
     Args:

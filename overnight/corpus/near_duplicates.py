@@ -21,7 +21,7 @@ import pyarrow as pa
 from overnight.corpus import external_sort, shingles
 from overnight.corpus.progress import Progress
 from overnight.corpus.shards import checked_chunk, is_sealed, read_table, seal_chunk
-from overnight.corpus.workers import run_tasks
+from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
 from overnight.run_dir.atomic import write_whole
 
@@ -169,7 +169,7 @@ def clusters(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find_near_duplicates(
-    chunks: list[Path], take: list[np.ndarray], threshold: float, workers: int, log: Callable[[str], None]
+    chunks: list[Path], take: list[np.ndarray], threshold: float, workers: Workers, log: Callable[[str], None]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find documents that are similar to an earlier one.
 
@@ -189,7 +189,7 @@ def find_near_duplicates(
     firsts = np.cumsum([0, *(int(each.sum()) for each in take)])
     tasks = (SignTask(path, each, int(first), threshold) for path, each, first in zip(chunks, take, firsts[:-1], strict=True))
     size = 0
-    for number, more in enumerate(run_tasks(sign_chunk, tasks, workers), 1):
+    for number, more in enumerate(run_tasks(sign_chunk, tasks, workers, lambda task: task.clean.stat().st_size), 1):
         size += more
         progress.update(size, number / len(chunks))
     runs = external_sort.few_runs([_run_path(path) for path in chunks], work, "bands", workers)
@@ -203,5 +203,17 @@ def find_near_duplicates(
     pairs = np.concatenate([np.fromfile(checked_chunk(task.pairs), np.uint64) for task in ranges]).reshape(-1, 2)
     found, kept = clusters(_distinct(pairs))
     progress.end(size, f"{plural(len(found), 'document')} like {len(np.unique(kept)):,} earlier ones")
-    positions = np.flatnonzero(np.concatenate(take))
-    return positions[found], positions[kept]
+    return _positions(take, firsts, found), _positions(take, firsts, kept)
+
+
+def _positions(take: list[np.ndarray], firsts: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Return where documents, numbered among those that are taken, are among all: int64, in the order given."""
+    found, start = np.empty(len(numbers), np.int64), 0
+    order = np.argsort(numbers, kind="stable")
+    ends = np.searchsorted(numbers[order], firsts)
+    for each, first, begin, end in zip(take, firsts, ends, ends[1:], strict=False):
+        if begin < end:
+            rows = order[begin:end]
+            found[rows] = start + np.flatnonzero(each)[numbers[rows] - first]
+        start += len(each)
+    return found

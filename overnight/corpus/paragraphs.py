@@ -18,10 +18,11 @@ import xxhash
 from overnight.config import Data
 from overnight.corpus import dedup, external_sort
 from overnight.corpus.drops import Drops
+from overnight.corpus.exact_duplicates import first_occurrences
 from overnight.corpus.progress import Progress
 from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import checked_chunk, is_sealed, read_table, seal_chunk, write_table
-from overnight.corpus.workers import run_tasks
+from overnight.corpus.workers import Workers, run_tasks
 from overnight.run_dir.atomic import write_whole
 
 COLUMN = "paragraphs"
@@ -172,7 +173,7 @@ def _write_kept(task: LeaveOutTask, batch: pa.RecordBatch, kept: list[list[str]]
     seal_chunk(_kept_path(task.clean))
 
 
-def without_repeated_paragraphs(chunks: list[Path], data: Data, workers: int, log: Callable[[str], None]) -> list[Path]:
+def without_repeated_paragraphs(chunks: list[Path], data: Data, workers: Workers, log: Callable[[str], None]) -> list[Path]:
     """Return clean chunks of which paragraphs that more than `data.repeated_paragraphs` documents have are left out; where it is 0, the chunks as they are.
 
     Args:
@@ -184,9 +185,8 @@ def without_repeated_paragraphs(chunks: list[Path], data: Data, workers: int, lo
     if not chunks or not data.repeated_paragraphs:
         return chunks
     progress, work = Progress("paragraphs", log, "M paragraphs"), chunks[0].parent
-    hashes = [dedup.hash_column(read_table(checked_chunk(path)).column("hash")) for path in chunks]
-    ends = np.cumsum([len(each) for each in hashes])
-    first = np.split(dedup.first_occurrences(np.concatenate(hashes)), ends[:-1])
+    ends = np.cumsum([read_table(checked_chunk(path)).num_rows for path in chunks])
+    first = np.split(first_occurrences(chunks, workers), ends[:-1])
     tasks = (CountTask(path, take, int(end) - len(take)) for path, take, end in zip(chunks, first, ends, strict=True))
     for number, _ in enumerate(run_tasks(count_paragraphs, tasks, workers), 1):
         progress.update(0, number / len(chunks) / 2)

@@ -8,12 +8,10 @@ below the data folder and is removed at the end. Nothing that is written depends
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,10 +20,12 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from overnight.config import Data, environment_path
+from overnight.config import Data
 from overnight.corpus import bytes as byte_text
-from overnight.corpus import dedup, document_table, hub, places, pydocs
+from overnight.corpus import document_table, hub, places, pydocs
+from overnight.corpus.cluster import check_scheduler, settle, workers_of
 from overnight.corpus.drops import Drops
+from overnight.corpus.exact_duplicates import first_occurrences
 from overnight.corpus.paragraphs import without_repeated_paragraphs
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, check_found, documents_and_parts, start_reading
@@ -35,12 +35,10 @@ from overnight.corpus.sift import evaluation_files, evaluation_ngrams, sift
 from overnight.corpus.tasks import (
     CLEANING,
     CleanTask,
-    CountTask,
     ShardTask,
     TokenTask,
     clean_chunk,
     clean_task,
-    count_chunk,
     make_shard,
     outcome_of,
     token_chunk,
@@ -48,28 +46,28 @@ from overnight.corpus.tasks import (
     without_dropped,
 )
 from overnight.corpus.text import check_extras, counted, outcome_lines
-from overnight.corpus.tokenizer import load_tokens, read_tokens, save_tokenizer, train_tokens, vocabulary
-from overnight.corpus.validation_split import check_share, names_by_split, share_for, side_hashes, validation_lines
+from overnight.corpus.tokenizer import vocabulary
+from overnight.corpus.validation_split import check_share, names_by_split, share_for, sides, validation_lines
+from overnight.corpus.vocabulary import check_given, given_tokens, make_vocabulary
 from overnight.corpus.wikipedia_dump import PART_BYTES, DumpPart
-from overnight.corpus.workers import run_tasks
+from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
 from overnight.errors import ConfigError, DataError
-from overnight.machine import usable_cores
 from overnight.run_dir.atomic import write_json
-from overnight.run_dir.lock import try_lock
+from overnight.run_dir.lock import preparation_lock
 from overnight.state_files import STRICT, read_json, sealed
 
 # A task: large enough to hide a process's and a file's costs, small enough that its memory (about 30 times this) does not count.
 CHUNK_BYTES = 5 << 20
 # A shard holds many documents, because a random second segment is drawn from the shard of the first.
 SHARD_TOKENS = 16_000_000
-# Distinct words held while counting (about 100 bytes each); beyond, the rarest go.
-MAX_WORDS = 4_000_000
 # Of the files below `work/`: 2 has checksums beside the chunks, 3 the sources of documents.
 _WORK_VERSION = 3
 
 
-def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_tokens: int = SHARD_TOKENS) -> Manifest:
+def prepare(
+    data: Data, folder: Path, log: Callable[[str], None] = print, shard_tokens: int = SHARD_TOKENS, given: list[str] | None = None
+) -> Manifest:
     """Turn the text of `data.paths` into token shards; run again after an interruption, it resumes.
 
     Args:
@@ -77,6 +75,7 @@ def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_
         folder: where the shards, the vocabulary and the manifest go.
         log: called with plain lines that say what is done and how long is left.
         shard_tokens: tokens of a shard, about.
+        given: the vocabulary of a checkpoint, in place of `data.vocab_file`.
 
     Returns:
         The manifest; at once when the folder is prepared already.
@@ -87,13 +86,17 @@ def prepare(data: Data, folder: Path, log: Callable[[str], None] = print, shard_
     """
     settings = settings_of(data)
     if (manifest := _prepared(settings, folder, log)) is not None:
+        check_given(given, folder)
         return manifest
+    given = given_tokens(data, given)
     check_extras(data)
+    check_scheduler(data)
     reading = start_reading(data)
+    folder = folder.absolute() if data.scheduler else folder  # its workers are elsewhere
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _only_one(folder):
-            return _run(data, folder, log, settings, reading, shard_tokens)
+        with preparation_lock(folder), workers_of(data, folder, log) as workers:
+            return _run(data, folder, log, reading, shard_tokens, workers, given)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
@@ -124,15 +127,6 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
     return None
 
 
-@contextlib.contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Hold a lock that the system takes back when this process ends, however it ends."""
-    with open(folder / ".lock", "w") as file:
-        if not try_lock(file):
-            raise DataError(f"{folder}: another process is preparing this folder; wait for it, or set data.dir to another")
-        yield
-
-
 def _full_disk(folder: Path, reading: Reading, error: OSError) -> str:
     # Clean text and tokens of everything lie side by side for a while: measured 1.9 bytes a byte of text.
     text = sum(source.bytes for source in reading.sources)
@@ -147,9 +141,18 @@ def _full_disk(folder: Path, reading: Reading, error: OSError) -> str:
     )
 
 
-def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[str, Any], reading: Reading, shard_tokens: int) -> Manifest:
-    _begin(folder, _state(data, settings, shard_tokens), log)
-    work, workers = folder / "work", data.workers or usable_cores()
+def _run(
+    data: Data,
+    folder: Path,
+    log: Callable[[str], None],
+    reading: Reading,
+    shard_tokens: int,
+    workers: Workers,
+    given: list[str] | None,
+) -> Manifest:
+    settings = settings_of(data)
+    _begin(folder, _state(data, settings, shard_tokens, given), log, workers)
+    work = folder / "work"
     evaluation_ngrams(data, work, log)
     chunks, sources = _read_and_clean(data, work, workers, log, reading)
     chunks = without_repeated_paragraphs(chunks, data, workers, log)
@@ -158,7 +161,7 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
     outcome.drops.merge(drops)
     tokenizer, vocab_size = byte_text.VOCABULARY_HASH, byte_text.VOCABULARY_SIZE
     if data.tokenizer == "wordpiece":
-        tokens = _vocabulary(data, folder, chunks, splits, workers, log)
+        tokens = make_vocabulary(data, given, folder, chunks, splits, workers, log)
         tokenizer, vocab_size = vocabulary(tokens, data.lowercase).hash, len(tokens)
     _tokenize(data, folder, chunks, splits, workers, log)
     entries = _shard(folder, chunks, shard_tokens, workers, log)
@@ -179,11 +182,12 @@ def _run(data: Data, folder: Path, log: Callable[[str], None], settings: dict[st
     for line in validation_lines(manifest, partial(share_for, chunks, splits)):
         log(line)
     save_manifest(folder, manifest)
+    settle(workers)
     shutil.rmtree(work)
     return manifest
 
 
-def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
+def _state(data: Data, settings: dict[str, Any], shard_tokens: int, given: list[str] | None) -> str:
     """Return a hash of everything the intermediate files depend on."""
     sources: list[Any] = []
     for path in data.paths:
@@ -194,12 +198,11 @@ def _state(data: Data, settings: dict[str, Any], shard_tokens: int) -> str:
         else:
             sources.append([(file.name, file.size, file.version) for file in places.files(path)])
     sources += evaluation_files(data)
-    given = read_tokens(environment_path(data.vocab_file, "data.vocab_file")) if data.vocab_file else None
     everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, CHUNK_BYTES, PART_BYTES, shard_tokens, settings, sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
 
 
-def _begin(folder: Path, state: str, log: Callable[[str], None]) -> None:
+def _begin(folder: Path, state: str, log: Callable[[str], None], workers: Workers) -> None:
     """Keep what an interrupted preparation of the same kind left, and clear away that of another."""
     marker = folder / "work" / "state.json"
     if marker.exists() and read_json(marker, str, f"delete the folder {folder} and prepare again") == state:
@@ -218,6 +221,8 @@ def _begin(folder: Path, state: str, log: Callable[[str], None]) -> None:
         raise DataError(f"{folder}: holds {left[0].name}, which no preparation left there; set data.dir to another folder")
     if marker.exists():
         log(f"prepare: {folder} holds the beginning of a preparation with other settings or sources; starting anew")
+        write_json(marker, "")  # from here on no worker begins a task of it
+        settle(workers)
     for path in left:
         path.unlink()
     shutil.rmtree(folder / "work", ignore_errors=True)
@@ -233,7 +238,9 @@ class _Read:
     sources: list[Source]
 
 
-def _read_and_clean(data: Data, work: Path, workers: int, log: Callable[[str], None], reading: Reading) -> tuple[list[Path], list[Source]]:
+def _read_and_clean(
+    data: Data, work: Path, workers: Workers, log: Callable[[str], None], reading: Reading
+) -> tuple[list[Path], list[Source]]:
     """Clean chunks of all documents in order, and what each source gave."""
     done = work / "read.json"
     if done.exists():
@@ -295,83 +302,51 @@ def _chunks(found: Iterator[Document | DumpPart]) -> Iterator[list[Document] | D
         yield group
 
 
-def _decide(chunks: list[Path], data: Data, workers: int, log: Callable[[str], None]) -> tuple[list[np.ndarray], Drops, int]:
+def _decide(chunks: list[Path], data: Data, workers: Workers, log: Callable[[str], None]) -> tuple[list[np.ndarray], Drops, int]:
     """Return for each document of each chunk: 0 dropped, 1 train, 2 valid, 3 test. And what was dropped, and how many were too short."""
-    tables = [read_table(checked_chunk(path)) for path in chunks]
-    short = sum(int(table.schema.metadata[b"short"]) for table in tables)
-    sizes = [table.num_rows for table in tables]
-    hashes = np.concatenate([dedup.hash_column(table.column("hash")) for table in tables])
-    if not len(hashes):
+    schemas = [read_table(checked_chunk(path)).schema for path in chunks]
+    short = sum(int(schema.metadata[b"short"]) for schema in schemas)
+    first = first_occurrences(chunks, workers)
+    if not len(first):
         dropped = outcome_of(chunks).drops.counts
         if set(dropped) != {"min_chars"}:
             raise DataError(f"no document is left: {counted(dropped)}; allow more of them, or name other sources")
         raise DataError(f"all {short} documents are shorter than data.min_chars; lower it or name other sources")
-    if data.label and not any(len(table) - table.column("label").null_count for table in tables):
+    if data.label and all(_unlabeled(path) for path in chunks):
         raise DataError(f"no document has a number under data.label = {data.label!r}; correct it, or leave it out")
-    first = dedup.first_occurrences(hashes)
     stay, drops = sift(chunks, first, data, workers, log)
-    sides = side_hashes(tables)
-    split = np.where(stay, 1, 0).astype(np.uint8)
-    split[stay & dedup.valid_mask(sides, data.valid_fraction)] = 2
-    split[stay & dedup.test_mask(sides, data.test_fraction)] = 3
-    _, trained, num_validation, tested = np.bincount(split, minlength=4).tolist()
+    splits, (lowest, highest) = sides(chunks, stay, data.valid_fraction, data.test_fraction)
+    _, trained, num_validation, tested = np.sum([np.bincount(split, minlength=4) for split in splits], axis=0).tolist()
     apart = f"{num_validation:,} for validation, {tested:,} for the test" if data.test_fraction else f"{num_validation:,} for validation"
     log(
         f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(drops.counts['duplicates'], 'duplicate')}, {short:,} short"
     )
-    positions = dedup.hash_position(sides)
-    check_share("data.valid_fraction", data.valid_fraction, num_validation, trained, float(positions.min()))
-    check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - float(positions.max()))
-    return np.split(split, np.cumsum(sizes)[:-1]), drops, short
+    check_share("data.valid_fraction", data.valid_fraction, num_validation, trained, lowest)
+    check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - highest)
+    return splits, drops, short
 
 
-def _vocabulary(
-    data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]
-) -> list[str]:
-    """Return the given tokens, or tokens trained on the training documents; written into the folder."""
-    if (folder / "vocab.txt").exists():  # written last
-        return load_tokens(folder)[0]
-    if data.vocab_file:
-        tokens = read_tokens(environment_path(data.vocab_file, "data.vocab_file"))
-        if len(tokens) != data.vocab_size:
-            raise ConfigError(
-                f"data.vocab_size = {data.vocab_size}: {data.vocab_file} has {len(tokens)} tokens; set data.vocab_size={len(tokens)} or give another file"
-            )
-    else:
-        progress = Progress("vocabulary", log, "M words")
-        counted = 0
-        tasks = (CountTask(path, split == 1) for path, split in zip(chunks, splits, strict=True))
-        words: Counter[str] = Counter()
-        for number, counts in enumerate(run_tasks(count_chunk, tasks, workers)):
-            words.update(counts)
-            if len(words) > MAX_WORDS:
-                words = Counter({word: count for word, count in words.items() if count > 1})
-            counted += counts.total()
-            progress.update(counted, (number + 1) / len(chunks))
-        tokens = train_tokens(words, data.vocab_size, data.lowercase)
-        progress.end(counted, f"{plural(len(tokens), 'token')} from {plural(counted, 'word')}")
-        if len(tokens) < data.vocab_size:
-            log(f"vocabulary: the text gives no more than {len(tokens):,} of the {data.vocab_size:,} tokens of data.vocab_size")
-    save_tokenizer(folder, tokens, data.lowercase)
-    return tokens
+def _unlabeled(chunk: Path) -> bool:
+    column = read_table(chunk).column("label")
+    return bool(column.null_count == len(column))
 
 
-def _tokenize(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: int, log: Callable[[str], None]) -> None:
+def _tokenize(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: Workers, log: Callable[[str], None]) -> None:
     progress = Progress("tokenize", log, "M tokens")
     tasks = (
         TokenTask(path, split, folder, data.tokenizer, data.filters.max_tokens_per_char) for path, split in zip(chunks, splits, strict=True)
     )
     done = 0
-    for number, tokens in enumerate(run_tasks(token_chunk, tasks, workers)):
+    for number, tokens in enumerate(run_tasks(token_chunk, tasks, workers, lambda task: task.clean.stat().st_size)):
         done += tokens
         progress.update(done, (number + 1) / len(chunks))
     progress.end(done, plural(done, "token"))
 
 
-def _shard(folder: Path, chunks: list[Path], shard_tokens: int, workers: int, log: Callable[[str], None]) -> list[ShardEntry]:
+def _shard(folder: Path, chunks: list[Path], shard_tokens: int, workers: Workers, log: Callable[[str], None]) -> list[ShardEntry]:
     progress = Progress("shards", log, "M tokens")
     tasks = [task for split in SPLITS for task in _plan(folder, split, [token_path(path, split) for path in chunks], shard_tokens)]
-    entries = list(run_tasks(make_shard, tasks, workers))
+    entries = list(run_tasks(make_shard, tasks, workers, lambda task: sum(last - first for _, first, last in task.parts)))
     progress.end(
         sum(entry.tokens for entry in entries), f"{plural(len(entries), 'shard')}, {sum(entry.bytes for entry in entries) / 1e6:,.1f} MB"
     )

@@ -27,6 +27,7 @@ SETTINGS = (
     "test_fraction",
     "label",
     "vocab_file",
+    "new_words",
     "vocab_size",
     "lowercase",
     "encoding_errors",

@@ -14,6 +14,10 @@ from overnight.corpus.decontaminate import find_evaluation_text, write_ngrams
 from overnight.corpus.drops import SAMPLE_CHARS, SAMPLES, Drops
 from overnight.corpus.near_duplicates import find_near_duplicates
 from overnight.corpus.shards import read_table
+from overnight.corpus.workers import Workers
+
+# Documents that are looked at together.
+_BLOCK = 1 << 20
 
 
 def evaluation_ngrams(data: Data, work: Path, log: Callable[[str], None]) -> None:
@@ -28,7 +32,7 @@ def evaluation_files(data: Data) -> list[Any]:
     return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
-def sift(chunks: list[Path], first: np.ndarray, data: Data, workers: int, log: Callable[[str], None]) -> tuple[np.ndarray, Drops]:
+def sift(chunks: list[Path], first: np.ndarray, data: Data, workers: Workers, log: Callable[[str], None]) -> tuple[np.ndarray, Drops]:
     """Decide which documents stay.
 
     Args:
@@ -42,33 +46,43 @@ def sift(chunks: list[Path], first: np.ndarray, data: Data, workers: int, log: C
         stay: bool [D].
         drops: what goes, by the setting that did it; `duplicates` are exact ones.
     """
-    tables = [read_table(path) for path in chunks]
-    ends = np.cumsum([table.num_rows for table in tables])
+    ends = np.cumsum([read_table(path).num_rows for path in chunks])
     drops = Drops()
 
     def document(position: int) -> tuple[str, str]:
         number = int(np.searchsorted(ends, position, "right"))
-        row = position - int(ends[number]) + tables[number].num_rows
-        text = tables[number].column("text")[row].as_py()
+        table = read_table(chunks[number])
+        row = position - int(ends[number]) + table.num_rows
+        text = table.column("text")[row].as_py()
         start = text[: 4 * SAMPLE_CHARS].decode(errors="ignore") if isinstance(text, bytes) else text
-        return tables[number].column("name")[row].as_py(), start.strip()
+        return table.column("name")[row].as_py(), start.strip()
 
-    def drop(reason: str, positions: np.ndarray, like: np.ndarray | None = None) -> None:
+    def drop(reason: str, positions: np.ndarray, count: int, like: np.ndarray | None = None) -> None:
         for number, position in enumerate(positions[:SAMPLES].tolist()):
             name, text = document(position)
             drops.add(reason, name if like is None else f"{name} (like {document(int(like[number]))[0]})", text)
-        if len(positions) > SAMPLES:
-            drops.counts[reason] += len(positions) - SAMPLES
+        if count > SAMPLES:
+            drops.counts[reason] += count - SAMPLES
 
-    drop("duplicates", np.flatnonzero(~first))
+    drop("duplicates", _some(~first), len(first) - int(first.sum()))
     stay = first
     if data.decontaminate:
         marked = stay & find_evaluation_text(chunks, chunks[0].with_name("evaluation.u64"), data.decontaminate_words, workers)
-        drop("decontaminate", np.flatnonzero(marked))
+        drop("decontaminate", _some(marked), int(marked.sum()))
         stay = stay & ~marked
     if data.near_duplicates:
         positions, like = find_near_duplicates(chunks, np.split(stay, ends[:-1]), data.near_duplicates, workers, log)
-        drop("near_duplicates", positions, like)
+        drop("near_duplicates", positions, len(positions), like)
         stay = stay.copy()
         stay[positions] = False
     return stay, drops
+
+
+def _some(marked: np.ndarray) -> np.ndarray:
+    """Return where the first documents that are marked are, as many as are samples at most: there may be millions."""
+    found = np.zeros(0, np.int64)
+    for start in range(0, len(marked), _BLOCK):
+        if len(found) >= SAMPLES:
+            break
+        found = np.append(found, start + np.flatnonzero(marked[start : start + _BLOCK]))
+    return found[:SAMPLES]

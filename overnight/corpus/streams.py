@@ -24,6 +24,10 @@ _PACKED_ENDINGS = {".gz": "", ".bz2": "", ".xz": "", ".zst": "", ".tgz": ".tar",
 _BLOCK = 1 << 20
 # What lies inside an archive and can only be read from its end, such as a zip archive, is copied to the disk first.
 _MAX_COPY = 16 << 30
+# Zstandard's library gives all that is in what it is given: 4 bytes may be 128 kB, so this is 32 MB at most.
+_ZSTD_STEP = 1 << 10
+# Of a header of a tar archive that holds a name or attributes, which are read at once.
+_MAX_HEADER = 1 << 20
 
 
 class TruncatedError(Exception):
@@ -144,7 +148,7 @@ class _ZstdFile(io.RawIOBase):
     def read1(self, size: int) -> bytes:
         """Return up to `size` unpacked bytes, none at the end."""
         while not self._ready:
-            self._packed = self._packed or self._file.read(_BLOCK // 8)
+            self._packed = self._packed or self._file.read(_ZSTD_STEP)
             if not self._packed:
                 if self._inside:
                     raise EOFError
@@ -177,13 +181,15 @@ def members(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, io.Buff
     """
     tail = _Tail(stream)
     try:
-        with tarfile.open(fileobj=cast(IO[bytes], tail), mode="r|") as archive:
+        with tarfile.open(fileobj=cast(IO[bytes], tail), mode="r|", tarinfo=_Header) as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined]  # else every header is kept to the end
                 if member.isfile() and not is_hidden(member.name):
                     file = archive.extractfile(member)
                     assert file is not None
                     yield member.name, _Member(file, member.size, f"{name}:{member.name}").buffered()
+    except _HeaderError as error:
+        raise DataError(f"{name}: a header of the tar archive claims {error.args[0] >> 20:,} MB of names; get it again") from None
     except tarfile.ReadError as error:
         if "end of data" in str(error) or "truncated" in str(error):
             raise TruncatedError(f"{name}: the tar archive ends early") from None
@@ -191,6 +197,29 @@ def members(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, io.Buff
     # Two blocks of zeros close an archive; tarfile takes its silent end for one.
     if tail.ended and tail.last.strip(b"\0"):
         raise TruncatedError(f"{name}: the tar archive ends early")
+
+
+class _HeaderError(Exception):
+    """A header says that so many bytes of names follow."""
+
+
+class _Header(tarfile.TarInfo):
+    """A header of a tar archive; tarfile reads a name or attributes of any length at once, and an archive of zeros packs to nothing."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+        """Return the header in 512 bytes.
+
+        Raises:
+            _HeaderError: when what follows is longer than names and attributes are.
+        """
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in _LONG_HEADERS and found.size > _MAX_HEADER:
+            raise _HeaderError(found.size)
+        return found
+
+
+_LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 
 class _Tail:

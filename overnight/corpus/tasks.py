@@ -7,11 +7,11 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from tokenizers import Tokenizer
 
 from overnight.config import Data
 from overnight.corpus import dedup, wikipedia_dump
@@ -34,7 +34,7 @@ from overnight.corpus.shards import (
     write_table,
 )
 from overnight.corpus.text import Outcome, kept_text
-from overnight.corpus.tokenizer import count_words, encode, load_tokenizer
+from overnight.corpus.tokenizer import Encoder, count_words, load_tokenizer
 from overnight.corpus.wikipedia_dump import DumpPart, PartCounts
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_json
@@ -166,12 +166,17 @@ def token_path(clean: Path, split: str) -> Path:
 def token_chunk(task: TokenTask) -> int:
     """Tokenize clean text into one file a split; returns how many tokens."""
     total = 0
-    tokenizer = load_tokenizer(task.folder) if task.tokenizer == "wordpiece" else None
+    files = (task.folder / name for name in ("vocab.txt", "tokenizer.json"))
+    encoder = (
+        _encoder(task.folder, *((file.stat().st_size, file.stat().st_mtime_ns) for file in files))
+        if task.tokenizer == "wordpiece"
+        else None
+    )
     for kind, name in enumerate(SPLITS, 1):
         path = token_path(task.clean, name)
         if not is_sealed(path):
-            if tokenizer:
-                _write_tokens(task, kind, path, tokenizer)
+            if encoder:
+                _write_tokens(task, kind, path, encoder)
             else:
                 write_shard(path, *_bytes(task.clean, task.split == kind))
             seal_chunk(path)
@@ -179,10 +184,16 @@ def token_chunk(task: TokenTask) -> int:
     return total
 
 
-def _write_tokens(task: TokenTask, kind: int, path: Path, tokenizer: Tokenizer) -> None:
+@lru_cache(1)
+def _encoder(folder: Path, *written: tuple[int, int]) -> Encoder:
+    """Return the encoder of a folder, the same for all chunks of a process until a file of the vocabulary is `written` anew."""
+    return Encoder(load_tokenizer(folder))
+
+
+def _write_tokens(task: TokenTask, kind: int, path: Path, encoder: Encoder) -> None:
     """Write the tokens of the documents of one split, but of those with more for each character than are allowed (Cramming, arXiv 2212.14034)."""
     texts = _texts(task.clean, task.split == kind)
-    tokens, lengths, counts = encode(texts, tokenizer)
+    tokens, lengths, counts = encoder.encode(texts)
     drops, dropped, rows = Drops(), [], np.flatnonzero(task.split == kind)
     if task.max_tokens_per_char:
         ends = np.cumsum(counts)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from overnight.corpus.words import WORD_OR_MARK, distinct_words, ragged
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_whole
 from overnight.state_files import read_mapping
@@ -23,6 +24,9 @@ SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALPHABET = 1000
 # Words the trainer reads at most (they cost it 0.1 us each); beyond, counts are scaled down to this sum.
 TRAINING_WORDS = 8_000_000
+# Different ones of them, the most frequent (the trainer takes about 1 kB for each).
+TRAINING_DISTINCT = 500_000
+_SPLITTER = pre_tokenizers.BertPreTokenizer()
 
 
 @dataclass(frozen=True)
@@ -61,16 +65,31 @@ def build_tokenizer(tokens: Sequence[str], lowercase: bool) -> Tokenizer:
     return tokenizer
 
 
+@cache
 def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
     return normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase)
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
-    """Return how often each white-space-separated word occurs in clean text."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(text.split())
-    return counts
+    """Return how often each word of clean text occurs, in the order in which they first do; spaces and line ends separate words."""
+    words, places = distinct_words(" ".join(texts), marks=False)
+    return Counter(dict(zip(words, np.bincount(places, minlength=len(words)).tolist(), strict=True)))
+
+
+def without_rare(words: Counter[str], most: int) -> Counter[str]:
+    """Return counts of words, of more than `most` without those that occur once; as many more of the rarest go until a quarter of the room is free."""
+    least = 1
+    while len(words) > (most if least == 1 else 3 * most // 4):
+        least += 1
+        words = Counter({word: count for word, count in words.items() if count >= least})
+    return words
+
+
+def parts_of_word(word: str, lowercase: bool) -> list[str]:
+    """Return what BERT's rules make of a word of clean text: a part for each run of letters and digits, and for each mark."""
+    if word.isascii():  # the same, five times as fast
+        return WORD_OR_MARK.findall(word.lower() if lowercase else word)
+    return [part for part, _ in _SPLITTER.pre_tokenize_str(_normalizer(lowercase).normalize_str(word))]
 
 
 def train_tokens(words: Mapping[str, int], size: int, lowercase: bool) -> list[str]:
@@ -87,10 +106,9 @@ def train_tokens(words: Mapping[str, int], size: int, lowercase: bool) -> list[s
     Returns:
         The tokens, id by id, the special ones first; fewer than `size` where the text has no more to give.
     """
-    normalizer, splitter = _normalizer(lowercase), pre_tokenizers.BertPreTokenizer()
     counts: Counter[str] = Counter()
     for word, count in words.items():
-        for part, _ in splitter.pre_tokenize_str(normalizer.normalize_str(word)):
+        for part in parts_of_word(word, lowercase):
             counts[part] += count
     chars: Counter[str] = Counter()
     for part, count in counts.items():
@@ -98,6 +116,9 @@ def train_tokens(words: Mapping[str, int], size: int, lowercase: bool) -> list[s
             chars[char] += count
     alphabet = sorted(sorted(chars, key=lambda char: (-chars[char], char))[:ALPHABET])
     inside = {char for part in counts for char in part[1:]}.intersection(alphabet)
+    if len(counts) > TRAINING_DISTINCT:
+        kept = sorted(counts, key=lambda part: (-counts[part], part))[:TRAINING_DISTINCT]
+        counts = Counter({part: counts[part] for part in kept})
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
@@ -238,43 +259,54 @@ def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
-# Every ASCII punctuation mark is a word of its own to BERT.
-_WORD_OR_MARK = re.compile(r"[!-/:-@\[-`{-~]|[^!-/:-@\[-`{-~]+")
-
-
-def _word_ids(words: Iterable[str], tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
-    """Return token ids of each word. `house`, `house,` and `"house"` ask the tokenizer for `house` only once."""
-    parts_of = {word: (word,) if word.isalnum() else tuple(_WORD_OR_MARK.findall(word)) for word in words}
-    distinct = list(set(chain.from_iterable(parts_of.values())))
-    tokenizer.encode_special_tokens = True  # "[MASK]" in a text is three words
-    encoded = tokenizer.encode_batch_fast(distinct, add_special_tokens=False)
-    ids = {part: encoding.ids for part, encoding in zip(distinct, encoded, strict=True)}
-    return {word: tuple(chain.from_iterable(map(ids.__getitem__, parts))) for word, parts in parts_of.items()}
-
-
 # Neither can occur in clean text.
 _SENTENCE_END, _DOCUMENT_END = "\x01", "\x02"
+# Words whose ids a process remembers: about 50 MB.
+_REMEMBERED = 1 << 18
 
 
-def encode(documents: Sequence[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return token ids of clean documents; no special token is ever made, whatever the text says.
+class Encoder:
+    """Token ids of clean documents; no special token is ever made, whatever the text says.
 
-    WordPiece looks at one white-space-separated word at a time, so each distinct word is tokenized once and looked up
-    afterwards: several times faster than tokenizing running text, with the same ids (a test compares them).
+    WordPiece looks at one word or mark at a time, so each distinct one is tokenized once, remembered for the documents to come, and looked up afterwards:
+    many times faster than tokenizing running text, with the same ids (a test compares them).
 
     Args:
-        documents: clean text, one sentence a line, words one space apart.
         tokenizer: of :func:`build_tokenizer`.
-
-    Returns:
-        tokens [N], tokens of each sentence [S] (int32, none empty), sentences of each document [D] (int32).
     """
-    size = tokenizer.get_vocab_size()
-    ends = (f" {_SENTENCE_END} ", f" {_SENTENCE_END} {_DOCUMENT_END} ")
-    words = "".join(text.replace("\n", ends[0]) + ends[1] for text in documents).split(" ")
-    ids = _word_ids(set(words).difference((_SENTENCE_END, _DOCUMENT_END)), tokenizer)
-    ids[_SENTENCE_END], ids[_DOCUMENT_END] = (size,), (size + 1,)
-    stream = np.fromiter(chain.from_iterable(map(ids.__getitem__, words)), np.uint32)
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer.encode_special_tokens = True  # "[MASK]" in a text is three words
+        self._tokenizer, self._size = tokenizer, tokenizer.get_vocab_size()
+        self._ids: dict[str, tuple[int, ...]] = {}
+
+    def encode(self, documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Encode documents of one sentence a line, words one space apart.
+
+        Returns:
+            tokens [N], tokens of each sentence [S] (int32, none empty), sentences of each document [D] (int32).
+        """
+        ends = (f" {_SENTENCE_END} ", f" {_SENTENCE_END} {_DOCUMENT_END} ")
+        parts, places = distinct_words("".join(text.replace("\n", ends[0]) + ends[1] for text in documents), marks=True)
+        ids = self._of_parts(parts)
+        offsets = np.cumsum([0, *map(len, ids)])
+        flat = np.fromiter(chain.from_iterable(ids), np.uint32, int(offsets[-1]))
+        return _by_sentence(ragged(flat, offsets, places), self._size, len(documents))
+
+    def _of_parts(self, parts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Return token ids of each part of a word: `house`, `house,` and `"house"` ask the tokenizer for `house` only once."""
+        if len(self._ids) > _REMEMBERED:
+            self._ids = {}
+        known = self._ids
+        known |= {_SENTENCE_END: (self._size,), _DOCUMENT_END: (self._size + 1,)}
+        new = [part for part in parts if part not in known]
+        encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        known.update((part, tuple(encoding.ids)) for part, encoding in zip(new, encoded, strict=True))
+        return [known[part] for part in parts]
+
+
+def _by_sentence(stream: np.ndarray, size: int, documents: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what :meth:`Encoder.encode` does, from ids [N] among which `size` ends a sentence and `size + 1` a document."""
     is_end = stream >= size
     marks = stream[is_end]
     # How many tokens lie before each mark.
@@ -283,5 +315,5 @@ def encode(documents: Sequence[str], tokenizer: Tokenizer) -> tuple[np.ndarray, 
     lengths = np.diff(before[is_sentence], prepend=0)
     document_of = np.cumsum(~is_sentence)[is_sentence]
     filled = lengths > 0
-    counts = np.bincount(document_of[filled], minlength=len(documents))
+    counts = np.bincount(document_of[filled], minlength=documents)
     return stream[~is_end].astype(token_dtype(size)), lengths[filled].astype(np.int32), counts.astype(np.int32)

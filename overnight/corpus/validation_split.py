@@ -33,6 +33,34 @@ def side_hashes(tables: Sequence[pa.RecordBatch]) -> np.ndarray:
     return np.frombuffer(b"".join(found), np.uint8).reshape(-1, 16)
 
 
+def sides(
+    chunks: Sequence[Path], stay: np.ndarray, valid_fraction: float, test_fraction: float
+) -> tuple[list[np.ndarray], tuple[float, float]]:
+    """Return on which side documents are, chunk by chunk.
+
+    Args:
+        chunks: clean documents, one at least.
+        stay: bool [D], which documents of all chunks are kept.
+        valid_fraction, test_fraction: shares for validation and test.
+
+    Returns:
+        splits: uint8 of each document of each chunk: 0 dropped, 1 train, 2 valid, 3 test.
+        places: the least and the greatest place of a hash between 0 and 1, dropped documents included.
+    """
+    splits, places, start = [], [], 0
+    for path in chunks:
+        hashes = side_hashes([read_table(path)])
+        here = stay[start : start + len(hashes)]
+        start += len(hashes)
+        split = here.astype(np.uint8)
+        split[here & dedup.valid_mask(hashes, valid_fraction)] = 2
+        split[here & dedup.test_mask(hashes, test_fraction)] = 3
+        splits.append(split)
+        positions = dedup.hash_position(hashes)
+        places += [float(positions.min()), float(positions.max())] if len(positions) else []
+    return splits, (min(places), max(places))
+
+
 def check_share(key: str, fraction: float, num_validation: int, trained: int, nearest: float) -> None:
     """Check that a share of the documents takes some, and leaves some to train on.
 
@@ -71,8 +99,8 @@ def names_by_split(chunks: Sequence[Path], splits: Sequence[np.ndarray]) -> dict
 
 def share_for(chunks: Sequence[Path], splits: Sequence[np.ndarray], documents: int) -> float:
     """Return the `valid_fraction` that would take so many documents, or one half."""
-    kept = [read_table(path).filter(pa.array(split > 0)) for path, split in zip(chunks, splits, strict=True)]
-    positions = np.sort(dedup.hash_position(side_hashes(kept)))
+    kept = (read_table(path).filter(pa.array(split > 0)) for path, split in zip(chunks, splits, strict=True))
+    positions = np.sort(np.concatenate([np.sort(dedup.hash_position(side_hashes([table])))[:documents] for table in kept]))
     return min(float(positions[min(documents, len(positions)) - 1]) * 1.01 + 1e-4, 0.5)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import io
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ _PACKED_BYTES = 2 << 20
 """The same in bzip2."""
 # A page is at most 2 MB of wikitext; one that is longer than this holds its history.
 _MAX_PAGE_BYTES = 64 << 20
+# That the streams of a part, with the page that is open at their end, unpack to: ten times what is usual is 200 MB.
+_MAX_XML_BYTES = 512 << 20
 _BLOCK = 1 << 20
 
 _STREAM = re.compile(rb"BZh[1-9]1AY&SY")
@@ -48,6 +51,8 @@ class DumpPart:
     """Whole pages, in UTF-8; empty where they lie in a file."""
     path: str = ""
     """File of bzip2 streams."""
+    folder: str = ""
+    """Where a relative path begins, for workers that are elsewhere."""
     start: int = 0
     """Where in it the first stream begins."""
     end: int = 0
@@ -150,14 +155,14 @@ def stream_parts(file: io.BufferedReader, name: str, data: Data) -> Iterator[Dum
     Raises:
         DataError: when a stream is longer than 64 MB, or, before the first part, when the dump ends early and `data.on_truncated_file` is `error`.
     """
-    path = str(file.name)
+    path, folder = str(file.name), os.getcwd()
     namespaces = _namespaces(next(_unpacked(file, path))[1])
     name = name.removesuffix(".bz2")
     # The end first: hours of work lie between.
     size = file.seek(0, io.SEEK_END)
     begin = file.seek(max(size - 4 * _BLOCK, 0))
     if ends := [begin + match.start() for match in _STREAM.finditer(file.read())]:
-        _readable(DumpPart(name, namespaces, data, path=path, start=ends[-1], end=size, last=True))
+        _readable(DumpPart(name, namespaces, data, path=path, folder=folder, start=ends[-1], end=size, last=True))
     file.seek(0)
     start = offset = 0
     carry = b""
@@ -166,7 +171,7 @@ def stream_parts(file: io.BufferedReader, name: str, data: Data) -> Iterator[Dum
         for match in _STREAM.finditer(window):
             place = offset - len(carry) + match.start()
             if place - start >= _PACKED_BYTES:
-                yield DumpPart(name, namespaces, data, path=path, start=start, end=place)
+                yield DumpPart(name, namespaces, data, path=path, folder=folder, start=start, end=place)
                 start = place
         offset += len(block)
         carry = window[-9:]
@@ -174,7 +179,7 @@ def stream_parts(file: io.BufferedReader, name: str, data: Data) -> Iterator[Dum
             raise DataError(
                 f"{name}: byte {start}: a bzip2 stream of more than {_MAX_PAGE_BYTES >> 20} MB among short ones; unpack the file"
             )
-    yield DumpPart(name, namespaces, data, path=path, start=start, end=offset, last=True)
+    yield DumpPart(name, namespaces, data, path=path, folder=folder, start=start, end=offset, last=True)
 
 
 def read_part(part: DumpPart) -> tuple[list[str], list[str], PartCounts]:
@@ -232,7 +237,7 @@ def _readable(part: DumpPart) -> tuple[bytes, bool]:
 def _from_streams(part: DumpPart) -> tuple[bytes, bool]:
     """Return XML with the pages that begin in the streams of a part, and whether the dump ends early there."""
     xml, opened = b"", -1
-    with open(part.path, "rb") as file:
+    with open(os.path.join(part.folder, part.path), "rb") as file:
         file.seek(part.start)
         try:
             for place, block in _unpacked(file, part.path):
@@ -240,6 +245,8 @@ def _from_streams(part: DumpPart) -> tuple[bytes, bool]:
                 if place >= part.end and opened < 0 and (opened := _open_page(xml)) < 0:
                     break
                 xml += block
+                if len(xml) > _MAX_XML_BYTES:
+                    raise _too_large(part.path, part.start)
                 if opened >= 0 and (end := xml.find(b"</page>", opened)) >= 0:
                     xml = xml[: end + 7]
                     break
@@ -253,16 +260,25 @@ def _unpacked(file: io.BufferedReader, name: str) -> Iterator[tuple[int, bytes]]
     """Yield where each bzip2 stream begins in a file, and what it holds; of one that is cut what is readable, before the error."""
     packed = b""
     while packed := packed or file.read(_BLOCK):
-        place, unpacker, blocks = file.tell() - len(packed), bz2.BZ2Decompressor(), []
+        place, unpacker, blocks, left = file.tell() - len(packed), bz2.BZ2Decompressor(), [], _MAX_XML_BYTES
         while packed and not unpacker.eof:
             try:
-                blocks.append(unpacker.decompress(packed))
+                blocks.append(unpacker.decompress(packed, left + 1))
             except OSError as error:
                 raise DataError(f"{name}: the bzip2 stream at byte {place} is damaged ({error}); get the dump again") from None
+            left -= len(blocks[-1])
+            if left < 0:
+                raise _too_large(name, place)
             packed = unpacker.unused_data if unpacker.eof else file.read(_BLOCK)
         yield place, b"".join(blocks)
         if not unpacker.eof:
             raise TruncatedError(name)
+
+
+def _too_large(name: str, place: int) -> DataError:
+    return DataError(
+        f"{name}: what is packed at byte {place} is more than {_MAX_XML_BYTES >> 20} MB of XML, as no dump has it; get the dump again"
+    )
 
 
 def _open_page(xml: bytes) -> int:

@@ -22,6 +22,7 @@ _OWN = (
     ("out",),
     ("data", "dir"),
     ("data", "workers"),
+    ("data", "scheduler"),
     ("finetune",),
     ("linear_probe",),
     ("compute", "threads"),

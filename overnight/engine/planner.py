@@ -26,7 +26,7 @@ from overnight.engine.metrics_logger import MetricsLogger
 from overnight.engine.micro_batch import from_first
 from overnight.engine.run_clock import RunClock, moment_text, time_of_day
 from overnight.models.flops import training_flops
-from overnight.optim.decisions import Decision, decided_factor
+from overnight.optim.decisions import Decision, decided_decay, decided_factor
 from overnight.optim.schedules import peak_lr, resolved
 from overnight.state_files import fitted
 
@@ -121,6 +121,11 @@ class Planner:
         """Return the learning rate of a phase as a function of its step, from 0, by all decisions up to that step."""
         peak, schedule = peak_lr(phase), resolved(phase)
         return lambda step: peak * decided_factor(schedule, self.record.of(name), step)
+
+    def decay_factors(self, phase: Phase, name: str) -> Callable[[int], float]:
+        """Return the factor of the decay of a phase as a function of its step, from 0, by all decisions up to that step."""
+        schedule = resolved(phase)
+        return lambda step: decided_decay(schedule, self.record.of(name), step)
 
     def due(self, step: int) -> bool:
         """Return whether :meth:`look` wants to be called after so many steps: the same in all processes."""

@@ -9,7 +9,8 @@ from functools import partial
 import torch
 
 from overnight.batches.batch_size import micro_batch, pad_to_multiple
-from overnight.config import BytePhase, Phase
+from overnight.batches.masking import falling_rate
+from overnight.config import BertPhase, BytePhase, Phase
 from overnight.config.optimizers import ClippingOptim
 from overnight.distributed.collectives import all_reduce_max, raise_on_all_ranks
 from overnight.engine.context import PhaseContext
@@ -21,7 +22,7 @@ from overnight.engine.precision import DTYPES
 from overnight.engine.stability import StabilityGuard
 from overnight.engine.validator import Validator
 from overnight.optim.offload import offload
-from overnight.optim.schedules import learning_rates
+from overnight.optim.schedules import decay_factors, learning_rates
 from overnight.run_dir.lock import Heartbeat
 from overnight.signals import Interrupted
 
@@ -47,6 +48,9 @@ class Trainer:
         self.carry = context.workload.carry(self.samples)
         if self.carry and context.carried:
             self.carry.load(context.carried["streams"])
+        if isinstance(self.phase, BertPhase) and self.phase.final_mlm_probability:
+            decay = context.planner.decay_factors(self.phase, self.name) if context.planner else decay_factors(self.phase)
+            self.samples.set_mask_rate(falling_rate(self.phase.mlm_probability, self.phase.final_mlm_probability, decay))
         self.settings, states = self._settings(), self.progress.states
         self.logger = MetricsLogger(context, number, self.settings.weights, states.get("metrics", {}))
         self.guard = StabilityGuard(context, self.logger, self.samples, self.carry, states)

@@ -16,6 +16,7 @@ from overnight.batches.loader import Samples
 from overnight.batches.masking import context_free_loss
 from overnight.batches.order import key
 from overnight.batches.streams import VALIDATION_STREAMS, Streams
+from overnight.checkpoint.initial import begin_from
 from overnight.checkpoint.reader import Progress
 from overnight.checkpoint.run_corpus import assert_same_corpus, keep_corpus
 from overnight.config import BertPhase, BertRun, BytePhase, ByteRun, ModernBertConfig, Phase, Run
@@ -130,6 +131,8 @@ class BertWorkload(_Prepared):
         if isinstance(self.run.model, ModernBertConfig) and self.run.model.unigram_bias:
             assert isinstance(model, ModernBertForMaskedLM)
             model.begin_at_unigram(torch.from_numpy(token_counts(self.shards["train"], self.vocabulary.size)))
+        if self.run.init:
+            begin_from(model, self.run, self.vocabulary)
         return model
 
     def samples(self, phase: Phase, number: int, split: str) -> Samples:

@@ -184,8 +184,8 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
     from overnight.tasks.squad import load_squad
 
     data = load_squad(environment_path(spec.path, "finetune.path"), _dev(spec), spec.max_misplaced_answers)
-    # A question whose answers do not stand where its file says has nothing to learn from.
-    placed = [q for q in data.train if any(answer.start >= 0 for answer in q.answers)]
+    # A question whose answers do not stand where its file says has nothing to learn from; one that has none has.
+    placed = [q for q in data.train if q.impossible or any(answer.start >= 0 for answer in q.answers)]
     notes = data.notes
     if 0 < spec.max_train_examples < len(placed):
         chosen = drawn([f"{q.context}\x00{q.question}" for q in placed], spec.max_train_examples, _DRAW)
@@ -199,8 +199,14 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
     def evaluate(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
         starts, ends = [o[:, 0] for o in outputs], [o[:, 1] for o in outputs]
         predictions, nbest = question_answering.best_answers(split_windows["dev"], starts, ends, max_answer=spec.max_answer_length)
-        scores = metrics.squad_scores({q.id: [a.text for a in q.answers] for q in data.dev}, predictions)
-        return scores, {"predictions.json": predictions, "nbest_predictions.json": nbest}
+        right = {q.id: [a.text for a in q.answers] for q in data.dev}
+        if not any(q.impossible for q in (*placed, *data.dev)):
+            return metrics.squad_scores(right, predictions), {"predictions.json": predictions, "nbest_predictions.json": nbest}
+        odds, nbest = question_answering.against_null(split_windows["dev"], starts, ends, nbest)
+        threshold = metrics.null_threshold(right, predictions, odds)
+        predictions = {question: "" if odds[question] > threshold else text for question, text in predictions.items()}
+        scores = {**metrics.squad2_scores(right, predictions), "null_threshold": threshold}
+        return scores, {"predictions.json": predictions, "nbest_predictions.json": nbest, "null_odds.json": odds}
 
     examples = {
         # As in run_squad.py, a window without the answer points at [CLS].

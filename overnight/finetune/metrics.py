@@ -123,6 +123,59 @@ def token_f1(prediction: str, answer: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
+def squad2_scores(answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
+    """Return exact match and F1 of SQuAD 2.0, where a question may have no answer and then only the empty text is right.
+
+    As in evaluate-v2.0.py, answers that normalize to nothing do not count beside others, and where one side is empty F1 is 1 if both are, else 0.
+
+    Args:
+        answers: the texts of the right answers, by question id; none for a question without an answer.
+        predictions: the answered text of every question; empty for no answer.
+
+    Returns:
+        `exact_match` and `f1`, and both of the questions with and without an answer (`HasAns_exact`, ..., `NoAns_f1`; only those there
+        are), in per cent (0 to 100).
+    """
+    assert answers and answers.keys() <= predictions.keys(), "every question needs a prediction"
+    found = {question: _of_question(texts, predictions[question]) for question, texts in answers.items()}
+    parts = {
+        "HasAns": [found[question] for question, texts in answers.items() if texts],
+        "NoAns": [found[question] for question, texts in answers.items() if not texts],
+    }
+    exact, f1_scores = zip(*found.values(), strict=True)
+    scores = {"exact_match": 100.0 * sum(exact) / len(found), "f1": 100.0 * sum(f1_scores) / len(found)}
+    for part, pairs in parts.items():
+        for place, name in enumerate(("exact", "f1") if pairs else ()):
+            scores[f"{part}_{name}"] = 100.0 * sum(pair[place] for pair in pairs) / len(pairs)
+    return scores
+
+
+def null_threshold(answers: Mapping[str, Sequence[str]], texts: Mapping[str, str], odds: Mapping[str, float]) -> float:
+    """Return the threshold of the null odds at which F1 of SQuAD 2.0 is best, the lowest of equals.
+
+    Args:
+        answers: as of :func:`squad2_scores`.
+        texts: the best text that is not empty, by question id.
+        odds: score of no answer minus that of the text; above the threshold the question is answered by nothing.
+    """
+    questions = sorted(answers, key=lambda question: odds[question])
+    values = np.array([odds[question] for question in questions])
+    gains = np.array([_of_question(answers[q], texts[q])[1] - _of_question(answers[q], "")[1] for q in questions])
+    last = np.append(values[1:] != values[:-1], True)  # of equal odds: all of them are answered, or none
+    total = np.concatenate([[0.0], np.cumsum(gains)[last]])
+    # Far above rounding: of equally good thresholds it is the first.
+    best = int(np.argmax(total > total.max() - 1e-9))
+    return float(np.concatenate([[values[0] - 1.0], values[last]])[best])
+
+
+def _of_question(answers: Sequence[str], prediction: str) -> tuple[float, float]:
+    """Return exact match and F1 of one question of SQuAD 2.0 (0 to 1)."""
+    golds = [text for text in answers if normalize_answer(text)] or [""]
+    empty = not normalize_answer(prediction) or golds == [""]
+    exact = max(exact_match(prediction, text) for text in golds)
+    return exact, exact if empty else max(token_f1(prediction, text) for text in golds)
+
+
 def squad_scores(answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
     """Return exact match and F1 of SQuAD 1.1: of every question the best over its answers, averaged.
 

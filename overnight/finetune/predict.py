@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +30,11 @@ from overnight.run_dir.atomic import write_json, write_whole
 from overnight.tasks.inputs import example_of, parts, question_of, read_input
 from overnight.tasks.squad import question_lines
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from overnight.corpus.tokenizer import Vocabulary
+
 _MICRO = 32
 TOP = 5
 
@@ -49,33 +54,16 @@ def predict(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[dict[str,
     if name == "mask":
         yield from _fill(run, lines)
         return
-    folder, facts = run.run_dir / "finetune" / name, _facts(run, name)
-    device = set_up_machine(run)
-    vocabulary = task_vocabulary(folder, facts["tokenizer"])
-    tokenizer = load_tokenizer(folder)
-    model = task_model(facts["kind"], len(facts["labels"]), run, facts["vocab_size"])
-    reader.fill(model, read_weights(folder, facts), folder)
-    model.to(device)
-    dtype, length = DTYPES[run.precision], facts["spec"]["seq_len"]
+    facts = _facts(run, name)
+    if facts["kind"] == "spans":
+        yield from (answer for answer, _ in predict_questions(run, name, lines))
+        return
+    tokenizer, vocabulary, answered = _loaded(run, name, facts)
+    length = facts["spec"]["seq_len"]
     for part in parts(lines):
-        if facts["kind"] == "spans":
-            questions = [question_of(number, fields) for number, fields in part]
-            windows = question_answering.windows(tokenizer, vocabulary, questions, length, facts["spec"]["doc_stride"])
-            given = outputs(model, EncodedExamples([w.ids for w in windows], [w.segments for w in windows], {}), _MICRO, dtype, device)
-            answers, nbest = question_answering.best_answers(
-                windows, [o[:, 0] for o in given], [o[:, 1] for o in given], max_answer=facts["spec"]["max_answer_length"]
-            )
-            for question, (_, fields) in zip(questions, part, strict=True):
-                best = nbest[question.id][0]
-                yield {
-                    "id": fields.get("id", question.id),
-                    "answer": answers[question.id],
-                    "probability": _round(float(best["probability"])),
-                }
-            continue
         examples = [example_of(number, fields) for number, fields in part]
         sequences = encode_examples(tokenizer, vocabulary, examples, length)
-        given = outputs(model, EncodedExamples([e.ids for e in sequences], [e.segments for e in sequences], {}), _MICRO, dtype, device)
+        given = answered(EncodedExamples([e.ids for e in sequences], [e.segments for e in sequences], {}))
         for example, output in zip(examples, given, strict=True):
             if facts["kind"] == "regression":
                 yield {"id": example.id, "score": _round(float(output[0]))}
@@ -83,6 +71,42 @@ def predict(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[dict[str,
             p = np.exp(output - output.max())
             shares = dict(zip(facts["labels"], map(_round, (p / p.sum()).tolist()), strict=True))
             yield {"id": example.id, "label": facts["labels"][int(output.argmax())], "probabilities": shares}
+
+
+def predict_questions(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[tuple[dict[str, Any], list[dict[str, str | float]]]]:
+    """Answer questions one by one, in order; see :func:`predict`.
+
+    Returns:
+        of each the answer (`id`, `answer`, `probability`, and `null_odds` where the task has questions without an answer, whose answer is
+        then empty), and the best of them as `nbest_predictions.json` lists them.
+    """
+    facts = _facts(run, name)
+    tokenizer, vocabulary, answered = _loaded(run, name, facts)
+    threshold = facts["result"]["metrics"].get("null_threshold")
+    for part in parts(lines):
+        questions = [question_of(number, fields) for number, fields in part]
+        windows = question_answering.windows(tokenizer, vocabulary, questions, facts["spec"]["seq_len"], facts["spec"]["doc_stride"])
+        given = answered(EncodedExamples([w.ids for w in windows], [w.segments for w in windows], {}))
+        starts, ends = [o[:, 0] for o in given], [o[:, 1] for o in given]
+        answers, nbest = question_answering.best_answers(windows, starts, ends, max_answer=facts["spec"]["max_answer_length"])
+        odds: dict[str, float] = {}
+        if threshold is not None:
+            odds, nbest = question_answering.against_null(windows, starts, ends, nbest)
+        for question, (_, fields) in zip(questions, part, strict=True):
+            number, text = question.id, answers[question.id]
+            answer = {"id": fields.get("id", number), "answer": "" if threshold is not None and odds[number] > threshold else text}
+            answer["probability"] = _round(next(float(e["probability"]) for e in nbest[number] if e["text"] == answer["answer"]))
+            yield answer | ({"null_odds": odds[number]} if odds else {}), nbest[number]
+
+
+def _loaded(run: BertRun, name: str, facts: dict[str, Any]) -> tuple[Tokenizer, Vocabulary, Callable[[EncodedExamples], list[np.ndarray]]]:
+    """Return the tokenizer and the vocabulary of a fine-tuned task, and its model as a function of sequences."""
+    folder, device = run.run_dir / "finetune" / name, set_up_machine(run)
+    vocabulary = task_vocabulary(folder, facts["tokenizer"])
+    model = task_model(facts["kind"], len(facts["labels"]), run, facts["vocab_size"])
+    reader.fill(model, read_weights(folder, facts), folder)
+    model.to(device)
+    return load_tokenizer(folder), vocabulary, lambda examples: outputs(model, examples, _MICRO, DTYPES[run.precision], device)
 
 
 def predict_file(run: BertRun, name: str, path: str) -> Iterator[dict[str, Any]]:
@@ -95,6 +119,23 @@ def predict_file(run: BertRun, name: str, path: str) -> Iterator[dict[str, Any]]
     """
     spec = {"task": "mask"} if name == "mask" else _facts(run, name)["spec"]
     yield from predict(run, name, question_lines(path) or read_input(path, spec))
+
+
+def write_question_files(run: BertRun, name: str, path: str, folder: Path) -> None:
+    """Answer the questions of a file into a folder: `predictions.json`, `nbest_predictions.json` and, of SQuAD 2.0, `null_odds.json`.
+
+    Raises:
+        DataError: for a task that is not of questions.
+    """
+    facts = _facts(run, name)
+    if facts["kind"] != "spans":
+        raise DataError(f"--to={folder}: is a folder; only answers to questions are several files, name a file for those of {name!r}")
+    found = list(predict_questions(run, name, question_lines(path) or read_input(path, facts["spec"])))
+    write_json(folder / "predictions.json", {answer["id"]: answer["answer"] for answer, _ in found})
+    write_json(folder / "nbest_predictions.json", {answer["id"]: nbest for answer, nbest in found})
+    if any("null_odds" in answer for answer, _ in found):
+        write_json(folder / "null_odds.json", {answer["id"]: answer["null_odds"] for answer, _ in found})
+    print(f"written: {folder} ({len(found):,} answers)")
 
 
 def _facts(run: BertRun, name: str) -> dict[str, Any]:

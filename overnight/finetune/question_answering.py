@@ -7,7 +7,7 @@ A window is [CLS] question [SEP] context part [SEP], as in run_squad.py of googl
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -184,6 +184,40 @@ def best_answers(
             for (_, s, e, text), p in zip(kept, shares, strict=True)
         ]
     return predictions, nbest
+
+
+def against_null(
+    windows: Sequence[Window],
+    start_logits: Sequence[npt.NDArray[np.floating[Any]]],
+    end_logits: Sequence[npt.NDArray[np.floating[Any]]],
+    nbest: Mapping[str, list[dict[str, str | float]]],
+) -> tuple[dict[str, float], dict[str, list[dict[str, str | float]]]]:
+    """Compare the best answers with that of no answer, which is the span of [CLS] in the window where its score is lowest (SQuAD 2.0, run_squad.py).
+
+    Args:
+        windows, start_logits, end_logits: as of :func:`best_answers`.
+        nbest: of :func:`best_answers`.
+
+    Returns:
+        What `null_odds.json` holds (id -> score of no answer minus that of the best text), and `nbest_predictions.json` with the empty
+        text among the others.
+    """
+    nulls: dict[str, tuple[float, float, float]] = {}
+    for window, start, end in zip(windows, start_logits, end_logits, strict=True):
+        null = (float(start[0]) + float(end[0]), float(start[0]), float(end[0]))
+        nulls[window.id] = min(nulls.get(window.id, null), null)
+    odds, ranked = {}, {}
+    for question, found in nbest.items():
+        score, start_logit, end_logit = nulls[question]
+        odds[question] = score - (float(found[0]["start_logit"]) + float(found[0]["end_logit"]))
+        entries = [entry for entry in found if entry["text"]]
+        entries.append({"text": "", "probability": 0.0, "start_logit": start_logit, "end_logit": end_logit})
+        scores = np.array([float(entry["start_logit"]) + float(entry["end_logit"]) for entry in entries])
+        weights = np.exp(scores - scores.max())
+        shares = weights / weights.sum()
+        order = np.argsort(-scores, kind="stable")
+        ranked[question] = [{**entries[i], "probability": float(shares[i])} for i in order]
+    return odds, ranked
 
 
 def _candidates(

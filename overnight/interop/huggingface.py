@@ -17,6 +17,7 @@ from overnight.config import EncoderConfig
 from overnight.errors import DataError, UserError
 from overnight.interop import bert_layout, modernbert_layout
 from overnight.interop.layout import Kind, Layout, layers_of
+from overnight.interop.pytorch import read_torch
 from overnight.interop.tokenizer_files import pieces_of, tokenizer_config, with_template
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.state_files import parse_json
@@ -121,11 +122,15 @@ def _classes(labels: Sequence[str], outputs: int) -> dict[str, Any]:
     }
 
 
-def load_pretrained(folder: Path) -> tuple[dict[str, Tensor], EncoderConfig, int]:
+Loaded = tuple[dict[str, Tensor], EncoderConfig, int]
+"""Parameters by our names, sizes, and the number of tokens of the vocabulary."""
+
+
+def load_pretrained(folder: Path) -> Loaded:
     """Read a Hugging Face folder of BERT or ModernBERT.
 
     Args:
-        folder: holds `config.json` and `model.safetensors`.
+        folder: holds `config.json` and `model.safetensors`, or a `pytorch_model.bin` of tensors alone.
 
     Returns:
         The parameters as :func:`from_huggingface` gives them, the sizes, and the number of tokens of the vocabulary.
@@ -133,21 +138,28 @@ def load_pretrained(folder: Path) -> tuple[dict[str, Tensor], EncoderConfig, int
     Raises:
         DataError: a file that is missing or damaged, a pickled checkpoint, an architecture that we do not have, or shapes that differ from the config.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    path, weights = folder / "config.json", folder / "model.safetensors"
+    path = folder / "config.json"
     config = _read_json(path)
     layout = _LAYOUTS.get(str(config.get("model_type")))
     if layout is None:
         raise DataError(f"{path}: model_type = {config.get('model_type')!r}; only 'bert' and 'modernbert' can be read")
+    return converted(_read_weights(folder), config, layout, path)
+
+
+def converted(found: tuple[Path, Mapping[str, Tensor]], config: Mapping[str, Any], layout: Layout, path: Path) -> Loaded:
+    """Return tensors by the names of transformers as ours, checked against the sizes that belong to them.
+
+    Args:
+        found: where the tensors are from, and the tensors.
+        config: as in a `config.json`.
+        layout: of the architecture.
+        path: of the config.
+
+    Raises:
+        DataError: as of :func:`load_pretrained`.
+    """
+    weights, tensors = found
     model = layout.import_config(config, path)
-    if not weights.is_file():
-        raise DataError(f"{folder}: has no model.safetensors{_instead(folder)}")
-    try:
-        tensors = load_file(weights)
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{weights}: cannot be read: {error}; the file is damaged or cut short") from None
     try:
         state = layout.import_tensors(tensors)
     except DataError as error:
@@ -157,21 +169,35 @@ def load_pretrained(folder: Path) -> tuple[dict[str, Tensor], EncoderConfig, int
     layers = layers_of(state, "encoder.layers.")
     wrong = next((n for n, shape in expected.items() if n not in state or tuple(state[n].shape) != shape), None)
     if wrong or layers != model.num_layers:
-        found = (
+        found_there = (
             f"{wrong} {tuple(state[wrong].shape)} where {expected[wrong]} belongs"
             if wrong in state
             else f"{layers} layers where {model.num_layers} belong"
         )
-        raise DataError(f"{weights}: does not fit {path}: {found}")
+        raise DataError(f"{weights}: does not fit {path}: {found_there}")
     return state, model, vocab_size
+
+
+def _read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
+    """Return the file of weights of a folder and its tensors: safetensors, or else a `pytorch_model.bin` of tensors alone."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    weights, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
+    if not weights.is_file():
+        if pickled.is_file():
+            return pickled, read_torch(pickled)
+        raise DataError(f"{folder}: has no model.safetensors{_instead(folder)}")
+    try:
+        return weights, load_file(weights)
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{weights}: cannot be read: {error}; the file is damaged or cut short") from None
 
 
 def _instead(folder: Path) -> str:
     """What to do, by what the folder holds in place of the file."""
     if (folder / "model.safetensors.index.json").is_file():
         return "; it is split into several files: load it with transformers and call save_pretrained(folder, max_shard_size='100GB')"
-    if (folder / "pytorch_model.bin").is_file():
-        return " but pytorch_model.bin, a pickle, which can run code when it is read: convert it where you trust it (transformers: from_pretrained, then save_pretrained)"
     return "; name a folder that transformers' save_pretrained wrote"
 
 

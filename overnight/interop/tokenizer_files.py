@@ -19,7 +19,7 @@ def pieces_of(tokenizer: dict[str, Any], path: Path) -> list[str]:
     """
     model = tokenizer.get("model", {})
     if model.get("type") != "WordPiece":
-        raise DataError(f"{path}: is a {model.get('type')} tokenizer; only WordPiece can be exported as BERT's")
+        raise DataError(f"{path}: is a {model.get('type')} tokenizer; only WordPiece, BERT's, can be used here")
     by_id = {i: piece for piece, i in model["vocab"].items()}
     if sorted(by_id) != list(range(len(model["vocab"]))):
         raise DataError(f"{path}: the ids of its vocabulary are not 0 to {len(model['vocab']) - 1}, each once")

@@ -55,6 +55,11 @@ def decided_factor(schedule: Schedule, decisions: Sequence[Decision], step: int)
     return _height(known[-1], height, step) * decayed(schedule, share_left(known[-1], left, step))
 
 
+def decided_decay(schedule: Schedule, decisions: Sequence[Decision], step: int) -> float:
+    """Return the factor of the decay alone, 1 while the phase warms up; arguments as those of :func:`decided_factor`."""
+    return decayed(schedule, share_of_decay_left([decision for decision in decisions if decision.at <= step], step))
+
+
 def share_of_decay_left(decisions: Sequence[Decision], step: int) -> float:
     """Return what is left of the decay at a step that no decision is after, 1 to 0."""
     left = 1.0

@@ -33,6 +33,13 @@ def learning_rates(phase: Phase) -> Callable[[int], float]:
     return lambda step: peak * factor(schedule, step, phase.steps)
 
 
+def decay_factors(phase: Phase) -> Callable[[int], float]:
+    """Return the factor of a phase's decay as a function of its step, from 0: that of the learning rate, and 1 while it warms up."""
+    schedule = resolved(phase)
+    warmup = schedule.warmup_ratio * schedule.total_steps
+    return lambda step: 1.0 if schedule.step_offset + step + 1 <= warmup else factor(schedule, step, phase.steps)
+
+
 def learning_rate(phase: Phase, step: int) -> float:
     """Return the learning rate of a step of a phase, from 0."""
     return learning_rates(phase)(step)

@@ -37,7 +37,9 @@ def summarize_folder(folder: RunFolder) -> dict[str, Any]:
     rows, results = phases(folder), tasks(folder)
     todo = [row["name"] for row in rows if not row["finished"]]
     notes = list(folder.notes)
-    if todo:
+    if (folder.path / "imported.json").exists():
+        notes.append("pretrained elsewhere: imported.json says from where")
+    elif todo:
         notes.append(f"pretraining is not finished: phase {', '.join(todo)} is to do")
     notes += [note for task in results for note in task["notes"]]
     return {

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from overnight.errors import UserError
+from overnight.errors import DataError, UserError
 from overnight.run_dir.atomic import write_json
 from overnight.state_files import parse_json
 
@@ -46,6 +46,19 @@ def run_lock(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
         file.flush()
+        yield
+
+
+@contextmanager
+def preparation_lock(folder: Path) -> Iterator[None]:
+    """Let this process alone prepare a data folder; the system takes the lock back when the process ends, however it ends.
+
+    Raises:
+        DataError: when another process prepares it.
+    """
+    with open(folder / ".lock", "w") as file:
+        if not try_lock(file):
+            raise DataError(f"{folder}: another process is preparing this folder; wait for it, or set data.dir to another")
         yield
 
 

@@ -31,6 +31,8 @@ class _Glue:
     """Lines with another number of fields in the files as published."""
 
 
+# Dev rows of the first version.
+_QNLI_1 = 5732
 _BINARY = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
 _GLUE = {
@@ -108,8 +110,15 @@ def _load_glue(name: str, task: _Glue, folder: Path) -> TaskData:
             extra["dev_mismatched"] = read("dev_mismatched")
         if (folder / "test_mismatched.tsv").is_file():
             extra["test_mismatched"] = read("test_mismatched", labeled=False)
+        # The diagnostic set of GLUE (AX) has no rows of its own to train on: it is answered by the model of MNLI.
+        for file in (folder / "diagnostic.tsv", folder.parent / "diagnostic" / "diagnostic.tsv"):
+            if file.is_file() and "diagnostic" not in extra:
+                extra["diagnostic"] = list(_glue_examples(read_tsv(file), task, file, labeled=False))
     kind: Literal["classification", "regression"] = "classification" if task.labels else "regression"
-    return TaskData(name, kind, task.labels, train, dev, test, task.metric, extra, tuple(f"left out {s}" for s in skipped))
+    notes = [f"left out {line}" for line in skipped]
+    if name == "qnli" and len(dev) == _QNLI_1:
+        notes.append("this is the first version of QNLI, which the server of GLUE no longer takes; its second has 5,463 dev rows")
+    return TaskData(name, kind, task.labels, train, dev, test, task.metric, extra, tuple(notes))
 
 
 def _glue_examples(lines: Iterator[Line], task: _Glue, file: Path, labeled: bool) -> Iterator[Example]:

@@ -16,8 +16,8 @@ from overnight.tasks.tables import read_text
 
 MAX_MISPLACED_ANSWERS = 0.001
 """Share of answers that may stand elsewhere than their file says."""
-# Questions of SQuAD 1.1 (Rajpurkar et al. 2016), to train on and to score on.
-_PUBLISHED = (87_599, 10_570)
+# Questions to train on and to score on (Rajpurkar et al. 2016, 2018).
+_PUBLISHED = {(87_599, 10_570): "SQuAD 1.1: ", (130_319, 11_873): "SQuAD 2.0: "}
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Question:
     """The paragraph; answers are character spans of it."""
     answers: tuple[Answer, ...]
     """Empty where the question has none (SQuAD 2.0), or where they are not known."""
+    impossible: bool = False
+    """The file says that the paragraph does not answer it (`is_impossible` of SQuAD 2.0)."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,10 @@ class SquadData:
 
 
 def load_squad(path: Path, dev: Path | None = None, max_misplaced_answers: float = MAX_MISPLACED_ANSWERS, seed: int = 0) -> SquadData:
-    """Read the questions to train on and those to score on, all in the format of SQuAD 1.1.
+    """Read the questions to train on and those to score on, all in the format of SQuAD 1.1 or 2.0.
 
     A folder holds one file with `train` in its name and one with `dev` or `valid`, whatever else they are called; the published names
-    `train-v1.1.json` and `dev-v1.1.json` go first. A folder with `dev-v1.1.json` and `train-v2.0-10articles.json` (ten articles of
+    `train-v1.1.json` and `dev-v1.1.json` (or those of v2.0, where there is no v1.1) go first. A folder with `dev-v1.1.json` and `train-v2.0-10articles.json` (ten articles of
     SQuAD 2.0) gives a small split of its own: the answerable questions of the ten and the first 40 articles of dev to train on, the last
     8 articles of dev to score on. Of a file without `dev` a tenth of the paragraphs is split off by a hash of their text. The notes say
     which it is.
@@ -68,16 +70,16 @@ def load_squad(path: Path, dev: Path | None = None, max_misplaced_answers: float
         seed: which tenth is split off.
 
     Raises:
-        DataError: a file that is missing or has another format, a question without an answer.
+        DataError: a file that is missing or has another format, a question without an answer that does not say that it has none.
     """
     if not path.exists():
         raise DataError(f"{path}: does not exist; name the file with the questions to train on, or the folder that holds it")
     published, beside, ten = (path / name for name in ("train-v1.1.json", "dev-v1.1.json", "train-v2.0-10articles.json"))
     if dev is None and ten.is_file() and beside.is_file() and not published.is_file():
         return _small_split(ten, beside, max_misplaced_answers)
-    file = path if path.is_file() else _find(path, ("train",), published)
+    file = path if path.is_file() else _find(path, ("train",), "train-v1.1.json", "train-v2.0.json")
     if dev is None and path.is_dir():
-        dev = _find(path, ("dev", "valid"), beside)
+        dev = _find(path, ("dev", "valid"), *(["dev-v2.0.json"] if file.name == "train-v2.0.json" else ["dev-v1.1.json"]))
     train, notes = read_squad(file, max_misplaced_answers)
     _check_answers(file, train)
     if dev is None:
@@ -89,7 +91,7 @@ def load_squad(path: Path, dev: Path | None = None, max_misplaced_answers: float
         return SquadData(train, scored, (said, *notes))
     scored, dev_notes = read_squad(dev, max_misplaced_answers)
     _check_answers(dev, scored)
-    whole = "SQuAD 1.1: " if (len(train), len(scored)) == _PUBLISHED else ""
+    whole = _PUBLISHED.get((len(train), len(scored)), "")
     said = f"{whole}trained on {file.name}, scored on {dev.name}"
     return SquadData(train, scored, (said, *notes, *(() if dev_notes == notes else dev_notes)))
 
@@ -108,10 +110,11 @@ def _small_split(ten: Path, dev_file: Path, max_misplaced_answers: float) -> Squ
     return SquadData(train, [q for q in dev if q.title in last], (said, *notes, *dev_notes))
 
 
-def _find(folder: Path, words: tuple[str, ...], published: Path) -> Path:
-    """Return the JSON file of a folder with one of the words in its name."""
-    if published.is_file():
-        return published
+def _find(folder: Path, words: tuple[str, ...], *published: str) -> Path:
+    """Return the JSON file of a folder with one of the words in its name; a published name goes first."""
+    for name in published:
+        if (folder / name).is_file():
+            return folder / name
     files = sorted(file for file in folder.glob("*.json") if file.is_file())
     found = [file for file in files if any(word in file.name.lower() for word in words)]
     if len(found) != 1:
@@ -124,11 +127,11 @@ def _find(folder: Path, words: tuple[str, ...], published: Path) -> Path:
 
 
 def _check_answers(path: Path, questions: list[Question]) -> None:
-    without = [q.id for q in questions if not q.answers]
+    without = [q.id for q in questions if not q.answers and not q.impossible]
     if without:
         raise DataError(
-            f"{path}: {len(without):,} of {len(questions):,} questions have no answer, first {', '.join(without[:5])}; questions that have "
-            "none, as in SQuAD 2.0, can be neither trained nor scored on: take them out"
+            f"{path}: {len(without):,} of {len(questions):,} questions have no answer, first {', '.join(without[:5])}; one that its "
+            "paragraph does not answer says so, as in SQuAD 2.0: `is_impossible: true`. Take out the others"
         )
 
 
@@ -225,7 +228,10 @@ def _question(path: Path, qa: Any, title: str, context: str, place: str) -> Ques
             raise DataError(f"{path}: {where}: an answer has no text")
         stands = start >= 0 and context.startswith(answer_text, start)
         answers.append(Answer(answer_text, start if stands else -1))
-    return Question(question_id, title, text, context, tuple(answers))
+    impossible = "is_impossible" in qa and _get(path, qa, "is_impossible", bool, where)
+    if impossible and answers:
+        raise DataError(f"{path}: {where}: is_impossible is true, and there are answers; put wrong ones under plausible_answers")
+    return Question(question_id, title, text, context, tuple(answers), impossible)
 
 
 def _get(path: Path, node: Any, key: str, kind: type, where: str) -> Any:

@@ -362,3 +362,23 @@ def test_of_a_corpus_shorter_than_a_sequence_the_longest_is_all() -> None:
     phase = BertPhase(steps=1, global_batch_size=4, seq_len=512)
     tokens = shard(book_like(1, 1), size=500)
     assert Samples([tokens], words(500), phase, (0,)).longest(2).lengths[0] == min(512, len(tokens.tokens) + 3)
+
+
+def test_at_a_lower_rate_fewer_of_the_same_tokens_are_predicted_and_there_is_less_room() -> None:
+    stream = samples(mlm_probability=0.4, max_predictions_per_seq=0)
+    multiple = pad_to_multiple(stream.phase, 4)
+    whole = stream.step(3, pad_to_multiple=multiple)
+    assert of_steps(stream.step(3, pad_to_multiple=multiple)) == of_steps(whole)
+    stream.set_mask_rate(lambda step: 0.17 if step == 3 else 0.4)
+    less = stream.step(3, pad_to_multiple=multiple)
+    assert less.sizes is not None and whole.sizes is not None
+    assert 0.35 < less.sizes.predicted / whole.sizes.predicted < 0.5 and less.tokens == whole.tokens
+    for few, many in zip(less.micro, whole.micro, strict=True):
+        assert few.predicted_M is not None and many.predicted_M is not None
+        chosen = [set(batch.predicted_M[batch.targets["mlm"] != IGNORED].tolist()) for batch in (few, many)]
+        assert chosen[0] < chosen[1], "they are drawn in one order"
+        # Room for 20 % instead of 40 %.
+        assert 0.45 < len(few.predicted_M) / len(many.predicted_M) < 0.6
+    assert of_steps(stream.step(4, pad_to_multiple=multiple)) == of_steps(
+        samples(mlm_probability=0.4, max_predictions_per_seq=0).step(4, pad_to_multiple=multiple)
+    )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overnight.batches import pairs
-from overnight.batches.pairs import plan_pairs, plan_segments
+from overnight.batches.pairs import plain_pairs, plain_segments, plan_pairs, plan_segments
 from tests.batches.corpus import Documents, any_documents, book_like, shard
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -237,3 +237,27 @@ def test_segments_fill_the_length_but_for_the_short_ones_and_the_ends() -> None:
 def test_a_corpus_without_documents_has_an_empty_plan() -> None:
     for make in (plan_pairs, plan_segments):
         assert make(shard([]), 64, 0.1, 0).shape == (0, pairs.COLUMNS)
+
+
+@pytest.mark.skipif(pairs._library() is None, reason="no C compiler")
+@settings(max_examples=200)
+@given(any_documents(0), st.integers(5, 2100), st.sampled_from([0.0, 0.1, 0.5, 1.0]), SEEDS)
+def test_c_gives_the_plan_of_python_example_by_example(documents: Documents, length: int, short: float, seed: int) -> None:
+    corpus = shard(documents)
+    for fast, plain in ((plan_pairs, plain_pairs), (plan_segments, plain_segments)):
+        assert np.array_equal(fast(corpus, length, short, seed), plain(corpus, length, short, seed))
+
+
+@pytest.mark.skipif(pairs._library() is None, reason="no C compiler")
+@pytest.mark.parametrize("length", [32, 128, 512])
+def test_c_gives_the_plan_of_python_also_where_long_sentences_are_cut(length: int) -> None:
+    # Up to thousands of tokens are cut from a sentence, a bit each.
+    corpus = shard([*book_like(2, 60), *book_like(3, 5, mean=1500)])
+    assert np.array_equal(plan_pairs(corpus, length, 0.1, 9), plain_pairs(corpus, length, 0.1, 9))
+
+
+def test_without_a_compiler_the_plan_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = shard(book_like(1, 30))
+    made = [make(corpus, 64, 0.1, 5) for make in (plan_pairs, plan_segments)]
+    monkeypatch.setattr(pairs, "_library", lambda: None)
+    assert all(np.array_equal(make(corpus, 64, 0.1, 5), plan) for make, plan in zip((plan_pairs, plan_segments), made, strict=True))

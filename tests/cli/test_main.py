@@ -30,6 +30,7 @@ COMMANDS = (
     "launch",
     "finetune",
     "predict",
+    "submission",
     "export",
     "report",
     "plan",

@@ -66,6 +66,11 @@ IMPOSSIBLE = [
         0.3,
         "phases.short.mlm_probability = 0.3: asks for 38 of 128 tokens, of which max_predictions_per_seq = 20 cuts some off",
     ),
+    (
+        "phases__short__final_mlm_probability",
+        0.2,
+        "phases.short.final_mlm_probability = 0.2: must be at most phases.short.mlm_probability = 0.15: it falls",
+    ),
     ("phases__short__micro_batch_size", -1, "phases.short.micro_batch_size = -1: must be 0 or more"),
     (
         "phases__short__global_batch_size",

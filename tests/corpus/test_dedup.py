@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
 from overnight.corpus import dedup
-
-
-@given(st.lists(st.sampled_from([b"a", b"b", b"c", b"d"])))
-def test_the_first_of_equal_documents_stays(texts: list[bytes]) -> None:
-    digests = [dedup.document_hash([text.decode()]) for text in texts]
-    hashes = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
-    assert dedup.first_occurrences(hashes).tolist() == [text not in texts[:i] for i, text in enumerate(texts)]
 
 
 def test_equality_is_blind_to_paragraphs_but_not_to_words() -> None:

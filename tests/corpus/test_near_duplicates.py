@@ -228,3 +228,12 @@ def test_drops_of_parts_merge_to_those_of_the_whole(added: list[tuple[str, str]]
     assert left == whole
     assert all(len(kept) == min(whole.counts[reason], SAMPLES) for reason, kept in whole.samples.items())
     assert all(len(text) <= 200 for kept in whole.samples.values() for _, text in kept)
+
+
+@given(take=st.lists(st.lists(st.booleans(), max_size=6), min_size=1, max_size=5), data=st.data())
+def test_documents_are_found_again_among_all(take: list[list[bool]], data: st.DataObject) -> None:
+    masks = [np.array(each, bool) for each in take]
+    firsts = np.cumsum([0, *(int(mask.sum()) for mask in masks)])
+    numbers = np.array(data.draw(st.lists(st.integers(0, int(firsts[-1]) - 1))) if firsts[-1] else [], np.int64)
+    expected = np.flatnonzero(np.concatenate(masks))[numbers]
+    assert near_duplicates._positions(masks, firsts, numbers).tolist() == expected.tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import string
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from overnight.corpus import tokenizer as tk
 from overnight.errors import DataError
@@ -39,6 +41,26 @@ def test_training_is_the_same_in_another_process_with_other_threads() -> None:
         outputs.add(subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout)
     assert len(outputs) == 1
     assert outputs == {f"{tk.train_tokens(_words(0), 600, True)}\n"}
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=4), st.integers(1, 9)), st.integers(1, 40))
+def test_of_more_words_than_fit_the_rarest_go(counts: dict[str, int], most: int) -> None:
+    left = tk.without_rare(Counter(counts), most)
+    assert len(left) <= most and left.items() <= counts.items()
+    if len(counts) <= most:
+        assert left == counts
+    elif len(often := {word for word, count in counts.items() if count > 1}) <= 3 * most // 4:
+        assert set(left) == often  # no more than is needed
+    assert not left or min(left.values()) > max((count for word, count in counts.items() if word not in left), default=0)
+
+
+def test_the_trainer_is_given_the_most_frequent_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = _words(1)
+    frequent = Counter(dict(sorted(words.items(), key=lambda item: (-item[1], item[0]))[:300]))
+    monkeypatch.setattr(tk, "TRAINING_DISTINCT", 300)
+    few = tk.train_tokens(words, 600, True)
+    monkeypatch.undo()
+    assert few == tk.train_tokens(frequent, 600, True) != tk.train_tokens(words, 600, True)
 
 
 def test_trained_tokens_are_specials_alphabet_and_words() -> None:
@@ -80,7 +102,7 @@ def tokens() -> list[str]:
 @given(docs=st.lists(st.lists(st.sampled_from(ALPHABET), max_size=40).map(_lines), max_size=4), lowercase=st.booleans())
 def test_encoding_word_by_word_equals_the_library_on_sentences(tokens: list[str], docs: list[str], lowercase: bool) -> None:
     tokenizer = tk.build_tokenizer(tokens, lowercase)
-    tokens, lengths, counts = tk.encode(docs, tokenizer)
+    tokens, lengths, counts = tk.Encoder(tokenizer).encode(docs)
     tokenizer.encode_special_tokens = True
     expected = [[tokenizer.encode(line, add_special_tokens=False).ids for line in doc.split("\n")] for doc in docs]
     filled = [[ids for ids in doc if ids] for doc in expected]
@@ -128,3 +150,28 @@ def test_bad_vocabulary_files_are_refused(tmp_path: Path, content: bytes | None,
 def test_wide_tokens_only_for_large_vocabularies() -> None:
     assert tk.token_dtype(65_536) is np.uint16
     assert tk.token_dtype(65_537) is np.uint32
+
+
+@given(texts=st.lists(st.text(st.sampled_from(string.ascii_letters + string.digits + string.punctuation + " \n"))), lowercase=st.booleans())
+def test_words_of_ascii_have_the_parts_that_the_library_gives_them(texts: list[str], lowercase: bool) -> None:
+    normalizer, splitter = tk.build_tokenizer(tk.SPECIALS, lowercase).normalizer, pre_tokenizers.BertPreTokenizer()
+    for word in tk.count_words(texts):
+        assert tk.parts_of_word(word, lowercase) == [part for part, _ in splitter.pre_tokenize_str(normalizer.normalize_str(word))]
+
+
+@given(texts=st.lists(st.lists(st.sampled_from(["a", "b,", "é", "中", "a b", ""])).map("\n".join)))
+def test_words_are_counted_in_the_order_in_which_they_first_occur(texts: list[str]) -> None:
+    expected = Counter(word for text in texts for word in text.split())
+    assert list(tk.count_words(texts).items()) == list(expected.items())
+
+
+def test_what_an_encoder_remembers_is_bounded_and_changes_no_token(tokens: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [f"a{i} b{i % 3},\ncd, ab" for i in range(40)]
+    once = [tk.Encoder(tk.build_tokenizer(tokens, True)).encode([text])[0].tolist() for text in documents]
+    monkeypatch.setattr(tk, "_REMEMBERED", 8)
+    encoder = tk.Encoder(tk.build_tokenizer(tokens, True))
+    sizes = []
+    for text, expected in zip(documents, once, strict=True):
+        assert encoder.encode([text])[0].tolist() == expected
+        sizes.append(len(encoder._ids))
+    assert max(sizes) <= 8 + 10 < len({word for text in documents for word in text.split()})

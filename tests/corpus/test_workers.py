@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from overnight.corpus.workers import run_tasks
 from overnight.errors import DataError, UserError
+
+R = TypeVar("R")
 
 
 def _square(x: int) -> tuple[int, int]:
@@ -63,3 +68,36 @@ def test_an_error_of_a_task_arrives_as_itself() -> None:
 def test_a_killed_worker_is_an_error_and_no_hang() -> None:
     with pytest.raises(UserError, match="worker process was killed"):
         list(run_tasks(_die, range(10), 2))
+
+
+class _Recorded:
+    """An engine of one worker that does a task when it is asked for its result, and keeps the order in which tasks were begun."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.stopped = 0
+
+    def width(self) -> int:
+        return 1
+
+    def submit(self, function: Callable[[Any], R], task: Any) -> Callable[[], R]:
+        self.begun.append(task)
+        return lambda: function(task)
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+@given(st.lists(st.integers(0, 100), max_size=30))
+def test_the_largest_task_is_dealt_first_and_results_stay_in_order(tasks: list[int]) -> None:
+    engine = _Recorded()
+    assert list(run_tasks(str, tasks, engine, lambda task: task)) == [str(task) for task in tasks]
+    assert engine.begun == sorted(tasks, reverse=True)
+    assert engine.stopped == 1
+
+
+def test_an_engine_is_stopped_also_after_an_error() -> None:
+    engine = _Recorded()
+    with pytest.raises(DataError, match="task 3"):
+        list(run_tasks(_fail, range(10), engine))
+    assert engine.stopped == 1

@@ -31,6 +31,7 @@ from tests.engine.test_pretrain import Stop, assert_same_run, parameters
 Make = Callable[..., Run]
 SCHEDULE = {"name": "wsd", "warmup_ratio": 0.1, "stable_ratio": 0.5}
 WSD = {f"phases.{name}.optim.schedule": SCHEDULE for name in ("short", "long")}
+FALLING = {"phases.short.final_mlm_probability": 0.05, "phases.short.max_predictions_per_seq": 0}
 LESS = {"logging.eval_every": 10, "checkpoint.save_every": 5}
 
 
@@ -125,7 +126,7 @@ def test_it_ends_on_time_says_what_it_does_and_is_done(tiny: Make, clock: FakeCl
 def test_killed_anywhere_it_has_the_bits_of_its_decisions_and_ends_at_the_same_time(
     seed: int, tiny: Make, clock: FakeClock, tmp_path: Path
 ) -> None:
-    run, draw = tiny(**WSD, **LESS, budget="50s"), random.Random(seed)
+    run, draw = tiny(**WSD, **LESS, **FALLING, budget="50s"), random.Random(seed)
     known: list[Any] = []
     for _ in range(4):
         clock.stop_at = clock.steps + draw.randint(1, 30)
@@ -142,7 +143,7 @@ def test_killed_anywhere_it_has_the_bits_of_its_decisions_and_ends_at_the_same_t
     record = record_of(run)
     assert record.done is not None and abs(record.done - record.deadline) <= 2.5
     clock.step_seconds = 7.0  # The machine of the second run does not decide anything.
-    assert_same_run(run, replayed(run, tiny(**WSD, **LESS, budget="50s", out=str(tmp_path / "again"))))
+    assert_same_run(run, replayed(run, tiny(**WSD, **LESS, **FALLING, budget="50s", out=str(tmp_path / "again"))))
 
 
 def test_a_decision_after_the_checkpoint_is_obeyed_at_its_step(tiny: Make, clock: FakeClock, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from overnight.config import Data
 from overnight.corpus.clean import clean
 from overnight.corpus.sentences import sentences
-from overnight.corpus.tokenizer import encode, load_tokenizer
+from overnight.corpus.tokenizer import Encoder, load_tokenizer
 from overnight.errors import DataError
 from overnight.evaluation import texts
 from overnight.evaluation.texts import sample, text_of_files, text_of_shards
@@ -39,7 +39,7 @@ def test_a_large_text_is_sampled_from_all_of_its_parts_and_more_keeps_the_less(t
 
 def test_prepared_data_gives_its_normalized_text_but_for_sentences_with_unknown_tokens(tiny_data: Path) -> None:
     found, tokenizer = text_of_shards(tiny_data, "valid", 10**6), load_tokenizer(tiny_data)
-    (known, *_), wanted = encode(found.passages, tokenizer), set("".join(topics().values()).lower())
+    (known, *_), wanted = Encoder(tokenizer).encode(found.passages), set("".join(topics().values()).lower())
     assert found.name == "valid" and tokenizer.token_to_id("[UNK]") not in known
     assert "[UNK]" not in " ".join(found.passages) and set("".join(found.passages)) <= wanted | {" "}
     short, train = text_of_shards(tiny_data, "valid", 3000), text_of_shards(tiny_data, "train", 3000)
@@ -55,7 +55,7 @@ def test_decoded_text_gives_back_the_tokens_of_the_shards(tiny_data: Path) -> No
         starts = shard.sentence_starts.tolist()
         split_up = [shard.tokens[a:b].tolist() for a, b in itertools.pairwise(starts)]
         tokens += [token for part in split_up if unknown not in part for token in part]
-    found, *_ = encode(text_of_shards(tiny_data, "valid", 10**6).passages, tokenizer)
+    found, *_ = Encoder(tokenizer).encode(text_of_shards(tiny_data, "valid", 10**6).passages)
     assert found.tolist() == tokens
 
 

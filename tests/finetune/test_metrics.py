@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
+import scipy.stats
+import sklearn.metrics
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -107,3 +110,20 @@ def test_a_squad_question_takes_its_best_answer_and_a_missing_one_counts_zero() 
     scores = squad_scores(answers, {"q1": "the Broncos", "q2": "year 1967 AD", "unknown": "x"})
     # q1: exact; q2: f1 with "1967" is 2*(1/3)*1/(4/3) = 0.5, with "in 1967" 2*(1/3)*(1/2)/(5/6) = 0.4; q3: no prediction.
     assert scores == pytest.approx({"exact_match": 100 / 3, "f1": 50.0})
+
+
+def test_ten_thousand_predictions_score_as_scikit_learn_and_scipy_say() -> None:
+    chance = np.random.default_rng(0)
+    for _ in range(10):
+        gold = chance.choice(["0", "1"], 1000, p=[0.7, 0.3])
+        guess = np.where(chance.random(1000) < 0.6, gold, chance.choice(["0", "1"], 1000))
+        both = {**score("cola", "classification", gold, guess), **score("qqp", "classification", gold, guess)}
+        assert both["accuracy"] == sklearn.metrics.accuracy_score(gold, guess)
+        assert both["mcc"] == sklearn.metrics.matthews_corrcoef(gold, guess)
+        assert both["f1"] == sklearn.metrics.f1_score(gold, guess, pos_label="1")
+        gold = chance.integers(0, 26, 1000) / 5
+        guess = np.where(chance.random(1000) < 0.5, gold, 5 * chance.random(1000)).astype(np.float32)
+        assert score("stsb", "regression", gold, guess) == {
+            "pearson": scipy.stats.pearsonr(gold, guess.astype(np.float64)).statistic,
+            "spearman": scipy.stats.spearmanr(gold, guess).statistic,
+        }

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from overnight.errors import ConfigError, UserError
 from overnight.finetune.metrics import squad_scores
-from overnight.finetune.question_answering import MAX_QUESTION, Window, _max_context, _spans, best_answers, windows
+from overnight.finetune.question_answering import MAX_QUESTION, Window, _max_context, _spans, against_null, best_answers, windows
 from overnight.tasks.squad import Answer, Question, load_squad
 
 CONTEXT = "The cat sat on the mat. Déjà vu: 1990s, caf\u0065\u0301 and the Bronco."
@@ -133,6 +133,36 @@ def test_windows_of_a_question_compete_and_equal_texts_are_listed_once() -> None
     assert len({e["text"] for e in nbest["q"]}) == len(nbest["q"]) == 5
     probabilities = [float(e["probability"]) for e in nbest["q"]]
     assert probabilities == sorted(probabilities, reverse=True)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_null_odds_are_the_lowest_score_of_no_answer_less_the_best_text(data: st.DataObject) -> None:
+    parts = [_window(data.draw(st.integers(1, 5))) for _ in range(data.draw(st.integers(1, 3)))]
+    starts, ends = (
+        [np.array(data.draw(st.lists(st.integers(-9, 9), min_size=len(w.ids), max_size=len(w.ids)))) for w in parts] for _ in "ab"
+    )
+    predictions, nbest = best_answers(parts, starts, ends, 100, 30)
+    odds, listed = against_null(parts, starts, ends, nbest)
+    null = min(s[0] + e[0] for s, e in zip(starts, ends, strict=True))
+    spans = [(i, j) for i in range(5) for j in range(i, 5)]
+    best = max(s[3 + i] + e[3 + j] for w, s, e in zip(parts, starts, ends, strict=True) for i, j in spans if j < len(w.offsets))
+    assert odds == {"q": null - best} and listed["q"][0]["text"] == (predictions["q"] if null <= best else "")
+    assert [e["text"] for e in listed["q"]].count("") == 1 and len(listed["q"]) == len(nbest["q"]) + 1
+    shares = [float(entry["probability"]) for entry in listed["q"]]
+    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1.0)
+    empty = {"": [_window(0, "")]}
+    assert against_null(empty[""], [np.ones(4)], [np.ones(4)], best_answers(empty[""], [np.ones(4)], [np.ones(4)])[1])[0] == {"": 2.0}
+
+
+@pytest.mark.parametrize("size", [1, 1_000_000])
+def test_a_context_of_one_character_and_of_a_million_is_read_and_its_answer_found(size: int, tokenizer: Tokenizer, vocabulary: Any) -> None:
+    context = ("the cat sat. " * (size // 13 + 1))[: size - 1] + "x"
+    cut = windows(tokenizer, vocabulary, [Question("q", "t", "who?", context, (Answer("x", size - 1),))], 384, 128)
+    assert max(len(w.ids) for w in cut) <= 384 and (size == 1) == (len(cut) == 1)
+    assert [w.start is not None for w in cut] == [False] * (len(cut) - 1) + [True] and cut[-1].offsets[-1].tolist() == [size - 1, size]
+    marks = [np.where(np.arange(len(w.ids)) == w.start, 9.0, 0.0) if w.start else np.zeros(len(w.ids)) for w in cut]
+    assert best_answers(cut, marks, marks)[0] == {"q": "x"}
 
 
 def test_scores_that_are_not_finite_are_refused_by_question() -> None:

@@ -55,7 +55,7 @@ def test_the_published_files_are_the_published_split_also_beside_others(tmp_path
     assert [q.id for q in read.train] == ["a"] and [q.id for q in read.dev] == ["b"]
     assert [(a.text, a.start) for a in read.dev[0].answers] == [("mat", 19), ("the mat", 15)]
     assert read.notes == ("trained on train-v1.1.json, scored on dev-v1.1.json",)
-    monkeypatch.setattr(squad, "_PUBLISHED", (1, 1))
+    monkeypatch.setattr(squad, "_PUBLISHED", {(1, 1): "SQuAD 1.1: "})
     assert load_squad(tmp_path).notes == ("SQuAD 1.1: trained on train-v1.1.json, scored on dev-v1.1.json",)
 
 
@@ -72,9 +72,33 @@ def test_missing_files_and_questions_without_answer_are_named(tmp_path: Path) ->
     with pytest.raises(DataError, match=r"2 files with train in the name .it has dev-v1\.1\.json, my-train-a\.json, my-train-b\.json"):
         load_squad(tmp_path)
     with pytest.raises(
-        DataError, match=r"my-train-a\.json: 1 of 1 questions have no answer, first a; questions that have none, as in SQuAD 2\.0"
+        DataError, match=r"my-train-a\.json: 1 of 1 questions have no answer, first a; .* says so, as in SQuAD 2\.0: `is_impossible: true`"
     ):
         load_squad(tmp_path / "my-train-a.json")
+
+
+def test_questions_that_say_that_they_have_no_answer_are_read_and_no_others(tmp_path: Path) -> None:
+    root = _squad(("a", [("cat", 4)]), ("b", []))
+    root["data"][0]["paragraphs"][0]["qas"][1] |= {"is_impossible": True, "plausible_answers": [{"text": "mat", "answer_start": 0}]}
+    for name in ("train-v2.0.json", "dev-v2.0.json"):
+        _write(tmp_path / name, root)
+    _write(tmp_path / "devious.json", root)
+    read = load_squad(tmp_path)
+    assert [(q.id, len(q.answers), q.impossible) for q in read.train + read.dev] == [("a", 1, False), ("b", 0, True)] * 2
+    assert read.notes == ("trained on train-v2.0.json, scored on dev-v2.0.json",)
+    for change, message in (
+        ({"answers": [{"text": "cat", "answer_start": 4}]}, r"\(question b\): is_impossible is true, and there are answers"),
+        ({"is_impossible": 1}, "is_impossible is a JSON int where a bool belongs"),
+    ):
+        wrong = json.loads(json.dumps(root))
+        wrong["data"][0]["paragraphs"][0]["qas"][1] |= change
+        with pytest.raises(DataError, match=message):
+            read_squad(_write(tmp_path / "wrong.json", wrong))
+
+
+def test_the_real_files_of_squad_2_are_read_with_their_questions_without_answer(data: Path) -> None:
+    read = load_squad(data / "squad" / "train-v2.0-10articles.json", data / "squad" / "cs224n-dev-v2.0.json")
+    assert [(len(part), sum(q.impossible for q in part)) for part in (read.train, read.dev)] == [(4719, 348), (6078, 3168)]
 
 
 def test_files_of_any_name_are_found_or_named_and_never_called_squad(tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""The vocabulary of a preparation: given or trained, and longer by the words of the text that it would split."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import pre_tokenizers
+
+from overnight.config import Data, Run, environment_path
+from overnight.corpus.progress import Progress
+from overnight.corpus.tasks import CountTask, count_chunk
+from overnight.corpus.tokenizer import build_tokenizer, load_tokens, read_tokens, save_tokenizer, train_tokens, without_rare
+from overnight.corpus.workers import Workers, run_tasks
+from overnight.display import plural
+from overnight.errors import ConfigError
+
+INIT = "init"
+"""In a run folder, where the weights and the vocabulary lie that it begins from."""
+# Distinct words held while counting (about 100 bytes each); beyond, the rarest go, and with this limit of the trainer's the whole takes some 1.3 GB at most.
+MAX_WORDS = 4_000_000
+# Of characters; the tokenizer knows no longer one.
+_LONGEST_WORD = 100
+
+
+def initial_tokens(run: Run) -> list[str] | None:
+    """Return the vocabulary of the checkpoint that a run begins from, as it was copied into the run folder, or None where it begins from none."""
+    return load_tokens(run.run_dir / INIT)[0] if getattr(run, "init", "") else None
+
+
+def given_tokens(data: Data, given: list[str] | None) -> list[str] | None:
+    """Return the vocabulary that a preparation is given, by a checkpoint or a file, or None where it trains one.
+
+    Raises:
+        ConfigError: it has not as many tokens as `data.vocab_size`.
+    """
+    if given is None and data.vocab_file:
+        given = read_tokens(environment_path(data.vocab_file, "data.vocab_file"))
+    if given is not None and len(given) != data.vocab_size:
+        where = data.vocab_file or "the checkpoint"
+        raise ConfigError(
+            f"data.vocab_size = {data.vocab_size}: {where} has {len(given)} tokens; set data.vocab_size={len(given)} or give another file"
+        )
+    return given
+
+
+def check_given(given: list[str] | None, folder: Path) -> None:
+    """Check that a prepared folder has the vocabulary of a checkpoint.
+
+    Raises:
+        ConfigError: it has another one.
+    """
+    if given is None:
+        return
+    there, _ = load_tokens(folder)
+    if there[: len(given)] != given:
+        raise ConfigError(
+            f"{folder}: was prepared with another vocabulary ({len(there):,} tokens) than that of the checkpoint ({len(given):,}); "
+            "set data.dir to another folder, or delete this one"
+        )
+
+
+def make_vocabulary(
+    data: Data,
+    given: list[str] | None,
+    folder: Path,
+    chunks: list[Path],
+    splits: list[np.ndarray],
+    workers: Workers,
+    log: Callable[[str], None],
+) -> list[str]:
+    """Return the given tokens, or tokens trained on the training documents; written into the folder."""
+    if (folder / "vocab.txt").exists():  # written last
+        return load_tokens(folder)[0]
+    if given is not None and not data.new_words:
+        save_tokenizer(folder, given, data.lowercase)
+        return given
+    progress = Progress("vocabulary", log, "M words")
+    words, counted = _count_words(chunks, splits, workers, progress)
+    if given is None:
+        tokens = train_tokens(words, data.vocab_size, data.lowercase)
+        progress.end(counted, f"{plural(len(tokens), 'token')} from {plural(counted, 'word')}")
+        if len(tokens) < data.vocab_size:
+            log(f"vocabulary: the text gives no more than {len(tokens):,} of the {data.vocab_size:,} tokens of data.vocab_size")
+    else:
+        new = new_words(words, given, data.lowercase, data.new_words)
+        shown = ", ".join([*new[:5], *["..."] * (len(new) > 5)])
+        progress.end(counted, f"{plural(len(new), 'new word')} ({shown}) from {plural(counted, 'word')}")
+        tokens = [*given, *new]
+    save_tokenizer(folder, tokens, data.lowercase)
+    return tokens
+
+
+def _count_words(chunks: list[Path], splits: list[np.ndarray], workers: Workers, progress: Progress) -> tuple[Counter[str], int]:
+    """Return how often each word of the training documents occurs, and how many there are."""
+    counted = 0
+    tasks = (CountTask(path, split == 1) for path, split in zip(chunks, splits, strict=True))
+    words: Counter[str] = Counter()
+    for number, counts in enumerate(run_tasks(count_chunk, tasks, workers)):
+        words.update(counts)
+        words = without_rare(words, MAX_WORDS)
+        counted += counts.total()
+        progress.update(counted, (number + 1) / len(chunks))
+    return words, counted
+
+
+def new_words(words: Mapping[str, int], tokens: Sequence[str], lowercase: bool, count: int) -> list[str]:
+    """Return the most frequent words that a vocabulary splits, or does not know at all; of equally frequent ones the first of the alphabet.
+
+    Args:
+        words: white-space-separated words of clean text and how often each occurs.
+        tokens: the vocabulary.
+        lowercase: as in :func:`build_tokenizer`.
+        count: words at most. Those that occur once, and those that are not of letters alone, are left out.
+    """
+    tokenizer = build_tokenizer(tokens, lowercase)
+    splitter, counts = pre_tokenizers.BertPreTokenizer(), Counter[str]()
+    for word, times in words.items():
+        for part, _ in splitter.pre_tokenize_str(tokenizer.normalizer.normalize_str(word)):
+            if part.isalpha() and len(part) <= _LONGEST_WORD:
+                counts[part] += times
+    frequent = sorted((word for word, times in counts.items() if times > 1), key=lambda word: (-counts[word], word))
+    found: list[str] = []
+    for start in range(0, len(frequent), 10_000):
+        some = frequent[start : start + 10_000]
+        encoded = tokenizer.encode_batch_fast(some, add_special_tokens=False)
+        known = set(tokens)
+        found += [word for word, encoding in zip(some, encoded, strict=True) if len(encoding.ids) > 1 or word not in known]
+        if len(found) >= count:
+            break
+    return found[:count]

@@ -1,0 +1,147 @@
+"""GLUE as a whole: the files that its server takes, and one table of what was scored beside published numbers."""
+
+from __future__ import annotations
+
+import io
+import statistics
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from overnight.checkpoint.task_folder import read_facts
+from overnight.console import table
+from overnight.display import measure, plural, scale_of
+from overnight.errors import DataError
+from overnight.run_dir.atomic import write_whole
+from overnight.run_dir.task_results import read_results
+from overnight.tasks.tables import read_tsv
+
+FOLDERS = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "qqp": "QQP", "mnli": "MNLI", "qnli": "QNLI", "rte": "RTE", "wnli": "WNLI"}  # fmt: skip
+"""What the folder of each task is called where all of GLUE lies together."""
+# Task and split → the name that the server expects, and the rows of the published file.
+_OFFICIAL = {
+    ("cola", "test"): ("CoLA", 1063),
+    ("sst2", "test"): ("SST-2", 1821),
+    ("mrpc", "test"): ("MRPC", 1725),
+    ("stsb", "test"): ("STS-B", 1379),
+    ("qqp", "test"): ("QQP", 390_965),
+    ("mnli", "test"): ("MNLI-m", 9796),
+    ("mnli", "test_mismatched"): ("MNLI-mm", 9847),
+    ("qnli", "test"): ("QNLI", 5463),
+    ("rte", "test"): ("RTE", 3000),
+    ("wnli", "test"): ("WNLI", 146),
+    ("mnli", "diagnostic"): ("AX", 1104),
+}
+# Metric, and the scores of BERT-base and BERT-large: on the test sets of GLUE, and the dev sets of SQuAD (Devlin et al. 2018, tables 1 to 3). None was published.
+_PUBLISHED: dict[str, tuple[tuple[str, float | None, float | None], ...]] = {
+    "cola": (("mcc", 52.1, 60.5),),
+    "sst2": (("accuracy", 93.5, 94.9),),
+    "mrpc": (("f1", 88.9, 89.3), ("accuracy", None, None)),
+    "stsb": (("spearman", 85.8, 86.5), ("pearson", None, None)),
+    "qqp": (("f1", 71.2, 72.1), ("accuracy", None, None)),
+    "mnli": (("accuracy", 84.6, 86.7), ("accuracy_mismatched", 83.4, 85.9)),
+    "qnli": (("accuracy", 90.5, 92.7),),
+    "rte": (("accuracy", 66.4, 70.1),),
+    "squad": (("f1", 88.5, 90.9), ("exact_match", 80.8, 84.1)),
+    "squad 2.0": (("f1", None, 81.9), ("exact_match", None, 78.7)),
+}
+
+
+def task_folders(path: Path) -> tuple[dict[str, Path], list[str]]:
+    """Return the tasks of a folder that holds all of GLUE, with the folder of each, and the names of those that cannot be trained on."""
+    found = {task: path / name for task, name in FOLDERS.items()}
+    there = {
+        task: folder for task, folder in found.items() if any((folder / f).is_file() for f in ("train.tsv", "msr_paraphrase_train.txt"))
+    }
+    return there, [FOLDERS[task] for task in found if task not in there]
+
+
+def write_submission(run_dir: Path, to: Path) -> list[str]:
+    """Write the answers of a run's tasks as the server of GLUE takes them: NAME.tsv with the columns index and prediction, labels as words.
+
+    Args:
+        run_dir: the run folder; of several models for a task, that with the best score is taken.
+        to: a folder, or a .zip to upload.
+
+    Returns:
+        what was written, and what is missing or has another number of rows than the published file.
+
+    Raises:
+        DataError: when the run has no task of GLUE with answers for its test rows.
+    """
+    best: dict[str, tuple[float, Path]] = {}
+    for path in sorted(run_dir.glob("finetune/*/task.json")):
+        facts = read_facts(path.parent)
+        rank = (float(facts["result"]["value"]), path.parent)
+        if facts["spec"]["task"] in FOLDERS:
+            best[facts["spec"]["task"]] = max(best.get(facts["spec"]["task"], rank), rank)
+    files: dict[str, bytes] = {}
+    said, missing = [], []
+    for (task, split), (name, rows) in _OFFICIAL.items():
+        source = best[task][1] / f"{split}.tsv" if task in best else None
+        if source is None or not source.is_file():
+            missing.append(name)
+            continue
+        answers = [(cells["index"], _official(task, cells["prediction"])) for _, cells in read_tsv(source)]
+        files[f"{name}.tsv"] = "".join(f"{index}\t{answer}\n" for index, answer in [("index", "prediction"), *answers]).encode()
+        other = "" if len(answers) == rows else f"; the published file has {rows:,}, so the server will refuse it"
+        said.append(f"{name}.tsv: {plural(len(answers), 'answer')} of {source.parent.name}{other}")
+    if not files:
+        raise DataError(
+            f"{run_dir}: has no task of GLUE with answers for test rows; run `overnight finetune all --from {run_dir} --path=GLUE`"
+        )
+    if to.suffix == ".zip":
+        write_whole(to, [_zipped(files)])
+    else:
+        for file, content in files.items():
+            write_whole(to / file, [content])
+    return [*said, *([f"missing: {', '.join(missing)}; the server wants every file"] if missing else []), f"written: {to}"]
+
+
+def _official(task: str, answer: str) -> str:
+    """Return an answer in the form of the sample submission: a score with three decimals from 0 to 5, a label as it is."""
+    return f"{min(5.0, max(0.0, float(answer))):.3f}" if task == "stsb" else answer
+
+
+def _zipped(files: Mapping[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file, content in files.items():
+            archive.writestr(zipfile.ZipInfo(file, (1980, 1, 1, 0, 0, 0)), content, zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
+def suite_table(run_dir: Path, names: list[str]) -> str:
+    """Return one table of the newest scores of some tasks, medians over the seeds, with published numbers beside them.
+
+    Args:
+        run_dir: the run folder.
+        names: of the tasks; one that was not scored yet is left out.
+    """
+    cells = [["task", "trained on", "metric", "dev", "BERT-base", "BERT-large"]]
+    lines = [entry for entry in read_results(run_dir / "tasks.jsonl") if entry["kind"] == "finetune" and entry["init"] == "pretrained"]
+    for name in names:
+        mine = [entry for entry in lines if entry["name"] == name]
+        mine = [entry for entry in mine if entry["config_hash"] == mine[-1]["config_hash"]]
+        if mine:
+            cells += _suite_rows(name, mine)
+    return (
+        table(cells)
+        + "\npublished: test sets of GLUE, dev sets of SQuAD, trained on all rows (Devlin et al. 2018); dev: of this run, on its own rows"
+    )
+
+
+def _suite_rows(name: str, entries: list[dict[str, Any]]) -> list[list[str]]:
+    task, metrics = entries[-1]["task"], entries[-1]["metrics"]
+    key = "squad 2.0" if "null_threshold" in metrics else task
+    rows = []
+    for place, (metric, *published) in enumerate(_PUBLISHED.get(key, ((entries[-1]["metric"], None, None),))):
+        values = [entry["metrics"][metric] for entry in entries if metric in entry["metrics"]]
+        if values:
+            shown = measure(metric, statistics.median(values), scale_of(task))
+            of = plural(int(entries[-1]["rows"]), "row") if place == 0 else ""
+            rows.append(
+                [name if place == 0 else "", of, metric.replace("_", " "), shown, *("-" if v is None else f"{v:.1f}" for v in published)]
+            )
+    return rows
