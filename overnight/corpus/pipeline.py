@@ -42,6 +42,7 @@ from overnight.corpus.tasks import (
     clean_chunk,
     clean_task,
     count_chunk,
+    free_encoder,
     make_shard,
     outcome_of,
     token_chunk,
@@ -362,6 +363,7 @@ def _tokenize(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndar
     for number, tokens in enumerate(run_tasks(token_chunk, tasks, workers)):
         done += tokens
         progress.update(done, (number + 1) / len(chunks))
+    free_encoder()
     progress.end(done, plural(done, "token"))
 
 
