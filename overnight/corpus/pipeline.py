@@ -41,6 +41,7 @@ from overnight.corpus.tasks import (
     TokenTask,
     clean_chunk,
     clean_task,
+    free_encoder,
     make_shard,
     outcome_of,
     token_chunk,
@@ -348,6 +349,7 @@ def _tokenize(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndar
     for number, tokens in enumerate(run_tasks(token_chunk, tasks, workers, lambda task: task.clean.stat().st_size)):
         done += tokens
         progress.update(done, (number + 1) / len(chunks))
+    free_encoder()
     progress.end(done, plural(done, "token"))
 
 

@@ -192,6 +192,11 @@ def _encoder(folder: Path, *written: tuple[int, int]) -> Encoder:
     return Encoder(load_tokenizer(folder))
 
 
+def free_encoder() -> None:
+    """Free what this process remembers of words, which is some 25 MB, once all is tokenized: training may follow in it."""
+    _encoder.cache_clear()
+
+
 def _write_tokens(task: TokenTask, kind: int, path: Path, encoder: Encoder) -> None:
     """Write the tokens of the documents of one split, but of those with more for each character than are allowed (Cramming, arXiv 2212.14034)."""
     texts = _texts(task.clean, task.split == kind)

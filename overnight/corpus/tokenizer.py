@@ -261,8 +261,8 @@ def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
 
 # Neither can occur in clean text.
 _SENTENCE_END, _DOCUMENT_END = "\x01", "\x02"
-# Words whose ids a process remembers: about 50 MB.
-_REMEMBERED = 1 << 18
+# Words whose ids a process remembers: about 25 MB.
+_REMEMBERED = 1 << 17
 
 
 class Encoder:

@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 from overnight.config import Data
-from overnight.corpus import dedup, pipeline, vocabulary
+from overnight.corpus import dedup, pipeline, tasks, vocabulary
 from overnight.corpus.clean import clean
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.readers import Document
 from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import Manifest, open_shards, save_manifest
+from overnight.corpus.tasks import TokenTask, token_chunk
 from overnight.corpus.tokenizer import load_tokenizer
 from overnight.errors import ConfigError, DataError
 from overnight.state_files import SEAL
@@ -90,6 +91,20 @@ def test_the_bytes_do_not_depend_on_the_workers(corpus: Path, tmp_path: Path) ->
         prepare(settings(corpus, workers=workers), tmp_path / str(workers), silent, shard_tokens=4000)
     assert contents(tmp_path / "1") == contents(tmp_path / "3")
     assert len(contents(tmp_path / "1")) > 6
+
+
+def test_words_are_remembered_from_chunk_to_chunk_and_no_longer(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoders = []
+
+    def counted(task: TokenTask) -> int:
+        done = token_chunk(task)
+        encoders.append(tasks._encoder.cache_info())
+        return done
+
+    monkeypatch.setattr(pipeline, "token_chunk", counted)
+    prepare(settings(corpus), tmp_path / "out", silent)
+    assert len(encoders) > 3 and encoders[-1].hits - encoders[0].hits == len(encoders) - 1 and encoders[-1].currsize == 1
+    assert tasks._encoder.cache_info().currsize == 0
 
 
 def test_documents_stay_on_their_side_when_others_are_added(corpus: Path, tmp_path: Path) -> None:
