@@ -27,7 +27,7 @@ class _Spec:
 class _Facts:
     """What must be in `task.json`; there may be more."""
 
-    kind: Literal["classification", "multilabel", "regression", "tokens", "spans"]
+    kind: Literal["classification", "multi_label", "regression", "token_classification", "spans"]
     labels: list[str]
     vocab_size: int
     spec: _Spec

@@ -19,7 +19,17 @@ from overnight.errors import ConfigError
 # Sections of the help, with their keys; a key that is in none comes last.
 _SECTIONS = {
     "the data": ("task", "path", "dev", "dev_share", "dev_seed", "columns", "max_train_examples", "max_misplaced_answers"),
-    "the training": ("class_weights", "epochs", "global_batch_size", "optimizer", "lr", "warmup_ratio", "weight_decay", "seq_len"),
+    "the training": (
+        "class_weights",
+        "epochs",
+        "global_batch_size",
+        "optimizer",
+        "lr",
+        "warmup_ratio",
+        "weight_decay",
+        "reinit_layers",
+        "seq_len",
+    ),
     "questions": ("doc_stride", "max_answer_length"),
     "the features": ("features",),
     "repetitions": ("seeds", "random_init_seeds"),
@@ -207,7 +217,7 @@ def next_commands(folder: Path, name: str) -> str:
     task, run, out = shlex.quote(name), shlex.quote(str(folder)), shlex.quote(f"{folder.name}-{name}")
     if facts["kind"] == "spans":
         ask = f"overnight predict {task} --from {run} --input QUESTIONS.json"
-    elif facts["kind"] == "tokens":
+    elif facts["kind"] == "token_classification":
         ask = f"echo 'words between blanks' | overnight predict {task} --from {run}"
     else:
         text = r"printf 'one text\tanother text\n'" if facts["pairs"] else "echo 'a text'"

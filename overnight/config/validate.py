@@ -307,6 +307,8 @@ def _finetune_problems(key: str, task: Finetune, model: EncoderConfig) -> Iterat
         yield f"{key}.seq_len = {task.seq_len}: must be 8 to model.max_position_embeddings = {model.max_position_embeddings}"
     if min(micro, batch) > 0 and batch % min(micro, batch):
         yield f"{key}.global_batch_size = {batch}: cannot be split into micro-batches of {key}.micro_batch_size = {micro}; it must divide"
+    if task.reinit_layers > model.num_layers:
+        yield f"{key}.reinit_layers = {task.reinit_layers}: must be 0 to model.num_layers = {model.num_layers}"
     if not task.seeds:
         yield f"{key}.seeds = []: name at least one seed"
     if not task.path and task.task != "docnames":

@@ -22,13 +22,13 @@ def answer_of(kind: str, labels: Sequence[str], output: npt.NDArray[np.floating[
     """Return the answer of one row.
 
     Args:
-        kind: classification, multilabel or regression.
+        kind: classification, multi_label or regression.
         labels: the classes (C).
         output: (C,) logits, or (1,) of a regression.
     """
     if kind == "regression":
         return float(output[0])
-    if kind == "multilabel":
+    if kind == "multi_label":
         return tuple(label for label, logit in zip(labels, output, strict=True) if logit > 0)
     return labels[int(output.argmax())]
 
@@ -36,7 +36,7 @@ def answer_of(kind: str, labels: Sequence[str], output: npt.NDArray[np.floating[
 def probabilities(kind: str, output: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
     """Return the probability of each class (C,): they add up to 1, or where a row has several classes each stands alone."""
     logits = output.astype(np.float64)
-    if kind == "multilabel":
+    if kind == "multi_label":
         return 0.5 * (1 + np.tanh(0.5 * logits))
     exponentials = np.exp(logits - logits.max())
     return exponentials / exponentials.sum()
@@ -67,7 +67,7 @@ def errors(
         for example, answer in zip(examples, given, strict=True):
             table[place[str(example.label)], place[str(answer)]] += 1
         found = {"labels": list(labels), "confusion": table.tolist()}
-    elif kind == "multilabel":
+    elif kind == "multi_label":
         sides = (map(_classes, examples), (answer for answer in given if isinstance(answer, tuple)))
         right, answered = (np.array([[label in each for label in labels] for each in side]) for side in sides)
         counts = {"right": right & answered, "too_many": answered & ~right, "too_few": right & ~answered}

@@ -87,7 +87,7 @@ class EncodedTask:
 
     name: str
     kind: str
-    """classification, multilabel, regression, tokens or spans."""
+    """classification, multi_label, regression, token_classification or spans."""
     labels: tuple[str, ...]
     metric: str
     train: EncodedExamples
@@ -140,7 +140,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         if examples and all(example.label is not None for example in examples):
             if task.kind == "regression":
                 targets["label"] = np.array([example.label for example in examples], np.float32)
-            elif task.kind == "multilabel":
+            elif task.kind == "multi_label":
                 targets["label"] = np.array([[label in (e.label or ()) for label in task.labels] for e in examples], np.float32)  # type: ignore[operator]
             else:
                 number = {label: i for i, label in enumerate(task.labels)}
@@ -275,7 +275,7 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
         return [(s.id, " ".join(tags)) for s, tags in zip(data.test, answers("test", data.test, outputs), strict=True)]
 
     metric = "f1" if are_entities(data.labels) else "accuracy"
-    task = EncodedTask("tokens", "tokens", data.labels, metric, encoded("train"), encoded("dev"), evaluate, {}, {}, notes, {})
+    task = EncodedTask("tokens", "token_classification", data.labels, metric, encoded("train"), encoded("dev"), evaluate, {}, {}, notes, {})
     if data.test:
         task.test["test"] = (encoded("test"), rows_of)
     return task

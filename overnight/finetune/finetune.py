@@ -33,7 +33,7 @@ from overnight.engine.training_run import TrainingRun, set_up_machine
 from overnight.errors import DataError
 from overnight.finetune.encoded_task import EncodedExamples, encode_task
 from overnight.finetune.workload import FinetuneWorkload, config_hash, seed_run
-from overnight.models.heads import pretrained_weights
+from overnight.models.heads import pretrained_weights, without_top
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.run_dir.lock import run_lock
 from overnight.run_dir.task_results import append_result, results_of
@@ -104,7 +104,7 @@ class _Tuning:
         progress, state, _ = reader.read_checkpoint(source)
         self.corpus, self.vocabulary = kept_vocabulary(run)
         assert_same_corpus(progress, load_manifest(self.corpus), self.corpus, run)
-        self.pretrained = pretrained_weights(state)
+        self.pretrained = without_top(pretrained_weights(state), self.spec.reinit_layers, run.model.num_layers)
         self.config_hash = config_hash(run, self.spec, source)
         # The folder holds one model: what was done with other settings since is not what it holds, so all is done again.
         self.mine = results_of(self.log, name, self.config_hash) if _kept_config_hash(self.folder) == self.config_hash else []

@@ -27,7 +27,7 @@ def score(task_name: str, kind: str, labels_or_scores: Sequence[Answer], predict
 
     Args:
         task_name: as in :class:`overnight.tasks.examples.TaskData`.
-        kind: classification, multilabel or regression.
+        kind: classification, multi_label or regression.
         labels_or_scores: what is right, one a row.
         predictions: what was answered, one a row.
 
@@ -48,7 +48,7 @@ def score(task_name: str, kind: str, labels_or_scores: Sequence[Answer], predict
                 f"task {task_name}: {int((~np.isfinite(guess)).sum())} predictions are not finite; training diverged, lower the learning rate"
             )
         return {"pearson": pearson(gold, guess), "spearman": spearman(gold, guess)}
-    if kind == "multilabel":
+    if kind == "multi_label":
         sets = [[{x} if isinstance(x, str | float) else set(x) for x in side] for side in (labels_or_scores, predictions)]
         exact = sum(a == b for a, b in zip(*sets, strict=True)) / len(sets[0])
         return {"micro_f1": micro_f1(*sets), "macro_f1": macro_f1(*sets), "accuracy": exact}

@@ -61,7 +61,7 @@ def predict(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[dict[str,
     if facts["kind"] == "spans":
         yield from (answer for answer, _ in predict_questions(run, name, lines))
         return
-    if facts["kind"] == "tokens":
+    if facts["kind"] == "token_classification":
         yield from _tag(run, name, facts, lines)
         return
     tokenizer, vocabulary, answered = _loaded(run, name, facts)
@@ -76,7 +76,7 @@ def predict(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[dict[str,
                 yield {"id": example.id, "score": _round(answer)}
                 continue
             shares = dict(zip(facts["labels"], map(_round, probabilities(facts["kind"], output).tolist()), strict=True))
-            yield {"id": example.id, "labels" if facts["kind"] == "multilabel" else "label": answer, "probabilities": shares}
+            yield {"id": example.id, "labels" if facts["kind"] == "multi_label" else "label": answer, "probabilities": shares}
 
 
 def predict_questions(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[tuple[dict[str, Any], list[dict[str, str | float]]]]:

@@ -36,7 +36,7 @@ def task_model(task_kind: str, labels: int, run: BertRun, vocab_size: int) -> Cl
     """Return the untrained network of a task, with the encoder of a run."""
     if task_kind == "spans":
         return QuestionAnswering(run.model, vocab_size)
-    if task_kind == "tokens":
+    if task_kind == "token_classification":
         return TokenClassifier(run.model, vocab_size, labels)
     return Classifier(run.model, vocab_size, 1 if task_kind == "regression" else labels)
 

@@ -27,6 +27,18 @@ def pretrained_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return taken
 
 
+def without_top(weights: Mapping[str, Tensor], count: int, layers: int) -> dict[str, Tensor]:
+    """Return pretrained tensors without those of the top layers, and the pooler, which then begin at random (Zhang et al. 2021, arXiv:2006.05987).
+
+    Args:
+        weights: of :func:`pretrained_weights`.
+        count: layers to leave out; of 0 the pooler stays.
+        layers: of the encoder.
+    """
+    top = tuple(f"encoder.layers.{i}." for i in range(layers - count, layers)) + ("pooler.",) * (count > 0)
+    return {name: tensor for name, tensor in weights.items() if not name.startswith(top)} if top else dict(weights)
+
+
 def _padded(logits_NC: Tensor, batch: Batch) -> Tensor:
     """Return what belongs to each sequence as a row (S, T, C), -inf behind its end."""
     lengths = torch.tensor(batch.lengths, device=logits_NC.device)

@@ -15,6 +15,7 @@ from overnight.errors import ConfigError, DataError, UserError
 from overnight.report.plateau import plateau_text
 from overnight.report.run_reader import Record, RunFolder, read_folder
 from overnight.report.summary import facts_lines, quoted, summarize_folder, unit_text
+from overnight.report.task_errors import read_errors, row_text
 from overnight.report.yardsticks import blimp_line
 from overnight.run_dir.atomic import write_whole
 
@@ -107,6 +108,12 @@ def _render(folders: Sequence[RunFolder]) -> str:
         runs=runs,
         seeds={task["name"]: _seeds(task) for run in runs for task in run["tasks"]},
         dots=_dots,
+        errors={
+            (run["name"], task["name"]): read_errors(folder.path / "finetune" / task["name"])
+            for folder, run in zip(folders, runs, strict=True)
+            for task in run["tasks"]
+        },
+        row_text=row_text,
         unit_text=unit_text,
         plateau_text=plateau_text,
         blimp_line=blimp_line,

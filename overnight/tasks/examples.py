@@ -28,7 +28,7 @@ class TaskData:
     """A task read into memory."""
 
     name: str
-    kind: Literal["classification", "multilabel", "regression"]
+    kind: Literal["classification", "multi_label", "regression"]
     labels: tuple[str, ...]
     """The classes in the order of the classifier's outputs; empty for regression."""
     train: list[Example]

@@ -173,7 +173,7 @@ def number_of(cell: str, where: str, low: float = -sys.float_info.max, high: flo
 class _Target(NamedTuple):
     """What a table is to be answered with."""
 
-    kind: Literal["classification", "multilabel", "regression"]
+    kind: Literal["classification", "multi_label", "regression"]
     columns: tuple[str, ...]
     """One, or of several classes in columns of 0 and 1 those."""
 
@@ -219,7 +219,7 @@ def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path 
     if target.kind != "regression":
         for name in ("dev", "test"):
             _check_labels(parts.get(name, []), labels, files.get(name, path))
-    metric = {"classification": "accuracy", "multilabel": "micro_f1", "regression": "spearman"}[target.kind]
+    metric = {"classification": "accuracy", "multi_label": "micro_f1", "regression": "spearman"}[target.kind]
     return TaskData("csv", target.kind, labels, parts["train"], parts["dev"], parts.get("test", []), metric, notes=notes)
 
 
@@ -269,7 +269,7 @@ def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None], _Targ
 
 def _target(first: Mapping[str, str], names: Columns, have: str) -> _Target:
     if names.labels:
-        return _Target("multilabel", tuple(names.labels.split(",")))
+        return _Target("multi_label", tuple(names.labels.split(",")))
     if names.label or names.score:
         return _Target("classification" if names.label else "regression", (names.label or names.score,))
     found = [name for name in ("label", "labels", "score") if name in first]
@@ -277,13 +277,13 @@ def _target(first: Mapping[str, str], names: Columns, have: str) -> _Target:
         raise DataError(
             f"{have}; name the classes `label`, or the numbers `score`, or several classes `labels`, one of these, or say which it is: --columns.label="
         )
-    return _Target({"label": "classification", "labels": "multilabel", "score": "regression"}[found[0]], (found[0],))  # type: ignore[arg-type]
+    return _Target({"label": "classification", "labels": "multi_label", "score": "regression"}[found[0]], (found[0],))  # type: ignore[arg-type]
 
 
 def _examples(path: Path, texts: tuple[str, str | None], target: _Target, id_column: str, name: str) -> Iterator[Example]:
     column_a, column_b = texts
     seen: set[str] = set()
-    for index, (line, cells) in enumerate(_read(path, target.columns[0] if target.kind == "multilabel" else "")):
+    for index, (line, cells) in enumerate(_read(path, target.columns[0] if target.kind == "multi_label" else "")):
         where = f"{path}:{line}"
         for column in (column_a, column_b):
             if column and not cells.get(column):
@@ -299,7 +299,7 @@ def _label(cells: Mapping[str, str], target: _Target, where: str, optional: bool
     """Return what a row is to be answered with; None where that is not known, which only a row of the test may be."""
     for column in target.columns:
         # No class at all is an empty cell of a table; of one class or a number it says nothing.
-        if column not in cells or (not cells[column] and (target.kind != "multilabel" or len(target.columns) > 1)):
+        if column not in cells or (not cells[column] and (target.kind != "multi_label" or len(target.columns) > 1)):
             if optional:
                 return None
             raise DataError(f"{where}: column {column!r} {_absent(column, cells)}")
@@ -331,7 +331,7 @@ def _absent(column: str, cells: Mapping[str, str]) -> str:
 def _classes(train: list[Example], path: Path, kind: str) -> tuple[str, ...]:
     found = [label for row in train for label in (row.label if isinstance(row.label, tuple) else (str(row.label),))]
     labels = sorted(set(found))
-    if kind == "multilabel" and not labels:
+    if kind == "multi_label" and not labels:
         raise DataError(f"{path}: no training row has a label")
     if kind == "classification" and len(labels) < 2:
         raise DataError(f"{path}: every training row has label {labels[0]!r}; a classifier needs two or more")

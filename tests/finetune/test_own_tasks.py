@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sklearn.metrics
+import torch
 
 from overnight.cli.main import main
 from overnight.config import Run
@@ -18,6 +19,8 @@ from overnight.finetune.answers import errors
 from overnight.finetune.encoded_task import class_weights
 from overnight.finetune.metrics import score
 from overnight.finetune.tagging import encode_sentences, tags_of
+from overnight.finetune.workload import FinetuneWorkload
+from overnight.models.heads import without_top
 from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example, TaskData
 from tests.finetune.test_entities import conlleval
@@ -52,7 +55,7 @@ def test_several_classes_of_a_row_are_trained_scored_and_predicted(run: Path, tm
     assert main(["finetune", "topics", "--from", str(run), f"--path={tmp_path}", *FAST, "--epochs=20", "--lr=6e-3"]) == 0
     assert "micro f1 " in capsys.readouterr().out
     facts, answers, wrong = (kept(run, "topics", f"{name}.json") for name in ("task", "predictions", "errors"))
-    assert (facts["kind"], facts["labels"]) == ("multilabel", ["error", "number", "text"])
+    assert (facts["kind"], facts["labels"]) == ("multi_label", ["error", "number", "text"])
     right = {str(row["id"]): row["labels"] for row in rows[40:]}
     table = [[[label in of[i] for label in facts["labels"]] for i in right] for of in (right, answers)]
     assert facts["result"]["metrics"] == pytest.approx(
@@ -79,7 +82,7 @@ def test_words_are_tagged_and_scored_by_entities_and_predicted(run: Path, tmp_pa
     (tmp_path / "test.conll").write_text("integer\ndivision\n")
     assert main(["finetune", "names", "--from", str(run), f"--path={tmp_path}", *FAST]) == 0
     facts, answers = (kept(run, "names", f"{name}.json") for name in ("task", "predictions"))
-    assert facts["kind"] == "tokens" and facts["labels"] == ["O", "B-NUM", "B-TXT", "I-NUM"]
+    assert facts["kind"] == "token_classification" and facts["labels"] == ["O", "B-NUM", "B-TXT", "I-NUM"]
     right = [[tag for _, tag in sentence[i % 3 :]] for i in range(8)]
     assert (
         facts["result"]["metrics"] == pytest.approx(conlleval(right, [answers[str(i)] for i in range(8)]))
@@ -192,7 +195,7 @@ def test_ten_thousand_rows_of_several_classes_score_as_scikit_learn_says() -> No
     for _ in range(10):
         right, given = chance.random((2, 1000, 5)) < [0.5, 0.2, 0.1, 0.3, 0.01]
         sides = [[tuple(names[row]) for row in side] for side in (right, given)]
-        assert score("csv", "multilabel", *sides) == pytest.approx(
+        assert score("csv", "multi_label", *sides) == pytest.approx(
             {
                 "micro_f1": sklearn.metrics.f1_score(right, given, average="micro"),
                 "macro_f1": sklearn.metrics.f1_score(right, given, average="macro"),
@@ -203,3 +206,34 @@ def test_ten_thousand_rows_of_several_classes_score_as_scikit_learn_says() -> No
         assert score("csv", "classification", one, other)["macro_f1"] == pytest.approx(
             sklearn.metrics.f1_score(one, other, average="macro")
         )
+
+
+def test_the_top_layers_and_the_pooler_begin_at_random_where_that_is_asked_for(
+    run: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"object {i},{'xy'[i % 2]}\n" for i in range(40)))
+    begun: dict[int, dict[str, torch.Tensor]] = {}
+    untrained = FinetuneWorkload.untrained
+
+    def seen(self: FinetuneWorkload, device: torch.device) -> Any:
+        model = untrained(self, device)
+        begun.setdefault(count, {name: tensor.clone() for name, tensor in model.state_dict().items()})
+        return model
+
+    monkeypatch.setattr(FinetuneWorkload, "untrained", seen)
+    words = ["--from", str(run), f"--path={tmp_path / 't.csv'}", *FAST, "--epochs=0.1"]
+    for count in (0, 1):
+        assert main(["finetune", "mine", *words, f"--reinit_layers={count}"]) == 0
+    different = {name for name in begun[0] if not torch.equal(begun[0][name], begun[1][name])}
+    assert {"pooler.weight", "encoder.layers.0.qkv.weight"} <= different
+    assert all(name.startswith(("encoder.layers.0.", "pooler.")) for name in different)
+    assert main(["finetune", "mine", *words, "--reinit_layers=2"]) == 2
+    assert "reinit_layers = 2: must be 0 to model.num_layers = 1" in capsys.readouterr().err
+
+
+def test_only_the_top_layers_are_left_out() -> None:
+    names = [*(f"encoder.layers.{i}.up.weight" for i in range(12)), "encoder.word.weight", "pooler.weight"]
+    weights = {name: torch.zeros(1) for name in names}
+    assert list(without_top(weights, 0, 12)) == names
+    assert [name for name in names if name not in without_top(weights, 2, 12)] == [*names[10:12], "pooler.weight"]
+    assert list(without_top(weights, 12, 12)) == ["encoder.word.weight"]

@@ -208,7 +208,7 @@ def test_several_classes_of_a_row_are_a_list_a_joined_cell_or_columns(how: str, 
         names = Columns(labels="a,b+c")
     read = load_task("csv", path, columns=names)
     other = "b+c" if how == "columns" else "b, c"
-    assert (read.kind, read.labels, read.main_metric) == ("multilabel", ("a", other), "micro_f1")
+    assert (read.kind, read.labels, read.main_metric) == ("multi_label", ("a", other), "micro_f1")
     found = {int(r.text_a[1:]): r.label for r in read.train + read.dev}
     assert [found[i] for i in range(40)] == [tuple(other if label == "b, c" else label for label in each) for each in sets]
     assert sorted(map(str, (r.label for r in read.dev))) == sorted(map(str, [("a",), (), ("a", other), (other,)]))  # of each alike

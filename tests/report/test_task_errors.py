@@ -1,0 +1,52 @@
+"""Where a task is wrong, in the report and in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from overnight.errors import DataError
+from overnight.report.page import write_report
+from overnight.report.task_errors import errors_lines, row_text
+from tests.report.sample import metrics, write_run
+
+LINE = {"kind": "finetune", "name": "mine", "task": "csv", "seed": 0, "init": "pretrained", "metric": "accuracy", "value": 0.5}
+WORST = {"id": "7", "text": "a <b>\n bold", "label": "x", "answer": "y<", "probability": 0.125}
+
+
+def _errors(folder: Path, **content: object) -> Path:
+    place = folder / "finetune" / "mine"
+    place.mkdir(parents=True)
+    (place / "errors.json").write_text(json.dumps({"labels": ["x", "y<"], "worst": [WORST], **content}))
+    return place
+
+
+def test_the_report_has_the_confusion_and_the_worst_rows_of_a_task(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [*metrics(), LINE])
+    place = _errors(folder, confusion=[[1234, 5], [6, 78]])
+    page = write_report([folder], tmp_path / "page.html").read_text()
+    assert '<th>Right, answered as</th><th class="n">x</th><th class="n">y&lt;</th>' in page
+    assert "<tr><th>x</th><td>1,234</td><td>5</td></tr>" in page
+    assert "<li>7: a &lt;b&gt; bold (right: x, answered: y&lt;; what is right has probability 12.5 %)</li>" in page
+    lines = [line.split() for line in "\n".join(errors_lines(place)).splitlines()]
+    assert ["right,", "answered", "as", "x", "y<"] in lines and ["y<", "6", "78"] in lines
+    (place / "errors.json").write_text("{")
+    with pytest.raises(DataError, match=r"errors\.json"):
+        write_report([folder], tmp_path / "page.html")
+
+
+def test_the_report_has_the_counts_of_several_classes(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [*metrics(), LINE])
+    place = _errors(folder, counts={"right": [1, 2], "too_many": [3, 4], "too_few": [5, 6]})
+    assert "<tr><th>x</th><td>1</td><td>3</td><td>5</td></tr>" in write_report([folder], tmp_path / "page.html").read_text()
+    assert ["y<", "2", "4", "6"] in [line.split() for line in "\n".join(errors_lines(place)).splitlines()]
+
+
+def test_a_task_without_errors_has_no_lines_and_rows_are_said_as_their_kind_is(tmp_path: Path) -> None:
+    assert errors_lines(tmp_path) == []
+    pair = {"id": "1", "text_a": "a" * 50, "text_b": "b", "label": 1.5, "answer": 2.25, "error": 0.75}
+    assert row_text(pair, 10) == "1: aaaaaaaaaa… (right: 1.500, answered: 2.250; off by 0.750)"
+    several = {"id": "1", "text": "t", "label": [], "answer": ["x", "y"], "probability": 0.1}
+    assert row_text(several) == "1: t (right: none, answered: x, y; what is right has probability 10.0 %)"
