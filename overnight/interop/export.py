@@ -48,6 +48,8 @@ def export_run(run: BertRun, out: Path, task: str | None = None, license: str = 
         if source is None:
             raise DataError(f"{run.run_dir} has no checkpoint to export; run `overnight pretrain` first")
         progress, state, _ = reader.read_checkpoint(source)
+        if "mlm.bias" not in state:  # of an imported encoder
+            raise DataError(f"{source} has no masked-LM head to export; fine-tune it and export the task (--task)")
         tokenizer, _ = kept_vocabulary(run)
         assert_same_corpus(progress, load_manifest(tokenizer), tokenizer, run)
     else:

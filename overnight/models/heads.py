@@ -22,7 +22,7 @@ from overnight.models.modernbert import PredictionHead, pooled
 def pretrained_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return what a task takes of a pretrained network: the encoder and the pooler; of ModernBERT without next-sentence prediction the transform of the masked-LM head as the pooler."""
     taken = {name: tensor for name, tensor in state.items() if name.startswith(("encoder.", "pooler."))}
-    if "encoder.final_norm.weight" in state and "pooler.dense.weight" not in state:
+    if "encoder.final_norm.weight" in state and "pooler.dense.weight" not in state and "mlm.dense.weight" in state:
         taken |= {f"pooler.{part}.weight": state[f"mlm.{part}.weight"] for part in ("dense", "norm")}
     return taken
 

@@ -270,6 +270,23 @@ def test_commands_take_a_checkpoint_where_they_take_a_run(tmp_path: Path, monkey
         run_folder("other/peer")
 
 
+@pytest.mark.parametrize("name", ["BertModel", "ModernBertModel"])
+def test_an_encoder_without_heads_can_be_fine_tuned_and_nothing_else(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "peer", name)
+    (tmp_path / "mine.csv").write_text("text,label\n" + "".join(f"{a} good film,yes\n{a} bad film,no\n" for a in LETTERS))
+    (tmp_path / "masked.txt").write_text("the [MASK] film\n")
+    assert main(["finetune", "mine", "--from", "peer", "--path=mine.csv", "--seq_len=16", "--epochs=1"]) == 0
+    assert "it has no masked-LM head: it can be fine-tuned, and fills in no masks" in capsys.readouterr().out
+    assert main(["export", "--from", "peer", "--task=mine", "--to=out"]) == 0
+    assert main(["export", "--from", "peer", "--to=all"]) == 1
+    assert "has no masked-LM head to export; fine-tune it and export the task" in capsys.readouterr().err
+    assert main(["predict", "mask", "--from", "peer", "--input", "masked.txt"]) == 1
+    assert "mlm.dense.weight: absent there" in capsys.readouterr().err
+
+
 def test_import_writes_a_run_folder_of_googles_bert(real_data: Path, tmp_path: Path, capsys: Captured) -> None:
     assert main(["import", "--from", str(real_data / "bert-tf-tiny"), "--to", str(tmp_path / "run")]) == 0
     assert "(bert, 2 layers of 4, 15 tokens)" in capsys.readouterr().out
