@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib import import_module
+from pathlib import Path
 
 from overnight.cli.download_command import add_download
 from overnight.cli.recipe_commands import Add
 from overnight.display import for_stream
+from overnight.errors import ConfigError
 
 
 def _add_bench(add: Add) -> None:
@@ -16,10 +18,14 @@ def _add_bench(add: Add) -> None:
     command.add_argument("what", choices=("train", "loop", "optim", "mlstm", "scaling", "gpu"), help="what to measure")
     command.add_argument("--peer", choices=("transformers", "none"), default="transformers", help="with whom to compare")
     command.add_argument("--tiny", action="store_true", help="smallest sizes, to see that it runs")
+    command.add_argument("--json", type=Path, help="of gpu: also write the JSON to this file, after every row")
 
 
 def _bench(options: argparse.Namespace, overrides: list[str]) -> None:
-    import_module(f"overnight.bench.{options.what}").run(peer=options.peer, tiny=options.tiny)
+    if options.json and options.what != "gpu":
+        raise ConfigError(f"--json: {options.what} prints its JSON last; only gpu, which may end early, writes a file after every row")
+    more = {"file": options.json} if options.what == "gpu" else {}
+    import_module(f"overnight.bench.{options.what}").run(peer=options.peer, tiny=options.tiny, **more)
 
 
 def _add_doctor(add: Add) -> None:
