@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib import import_module
+from pathlib import Path
 
 from overnight.cli.download_command import add_download
 from overnight.cli.recipe_commands import Add
@@ -17,6 +18,7 @@ def _add_bench(add: Add) -> None:
     command.add_argument("what", choices=("train", "loop", "loader", "optim", "mlstm", "scaling", "gpu", "corpus"), help="what to measure")
     command.add_argument("--peer", choices=("transformers", "none"), default="transformers", help="with whom to compare")
     command.add_argument("--tiny", action="store_true", help="smallest sizes, to see that it runs")
+    command.add_argument("--json", type=Path, metavar="FILE", dest="file", help="of gpu: also write the JSON to this file, after every row")
     corpus = command.add_argument_group("corpus")
     corpus.add_argument("--size", type=float, metavar="MB", help="of the text, its first megabytes; 0: all (default)")
     corpus.add_argument(
@@ -28,11 +30,17 @@ def _add_bench(add: Add) -> None:
     corpus.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each core)")
 
 
+_OF_ONE = {"size": "corpus", "text": "corpus", "times": "corpus", "workers": "corpus", "file": "gpu"}
+"""Options of one benchmark alone."""
+
+
 def _bench(options: argparse.Namespace, overrides: list[str]) -> None:
-    of_corpus = {name: value for name in ("size", "text", "times", "workers") if (value := getattr(options, name)) is not None}
-    if of_corpus and options.what != "corpus":
-        raise ConfigError(f"--{next(iter(of_corpus))}: belongs to `overnight bench corpus` alone; leave it out")
-    import_module(f"overnight.bench.{options.what}").run(peer=options.peer, tiny=options.tiny, **of_corpus)
+    given = {name: value for name in _OF_ONE if (value := getattr(options, name)) is not None}
+    for name in given:
+        if options.what != _OF_ONE[name]:
+            option = "json" if name == "file" else name
+            raise ConfigError(f"--{option}: belongs to `overnight bench {_OF_ONE[name]}` alone; leave it out")
+    import_module(f"overnight.bench.{options.what}").run(peer=options.peer, tiny=options.tiny, **given)
 
 
 def _add_doctor(add: Add) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from overnight.bench import gpu, mlstm, optim, train
+from overnight.bench import gates, gpu, mlstm, optim, train
 from overnight.cli.main import main
 from overnight.errors import UserError
-from overnight.models.bert import BertForPretraining
+from overnight.models.bert import BertForPretraining, Encoder
 from overnight.models.modernbert import ModernBertForMaskedLM
 from overnight.optim import Lamb
 from tests.conftest import ROOT
@@ -201,7 +201,7 @@ runpy.run_module("overnight", run_name="__main__")
     assert result.returncode == 0, result.stderr
     rows = assert_result(result.stdout, "gpu")
     names = [row["name"] for row in rows]
-    assert sum(name.startswith("gate:") for name in names) == 3
+    assert sum(name.startswith("gate:") for name in names) == 5
     for part in ("ceiling: bf16 product", "ceiling: copy", "bert-tiny: LAMB fused", "bert-tiny 32 bf16", "vocabulary head"):
         assert any(part in name for name in names), part
     bound = next(row for row in rows if row["name"] == "bert-tiny: LAMB fused, bytes")
@@ -212,13 +212,15 @@ CPU = torch.device("cpu")
 
 
 def test_the_gates_pass_on_a_sound_computation() -> None:
-    assert gpu.packed_gate(CPU).value < 1e-5
-    assert gpu.precision_gate(CPU).value < 1e-5
-    assert gpu.lamb_gate(CPU).value < 1e-5
+    assert gates.packed_gate(CPU).value < 1e-5
+    assert gates.precision_gate(CPU).value < 1e-5
+    assert gates.lamb_gate(CPU).value < 1e-5
+    assert gates.gradient_gate(CPU).value < 1e-5
+    assert gates.dropout_gate(CPU).value < 1e-5
 
 
 def test_the_precision_gate_stops_losses_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = gpu.BertForPretraining.losses, 0
+    real, calls = gates.BertForPretraining.losses, 0
 
     def broken(self: Any, batch: Any, dtype: torch.dtype) -> Any:
         nonlocal calls
@@ -226,30 +228,30 @@ def test_the_precision_gate_stops_losses_that_are_wrong(monkeypatch: pytest.Monk
         summed, hits = real(self, batch, dtype)
         return ({**summed, "nsp": summed["nsp"] * 1.03} if calls == 2 else summed), hits
 
-    monkeypatch.setattr(gpu.BertForPretraining, "losses", broken)
+    monkeypatch.setattr(gates.BertForPretraining, "losses", broken)
     with pytest.raises(AssertionError, match="losses differ by"):
-        gpu.precision_gate(CPU)
+        gates.precision_gate(CPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_packed_gate_stops_attention_across_sequences_in_either_precision(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = gpu._encoded, 0
+    real, calls = gates._encoded, 0
 
     def leaking(net: Any, batch: Any, _: torch.dtype, device: torch.device) -> torch.Tensor:
         nonlocal calls
         calls += 1
         if calls == 2:
             whole = int(batch.starts[-1])
-            batch = gpu.replace(batch, starts=torch.tensor([0, whole], dtype=torch.int32), lengths=(whole,))
+            batch = gates.replace(batch, starts=torch.tensor([0, whole], dtype=torch.int32), lengths=(whole,))
         return real(net, batch, dtype if calls == 2 else torch.float32, device)
 
-    monkeypatch.setattr(gpu, "_encoded", leaking)
+    monkeypatch.setattr(gates, "_encoded", leaking)
     with pytest.raises(AssertionError, match=r"packed encoder differs by 0\.1"):
-        gpu.packed_gate(CPU)
+        gates.packed_gate(CPU)
 
 
 def test_the_lamb_gate_stops_an_optimizer_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong(gpu.Lamb):
+    class Wrong(gates.Lamb):
         def step(self, closure: Any = None) -> Any:
             for group in self.param_groups:
                 for p in group["params"]:
@@ -257,6 +259,84 @@ def test_the_lamb_gate_stops_an_optimizer_that_is_wrong(monkeypatch: pytest.Monk
                         p.grad.add_(0.01)
             return super().step()
 
-    monkeypatch.setattr(gpu, "Lamb", Wrong)
+    monkeypatch.setattr(gates, "Lamb", Wrong)
     with pytest.raises(AssertionError, match="LAMB differs by"):
-        gpu.lamb_gate(CPU)
+        gates.lamb_gate(CPU)
+
+
+@pytest.mark.parametrize("wrong", ["forward", "backward", "share"])
+def test_the_dropout_gate_stops_attention_that_is_wrong(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = gates.attend.attention
+
+    class Off(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return grad * 1.01
+
+    def broken(qkv: torch.Tensor, heads: int, where: Any, probability: float) -> torch.Tensor:
+        if wrong == "share":
+            return real(qkv, heads, where, 0.0)
+        out = real(qkv, heads, where, probability)
+        return out * 1.01 if wrong == "forward" else Off.apply(out)
+
+    monkeypatch.setattr(gates.attend, "attention", broken)
+    with pytest.raises(AssertionError, match="differs by"):
+        gates.dropout_gate(CPU)
+
+
+def test_the_gradient_gate_stops_a_wrong_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, calls = Encoder.forward, 0
+
+    def other(self: Any, batch: Any, dtype: torch.dtype) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        out = forward(self, batch, dtype)
+        return out if calls == 1 else out * 1.02 - (out * 0.02).detach()
+
+    monkeypatch.setattr(Encoder, "forward", other)
+    with pytest.raises(AssertionError, match=r"gradients differ by 0\.02"):
+        gates.gradient_gate(CPU)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 5.40 GiB.\nMore"), RuntimeError("CUDA error: out of memory")]
+)
+def test_the_gpu_benchmark_survives_where_memory_runs_out(
+    error: Exception, tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The optimizers and one training do not fit: they are left out, in words, and all else is measured, printed and written."""
+    monkeypatch.setattr(gpu, "GATES", ())
+    monkeypatch.setattr(gpu.optim, "measure_case", lambda *args, **kwargs: raising(error))
+    real = gpu.train_rows
+    monkeypatch.setattr(gpu, "train_rows", lambda case, *rest: raising(error) if case.mean else real(case, *rest))
+    file, written = tmp_path / "gpu.json", []
+    monkeypatch.setattr(gpu, "write_json", lambda path, tree: written.append((path, len(tree["rows"]))))
+    gpu.run(tiny=True, file=file)
+    text = capsys.readouterr().out
+    rows = assert_result(text, "gpu")
+    assert written == [(file, number + 1) for number in range(len(rows))]
+    assert text.count(f"left out, for memory: optimizers of bert-tiny ({str(error).splitlines()[0]})") == 1
+    assert "left out, for memory: bert-tiny 32 mean 20 bf16 attention dropout 0.1" in text
+    assert {"bert-tiny 32 bf16", "bert-tiny 32 bf16 attention dropout 0.1"} <= {row["name"] for row in rows}
+
+
+def test_the_gpu_benchmark_prints_what_it_has_whatever_happens(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "GATES", (gates.precision_gate,))
+    monkeypatch.setattr(gpu, "ceilings", lambda *args: raising(RuntimeError("CUDA error: an illegal memory access was encountered")))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        gpu.run(tiny=True)
+    (row,) = assert_result(capsys.readouterr().out, "gpu")
+    assert row["name"].startswith("gate: fp32 losses")
+
+
+def raising(error: Exception) -> Any:
+    raise error
+
+
+def test_a_file_for_the_rows_is_of_the_gpu_benchmark_only(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    assert main(["bench", "optim", "--tiny", f"--json={tmp_path / 'x.json'}"]) == 2
+    assert "--json: optim prints its JSON last" in capsys.readouterr().err

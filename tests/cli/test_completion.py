@@ -40,7 +40,7 @@ def completions(line: str, folder: Path) -> list[str]:
         ("finetune mn", ["mnli"]),
         ("finetune csv --columns.te", ["--columns.text", "--columns.text_b"]),
         ("linear-probe csv --from x --feat", ["--features"]),
-        ("generate --compute.d", ["--compute.device"]),
+        ("generate --compute.d", ["--compute.deterministic", "--compute.device"]),
         ("evaluate --from x --data.d", ["--data.dir", "--data.documents"]),
         ("evaluate --split v", ["valid"]),
         ("download sq", ["squad"]),
