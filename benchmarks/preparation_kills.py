@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
@@ -47,6 +47,8 @@ class Outcome:
     preparations: int = 0
     equal: int = 0
     """Of them, those with all bytes of one process."""
+    different: list[str] = field(default_factory=list)
+    """Files that are another one, too many or too few."""
     made_again: list[int] = field(default_factory=list)
     """Files, by kill, between it and the next."""
     codes_without_scheduler: Counter[int] = field(default_factory=Counter)
@@ -175,7 +177,9 @@ class Campaign:
         self.wait(lambda: command.poll() is not None)
         assert command.returncode == 0, (command.returncode, (self.folder / "command.log").read_text()[-3000:])
         self.outcome.preparations += 1
-        self.outcome.equal += contents(self.folder / name) == self.expected
+        found = contents(self.folder / name)
+        self.outcome.different += sorted(key for key in found.keys() | self.expected.keys() if found.get(key) != self.expected.get(key))
+        self.outcome.equal += found == self.expected
         shutil.rmtree(self.folder / name)
 
     def strike(self, victim: str, name: str) -> None:
@@ -204,17 +208,19 @@ class Campaign:
         slowest = max(o.seconds_without_scheduler, default=0)
         return (
             f"{o.kills.total()} kills ({kills}): {o.equal} of {o.preparations} preparations equal; at most {max(o.made_again, default=0)} files made again; "
-            f"without scheduler the command ended with {codes or '-'} within {slowest} s"
+            f"without scheduler the command ended with {codes or '-'} within {slowest} s{'; DIFFERENT: ' if o.different else ''}{', '.join(o.different)}"
         )
 
 
-def run(folder: Path, options: argparse.Namespace) -> Campaign:
-    """Kill until there are so many kills, or the time is over."""
+def run(folder: Path, options: argparse.Namespace, place: Path) -> Campaign:
+    """Kill until there are so many kills, or the time is over; keep what has happened after each preparation."""
     campaign, begin = Campaign(folder, options.seed), time.monotonic()
     try:
         while (left := options.kills - campaign.outcome.kills.total()) > 0 and time.monotonic() - begin < 60 * options.minutes:
             campaign.prepare(f"out-{campaign.outcome.preparations}", min(left, MOST_KILLS))
             print(campaign.row(), flush=True)
+            found = {"environment": environment(), "seed": options.seed, "workers": WORKERS, **vars(campaign.outcome)}
+            place.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     finally:
         campaign.kill(*list(campaign.processes))
     return campaign
@@ -237,13 +243,10 @@ def main() -> None:
             print("error:", error)
             sys.exit(error.exit_code)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        campaign = run(Path(folder), options)
-    outcome = campaign.outcome
     out = Path(__file__).parent / "results" / f"{date.today()}-{options.machine}-preparation-kills"
     out.mkdir(parents=True, exist_ok=True)
-    found = {"environment": environment(), "seed": options.seed, "workers": WORKERS, **asdict(outcome)}
-    (out / "result.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = run(Path(folder), options, out / "result.json").outcome
     if outcome.equal != outcome.preparations or set(outcome.codes_without_scheduler) - {1}:
         raise SystemExit("not the bytes of one process, or not the exit code")
 

@@ -181,7 +181,8 @@ def _connected(address: str) -> Any:
     import dask
     import distributed
 
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # of a lost connection our errors say enough
+    for name in ("distributed", "distributed.client"):  # of a lost connection our errors say enough
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     # Raw documents travel with their task, at most some dozen MB of them: that is no mistake.
     dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GB"})
     try:

@@ -55,7 +55,7 @@ from overnight.corpus.vocabulary import check_given, given_tokens, make_vocabula
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
 from overnight.errors import ConfigError, DataError
-from overnight.run_dir.atomic import write_json
+from overnight.run_dir.atomic import remove_unfinished, write_json
 from overnight.run_dir.lock import preparation_lock
 from overnight.state_files import STRICT, read_json, sealed
 
@@ -124,6 +124,7 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
                 "To clean it anew, delete it, and give runs that began with it a new folder"
             )
         shutil.rmtree(folder / "work", ignore_errors=True)  # killed between the manifest and this
+        remove_unfinished(folder)
         return manifest
     log(f"prepare: {folder} lacks {', '.join(missing)}; preparing it again")
     return None
@@ -186,6 +187,7 @@ def _run(
     save_manifest(folder, manifest)
     settle(workers)
     shutil.rmtree(work)
+    remove_unfinished(folder)
     return manifest
 
 

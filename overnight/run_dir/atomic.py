@@ -38,6 +38,12 @@ def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     sync(path.parent)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove from a folder, into which nobody writes, what processes left that were killed while they wrote a file."""
+    for path in folder.glob("*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON with the keys in the order given (bytes depend on the value alone)."""
     write_whole(path, [(json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()])

@@ -395,6 +395,13 @@ def test_two_at_once_in_one_folder_are_refused(corpus: Path, tmp_path: Path) -> 
     assert refused
 
 
+def test_what_a_process_left_that_was_killed_while_it_wrote_is_cleared_away(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/train-00000.arrow.77-0a1b2c3d.tmp").write_bytes(b"half")
+    prepare(settings(corpus), tmp_path / "out", silent, shard_tokens=4000)
+    assert not list((tmp_path / "out").glob("*.tmp"))
+
+
 def test_a_chunk_closes_at_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "CHUNK_BYTES", 1000)
     assert [len(group) for group in pipeline._chunks(Document("x" * size) for size in (300, 300, 300, 300, 5000, 10))] == [4, 1, 1]
