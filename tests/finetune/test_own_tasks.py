@@ -250,7 +250,7 @@ def test_the_best_epoch_is_kept_where_that_is_asked_for(run: Path, tmp_path: Pat
     assert [epoch for epoch, _ in shown] == ["1", "2", "3", "4"] and len({value for _, value in shown}) > 1
     entry = kept(run, "mine", "task.json")["result"]
     best, at = max((float(value), -int(epoch)) for epoch, value in shown)
-    assert round(100 * entry["value"], 1) == best and entry["epoch"] == -at
+    assert round(100 * entry["value"], 1) == best and entry["epoch"] == -at < 4
     answers = kept(run, "mine", "predictions.json")
     assert scipy.stats.spearmanr(list(answers.values()), [i * 7 % 11 for i in range(20)]).statistic == pytest.approx(entry["value"])
     found = answered(run, "mine", tmp_path / "dev.csv", capsys)
