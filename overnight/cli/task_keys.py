@@ -27,6 +27,7 @@ _SECTIONS = {
         "lr",
         "warmup_ratio",
         "weight_decay",
+        "keep_best",
         "reinit_layers",
         "seq_len",
     ),

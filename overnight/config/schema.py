@@ -230,6 +230,8 @@ class Finetune:
     """Share of the steps spent warming up (0 to 1); linear decay to 0 follows."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled decay; biases and norm parameters have none."""
+    keep_best: bool = False
+    """Score the network after every epoch, and keep the epoch with the best score, which is then a little too good; false keeps the last."""
     reinit_layers: NonNegativeInt = 0
     """Top layers of the encoder that begin from random weights, and the pooler with them, instead of pretrained ones, which may steady small tasks (Zhang et al. 2021); 0 is none."""
     seq_len: int = 128

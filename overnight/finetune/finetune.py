@@ -166,7 +166,12 @@ class _Tuning:
         def scored(examples: EncodedExamples) -> list[np.ndarray]:
             return self._outputs(model, examples, what)
 
-        results, files = task.evaluate(scored(task.dev))
+        if self.spec.keep_best:
+            results, files, epoch = self._best_epoch(
+                model, training.checkpoints, len(task.train) / run.phases[what].global_batch_size, what
+            )
+        else:
+            (results, files), epoch = task.evaluate(scored(task.dev)), self.spec.epochs
         for split, evaluate_split in task.extra_metrics.items():
             results |= evaluate_split(scored(task.test[split][0]))
         entry = {
@@ -178,6 +183,7 @@ class _Tuning:
             "metric": task.metric,
             "value": results[task.metric],
             "metrics": results,
+            "epoch": epoch,
             "rows": len(task.train),
             "seconds": round(time.perf_counter() - start, 2),
             "config_hash": self.config_hash,
@@ -189,6 +195,31 @@ class _Tuning:
         if self.world.main:
             shutil.rmtree(training.checkpoints)
         self.line.print(f"{self.name}: seed {seed} {init}  " + measures(results, scale_of(self.spec.task)))
+
+    def _best_epoch(self, model: nn.Module, folder: Path, steps: float, what: str) -> tuple[dict[str, float], dict[str, Any], float]:
+        """Leave the network as it was after the epoch with the best score on dev, the first of equals.
+
+        Args:
+            model: takes the weights.
+            folder: of the checkpoints, one an epoch.
+            steps: of an epoch.
+            what: is scored, for the lines.
+
+        Returns:
+            metrics and files of :attr:`EncodedTask.evaluate`, and the epoch (1.0 is the first).
+        """
+        best: tuple[dict[str, float], dict[str, Any], float, Path] | None = None
+        for place in reversed([path for path in reader.list_checkpoints(folder) if path.is_dir()]):
+            progress, state, _ = reader.read_checkpoint(place)
+            reader.fill(model, state, place)
+            results, files = self.task.evaluate(self._outputs(model, self.task.dev, what))
+            epoch = round(progress.step / steps, 2)
+            self.line.print(f"{what}  epoch {epoch:g}  {measures(results, scale_of(self.spec.task))}")
+            if best is None or results[self.task.metric] > best[0][self.task.metric]:
+                best = (results, files, epoch, place)
+        assert best is not None
+        reader.fill(model, reader.read_checkpoint(best[3])[1], best[3])
+        return best[:3]
 
     def _outputs(self, model: nn.Module, examples: EncodedExamples, what: str) -> list[np.ndarray]:
         """Return the network's outputs for every sequence, and show how far it is: the longest come first, so time goes by tokens."""

@@ -60,6 +60,8 @@ def seed_run(run: BertRun, spec: Finetune, examples: int, seed: int, name: str, 
     steps = max(1, round(spec.epochs * examples / batch))
     optimizer = MuonConfig if spec.optimizer == "muon" else AdamWConfig
     optim = optimizer(lr=spec.lr, weight_decay=spec.weight_decay, schedule=Schedule(warmup_ratio=spec.warmup_ratio))
+    # Every epoch that may be kept is a checkpoint until the seed is scored.
+    every = max(1, round(examples / batch)) if spec.keep_best else max(run.checkpoint.save_every, steps // _CHECKPOINTS)
     phase = BertPhase(steps=steps, global_batch_size=batch, seq_len=spec.seq_len, micro_batch_size=micro, optim=optim, nsp=False)
     return replace(
         run,
@@ -69,7 +71,7 @@ def seed_run(run: BertRun, spec: Finetune, examples: int, seed: int, name: str, 
         phases={name: phase},
         # A seed takes minutes: it is scored at its end, and saved now and then.
         checkpoint=replace(
-            run.checkpoint, save_every=max(run.checkpoint.save_every, steps // _CHECKPOINTS), keep_latest_k=1, keep_every_n_steps=0
+            run.checkpoint, save_every=every, keep_latest_k=steps // every + 1 if spec.keep_best else 1, keep_every_n_steps=0
         ),
         logging=replace(run.logging, eval_every=0, grad_noise_every=0),
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import sklearn.metrics
 import torch
 
@@ -237,3 +239,23 @@ def test_only_the_top_layers_are_left_out() -> None:
     assert list(without_top(weights, 0, 12)) == names
     assert [name for name in names if name not in without_top(weights, 2, 12)] == [*names[10:12], "pooler.weight"]
     assert list(without_top(weights, 12, 12)) == ["encoder.word.weight"]
+
+
+def test_the_best_epoch_is_kept_where_that_is_asked_for(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    for name, count in (("train", 40), ("dev", 20)):
+        (tmp_path / f"{name}.csv").write_text("text,score\n" + "".join(f"object {i},{i * 7 % 11}\n" for i in range(count)))
+    words = ["finetune", "mine", "--from", str(run), f"--path={tmp_path}", *FAST, "--epochs=4", "--lr=1e-2"]
+    assert main([*words, "--keep_best=true"]) == 0
+    shown = re.findall(r"epoch (\d)  pearson [-\d.]+  spearman ([-\d.]+)", capsys.readouterr().out)
+    assert [epoch for epoch, _ in shown] == ["1", "2", "3", "4"] and len({value for _, value in shown}) > 1
+    entry = kept(run, "mine", "task.json")["result"]
+    best, at = max((float(value), -int(epoch)) for epoch, value in shown)
+    assert round(100 * entry["value"], 1) == best and entry["epoch"] == -at < 4
+    answers = kept(run, "mine", "predictions.json")
+    assert scipy.stats.spearmanr(list(answers.values()), [i * 7 % 11 for i in range(20)]).statistic == pytest.approx(entry["value"])
+    found = answered(run, "mine", tmp_path / "dev.csv", capsys)
+    assert [a["score"] for a in found] == pytest.approx(list(answers.values()), rel=1e-3)
+    # Without the choice the last epoch is kept.
+    assert main(words) == 0
+    assert round(100 * kept(run, "mine", "task.json")["result"]["value"], 1) == float(shown[-1][1])
+    assert not list((run / "finetune" / "mine.training").rglob("step-*"))
