@@ -93,6 +93,9 @@ def write_initial(folder: Path, initial: Initial) -> None:
             file_digest(beside / "model.safetensors"),
         )
         write_json(beside / "init.json", sealed(dataclasses.asdict(facts)))
+        there = read_initial_facts(folder)
+        if there is not None and there.source == initial.source:
+            return  # another process of this run was first, and may be reading it
         shutil.rmtree(folder, ignore_errors=True)
         beside.rename(folder)
     except OSError as error:
