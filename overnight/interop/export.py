@@ -14,9 +14,6 @@ from overnight.interop.huggingface import export
 from overnight.interop.layout import Kind
 from overnight.interop.model_card import model_card
 
-_OF_TASK: dict[str, Kind] = {"classification": "classification", "regression": "regression", "spans": "spans"}
-"""What the model of a task is, by the `kind` in its `task.json`; a new head is one more row."""
-
 
 def export_run(run: BertRun, out: Path, task: str | None = None, license: str = "", onnx: bool = False) -> None:
     """Write the newest checkpoint, or a fine-tuned task, so that transformers loads it by its Auto classes.
@@ -57,7 +54,7 @@ def export_run(run: BertRun, out: Path, task: str | None = None, license: str = 
         if not (folder / "task.json").exists():
             raise DataError(f"{run.run_dir} has no fine-tuned task {task!r} to export; run `overnight finetune {task}` first")
         facts = read_facts(folder)
-        kind = _OF_TASK[facts["kind"]]
+        kind = facts["kind"]
         labels = tuple(facts["labels"])
         task_vocabulary(folder, facts["tokenizer"])
         state = read_weights(folder, facts)

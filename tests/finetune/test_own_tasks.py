@@ -47,6 +47,12 @@ def answered(run: Path, name: str, path: Path, capsys: Captured) -> list[dict[st
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+def exported(run: Path, name: str, tmp_path: Path) -> dict[str, Any]:
+    """`config.json` of a task that is exported."""
+    assert main(["export", "--from", str(run), f"--task={name}", f"--to={tmp_path / 'out'}"]) == 0
+    return dict(json.loads((tmp_path / "out" / "config.json").read_text()))
+
+
 def test_several_classes_of_a_row_are_trained_scored_and_predicted(run: Path, tmp_path: Path, capsys: Captured) -> None:
     words = {"number": "integer division", "text": "string literal", "error": "raised exception"}
     sets = [[], ["number"], ["text", "number"], ["error"], ["error", "text"]]
@@ -74,6 +80,7 @@ def test_several_classes_of_a_row_are_trained_scored_and_predicted(run: Path, tm
     assert {a["id"]: a["labels"] for a in found} == answers
     assert all((p > 0.5) == (label in a["labels"]) for a in found for label, p in a["probabilities"].items())
     assert (run / "finetune" / "topics" / "test.tsv").read_text().startswith("index\tprediction\nx\t")
+    assert exported(run, "topics", tmp_path)["problem_type"] == "multi_label_classification"
 
 
 def test_words_are_tagged_and_scored_by_entities_and_predicted(run: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -100,6 +107,7 @@ def test_words_are_tagged_and_scored_by_entities_and_predicted(run: Path, tmp_pa
     assert plain["tokens"] == ["class", "integer", "division"] and len(plain["tags"]) == len(plain["probabilities"]) == 3
     assert {"type": "NUM", "text": "integer division", "first": 1, "last": 2} in plain["entities"] and named["id"] == "j"
     assert main(["predict", "names", "--from", str(run), "--input", str(tmp_path / "train.conll"), "--to", str(tmp_path / "out/")]) == 0
+    assert exported(run, "names", tmp_path / "export")["id2label"]["1"] == "B-NUM"
 
 
 def test_a_sentence_longer_than_a_sequence_is_tagged_in_parts_without_a_gap(tokenizer: Any) -> None:
