@@ -141,7 +141,7 @@ class Samples:
         if path is None:
             return fresh()
         if (kept := _kept_array(path)) is not None:
-            return kept
+            return kept.reshape(-1, pairs.COLUMNS)
         plan = fresh()
         _keep_array(path, plan)
         return plan
@@ -325,18 +325,21 @@ def _room(rate: float, most: float) -> float:
 
 
 def _keep_array(path: Path, array: np.ndarray) -> None:
+    """Write an array of int32, and its checksum behind it."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     write_whole(path, [buffer.getbuffer(), digest(buffer.getbuffer()).encode()])
 
 
 def _kept_array(path: Path) -> np.ndarray | None:
-    """Return an array of the cache, memory-mapped; None where it is not there, or not as it was written: it only saves time."""
+    """Return the numbers of a kept array, memory-mapped; None where it is not there, or not as it was written: it only saves time."""
     try:
         content = np.memmap(path, np.uint8, "r")
         if digest(content[:-16].data) != bytes(content[-16:]).decode("latin-1"):
             return None
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        # Not by np.load: it parses the header as Python, which some threads at once cannot do in CPython 3.11 (SystemError). Its length is all that is not known.
+        header = 10 + int.from_bytes(content[8:10].tobytes(), "little")
+        return np.asarray(content[header:-16]).view(np.int32)
     except (OSError, EOFError, ValueError):
         return None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
 import threading
 from collections import Counter
@@ -395,3 +397,26 @@ def test_a_run_that_resumes_in_a_later_epoch_looks_at_the_plans_of_that_one_only
     assert of_steps(samples(tmp_path).step(far)) == expected and not made
     # The sizes of five epochs or six, and the plans of one or two.
     assert len([path for path in kept if len(np.load(path)) > 1 or np.load(path).ndim > 1]) in (len(SHARDS), 2 * len(SHARDS))
+
+
+def test_many_threads_read_kept_plans_while_others_parse_python(tmp_path: Path) -> None:
+    """The state of CPython's parser is one for all threads: np.load, which parses a header, fails in some of them."""
+    samples(tmp_path).epoch_size()
+    done = threading.Event()
+
+    def parse() -> None:
+        while not done.is_set():
+            with contextlib.suppress(SystemError):
+                ast.parse("[(1, 2), {'a': (3, 4)}]", mode="eval")
+
+    threads = [threading.Thread(target=parse) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(100):
+            again = samples(tmp_path)
+            again.rows(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()

@@ -28,7 +28,7 @@ from overnight.config import BertRun, Run
 from overnight.corpus.clean import clean
 from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import open_shards
-from overnight.corpus.tokenizer import encode, load_tokenizer
+from overnight.corpus.tokenizer import Encoder, load_tokenizer
 from tests.bench.in_process import Calls, calls
 
 __all__ = ["calls"]
@@ -89,7 +89,7 @@ def test_the_validation_text_is_the_raw_text_of_the_validation_documents(tiny: C
     topics = [json.loads(line)["text"] for line in Path(run.data.paths[0]).read_text(encoding="utf-8").splitlines()]
     wanted = [topics[int(name.rpartition("#")[2]) - 1] for name in names]
     assert len(wanted) > 2 and all(one in text for one in wanted) and len(text) == sum(map(len, wanted)) + 2 * (len(wanted) - 1)
-    found, *_ = encode(["\n".join(sentences(clean(one))) for one in wanted], load_tokenizer(run.data_dir))
+    found, *_ = Encoder(load_tokenizer(run.data_dir)).encode(["\n".join(sentences(clean(one))) for one in wanted])
     assert np.array_equal(found, np.concatenate([shard.tokens for shard in open_shards(run.data_dir, "valid")])), "and no other"
     lost = replace(run, data=replace(run.data, paths=[str(tmp_path / "validation.txt")]))
     with pytest.raises(SystemExit, match=r"names \d+ validation documents, 0 are in data\.paths"):
