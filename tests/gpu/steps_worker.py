@@ -144,13 +144,8 @@ def step(given: StepBatches, path: str, optimizer: str, recompute: str) -> dict[
     return {"attention": attention, "launches": dict(launches), "lists": lists}
 
 
-if __name__ == "__main__":
-    fake_cuda.install()
-    torch.set_num_threads(1)
-    from triton.runtime.jit import JITFunction
-
-    JITFunction.run = launched  # type: ignore[method-assign]
-    found: dict[str, Any] = {}
+def faked() -> FakeTensorMode:
+    """Return the mode in which tensors on the device are fake, with all in place that goes from the host to them."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def pin_memory(self: Any) -> Any:
@@ -163,16 +158,28 @@ if __name__ == "__main__":
     torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign,assignment]
     bert.layout, modernbert.layout = with_numbers(bert.layout), with_numbers(modernbert.layout)
     kernels._make_layout = with_numbers(kernels._make_layout)  # type: ignore[assignment]
-    given = {kind: prepared(kind) for kind, *_ in PATHS.values()}
-    for case in cases("--all" in sys.argv):
+    return mode
+
+
+def main(file: Path, every: bool) -> None:
+    """Take the steps of all cases."""
+    from triton.runtime.jit import JITFunction
+
+    JITFunction.run = launched  # type: ignore[method-assign]
+    found: dict[str, Any] = {}
+    mode, given = faked(), {kind: prepared(kind) for kind, *_ in PATHS.values()}
+    for case in cases(every):
         try:
             with mode:
                 found[" | ".join(case)] = step(given[PATHS[case[0]][0]], *case)
         except Exception as error:
-            frames = [
-                f"{frame.filename}:{frame.lineno}"
-                for frame in traceback.extract_tb(error.__traceback__)
-                if "site-packages" not in frame.filename
-            ]
-            found[" | ".join(case)] = {"error": f"{type(error).__name__}: {str(error)[:300]}", "at": frames[-4:]}
-    Path(sys.argv[1]).write_text(json.dumps(found, indent=1), encoding="utf-8")
+            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+            places = [f"{frame.filename}:{frame.lineno}" for frame in frames[-4:]]
+            found[" | ".join(case)] = {"error": f"{type(error).__name__}: {str(error)[:300]}", "at": places}
+    file.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    fake_cuda.install()
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), "--all" in sys.argv)
