@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,14 @@ from torch._inductor.fx_passes import fuse_attention, pad_mm
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from overnight.bench.sizes import VOCABULARY, full_batch
 from overnight.config import BertConfig, ModernBertConfig
 from overnight.models import bert, modernbert
 from overnight.models.attention import Layout
+from tests.gpu.steps_worker import CUDA, faked
 
 SEQUENCES, TOKENS, LONGEST = 131, 16384, 128
 BERT = BertConfig(num_layers=24, hidden_size=1024, num_heads=16, dropout=0.1, attention_dropout=0.1)
@@ -157,6 +162,62 @@ def shapes(model: Any) -> int:
     return compilations
 
 
+VIEWS = [
+    "unbind",
+    "select.",
+    "view",
+    "expand",
+    "slice",
+    "detach",
+    "alias",
+    "aten.t.",
+    "transpose",
+    "unsqueeze",
+    "squeeze",
+    "as_strided",
+    "permute",
+    "split",
+    "lift",
+    "empty",
+    "diagonal",
+    "sym_",
+    "prim",
+    "reshape",
+]
+
+
+class Launched(TorchDispatchMode):
+    """Counts the operators that launch a kernel, and the bytes of their tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels = self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if "_to_copy" in str(func) or not any(view in str(func) for view in VIEWS):
+            there = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, torch.Tensor) and x.device.type == "cuda"]
+            self.kernels += 1
+            self.bytes += sum(x.numel() * x.element_size() for x in there)
+        return result
+
+
+def outside() -> dict[str, int]:
+    """What a network does outside its layers, forward and backward, uncompiled: with one layer, less what the second of two adds."""
+    given = full_batch(TOKENS // LONGEST, LONGEST, 20)
+    mode, found = faked(), []
+    for layers in (1, 2):
+        with mode:
+            with torch.device("cuda"):
+                net = bert.BertForPretraining(replace(BERT, num_layers=layers), VOCABULARY)
+            with Launched() as launched:
+                losses, _ = net.losses(given.to(CUDA), torch.bfloat16)
+                (losses["mlm"] / len(given.targets["mlm"]) + losses["nsp"] / len(given.lengths)).backward()
+        found.append((launched.kernels, launched.bytes))
+    (kernels, size), (kernels_2, size_2) = found
+    return {"kernels": 2 * kernels - kernels_2, "bytes": 2 * size - size_2, "layer": kernels_2 - kernels, "layer bytes": size_2 - size}
+
+
 if __name__ == "__main__":
     capability = (int(sys.argv[2][0]), int(sys.argv[2][1]))
     fake_cuda.install(capability)
@@ -170,4 +231,5 @@ if __name__ == "__main__":
     graph.GraphLowering.compile_to_module = graph.GraphLowering._compile_to_module = written  # type: ignore[method-assign]
     found: dict[str, Any] = {name: layer(*CASES[name]) for name in sys.argv[3:]}
     found["compilations"] = shapes(BertConfig(num_layers=2, hidden_size=128, num_heads=2))
+    found["outside"] = outside()
     Path(sys.argv[1]).write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -22,6 +22,8 @@ BUDGETS: dict[str, tuple[tuple[int, int, str, int], tuple[int, int, str, int]]] 
 }
 # A layer is compiled once for training, forward and backward, and once for evaluation, whatever comes in a run.
 COMPILATIONS = 3
+# Of BERT, uncompiled, with as many tokens: launches and MB outside the layers (embeddings, head, losses), and of a layer with its products.
+OUTSIDE, LAYER = (96, 7317), (57, 5632)
 
 
 def check(found: dict[str, Any], case: str) -> None:
@@ -41,6 +43,8 @@ def test_a_layer_takes_the_kernels_and_the_bytes_of_its_budget_and_few_compilati
     found = on_fake_gpu("layers_worker", "90", "bert")
     check(found, "bert")
     assert found["compilations"] == COMPILATIONS
+    there = found["outside"]
+    assert ((there["kernels"], round(there["bytes"] / 1e6)), (there["layer"], round(there["layer bytes"] / 1e6))) == (OUTSIDE, LAYER)
 
 
 @needs_triton
