@@ -218,6 +218,29 @@ def outside() -> dict[str, int]:
     return {"kernels": 2 * kernels - kernels_2, "bytes": 2 * size - size_2, "layer": kernels_2 - kernels, "layer bytes": size_2 - size}
 
 
+def kept() -> dict[str, float]:
+    """Bytes a token that a layer keeps for its backward pass, uncompiled, by the number of its heads: what one more layer adds, by what more tokens add to that."""
+    mode, found = faked(), {}
+    for heads in (12, 16):
+        sums = {}
+        for layers in (1, 2):
+            for sequences in (8, 24):
+                storages: dict[int, int] = {}
+                given = full_batch(sequences, LONGEST, 20)
+
+                def keep(x: torch.Tensor, into: dict[int, int] = storages) -> torch.Tensor:
+                    into[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
+                    return x
+
+                with mode, torch.device("cuda"):
+                    net = bert.BertForPretraining(replace(BERT, num_layers=layers, num_heads=heads, hidden_size=64 * heads), VOCABULARY)
+                    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+                        _held = net.losses(given.to(CUDA), torch.bfloat16)
+                sums[layers, sequences] = sum(storages.values())
+        found[str(heads)] = (sums[2, 24] - sums[1, 24] - sums[2, 8] + sums[1, 8]) / (16 * LONGEST)
+    return found
+
+
 if __name__ == "__main__":
     capability = (int(sys.argv[2][0]), int(sys.argv[2][1]))
     fake_cuda.install(capability)
@@ -229,7 +252,9 @@ if __name__ == "__main__":
     functorch.graphsafe_rng_functionalization = False  # a generator's state on the device has numbers
     settings.compile_threads, settings.force_disable_caches = 1, True
     graph.GraphLowering.compile_to_module = graph.GraphLowering._compile_to_module = written  # type: ignore[method-assign]
-    found: dict[str, Any] = {name: layer(*CASES[name]) for name in sys.argv[3:]}
+    found: dict[str, Any] = {name: layer(*CASES[name]) for name in sys.argv[3:] if name in CASES}
     found["compilations"] = shapes(BertConfig(num_layers=2, hidden_size=128, num_heads=2))
     found["outside"] = outside()
+    if "kept" in sys.argv:
+        found["kept"] = kept()
     Path(sys.argv[1]).write_text(json.dumps(found, indent=1), encoding="utf-8")
