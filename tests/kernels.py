@@ -33,9 +33,9 @@ def _found(worker: str, what: str, folder: Path, **environment: str) -> Any:
     return torch.load(folder / "found.pt", weights_only=True)
 
 
-def interpreted_by(worker: str, folder: Path) -> Any:
+def interpreted_by(worker: str, folder: Path, what: str = "interpret") -> Any:
     """What the worker's kernels compute when numpy interprets them."""
-    return _found(worker, "interpret", folder, TRITON_INTERPRET="1")
+    return _found(worker, what, folder, TRITON_INTERPRET="1")
 
 
 def compiled_by(worker: str, folder: Path) -> Any:

@@ -60,6 +60,8 @@ CASES = [
     Case("bert-base", 128, 256),
 ]
 TINY = [Case("bert-tiny", 32, 4), Case("bert-tiny", 32, 4, 0.1), Case("bert-tiny", 32, 4, 0.1, mean=20)]
+# The byte model as published: windows of 256 bytes of 256 streams.
+BYTES = (4096, 256, 256, "bf16", 10)
 # Micro-batches of a step: the optimizer's part of it is that of a large batch, not of a small one.
 ACCUMULATED = 8
 
@@ -95,6 +97,7 @@ def run(peer: str = "none", tiny: bool = False, file: Path | None = None) -> Non
                 print(f"left out, for time: {case.name}", flush=True)
                 continue
             add(*fitting(case.name, device, partial(train_rows, case, peak.value, device, tiny)))
+        add(*fitting("mLSTM", device, partial(byte_rows, (32, 4, 8, "bf16", 2) if tiny else BYTES, peak.value, device)))
     finally:
         print_result("gpu", rows)
 
@@ -136,10 +139,10 @@ def given_batch(case: Case) -> Batch:
     predicted = round(0.15 * case.length)
     if not case.mean:
         return full_batch(case.sequences, case.length, predicted)
-    # Half of them full, the others as long as the mean asks for.
-    low = max(8, 2 * case.mean - case.length)
-    lengths = [case.length if at % 2 else low for at in range(case.sequences)]
-    total = sum(lengths)
+    # A quarter of them full, the others as long as the mean asks for.
+    full, total = case.sequences // 4, case.sequences * case.mean
+    each, more = divmod(total - full * case.length, case.sequences - full)
+    lengths = [case.length] * full + [each + (at < more) for at in range(case.sequences - full)]
     whole = full_batch(1, total, max(1, round(0.15 * total)))
     positions = torch.cat([torch.arange(length) for length in lengths])
     starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
@@ -177,6 +180,20 @@ def train_rows(case: Case, peak: float, device: torch.device, tiny: bool) -> lis
         rows.append(Row(f"{case.name}, peak memory", torch.cuda.max_memory_allocated() / 1e9, "GB"))
     rows.append(head_row(case, net, batch, device, tiny))
     return rows
+
+
+def byte_rows(sizes: tuple[int, int, int, str, int], peak: float, device: torch.device) -> list[Row]:
+    """Return characters a second of forward and backward passes of an mLSTM, and their share of the measured matrix peak; none without what byte models need."""
+    try:
+        from overnight.bench import mlstm
+    except ImportError as error:
+        print(f"left out: mLSTM ({error})", flush=True)
+        return []
+    case = mlstm.Case(*sizes)
+    batch = mlstm.window(case).to(device)
+    timing = measure({"step": mlstm.our_step("mlstm", case, batch)}, warmup=3, repeats=case.repeats, sync=_sync(device))["step"]
+    row = rate_row(f"mLSTM {case.name}", "characters/s", case.rows * case.steps, timing)
+    return [row, Row(f"mLSTM {case.name}, of the product ceiling", 100 * row.value * mlstm.flops(case) / 1e12 / peak, "%")]
 
 
 def head_row(case: Case, net: BertForPretraining, batch: Batch, device: torch.device, tiny: bool) -> Row:

@@ -126,8 +126,8 @@ def stepped(parameters: list[nn.Parameter], loss: Callable[[], Tensor]) -> Calla
 
 
 def our_step(kind: str, case: Case, batch: ByteBatch) -> Callable[[], object]:
-    """Return one optimizer step of ours."""
-    net, dtype = network(kind, case.width), DTYPES[case.precision]
+    """Return one forward and backward pass of ours, on the device of the batch."""
+    net, dtype = network(kind, case.width).to(batch.ids_BT.device), DTYPES[case.precision]
     return stepped(list(net.parameters()), lambda: net.losses(batch, dtype)[0]["byte"])
 
 

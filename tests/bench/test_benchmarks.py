@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -148,6 +149,11 @@ def test_the_cases_named_in_the_goals_are_measured() -> None:
     assert {"bert-mini 128 fp32", "bert-mini 128 bf16"} <= {case.name for case in train.CASES}
     sizes = {(case.model, case.length) for case in gpu.CASES}
     assert {("bert-base", 128), ("bert-base", 512), ("bert-large", 128), ("bert-large", 512)} <= sizes
+    assert {(case.length, case.mean) for case in gpu.CASES if case.mean} == {(512, 250)}
+    assert gpu.BYTES[:4] == (4096, 256, 256, "bf16")
+    for case in gpu.CASES:
+        lengths = gpu.given_batch(replace(case, sequences=8)).lengths
+        assert sum(lengths) == 8 * (case.mean or case.length) and max(lengths) == case.length
 
 
 @pytest.mark.parametrize(
@@ -202,8 +208,15 @@ runpy.run_module("overnight", run_name="__main__")
     rows = assert_result(result.stdout, "gpu")
     names = [row["name"] for row in rows]
     assert sum(name.startswith("gate:") for name in names) == 5
-    for part in ("ceiling: bf16 product", "ceiling: copy", "bert-tiny: LAMB fused", "bert-tiny 32 bf16", "vocabulary head"):
+    for part in (
+        "ceiling: bf16 product",
+        "ceiling: copy",
+        "bert-tiny: LAMB fused",
+        "bert-tiny 32 bf16",
+        "vocabulary head",
+    ):
         assert any(part in name for name in names), part
+    assert "left out: mLSTM (No module named 'pyarrow')" in result.stdout
     bound = next(row for row in rows if row["name"] == "bert-tiny: LAMB fused, bytes")
     assert bound["peer"] == "44 bytes a parameter"
 
@@ -321,7 +334,7 @@ def test_the_gpu_benchmark_survives_where_memory_runs_out(
     assert written == [(file, number + 1) for number in range(len(rows))]
     assert text.count(f"left out, for memory: optimizers of bert-tiny ({str(error).splitlines()[0]})") == 1
     assert "left out, for memory: bert-tiny 32 mean 20 bf16 attention dropout 0.1" in text
-    assert {"bert-tiny 32 bf16", "bert-tiny 32 bf16 attention dropout 0.1"} <= {row["name"] for row in rows}
+    assert {"bert-tiny 32 bf16", "bert-tiny 32 bf16 attention dropout 0.1", "mLSTM H32 bf16"} <= {row["name"] for row in rows}
 
 
 def test_the_gpu_benchmark_prints_what_it_has_whatever_happens(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

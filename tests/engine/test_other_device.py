@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +11,13 @@ import torch
 from overnight.batches.packing import StepBatches
 from overnight.distributed.world import World
 from overnight.engine.loop import LoopConfig, training_steps
+from overnight.engine.metrics_logger import MetricsLogger
 from overnight.engine.recurrent_state import RecurrentState
+from overnight.models.attention import why_padded
 from overnight.models.bert import BertForPretraining
 from overnight.models.bytes import ByteModel
 from overnight.optim import Lamb
+from overnight.optim.batch import why_lists
 from tests.models.sample import Copies, pretraining, random_batch
 from tests.models.test_bytes import batch as window
 from tests.models.test_bytes import model as byte_network
@@ -42,3 +46,31 @@ def test_all_of_a_step_is_on_the_device_and_the_host_waits_for_no_copy(kind: str
         steps = list(training_steps(net, net.losses, Lamb(net.parameters()), lambda step: StepBatches(micro, 96, 8), settings, carry=carry))
     assert len(steps) == 2 and all(loss.device == META for step in steps for loss in step.losses.values())
     assert copies.waited and not any(copies.waited)
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "told"),
+    [
+        ("bf16", (9, 0), ["optimizer: steps by Triton's kernels", "attention: variable lengths, without padding (FlashAttention)"]),
+        (
+            "fp16",
+            (7, 5),
+            [
+                "optimizer: steps by lists of tensors, since Triton needs compute capability 8.0, this GPU has 7.5",
+                "attention: sequences padded to the longest of a micro-batch, since the kernel needs compute capability 8.0, this GPU has 7.5",
+            ],
+        ),
+    ],
+)
+def test_a_run_on_a_gpu_prints_what_it_takes_and_why(
+    precision: str, capability: tuple[int, int], told: list[str], tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    optimizer = Lamb([torch.zeros(1, requires_grad=True)])
+    for device, expected in (("cuda", told), ("cpu", [])):
+        why_lists.cache_clear(), why_padded.cache_clear()
+        logger = SimpleNamespace(run=tiny(precision=precision), context=SimpleNamespace(world=World(device=torch.device(device))))
+        assert list(MetricsLogger._gpu_paths(logger, optimizer)) == expected  # type: ignore[arg-type]
+    why_lists.cache_clear(), why_padded.cache_clear()

@@ -148,6 +148,66 @@ def install(capability: tuple[int, int] = (9, 0)) -> None:
     F.scaled_dot_product_attention = attention  # type: ignore[assignment]
 
 
+class Driver:
+    """Triton's driver of a GPU that does nothing: kernels are compiled for it in earnest, and their launches noted."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self.capability, self.utils = 10 * capability[0] + capability[1], self
+        self.launched: list[tuple[str, tuple[int, int, int], int]] = []
+        """Kernel, grid and number of arguments of each launch."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> Any:
+        import torch
+
+        return torch.device("cuda", 0)
+
+    def get_device_interface(self) -> Any:
+        import torch
+
+        return torch.cuda
+
+    def is_active(self) -> bool:
+        return True
+
+    def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        assert kernel
+        return 1, 2, 32, 0, 1024
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        names = ("max_num_regs", "sm_clock_rate", "mem_clock_rate", "mem_bus_width")
+        return {"max_shared_mem": 232448, "multiprocessor_count": 132, "warpSize": 32, **dict.fromkeys(names, 0)}
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        """What launches a compiled kernel."""
+
+        def launch(x: int, y: int, z: int, stream: int, function: int, *rest: Any) -> None:
+            self.launched.append((source.fn.__name__, (x, y, z), len(rest)))
+
+        return launch
+
+
+def drive(capability: tuple[int, int]) -> Driver:
+    """Give Triton a driver that does nothing."""
+    from torch.utils import _triton
+    from triton.runtime import driver
+
+    found = Driver(capability)
+    driver.set_active(found)
+    _triton.triton_hash_with_backend = lambda: "fake"
+    return found
+
+
 def attention(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0) -> Any:
     """What `scaled_dot_product_attention` chooses on a GPU: flash without a mask and in 16 bits, else the kernel of little memory, its mask as a bias."""
     import torch

@@ -13,7 +13,7 @@ import json
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,11 @@ def with_numbers(function: Any) -> Any:
     return call
 
 
+def refused(*args: Any) -> None:
+    """Stand for a wait for the device."""
+    raise RuntimeError("the host waits for the device")
+
+
 def cases(every: bool) -> Iterator[tuple[str, str, str]]:
     """Every path of attention with every recomputation, the optimizers in turn, so that each meets each operator; or all with all."""
     turn = 0
@@ -128,29 +133,40 @@ def network(kind: str, dropped: float, recompute: str) -> Any:
     return net
 
 
-def step(given: StepBatches, path: str, optimizer: str, recompute: str) -> dict[str, Any]:
-    """Take two steps."""
+# What waits for a device, put into the objective to see that it is found.
+WAITS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a number that is read": float,
+    "a condition": bool,
+    "numbers of unknown count": torch.nonzero,
+    "a copy to the host": lambda x: x.cpu(),
+    "a wait": lambda x: torch.cuda.synchronize(),
+}
+
+
+def step(given: StepBatches, path: str, optimizer: str, recompute: str, wait: Callable[[torch.Tensor], Any] = id) -> dict[str, Any]:
+    """Take two steps; `wait` is called with each loss."""
     kind, dropped, dtype = PATHS[path]
     net = network(kind, dropped, recompute)
     carry = RecurrentState(range(4), net.state_shape, World(device=CUDA)) if kind == "mlstm" else None
     settings = LoopConfig(steps=2, lr=lambda step: 0.01, max_grad_norm=1.0, dtype=dtype, device=CUDA, seed=(1, 2), world=World(device=CUDA))
     made = build_optimizer(net, OPTIMIZERS[optimizer]())
     launches.clear()
+
+    def objective(*asked: Any) -> Any:
+        found = net.losses(*asked)
+        wait(next(iter(found[0].values())))
+        return found
+
     with Seen() as seen:
-        done = list(training_steps(net, net.losses, made, lambda step: given, settings, carry=carry))
+        done = list(training_steps(net, objective, made, lambda step: given, settings, carry=carry))
     assert len(done) == 2 and all(loss.device == CUDA for each in done for loss in each.losses.values())
     attention = {name: count for name, count in seen.counts.items() if "attention" in name or "attn" in name}
     lists = {name: count for name, count in seen.counts.items() if name.startswith("_foreach") or name.startswith("_fused")}
     return {"attention": attention, "launches": dict(launches), "lists": lists}
 
 
-if __name__ == "__main__":
-    fake_cuda.install()
-    torch.set_num_threads(1)
-    from triton.runtime.jit import JITFunction
-
-    JITFunction.run = launched  # type: ignore[method-assign]
-    found: dict[str, Any] = {}
+def faked() -> FakeTensorMode:
+    """Return the mode in which tensors on the device are fake, with all in place that goes from the host to them."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def pin_memory(self: Any) -> Any:
@@ -163,16 +179,30 @@ if __name__ == "__main__":
     torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign,assignment]
     bert.layout, modernbert.layout = with_numbers(bert.layout), with_numbers(modernbert.layout)
     kernels._make_layout = with_numbers(kernels._make_layout)  # type: ignore[assignment]
-    given = {kind: prepared(kind) for kind, *_ in PATHS.values()}
-    for case in cases("--all" in sys.argv):
+    return mode
+
+
+def main(file: Path, every: bool) -> None:
+    """Take the steps of all cases."""
+    from triton.runtime.jit import JITFunction
+
+    JITFunction.run = launched  # type: ignore[method-assign]
+    found: dict[str, Any] = {}
+    mode, given = faked(), {kind: prepared(kind) for kind, *_ in PATHS.values()}
+    torch.cuda.synchronize = refused
+    asked = {" | ".join(case): case for case in cases(every)} | {wait: ("bert", "adamw", "none", WAITS[wait]) for wait in WAITS}
+    for name, (path, *rest) in asked.items():
         try:
             with mode:
-                found[" | ".join(case)] = step(given[PATHS[case[0]][0]], *case)
+                found[name] = step(given[PATHS[path][0]], path, *rest)
         except Exception as error:
-            frames = [
-                f"{frame.filename}:{frame.lineno}"
-                for frame in traceback.extract_tb(error.__traceback__)
-                if "site-packages" not in frame.filename
-            ]
-            found[" | ".join(case)] = {"error": f"{type(error).__name__}: {str(error)[:300]}", "at": frames[-4:]}
-    Path(sys.argv[1]).write_text(json.dumps(found, indent=1), encoding="utf-8")
+            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+            places = [f"{frame.filename}:{frame.lineno}" for frame in frames[-4:]]
+            found[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}", "at": places}
+    file.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    fake_cuda.install()
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), "--all" in sys.argv)

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
-from tests.gpu.fake_cuda import Missing, guard
 from tests.kernels import needs_triton
-from tests.processes import HANG
 
 LAYERS, MICRO, STEPS = 2, 1, 2
 PADDED, FLASH, VARLEN = "_scaled_dot_product_efficient_attention", "_flash_attention_forward", "_varlen_attn"
@@ -38,29 +31,29 @@ STEPPED = {
 """Launches of the optimizer in a step: the norms of the gradients of each group, and where there is a trust ratio (not of vectors) two more."""
 
 
-@pytest.fixture(scope="session")
-def on_fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Runs a worker of this folder in a process of its own, where torch believes in a GPU, and returns what it found."""
-    folder = tmp_path_factory.mktemp("gpu")
-    try:
-        library = guard(folder)
-    except Missing as missing:
-        pytest.skip(f"NOT TESTED: the GPU path, since {missing}")
-
-    def found(worker: str, *arguments: str) -> Any:
-        file = folder / f"{worker}{len(arguments)}.json"
-        env = {**os.environ, "OVERNIGHT_GUARD": str(library), "TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder)}
-        command = [sys.executable, "-m", f"tests.gpu.{worker}", str(file), *arguments]
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=HANG, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return json.loads(file.read_text(encoding="utf-8"))
-
-    return found
+WAITS = {
+    "a number that is read": "DataDependentOutputException",
+    "a condition": "DataDependentOutputException",
+    "numbers of unknown count": "DynamicOutputShapeException",
+    "a copy to the host": "RuntimeError: the host waits for a copy",
+    "a wait": "RuntimeError: the host waits for the device",
+}
 
 
 @pytest.fixture(scope="session")
-def steps(on_fake_gpu: Callable[..., Any]) -> Any:
+def everything(on_fake_gpu: Callable[..., Any]) -> Any:
     return on_fake_gpu("steps_worker")
+
+
+@pytest.fixture(scope="session")
+def steps(everything: Any) -> Any:
+    return {name: case for name, case in everything.items() if name not in WAITS}
+
+
+@needs_triton
+@pytest.mark.parametrize("wait", list(WAITS))
+def test_what_waits_for_the_device_is_found(wait: str, everything: Any) -> None:
+    assert everything[wait].get("error", "").startswith(WAITS[wait])
 
 
 @needs_triton
@@ -76,7 +69,7 @@ def test_no_step_waits_for_the_device_and_every_one_is_taken(steps: Any) -> None
 @needs_triton
 @pytest.mark.heavy
 def test_every_path_with_every_optimizer_and_every_recomputation_is_the_same(on_fake_gpu: Callable[..., Any], steps: Any) -> None:
-    every = on_fake_gpu("steps_worker", "--all")
+    every = {name: case for name, case in on_fake_gpu("steps_worker", "--all").items() if name not in WAITS}
     assert {name: case for name, case in every.items() if "error" in case} == {} and len(every) == len(STEPPED) * len(steps)
     assert {name: every[name] for name in steps} == steps
 

@@ -71,6 +71,7 @@ def test_sigmoid_and_tanh_are_right_to_a_millionth(interpreted: Any) -> None:
 
 
 @needs_triton
+@pytest.mark.heavy  # tests/gpu/test_launches.py compiles for one GPU
 def test_compiled_kernels_read_and_write_four_numbers_at_once_and_add_nothing_atomically(compiled: Any) -> None:
     """By type: what is of the type of matrix products, and what is fp32. Four numbers of 16 bits are a pair of words."""
     reads = {"modulate": (1, 1), "cell": (4, 5), "cell backward": (6, 3), "modulate backward": (2, 1)}

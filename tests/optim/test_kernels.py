@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels import compiled_by, interpreted_by, needs_gpu, needs_interpreter, needs_triton
-from tests.optim.kernels_worker import CASES, SIZES, trajectory
+from tests.optim.kernels_worker import CASES, QUICK, SIZES, trajectory
 from tests.optim.problem import CLASSES, draw
 
 each = pytest.mark.parametrize("name", list(CLASSES))
@@ -38,9 +39,17 @@ def follows(ours: dict[str, list[Tensor]], case: str) -> None:
 
 
 @needs_interpreter
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("case", QUICK)
 def test_interpreted_kernels_follow_the_equations_in_float64(case: str, interpreted: Any) -> None:
     follows(interpreted[case], case)
+
+
+@needs_interpreter
+@pytest.mark.heavy
+def test_every_setting_of_the_interpreted_kernels_follows_the_equations_in_float64(tmp_path: Path) -> None:
+    found = interpreted_by("optim.kernels_worker", tmp_path, "interpret-all")
+    for case in CASES:
+        follows(found[case], case)
 
 
 @needs_interpreter
@@ -64,6 +73,7 @@ def test_a_capture_before_a_first_step_is_refused(interpreted: Any) -> None:
 
 
 @needs_triton
+@pytest.mark.heavy  # tests/gpu/test_launches.py compiles for one GPU
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton brings its assembler for Linux")
 def test_compiled_kernels_read_and_write_four_numbers_at_once(compiled: Any) -> None:
     """x, g, m, v and back m, v; x, m, v (and g) and back x; x, g, v and back x, v."""

@@ -1,0 +1,49 @@
+"""Launches of Triton from where the code calls it, for tests/gpu/test_launches.py: `python -m tests.gpu.launches_worker FILE CAPABILITY`.
+
+Triton's own way to a launch, for a GPU that is not there: arguments are looked at, the kernel is compiled to machine code, and only the launch does nothing.
+"""
+
+from __future__ import annotations
+
+from tests.gpu import fake_cuda  # first of all
+
+# isort: split
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from overnight.optim import Lamb, Lars
+from tests.gpu.steps_worker import CUDA, faked, prepared, step
+
+SIZES = [(3, 7), (40000,), (1,)]
+
+
+def optimizer(make: Any, dtype: torch.dtype) -> None:
+    """Take two steps of tensors of 16 and of 32 bits."""
+    params = [torch.zeros(size, device=CUDA, dtype=dtype).requires_grad_() for size in SIZES]
+    made = make(params, lr=0.01)
+    for _ in range(2):
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        made.step()
+
+
+if __name__ == "__main__":
+    capability = (int(sys.argv[2][0]), int(sys.argv[2][1]))
+    fake_cuda.install(capability)
+    torch.set_num_threads(1)
+    driver, mode, given, found = fake_cuda.drive(capability), faked(), prepared("mlstm"), {}
+    with mode:
+        for name, make, dtype in (
+            ("lamb fp32", Lamb, torch.float32),
+            ("lamb bf16", Lamb, torch.bfloat16),
+            ("lars fp32", Lars, torch.float32),
+        ):
+            optimizer(make, dtype)
+            found[name], driver.launched = driver.launched, []
+        step(given, "mlstm", "adamw", "none")
+        found["mlstm bf16"] = driver.launched
+    Path(sys.argv[1]).write_text(json.dumps(found, indent=1), encoding="utf-8")
