@@ -131,5 +131,5 @@ def test_the_command_answers_for_an_exported_model(folder: Path, tmp_path: Path,
     assert main(["predict", "mine", "--from", str(tmp_path), "--input", str(table)]) == 2
     assert "is neither a run folder" in capsys.readouterr().err
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert main(["predict", "mask", "--from", str(tmp_path)]) == 2
-    assert "holds a model in the Hugging Face layout; name the run folder" in capsys.readouterr().err
+    assert main(["predict", "mask", "--from", str(tmp_path)]) == 1
+    assert "has no model.safetensors; name a folder that transformers' save_pretrained wrote" in capsys.readouterr().err

@@ -22,8 +22,9 @@ Captured = pytest.CaptureFixture[str]
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    """The commands that take a run by --from, with their parsers."""
-    return {name: parser for name, parser in cli._parser()[1].items() if name != "import" and "--from" in parser._option_string_actions}
+    """The commands that compute something with a run, which is given by --from, with their parsers."""
+    others = ("import", "submission")
+    return {name: parser for name, parser in cli._parser()[1].items() if name not in others and "--from" in parser._option_string_actions}
 
 
 def request(command: str, folder: Path) -> list[str]:
