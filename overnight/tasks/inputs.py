@@ -123,19 +123,21 @@ def answered(
     read: Callable[[int, dict[str, Any]], Row],
     answer: Callable[[list[Row]], Iterator[Any]],
     keep_going: bool = False,
+    empty: bool = False,
 ) -> Iterator[Any]:
-    """Answer non-empty lines some at a time, in their order; memory is that of so many lines.
+    """Answer lines some at a time, in their order; memory is that of so many lines.
 
     Args:
         lines: without end if need be.
         read: what is answered of a line, from its number (from 1) and its fields.
         answer: one answer a row, in order.
         keep_going: a line that cannot be read is answered by its `id`, or else its number, and `error`, which says why.
+        empty: whether empty lines are answered too, and not skipped.
 
     Raises:
         DataError: of the first line that cannot be read, before any of those that are answered with it; not where it keeps going.
     """
-    numbered = ((number, text) for number, text in enumerate(lines, 1) if text.strip())
+    numbered = ((number, text) for number, text in enumerate(lines, 1) if empty or text.strip())
     while part := list(islice(numbered, _AT_ONCE)):
         rows: list[Row] = []
         broken: dict[int, dict[str, str]] = {}

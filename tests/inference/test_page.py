@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+
+from overnight.cli.main import main
 from overnight.config import BertRun
 from tests.conftest import ROOT
 from tests.processes import HANG
@@ -38,3 +44,18 @@ def test_the_program_of_the_page_runs(trained_run: BertRun, tmp_path: Path) -> N
     shape, pieces, label, *vectors = done.stdout.splitlines()
     assert shape == "(2, 32)" and pieces.count("'token'") == 5 and len(vectors) == 3
     assert label.startswith("('error', 'number', 'text')")
+
+
+def test_the_commands_of_the_page_run(trained_run: BertRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine").symlink_to(trained_run.run_dir)
+    (tmp_path / "texts.txt").write_text("one\n\nthree\n")
+    monkeypatch.chdir(tmp_path)
+    commands = blocks("bash")[0].splitlines()
+    assert len(commands) >= 3
+    for command in commands:
+        piped, _, words = command.rpartition("| ")
+        assert piped in ("", "cat texts.txt ")
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n\nthree\n")))
+        assert main(shlex.split(words)[1:]) == 0
+    assert np.load("vectors.npy").shape == (3, 32)
