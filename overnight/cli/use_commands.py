@@ -1,4 +1,4 @@
-"""The commands that use a trained encoder as it is: embed."""
+"""The commands that use a trained encoder as it is: embed, serve."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 from overnight.cli.recipe_commands import Add
 from overnight.cli.task_keys import add_source, check_keys
 from overnight.display import plural
-from overnight.errors import DataError
+from overnight.errors import ConfigError, DataError
 
 _SOURCE = "run folder, a fine-tuned task in it (RUN/finetune/TASK), or a checkpoint of others (docs/checkpoints.md)"
 
@@ -41,4 +41,28 @@ def _embed(options: argparse.Namespace, overrides: list[str]) -> None:
         raise DataError(f"{plural(broken, 'line')} of {count:,} could not be embedded; each says why in its place")
 
 
-COMMANDS = (_add_embed,)
+def _add_serve(add: Add) -> None:
+    command = add("serve", _serve, "answer and embed texts over HTTP, on this machine alone unless --host says otherwise", keys=True)
+    add_source(command, _SOURCE)
+    command.add_argument(
+        "--host", default="127.0.0.1", metavar="HOST", help="to listen on; default 127.0.0.1, which only this machine reaches"
+    )
+    command.add_argument("--port", type=int, default=8000, metavar="N", help="default 8000; 0 is any that is free")
+    command.add_argument("--max-texts", type=int, default=256, metavar="N", help="of a request; default 256")
+    command.add_argument("--max-bytes", type=int, default=1 << 20, metavar="N", help="of a request; default 1048576")
+    command.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="within which a request has to arrive; default 10")
+
+
+def _serve(options: argparse.Namespace, overrides: list[str]) -> None:
+    check_keys(options.command, overrides)
+    for name, value in (("max-texts", options.max_texts), ("max-bytes", options.max_bytes), ("timeout", options.timeout)):
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"--{name} = {value}: must be more than 0")
+    from overnight.inference.model import open_model
+    from overnight.inference.server import Limits, serve
+
+    limits = Limits(body_bytes=options.max_bytes, texts=options.max_texts, body_seconds=options.timeout)
+    serve(open_model(options.source, "", overrides), options.host, options.port, limits)
+
+
+COMMANDS = (_add_embed, _add_serve)

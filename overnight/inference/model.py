@@ -134,15 +134,18 @@ class Model:
             ConfigError: it has no head of a task.
             DataError: naming a text (line, from 1) that cannot be used.
         """
+        self._check_head()
+        _refuse_one(texts)
+        if not isinstance(texts, Iterator):
+            return [answer for part in _windows(texts) for answer in self._answers(part)]
+        return (answer for part in _windows(texts) for answer in self._answers(part))
+
+    def _check_head(self) -> None:
         if self.kind == "mask":
             have = f"; its run has {', '.join(self.tasks)}: load it with task={self.tasks[0]!r}" if self.tasks else ""
             raise ConfigError(
                 f"{self.source}: is pretrained, and has no head of a task to predict with{have}; it can embed, and fill in [MASK]"
             )
-        _refuse_one(texts)
-        if not isinstance(texts, Iterator):
-            return [answer for part in _windows(texts) for answer in self._answers(part)]
-        return (answer for part in _windows(texts) for answer in self._answers(part))
 
     @overload
     def embed(self, texts: Sequence[str], pooling: str = "mean", layer: int = -1, normalize: bool = False) -> Vectors: ...
@@ -194,8 +197,9 @@ class Model:
         """Check that texts can be answered by :meth:`predict`.
 
         Raises:
-            DataError: as of it.
+            ConfigError, DataError: as of it.
         """
+        self._check_head()
         for number, text in enumerate(texts, 1):
             read_row(self.trained, number, _fields(number, text))
 
