@@ -1,4 +1,4 @@
-"""Files of texts to embeddings, as JSON lines or as .npy, in the order of the texts and with the memory of some hundred."""
+"""Files of texts to embeddings, as JSON lines or as .npy, in the order of the texts; some hundred of them are held at once."""
 
 from __future__ import annotations
 
