@@ -24,6 +24,7 @@ PARTS = (
     "corpus",
     "finetune",
     "byte_lm",
+    "inference",
     "bench",
     "download",
 )

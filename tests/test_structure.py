@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["__main__", "cli"],
     ["bench"],
-    ["evaluation"],
+    ["evaluation", "inference"],
     ["finetune", "byte_lm", "interop", "report"],
     ["engine"],
     ["checkpoint"],

@@ -25,6 +25,7 @@ EXTRAS = {
     "fp8": ("torchao",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "report": ("jinja2", "plotly"),
+    "serve": ("starlette", "uvicorn"),
     "tasks": ("scikit-learn", "scipy"),
     "tensorboard": ("tensorboard",),
     "transformers": ("transformers",),

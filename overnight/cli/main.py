@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from overnight import __version__
-from overnight.cli import byte_commands, data_commands, machine_commands, recipe_commands, run_commands
+from overnight.cli import byte_commands, data_commands, machine_commands, recipe_commands, run_commands, use_commands
 from overnight.cli.recipe_commands import said_once
 from overnight.display import for_stream
 from overnight.errors import ConfigError, UserError
@@ -152,7 +152,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         command.set_defaults(function=function, command=name, takes_keys=keys, parser=command)
         return command
 
-    for group in (recipe_commands, run_commands, data_commands, byte_commands, machine_commands):
+    for group in (recipe_commands, run_commands, use_commands, data_commands, byte_commands, machine_commands):
         for add_command in group.COMMANDS:
             add_command(add)
     return parser, commands.choices

@@ -11,8 +11,8 @@ from overnight.cli.glue_commands import add_submission, finetune_all
 from overnight.cli.recipe_commands import Add, said_once
 from overnight.cli.task_keys import KeysHelp, add_source, next_commands, open_run, open_task
 from overnight.config.schema import BertRun, ByteRun, Finetune, Run
-from overnight.display import for_stream
-from overnight.errors import ConfigError
+from overnight.display import for_stream, plural
+from overnight.errors import ConfigError, DataError
 
 
 def _add_finetune(add: Add) -> None:
@@ -69,12 +69,13 @@ def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
         if options.to and (options.to.endswith("/") or Path(options.to).is_dir()):
             write_question_files(run, options.task, options.input, Path(options.to))
             return
-        answers = predict_file(run, options.task, options.input)
+        answers = predict_file(run, options.task, options.input, keep_going=True)
     else:
         from overnight.byte_lm.classify import classify_file
 
         answers = classify_file(run, options.task, options.input)
-    write_answers(answers, Path(options.to) if options.to else None)
+    if broken := write_answers(answers, Path(options.to) if options.to else None):
+        raise DataError(f"{plural(broken, 'line')} could not be answered; each says why in its place")
 
 
 def _add_export(add: Add) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +25,7 @@ from overnight.engine.workload import new_model
 from overnight.errors import DataError
 from overnight.finetune import question_answering
 from overnight.finetune.answers import answer_of, probabilities
-from overnight.finetune.encode import encode_examples, join
+from overnight.finetune.encode import Encoded, encode_examples, join
 from overnight.finetune.encoded_task import EncodedExamples
 from overnight.finetune.entities import are_entities, entities
 from overnight.finetune.finetune import outputs
@@ -30,8 +33,10 @@ from overnight.finetune.tagging import encode_sentences, tags_of
 from overnight.finetune.workload import task_model
 from overnight.models.bert import padded_vocabulary
 from overnight.run_dir.atomic import write_json, write_whole
-from overnight.tasks.inputs import example_of, parts, question_of, read_input, sentence_of
-from overnight.tasks.squad import question_lines
+from overnight.tasks.conll import Sentence
+from overnight.tasks.examples import Example
+from overnight.tasks.inputs import answered, example_of, question_of, read_input, sentence_of
+from overnight.tasks.squad import Question, question_lines
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -40,9 +45,32 @@ if TYPE_CHECKING:
 
 _MICRO = 32
 TOP = 5
+# Of questions that are asked of a model of others, as its own scripts have them.
+DOC_STRIDE, MAX_ANSWER = 128, 30
 
 
-def predict(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True)
+class Trained:
+    """A trained network with its vocabulary, ready to answer."""
+
+    network: Any
+    """A :data:`overnight.models.encoders.MaskedLM`, or of a task."""
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+    device: torch.device
+    dtype: torch.dtype
+    longest: int
+    """Most tokens of a sequence."""
+    facts: dict[str, Any]
+    """As in `task.json`: `kind`, `labels`, `spec`, `result`; of the pretrained model the kind `mask` alone."""
+
+    def outputs(self, sequences: Sequence[Any]) -> list[np.ndarray]:
+        """Return what the network says of sequences that have `ids`, and `segments` where there are two."""
+        segments = [getattr(s, "segments", np.zeros(len(s.ids), np.int8)) for s in sequences]
+        return outputs(self.network, EncodedExamples([s.ids for s in sequences], segments, {}), _MICRO, self.dtype, self.device)
+
+
+def predict(run: BertRun, name: str, lines: Iterable[str], keep_going: bool = False) -> Iterator[dict[str, Any]]:
     """Answer lines one by one, in order.
 
     Args:
@@ -50,98 +78,119 @@ def predict(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[dict[str,
         name: a fine-tuned task of it; or `mask`, which fills in every [MASK] with the pretrained model.
         lines: JSON objects (`text`, or `text_a` and `text_b`; `question` and `context` for SQuAD, `tokens` for tags), or plain text,
             a pair separated by a tab, words that are tagged by blanks. Empty lines are skipped.
+        keep_going: a line that cannot be used is answered by `id` and `error`.
 
     Raises:
-        DataError: when the task was not fine-tuned, or a line (named by its number) cannot be used.
+        DataError: when the task was not fine-tuned, or, unless it keeps going, a line (named by its number) cannot be used.
     """
-    if name == "mask":
-        yield from _fill(run, lines)
-        return
-    facts = _facts(run, name)
-    if facts["kind"] == "spans":
-        yield from (answer for answer, _ in predict_questions(run, name, lines))
-        return
-    if facts["kind"] == "token_classification":
-        yield from _tag(run, name, facts, lines)
-        return
-    tokenizer, vocabulary, answered = _loaded(run, name, facts)
-    length = facts["spec"]["seq_len"]
-    for part in parts(lines):
-        examples = [example_of(number, fields) for number, fields in part]
-        sequences = encode_examples(tokenizer, vocabulary, examples, length)
-        given = answered(EncodedExamples([e.ids for e in sequences], [e.segments for e in sequences], {}))
-        for example, output in zip(examples, given, strict=True):
-            answer = answer_of(facts["kind"], facts["labels"], output)
-            if isinstance(answer, float):
-                yield {"id": example.id, "score": _round(answer)}
-                continue
-            shares = dict(zip(facts["labels"], map(_round, probabilities(facts["kind"], output).tolist()), strict=True))
-            yield {"id": example.id, "labels" if facts["kind"] == "multi_label" else "label": answer, "probabilities": shares}
+    model = load_trained(run, name)
+    yield from answered(lines, partial(read_row, model), partial(answer_rows, model), keep_going)
 
 
-def predict_questions(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[tuple[dict[str, Any], list[dict[str, str | float]]]]:
-    """Answer questions one by one, in order; see :func:`predict`.
+def load_trained(run: BertRun, name: str) -> Trained:
+    """Return a fine-tuned task of a run, or by the name `mask` its pretrained model.
+
+    Raises:
+        DataError: when there is none, or a file of it is damaged.
+    """
+    return _load_masked_lm(run) if name == "mask" else _load_task(run, name, _facts(run, name))
+
+
+def read_row(model: Trained, number: int, fields: Mapping[str, Any]) -> Any:
+    """Return what :func:`answer_rows` takes of a line.
+
+    Args:
+        number: of the line; no two that are answered together have the same.
+        fields: as :func:`predict` takes them.
+
+    Raises:
+        DataError: naming the line, when it cannot be used.
+    """
+    kind = model.facts["kind"]
+    if kind == "spans":
+        return question_of(number, fields), fields.get("id", str(number))
+    if kind == "token_classification":
+        return sentence_of(number, fields)
+    return _masked(model, number, fields) if kind == "mask" else example_of(number, fields)
+
+
+def answer_rows(model: Trained, rows: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Answer what :func:`read_row` made of lines, in order."""
+    kind = model.facts["kind"]
+    if kind == "spans":
+        return (answer for answer, _ in _ask(model, rows))
+    if kind == "token_classification":
+        return _tag(model, rows)
+    return _fill(model, rows) if kind == "mask" else _classify(model, rows)
+
+
+def _classify(model: Trained, examples: Sequence[Example]) -> Iterator[dict[str, Any]]:
+    kind, labels = model.facts["kind"], model.facts["labels"]
+    given = model.outputs(encode_examples(model.tokenizer, model.vocabulary, examples, model.longest))
+    for example, output in zip(examples, given, strict=True):
+        answer = answer_of(kind, labels, output)
+        if isinstance(answer, float):
+            yield {"id": example.id, "score": _round(answer)}
+            continue
+        shares = dict(zip(labels, map(_round, probabilities(kind, output).tolist()), strict=True))
+        yield {"id": example.id, "labels" if kind == "multi_label" else "label": answer, "probabilities": shares}
+
+
+def _ask(model: Trained, rows: Sequence[tuple[Question, str]]) -> Iterator[tuple[dict[str, Any], list[dict[str, str | float]]]]:
+    """Answer questions, in order.
 
     Returns:
         of each the answer (`id`, `answer`, `probability`, and `null_odds` where the task has questions without an answer, whose answer is
         then empty), and the best of them as `nbest_predictions.json` lists them.
     """
-    facts = _facts(run, name)
-    tokenizer, vocabulary, answered = _loaded(run, name, facts)
-    threshold = facts["result"]["metrics"].get("null_threshold")
-    for part in parts(lines):
-        questions = [question_of(number, fields) for number, fields in part]
-        windows = question_answering.windows(tokenizer, vocabulary, questions, facts["spec"]["seq_len"], facts["spec"]["doc_stride"])
-        given = answered(EncodedExamples([w.ids for w in windows], [w.segments for w in windows], {}))
-        starts, ends = [o[:, 0] for o in given], [o[:, 1] for o in given]
-        answers, nbest = question_answering.best_answers(windows, starts, ends, max_answer=facts["spec"]["max_answer_length"])
-        odds: dict[str, float] = {}
-        if threshold is not None:
-            odds, nbest = question_answering.against_null(windows, starts, ends, nbest)
-        for question, (_, fields) in zip(questions, part, strict=True):
-            number, text = question.id, answers[question.id]
-            answer = {"id": fields.get("id", number), "answer": "" if threshold is not None and odds[number] > threshold else text}
-            answer["probability"] = _round(next(float(e["probability"]) for e in nbest[number] if e["text"] == answer["answer"]))
-            yield answer | ({"null_odds": odds[number]} if odds else {}), nbest[number]
+    spec, threshold = model.facts["spec"], model.facts["result"]["metrics"].get("null_threshold")
+    windows = question_answering.windows(model.tokenizer, model.vocabulary, [q for q, _ in rows], model.longest, spec["doc_stride"])
+    given = model.outputs(windows)
+    starts, ends = [o[:, 0] for o in given], [o[:, 1] for o in given]
+    answers, nbest = question_answering.best_answers(windows, starts, ends, max_answer=spec["max_answer_length"])
+    odds: dict[str, float] = {}
+    if threshold is not None:
+        odds, nbest = question_answering.against_null(windows, starts, ends, nbest)
+    for question, row_id in rows:
+        number, text = question.id, answers[question.id]
+        answer: dict[str, Any] = {"id": row_id, "answer": "" if threshold is not None and odds[number] > threshold else text}
+        answer["probability"] = _round(next(float(e["probability"]) for e in nbest[number] if e["text"] == answer["answer"]))
+        yield answer | ({"null_odds": odds[number]} if odds else {}), nbest[number]
 
 
-def _tag(run: BertRun, name: str, facts: dict[str, Any], lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Tag the words of lines; see :func:`predict`."""
-    tokenizer, vocabulary, answered = _loaded(run, name, facts)
-    marks_entities = are_entities(facts["labels"])
-    for part in parts(lines):
-        sentences = [sentence_of(number, fields) for number, fields in part]
-        encoded = encode_sentences(tokenizer, vocabulary, sentences, facts["labels"], facts["spec"]["seq_len"])
-        given = answered(EncodedExamples([e.ids for e in encoded], [np.zeros(len(e.ids), np.int8) for e in encoded], {}))
-        for sentence, (tags, shares) in zip(sentences, tags_of(encoded, given, facts["labels"], len(sentences)), strict=True):
-            answer = {"id": sentence.id, "tokens": list(sentence.words), "tags": tags, "probabilities": [_round(p) for p in shares]}
-            found = [
-                {"type": e.type, "text": " ".join(sentence.words[e.first : e.last + 1]), "first": e.first, "last": e.last}
-                for e in entities(tags)
-            ]
-            yield answer | ({"entities": found} if marks_entities else {})
+def _tag(model: Trained, sentences: Sequence[Sentence]) -> Iterator[dict[str, Any]]:
+    """Tag the words of sentences; see :func:`predict`."""
+    labels = model.facts["labels"]
+    encoded = encode_sentences(model.tokenizer, model.vocabulary, list(sentences), labels, model.longest)
+    for sentence, (tags, shares) in zip(sentences, tags_of(encoded, model.outputs(encoded), labels, len(sentences)), strict=True):
+        answer = {"id": sentence.id, "tokens": list(sentence.words), "tags": tags, "probabilities": [_round(p) for p in shares]}
+        found = [
+            {"type": e.type, "text": " ".join(sentence.words[e.first : e.last + 1]), "first": e.first, "last": e.last}
+            for e in entities(tags)
+        ]
+        yield answer | ({"entities": found} if are_entities(labels) else {})
 
 
-def _loaded(run: BertRun, name: str, facts: dict[str, Any]) -> tuple[Tokenizer, Vocabulary, Callable[[EncodedExamples], list[np.ndarray]]]:
-    """Return the tokenizer and the vocabulary of a fine-tuned task, and its model as a function of sequences."""
+def _load_task(run: BertRun, name: str, facts: dict[str, Any]) -> Trained:
     folder, device = run.run_dir / "finetune" / name, set_up_machine(run)
     vocabulary = task_vocabulary(folder, facts["tokenizer"])
     model = task_model(facts["kind"], len(facts["labels"]), run, facts["vocab_size"])
     reader.fill(model, read_weights(folder, facts), folder)
-    model.to(device)
-    return load_tokenizer(folder), vocabulary, lambda examples: outputs(model, examples, _MICRO, DTYPES[run.precision], device)
+    model.to(device).eval()
+    return Trained(model, load_tokenizer(folder), vocabulary, device, DTYPES[run.precision], facts["spec"]["seq_len"], facts)
 
 
-def predict_file(run: BertRun, name: str, path: str) -> Iterator[dict[str, Any]]:
+def predict_file(run: BertRun, name: str, path: str, keep_going: bool = False) -> Iterator[dict[str, Any]]:
     """Answer the rows of a file one by one, in order: a table with the columns of the task, or lines as :func:`predict` takes them.
 
     Args:
         run: a finished run.
         name: as of :func:`predict`.
         path: .csv, .tsv and .jsonl are tables, a .json may be questions in SQuAD's format; any other file, and standard input (`-`), is lines.
+        keep_going: as of :func:`predict`; a table is refused whole.
     """
     spec = {"task": "mask"} if name == "mask" else _facts(run, name)["spec"]
-    yield from predict(run, name, question_lines(path) or read_input(path, spec))
+    yield from predict(run, name, question_lines(path) or read_input(path, spec, keep_going), keep_going)
 
 
 def write_question_files(run: BertRun, name: str, path: str, folder: Path) -> None:
@@ -153,7 +202,8 @@ def write_question_files(run: BertRun, name: str, path: str, folder: Path) -> No
     facts = _facts(run, name)
     if facts["kind"] != "spans":
         raise DataError(f"--to={folder}: is a folder; only answers to questions are several files, name a file for those of {name!r}")
-    found = list(predict_questions(run, name, question_lines(path) or read_input(path, facts["spec"])))
+    model, lines = _load_task(run, name, facts), question_lines(path) or read_input(path, facts["spec"])
+    found = list(answered(lines, partial(read_row, model), partial(_ask, model)))
     write_json(folder / "predictions.json", {answer["id"]: answer["answer"] for answer, _ in found})
     write_json(folder / "nbest_predictions.json", {answer["id"]: nbest for answer, nbest in found})
     if any("null_odds" in answer for answer, _ in found):
@@ -172,38 +222,45 @@ def _facts(run: BertRun, name: str) -> dict[str, Any]:
     return read_facts(path.parent)
 
 
-@torch.no_grad()
-def _fill(run: BertRun, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def _load_masked_lm(run: BertRun) -> Trained:
     source = reader.newest_checkpoint(run.run_dir / "checkpoints")
     if source is None:
         raise DataError(f"{run.run_dir} has no checkpoint; run `overnight pretrain` first")
     device = set_up_machine(run)
     corpus, vocabulary = kept_vocabulary(run)
-    tokenizer = load_tokenizer(corpus)
     model = new_model(run, vocabulary, device)
     progress, state, _ = reader.read_checkpoint(source)
     reader.fill(model, state, source)
     assert_same_corpus(progress, load_manifest(corpus), corpus, run)
     model.eval()
     assert padded_vocabulary(vocabulary.size) == len(model.encoder.word.weight)
-    for number, fields in (item for part in parts(lines) for item in part):
-        example = example_of(number, fields)
-        if example.text_b is not None:
-            raise DataError(f"line {number}: is a pair; to fill in [MASK], give one text a line")
-        # The text around each [MASK] is tokenized by itself: a tokenizer may not know the mark.
-        between = tokenizer.encode_batch_fast(example.text_a.split("[MASK]"), add_special_tokens=False)
-        ids = [token for i, encoding in enumerate(between) for token in ([vocabulary.mask] if i else []) + encoding.ids]
-        sequence = join(ids, None, vocabulary.cls, vocabulary.sep, run.model.max_position_embeddings)
-        batch = EncodedExamples([sequence.ids], [sequence.segments], {}).batch(np.array([0])).to(device)
-        at = (batch.ids_N == vocabulary.mask).nonzero().squeeze(1)
-        if not len(at):
-            raise DataError(
-                f"line {number}: no [MASK] within the first {run.model.max_position_embeddings} tokens; write the word to guess as [MASK]"
-            )
-        logits = model.mlm_logits(model.encoder(batch, DTYPES[run.precision])[at]).float()
+    longest = run.model.max_position_embeddings
+    return Trained(model, load_tokenizer(corpus), vocabulary, device, DTYPES[run.precision], longest, {"kind": "mask"})
+
+
+def _masked(model: Trained, number: int, fields: Mapping[str, Any]) -> tuple[Example, Encoded]:
+    """Return a text with its tokens, some of them [MASK]."""
+    example, mask = example_of(number, fields), model.vocabulary.mask
+    if example.text_b is not None:
+        raise DataError(f"line {number}: is a pair; to fill in [MASK], give one text a line")
+    # The text around each [MASK] is tokenized by itself: a tokenizer may not know the mark.
+    between = model.tokenizer.encode_batch_fast(example.text_a.split("[MASK]"), add_special_tokens=False)
+    ids = [token for i, encoding in enumerate(between) for token in ([mask] if i else []) + encoding.ids]
+    sequence = join(ids, None, model.vocabulary.cls, model.vocabulary.sep, model.longest)
+    if mask not in sequence.ids:
+        raise DataError(f"line {number}: no [MASK] within the first {model.longest} tokens; write the word to guess as [MASK]")
+    return example, sequence
+
+
+@torch.no_grad()
+def _fill(model: Trained, rows: Sequence[tuple[Example, Encoded]]) -> Iterator[dict[str, Any]]:
+    for example, sequence in rows:
+        batch = EncodedExamples([sequence.ids], [sequence.segments], {}).batch(np.array([0])).to(model.device)
+        at = (batch.ids_N == model.vocabulary.mask).nonzero().squeeze(1)
+        logits = model.network.mlm_logits(model.network.encoder(batch, model.dtype)[at]).float()
         top = torch.softmax(logits, -1).topk(TOP, -1)
         guesses = [
-            [{"token": tokenizer.id_to_token(i), "probability": _round(p)} for i, p in zip(row_ids, row_p, strict=True)]
+            [{"token": model.tokenizer.id_to_token(i), "probability": _round(p)} for i, p in zip(row_ids, row_p, strict=True)]
             for row_ids, row_p in zip(top.indices.tolist(), top.values.tolist(), strict=True)
         ]
         yield {"id": example.id, "text": example.text_a, "masks": guesses}
@@ -213,15 +270,33 @@ def _round(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> None:
-    """Print answers as JSON lines, or write them to a file: whole or not at all, and as `{id: text}` where they are texts and it is a .json."""
-    if path is None:
+def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> int:
+    """Print answers as JSON lines, or write them to a file: whole or not at all, and as `{id: text}` where they are texts and it is a .json.
+
+    Returns:
+        how many of them are an `error`; each is also said on standard error where the answers go to a file.
+    """
+    count, broken = 0, 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal count, broken
         for answer in answers:
-            print(json.dumps(answer, ensure_ascii=False), flush=True)
-        return
-    given = list(answers)
-    if path.suffix == ".json" and all("answer" in answer for answer in given):
-        write_json(path, {answer["id"]: answer["answer"] for answer in given})
-    else:
-        write_whole(path, [(json.dumps(answer, ensure_ascii=False) + "\n").encode() for answer in given])
-    print(f"written: {path} ({len(given):,} answers)")
+            count, broken = count + 1, broken + ("error" in answer)
+            if path is not None and "error" in answer:
+                print(answer["error"], file=sys.stderr)
+            yield (json.dumps(answer, ensure_ascii=False) + "\n").encode()
+
+    if path is None:
+        for line in lines():
+            print(line.decode(), end="", flush=True)
+        return broken
+    if path.suffix == ".json":
+        given = list(answers)
+        if all("answer" in answer for answer in given):
+            write_json(path, {answer["id"]: answer["answer"] for answer in given})
+            print(f"written: {path} ({len(given):,} answers)")
+            return 0
+        answers = given
+    write_whole(path, lines())
+    print(f"written: {path} ({count:,} answers)")
+    return broken

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from overnight.errors import DataError
 from overnight.state_files import parse_json
@@ -17,12 +17,13 @@ from overnight.tasks.examples import Example
 from overnight.tasks.squad import Question
 from overnight.tasks.tables import Line, read_csv, read_jsonl, read_parquet, read_text, read_tsv
 
+Row = TypeVar("Row")
 # Lines answered at once: sorted by length among themselves, answered in the order they came.
 _AT_ONCE = 512
 _TABLES: dict[str, Callable[[Path], Iterator[Line]]] = {".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl, ".parquet": read_parquet}
 
 
-def read_input(path: str, spec: Mapping[str, Any]) -> Iterator[str]:
+def read_input(path: str, spec: Mapping[str, Any], keep_going: bool = False) -> Iterator[str]:
     """Return lines for :func:`parts`: those of a file or standard input, or the rows of a table, each as JSON.
 
     The texts of a table are in the columns that the task was trained on, or in `text` (`text_a` and `text_b`); other columns, such as the
@@ -31,6 +32,7 @@ def read_input(path: str, spec: Mapping[str, Any]) -> Iterator[str]:
     Args:
         path: .csv, .tsv, .jsonl and .parquet are tables; any other file, and `-` (standard input), is lines.
         spec: of the task: `task`, and `columns`, where the columns of one's own table have other names.
+        keep_going: as of :func:`read_lines`.
 
     Raises:
         DataError: naming the file and the line.
@@ -40,7 +42,7 @@ def read_input(path: str, spec: Mapping[str, Any]) -> Iterator[str]:
         yield from _sentences(Path(path))
         return
     if ending not in _TABLES:
-        yield from read_lines(path)
+        yield from read_lines(path, keep_going)
         return
     task, names = str(spec["task"]), dict(spec.get("columns") or {})
     choices, header = text_columns(task)
@@ -85,18 +87,23 @@ def _table(path: Path, choices: list[tuple[str, ...]], header: tuple[str, ...]) 
     )
 
 
-def read_lines(path: str) -> Iterator[str]:
+def read_lines(path: str, keep_going: bool = False) -> Iterator[str]:
     """Return the lines of a file, or of standard input for `-`.
+
+    Args:
+        keep_going: what is not UTF-8 is no end: it comes as lone surrogates, which :func:`answered` finds in that line.
 
     Raises:
         DataError: when there is no such file or it is not UTF-8.
     """
     import sys
 
+    errors = "surrogateescape" if keep_going else "strict"
+
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
             for number, raw in enumerate(file, 1):
-                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield raw.decode("utf-8-sig" if number == 1 else "utf-8", errors)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; give a file or `-` for standard input") from None
     except UnicodeDecodeError as error:
@@ -111,7 +118,46 @@ def parts(lines: Iterable[str]) -> Iterator[list[tuple[int, dict[str, Any]]]]:
         yield part
 
 
+def answered(
+    lines: Iterable[str],
+    read: Callable[[int, dict[str, Any]], Row],
+    answer: Callable[[list[Row]], Iterator[Any]],
+    keep_going: bool = False,
+    empty: bool = False,
+) -> Iterator[Any]:
+    """Answer lines some at a time, in their order; memory is that of so many lines.
+
+    Args:
+        lines: without end if need be.
+        read: what is answered of a line, from its number (from 1) and its fields.
+        answer: one answer a row, in order.
+        keep_going: a line that cannot be read is answered by its `id`, or else its number, and `error`, which says why.
+        empty: whether empty lines are answered too, and not skipped.
+
+    Raises:
+        DataError: of the first line that cannot be read, before any of those that are answered with it; not where it keeps going.
+    """
+    numbered = ((number, text) for number, text in enumerate(lines, 1) if empty or text.strip())
+    while part := list(islice(numbered, _AT_ONCE)):
+        rows: list[Row] = []
+        broken: dict[int, dict[str, str]] = {}
+        for number, text in part:
+            fields: dict[str, Any] = {}
+            try:
+                fields = _parse(number, text)
+                rows.append(read(number, fields))
+            except DataError as error:
+                if not keep_going:
+                    raise
+                broken[number] = {"id": str(fields.get("id", number)), "error": str(error)}
+        given = iter(answer(rows) if rows else ())
+        for number, _ in part:
+            yield broken[number] if number in broken else next(given)
+
+
 def _parse(number: int, text: str) -> dict[str, Any]:
+    if not is_text(text):
+        raise DataError(f"line {number}: is not UTF-8; convert it")
     if not text.lstrip().startswith("{"):
         first, tab, second = text.strip("\r\n").partition("\t")
         return {"text_a": first, "text_b": second if tab else None}
@@ -120,7 +166,18 @@ def _parse(number: int, text: str) -> dict[str, Any]:
     except ValueError as error:
         raise DataError(f"line {number}: is not JSON ({error})") from None
     assert isinstance(fields, dict)
+    if "\\ud" in text.lower() and not is_text(json.dumps(fields, ensure_ascii=False)):
+        raise DataError(f"line {number}: has half of a surrogate pair, which is no character")
     return fields
+
+
+def is_text(text: str) -> bool:
+    """Return whether a text can be written as UTF-8: it has no half of a surrogate pair alone, as of bytes that were none or of an escape in JSON."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def example_of(number: int, fields: Mapping[str, Any]) -> Example:

@@ -1,0 +1,152 @@
+"""Files of texts to embeddings, as JSON lines or as .npy, in the order of the texts; some hundred of them are held at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from overnight.errors import ConfigError
+from overnight.inference.embedding import Vectors, embed_texts
+from overnight.inference.model import Model
+from overnight.run_dir.atomic import sync, write_whole
+from overnight.tasks.inputs import answered, example_of, read_input, read_lines
+
+_TABLES = (".csv", ".tsv", ".parquet")
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A text that was embedded, or a line that could not be."""
+
+    id: str
+    """Of the line, or its number in its file, from 1."""
+    file: str
+    vector: Vectors | None
+    error: str = ""
+
+
+def embed_files(model: Model, files: Sequence[str], pooling: str, layer: int, normalize: bool) -> Iterator[Embedded]:
+    """Embed the texts of files, in order.
+
+    Args:
+        model: any trained encoder.
+        files: lines of text or of JSON (`text`, `id`), also .jsonl; .csv, .tsv and .parquet with a column `text`; `-` is standard input. An empty
+            line is an empty text, and what would be a pair elsewhere (a tab, `text_b`) is one text.
+        pooling, layer, normalize: as of :meth:`overnight.inference.model.Model.embed`.
+
+    Raises:
+        DataError: a file cannot be read, or a table is wrong; a line that is wrong is only reported as such.
+    """
+
+    def read(number: int, fields: dict[str, Any]) -> tuple[str, str]:
+        example = example_of(number, fields)
+        return example.id, example.text_a if example.text_b is None else f"{example.text_a}\t{example.text_b}"
+
+    for file in files:
+
+        def embed(rows: list[tuple[str, str]], file: str = file) -> Iterator[Embedded]:
+            vectors = embed_texts(model.trained, [text for _, text in rows], pooling, layer, normalize)
+            return (Embedded(row_id, file, vector) for (row_id, _), vector in zip(rows, vectors, strict=True))
+
+        is_table = file != "-" and Path(file).suffix in _TABLES
+        lines = read_input(file, {"task": "csv"}) if is_table else read_lines(file, keep_going=True)
+        for found in answered(lines, read, embed, keep_going=True, empty=True):
+            yield found if isinstance(found, Embedded) else Embedded(found["id"], file, None, found["error"])
+
+
+def write_embeddings(found: Iterable[Embedded], to: Path | None, width: int, several: bool) -> tuple[int, int]:
+    """Write embeddings: a .npy is float32 (n, width), anything else JSON lines with `id`, `embedding` and, of several files, `file`.
+
+    A line that could not be embedded is a row of NaN, or an object with `error`; where the rest goes to a file it is also said on standard error.
+
+    Args:
+        found: of :func:`embed_files`.
+        to: the file, which appears whole or not at all; None prints JSON lines.
+        width: of a vector.
+        several: whether they are of several files.
+
+    Returns:
+        how many texts there were, and how many of them could not be embedded.
+
+    Raises:
+        OSError: as the system says it (a full disk).
+    """
+    count = broken = 0
+
+    def counted() -> Iterator[Embedded]:
+        nonlocal count, broken
+        for one in found:
+            count, broken = count + 1, broken + bool(one.error)
+            if one.error and to is not None:
+                print(f"{one.file}: {one.error}", file=sys.stderr)
+            yield one
+
+    if to is None:
+        for one in counted():
+            print(_line(one, several), flush=True)
+    elif to.suffix == ".npy":
+        _write_npy(to, counted(), width)
+    else:
+        write_whole(to, (f"{_line(one, several)}\n".encode() for one in counted()))
+    return count, broken
+
+
+def check_output(to: str | None) -> Path | None:
+    """Return the file to write.
+
+    Raises:
+        ConfigError: it is a folder, or of an ending that promises something else.
+    """
+    if to is None:
+        return None
+    path = Path(to)
+    if path.is_dir() or path.suffix not in (".npy", ".jsonl", ".json"):
+        raise ConfigError(
+            f"--to = {to}: {'is a folder' if path.is_dir() else 'is neither .npy nor .jsonl'}; name a file, such as vectors.npy"
+        )
+    return path
+
+
+def _line(one: Embedded, several: bool) -> str:
+    fields: dict[str, Any] = {"id": one.id} | ({"file": one.file} if several else {})
+    # The shortest decimals that are the same float32.
+    fields |= {"error": one.error} if one.vector is None else {"embedding": [float(str(value)) for value in one.vector]}
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def _write_npy(path: Path, found: Iterable[Embedded], width: int) -> None:
+    """Write rows behind a header that says how many there are, which is known at the end: numpy leaves room in it for any number."""
+
+    def header(rows: int) -> None:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, width)})
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with open(beside, "wb") as file:
+            header(0)
+            begin, rows = file.tell(), 0
+            for one in found:
+                vector = np.full(width, np.nan, "<f4") if one.vector is None else one.vector.astype("<f4")
+                file.write(vector.tobytes())
+                rows += 1
+            file.seek(0)
+            header(rows)
+            assert file.tell() == begin
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+    sync(path.parent)

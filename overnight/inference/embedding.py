@@ -1,0 +1,117 @@
+"""Embeddings of texts: hidden states of an encoder, one vector a text.
+
+Shapes: n texts, N tokens of a flat batch, S sequences of it, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from overnight.batches.packing import Batch, moved
+from overnight.errors import ConfigError, DataError
+from overnight.finetune.encode import encode_examples
+from overnight.finetune.encoded_task import EncodedExamples
+from overnight.finetune.predict import Trained
+from overnight.models.bert import first_tokens
+from overnight.tasks.examples import Example
+from overnight.tasks.inputs import is_text
+
+Pooling = Literal["mean", "first"]
+"""The mean of all tokens of a text, [CLS] and [SEP] among them, or its first token, [CLS]."""
+Vectors = npt.NDArray[np.float32]
+# Tokens of a batch: on a CPU they stay in the cache, on a GPU they keep its kernels busy.
+_CPU_TOKENS, _GPU_TOKENS = 1 << 12, 1 << 16
+
+
+def check_embedding(model: Trained, pooling: str, layer: int) -> int:
+    """Check how texts are to be embedded; returns the layer, counted from 0, the embedding table.
+
+    Raises:
+        ConfigError: naming what is allowed.
+    """
+    if pooling not in get_args(Pooling):
+        raise ConfigError(f"pooling = {pooling!r}: must be one of {', '.join(get_args(Pooling))}")
+    layers = len(model.network.encoder.layers)
+    if not -layers - 1 <= layer <= layers:
+        raise ConfigError(
+            f"layer = {layer}: must be from 0, the embedding table, to {layers}, the last; -1 is the last, {-layers - 1} the table"
+        )
+    return layer % (layers + 1)
+
+
+@torch.no_grad()
+def embed_texts(model: Trained, texts: Sequence[str], pooling: str, layer: int, normalize: bool) -> Vectors:
+    """Return the embeddings of texts, in order.
+
+    Args:
+        model: any trained encoder; it is in evaluation mode.
+        texts: what is longer than the encoder reads is cut; an empty one is [CLS] and [SEP].
+        pooling: a :data:`Pooling`.
+        layer: hidden states behind which layer, as of :func:`check_embedding`.
+        normalize: whether each vector is divided by its length.
+
+    Returns:
+        float32 (n, D).
+
+    Raises:
+        ConfigError: as of :func:`check_embedding`.
+        DataError: naming a text that is none.
+    """
+    number = check_embedding(model, pooling, layer)
+    for place, text in enumerate(texts, 1):
+        if not isinstance(text, str) or not is_text(text):
+            raise DataError(f"text {place}: is {'no valid text' if isinstance(text, str) else f'a {type(text).__name__}'}; give strings")
+    encoded = encode_examples(model.tokenizer, model.vocabulary, [Example("", text, None, None) for text in texts], model.longest)
+    examples = EncodedExamples([e.ids for e in encoded], [e.segments for e in encoded], {})
+    out = np.empty((len(texts), model.network.encoder.word.weight.shape[1]), np.float32)
+    tokens = _CPU_TOKENS if model.device.type == "cpu" else _GPU_TOKENS
+    for index in _batches([len(e.ids) for e in encoded], tokens):
+        batch = examples.batch(index).to(model.device)
+        hidden_ND = _hidden(model, batch, number).float()
+        if pooling == "first":
+            vectors_SD = first_tokens(hidden_ND, batch)
+        else:
+            lengths = moved(torch.tensor(batch.lengths), model.device)
+            vectors_SD = torch.segment_reduce(hidden_ND, "mean", lengths=lengths)
+        if normalize:
+            vectors_SD = torch.nn.functional.normalize(vectors_SD, dim=-1)
+        out[index] = vectors_SD.cpu().numpy()
+    return out
+
+
+def _batches(lengths: Sequence[int], tokens: int) -> Iterator[npt.NDArray[np.intp]]:
+    """Yield the places of sequences, longest first, as many at once as have so many tokens together, or one."""
+    order = np.argsort([-n for n in lengths], kind="stable")
+    first, total = 0, 0
+    for at, place in enumerate(order):
+        if at > first and total + lengths[place] > tokens:
+            yield order[first:at]
+            first, total = at, 0
+        total += lengths[place]
+    if len(order):
+        yield order[first:]
+
+
+def _hidden(model: Trained, batch: Batch, number: int) -> Tensor:
+    """Return the hidden states (N, D) behind layer `number`; behind the last one what the encoder returns, its last norm included."""
+    encoder = model.network.encoder
+    if number == len(encoder.layers):
+        hidden_ND: Tensor = encoder(batch, model.dtype)
+        return hidden_ND
+    kept: list[Tensor] = []
+
+    def keep(layer: Any, inputs: tuple[Any, ...]) -> None:
+        kept.append(inputs[0])
+
+    handle = encoder.layers[number].register_forward_pre_hook(keep)
+    try:
+        encoder(batch, model.dtype)
+    finally:
+        handle.remove()
+    return kept[0]

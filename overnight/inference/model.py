@@ -1,0 +1,288 @@
+"""`overnight.load`: a trained model as one object that predicts, embeds and fills in [MASK].
+
+model = overnight.load("runs/mine")
+model.embed(["one text", "another"])  # float32 (2, width)
+model.fill("The capital of [MASK] is Paris.")
+overnight.load("runs/mine", task="sst2").predict(["a good film"])
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar, cast, overload
+
+from overnight.checkpoint import reader
+from overnight.checkpoint.initial import Initial
+from overnight.config import BertRun, machine_run, stored_run
+from overnight.corpus.tokenizer import build_tokenizer, vocabulary
+from overnight.engine.precision import DTYPES
+from overnight.engine.training_run import set_up_machine
+from overnight.engine.workload import new_model
+from overnight.errors import ConfigError, DataError
+from overnight.finetune.predict import DOC_STRIDE, MAX_ANSWER, Trained, answer_rows, load_trained, read_row
+from overnight.finetune.workload import task_model
+from overnight.inference.embedding import Vectors, check_embedding, embed_texts
+from overnight.interop.huggingface import load_pretrained
+from overnight.interop.layout import HEADS
+from overnight.interop.sources import read_source
+from overnight.state_files import read_mapping
+
+Text = str | Sequence[str] | Mapping[str, Any]
+"""What is answered: a text, a pair of texts, or the fields of a JSON line (`question` and `context`, `tokens`, `id` and the like)."""
+Item = TypeVar("Item")
+# Texts of a stream that are held at once: sorted by length among themselves, answered in the order they came.
+WINDOW = 512
+
+
+def load(
+    path: str | os.PathLike[str], task: str = "", *, precision: str | None = None, device: str | None = None, threads: int | None = None
+) -> Model:
+    """Load a trained encoder.
+
+    Args:
+        path: a run folder, a fine-tuned task in it (`RUN/finetune/TASK`), a folder of Hugging Face, with the head of a task or
+            without, or another checkpoint that `--from` of the command line takes.
+        task: a fine-tuned task of a run folder; empty is the pretrained model.
+        precision: `fp32`, `bf16` and the like; by default that of the run, or fp32.
+        device: `cpu`, `cuda`; by default that of the run, or the GPU where there is one.
+        threads: of the CPU; by default as of the run, or torch's own.
+
+    Raises:
+        ConfigError: a setting is wrong, or it is a byte model.
+        DataError: there is nothing of the kind, or it is damaged.
+    """
+    given = {"precision": precision, "compute.device": device, "compute.threads": threads}
+    return open_model(os.fspath(path), task, [f"{key}={value}" for key, value in given.items() if value is not None])
+
+
+def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Model:
+    """Load a trained encoder as :func:`load` does, with run-level overrides as the command line has them."""
+    path = Path(source)
+    if (path / "task.json").is_file() and path.parent.name == "finetune" and not task:
+        path, task = path.parent.parent, path.resolve().name
+    if (path / "run.yaml").is_file():
+        run = stored_run(path, overrides)
+        if not isinstance(run, BertRun):
+            raise ConfigError(f"{path}: model.kind = {run.model.kind!r}: is of bytes; name a run of BERT or ModernBERT")
+        # An encoder of others may lack the heads of pretraining.
+        if task or not (path / "imported.json").is_file():
+            return Model(load_trained(run, task or "mask"), source, task, tuple(_tasks(path)))
+        return Model(_pretrained(read_source(str(path)), run), source, "", tuple(_tasks(path)))
+    if task:
+        raise ConfigError(f"task = {task!r}: {source} is no run folder; only that has fine-tuned tasks")
+    if not source.startswith("hf:") and not path.exists() and not path.with_name(f"{path.name}.index").exists():
+        raise ConfigError(f"{source}: does not exist; name a run folder, or a folder of Hugging Face")
+    if (path / "config.json").is_file() and b'"model_type"' not in (path / "config.json").read_bytes():
+        raise ConfigError(f"{source}: is an exported byte model; name a run of BERT or ModernBERT")
+    initial = read_source(source)
+    machine = machine_run(overrides)
+    assert isinstance(machine, BertRun)
+    run = dataclasses.replace(machine, model=initial.model)
+    kind, labels = _head(path)
+    if not kind:
+        return Model(_pretrained(initial, run), source, "", ())
+    return Model(_with_head(initial, run, path, kind, labels), source, path.resolve().name, ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A trained encoder with its vocabulary, and its task where it has one; not for several threads at once."""
+
+    trained: Trained
+    """The network itself, its tokenizer, device and precision."""
+    source: str
+    """What it was loaded from."""
+    task: str
+    """The fine-tuned task; empty for a pretrained model."""
+    tasks: tuple[str, ...]
+    """The fine-tuned tasks that its run folder has."""
+
+    @property
+    def kind(self) -> str:
+        """What it predicts: classification, multi_label, regression, token_classification, spans, or mask."""
+        return str(self.trained.facts["kind"])
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The classes of its task, if it has any."""
+        return tuple(self.trained.facts.get("labels", ()))
+
+    @property
+    def width(self) -> int:
+        """Numbers of an embedding."""
+        return int(self.trained.network.encoder.word.weight.shape[1])
+
+    @overload
+    def predict(self, texts: Sequence[Text]) -> list[dict[str, Any]]: ...
+    @overload
+    def predict(self, texts: Iterator[Text]) -> Iterator[dict[str, Any]]: ...
+    def predict(self, texts: Sequence[Text] | Iterator[Text]) -> list[dict[str, Any]] | Iterator[dict[str, Any]]:
+        """Answer texts, in order, with the head of the task.
+
+        Args:
+            texts: a list, or an iterator, even one without end: its answers come as an iterator, with the memory of some hundred texts.
+
+        Returns:
+            of each `label` and `probabilities` (of several classes a row `labels`), the `score` of a regression, `tokens` and `tags`, or
+            `answer` and `probability`; also `id` where it was given one.
+
+        Raises:
+            ConfigError: it has no head of a task.
+            DataError: naming a text (line, from 1) that cannot be used.
+        """
+        self._check_head()
+        _refuse_one(texts)
+        if not isinstance(texts, Iterator):
+            return [answer for part in _windows(texts) for answer in self._answers(part)]
+        return (answer for part in _windows(texts) for answer in self._answers(part))
+
+    def _check_head(self) -> None:
+        if self.kind == "mask":
+            have = f"; its run has {', '.join(self.tasks)}: load it with task={self.tasks[0]!r}" if self.tasks else ""
+            raise ConfigError(
+                f"{self.source}: is pretrained, and has no head of a task to predict with{have}; it can embed, and fill in [MASK]"
+            )
+
+    @overload
+    def embed(self, texts: Sequence[str], pooling: str = "mean", layer: int = -1, normalize: bool = False) -> Vectors: ...
+    @overload
+    def embed(self, texts: Iterator[str], pooling: str = "mean", layer: int = -1, normalize: bool = False) -> Iterator[Vectors]: ...
+    def embed(
+        self, texts: Sequence[str] | Iterator[str], pooling: str = "mean", layer: int = -1, normalize: bool = False
+    ) -> Vectors | Iterator[Vectors]:
+        """Return one vector a text, in order: hidden states of the encoder.
+
+        Args:
+            texts: a list, or an iterator, even one without end: its vectors come as an iterator, with the memory of some hundred texts. What
+                is longer than the encoder reads is cut; an empty text has a vector too.
+            pooling: `mean` of all tokens, [CLS] and [SEP] among them, or `first`, that of [CLS].
+            layer: behind which layer: -1 the last, with the last norm, -2 the one before it; 0 is the embedding table.
+            normalize: divide each vector by its length, so that products are cosines.
+
+        Returns:
+            float32 (n, width); of an iterator one (width) after another.
+
+        Raises:
+            ConfigError: naming a setting that is wrong.
+            DataError: naming a text that is none.
+        """
+        _refuse_one(texts)
+        check_embedding(self.trained, pooling, layer)
+        if not isinstance(texts, Iterator):
+            parts = [embed_texts(self.trained, part, pooling, layer, normalize) for part in _windows(texts)]
+            return cast(Vectors, _joined(parts, self.width))
+        return (row for part in _windows(texts) for row in embed_texts(self.trained, part, pooling, layer, normalize))
+
+    def fill(self, text: str) -> list[list[dict[str, Any]]]:
+        """Guess the words of a text that are written [MASK].
+
+        Returns:
+            of each [MASK] the likeliest pieces, best first: `token` and `probability`.
+
+        Raises:
+            ConfigError: it is the model of a task, or has no masked-LM head.
+            DataError: there is no [MASK] in the text, or only behind what the encoder reads.
+        """
+        if self.kind != "mask" or self.trained.facts.get("lacks"):
+            why = f"is of the task {self.task!r}" if self.kind != "mask" else "has no masked-LM head"
+            raise ConfigError(f"{self.source}: {why}, so it fills in no [MASK]; load a pretrained model")
+        (answer,) = answer_rows(self.trained, [read_row(self.trained, 1, {"text": text})])
+        return cast(list[list[dict[str, Any]]], answer["masks"])
+
+    def check(self, texts: Sequence[Text]) -> None:
+        """Check that texts can be answered by :meth:`predict`.
+
+        Raises:
+            ConfigError, DataError: as of it.
+        """
+        self._check_head()
+        for number, text in enumerate(texts, 1):
+            read_row(self.trained, number, _fields(number, text))
+
+    def _answers(self, texts: Sequence[Text]) -> Iterator[dict[str, Any]]:
+        rows = [read_row(self.trained, number, _fields(number, text)) for number, text in enumerate(texts, 1)]
+        for text, answer in zip(texts, answer_rows(self.trained, rows), strict=True):
+            named = isinstance(text, Mapping) and "id" in text
+            yield {key: value for key, value in answer.items() if key != "id" or named}
+
+
+def _fields(number: int, text: Text) -> dict[str, Any]:
+    """Return a text as the fields of a JSON line."""
+    if isinstance(text, str):
+        return {"text": text}
+    if isinstance(text, Mapping):
+        return dict(text)
+    if isinstance(text, list | tuple) and len(text) == 2:
+        return {"text_a": text[0], "text_b": text[1]}
+    raise DataError(f"line {number}: is a {type(text).__name__}; it needs a text, a pair of texts, or an object with their names")
+
+
+def _refuse_one(texts: Any) -> None:
+    if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable):
+        raise ConfigError(f"texts: is one {type(texts).__name__}; give a list of texts, or an iterator")
+
+
+def _windows(texts: Iterable[Item]) -> Iterator[list[Item]]:
+    waiting = iter(texts)
+    while part := list(islice(waiting, WINDOW)):
+        yield part
+
+
+def _joined(parts: list[Vectors], width: int) -> Any:
+    import numpy as np
+
+    return np.concatenate(parts) if parts else np.empty((0, width), np.float32)
+
+
+def _tasks(folder: Path) -> list[str]:
+    return sorted(path.parent.name for path in folder.glob("finetune/*/task.json"))
+
+
+def _pretrained(initial: Initial, run: BertRun) -> Trained:
+    """Return an encoder of others; heads that it lacks are never asked."""
+    known, device = vocabulary(initial.tokens, initial.lowercase), set_up_machine(run)
+    network = new_model(run, known, device)
+    own = network.state_dict()
+    reader.fill(network, own | {name: tensor for name, tensor in initial.state.items() if name in own}, Path(initial.source))
+    network.eval()
+    tokenizer = build_tokenizer(initial.tokens, initial.lowercase)
+    facts = {"kind": "mask", "lacks": "mlm" in initial.lacks()}
+    return Trained(network, tokenizer, known, device, DTYPES[run.precision], run.model.max_position_embeddings, facts)
+
+
+def _head(folder: Path) -> tuple[str, list[str]]:
+    """Return the kind of task that a folder of Hugging Face has a head of, and its classes; none of a pretrained model."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return "", []
+    config = read_mapping(path, "copy it again")
+    architecture = str((config.get("architectures") or [""])[0])
+    fitting = [kind for kind, head in HEADS.items() if head.classifier and architecture.endswith(head.suffix)]
+    names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    labels = [str(names[key]) for key in sorted(names, key=int)]
+    kind = next((kind for kind in fitting if HEADS[kind].problem == config.get("problem_type")), fitting[0] if fitting else "")
+    if kind == "classification" and len(labels) == 1:
+        kind = "regression"
+    return kind, [] if kind in ("regression", "spans") else labels
+
+
+def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: list[str]) -> Trained:
+    """Return the model of a task in a folder of Hugging Face."""
+    known, device = vocabulary(initial.tokens, initial.lowercase), set_up_machine(run)
+    state, _, _ = load_pretrained(folder)
+    state = {**{name: tensor for name, tensor in state.items() if name.startswith("head.")}, **initial.state}
+    network = task_model(kind, len(labels), run, known.size)
+    wanted = network.state_dict()
+    if missing := sorted(wanted.keys() - state.keys()):
+        raise DataError(f"{folder}: its weights lack {missing[0]}, which its config.json promises; copy it again")
+    reader.fill(network, {name: state[name] for name in wanted}, folder)
+    network.to(device).eval()
+    longest = run.model.max_position_embeddings
+    spec = {"seq_len": longest, "doc_stride": min(DOC_STRIDE, longest // 4), "max_answer_length": MAX_ANSWER}
+    facts = {"kind": kind, "labels": labels, "spec": spec, "result": {"metrics": {}}}
+    tokenizer = build_tokenizer(initial.tokens, initial.lowercase)
+    return Trained(network, tokenizer, known, device, DTYPES[run.precision], longest, facts)

@@ -1,0 +1,219 @@
+"""A trained encoder over HTTP: POST /predict and /embed, GET /health, and a page to try it at /.
+
+Bodies are JSON of bounded size and time. Nothing is written, and no file is named by a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from overnight.errors import ConfigError, DataError
+from overnight.inference.embedding import check_embedding, embed_texts
+from overnight.inference.model import Model
+from overnight.inference.worker import Busy, Worker
+from overnight.state_files import parse_json
+from overnight.tasks.inputs import is_text
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import HTMLResponse, JSONResponse, Response
+    from starlette.routing import Route
+except ImportError:
+    raise ConfigError("`overnight serve` needs the extra `serve`: pip install 'overnight[serve]'") from None
+
+_LOCAL = ["127.0.0.1", "localhost"]
+_EMBED = {"pooling": "mean", "layer": -1, "normalize": False}
+# The page needs nothing from elsewhere.
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'"
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may ask for."""
+
+    body_bytes: int = 1 << 20
+    texts: int = 256
+    body_seconds: float = 10.0
+    """Within which a body has to arrive."""
+    waiting: int = 256
+    """Requests in the queue; a further one is told to come again (503)."""
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def application(model: Model, host: str, limits: Limits) -> Starlette:
+    """Return the application that answers for a model.
+
+    Args:
+        model: any trained encoder.
+        host: on which it listens. On loopback only requests to a local name are answered, so that no page of elsewhere reaches it
+            by a name of its own that leads here (DNS rebinding).
+        limits: of a request.
+    """
+    worker = Worker(lambda kind, texts: _answers(model, kind, texts), limits.waiting)
+    page = files("overnight.inference").joinpath("page.html").read_text(encoding="utf-8")
+
+    async def predict(request: Request) -> Response:
+        fields = await _body(request, limits, ("texts",))
+        model.check(fields["texts"])
+        return JSONResponse({"answers": await _wait(worker, "predict", fields["texts"])})
+
+    async def embed(request: Request) -> Response:
+        fields = await _body(request, limits, ("texts", *_EMBED))
+        pooling, layer, normalize = (fields.get(name, default) for name, default in _EMBED.items())
+        if not isinstance(pooling, str) or type(layer) is not int or not isinstance(normalize, bool):
+            raise _Refused(400, "pooling is `mean` or `first`, layer a whole number, normalize true or false")
+        check_embedding(model.trained, pooling, layer)
+        if not all(isinstance(text, str) for text in fields["texts"]):
+            raise _Refused(400, "texts: each must be a string")
+        vectors = await _wait(worker, (pooling, layer, normalize), fields["texts"])
+        return JSONResponse({"embeddings": [vector.tolist() for vector in vectors]})
+
+    async def health(request: Request) -> Response:
+        about = {"kind": model.kind, "task": model.task, "labels": list(model.labels), "width": model.width}
+        return JSONResponse({"status": "ok", **about, "waiting": worker.waiting()})
+
+    async def home(request: Request) -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
+
+    async def refused(request: Request, error: Exception) -> Response:
+        status = error.status if isinstance(error, _Refused) else 400
+        # What is left of a body that was refused is not waited for.
+        return JSONResponse({"error": str(error)}, status, headers={"Connection": "close"} if status in (408, 413) else None)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(worker.stop)
+
+    routes = [
+        Route("/", home),
+        Route("/health", health),
+        Route("/predict", predict, methods=["POST"]),
+        Route("/embed", embed, methods=["POST"]),
+    ]
+    local = [Middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL, www_redirect=False)]
+    handlers: Any = {_Refused: refused, ConfigError: refused, DataError: refused}
+    middleware = local if host in _LOCAL else []
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+
+
+def _answers(model: Model, kind: Any, texts: list[Any]) -> list[Any]:
+    if kind == "predict":
+        return model.predict(texts)
+    return list(embed_texts(model.trained, texts, *kind))
+
+
+async def _wait(worker: Worker, kind: Any, texts: list[Any]) -> list[Any]:
+    try:
+        return await asyncio.wrap_future(worker.submit(kind, texts))
+    except Busy:
+        raise _Refused(503, "too many requests wait; come again") from None
+
+
+async def _body(request: Request, limits: Limits, allowed: tuple[str, ...]) -> dict[str, Any]:
+    """Return the object of a body, with a list of `texts`.
+
+    Raises:
+        _Refused: 413 too large, 408 too slow, 400 no such JSON.
+    """
+    too_large = _Refused(413, f"the body has more than {limits.body_bytes:,} bytes")
+    stated = request.headers.get("content-length", "")
+    if stated.isdecimal() and int(stated) > limits.body_bytes:
+        raise too_large
+    content = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > limits.body_bytes:
+                    raise too_large
+    except TimeoutError:
+        raise _Refused(408, f"the body did not arrive within {limits.body_seconds:g} seconds") from None
+    except ClientDisconnect:
+        raise _Refused(400, "the body ended before its length") from None
+    try:
+        text = content.decode()
+        fields = parse_json(text)
+    except UnicodeDecodeError as error:
+        raise _Refused(400, f"the body is not UTF-8 (byte {error.start})") from None
+    except ValueError as error:
+        raise _Refused(400, f"the body is not JSON ({error})") from None
+    if not isinstance(fields, dict) or not isinstance(fields.get("texts"), list) or not fields["texts"]:
+        raise _Refused(400, 'the body must be an object with a list of texts: {"texts": ["one", "two"]}')
+    if unknown := sorted(fields.keys() - set(allowed)):
+        raise _Refused(400, f"{unknown[0]}: is not known here; there are {', '.join(allowed)}")
+    if len(fields["texts"]) > limits.texts:
+        raise _Refused(413, f"{len(fields['texts']):,} texts; at most {limits.texts} at once")
+    if "\\ud" in text.lower() and not is_text(json.dumps(fields, ensure_ascii=False)):
+        raise _Refused(400, "half of a surrogate pair is no character")
+    return fields
+
+
+class _Server(uvicorn.Server):
+    """A server that ends where it stands in the program, without the signal being raised once more."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve(model: Model, host: str, port: int, limits: Limits) -> None:
+    """Answer requests until SIGTERM or Ctrl-C; what is under way then is still answered.
+
+    Args:
+        model: any trained encoder.
+        host: to listen on.
+        port: 0 is any that is free.
+        limits: of a request.
+
+    Raises:
+        ConfigError: the port is taken, or the host is none of this machine.
+    """
+    if not 0 <= port < 1 << 16:
+        raise ConfigError(f"--port = {port}: must be from 0, any that is free, to 65535")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server(address[:2], family=family, backlog=2 * limits.waiting)
+    except OSError as error:
+        raise ConfigError(
+            f"--host = {host}, --port = {port}: cannot be listened on: {error.strerror}; --port=0 is any that is free"
+        ) from None
+    config = uvicorn.Config(
+        application(model, host, limits),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=4 * limits.waiting,
+        timeout_graceful_shutdown=10,
+        ws="none",
+    )
+    name, number = listening.getsockname()[:2]
+    print(f"serving on http://{f'[{name}]' if ':' in name else name}:{number} (Ctrl-C ends it)", flush=True)
+    with listening:
+        _Server(config).run([listening])
+    print("stopped", flush=True)

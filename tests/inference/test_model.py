@@ -1,0 +1,179 @@
+"""What a loaded model says is what the commands and transformers say, in the order of the texts, however many there are."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import pytest
+import torch
+
+import overnight
+from overnight.config import BertRun
+from overnight.config.schema import ModernBertConfig
+from overnight.corpus.tokenizer import save_tokenizer
+from overnight.errors import ConfigError, DataError
+from overnight.finetune.predict import predict
+from overnight.inference import model as module
+from overnight.inference.model import Model
+from overnight.interop.export import export_run
+from overnight.interop.huggingface import export
+from overnight.models.encoders import masked_lm
+from tests.conftest import ROOT, topics
+from tests.interop.peers import PIECES, V
+
+TEXTS = ["An integer.", "", "The string literal of a class is an object. " * 9, "é [SEP] [MASK]", "raised"]
+
+
+@pytest.fixture(scope="module")
+def model(trained_run: BertRun) -> Model:
+    return overnight.load(trained_run.run_dir)
+
+
+def transformers_states(folder: Path, texts: list[str]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The hidden states (n, T, D) of every layer by transformers, padded, and where there are tokens (n, T)."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    given = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        states = transformers.AutoModel.from_pretrained(folder).eval()(**given, output_hidden_states=True)
+    return [*states.hidden_states[:-1], states.last_hidden_state], given["attention_mask"]
+
+
+def modern_folder(folder: Path) -> Path:
+    """A ModernBERT of random weights in the layout of Hugging Face."""
+    sizes = ModernBertConfig(num_layers=3, hidden_size=16, num_heads=2, max_position_embeddings=40, local_attention=8)
+    torch.manual_seed(0)
+    network = masked_lm(sizes, V)
+    save_tokenizer(folder / "tokenizer", PIECES, True)
+    export(network.state_dict(), "masked_lm", sizes, folder / "tokenizer", folder / "modern")
+    return folder / "modern"
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_embeddings_are_those_of_transformers_in_every_layer_and_pooling(kind: str, trained_run: BertRun, tmp_path: Path) -> None:
+    if kind == "bert":
+        export_run(trained_run, tmp_path / "out")
+    folder = tmp_path / "out" if kind == "bert" else modern_folder(tmp_path)
+    texts = [TEXTS[i] for i in (0, 1, 2, 4)]
+    ours = overnight.load(folder, device="cpu")
+    states, mask = transformers_states(folder, texts)
+    for layer, hidden in enumerate(states):
+        mean = (hidden * mask[..., None]).sum(1) / mask.sum(1)[:, None]
+        for pooling, expected in (("mean", mean), ("first", hidden[:, 0])):
+            for number in (layer, layer - len(states)):
+                np.testing.assert_allclose(ours.embed(texts, pooling, number), expected.numpy(), atol=2e-5, err_msg=f"{pooling} {number}")
+
+
+def test_vectors_come_in_the_order_of_the_texts_whatever_they_are_batched_with(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [*TEXTS, *(text[:200] for text in topics().values())][:40]
+    together = model.embed(texts)
+    assert together.dtype == np.float32 and together.shape == (40, model.width)
+    monkeypatch.setattr("overnight.inference.embedding._CPU_TOKENS", 64)
+    monkeypatch.setattr(module, "WINDOW", 7)
+    np.testing.assert_allclose(model.embed(texts), together, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate([model.embed([text]) for text in texts]), together, atol=1e-5)
+    assert len(np.unique(together.round(4), axis=0)) == len(set(texts))
+    assert model.embed([]).shape == (0, model.width)
+
+
+def test_normalized_vectors_have_length_one_and_the_same_direction(model: Model) -> None:
+    plain, unit = model.embed(TEXTS), model.embed(TEXTS, normalize=True)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(unit * np.linalg.norm(plain, axis=1)[:, None], plain, atol=1e-5)
+
+
+def test_a_stream_without_end_is_answered_while_only_a_window_of_it_is_read(
+    trained_run: BertRun, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WINDOW", 8)
+    read = 0
+
+    def endless() -> Iterator[str]:
+        nonlocal read
+        for read in itertools.count(1):
+            yield f"object {read % 5}"
+
+    vectors = list(itertools.islice(model.embed(endless()), 20))
+    assert read == 24
+    np.testing.assert_allclose(np.stack(vectors), model.embed([f"object {n % 5}" for n in range(1, 21)]), atol=1e-5)
+    answers = list(itertools.islice(overnight.load(trained_run.run_dir, "classes").predict(endless()), 9))
+    assert read == 16 and {answer["label"] for answer in answers} <= {"number", "text", "error"}
+
+
+def test_a_task_answers_as_the_command_does_and_so_does_its_export(trained_run: BertRun, tmp_path: Path) -> None:
+    task = overnight.load(trained_run.run_dir, task="classes")
+    assert (task.kind, task.task, task.labels) == ("classification", "classes", ("error", "number", "text"))
+    texts: list[Any] = ["a string", {"id": "x", "text": "a number"}, ("one", "pair"), ["one", "pair"]]
+    found = task.predict(texts)
+    assert [set(answer) for answer in found] == [
+        {"label", "probabilities"},
+        {"id", "label", "probabilities"},
+        *[{"label", "probabilities"}] * 2,
+    ]
+    said = list(predict(trained_run, "classes", ["a string", '{"id": "x", "text": "a number"}', "one\tpair", "one\tpair"]))
+    assert [answer["probabilities"] for answer in found] == [answer["probabilities"] for answer in said]
+    assert overnight.load(trained_run.run_dir / "finetune" / "classes").predict(texts) == found
+    export_run(trained_run, tmp_path / "out", "classes")
+    theirs = overnight.load(tmp_path / "out", device="cpu")
+    assert theirs.labels == task.labels
+    for ours, answer in zip(found, theirs.predict(texts), strict=True):
+        assert answer["probabilities"] == pytest.approx(ours["probabilities"], abs=1e-4)
+    assert task.embed(["a"]).shape == (1, 32)
+
+
+def test_masks_are_filled_as_the_command_fills_them_also_from_an_export(trained_run: BertRun, model: Model, tmp_path: Path) -> None:
+    text = "The [MASK] of an [MASK]."
+    (said,) = predict(trained_run, "mask", [text])
+    assert model.fill(text) == said["masks"]
+    export_run(trained_run, tmp_path / "out")
+    (first, _) = overnight.load(tmp_path / "out", device="cpu").fill(text)
+    assert [guess["token"] for guess in first] == [guess["token"] for guess in said["masks"][0]]
+
+
+def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_path: Path) -> None:
+    task = overnight.load(trained_run.run_dir, task="classes")
+    for what, message in (
+        (lambda: model.predict(["a"]), r"no head of a task .* has classes: load it with task='classes'"),
+        (lambda: task.fill("[MASK]"), "is of the task 'classes', so it fills in no"),
+        (lambda: model.embed("one text"), "is one str; give a list"),
+        (lambda: model.embed(["a"], "max"), "pooling = 'max': must be one of mean, first"),
+        (lambda: model.embed(["a"], layer=2), "layer = 2: must be from 0, .* to 1"),
+        (lambda: overnight.load(tmp_path / "none"), "does not exist; name a run folder"),
+        (lambda: overnight.load(trained_run.run_dir, precision="fp7"), "precision"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            what()
+    for what, message in (
+        (lambda: model.embed(["a", 3]), "text 2: is a int; give strings"),
+        (lambda: model.embed(["\ud800"]), "text 1: is no valid text"),
+        (lambda: task.predict(["a", {"words": "b"}]), "line 2: has the keys words"),
+        (lambda: task.predict([3]), "line 1: is a int"),
+        (lambda: model.fill("nothing"), r"no \[MASK\]"),
+        (lambda: overnight.load(trained_run.run_dir, task="sst2"), r"no fine-tuned task 'sst2' \(it has: classes\)"),
+    ):
+        with pytest.raises(DataError, match=message):
+            what()
+
+
+def test_the_precision_is_that_which_is_asked_for(trained_run: BertRun, model: Model) -> None:
+    half = overnight.load(trained_run.run_dir, precision="bf16")
+    vectors, exact = half.embed(TEXTS), model.embed(TEXTS)
+    assert vectors.dtype == np.float32 and not np.array_equal(vectors, exact)
+    np.testing.assert_allclose(vectors, exact, atol=0.05)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = "import sys, overnight\nassert not {'torch', 'numpy', 'pydantic'} & sys.modules.keys()\nassert callable(overnight.load) and 'torch' in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="no attribute 'laod'"):
+        overnight.laod  # noqa: B018

@@ -1,0 +1,192 @@
+"""A real server on a free port of loopback: many clients at once, limits, what is wrong, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("uvicorn")
+
+import overnight
+from overnight.cli.main import main
+from overnight.config import BertRun
+from overnight.inference.worker import Busy, Worker
+from tests.conftest import ROOT
+from tests.processes import Process
+from tests.processes import overnight as command
+
+Captured = pytest.CaptureFixture[str]
+
+
+def start(run: BertRun, *words: str, task: str = "") -> tuple[Process, int]:
+    """A server of a run, and its port."""
+    source = run.run_dir / "finetune" / task if task else run.run_dir
+    process = command("serve", "--from", source, "--port=0", *words)
+    for line in process.stdout:
+        if found := re.fullmatch(r"serving on http://127\.0\.0\.1:(\d+) .*\n", line):
+            return process, int(found[1])
+    raise AssertionError("it ended before it served")
+
+
+@pytest.fixture(scope="module")
+def port(trained_run: BertRun) -> Iterator[int]:
+    process, number = start(trained_run, "--max-bytes=2000", "--max-texts=4", task="classes")
+    with process:
+        yield number
+
+
+def ask(port: int, path: str, body: Any = None, method: str = "", **headers: str) -> tuple[int, Any]:
+    """The status and the answer of a request; a body that is no bytes is sent as JSON."""
+    content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method or ("GET" if body is None else "POST"), path, content, headers)
+        response = connection.getresponse()
+        text = response.read().decode()
+        is_json = response.headers.get("content-type") == "application/json"
+        return response.status, json.loads(text) if is_json else text
+    finally:
+        connection.close()
+
+
+def test_fifty_clients_at_once_have_each_their_own_answers(port: int, trained_run: BertRun) -> None:
+    task = overnight.load(trained_run.run_dir, task="classes")
+    texts = [[f"integer {n} " * (n % 7 + 1), f"string {n}"] for n in range(50)]
+
+    def client(number: int) -> tuple[tuple[int, Any], tuple[int, Any]]:
+        asked = {"texts": texts[number]}
+        return ask(port, "/predict", asked), ask(port, "/embed", {**asked, "pooling": ("mean", "first")[number % 2]})
+
+    with ThreadPoolExecutor(50) as clients:
+        found = list(clients.map(client, range(50)))
+    for number, ((status, answers), (embedded, vectors)) in enumerate(found):
+        assert (status, embedded) == (200, 200)
+        for mine, expected in zip(answers["answers"], task.predict(texts[number]), strict=True):
+            assert mine["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-4)
+        expected_vectors = task.embed(texts[number], ("mean", "first")[number % 2])
+        np.testing.assert_allclose(vectors["embeddings"], expected_vectors, atol=1e-5)
+
+
+def test_it_says_what_it_serves_and_has_a_page(port: int) -> None:
+    status, health = ask(port, "/health")
+    assert status == 200 and health["status"] == "ok" and health["task"] == "classes" and health["width"] == 32
+    status, page = ask(port, "/")
+    assert status == 200 and "<textarea" in page and "http" not in page.replace("http-equiv", "")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/predict", b'{"texts": ["' + b"a" * 3000 + b'"]}', 413, "more than 2,000 bytes"),
+        ("/predict", {"texts": ["a"] * 5}, 413, "5 texts; at most 4"),
+        ("/predict", b'{"texts": ["\xff"]}', 400, "not UTF-8 (byte 12)"),
+        ("/predict", b'{"texts": [', 400, "not JSON"),
+        ("/predict", b"[" * 1500, 400, "not JSON"),
+        ("/predict", b'{"texts": ["\\ud800"]}', 400, "surrogate"),
+        ("/predict", [], 400, "must be an object with a list of texts"),
+        ("/predict", {"texts": []}, 400, "must be an object with a list of texts"),
+        ("/predict", {"texts": ["a"], "layer": 1}, 400, "layer: is not known here"),
+        ("/predict", {"texts": [{"words": "a"}]}, 400, "line 1: has the keys words"),
+        ("/embed", {"texts": [3]}, 400, "each must be a string"),
+        ("/embed", {"texts": ["a"], "pooling": "max"}, 400, "pooling = 'max'"),
+        ("/embed", {"texts": ["a"], "layer": 9}, 400, "layer = 9"),
+        ("/embed", {"texts": ["a"], "layer": True}, 400, "layer a whole number"),
+    ],
+)
+def test_a_request_that_is_wrong_is_told_why(path: str, body: Any, status: int, message: str, port: int) -> None:
+    found, answer = ask(port, path, body)
+    assert found == status and message in answer["error"]
+
+
+def test_other_ways_to_ask_are_refused(port: int) -> None:
+    assert ask(port, "/predict")[0] == 405
+    assert ask(port, "/etc/passwd")[0] == 404
+    assert ask(port, "/health", Host="elsewhere.example")[0] == 400
+
+
+def sent(port: int, content: bytes) -> bytes:
+    """What comes back for some bytes, until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(content)
+        found = b""
+        while part := connection.recv(4096):
+            found += part
+    return found
+
+
+HEAD = b"POST /embed HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def test_a_body_without_a_length_is_measured(port: int) -> None:
+    chunks = b"".join(b"400\r\n" + b"a" * 1024 + b"\r\n" for _ in range(3))
+    assert sent(port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks).startswith(b"HTTP/1.1 413 ")
+    assert ask(port, "/health")[0] == 200
+
+
+def test_the_requests_of_the_documentation_are_answered(port: int) -> None:
+    page = (ROOT / "docs" / "use.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^curl http://127\.0\.0\.1:8000(/\w+)(?: -d '(.*)')?$", page, re.MULTILINE)
+    assert {path for path, _ in shown} == {"/predict", "/embed", "/health"}
+    for path, body in shown:
+        assert ask(port, path, body.encode() or None)[0] == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_gives_up_who_is_too_slow_and_ends_well_even_with_a_connection_open(number: int, trained_run: BertRun) -> None:
+    process, port = start(trained_run, "--timeout=0.5")
+    with process, socket.create_connection(("127.0.0.1", port)):
+        status, answer = ask(port, "/predict", {"texts": ["a"]})
+        assert status == 400 and "load it with task='classes'" in answer["error"]
+        # A body that never ends is given up.
+        assert sent(port, HEAD + b'Content-Length: 100\r\n\r\n{"texts"').startswith(b"HTTP/1.1 408 ")
+        assert len(ask(port, "/embed", {"texts": ["", "b"]})[1]["embeddings"]) == 2
+        process.send_signal(number)
+        code, output = process.end()
+    assert code == 0 and output == "stopped\n"
+
+
+def test_a_port_that_is_taken_and_settings_that_are_wrong_are_named(trained_run: BertRun, capsys: Captured) -> None:
+    source = str(trained_run.run_dir)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["serve", "--from", source, f"--port={taken.getsockname()[1]}"]) == 2
+    assert "cannot be listened on: Address already in use" in capsys.readouterr().err
+    for word, message in (("--port=70000", "--port = 70000"), ("--timeout=0", "--timeout = 0"), ("--max-texts=0", "--max-texts = 0")):
+        assert main(["serve", "--from", source, word]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_requests_that_wait_are_answered_together_and_too_many_are_refused() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    batches: list[tuple[Any, list[Any]]] = []
+
+    def answer(kind: Any, texts: list[Any]) -> list[Any]:
+        begun.set()
+        go_on.wait()
+        batches.append((kind, texts))
+        if kind == "bad":
+            raise ValueError("no")
+        return [text * 2 for text in texts]
+
+    worker = Worker(answer, 4)
+    first = worker.submit("a", [1])
+    begun.wait()
+    waiting = [worker.submit("a", [2, 3]), worker.submit("a", [4]), worker.submit("bad", [5]), worker.submit("a", [6])]
+    with pytest.raises(Busy):
+        worker.submit("a", [7])
+    assert worker.waiting() == 4
+    go_on.set()
+    worker.stop()
+    assert [first.result(), waiting[0].result(), waiting[1].result(), waiting[3].result()] == [[2], [4, 6], [8], [12]]
+    with pytest.raises(ValueError, match="no"):
+        waiting[2].result()
+    assert batches == [("a", [1]), ("a", [2, 3, 4]), ("bad", [5]), ("a", [6])]
