@@ -90,7 +90,8 @@ def _regrouped(batches: Iterator[pa.RecordBatch], sizes: Sequence[int]) -> Itera
         while sum(batch.num_rows for batch in left) < size:
             left.append(next(batches))
         table = pa.Table.from_batches(left, _SCHEMA)
-        yield table.slice(0, size).combine_chunks().to_batches()[0]
+        # Copied row by row: what is cut out of a batch keeps its buffers, whose sizes depend on where the batch ended.
+        yield table.slice(0, size).combine_chunks().to_batches()[0].take(pa.array(range(size), pa.int64()))
         left = [batch for batch in table.slice(size).to_batches() if batch.num_rows]
     assert not left and not any(batch.num_rows for batch in batches), "documents without a shard"
 

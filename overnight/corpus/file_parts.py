@@ -23,8 +23,8 @@ from overnight.corpus.wikipedia_dump import DumpPart, PartCounts
 PART_BYTES = 5 << 20
 """Of a part, about."""
 _BLOCK = 1 << 20
-# So much without an end of a document is an error of the task that reads it.
-_MOST = 8 * OpenFile.max_bytes
+# So much without an end of a document is an error of the task that reads it: a document may have OpenFile.max_bytes.
+_MOST = OpenFile.max_bytes + (1 << 20)
 
 # All that `str.strip` takes off, but the end of a line. Those of several bytes are looked at only where such a character begins.
 _SPACES = [c.encode() for c in map(chr, range(sys.maxunicode)) if c.isspace() and c != "\n"]
@@ -103,7 +103,8 @@ def _spans(file: io.BufferedReader, paragraphs: bool) -> Iterator[bytes]:
         while end := _end(rest, paragraphs):
             yield rest[:end]
             rest = rest[end:]
-        more = max(PART_BYTES + _BLOCK - len(rest), len(rest))  # twice as much where there was no end
+        # Twice as much where there was no end, and no more than is an error.
+        more = max(PART_BYTES + _BLOCK - len(rest), min(len(rest), _MOST + 1 - len(rest)))
     if rest:
         yield rest
 

@@ -146,3 +146,8 @@ def test_one_large_file_is_many_tasks_and_the_bytes_depend_neither_on_them_nor_o
     if kind == "parts":
         prepare(dataclasses.replace(data, workers=2), tmp_path / "two", silent, shard_tokens=4000)
         assert contents(tmp_path / "two") == contents(tmp_path / "whole")
+
+
+def test_a_chunk_closes_at_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "CHUNK_BYTES", 1000)
+    assert [len(group) for group in pipeline._chunks(Document("x" * size) for size in (300, 300, 300, 300, 5000, 10))] == [4, 1, 1]

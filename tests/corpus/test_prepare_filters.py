@@ -213,7 +213,7 @@ def test_what_was_dropped_before_an_interruption_is_counted_after_it(
 ) -> None:
     data = settings(reviews, filters=WebFilters(), mask_personal=["email"])
     prepare(data, tmp_path / "whole", silent)
-    for stage in ("_vocabulary", "_shard"):
+    for stage in ("make_vocabulary", "_shard"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(pipeline, stage, interrupted)
             prepare(data, tmp_path / "out", silent)
