@@ -124,7 +124,7 @@ class Model:
         """Answer texts, in order, with the head of the task.
 
         Args:
-            texts: a list, or an iterator, even one without end: its answers come as an iterator, with the memory of some hundred texts.
+            texts: a list, or an iterator, even one without end: its answers come as an iterator, with some hundred texts held at once.
 
         Returns:
             of each `label` and `probabilities` (of several classes a row `labels`), the `score` of a regression, `tokens` and `tags`, or
@@ -157,7 +157,7 @@ class Model:
         """Return one vector a text, in order: hidden states of the encoder.
 
         Args:
-            texts: a list, or an iterator, even one without end: its vectors come as an iterator, with the memory of some hundred texts. What
+            texts: a list, or an iterator, even one without end: its vectors come as an iterator, with some hundred texts held at once. What
                 is longer than the encoder reads is cut; an empty text has a vector too.
             pooling: `mean` of all tokens, [CLS] and [SEP] among them, or `first`, that of [CLS].
             layer: behind which layer: -1 the last, with the last norm, -2 the one before it; 0 is the embedding table.
