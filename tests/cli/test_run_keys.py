@@ -17,6 +17,8 @@ from overnight.config import Run
 
 BYTES = ("linear-probe", "extract-features", "heatmap", "generate")
 EITHER = ("predict", "export", "evaluate")
+USES = ("embed", "serve")
+"""Their tests are in tests/inference: they open more than runs."""
 KEYS = ["--precision=bf16", "--compute.device", "cpu", "--compute.threads=1", "--memory.activation_checkpointing=full"]
 Captured = pytest.CaptureFixture[str]
 
@@ -45,7 +47,7 @@ def folder(place: Path, kind: str) -> Path:
 
 
 def test_no_command_is_forgotten() -> None:
-    assert set(commands()) == {"finetune", *BYTES, *EITHER}
+    assert set(commands()) == {"finetune", *USES, *BYTES, *EITHER}
 
 
 @pytest.mark.parametrize(
