@@ -34,9 +34,9 @@ def _embed(options: argparse.Namespace, overrides: list[str]) -> None:
     model = open_model(options.source, "", overrides)
     check_embedding(model.trained, options.pooling, options.layer)
     found = embed_files(model, options.files, options.pooling, options.layer, options.normalize)
-    count, broken = write_embeddings(found, to, model.width, len(options.files) > 1)
+    count, broken = write_embeddings(found, to, model.embedding_size, len(options.files) > 1)
     if to:
-        print(f"written: {to} ({plural(count, 'text')}, {plural(model.width, 'number')} each, float32)")
+        print(f"written: {to} ({plural(count, 'text')}, {plural(model.embedding_size, 'number')} each, float32)")
     if broken:
         raise DataError(f"{plural(broken, 'line')} of {count:,} could not be embedded; each says why in its place")
 

@@ -112,7 +112,7 @@ class Model:
         return tuple(self.trained.facts.get("labels", ()))
 
     @property
-    def width(self) -> int:
+    def embedding_size(self) -> int:
         """Numbers of an embedding."""
         return int(self.trained.network.encoder.word.weight.shape[1])
 
@@ -174,7 +174,7 @@ class Model:
         check_embedding(self.trained, pooling, layer)
         if not isinstance(texts, Iterator):
             parts = [embed_texts(self.trained, part, pooling, layer, normalize) for part in _windows(texts)]
-            return cast(Vectors, _joined(parts, self.width))
+            return cast(Vectors, _joined(parts, self.embedding_size))
         return (row for part in _windows(texts) for row in embed_texts(self.trained, part, pooling, layer, normalize))
 
     def fill(self, text: str) -> list[list[dict[str, Any]]]:

@@ -88,7 +88,7 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
         return JSONResponse({"embeddings": [vector.tolist() for vector in vectors]})
 
     async def health(request: Request) -> Response:
-        about = {"kind": model.kind, "task": model.task, "labels": list(model.labels), "width": model.width}
+        about = {"kind": model.kind, "task": model.task, "labels": list(model.labels), "width": model.embedding_size}
         return JSONResponse({"status": "ok", **about, "waiting": worker.waiting()})
 
     async def home(request: Request) -> Response:

@@ -76,13 +76,13 @@ def test_embeddings_are_those_of_transformers_in_every_layer_and_pooling(kind: s
 def test_vectors_come_in_the_order_of_the_texts_whatever_they_are_batched_with(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [*TEXTS, *(text[:200] for text in topics().values())][:40]
     together = model.embed(texts)
-    assert together.dtype == np.float32 and together.shape == (40, model.width)
+    assert together.dtype == np.float32 and together.shape == (40, model.embedding_size)
     monkeypatch.setattr("overnight.inference.embedding._CPU_TOKENS", 64)
     monkeypatch.setattr(module, "WINDOW", 7)
     np.testing.assert_allclose(model.embed(texts), together, atol=1e-5)
     np.testing.assert_allclose(np.concatenate([model.embed([text]) for text in texts]), together, atol=1e-5)
     assert len(np.unique(together.round(4), axis=0)) == len(set(texts))
-    assert model.embed([]).shape == (0, model.width)
+    assert model.embed([]).shape == (0, model.embedding_size)
 
 
 def test_normalized_vectors_have_length_one_and_the_same_direction(model: Model) -> None:
