@@ -11,8 +11,12 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overnight.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # -march=native: it runs where it was built. Contraction to fused multiply-adds is allowed; reordering of sums only where the source says so.
 _FLAGS = ["-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-std=c11", "-shared", "-fPIC"]
@@ -49,6 +53,19 @@ def library(source: Path, *defines: str) -> ctypes.CDLL:
                 raise NoCompiler(f"{' '.join(command)} failed:\n{done.stderr.strip()[-2000:]}")
             built.rename(place)
     return ctypes.CDLL(str(place))
+
+
+def optional_library(source: Path) -> ctypes.CDLL | None:
+    """The compiled form of a C source, or None where there is no compiler and another path must do."""
+    try:
+        return library(source)
+    except NoCompiler:
+        return None
+
+
+def address(array: np.ndarray) -> ctypes.c_void_p:
+    """Return where an array lies, for a function in C; it must be contiguous, and outlive the call."""
+    return ctypes.c_void_p(array.ctypes.data)
 
 
 def _cache() -> Path:

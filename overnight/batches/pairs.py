@@ -49,7 +49,15 @@ def plan_pairs(shard: Shard, length: int, short_seq_prob: float, seed: int) -> n
     # An example has at least one sentence that no earlier one had.
     starts, documents = (np.ascontiguousarray(each, np.int64) for each in (shard.sentence_starts, shard.document_sentences))
     out, state = np.empty((len(starts), COLUMNS), np.int32), _state(seed)
-    count = library.pairs(_at(state), _at(starts), _at(documents), len(documents) - 1, length - 3, short_seq_prob, _at(out))
+    count = library.pairs(
+        native.address(state),
+        native.address(starts),
+        native.address(documents),
+        len(documents) - 1,
+        length - 3,
+        short_seq_prob,
+        native.address(out),
+    )
     return out[:count].copy()
 
 
@@ -116,7 +124,9 @@ def plan_segments(shard: Shard, length: int, short_seq_prob: float, seed: int) -
     bounds = np.ascontiguousarray(shard.sentence_starts[shard.document_sentences], np.int64)
     # An example has two tokens at least, but for the last one of a document.
     out, state = np.empty(((int(bounds[-1]) + 1) // 2 + len(bounds), COLUMNS), np.int32), _state(seed)
-    count = library.segments(_at(state), _at(bounds), len(bounds) - 1, length - 2, short_seq_prob, _at(out))
+    count = library.segments(
+        native.address(state), native.address(bounds), len(bounds) - 1, length - 2, short_seq_prob, native.address(out)
+    )
     return out[:count].copy()
 
 
@@ -136,9 +146,7 @@ def plain_segments(shard: Shard, length: int, short_seq_prob: float, seed: int) 
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    try:
-        library = native.library(Path(__file__).with_name("pairs.c"))
-    except native.NoCompiler:
+    if (library := native.optional_library(Path(__file__).with_name("pairs.c"))) is None:
         return None
     pointer, whole, share = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     library.pairs.argtypes = [pointer, pointer, pointer, whole, whole, share, pointer]
@@ -150,7 +158,3 @@ def _library() -> ctypes.CDLL | None:
 def _state(seed: int) -> np.ndarray:
     """Return the state of `Random(seed)`: uint32 [625], its words and which of them is next."""
     return np.array(Random(seed).getstate()[1], np.uint32)
-
-
-def _at(array: np.ndarray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)

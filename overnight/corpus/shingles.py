@@ -62,17 +62,17 @@ def ngram_hashes(text: np.ndarray, offsets: np.ndarray, n: int, whole_short: boo
     out = np.empty((int(offsets[-1] - offsets[0]) + len(offsets)) // 2 + 1, np.uint64)
     ends, ring = np.zeros(len(offsets) - 1, np.int64), np.zeros(n, np.uint64)
     count = library.ngrams(
-        _at(text),
-        _at(offsets),
+        native.address(text),
+        native.address(offsets),
         ctypes.c_long(len(ends)),
         ctypes.c_long(n),
         ctypes.c_int(whole_short),
-        _at(_LETTER),
+        native.address(_LETTER),
         ctypes.c_uint64(_BYTE_BASE),
         ctypes.c_uint64(_WORD_BASE),
-        _at(ring),
-        _at(out),
-        _at(ends),
+        native.address(ring),
+        native.address(out),
+        native.address(ends),
     )
     return out[:count], ends
 
@@ -95,7 +95,15 @@ def sketches(hashes: np.ndarray, ends: np.ndarray, bands: int, rows: int) -> tup
         return _plain_sketches(hashes, ends, bands, rows)
     sketch, keys = np.empty((len(ends), BINS), np.uint16), np.empty((len(ends), bands), np.uint64)
     numbers = (ctypes.c_long(number) for number in (bands, rows))
-    library.sketches(_at(hashes), _at(ends), ctypes.c_long(len(ends)), _at(_STEPS), *numbers, _at(sketch), _at(keys))
+    library.sketches(
+        native.address(hashes),
+        native.address(ends),
+        ctypes.c_long(len(ends)),
+        native.address(_STEPS),
+        *numbers,
+        native.address(sketch),
+        native.address(keys),
+    )
     return sketch, keys
 
 
@@ -111,17 +119,11 @@ def similarity(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    try:
-        library = native.library(_SOURCE)
-    except native.NoCompiler:
+    if (library := native.optional_library(_SOURCE)) is None:
         return None
     library.ngrams.restype = ctypes.c_long
     library.sketches.restype = None
     return library
-
-
-def _at(array: np.ndarray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
 
 
 def _plain_words(text: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -47,14 +47,14 @@ def distinct_words(text: str, marks: bool) -> tuple[list[str], np.ndarray]:
         starts, ends = np.empty(slots // 2, np.int64), np.empty(slots // 2, np.int64)
         table = np.zeros(slots, np.uint32)
         size = library.distinct(
-            _at(flat),
+            native.address(flat),
             ctypes.c_long(len(flat)),
-            _at(kinds),
-            _at(table),
+            native.address(kinds),
+            native.address(table),
             ctypes.c_long(slots),
-            _at(places),
-            _at(starts),
-            _at(ends),
+            native.address(places),
+            native.address(starts),
+            native.address(ends),
             ctypes.byref(count),
         )
         if size >= 0:
@@ -75,16 +75,10 @@ def ragged(values: np.ndarray, offsets: np.ndarray, places: np.ndarray) -> np.nd
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    try:
-        library = native.library(_SOURCE)
-    except native.NoCompiler:
+    if (library := native.optional_library(_SOURCE)) is None:
         return None
     library.distinct.restype = ctypes.c_long
     return library
-
-
-def _at(array: np.ndarray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
 
 
 def _plain_words(text: str, marks: bool) -> tuple[list[str], np.ndarray]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +14,7 @@ import numpy as np
 from overnight.errors import ConfigError
 from overnight.inference.embedding import Vectors, embed_texts
 from overnight.inference.model import Model
-from overnight.run_dir.atomic import sync, write_whole
+from overnight.run_dir.atomic import whole_file, write_whole
 from overnight.tasks.inputs import answered, example_of, read_input, read_lines
 
 _TABLES = (".csv", ".tsv", ".parquet")
@@ -129,24 +126,13 @@ def _write_npy(path: Path, found: Iterable[Embedded], width: int) -> None:
     def header(rows: int) -> None:
         np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, width)})
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        with open(beside, "wb") as file:
-            header(0)
-            begin, rows = file.tell(), 0
-            for one in found:
-                vector = np.full(width, np.nan, "<f4") if one.vector is None else one.vector.astype("<f4")
-                file.write(vector.tobytes())
-                rows += 1
-            file.seek(0)
-            header(rows)
-            assert file.tell() == begin
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
-    sync(path.parent)
+    with whole_file(path) as file:
+        header(0)
+        begin, rows = file.tell(), 0
+        for one in found:
+            vector = np.full(width, np.nan, "<f4") if one.vector is None else one.vector.astype("<f4")
+            file.write(vector.tobytes())
+            rows += 1
+        file.seek(0)
+        header(rows)
+        assert file.tell() == begin

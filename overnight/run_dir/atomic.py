@@ -6,9 +6,9 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
@@ -21,13 +21,20 @@ def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     Raises:
         OSError: as the system says it (a full disk); nothing is left behind.
     """
+    with whole_file(path) as file:
+        for part in parts:
+            file.write(part)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Give a file to write whose name appears when all is done; after an error nothing is left behind. As :func:`write_whole`, for what is not written from front to end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # A process number is unique on one machine only, and processes of many may write the same file.
     beside = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with open(beside, "wb") as file:
-            for part in parts:
-                file.write(part)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
