@@ -387,14 +387,9 @@ def evaluate(
             carry.commit()
     model.train(was_training)
     losses, correct, targets = (all_reduce_sums(numbers, world) for numbers in (losses, correct, targets))
-    result = {_loss_name(name): loss / targets[name] for name, loss in losses.items() if targets[name]}
+    # `mlm_loss`, and of a source `mlm_loss/SOURCE`.
+    result = {"{}_loss{}{}".format(*name.partition("/")): loss / targets[name] for name, loss in losses.items() if targets[name]}
     return result | {f"{name}_accuracy": count / targets[name] for name, count in correct.items() if targets[name]}
-
-
-def _loss_name(total: str) -> str:
-    """Return what the mean of a total is called: `mlm_loss`, and of a source `mlm_loss/SOURCE`."""
-    name, slash, source = total.partition("/")
-    return f"{name}_loss{slash}{source}"
 
 
 def _add(totals: dict[str, float], name: str, value: float, step: StepBatches) -> None:
