@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,6 @@ from overnight.config.open_sizes import size_problems
 from overnight.config.optimizers import SCHEDULE_SETTINGS, UNTUNED, MuonConfig, Optim, Schedule
 from overnight.config.schema import (
     ENCODERS,
-    BatchWarmup,
     BertPhase,
     BertRun,
     BytePhase,
@@ -190,7 +190,7 @@ def _phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
         most, wanted = phase.max_predictions_per_seq, phase.mlm_probability * phase.seq_len
         if _PUBLISHED_RATE < phase.mlm_probability <= 1 and 0 < most < round(wanted):
             yield f"{key}.mlm_probability = {phase.mlm_probability:g}: asks for {round(wanted)} of {phase.seq_len} tokens, of which max_predictions_per_seq = {most} cuts some off; set it to 0"
-        yield from _batch_warmup_problems(key, phase)
+        yield from _batch_warmup_problems(key, phase, bool(run.budget))
     if isinstance(phase, BytePhase):
         if 0 < phase.num_document_groups < batch:
             yield f"{key}.num_document_groups = {phase.num_document_groups}: must be {key}.global_batch_size = {batch} or more, one for each stream, or 0"
@@ -202,12 +202,14 @@ def _phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
     yield from _schedule_problems(f"{key}.optim", phase)
 
 
-def _batch_warmup_problems(key: str, phase: BertPhase) -> Iterator[str]:
+def _batch_warmup_problems(key: str, phase: BertPhase, budget: bool) -> Iterator[str]:
+    """Yield what is wrong with a batch that grows; a budget decides the steps of the phase later."""
     start, steps = phase.batch_warmup.initial_batch_size, phase.batch_warmup.steps
     if start and (not 0 < start < phase.global_batch_size or phase.global_batch_size % start):
         yield f"{key}.batch_warmup.initial_batch_size = {start}: must divide {key}.global_batch_size = {phase.global_batch_size} and be smaller"
-    if start and not 0 < steps < phase.steps:
-        yield f"{key}.batch_warmup.steps = {steps}: must be above 0 and below {key}.steps = {phase.steps}"
+    if start and not 0 < steps < (math.inf if budget else phase.steps):
+        most = "" if budget else f" and below {key}.steps = {phase.steps}"
+        yield f"{key}.batch_warmup.steps = {steps}: must be above 0{most}"
     if steps and not start:
         yield f"{key}.batch_warmup.steps = {steps}: needs {key}.batch_warmup.initial_batch_size, the sequences of the first step"
 
@@ -254,8 +256,6 @@ def _budget_problems(run: Run) -> Iterator[str]:
             yield f"{key}.stable_ratio = {schedule.stable_ratio}: leaves no decay, with which a budget ends; lower it"
         if schedule.total_steps or schedule.step_offset:
             yield f"{key}.total_steps = {schedule.total_steps}: with a budget nobody knows the steps before; leave total_steps and step_offset out"
-        if isinstance(phase, BertPhase) and phase.batch_warmup != BatchWarmup():
-            yield f"phases.{name}.batch_warmup.steps = {phase.batch_warmup.steps}: with a budget nobody knows the steps before; leave batch_warmup out"
 
 
 def _foreign(key: str, part: Any, kind: str, table: dict[str, tuple[str, ...]]) -> Iterator[str]:

@@ -7,9 +7,10 @@ the decay begins, and only where its end comes to lie several per cent away from
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -49,6 +50,8 @@ class Share(NamedTuple):
     """Share of the steps."""
     decay: float
     """Share of the steps."""
+    work: Callable[[int], float] = float
+    """So many full batches are what so many first steps read: fewer than steps where the batch grows."""
 
 
 class Moment(NamedTuple):
@@ -59,6 +62,7 @@ class Moment(NamedTuple):
     left: float
     """Time that is left for pretraining (s)."""
     seconds_per_step: float
+    """With a full batch."""
     measured: bool
     """Whether enough steps were timed for the first decision."""
     time: str
@@ -77,25 +81,25 @@ class Look(NamedTuple):
 
 @dataclass
 class Speed:
-    """How long a step takes now: the median over a few stretches between looks at the clock, so that one pause counts as one."""
+    """How long a full batch takes now: the median over a few stretches between looks at the clock, so that one pause counts as one."""
 
-    marks: list[tuple[int, float]] = field(default_factory=list)
-    """Steps done and seconds, at each look."""
+    marks: list[tuple[float, float]] = field(default_factory=list)
+    """Full batches done and seconds, at each look."""
     warm: bool = False
     """Whether the first look is forgotten: what is laid out and compiled in the first step counts only as long as nothing else does."""
 
-    def note(self, step: int, seconds: float) -> None:
-        """Remember a look."""
+    def note(self, work: float, seconds: float) -> None:
+        """Remember a look after so many full batches."""
         if len(self.marks) == 2 and not self.warm:
             del self.marks[0]
             self.warm = True
         if len(self.marks) > 1 and self.marks[-1][0] - self.marks[-2][0] < _STRETCH:
             del self.marks[-1]
-        self.marks.append((step, seconds))
+        self.marks.append((work, seconds))
         del self.marks[: -_STRETCHES - 1]
 
     def seconds_per_step(self) -> float:
-        """Return seconds of a step; infinite before one was seen."""
+        """Return seconds of a step with a full batch; infinite before one was seen."""
         rates = [(ended - began) / (last - first) for (first, began), (last, ended) in pairwise(self.marks)]
         return max(statistics.median(rates), 1e-9) if rates else math.inf
 
@@ -123,6 +127,14 @@ def least_budget(spent: float, after: float) -> float:
     return (spent + after * (1 + _RESERVE)) / (1 - _RESERVE_BUDGET - _LEAST_TRAINING)
 
 
+def steps_within(share: Share, work: float) -> int:
+    """Return the most steps that read no more than so many full batches."""
+    most = 1
+    while share.work(most) <= work:
+        most *= 2
+    return bisect.bisect_right(range(most), work, key=share.work) - 1
+
+
 def planned_steps(shares: Sequence[Share], number: int, done: int, left: float, seconds_per_step: float) -> list[int]:
     """Return the steps of phase `number` and of those after it that just take the time left.
 
@@ -130,11 +142,16 @@ def planned_steps(shares: Sequence[Share], number: int, done: int, left: float, 
         shares: of all phases; the time of a step in a later one follows from its operations.
         done: steps of phase `number`.
         left: for pretraining (s).
-        seconds_per_step: in phase `number`.
+        seconds_per_step: in phase `number`, with a full batch.
     """
-    whole = sum(share.steps * share.flops for share in shares[number:]) / shares[number].flops * seconds_per_step
-    factor = max(0.0, left + done * seconds_per_step) / whole
-    return [max(1, int(factor * share.steps)) for share in shares[number:]]
+    whole = sum(_work(share) for share in shares[number:]) / shares[number].flops * seconds_per_step
+    factor = max(0.0, left + shares[number].work(done) * seconds_per_step) / whole
+    return [max(1, steps_within(share, factor * share.work(share.steps))) for share in shares[number:]]
+
+
+def _work(share: Share) -> float:
+    """Return the operations of a phase as the recipe has it, compared with those of the other phases."""
+    return share.work(share.steps) * share.flops
 
 
 def begin(shares: Sequence[Share], number: int, left: float, seconds_per_step: float, time: str) -> Decision:
@@ -190,8 +207,9 @@ def _in_decay(shares: Sequence[Share], number: int, decisions: Sequence[Decision
     begins = newest.decay_begins
     assert begins is not None
     first = next(decision for decision in decisions if decision.decay_begins is not None)
-    later = sum(share.steps * share.flops for share in shares[number + 1 :]) / (shares[number].steps * shares[number].flops)
-    wanted = done + int(max(0.0, moment.left - later * first.steps * first.seconds_per_step) / moment.seconds_per_step)
+    share = shares[number]
+    later = sum(map(_work, shares[number + 1 :])) / _work(share) * share.work(first.steps) * first.seconds_per_step
+    wanted = steps_within(share, share.work(done) + max(0.0, moment.left - later) / moment.seconds_per_step)
     shortest = math.ceil(_LEAST_DECAY * done * share_of_decay_left(decisions, done))
     steps = max(wanted, done + 1, min(newest.steps, done + shortest))
     off, left = abs(steps - newest.steps), newest.steps - max(done, begins)

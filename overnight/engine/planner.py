@@ -10,9 +10,11 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
+from overnight.batches.batch_size import batch_warmup, sequences_before
 from overnight.batches.masking import predictions
 from overnight.batches.packing import Sizes
 from overnight.config import BertPhase, Phase, Run
@@ -40,8 +42,12 @@ def shares(run: Run) -> list[Share]:
     for name, phase in run.phases.items():
         schedule = resolved(phase)
         decay = 1.0 - schedule.warmup_ratio - schedule.stable_ratio
-        found.append(Share(name, phase.steps, _flops(run, phase), schedule.warmup_ratio, decay))
+        found.append(Share(name, phase.steps, _flops(run, phase), schedule.warmup_ratio, decay, partial(_full_batches, phase)))
     return found
+
+
+def _full_batches(phase: Phase, steps: int) -> float:
+    return sequences_before(phase, steps) / phase.global_batch_size
 
 
 def _flops(run: Run, phase: Phase) -> float:
@@ -94,7 +100,7 @@ class Planner:
             known = self.record.of(name)
         self._next = max(done + 1, known[-1].at)
         self._set_steps(name, max(known[-1].steps, 0 if self.decays(name) else self._next + 1))
-        self._speed = Speed([(done, self.clock.of_steps())])
+        self._speed = Speed([(self.shares[number].work(done), self.clock.of_steps())])
         if len(known) > 1 and self.record.trained is None:
             left, when = self.clock.left(), time_of_day(self.record.deadline)
             over = f"was over at {when}: what is left is made as short as it may be"
@@ -159,7 +165,7 @@ class Planner:
     def _found(self, step: int, logger: MetricsLogger) -> list[int]:
         """Return what the first process has found: steps, when to look again, and what it has decided and written."""
         self._compare_clocks(logger)
-        self._speed.note(step, self.clock.of_steps())
+        self._speed.note(self.shares[self._number].work(step), self.clock.of_steps())
         every = {"evaluation": self.run.logging.eval_every, "checkpoint": self.run.checkpoint.save_every}
         between = sum(self._pause(what) / steps for what, steps in every.items() if steps)
         left = self._left()
@@ -224,7 +230,14 @@ class Planner:
             text = expectation(self.record, self.shares, decision, max(0.0, self._left()))
         more = {"step": decision.at, "steps": decision.steps, "decay_begins": decision.decay_begins, "decided": decision.time}
         logger.event("budget", f"budget {self.run.budget}: {text}", **more)
-        epochs = decision.steps * self.phases[decision.phase].global_batch_size / max(1, self._epoch)
+        grows = batch_warmup(phase := self.phases[decision.phase]).steps
+        if decision.decay_begins is None and decision.steps <= grows:
+            logger.event(
+                "batch_warmup",
+                f"phase {decision.phase} gets about {plural(decision.steps, 'step')}, and its batch grows for {grows:,} (batch_warmup.steps): "
+                f"it never comes to {phase.global_batch_size:,} sequences",
+            )
+        epochs = sequences_before(phase, decision.steps) / max(1, self._epoch)
         if decision.decay_begins is None and epochs > _EPOCHS:
             logger.event(
                 "repeats",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from functools import partial
@@ -9,7 +10,7 @@ from functools import partial
 import torch
 
 from overnight.batches.batch_size import micro_batch, pad_to_multiple
-from overnight.config import BytePhase, Run
+from overnight.config import BatchWarmup, BertPhase, BytePhase, Run
 from overnight.config.optimizers import ClippingOptim
 from overnight.distributed.world import World
 from overnight.engine.loop import LoopConfig, training_steps
@@ -22,13 +23,15 @@ _SECONDS, _FEWEST, _MOST = 4.0, 4, 40
 
 
 def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.device) -> float:
-    """Return the median time of a step (s); the network's state is not kept.
+    """Return the median time of a step with a full batch (s); the network's state is not kept.
 
     Args:
         workload: of the run, in this process alone.
         number: of the phase, from 0.
     """
     phase = list(run.phases.values())[number]
+    if isinstance(phase, BertPhase):
+        phase = dataclasses.replace(phase, batch_warmup=BatchWarmup())  # what is asked for is the full batch
     samples = workload.samples(phase, number, "train")
     samples.set_micro_batch_size(micro_batch(phase, phase.steps) if phase.micro_batch_size else min(32, phase.global_batch_size))
     settings = LoopConfig(

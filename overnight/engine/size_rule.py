@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from overnight.batches.batch_size import sequences_before
 from overnight.config import BertRun, ModernBertConfig
 from overnight.display import plural
 from overnight.engine.budget import planned_steps
@@ -197,7 +198,7 @@ def score(run: BertRun, shape: Shape, text: Text, timed: Sequence[Timed], second
         here = with_shape(run, shape, batch)
         step = step_flops(here) / rate_at(flops_per_token(here), timed)
         steps = planned_steps(shares(here), 0, 0, max(seconds, 0.0), step)
-        tokens = float(sum(n * phase.global_batch_size * phase.seq_len for n, phase in zip(steps, here.phases.values(), strict=True)))
+        tokens = float(sum(sequences_before(phase, n) * phase.seq_len for n, phase in zip(steps, here.phases.values(), strict=True)))
         if batch_of(tokens) <= batch:
             break
         batch *= 2

@@ -61,3 +61,14 @@ def test_a_schedule_that_a_budget_cannot_cut_is_refused_with_what_to_do() -> Non
     assert "stable_ratio = 0.9: leaves no decay" in refused(stable_ratio=0.9)
     assert "total_steps = 100000: with a budget nobody knows the steps before" in refused(total_steps=100000)
     assert "power = 2.0: decay = sqrt has none" in refused(decay="sqrt", power=2.0)
+
+
+def test_a_batch_may_grow_under_a_budget_for_longer_than_the_share_of_its_phase() -> None:
+    found = tree()
+    found["budget"] = "8h"
+    for phase in found["phases"].values():
+        phase["optim"] = {**phase.get("optim", {}), "schedule": {"name": "wsd", "warmup_ratio": 0.1, "stable_ratio": 0.5}}
+        phase["batch_warmup"] = {"initial_batch_size": 8, "steps": 5000}
+    config.build_run(found)
+    found["phases"]["short"]["batch_warmup"]["steps"] = 0
+    assert "batch_warmup.steps = 0: must be above 0" in message(lambda: config.build_run(found))

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overnight.config import Schedule
-from overnight.engine.budget import Moment, Share, Speed, begin, least_budget, look, planned_steps, reserve
+from overnight.batches.batch_size import batch_size, sequences_before
+from overnight.config import BatchWarmup, BertPhase, Schedule
+from overnight.engine.budget import Moment, Share, Speed, begin, least_budget, look, planned_steps, reserve, steps_within
 from overnight.optim.decisions import Decision, decided_factor
 
 Machine = Callable[[int, float], float]
@@ -41,7 +42,7 @@ def simulate(shares: list[Share], machine: Machine, budget: float, after: float 
             now += machine(number, now)
             done += 1
             if done == next_look and done < steps:
-                speed.note(done, now)
+                speed.note(share.work(done), now)
                 moment = Moment(done, end - now, speed.seconds_per_step(), speed.enough(end - now), "")
                 found = look(shares, number, decisions, moment, budget)
                 assert found.next > done and found.steps > done
@@ -131,6 +132,39 @@ def test_a_machine_that_stood_still_until_after_the_deadline_ends_after_the_shor
     assert begins is not None and night.steps[0] - begins >= 0.02 * begins
     assert 4800 < night.ended < 4800 + 0.05 * night.steps[0] * 0.4
     assert any("late" in decision.why for decision in decisions)
+
+
+def growing(first: int, parts: int, steps: int) -> tuple[BertPhase, Share]:
+    """A phase whose batch grows, and as its budget sees it."""
+    phase = BertPhase(1000, first * parts, batch_warmup=BatchWarmup(first, steps))
+    return phase, ONE[0]._replace(work=lambda step: sequences_before(phase, step) / phase.global_batch_size)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 8), st.integers(2, 16), st.integers(1, 4000), st.floats(0.1, 2.0))
+def test_a_batch_that_grows_ends_on_time_with_the_share_of_its_decay(first: int, parts: int, steps: int, seconds: float) -> None:
+    phase, share = growing(first, parts, steps)
+    taken = [0]
+
+    def machine(number: int, now: float) -> float:
+        taken[0] += 1
+        return seconds * batch_size(phase, taken[0] - 1) / phase.global_batch_size
+
+    night = simulate([share], machine, 3600.0)
+    assert_shaped(night)
+    (decisions,), (whole,) = night.decisions, night.steps
+    end = 3600.0 - reserve(0.0, 3600.0)
+    assert end - 0.01 * 3600 <= night.ended <= end + seconds
+    begins = decisions[-1].decay_begins
+    assert begins is not None and whole - begins == pytest.approx(share.decay * whole, rel=0.1, abs=3)
+
+
+@given(st.integers(1, 8), st.integers(2, 16), st.integers(1, 4000), st.floats(0.0, 5000.0))
+def test_the_steps_within_some_work_are_the_most_that_do_no_more(first: int, parts: int, steps: int, work: float) -> None:
+    _, share = growing(first, parts, steps)
+    found = steps_within(share, work)
+    assert share.work(found) <= work < share.work(found + 1)
+    assert steps_within(ONE[0], work) == int(work)
 
 
 def test_the_steps_that_measure_the_speed_hardly_move_the_weights() -> None:
