@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overnight.display import for_stream
+from overnight.display import for_stream, plural
 from overnight.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -113,11 +113,21 @@ def _prepare(options: argparse.Namespace, overrides: list[str]) -> None:
         from overnight.engine.sizing import settle_vocabulary
 
         run = settle_vocabulary(run, log)
-    prepare(run.data, run.data_dir, log=log, given=initial_tokens(run))
+    said = list[str]()
+
+    def told(text: str) -> None:
+        said.append(text)
+        log(text)
+
+    manifest = prepare(run.data, run.data_dir, log=told, given=initial_tokens(run))
+    if not said:
+        documents, tokens = (manifest.count("train", what) for what in ("documents", "tokens"))
+        units = plural(tokens, "byte" if run.data.tokenizer == "bytes" else "token")
+        log(f"prepare: {run.data_dir} is ready: {plural(documents, 'document')} and {units} to train on")
     from overnight.report.data_page import refresh_data_report
 
-    if said := refresh_data_report(run.data_dir):
-        log(said)
+    if page := refresh_data_report(run.data_dir):
+        log(page)
 
 
 def _add_pretrain(add: Add) -> None:

@@ -118,10 +118,10 @@ def _data_problems(run: Run) -> Iterator[str]:
 
 def _source_problems(run: Run) -> Iterator[str]:
     data, sources = run.data, run.data.sources
-    if not data.paths:
+    if not data.paths and not sources:
         yield "data.paths = []: name at least one file or folder"
-    if sources and data.paths != Data().paths:
-        yield f"data.paths = {data.paths}: data.sources stands in its place; leave one of them out"
+    if sources and data.paths and data.paths != Data().paths:
+        yield f"data.paths = {data.paths}: data.sources stands in its place; leave one of them out, or set data.paths=[]"
     for name, source in sources.items():
         if not re.fullmatch(r"[\w-]+", name):
             yield f"data.sources.{name}: a name must be of letters, digits, '_' and '-', so that overrides and files can have it"

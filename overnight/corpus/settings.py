@@ -46,6 +46,8 @@ _PRESET = "filters.preset"
 def settings_of(data: Data) -> dict[str, Any]:
     """Return the plain values of the settings that decide the bytes."""
     values = dataclasses.asdict(data) | {"sources": deciding(data)}
+    if data.sources:
+        values["paths"] = Data().paths  # is not read, whether it is empty or left out
     found: dict[str, Any] = json.loads(json.dumps({name: values[name] for name in SETTINGS}))
     return found
 

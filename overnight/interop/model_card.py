@@ -14,6 +14,7 @@ from overnight import __version__
 from overnight.checkpoint.reader import Progress
 from overnight.config import BertRun
 from overnight.config.fields import MACHINE, hints
+from overnight.corpus.named_sources import named_paths
 from overnight.corpus.shards import Manifest
 from overnight.display import measures, number, plural, scale_of, share
 from overnight.interop.layout import HEADS, Kind
@@ -89,7 +90,7 @@ def _data(run: BertRun, manifest: Manifest | None) -> Iterator[str]:
     documents, tokens = (manifest.count("train", what) for what in ("documents", "tokens"))
     casing = "lower case" if run.data.lowercase else "with capitals"
     yield f"{plural(documents, 'document')}, {plural(tokens, 'token')}, of a vocabulary of {manifest.vocab_size:,} WordPieces in {casing}:"
-    yield "\n".join(f"- `{_place(path)}`" for path in run.data.paths)
+    yield "\n".join(f"- {f'{name}: ' if name else ''}`{_place(path)}`" for name, path in named_paths(run.data))
 
 
 def _place(path: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -224,7 +225,9 @@ def test_prepare_and_pretrain_do_their_part_and_again_nothing(recipe: Path, tmp_
     assert call("pretrain", recipe, *data) == 0
     assert "long 4/4  validation: mlm loss" in capsys.readouterr().out
     checkpoints = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    assert call("prepare", recipe, *data) == call("pretrain", recipe, *data) == 0
+    assert call("prepare", recipe, *data) == 0
+    assert re.search(r"^prepare: .+ is ready: [\d,]+ documents and [\d,]+ tokens to train on$", capsys.readouterr().out, re.M)
+    assert call("pretrain", recipe, *data) == 0
     assert checkpoints == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
 
 

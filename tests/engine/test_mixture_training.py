@@ -17,7 +17,9 @@ from overnight import config
 from overnight.cli.plan import make_plan, plan_text
 from overnight.config import Run
 from overnight.console import Line
+from overnight.corpus.named_sources import named_paths
 from overnight.corpus.pipeline import prepare
+from overnight.corpus.settings import settings_of
 from overnight.corpus.shards import load_manifest, open_shards
 from overnight.distributed.world import World
 from overnight.engine import loop
@@ -209,3 +211,11 @@ def test_what_cannot_be_read_is_refused(changes: dict[str, Any], expected: str) 
     tree = {"name": "x", "phases": {"short": {"steps": 100, "global_batch_size": 64}}}
     tree["data"] = {"sources": {name: {"paths": [name]} for name in ("a", "b")}}
     assert expected in message(lambda: config.build_run(change(tree, changes)))
+
+
+def test_paths_of_a_recipe_may_be_emptied_for_sources(tmp_path: Path) -> None:
+    tree = {"name": "x", "phases": {"short": {"steps": 100, "global_batch_size": 64}}}
+    tree["data"] = {"sources": {"a": {"paths": ["a"]}}}
+    left_out, emptied = (config.build_run(change(tree, changes)) for changes in ({}, {"data.paths": []}))
+    assert settings_of(left_out.data) == settings_of(emptied.data)
+    assert named_paths(emptied.data) == [("a", "a")]
