@@ -60,6 +60,7 @@ NonNegativeInt = Annotated[int, NonNegative]
 NonNegativeFloat = Annotated[float, NonNegative]
 Fraction = Annotated[float, Range(0, 1)]
 BelowOne = Annotated[float, Range(0, 1, open_high=True)]
+LayerDecay = Annotated[float, Range(0, 1, open_low=True)]
 
 
 def hints(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:

@@ -198,6 +198,8 @@ def _phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
             yield f"{key}.label_weight = {phase.label_weight}: needs data.label, the key of the number to predict"
     if isinstance(phase.optim, MuonConfig) and phase.optim.base_width and not isinstance(run, BertRun):
         yield f"{key}.optim.base_width = {phase.optim.base_width}: {model.kind} has no rule for the rate at another width; only {' and '.join(ENCODERS)} have"
+    if phase.optim.layer_lr_decay != 1 and not isinstance(run, BertRun):
+        yield f"{key}.optim.layer_lr_decay = {phase.optim.layer_lr_decay:g}: is for the layers of an encoder; only {' and '.join(ENCODERS)} have it"
     yield from _scaling_problems(f"{key}.optim", phase.optim)
     yield from _schedule_problems(f"{key}.optim", phase)
 
