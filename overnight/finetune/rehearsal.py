@@ -15,7 +15,7 @@ from overnight.engine.precision import DTYPES
 from overnight.engine.rehearsal import seconds_per_step
 from overnight.engine.training_run import set_up_machine
 from overnight.finetune.encoded_task import EncodedExamples, encode_task
-from overnight.finetune.finetune import outputs
+from overnight.finetune.seed import outputs
 from overnight.finetune.workload import FinetuneWorkload, seed_run
 
 # Batches that are scored.

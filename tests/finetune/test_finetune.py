@@ -137,6 +137,12 @@ def test_muon_steps_the_matrices_where_it_is_asked_for(with_task: Task, classes:
     assert re.search(r"matrices: .*, Muon\n.*embeddings: .*, AdamW\n", muon)
 
 
+def test_lamb_and_a_decay_from_layer_to_layer_reach_the_optimizer(with_task: Task, classes: Path) -> None:
+    said = tune(with_task("csv", classes, optimizer="lamb", layer_lr_decay=0.5, epochs=0.2))
+    # One layer: its rate is half that of the head, and that of the embeddings a quarter.
+    assert re.search(r"matrices: .*, trust ratio, rate times 0.5 to 1\n.*embeddings: .*, trust ratio, rate times 0.25\n", said)
+
+
 def train_lines(run: Run) -> list[dict[str, Any]]:
     """The lines of metrics of the only seed."""
     (path,) = (run.run_dir / "finetune" / "mine.training").glob("*/metrics.jsonl")
