@@ -349,6 +349,7 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
         name: question_answering.windows(tokenizer, vocabulary, questions, spec.seq_len, spec.doc_stride)
         for name, questions in (("train", placed), ("dev", data.dev), ("selection", selection_rows))
     }
+    split_windows["train"], unheld = question_answering.with_answers(split_windows["train"], placed)
 
     def evaluate(name: str, questions: list[Question], outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
         starts, ends = [o[:, 0] for o in outputs], [o[:, 1] for o in outputs]
@@ -381,7 +382,7 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
         partial(evaluate, "dev", data.dev),
         {},
         {},
-        notes + more,
+        notes + more + unheld,
         {},
         selection=(examples["selection"], partial(evaluate, "selection", selection_rows)) if selection_rows else None,
     )
