@@ -13,20 +13,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from overnight.config.data import Data, Mix
-from overnight.config.fields import (
-    MACHINE,
-    BelowOne,
-    Fraction,
-    LayerDecay,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Range,
-    Tagged,
-)
+from overnight.config.fields import MACHINE, BelowOne, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, Tagged
 from overnight.config.machine import Checkpoint, Compute, Distributed, Logging, Memory, Stability
 from overnight.config.optimizers import AnyOptim, LambConfig
+from overnight.config.search import Search
 
 
 @dataclass(frozen=True)
@@ -237,7 +227,7 @@ class Finetune:
     """AdamW as published, LAMB, or Muon for the matrices (AdamW for the rest), which learns more of each row."""
     lr: PositiveFloat = 5e-5
     """Peak learning rate of the optimizer; Muon and LAMB take higher ones (1e-3)."""
-    layer_lr_decay: LayerDecay = 1.0
+    layer_lr_decay: Annotated[float, Range(0, 1, open_low=True)] = 1.0
     """Factor (above 0, at most 1) from the learning rate of each layer to that of the one below it (Clark et al. 2020); the head takes `lr`, the embeddings least. 1: all alike."""
     warmup_ratio: Fraction = 0.1
     """Share of the steps spent warming up (0 to 1); linear decay to 0 follows."""
@@ -250,7 +240,7 @@ class Finetune:
     eval_every: PositiveFloat = 1.0
     """Epochs between two scorings, with `keep_best` or `patience`."""
     select_on: Literal["train", "dev"] = "train"
-    """Rows that `keep_best` and `patience` choose by: `train` holds a part of the training rows back, which is not trained on; `dev` takes the rows whose score is reported, which is then a little too good."""
+    """Rows that `keep_best`, `patience` and `search` choose by: `train` holds a part of the training rows back, which is not trained on; `dev` takes the rows whose score is reported, which is then a little too good."""
     select_share: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.1
     """Share (above 0, below 1) of the training texts that `select_on: train` holds back, of each class alike."""
     reinit_layers: NonNegativeInt = 0
@@ -269,11 +259,18 @@ class Finetune:
     """One fine-tuning a seed; the median and the spread are reported."""
     random_init_seeds: NonNegativeInt = 0
     """With so many of the seeds, the first, the same network is also trained from random init, to compare with."""
+    search: Search = field(default_factory=Search)
+    """Settings to try first."""
+
+    @property
+    def selects_epoch(self) -> bool:
+        """Whether the state of an epoch is chosen by its score."""
+        return self.keep_best or self.patience > 0
 
     @property
     def selects(self) -> bool:
-        """Whether something is chosen by a score, so that rows are needed for the choice."""
-        return self.keep_best or self.patience > 0
+        """Whether anything is chosen by a score, so that rows are needed for the choice."""
+        return self.selects_epoch or bool(self.search.combinations)
 
 
 @dataclass(frozen=True)

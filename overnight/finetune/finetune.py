@@ -7,7 +7,6 @@ import shutil
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +15,25 @@ from safetensors.torch import save as serialize
 from torch import nn
 
 from overnight.checkpoint import reader
-from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary
 from overnight.checkpoint.task_folder import read_facts, write_facts
-from overnight.config import BertRun
+from overnight.config import BertRun, Finetune
 from overnight.console import Line
-from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import copy_tokenizer
 from overnight.display import measures, scale_of
 from overnight.distributed.collectives import assert_same_on_all_ranks, raise_on_all_ranks
-from overnight.distributed.world import World, process_group
-from overnight.engine.training_run import set_up_machine
+from overnight.distributed.world import process_group
 from overnight.errors import DataError
+from overnight.finetune.beginning import Beginning, open_beginning
 from overnight.finetune.encoded_task import EncodedExamples, encode_task
-from overnight.finetune.seed import shown_outputs, train_seed
-from overnight.finetune.workload import FinetuneWorkload, config_hash, seed_run
-from overnight.models.heads import pretrained_weights, without_top
+from overnight.finetune.search import search_settings
+from overnight.finetune.seed import shown_outputs
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.run_dir.lock import run_lock
 from overnight.run_dir.task_results import append_result, results_of
 
 
 def finetune(run: BertRun, name: str, line: Line | None = None) -> list[dict[str, Any]]:
-    """Fine-tune one task of a run with every seed, and, if asked, the same network from random init.
+    """Fine-tune one task of a run with every seed, and, if asked, the same network from random init; after a search, with the best settings.
 
     What is done already, with the same settings from the same checkpoint, is not done again. The best model by dev score goes
     to `finetune/NAME/` in the run folder, with its predictions.
@@ -60,24 +56,21 @@ def finetune(run: BertRun, name: str, line: Line | None = None) -> list[dict[str
             if world.main:
                 stack.enter_context(run_lock(run.run_dir))
             line = stack.enter_context((line or Line()) if world.main else Line(Path(os.devnull).open("w")))  # noqa: SIM115
-            tuning = _Tuning(run, name, source, line, world)
-        return tuning.go()
+            begin = open_beginning(run, name, source, line, world)
+        spec = run.finetune[name]
+        return _Tuning(begin, search_settings(begin, spec) if spec.search.combinations else spec).go()
 
 
 class _Tuning:
     """One task of a run, seed by seed, in one process or in each of many."""
 
-    def __init__(self, run: BertRun, name: str, source: Path, line: Line, world: World) -> None:
-        self.run, self.name, self.line, self.world = run, name, line, world
-        self.spec, self.device = run.finetune[name], set_up_machine(run)
-        self.folder, self.log = run.run_dir / "finetune" / name, run.run_dir / "tasks.jsonl"
-        progress, state, _ = reader.read_checkpoint(source)
-        self.corpus, self.vocabulary = kept_vocabulary(run)
-        assert_same_corpus(progress, load_manifest(self.corpus), self.corpus, run)
-        self.pretrained = without_top(pretrained_weights(state), self.spec.reinit_layers, run.model.num_layers)
-        self.config_hash = config_hash(run, self.spec, source)
+    def __init__(self, begin: Beginning, spec: Finetune) -> None:
+        self.begin, self.spec, self.name = begin, spec, begin.name
+        self.run, self.line, self.world = begin.run, begin.line, begin.world
+        self.folder, self.log = begin.run.run_dir / "finetune" / begin.name, begin.run.run_dir / "tasks.jsonl"
+        self.config_hash = begin.config_hash(spec)
         # The folder holds one model: what was done with other settings since is not what it holds, so all is done again.
-        self.mine = results_of(self.log, name, self.config_hash) if _kept_config_hash(self.folder) == self.config_hash else []
+        self.mine = results_of(self.log, self.name, self.config_hash) if _kept_config_hash(self.folder) == self.config_hash else []
 
     def go(self) -> list[dict[str, Any]]:
         """Do what is missing; returns the lines of `tasks.jsonl`."""
@@ -90,7 +83,7 @@ class _Tuning:
             self.line.print(f"{self.name}: done already")
             return self.mine
         with raise_on_all_ranks(self.world):
-            self.task = encode_task(self.spec, self.corpus, self.vocabulary)
+            self.task = encode_task(self.spec, self.begin.corpus, self.begin.vocabulary)
         for note in self.task.notes:
             self.line.print(f"{self.name}: {note}")
         for what, value in self.task.baselines.items():
@@ -125,14 +118,12 @@ class _Tuning:
     def _seed(self, init: str, seed: int, announces: bool) -> None:
         """Fine-tune, score and record one seed."""
         start, task, what = time.perf_counter(), self.task, f"{self.name} seed {seed} {init}"
-        run = seed_run(self.run, self.spec, len(task.train), seed, what, self._work / f"{self.config_hash}-{init}-{seed}")
-        pretrained = self.pretrained if init == "pretrained" else None
-        workload = partial(FinetuneWorkload, run, task, seed, pretrained, self.vocabulary, self.config_hash)
-        trained = train_seed(run, self.spec, task, workload, self.line, self.world, announces)
+        folder = self._work / f"{self.config_hash}-{init}-{seed}"
+        trained = self.begin.train(self.spec, task, seed, init, what, folder, announces)
         model = trained.model
 
         def scored(examples: EncodedExamples) -> list[np.ndarray]:
-            return shown_outputs(model, examples, run, self.spec, self.line, what)
+            return shown_outputs(model, examples, self.run, self.spec, self.line, what)
 
         results, files = task.evaluate(scored(task.dev))
         for split, evaluate_split in task.extra_metrics.items():
@@ -160,7 +151,7 @@ class _Tuning:
             self._keep(model, files, entry)
         self._append(entry)
         if self.world.main:
-            shutil.rmtree(run.run_dir / "checkpoints")
+            shutil.rmtree(folder / "checkpoints")
         self.line.print(f"{self.name}: seed {seed} {init}  " + measures(results, scale_of(self.spec.task)))
 
     def _keep(self, model: nn.Module, files: dict[str, Any], entry: dict[str, Any]) -> None:
@@ -176,13 +167,13 @@ class _Tuning:
         beside.mkdir(parents=True)
         weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
         write_whole(beside / "model.safetensors", [serialize(weights)])
-        copy_tokenizer(self.corpus, beside)
+        copy_tokenizer(self.begin.corpus, beside)
         facts = {
             "kind": task.kind,
             "labels": task.labels,
             "pairs": task.pairs,
-            "vocab_size": self.vocabulary.size,
-            "tokenizer": self.vocabulary.hash,
+            "vocab_size": self.begin.vocabulary.size,
+            "tokenizer": self.begin.vocabulary.hash,
             "spec": asdict(self.spec),
             "result": entry,
         }

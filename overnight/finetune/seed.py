@@ -81,14 +81,14 @@ class TrainedSeed:
 
 
 def scoring_steps(spec: Finetune, examples: int, batch: int, steps: int) -> list[int]:
-    """Return the steps after which a seed is scored to choose a state, ascending; where nothing is chosen the last one alone.
+    """Return the steps after which a seed is scored to choose a state, ascending; where none is chosen the last one alone.
 
     Args:
         examples: to train on.
         batch: examples of a step.
         steps: of all epochs.
     """
-    if not spec.selects:
+    if not spec.selects_epoch:
         return [steps]
     every = spec.eval_every * examples / batch
     return sorted({*(max(1, round(i * every)) for i in range(1, int(steps / every) + 1)), steps})

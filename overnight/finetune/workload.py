@@ -42,8 +42,12 @@ def task_model(task_kind: str, labels: int, run: BertRun, vocab_size: int) -> Cl
 
 
 def config_hash(run: BertRun, spec: Finetune, source: Path) -> str:
-    """Return a hash of all that decides the result of a seed: the settings of the task, the precision, and the checkpoint it begins from."""
-    facts = json.dumps([asdict(spec) | {"seeds": [], "random_init_seeds": 0, "micro_batch_size": 0}, source.name, run.precision])
+    """Return a hash of all that decides the result of a seed: the settings of the task, the precision, and the checkpoint it begins from.
+
+    Of a search it says only that there is one, so that a trial is the same in every search that has it.
+    """
+    undecided = {"seeds": [], "random_init_seeds": 0, "micro_batch_size": 0, "search": bool(spec.search.combinations)}
+    facts = json.dumps([asdict(spec) | undecided, source.name, run.precision])
     return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
 
 
@@ -73,7 +77,7 @@ def seed_run(run: BertRun, spec: Finetune, examples: int, seed: int, name: str, 
         seed=key(seed, _DROPOUT) >> 1,
         phases={name: phase},
         # A seed takes minutes: it is saved now and then. Where a state is chosen, whoever chooses removes those that are not it.
-        checkpoint=replace(run.checkpoint, save_every=every, keep_latest_k=steps if spec.selects else 1, keep_every_n_steps=0),
+        checkpoint=replace(run.checkpoint, save_every=every, keep_latest_k=steps if spec.selects_epoch else 1, keep_every_n_steps=0),
         logging=replace(run.logging, eval_every=0, grad_noise_every=0),
     )
 
