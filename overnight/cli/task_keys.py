@@ -25,12 +25,13 @@ _SECTIONS = {
         "global_batch_size",
         "optimizer",
         "lr",
+        "layer_lr_decay",
         "warmup_ratio",
         "weight_decay",
-        "keep_best",
         "reinit_layers",
         "seq_len",
     ),
+    "the choice": ("keep_best", "patience", "eval_every", "search", "select_on", "select_share"),
     "questions": ("doc_stride", "max_answer_length"),
     "the features": ("features",),
     "repetitions": ("seeds", "random_init_seeds"),
@@ -42,7 +43,8 @@ _EXAMPLES = {
   overnight finetune sst2 --from runs/mine --path=glue/SST-2
   overnight finetune reviews --from runs/mine --path=reviews.csv --columns.text=body --columns.label=stars
   overnight finetune faq --from runs/mine --path=train.json --dev=dev.json --seq_len=384
-  overnight finetune sst2 --from runs/mine --path=glue/SST-2 --seeds=[0,1,2] --random_init_seeds=3 --precision=bf16""",
+  overnight finetune sst2 --from runs/mine --path=glue/SST-2 --seeds=[0,1,2] --random_init_seeds=3 --precision=bf16
+  overnight finetune rte --from runs/mine --path=glue/RTE --search='{lr: [1e-4, 3e-4], epochs: [2, 4], budget: 30m}' --seeds=[0,1,2]""",
     LinearProbe: """\
   overnight linear-probe sst --from runs/mine --path=sst
   overnight linear-probe reviews --from runs/mine --path=reviews.csv --columns.text=body --columns.label=stars --max_train_examples=2000""",

@@ -36,6 +36,7 @@ from overnight.config.schema import (
     RecurrentLMConfig,
     Run,
 )
+from overnight.config.search import Search
 from overnight.config.validate import environment_path, environment_text, validate_run
 
 __all__ = [
@@ -75,6 +76,7 @@ __all__ = [
     "Run",
     "Scaling",
     "Schedule",
+    "Search",
     "Stability",
     "TextSource",
     "WebFilters",

@@ -29,8 +29,24 @@ def deadline_of(text: str, start: float) -> float:
         # Local times of a day, not a day's seconds later: the clocks may change in the night.
         moments = (datetime.combine(day + timedelta(days=later), time(hour, minute)).timestamp() for later in (0, 1))
         return next(moment for moment in moments if moment > start)
-    found = _LENGTH.fullmatch(text.strip())
-    length = timedelta(**{unit: float(number) for unit, number in found.groupdict().items() if number}) if found else timedelta(0)
-    if length <= timedelta(0):
+    if not (length := _seconds(text)):
         raise ValueError(f"must be {ALLOWED}")
-    return start + length.total_seconds()
+    return start + length
+
+
+def length_of(text: str) -> float:
+    """Return a length of time (s), above 0.
+
+    Raises:
+        ValueError: when the text is none.
+    """
+    if not (length := _seconds(text)):
+        raise ValueError("must be a time such as 30m, 90s or 1h30m")
+    return length
+
+
+def _seconds(text: str) -> float:
+    """Return a length of time (s); 0 where the text is none."""
+    found = _LENGTH.fullmatch(text.strip())
+    units = {unit: float(number) for unit, number in found.groupdict().items() if number} if found else {}
+    return timedelta(**units).total_seconds()

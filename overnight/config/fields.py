@@ -60,6 +60,7 @@ NonNegativeInt = Annotated[int, NonNegative]
 NonNegativeFloat = Annotated[float, NonNegative]
 Fraction = Annotated[float, Range(0, 1)]
 BelowOne = Annotated[float, Range(0, 1, open_high=True)]
+LayerDecay = Annotated[float, Range(0, 1, open_low=True)]
 
 
 def hints(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
@@ -85,7 +86,7 @@ def out_of_range(part: Any, prefix: str = "") -> Iterator[str]:
             for each, inner in value.items():
                 if dataclasses.is_dataclass(inner):
                     yield from out_of_range(inner, f"{key}.{each}.")
-        elif get_origin(hint) is tuple:
+        elif get_origin(hint) in (list, tuple):
             allowed = next((note for arg in get_args(hint) for note in getattr(arg, "__metadata__", ()) if isinstance(note, Range)), None)
             if allowed and not all(allowed.holds(x) for x in value):
                 yield f"{key} = {list(value)}: each must be {allowed}"

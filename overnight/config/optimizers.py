@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple
 
-from overnight.config.fields import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, Tagged
+from overnight.config.fields import BelowOne, LayerDecay, NonNegativeFloat, NonNegativeInt, PositiveFloat, Tagged
 
 
 class Reference(NamedTuple):
@@ -64,6 +64,8 @@ class Optim:
     """Rule for the learning rate at another batch size."""
     schedule: Schedule = field(default_factory=Schedule)
     """Learning-rate schedule."""
+    layer_lr_decay: LayerDecay = 1.0
+    """Encoders: factor (above 0, at most 1) from the learning rate of each layer to that of the one below it (Clark et al. 2020, arXiv 2003.10555): layer i of L, from 0, takes `lr`·decay^(L-i), the embeddings `lr`·decay^(L+1), what is above the layers `lr`."""
     reset_moments: bool = True
     """Start the phase with moments of zero; false keeps those of the phase before (whose step count restarts with the schedule, as NVLAMB does)."""
 

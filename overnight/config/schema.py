@@ -16,6 +16,7 @@ from overnight.config.data import Data, Mix
 from overnight.config.fields import MACHINE, BelowOne, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, Tagged
 from overnight.config.machine import Checkpoint, Compute, Distributed, Logging, Memory, Stability
 from overnight.config.optimizers import AnyOptim, LambConfig
+from overnight.config.search import Search
 
 
 @dataclass(frozen=True)
@@ -222,16 +223,26 @@ class Finetune:
     """Rows in one optimizer step."""
     micro_batch_size: PositiveInt = 32
     """Rows a device holds at once."""
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """AdamW as published, or Muon for the matrices (AdamW for the rest), which learns more of each row."""
+    optimizer: Literal["adamw", "lamb", "muon"] = "adamw"
+    """AdamW as published, LAMB, or Muon for the matrices (AdamW for the rest), which learns more of each row."""
     lr: PositiveFloat = 5e-5
-    """Peak learning rate of the optimizer; Muon takes higher ones (1e-3)."""
+    """Peak learning rate of the optimizer; Muon and LAMB take higher ones (1e-3)."""
+    layer_lr_decay: Annotated[float, Range(0, 1, open_low=True)] = 1.0
+    """Factor (above 0, at most 1) from the learning rate of each layer to that of the one below it (Clark et al. 2020); the head takes `lr`, the embeddings least. 1: all alike."""
     warmup_ratio: Fraction = 0.1
     """Share of the steps spent warming up (0 to 1); linear decay to 0 follows."""
     weight_decay: NonNegativeFloat = 0.01
     """Decoupled decay; biases and norm parameters have none."""
     keep_best: bool = False
-    """Score the network after every epoch, and keep the epoch with the best score, which is then a little too good; false keeps the last."""
+    """Score the network every `eval_every` epochs on the rows of `select_on`, and keep the best; false keeps the last."""
+    patience: NonNegativeInt = 0
+    """Stop early, after so many scorings in a row without a better score, and keep the best; the learning rate falls as if all epochs were trained. 0 trains all."""
+    eval_every: PositiveFloat = 1.0
+    """Epochs between two scorings, with `keep_best` or `patience`."""
+    select_on: Literal["train", "dev"] = "train"
+    """Rows that `keep_best`, `patience` and `search` choose by: `train` holds a part of the training rows back, which is not trained on; `dev` takes the rows whose score is reported, which is then a little too good."""
+    select_share: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.1
+    """Share (above 0, below 1) of the training texts that `select_on: train` holds back, of each class alike."""
     reinit_layers: NonNegativeInt = 0
     """Top layers of the encoder that begin from random weights, and the pooler with them, instead of pretrained ones, which may steady small tasks (Zhang et al. 2021); 0 is none."""
     seq_len: int = 128
@@ -248,6 +259,18 @@ class Finetune:
     """One fine-tuning a seed; the median and the spread are reported."""
     random_init_seeds: NonNegativeInt = 0
     """With so many of the seeds, the first, the same network is also trained from random init, to compare with."""
+    search: Search = field(default_factory=Search)
+    """Settings to try first."""
+
+    @property
+    def selects_epoch(self) -> bool:
+        """Whether the state of an epoch is chosen by its score."""
+        return self.keep_best or self.patience > 0
+
+    @property
+    def selects(self) -> bool:
+        """Whether anything is chosen by a score, so that rows are needed for the choice."""
+        return self.selects_epoch or bool(self.search.combinations)
 
 
 @dataclass(frozen=True)

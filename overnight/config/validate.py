@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from overnight.config.budget import deadline_of
+from overnight.config.budget import deadline_of, length_of
 from overnight.config.data import Data, Mix
 from overnight.config.fields import out_of_range
 from overnight.config.open_sizes import size_problems
@@ -33,6 +33,7 @@ from overnight.config.schema import (
     Run,
     TransformerConfig,
 )
+from overnight.config.search import Search
 from overnight.errors import ConfigError
 
 
@@ -198,6 +199,8 @@ def _phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
             yield f"{key}.label_weight = {phase.label_weight}: needs data.label, the key of the number to predict"
     if isinstance(phase.optim, MuonConfig) and phase.optim.base_width and not isinstance(run, BertRun):
         yield f"{key}.optim.base_width = {phase.optim.base_width}: {model.kind} has no rule for the rate at another width; only {' and '.join(ENCODERS)} have"
+    if phase.optim.layer_lr_decay != 1 and not isinstance(run, BertRun):
+        yield f"{key}.optim.layer_lr_decay = {phase.optim.layer_lr_decay:g}: is for the layers of an encoder; only {' and '.join(ENCODERS)} have it"
     yield from _scaling_problems(f"{key}.optim", phase.optim)
     yield from _schedule_problems(f"{key}.optim", phase)
 
@@ -301,7 +304,24 @@ def _schedule_problems(key: str, phase: Phase) -> Iterator[str]:
         yield f"{key}.schedule.total_steps = {total}: must cover step_offset {schedule.step_offset} + {phase.steps} steps"
 
 
+def _search_problems(key: str, task: Finetune, model: EncoderConfig) -> Iterator[str]:
+    search, given = task.search, task.search.combinations
+    if search.budget:
+        try:
+            length_of(search.budget)
+        except ValueError as error:
+            yield f"{key}.search.budget = {search.budget!r}: {error}"
+    if search != Search() and not given:
+        yield f"{key}.search: has nothing to try; give a list, such as {key}.search.lr=[1e-4,3e-4]"
+    for number in range(len(given)):
+        tried = dataclasses.replace(task, **given[number], search=Search())
+        if problems := list(_finetune_problems(f"{key}.search", tried, model)):
+            yield problems[0]
+            return
+
+
 def _finetune_problems(key: str, task: Finetune, model: EncoderConfig) -> Iterator[str]:
+    yield from _search_problems(key, task, model)
     batch, micro = task.global_batch_size, task.micro_batch_size
     if not 8 <= task.seq_len <= model.max_position_embeddings:
         yield f"{key}.seq_len = {task.seq_len}: must be 8 to model.max_position_embeddings = {model.max_position_embeddings}"

@@ -78,7 +78,7 @@ class TrainingRun:
         line: where progress is shown.
         world: the processes that share every step; None for this one.
         workload: data and network, where they are not the recipe's; a function of the world.
-        announces: whether it prints what each phase will do.
+        announces: whether it prints what each phase will do, and where it continues.
     """
 
     def __init__(
@@ -164,9 +164,11 @@ class TrainingRun:
                 self.line.print(event["message"])
                 metrics.write("event", **event, global_step=progress.global_step)
             if self.finished(progress):
-                self.line.print(f"all phases are done; the newest checkpoint is {reader.newest_checkpoint(self.checkpoints)}")
+                if self.announces:
+                    self.line.print(f"all phases are done; the newest checkpoint is {reader.newest_checkpoint(self.checkpoints)}")
             elif progress.phase:
-                self.line.print(f"continuing at step {progress.step} of phase {progress.phase}")
+                if self.announces:
+                    self.line.print(f"continuing at step {progress.step} of phase {progress.phase}")
                 metrics.write("event", event="resumed", global_step=progress.global_step, seconds=progress.seconds)
             context = PhaseContext(
                 self.run,

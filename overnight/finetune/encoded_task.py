@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,11 +21,15 @@ from overnight.finetune import metrics, question_answering
 from overnight.finetune.answers import Answer, answer_of, errors, in_words
 from overnight.finetune.encode import encode_examples
 from overnight.finetune.entities import are_entities
-from overnight.tasks.examples import Example, TaskData, drawn, drawn_note
+from overnight.tasks.examples import Example, TaskData, drawn, drawn_note, split_off
 from overnight.tasks.tables import number_of
 
 # All seeds of a task train on the same rows, so that their spread is that of the training alone.
 _DRAW = 0
+
+Row = TypeVar("Row")
+Evaluate = Callable[[list[np.ndarray]], tuple[dict[str, float], dict[str, Any]]]
+"""Outputs of the network for every sequence → metrics by name, and files to write by name (JSON values, or texts)."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,8 @@ class EncodedTask:
     metric: str
     train: EncodedExamples
     dev: EncodedExamples
-    evaluate: Callable[[list[np.ndarray]], tuple[dict[str, float], dict[str, Any]]]
-    """Outputs of the network for every dev sequence → metrics by name, and files to write by name (JSON values)."""
+    evaluate: Evaluate
+    """Of the dev rows."""
     test: dict[str, tuple[EncodedExamples, Callable[[list[np.ndarray]], list[tuple[str, str]]]]]
     """Further splits to predict, by file name, with what makes (id, answer) of their rows from the outputs."""
     extra_metrics: dict[str, Callable[[list[np.ndarray]], dict[str, float]]]
@@ -105,6 +109,8 @@ class EncodedTask:
     """Whether a row is two texts."""
     class_weights: tuple[float, ...] = ()
     """Of each class in the loss; empty where all are alike."""
+    selection: tuple[EncodedExamples, Evaluate] | None = None
+    """Training rows that are held back to choose by, and how they are scored; None where nothing is chosen, or by the dev rows."""
 
 
 def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> EncodedTask:
@@ -153,11 +159,11 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     def scored(examples: list[Example], given: list[Answer]) -> dict[str, float]:
         return metrics.score(task.name, task.kind, [example.label for example in examples if example.label is not None], given)
 
-    def evaluate(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
+    def evaluate(examples: list[Example], outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
         given = answers(outputs)
-        return scored(task.dev, given), {
-            "predictions.json": {example.id: answer for example, answer in zip(task.dev, given, strict=True)},
-            "errors.json": errors(task.kind, task.labels, task.dev, outputs),
+        return scored(examples, given), {
+            "predictions.json": {example.id: answer for example, answer in zip(examples, given, strict=True)},
+            "errors.json": errors(task.kind, task.labels, examples, outputs),
         }
 
     def rows_of(examples: list[Example], outputs: list[np.ndarray]) -> list[tuple[str, str]]:
@@ -166,30 +172,61 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     def evaluate_split(split: str, examples: list[Example], outputs: list[np.ndarray]) -> dict[str, float]:
         return {f"{name}_{split.removeprefix('dev_')}": value for name, value in scored(examples, answers(outputs)).items()}
 
-    train, notes = task.train, task.notes
+    train, notes, together = task.train, task.notes, task.rows_together
+    by_label = task.kind != "regression"
     if 0 < spec.max_train_examples < len(train):
-        by_label = task.kind != "regression"
-        texts = [f"{example.text_a}\x00{example.text_b or ''}" for example in train]
-        train = [
-            train[i] for i in drawn(texts, spec.max_train_examples, _DRAW, [str(example.label) for example in train] if by_label else ())
-        ]
-        notes += (drawn_note(len(train), len(task.train), by_label=by_label),)
+        labels = [str(example.label) for example in train] if by_label else ()
+        train = [train[i] for i in drawn([_text(example) for example in train], spec.max_train_examples, _DRAW, labels)]
+        notes, together = (*notes, drawn_note(len(train), len(task.train), by_label=by_label)), 1
+    labels = [str(example.label) if by_label and together == 1 else "" for example in train]
+    train, selection_rows, more = hold_back(spec, train, [_text(example) for example in train], labels, together)
     tests = {"test": task.test, **task.extra}
     return EncodedTask(
         name=task.name,
         kind=task.kind,
         labels=task.labels,
         metric=task.main_metric,
-        train=encoded(train, task.rows_together if train is task.train else 1),
+        train=encoded(train, together),
         dev=encoded(task.dev),
-        evaluate=evaluate,
+        evaluate=partial(evaluate, task.dev),
         test={name: (encoded(examples), partial(rows_of, examples)) for name, examples in tests.items() if examples},
         extra_metrics={name: partial(evaluate_split, name, examples) for name, examples in task.extra.items() if name.startswith("dev_")},
-        notes=notes,
+        notes=notes + more,
         baselines=baselines,
         pairs=any(example.text_b is not None for example in train),
         class_weights=weights,
+        selection=(encoded(selection_rows), partial(evaluate, selection_rows)) if selection_rows else None,
     )
+
+
+def _text(example: Example) -> str:
+    return f"{example.text_a}\x00{example.text_b or ''}"
+
+
+def hold_back(
+    spec: Finetune, rows: list[Row], texts: Sequence[str], labels: Sequence[str] = (), together: int = 1
+) -> tuple[list[Row], list[Row], tuple[str, ...]]:
+    """Split the rows that something is chosen by off the training rows, where that is asked for (`select_on: train`).
+
+    Args:
+        rows: to train on.
+        texts: of each; equal ones stay on one side.
+        labels: of each; none where all are alike.
+        together: so many rows at a time stay on one side.
+
+    Returns:
+        the rows to train on, those to choose by, and notes.
+
+    Raises:
+        DataError: when there are too few.
+    """
+    if not spec.selects or spec.select_on == "dev":
+        return rows, [], ()
+    groups = ["\x01".join(texts[i : i + together]) for i in range(0, len(rows), together)]
+    remedy = "raise --select_share, or choose by the dev rows with --select_on=dev"
+    chosen = split_off(groups, labels[::together] or [""] * len(groups), spec.dev_seed, spec.select_share, "the training rows", remedy)
+    train, selection_rows = ([row for i, row in enumerate(rows) if (i // together in chosen) == side] for side in (False, True))
+    return train, selection_rows, (f"{len(selection_rows):,} of {len(rows):,} training rows are held back to choose by, not trained on",)
 
 
 def class_weights(wanted: str, task: TaskData) -> tuple[float, ...]:
@@ -247,9 +284,10 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
     if 0 < spec.max_train_examples < len(train):
         train = [train[i] for i in drawn([" ".join(s.words) for s in train], spec.max_train_examples, _DRAW)]
         notes += (drawn_note(len(train), len(data.train), "sentences", by_label=False),)
+    train, selection_rows, more = hold_back(spec, train, [" ".join(sentence.words) for sentence in train])
     parts = {
         name: encode_sentences(tokenizer, vocabulary, sentences, data.labels, spec.seq_len)
-        for name, sentences in (("train", train), ("dev", data.dev), ("test", data.test))
+        for name, sentences in (("train", train), ("dev", data.dev), ("test", data.test), ("selection", selection_rows))
     }
 
     def encoded(name: str) -> EncodedExamples:
@@ -261,12 +299,12 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
     def answers(name: str, sentences: list[Sentence], outputs: list[np.ndarray]) -> list[list[str]]:
         return [tags for tags, _ in tags_of(parts[name], outputs, data.labels, len(sentences))]
 
-    def evaluate(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
-        given = answers("dev", data.dev, outputs)
-        right = [list(sentence.tags or ()) for sentence in data.dev]
-        lines = ["\n".join(map(" ".join, zip(s.words, s.tags or (), tags, strict=True))) for s, tags in zip(data.dev, given, strict=True)]
+    def evaluate(name: str, sentences: list[Sentence], outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
+        given = answers(name, sentences, outputs)
+        right = [list(sentence.tags or ()) for sentence in sentences]
+        lines = ["\n".join(map(" ".join, zip(s.words, s.tags or (), tags, strict=True))) for s, tags in zip(sentences, given, strict=True)]
         files = {
-            "predictions.json": {sentence.id: tags for sentence, tags in zip(data.dev, given, strict=True)},
+            "predictions.json": {sentence.id: tags for sentence, tags in zip(sentences, given, strict=True)},
             "predictions.conll": "\n\n".join(lines) + "\n\n",
         }
         return metrics.tag_scores(data.labels, right, given), files
@@ -275,14 +313,27 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
         return [(s.id, " ".join(tags)) for s, tags in zip(data.test, answers("test", data.test, outputs), strict=True)]
 
     metric = "f1" if are_entities(data.labels) else "accuracy"
-    task = EncodedTask("tokens", "token_classification", data.labels, metric, encoded("train"), encoded("dev"), evaluate, {}, {}, notes, {})
+    task = EncodedTask(
+        "tokens",
+        "token_classification",
+        data.labels,
+        metric,
+        encoded("train"),
+        encoded("dev"),
+        partial(evaluate, "dev", data.dev),
+        {},
+        {},
+        notes + more,
+        {},
+        selection=(encoded("selection"), partial(evaluate, "selection", selection_rows)) if selection_rows else None,
+    )
     if data.test:
         task.test["test"] = (encoded("test"), rows_of)
     return task
 
 
 def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:
-    from overnight.tasks.squad import load_squad
+    from overnight.tasks.squad import Question, load_squad
 
     data = load_squad(environment_path(spec.path, "finetune.path"), _dev(spec), spec.max_misplaced_answers)
     # A question whose answers do not stand where its file says has nothing to learn from; one that has none has.
@@ -292,18 +343,21 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
         chosen = drawn([f"{q.context}\x00{q.question}" for q in placed], spec.max_train_examples, _DRAW)
         notes += (drawn_note(len(chosen), len(placed), "questions", by_label=False),)
         placed = [placed[i] for i in chosen]
+    with_null = any(q.impossible for q in (*placed, *data.dev))
+    placed, selection_rows, more = hold_back(spec, placed, [q.context for q in placed])
     split_windows = {
-        "train": question_answering.windows(tokenizer, vocabulary, placed, spec.seq_len, spec.doc_stride),
-        "dev": question_answering.windows(tokenizer, vocabulary, data.dev, spec.seq_len, spec.doc_stride),
+        name: question_answering.windows(tokenizer, vocabulary, questions, spec.seq_len, spec.doc_stride)
+        for name, questions in (("train", placed), ("dev", data.dev), ("selection", selection_rows))
     }
+    split_windows["train"], unheld = question_answering.with_answers(split_windows["train"], placed)
 
-    def evaluate(outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
+    def evaluate(name: str, questions: list[Question], outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
         starts, ends = [o[:, 0] for o in outputs], [o[:, 1] for o in outputs]
-        predictions, nbest = question_answering.best_answers(split_windows["dev"], starts, ends, max_answer=spec.max_answer_length)
-        right = {q.id: [a.text for a in q.answers] for q in data.dev}
-        if not any(q.impossible for q in (*placed, *data.dev)):
+        predictions, nbest = question_answering.best_answers(split_windows[name], starts, ends, max_answer=spec.max_answer_length)
+        right = {q.id: [a.text for a in q.answers] for q in questions}
+        if not with_null:
             return metrics.squad_scores(right, predictions), {"predictions.json": predictions, "nbest_predictions.json": nbest}
-        odds, nbest = question_answering.against_null(split_windows["dev"], starts, ends, nbest)
+        odds, nbest = question_answering.against_null(split_windows[name], starts, ends, nbest)
         threshold = metrics.null_threshold(right, predictions, odds)
         predictions = {question: "" if odds[question] > threshold else text for question, text in predictions.items()}
         scores = {**metrics.squad2_scores(right, predictions), "null_threshold": threshold}
@@ -318,4 +372,17 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
         )
         for split, windows in split_windows.items()
     }
-    return EncodedTask("squad", "spans", (), "f1", examples["train"], examples["dev"], evaluate, {}, {}, notes, {})
+    return EncodedTask(
+        "squad",
+        "spans",
+        (),
+        "f1",
+        examples["train"],
+        examples["dev"],
+        partial(evaluate, "dev", data.dev),
+        {},
+        {},
+        notes + more + unheld,
+        {},
+        selection=(examples["selection"], partial(evaluate, "selection", selection_rows)) if selection_rows else None,
+    )

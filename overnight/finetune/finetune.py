@@ -5,69 +5,35 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import save as serialize
 from torch import nn
 
 from overnight.checkpoint import reader
-from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary
 from overnight.checkpoint.task_folder import read_facts, write_facts
-from overnight.config import BertRun
+from overnight.config import BertRun, Finetune
 from overnight.console import Line
-from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import copy_tokenizer
-from overnight.display import duration, measures, scale_of
+from overnight.display import measures, scale_of
 from overnight.distributed.collectives import assert_same_on_all_ranks, raise_on_all_ranks
-from overnight.distributed.world import World, process_group
-from overnight.distributed.wrap import full_tensor_cpu
-from overnight.engine.precision import DTYPES
-from overnight.engine.training_run import TrainingRun, set_up_machine
+from overnight.distributed.world import process_group
 from overnight.errors import DataError
+from overnight.finetune.beginning import Beginning, open_beginning
 from overnight.finetune.encoded_task import EncodedExamples, encode_task
-from overnight.finetune.workload import FinetuneWorkload, config_hash, seed_run
-from overnight.models.heads import pretrained_weights, without_top
+from overnight.finetune.search import search_settings
+from overnight.finetune.seed import shown_outputs
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.run_dir.lock import run_lock
 from overnight.run_dir.task_results import append_result, results_of
 
 
-@torch.no_grad()
-def outputs(
-    model: nn.Module,
-    examples: EncodedExamples,
-    size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    report_progress: Callable[[int, float], None] | None = None,
-) -> list[np.ndarray]:
-    """Return the network's outputs for every sequence, in the order of the examples.
-
-    Args:
-        size: sequences at once.
-        report_progress: called with the sequences read and their share of all tokens, after each batch.
-    """
-    model.eval()
-    out: list[np.ndarray] = [np.empty(0)] * len(examples)
-    done, tokens, total = 0, 0, sum(map(len, examples.ids))
-    for index, batch in examples.in_order(size):
-        for i, output in zip(index, model(batch.to(device), dtype).cpu().numpy(), strict=True):
-            out[i] = output
-        done, tokens = done + len(index), tokens + sum(batch.lengths)
-        if report_progress:
-            report_progress(done, tokens / total)
-    return out
-
-
 def finetune(run: BertRun, name: str, line: Line | None = None) -> list[dict[str, Any]]:
-    """Fine-tune one task of a run with every seed, and, if asked, the same network from random init.
+    """Fine-tune one task of a run with every seed, and, if asked, the same network from random init; after a search, with the best settings.
 
     What is done already, with the same settings from the same checkpoint, is not done again. The best model by dev score goes
     to `finetune/NAME/` in the run folder, with its predictions.
@@ -90,24 +56,21 @@ def finetune(run: BertRun, name: str, line: Line | None = None) -> list[dict[str
             if world.main:
                 stack.enter_context(run_lock(run.run_dir))
             line = stack.enter_context((line or Line()) if world.main else Line(Path(os.devnull).open("w")))  # noqa: SIM115
-            tuning = _Tuning(run, name, source, line, world)
-        return tuning.go()
+            begin = open_beginning(run, name, source, line, world)
+        spec = run.finetune[name]
+        return _Tuning(begin, search_settings(begin, spec) if spec.search.combinations else spec).go()
 
 
 class _Tuning:
     """One task of a run, seed by seed, in one process or in each of many."""
 
-    def __init__(self, run: BertRun, name: str, source: Path, line: Line, world: World) -> None:
-        self.run, self.name, self.line, self.world = run, name, line, world
-        self.spec, self.device = run.finetune[name], set_up_machine(run)
-        self.folder, self.log = run.run_dir / "finetune" / name, run.run_dir / "tasks.jsonl"
-        progress, state, _ = reader.read_checkpoint(source)
-        self.corpus, self.vocabulary = kept_vocabulary(run)
-        assert_same_corpus(progress, load_manifest(self.corpus), self.corpus, run)
-        self.pretrained = without_top(pretrained_weights(state), self.spec.reinit_layers, run.model.num_layers)
-        self.config_hash = config_hash(run, self.spec, source)
+    def __init__(self, begin: Beginning, spec: Finetune) -> None:
+        self.begin, self.spec, self.name = begin, spec, begin.name
+        self.run, self.line, self.world = begin.run, begin.line, begin.world
+        self.folder, self.log = begin.run.run_dir / "finetune" / begin.name, begin.run.run_dir / "tasks.jsonl"
+        self.config_hash = begin.config_hash(spec)
         # The folder holds one model: what was done with other settings since is not what it holds, so all is done again.
-        self.mine = results_of(self.log, name, self.config_hash) if _kept_config_hash(self.folder) == self.config_hash else []
+        self.mine = results_of(self.log, self.name, self.config_hash) if _kept_config_hash(self.folder) == self.config_hash else []
 
     def go(self) -> list[dict[str, Any]]:
         """Do what is missing; returns the lines of `tasks.jsonl`."""
@@ -120,7 +83,7 @@ class _Tuning:
             self.line.print(f"{self.name}: done already")
             return self.mine
         with raise_on_all_ranks(self.world):
-            self.task = encode_task(self.spec, self.corpus, self.vocabulary)
+            self.task = encode_task(self.spec, self.begin.corpus, self.begin.vocabulary)
         for note in self.task.notes:
             self.line.print(f"{self.name}: {note}")
         for what, value in self.task.baselines.items():
@@ -155,23 +118,14 @@ class _Tuning:
     def _seed(self, init: str, seed: int, announces: bool) -> None:
         """Fine-tune, score and record one seed."""
         start, task, what = time.perf_counter(), self.task, f"{self.name} seed {seed} {init}"
-        run = seed_run(self.run, self.spec, len(task.train), seed, what, self._work / f"{self.config_hash}-{init}-{seed}")
-        pretrained = self.pretrained if init == "pretrained" else None
-        workload = partial(FinetuneWorkload, run, task, seed, pretrained, self.vocabulary, self.config_hash)
-        training = TrainingRun(run, self.line, self.world, workload, announces)
-        training.go()
-        model = training.workload.untrained(self.device)
-        model.load_state_dict({name: full_tensor_cpu(tensor) for name, tensor in training.model.state_dict().items()})
+        folder = self._work / f"{self.config_hash}-{init}-{seed}"
+        trained = self.begin.train(self.spec, task, seed, init, what, folder, announces)
+        model = trained.model
 
         def scored(examples: EncodedExamples) -> list[np.ndarray]:
-            return self._outputs(model, examples, what)
+            return shown_outputs(model, examples, self.run, self.spec, self.line, what)
 
-        if self.spec.keep_best:
-            results, files, epoch = self._best_epoch(
-                model, training.checkpoints, len(task.train) / run.phases[what].global_batch_size, what
-            )
-        else:
-            (results, files), epoch = task.evaluate(scored(task.dev)), self.spec.epochs
+        results, files = task.evaluate(scored(task.dev))
         for split, evaluate_split in task.extra_metrics.items():
             results |= evaluate_split(scored(task.test[split][0]))
         entry = {
@@ -183,59 +137,28 @@ class _Tuning:
             "metric": task.metric,
             "value": results[task.metric],
             "metrics": results,
-            "epoch": epoch,
+            "epoch": trained.epoch,
+            "epochs_trained": trained.epochs,
             "rows": len(task.train),
             "seconds": round(time.perf_counter() - start, 2),
             "config_hash": self.config_hash,
         }
+        if trained.value is not None:
+            chosen_by = task.selection[0] if task.selection else task.dev
+            entry |= {"selected_on": self.spec.select_on, "selection_rows": len(chosen_by), "selection_value": trained.value}
         best = max((e["value"] for e in self.mine if e.get("init") == "pretrained"), default=None)
         if init == "pretrained" and (best is None or entry["value"] > best):
             self._keep(model, files, entry)
         self._append(entry)
         if self.world.main:
-            shutil.rmtree(training.checkpoints)
+            shutil.rmtree(folder / "checkpoints")
         self.line.print(f"{self.name}: seed {seed} {init}  " + measures(results, scale_of(self.spec.task)))
-
-    def _best_epoch(self, model: nn.Module, folder: Path, steps: float, what: str) -> tuple[dict[str, float], dict[str, Any], float]:
-        """Leave the network as it was after the epoch with the best score on dev, the first of equals.
-
-        Args:
-            model: takes the weights.
-            folder: of the checkpoints, one an epoch.
-            steps: of an epoch.
-            what: is scored, for the lines.
-
-        Returns:
-            metrics and files of :attr:`EncodedTask.evaluate`, and the epoch (1.0 is the first).
-        """
-        best: tuple[dict[str, float], dict[str, Any], float, Path] | None = None
-        for place in reversed([path for path in reader.list_checkpoints(folder) if path.is_dir()]):
-            progress, state, _ = reader.read_checkpoint(place)
-            reader.fill(model, state, place)
-            results, files = self.task.evaluate(self._outputs(model, self.task.dev, what))
-            epoch = round(progress.step / steps, 2)
-            self.line.print(f"{what}  epoch {epoch:g}  {measures(results, scale_of(self.spec.task))}")
-            if best is None or results[self.task.metric] > best[0][self.task.metric]:
-                best = (results, files, epoch, place)
-        assert best is not None
-        reader.fill(model, reader.read_checkpoint(best[3])[1], best[3])
-        return best[:3]
-
-    def _outputs(self, model: nn.Module, examples: EncodedExamples, what: str) -> list[np.ndarray]:
-        """Return the network's outputs for every sequence, and show how far it is: the longest come first, so time goes by tokens."""
-        start, total = time.perf_counter(), len(examples)
-
-        def report_progress(done: int, share: float) -> None:
-            left = (time.perf_counter() - start) * (1 - share) / share
-            self.line.update(f"{what}  scored {done:,}/{total:,}  left {duration(left)}")
-
-        return outputs(model, examples, self.spec.micro_batch_size, DTYPES[self.run.precision], self.device, report_progress)
 
     def _keep(self, model: nn.Module, files: dict[str, Any], entry: dict[str, Any]) -> None:
         """Write the model, what it predicts, and what is needed to load it, as one folder that is there whole or not at all."""
         task, splits = self.task, {}
         for split, (encoded, rows_of) in task.test.items():
-            given = self._outputs(model, encoded, f"{self.name} {split}")
+            given = shown_outputs(model, encoded, self.run, self.spec, self.line, f"{self.name} {split}")
             splits[split] = "".join(f"{row_id}\t{answer}\n" for row_id, answer in rows_of(given))
         if not self.world.main:
             return
@@ -244,13 +167,13 @@ class _Tuning:
         beside.mkdir(parents=True)
         weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
         write_whole(beside / "model.safetensors", [serialize(weights)])
-        copy_tokenizer(self.corpus, beside)
+        copy_tokenizer(self.begin.corpus, beside)
         facts = {
             "kind": task.kind,
             "labels": task.labels,
             "pairs": task.pairs,
-            "vocab_size": self.vocabulary.size,
-            "tokenizer": self.vocabulary.hash,
+            "vocab_size": self.begin.vocabulary.size,
+            "tokenizer": self.begin.vocabulary.hash,
             "spec": asdict(self.spec),
             "result": entry,
         }

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from overnight.errors import UserError
+from overnight.errors import TrainingError, UserError
 from overnight.finetune.answers import Answer
 from overnight.finetune.entities import are_entities, entity_scores
 
@@ -37,14 +37,14 @@ def score(task_name: str, kind: str, labels_or_scores: Sequence[Answer], predict
         `macro_f1`; else `accuracy`. All 0 to 1, correlations -1 to 1; a correlation with a constant is 0.
 
     Raises:
-        UserError: predictions that are not finite.
+        TrainingError: predictions that are not finite.
     """
     assert len(labels_or_scores) == len(predictions) > 0, (len(labels_or_scores), len(predictions))
     if kind == "regression":
         gold = np.asarray(labels_or_scores, dtype=np.float64)
         guess = np.asarray(predictions, dtype=np.float64)
         if not np.isfinite(guess).all():
-            raise UserError(
+            raise TrainingError(
                 f"task {task_name}: {int((~np.isfinite(guess)).sum())} predictions are not finite; training diverged, lower the learning rate"
             )
         return {"pearson": pearson(gold, guess), "spearman": spearman(gold, guess)}

@@ -28,7 +28,7 @@ from overnight.finetune.answers import answer_of, probabilities
 from overnight.finetune.encode import Encoded, encode_examples, join
 from overnight.finetune.encoded_task import EncodedExamples
 from overnight.finetune.entities import are_entities, entities
-from overnight.finetune.finetune import outputs
+from overnight.finetune.seed import outputs
 from overnight.finetune.tagging import encode_sentences, tags_of
 from overnight.finetune.workload import task_model
 from overnight.models.bert import padded_vocabulary

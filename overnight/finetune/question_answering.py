@@ -93,6 +93,29 @@ def windows(tokenizer: Tokenizer, vocabulary: Vocabulary, questions: Sequence[Qu
     return result
 
 
+def with_answers(found: list[Window], questions: Sequence[Question]) -> tuple[list[Window], tuple[str, ...]]:
+    """Leave out the windows of questions whose answer no window holds: they would teach that there is none.
+
+    Either the answer is longer than a window leaves room for, or it has no token (zero-width characters).
+
+    Args:
+        found: of :func:`windows`.
+        questions: that they are of.
+
+    Returns:
+        the others, and a note that counts and names the questions.
+    """
+    answered = {window.id for window in found if window.start is not None} | {q.id for q in questions if q.impossible}
+    lost = [q.id for q in questions if q.id not in answered]
+    if not lost:
+        return found, ()
+    names = ", ".join(lost[:5]) + (f" and {len(lost) - 5:,} more" if len(lost) > 5 else "")
+    what = (
+        f"{len(lost):,} of {len(questions):,} questions are not trained on, since no window of seq_len tokens holds their answer: {names}"
+    )
+    return [window for window in found if window.id in answered], (what,)
+
+
 def _tokenize(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
     """Return the ids (n,) and the character offsets (n, 2) of every text."""
     tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text

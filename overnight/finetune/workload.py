@@ -17,7 +17,7 @@ from overnight.batches.order import key
 from overnight.batches.packing import Provenance, StepBatches
 from overnight.checkpoint import reader
 from overnight.checkpoint.reader import Progress
-from overnight.config import AdamWConfig, BertPhase, BertRun, Finetune, MuonConfig, Phase, Schedule
+from overnight.config import OPTIMIZERS, BertPhase, BertRun, Finetune, Phase, Schedule
 from overnight.corpus.tokenizer import Vocabulary
 from overnight.distributed.world import World
 from overnight.engine.loop import StepResult
@@ -42,13 +42,17 @@ def task_model(task_kind: str, labels: int, run: BertRun, vocab_size: int) -> Cl
 
 
 def config_hash(run: BertRun, spec: Finetune, source: Path) -> str:
-    """Return a hash of all that decides the result of a seed: the settings of the task, the precision, and the checkpoint it begins from."""
-    facts = json.dumps([asdict(spec) | {"seeds": [], "random_init_seeds": 0, "micro_batch_size": 0}, source.name, run.precision])
+    """Return a hash of all that decides the result of a seed: the settings of the task, the precision, and the checkpoint it begins from.
+
+    Of a search it says only that there is one, so that a trial is the same in every search that has it.
+    """
+    undecided = {"seeds": [], "random_init_seeds": 0, "micro_batch_size": 0, "search": bool(spec.search.combinations)}
+    facts = json.dumps([asdict(spec) | undecided, source.name, run.precision])
     return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
 
 
 def seed_run(run: BertRun, spec: Finetune, examples: int, seed: int, name: str, folder: Path) -> BertRun:
-    """Return the run that fine-tunes one seed, with one phase.
+    """Return the run that fine-tunes one seed, with one phase of all its epochs.
 
     Args:
         examples: to train on.
@@ -58,21 +62,22 @@ def seed_run(run: BertRun, spec: Finetune, examples: int, seed: int, name: str, 
     batch = min(spec.global_batch_size, examples)
     micro = next(size for size in range(min(spec.micro_batch_size, batch), 0, -1) if batch % size == 0)
     steps = max(1, round(spec.epochs * examples / batch))
-    optimizer = MuonConfig if spec.optimizer == "muon" else AdamWConfig
-    optim = optimizer(lr=spec.lr, weight_decay=spec.weight_decay, schedule=Schedule(warmup_ratio=spec.warmup_ratio))
-    # Every epoch that may be kept is a checkpoint until the seed is scored.
-    every = max(1, round(examples / batch)) if spec.keep_best else max(run.checkpoint.save_every, steps // _CHECKPOINTS)
-    phase = BertPhase(steps=steps, global_batch_size=batch, seq_len=spec.seq_len, micro_batch_size=micro, optim=optim, nsp=False)
+    optim = OPTIMIZERS[spec.optimizer](
+        lr=spec.lr,
+        weight_decay=spec.weight_decay,
+        layer_lr_decay=spec.layer_lr_decay,
+        schedule=Schedule(warmup_ratio=spec.warmup_ratio),
+    )
+    every = max(run.checkpoint.save_every, steps // _CHECKPOINTS)
+    phase = BertPhase(steps=steps, global_batch_size=batch, seq_len=spec.seq_len, micro_batch_size=micro, optim=optim, nsp=False)  # type: ignore[arg-type]
     return replace(
         run,
         out=str(folder),
         budget="",
         seed=key(seed, _DROPOUT) >> 1,
         phases={name: phase},
-        # A seed takes minutes: it is scored at its end, and saved now and then.
-        checkpoint=replace(
-            run.checkpoint, save_every=every, keep_latest_k=steps // every + 1 if spec.keep_best else 1, keep_every_n_steps=0
-        ),
+        # A seed takes minutes: it is saved now and then. Where a state is chosen, whoever chooses removes those that are not it.
+        checkpoint=replace(run.checkpoint, save_every=every, keep_latest_k=steps if spec.selects_epoch else 1, keep_every_n_steps=0),
         logging=replace(run.logging, eval_every=0, grad_noise_every=0),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from overnight.optim.lans import Lans
 from overnight.optim.lars import Lars
 from overnight.optim.muon import Muon
 
+# A layer of an encoder, and what lies below the first one.
+_LAYER, _BELOW = re.compile(r"encoder\.layers\.(\d+)\."), re.compile(r"encoder\.(?!layers\.|final_norm\.)")
+
 
 def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
     """Return the parameters of a network by kind: matrices, embeddings, kernels (of convolutions) and vectors (biases, norms).
@@ -29,7 +33,7 @@ def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
         optim: decay, and what is adapted.
 
     Returns:
-        a group for each kind that there is, with `name` (of the kind), `params` (name, tensor), `weight_decay`, `trust_ratio` (whether the trust
+        a group for each kind that there is, and with a `layer_lr_decay` for each rate of each kind, with `name` (of the kind), `params` (name, tensor), `weight_decay`, `trust_ratio` (whether the trust
         ratio applies), `muon` (whether Muon can step it) and `lr_factor` (what the loop multiplies its learning rate by).
     """
     embeddings = {id(p) for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters(recurse=False)}
@@ -41,22 +45,37 @@ def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
 
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     factors = _width_factors(optim, [p for _, p in named if kind(p) == "embeddings"])
+    layer_factors = _layer_factors([label for label, _ in named], optim.layer_lr_decay)
     ratio_on = optim.trust_ratio_on if isinstance(optim, LayerwiseOptim) else "none"
-    groups = []
+    groups: dict[tuple[str, float], dict[str, Any]] = {}
     for name in ("matrices", "embeddings", "kernels", "vectors"):
-        if chosen := [(label, p) for label, p in named if kind(p) == name]:
+        for label, p in named:
+            if kind(p) != name:
+                continue
             vectors = name == "vectors"
-            groups.append(
-                {
-                    "name": name,
-                    "params": chosen,
-                    "weight_decay": 0.0 if vectors else optim.weight_decay,
-                    "trust_ratio": ratio_on == "all" or (ratio_on == "matrices" and not vectors),
-                    "muon": name == "matrices",
-                    "lr_factor": factors.get(name, 1.0),
-                }
-            )
-    return groups
+            group: dict[str, Any] = {
+                "name": name,
+                "params": [],
+                "weight_decay": 0.0 if vectors else optim.weight_decay,
+                "trust_ratio": ratio_on == "all" or (ratio_on == "matrices" and not vectors),
+                "muon": name == "matrices",
+                "lr_factor": factors.get(name, 1.0) * layer_factors[label],
+            }
+            groups.setdefault((name, layer_factors[label]), group)["params"].append((label, p))
+    return list(groups.values())
+
+
+def _layer_factors(names: Sequence[str], decay: float) -> dict[str, float]:
+    """Return what the learning rate of each parameter is multiplied by for its place in an encoder (Clark et al. 2020, arXiv:2003.10555).
+
+    Of layer i of L, from 0, it is decay^(L-i), of the embeddings decay^(L+1), of what is above the layers 1.
+    """
+    layers = 1 + max((int(found[1]) for name in names if (found := _LAYER.match(name))), default=-1)
+    factors = {}
+    for name in names:
+        layer = int(found[1]) if (found := _LAYER.match(name)) else -1 if _BELOW.match(name) else layers
+        factors[name] = decay ** (layers - layer)
+    return factors
 
 
 def _width_factors(optim: Optim, embeddings: Sequence[Tensor]) -> dict[str, float]:
@@ -86,7 +105,7 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
     groups = parameter_groups(module, optim)
 
     def only(*keys: str) -> list[dict[str, Any]]:
-        return [{key: group[key] for key in ("name", "params", "weight_decay", *keys)} for group in groups]
+        return [{key: group[key] for key in ("name", "params", "weight_decay", "lr_factor", *keys)} for group in groups]
 
     if isinstance(optim, LambConfig):
         return Lamb(
@@ -113,23 +132,25 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
             skip_zero_grad=optim.skip_zero_grad,
         )
     if isinstance(optim, MuonConfig):
-        return Muon(only("muon", "lr_factor"), lr=optim.lr, momentum=optim.momentum, betas=optim.betas, eps=optim.eps)
+        return Muon(only("muon"), lr=optim.lr, momentum=optim.momentum, betas=optim.betas, eps=optim.eps)
     assert isinstance(optim, AdamWConfig)
     return torch.optim.AdamW(only(), lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
 
 
 def group_lines(groups: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a line on each group, of :func:`parameter_groups` or of an optimizer: kind, tensors, parameters, what is done to them."""
+    """Return a line on each kind of groups, of :func:`parameter_groups` or of an optimizer: tensors, parameters, what is done to them."""
     lines = []
-    for group in groups:
-        tensors = [p[1] if isinstance(p, tuple) else p for p in group["params"]]
+    for kind in dict.fromkeys(group["name"] for group in groups):
+        alike = [group for group in groups if group["name"] == kind]
+        group, factors = alike[0], sorted({group.get("lr_factor", 1.0) for group in alike})
+        tensors = [p[1] if isinstance(p, tuple) else p for group in alike for p in group["params"]]
         done = [f"decay {group['weight_decay']:g}" if group["weight_decay"] else "no decay"]
         if "trust_ratio" in group:
             done.append("trust ratio" if group["trust_ratio"] else "no trust ratio")
         if "muon" in group:
             done.append("Muon" if group["muon"] else "AdamW")
-        if group.get("lr_factor", 1.0) != 1.0:
-            done.append(f"rate times {group['lr_factor']:.3g}")
+        if factors != [1.0]:
+            done.append(f"rate times {' to '.join(f'{factor:.3g}' for factor in dict.fromkeys((factors[0], factors[-1])))}")
         lines.append(
             f"{group['name']}: {plural(len(tensors), 'tensor')}, {plural(sum(p.numel() for p in tensors), 'parameter')}; {', '.join(done)}"
         )

@@ -82,7 +82,14 @@ def split(examples: list[Example], seed: int, where: str) -> tuple[list[Example]
     return train, dev
 
 
-def split_off(texts: Sequence[str], labels: Sequence[str], seed: int, share: float, where: str) -> set[int]:
+def split_off(
+    texts: Sequence[str],
+    labels: Sequence[str],
+    seed: int,
+    share: float,
+    where: str,
+    remedy: str = "give a dev file next to the train file",
+) -> set[int]:
     """Return the rows to score on where there is no file for that: a share of the different texts, of each label alike, drawn by a hash.
 
     Equal texts are on one side, and of every label one is trained on.
@@ -93,6 +100,7 @@ def split_off(texts: Sequence[str], labels: Sequence[str], seed: int, share: flo
         seed: another seed takes other texts.
         share: of the texts (0 to 1).
         where: the file or folder, for the message.
+        remedy: what to do where there are too few, for the message.
 
     Raises:
         DataError: if one of the two sides would be empty.
@@ -107,9 +115,7 @@ def split_off(texts: Sequence[str], labels: Sequence[str], seed: int, share: flo
     taken = {pool[i] for i in drawn(pool, max(1, round(share * len(label_of))), seed, [label_of[text] for text in pool])}
     rows = {index for index, text in enumerate(texts) if text in taken}
     if not rows or len(rows) == len(texts):
-        raise DataError(
-            f"{where}: {len(texts)} rows are too few to split off {share:g} of them for evaluation; give a dev file next to the train file"
-        )
+        raise DataError(f"{where}: {len(texts)} rows are too few to split off {share:g} of them for evaluation; {remedy}")
     return rows
 
 

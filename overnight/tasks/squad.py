@@ -127,6 +127,11 @@ def _find(folder: Path, words: tuple[str, ...], *published: str) -> Path:
 
 
 def _check_answers(path: Path, questions: list[Question]) -> None:
+    if empty := [q.id for q in questions if not q.context.strip()]:
+        raise DataError(
+            f"{path}: {len(empty):,} of {len(questions):,} questions have an empty context, first {', '.join(empty[:5])}; "
+            "there is nothing to find an answer in: take them out, or put their paragraph back"
+        )
     without = [q.id for q in questions if not q.answers and not q.impossible]
     if without:
         raise DataError(
@@ -240,6 +245,6 @@ def _get(path: Path, node: Any, key: str, kind: type, where: str) -> Any:
         raise DataError(
             f"{path}: {where} {found}; the format of SQuAD is data[].paragraphs[].{{context, qas[].{{id, question, answers[].{{text, answer_start}}}}}}"
         )
-    if not isinstance(node[key], kind):
+    if not isinstance(node[key], kind) or (kind is int and isinstance(node[key], bool)):
         raise DataError(f"{path}: {where}.{key} is a JSON {type(node[key]).__name__} where a {kind.__name__} belongs")
     return node[key]

@@ -7,7 +7,8 @@ import difflib
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -61,6 +62,7 @@ def read_tsv(path: Path, header: tuple[str, ...] = (), broken: int = 0, skipped:
     lines = read_text(path).split("\n")
     first = 0 if header else 1
     columns = header or tuple(lines[0].rstrip("\r").split("\t"))
+    _check_header(columns, path)
     wrong: list[str] = []
     rows: list[Line] = []
     for number, line in enumerate(lines[first:], first + 1):
@@ -89,6 +91,7 @@ def read_csv(path: Path) -> Iterator[Line]:
     rows: list[Line] = []
     try:
         columns = [c.strip() for c in next(reader, [])]
+        _check_header(columns, path)
         before = reader.line_num
         for cells in reader:
             number, before = before + 1, reader.line_num
@@ -106,6 +109,14 @@ def read_csv(path: Path) -> Iterator[Line]:
     if not rows:
         raise DataError(f"{path}: holds no rows")
     yield from rows
+
+
+def _check_header(columns: Sequence[str], path: Path) -> None:
+    twice = [name for name, count in Counter(columns).items() if name and count > 1]
+    if twice:
+        raise DataError(
+            f"{path}:1: has {columns.count(twice[0])} columns called {twice[0]!r}; which one is meant? Give each a name of its own"
+        )
 
 
 def read_jsonl(path: Path, lists: str = "") -> Iterator[Line]:

@@ -137,6 +137,12 @@ def test_muon_steps_the_matrices_where_it_is_asked_for(with_task: Task, classes:
     assert re.search(r"matrices: .*, Muon\n.*embeddings: .*, AdamW\n", muon)
 
 
+def test_lamb_and_a_decay_from_layer_to_layer_reach_the_optimizer(with_task: Task, classes: Path) -> None:
+    said = tune(with_task("csv", classes, optimizer="lamb", layer_lr_decay=0.5, epochs=0.2))
+    # One layer: its rate is half that of the head, and that of the embeddings a quarter.
+    assert re.search(r"matrices: .*, trust ratio, rate times 0.5 to 1\n.*embeddings: .*, trust ratio, rate times 0.25\n", said)
+
+
 def train_lines(run: Run) -> list[dict[str, Any]]:
     """The lines of metrics of the only seed."""
     (path,) = (run.run_dir / "finetune" / "mine.training").glob("*/metrics.jsonl")
@@ -310,6 +316,29 @@ def test_a_damaged_checkpoint_is_named(with_task: Task, classes: Path) -> None:
     (run.run_dir / "checkpoints" / "step-0000010" / "model.safetensors").write_bytes(b"short")
     with pytest.raises(DataError, match=r"step-0000010/model.safetensors was cut short or changed"):
         tune(run)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"), [({"num_layers": 2}, "encoder.layers.1.*absent there"), ({"hidden_size": 48}, "encoder.word")]
+)
+def test_a_checkpoint_of_another_network_is_refused_and_never_filled_up_at_random(
+    change: dict[str, Any], named: str, with_task: Task, classes: Path
+) -> None:
+    run = with_task("csv", classes)
+    other = dataclasses.replace(run, model=dataclasses.replace(run.model, **change))  # type: ignore[type-var]
+    with pytest.raises(DataError, match=rf"step-0000010: is of another network or vocabulary than .*run.yaml.*{named}"):
+        tune(other)
+    assert lines(run) == []
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused(with_task: Task, classes: Path) -> None:
+    run = with_task("csv", classes)
+    tokens = (run.run_dir / "corpus" / "vocab.txt").read_text().splitlines()
+    for path in (run.run_dir / "corpus" / "vocab.txt", run.run_dir / "corpus" / "tokenizer.json"):
+        path.write_text(path.read_text().replace(tokens[-1], "zzzz"))
+    with pytest.raises(DataError, match=r"another vocabulary|say different things|does not"):
+        tune(run)
+    assert lines(run) == []
 
 
 @pytest.mark.parametrize("task", ["csv", "squad", "sst2", "mrpc", "sst", "imdb"])

@@ -253,7 +253,7 @@ def test_the_best_epoch_is_kept_where_that_is_asked_for(run: Path, tmp_path: Pat
     for name, count in (("train", 40), ("dev", 20)):
         (tmp_path / f"{name}.csv").write_text("text,score\n" + "".join(f"object {i},{i * 7 % 11}\n" for i in range(count)))
     words = ["finetune", "mine", "--from", str(run), f"--path={tmp_path}", *FAST, "--epochs=4", "--lr=1e-2"]
-    assert main([*words, "--keep_best=true"]) == 0
+    assert main([*words, "--keep_best=true", "--select_on=dev"]) == 0
     shown = re.findall(r"epoch (\d)  pearson [-\d.]+  spearman ([-\d.]+)", capsys.readouterr().out)
     assert [epoch for epoch, _ in shown] == ["1", "2", "3", "4"] and len({value for _, value in shown}) > 1
     entry = kept(run, "mine", "task.json")["result"]

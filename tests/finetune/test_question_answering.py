@@ -15,7 +15,16 @@ from tokenizers import Tokenizer
 
 from overnight.errors import ConfigError, UserError
 from overnight.finetune.metrics import squad_scores
-from overnight.finetune.question_answering import MAX_QUESTION, Window, _max_context, _spans, against_null, best_answers, windows
+from overnight.finetune.question_answering import (
+    MAX_QUESTION,
+    Window,
+    _max_context,
+    _spans,
+    against_null,
+    best_answers,
+    windows,
+    with_answers,
+)
 from overnight.tasks.squad import Answer, Question, load_squad
 
 CONTEXT = "The cat sat on the mat. Déjà vu: 1990s, caf\u0065\u0301 and the Bronco."
@@ -75,6 +84,22 @@ def test_an_answer_that_a_window_does_not_wholly_hold_is_not_in_it(tokenizer: To
     assert tokens == 12 - 2 - 3 and len(cut) > 1
     answers = [(w.start, w.end) for w in cut]
     assert (None, None) in answers and all((a is None) == (b is None) for a, b in answers)
+
+
+def test_a_question_whose_answer_no_window_holds_is_counted_and_not_trained_on(tokenizer: Tokenizer, vocabulary: Any) -> None:
+    long = " ".join(["the cat sat"] * 5)
+    asked = [
+        dataclasses.replace(_question("cat"), id="held"),
+        Question("longer", "t", "who?", long, (Answer(long, 0),)),
+        Question("unseen", "t", "who?", "The \u200b cat.", (Answer("\u200b", 4),)),
+        Question("none", "t", "who?", CONTEXT, (), impossible=True),
+    ]
+    found = windows(tokenizer, vocabulary, asked, 16, 4)
+    left, notes = with_answers(found, asked)
+    assert {window.id for window in found} - {window.id for window in left} == {"longer", "unseen"}
+    assert left == [window for window in found if window.id in ("held", "none")]
+    assert notes == ("2 of 4 questions are not trained on, since no window of seq_len tokens holds their answer: longer, unseen",)
+    assert with_answers(left, [asked[0], asked[3]]) == (left, ())
 
 
 def test_long_questions_are_cut_to_64_tokens_and_too_short_a_length_is_refused(tokenizer: Tokenizer, vocabulary: Any) -> None:

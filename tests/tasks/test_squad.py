@@ -167,11 +167,24 @@ def _without(key: str) -> dict[str, Any]:
         (_squad(("a", [(" ", 3)])), "an answer has no text"),
         (_squad((1, []), ("1", [])), "question id '1' is used twice"),
         (_squad((True, [])), r"qas\[0\]\.id is a JSON bool where a str belongs"),
+        (_squad(("a", [("T", False)])), r"qas\[0\] \(question a\)\.answer_start is a JSON bool where a int belongs"),
     ],
 )
 def test_json_that_is_not_squad_is_refused_with_its_place(value: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         read_squad(_write(tmp_path / "x.json", value))
+
+
+@pytest.mark.parametrize("context", ["", " \n"])
+def test_questions_about_nothing_are_counted_and_named(context: str, tmp_path: Path) -> None:
+    tree = _squad(("a", [("cat", 4)]))
+    none = {"id": "b", "question": "who?", "answers": [], "is_impossible": True}
+    tree["data"][0]["paragraphs"].append({"context": context, "qas": [none, {**none, "id": "c"}]})
+    good = _write(tmp_path / "good.json", _squad(("a", [("cat", 4)])))
+    bad = _write(tmp_path / "bad.json", tree)
+    for train, dev in ((bad, good), (good, bad)):
+        with pytest.raises(DataError, match=r"bad\.json: 2 of 3 questions have an empty context, first b, c; .* take them out"):
+            load_squad(train, dev)
 
 
 def test_a_file_cut_short_and_a_missing_file_are_refused(tmp_path: Path) -> None:

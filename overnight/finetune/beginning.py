@@ -1,0 +1,93 @@
+"""What every training of a task begins from: the pretrained weights, their vocabulary, and the processes that share the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from overnight.checkpoint import reader
+from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary
+from overnight.config import BertRun, Finetune
+from overnight.console import Line
+from overnight.corpus.shards import load_manifest
+from overnight.corpus.tokenizer import Vocabulary
+from overnight.distributed.world import World
+from overnight.engine.training_run import set_up_machine
+from overnight.errors import DataError
+from overnight.finetune.encoded_task import EncodedTask
+from overnight.finetune.seed import TrainedSeed, train_seed
+from overnight.finetune.workload import FinetuneWorkload, config_hash, seed_run, task_model
+from overnight.models.heads import pretrained_weights, without_top
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What every training of a task begins from, in one process."""
+
+    run: BertRun
+    name: str
+    """Of the task."""
+    checkpoint: Path
+    weights: Mapping[str, Tensor]
+    """Of the encoder and the pooler."""
+    corpus: Path
+    """Folder of the vocabulary."""
+    vocabulary: Vocabulary
+    line: Line
+    world: World
+    device: torch.device
+
+    def config_hash(self, spec: Finetune) -> str:
+        """Return the hash of all that decides the result of a seed with some settings."""
+        return config_hash(self.run, spec, self.checkpoint)
+
+    def train(self, spec: Finetune, task: EncodedTask, seed: int, init: str, what: str, folder: Path, announces: bool) -> TrainedSeed:
+        """Train one seed.
+
+        Args:
+            init: `pretrained`, or `random`.
+            what: is trained, for the lines.
+            folder: for its checkpoints and metrics.
+            announces: whether to print what will be done.
+        """
+        run = seed_run(self.run, spec, len(task.train), seed, what, folder)
+        weights = without_top(self.weights, spec.reinit_layers, run.model.num_layers) if init == "pretrained" else None
+        workload = partial(FinetuneWorkload, run, task, seed, weights, self.vocabulary, self.config_hash(spec))
+        return train_seed(run, spec, task, workload, self.line, self.world, announces)
+
+
+def open_beginning(run: BertRun, name: str, checkpoint: Path, line: Line, world: World) -> Beginning:
+    """Read a checkpoint to fine-tune from.
+
+    Raises:
+        DataError: when it, or the vocabulary, is damaged, or the two do not belong together, or to the network of the run.
+    """
+    device = set_up_machine(run)
+    progress, state, _ = reader.read_checkpoint(checkpoint)
+    corpus, vocabulary = kept_vocabulary(run)
+    assert_same_corpus(progress, load_manifest(corpus), corpus, run)
+    weights = pretrained_weights(state)
+    _check_encoder(run, weights, vocabulary, checkpoint)
+    return Beginning(run, name, checkpoint, weights, corpus, vocabulary, line, world, device)
+
+
+def _check_encoder(run: BertRun, weights: Mapping[str, Tensor], vocabulary: Vocabulary, checkpoint: Path) -> None:
+    """Check that a checkpoint has all of the encoder of a run, and no more: what it lacks would silently begin at random."""
+    with torch.device("meta"):
+        own = task_model("classification", 2, run, vocabulary.size).state_dict()
+    here, there = ({name: list(tensor.shape) for name, tensor in part.items() if name.startswith("encoder.")} for part in (own, weights))
+    wrong = [
+        f"{name} is {there.get(name, 'absent')} there, {here.get(name, 'absent')} in the network of the run"
+        for name in {**here, **there}
+        if here.get(name) != there.get(name)
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise DataError(
+            f"{checkpoint}: is of another network or vocabulary than {run.run_dir / 'run.yaml'} and {vocabulary.size:,} tokens: {'; '.join(wrong[:3])}{more}"
+        )
