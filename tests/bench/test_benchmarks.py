@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from overnight.batches.packing import Batch
 from overnight.bench import gates, gpu, mlstm, optim, train
+from overnight.bench.sizes import natural_batch
 from overnight.cli.main import main
 from overnight.errors import UserError
 from overnight.models.bert import BertForPretraining, Encoder
@@ -68,7 +70,8 @@ def test_training_is_measured_beside_its_peer(capsys: pytest.CaptureFixture[str]
     assert main(["bench", "train", "--tiny"]) == 0
     rows = assert_result(capsys.readouterr().out, "train")
     assert [row["name"] for row in rows] == [
-        f"{kind}-tiny 32 {precision}" for kind in ("bert", "modernbert") for precision in ("fp32", "bf16")
+        *(f"{kind}-tiny 32 {precision}" for kind in ("bert", "modernbert") for precision in ("fp32", "bf16")),
+        "bert-tiny up to 32 fp32",
     ]
     for row in rows:
         assert row["unit"] == "sequences/s" and row["peer"] == "transformers"
@@ -146,7 +149,10 @@ def test_the_hand_written_lamb_of_the_benchmark_is_lamb() -> None:
 
 
 def test_the_cases_named_in_the_goals_are_measured() -> None:
-    assert {"bert-mini 128 fp32", "bert-mini 128 bf16"} <= {case.name for case in train.CASES}
+    cases = {case.name: case for case in train.CASES}
+    assert {f"bert-mini {lengths} {precision}" for lengths in ("128", "up to 512") for precision in ("fp32", "bf16")} <= cases.keys()
+    natural = cases["bert-mini up to 512 fp32"].batch().lengths
+    assert len(natural) == 16 and max(natural) == 512 and 250 < sum(natural) / 16 < 270
     sizes = {(case.model, case.length) for case in gpu.CASES}
     assert {("bert-base", 128), ("bert-base", 512), ("bert-large", 128), ("bert-large", 512)} <= sizes
     assert {(case.length, case.mean) for case in gpu.CASES if case.mean} == {(512, 250)}
@@ -156,21 +162,34 @@ def test_the_cases_named_in_the_goals_are_measured() -> None:
         assert sum(lengths) == 8 * (case.mean or case.length) and max(lengths) == case.length
 
 
+def test_the_peer_is_given_the_same_sequences_padded() -> None:
+    batch = natural_batch((9, 4, 7), vocabulary=100)
+    rows = train.padded_inputs(batch)
+    assert {name: tuple(x.shape) for name, x in rows.items()} == dict.fromkeys(
+        ("input_ids", "token_type_ids", "attention_mask", "labels"), (3, 9)
+    )
+    real = rows["attention_mask"].bool()
+    assert torch.equal(real.sum(1), torch.tensor(batch.lengths)) and torch.equal(rows["input_ids"][real], batch.ids_N)
+    assert torch.equal(rows["token_type_ids"][real], batch.segments_N) and (rows["labels"][~real] == -100).all()
+    assert torch.equal((rows["labels"][real] != -100).nonzero().squeeze(1), batch.predicted_M)
+    assert "attention_mask" not in train.padded_inputs(natural_batch((5, 5)))
+
+
+@pytest.mark.parametrize("batch", [train.full_batch(4, 32, 5), natural_batch((32, 40, 24, 37))], ids=["full", "natural"])
 @pytest.mark.parametrize(
     ("name", "network", "peer"),
     [("bert-tiny", BertForPretraining, "BertForPreTraining"), ("modernbert-tiny", ModernBertForMaskedLM, "ModernBertForMaskedLM")],
 )
-def test_a_step_of_the_benchmark_and_of_its_peer_do_the_same_work(name: str, network: Any, peer: str) -> None:
+def test_a_step_of_the_benchmark_and_of_its_peer_do_the_same_work(name: str, network: Any, peer: str, batch: Batch) -> None:
     """Both lower the loss of the one batch they are given, from about the same place to about the same place."""
     transformers = pytest.importorskip("transformers")
-    batch = train.full_batch(4, 32, 5)
     model, theirs = train.NETWORKS[name], getattr(transformers, peer)
     losses: dict[str, list[float]] = {"ours": [], "theirs": []}
     real, forward = network.losses, theirs.forward
 
     def noted(self: Any, *args: Any) -> Any:
         summed, hits = real(self, *args)
-        losses["ours"].append(sum(float(loss.detach()) / {"mlm": 20, "nsp": 4}[what] for what, loss in summed.items()))
+        losses["ours"].append(sum(float(loss.detach()) / len(batch.targets[what]) for what, loss in summed.items()))
         return summed, hits
 
     def heard(self: Any, *args: Any, **kwargs: Any) -> Any:
