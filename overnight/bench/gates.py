@@ -14,6 +14,7 @@ from overnight.bench.sizes import full_batch
 from overnight.config import BertConfig
 from overnight.models import attention as attend
 from overnight.models.bert import BertForPretraining
+from overnight.models.fused_layer import why_not
 from overnight.optim import Lamb
 from overnight.optim.batch import backend_of
 
@@ -97,13 +98,13 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 def gradient_gate(device: torch.device) -> Row:
-    """Return relative difference of all gradients of the encoder, of compiled layers in bf16 on a GPU, and in fp32 on the CPU."""
+    """Return relative difference of all gradients of the encoder, of fused layers (where they cannot be, of compiled ones) in bf16 on a GPU, and in fp32 on the CPU."""
     net, batch = _gate_model()
     generator, found = torch.Generator().manual_seed(2), []
     weight = torch.randn(len(batch.ids_N), 128, generator=generator)
     for where, dtype in ((torch.device("cpu"), torch.float32), (device, torch.bfloat16 if device.type == "cuda" else torch.float32)):
         here = copy.deepcopy(net).to(where)
-        if where.type == "cuda":
+        if where.type == "cuda" and here.encoder.fuse_layers(where, dtype):
             here.encoder.compile_layers()
         (here.encoder(batch.to(where), dtype).float() * weight.to(where)).sum().backward()
         found.append(torch.cat([p.grad.double().cpu().flatten() for p in here.encoder.parameters() if p.grad is not None]))
@@ -150,4 +151,32 @@ def dropout_gate(device: torch.device) -> Row:
     return Row(f"gate: attention dropout ({'varlen' if where.varlen else 'padded'} {str(dtype)[6:]})", error, "error")
 
 
-GATES = (packed_gate, gradient_gate, dropout_gate, precision_gate, lamb_gate)
+def norm_gate(device: torch.device) -> Row:
+    """Return relative difference of the norm of a fused layer with dropout, forward and backward, and of the formula in float64 with the same dropped.
+
+    Where there are no such kernels there is nothing to compare.
+    """
+    rows, width, p, dtype = 100, 768, 0.125, torch.bfloat16
+    generator = torch.Generator().manual_seed(4)
+    x, y, grad = (torch.randn(rows, width, generator=generator).to(dtype).to(device) for _ in range(3))
+    bias, weight, shift = (torch.randn(width, generator=generator).to(device) for _ in range(3))
+    if why_not(device, dtype, width, 12, p):
+        return Row("gate: norm of fused layers (not taken here)", 0.0, "error")
+    from overnight.models import layer_kernels
+
+    seeds, zero, one = torch.tensor([5], device=device), torch.zeros_like(x), torch.ones(width, device=device)
+    keep = layer_kernels.norm(zero, zero, one, one, None, 1.0, p, seeds)[0] != 0
+    h, out, stats = layer_kernels.norm(x, y, bias, weight, shift, 1e-12, p, seeds)
+    found = [out, *layer_kernels.norm_backward(grad, h, stats, weight, p, seeds)]
+    doubles = [tensor.double().requires_grad_() for tensor in (x, y, weight, shift, bias)]
+    expected = F.layer_norm(doubles[0] + (doubles[1] + doubles[4]) * keep / (1 - p), (width,), doubles[2], doubles[3], 1e-12)
+    dx, dy, *sums = torch.autograd.grad(expected, doubles, grad.double())
+    wanted = [expected.detach(), dx, dy, torch.stack(sums)]
+    error = max(float((ours.double() - theirs).norm() / theirs.norm()) for ours, theirs in zip(found, wanted, strict=True))
+    _require(error < 0.02, f"the norm of fused layers differs by {error:.2g} from the formula")
+    share = 1 - float(keep.double().mean())
+    _require(abs(share - p) < 0.01, f"dropout of fused layers of {p} dropped {share:.3f} of the elements")
+    return Row("gate: norm of fused layers", error, "error")
+
+
+GATES = (packed_gate, gradient_gate, dropout_gate, norm_gate, precision_gate, lamb_gate)

@@ -160,7 +160,7 @@ def train_rows(case: Case, peak: float, device: torch.device, tiny: bool) -> lis
     batch, accumulated = given_batch(case), 2 if tiny else ACCUMULATED
     lengths, batch = batch.lengths, batch.to(device)
     optimizer = build_optimizer(net, LambConfig())
-    if not tiny:
+    if not tiny and net.encoder.fuse_layers(device, torch.bfloat16):
         net.encoder.compile_layers()
 
     def step() -> None:

@@ -155,12 +155,16 @@ def _kernels(gpu: bool) -> Iterator[Finding]:
     import torch
 
     from overnight.models.attention import how, why_padded
+    from overnight.models.fused_layer import why_not
     from overnight.optim.batch import why_lists
 
     if gpu:
         device = torch.device("cuda", 0)
         state: Literal["ok", "note"] = "note" if why_padded(device, torch.bfloat16, 64, 0.1, True) else "ok"
         yield Finding(state, "attention", f"{how(device, torch.bfloat16, 64, 0.1)}; of BERT in bf16")
+        why = why_not(device, torch.bfloat16, 1024, 16, 0.1)
+        text = f"compiled, since {why}" if why else "by Triton's kernels between the products"
+        yield Finding("note" if why else "ok", "layers", f"{text}; of BERT in bf16, with compute.torch_compile")
     elif _has("torch.nn.attention.varlen", "varlen_attn"):
         yield Finding("ok", "varlen attention", "there, but only a GPU can train with it; the CPU has its own path")
     else:

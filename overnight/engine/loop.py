@@ -31,6 +31,7 @@ from overnight.engine.precision import LossScale
 from overnight.engine.recurrent_state import RecurrentState
 from overnight.engine.spikes import Rollback, Spike, SpikeDetector, largest_gradients, measured, worst_micro_batch
 from overnight.errors import TrainingError, first_names
+from overnight.models.weight_copies import kept_copies
 from overnight.optim.layerwise import Layerwise, whole_norms
 from overnight.optim.noise import MicroGradients, Pair
 from overnight.optim.offload import offloaded, step_in_chunks
@@ -154,7 +155,8 @@ def training_steps(
         targets = all_reduce_sums(step_batches.divisors(), world)
         failed = ""
         try:
-            losses, parts, worked = backward(objective, step_batches, targets, settings, micro, factor, carry)
+            with kept_copies(not hasattr(objective, "set_requires_gradient_sync")):
+                losses, parts, worked = backward(objective, step_batches, targets, settings, micro, factor, carry)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

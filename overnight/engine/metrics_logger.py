@@ -21,6 +21,7 @@ from overnight.engine.precision import DTYPES, LossScale
 from overnight.engine.spikes import minimized
 from overnight.engine.throughput import Throughput
 from overnight.models.attention import how
+from overnight.models.fused_layer import why_not
 from overnight.optim.batch import why_lists
 from overnight.optim.groups import group_lines
 from overnight.optim.layerwise import Layerwise
@@ -177,3 +178,6 @@ class MetricsLogger:
         if device.type == "cuda" and isinstance(model, BertConfig | ModernBertConfig):
             size, dropped = model.hidden_size // model.num_heads, getattr(model, "attention_dropout", 0.0)
             yield f"attention: {how(device, DTYPES[self.run.precision], size, dropped)}"
+            if isinstance(model, BertConfig) and self.run.compute.torch_compile and self.run.precision != "fp8":
+                why = why_not(device, DTYPES[self.run.precision], model.hidden_size, model.num_heads, dropped)
+                yield f"layers: compiled, since {why}" if why else "layers: by Triton's kernels between the products"

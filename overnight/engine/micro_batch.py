@@ -40,6 +40,7 @@ from overnight.engine.memory import (
 from overnight.engine.metrics_logger import MetricsLogger
 from overnight.engine.precision import DTYPES
 from overnight.errors import ConfigError
+from overnight.models.weight_copies import kept_copies
 from overnight.optim.offload import offloaded
 from overnight.optim.state import local
 from overnight.run_dir.atomic import write_json
@@ -200,7 +201,7 @@ class BatchSizeFinder:
             # As many in all processes, which may wait for each other.
             for number in range(1 + max(2, 16 // count)):
                 begun = time.perf_counter()
-                with gradient_sync(self.objective, last=fsdp and number > 0):
+                with kept_copies(not fsdp), gradient_sync(self.objective, last=fsdp and number > 0):
                     summed, *_ = self.objective(batch.to(device), self.dtype)
                     torch.stack(list(summed.values())).sum().backward()
                 if device.type == "cuda":

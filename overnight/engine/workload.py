@@ -26,7 +26,7 @@ from overnight.corpus.shards import Shard, load_manifest, open_shards
 from overnight.corpus.tokenizer import Vocabulary, load_vocabulary
 from overnight.distributed.world import World
 from overnight.engine.loop import StepResult
-from overnight.engine.precision import to_fp8
+from overnight.engine.precision import DTYPES, to_fp8
 from overnight.engine.recurrent_state import RecurrentState
 from overnight.errors import DataError
 from overnight.models.bytes import ByteModel, byte_model
@@ -225,11 +225,12 @@ def new_model(run: BertRun, vocabulary: Vocabulary, device: torch.device) -> Mas
 
 
 def set_up_encoder(model: Any, run: Run, device: torch.device) -> None:
-    """Have the layers of a BERT's encoder computed as a run says: in 8 bits, recomputed, compiled."""
+    """Have the layers of a BERT's encoder computed as a run says: in 8 bits, recomputed, fused or compiled."""
     if run.precision == "fp8":
         to_fp8(model, device)
     model.encoder.recompute_layers(run.memory.activation_checkpointing)
-    if run.compute.torch_compile:
+    # What 8 bits put in the place of the linear maps is not what is fused.
+    if run.compute.torch_compile and (run.precision == "fp8" or model.encoder.fuse_layers(device, DTYPES[run.precision])):
         model.encoder.compile_layers()
 
 

@@ -6,6 +6,7 @@ Shapes: N tokens of the flat batch, S sequences, T longest sequence, D width, H 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,13 +203,29 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, where: Layout, probability: float) 
     """Return attention within the sequences of a flat batch on a GPU: (N, H, E) each."""
     window, given = where.window, (q, k, v, where.starts, where.starts, where.longest, where.longest)
     if probability:
-        assert _flash is not None
-        # Its generator is torch's, so recomputation drops the same weights. Neither causal nor with a mask to look at.
-        out: Tensor = _flash(*given, probability, False, False, window_size_left=window, window_size_right=window)[0]
-        return out
+        return flash(q, k, v, where, probability)[0]
     # The lowest torch may not know windows, and BERT has none.
     near: dict[str, Any] = {"window_size": (window, window)} if window >= 0 else {}
     return varlen_attn(*given, **near)  # type: ignore[return-value]
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, where: Layout, probability: float) -> tuple[Tensor, ...]:
+    """Return attention of variable lengths by the operator itself (N, H, E), and what its backward pass wants besides; it has a gradient of its own, too."""
+    assert _flash is not None
+    window, given = where.window, (q, k, v, where.starts, where.starts, where.longest, where.longest)
+    # Its generator is torch's, so recomputation drops the same weights. Neither causal nor with a mask to look at.
+    out, sums, generator, unused, _ = _flash(*given, probability, False, False, window_size_left=window, window_size_right=window)
+    return out, sums, generator, unused
+
+
+def flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, kept: Sequence[Tensor], where: Layout, probability: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values (N, H, E), from what :func:`flash` returned: its result and what it kept."""
+    sums, generator, unused = kept
+    window, starts, longest = where.window, where.starts, where.longest
+    given = (grad, q, k, v, out, sums, starts, starts, longest, longest, probability, False, generator, unused)
+    return torch.ops.aten._flash_attention_backward(*given, window_size_left=window, window_size_right=window)  # type: ignore[no-any-return]
 
 
 # Longest sequences (tokens) for which a CPU keeps all scores: batched products of oneDNN take a fifth of the time of torch's own kernel at 128 tokens in

@@ -17,7 +17,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from overnight.batches.packing import Batch
 from overnight.config import BertConfig
 from overnight.models.attention import Layout, attention, layout
-from overnight.models.layers import _onednn_linear, dropout, layer_norm, linear
+from overnight.models.fused_layer import fused_embedding, fused_layer, why_not
+from overnight.models.layers import _onednn_linear, dropout, layer_norm, linear, rows
 from overnight.models.vocabulary_loss import vocabulary_loss
 
 # Logits of the padding rows of the vocabulary: exp(-1e4) is exactly 0 in fp32, and so is their gradient.
@@ -108,6 +109,10 @@ class EncoderLayers(nn.Module):
         for layer in self.layers:
             layer.compile(dynamic=True)
 
+    def fuse_layers(self, device: torch.device, dtype: torch.dtype) -> str:
+        """Have the layers computed by a function of their own on a device, in a type of activations; returns why not, empty where they are."""
+        return "there is none for these layers"
+
     def recompute_layers(self, recompute: Recompute) -> None:
         """Keep less of the forward pass for the backward pass, which computes it again (Chen et al. 2016, arXiv 1604.06174); the same gradients.
 
@@ -122,6 +127,8 @@ class EncoderLayers(nn.Module):
 class Layer(EncoderLayer):
     """One Transformer layer: x = norm(x + attention(x)); x = norm(x + ffn(x))."""
 
+    fused = False
+
     def __init__(self, model: BertConfig) -> None:
         super().__init__()
         width, inner = model.hidden_size, model.intermediate_size or 4 * model.hidden_size
@@ -130,6 +137,8 @@ class Layer(EncoderLayer):
         self.up, self.down, self.norm2 = Linear(width, inner), Linear(inner, width), Norm(width)
 
     def _forward(self, x_ND: Tensor, where: Layout) -> Tensor:  # type: ignore[override]
+        if self.fused and where.varlen:
+            return fused_layer(self, x_ND, where)
         mixed_ND = attention(self.qkv(x_ND), self.heads, where, self.attention_dropout if self.training else 0.0)
         x_ND = self.norm1(x_ND + dropout(self.out(mixed_ND), self.dropout, self.training))
         inner = F.gelu(self.up(x_ND))
@@ -144,6 +153,8 @@ class Encoder(EncoderLayers):
         vocab_size: tokens of the vocabulary; the table is padded.
     """
 
+    fused = False
+
     def __init__(self, model: BertConfig, vocab_size: int) -> None:
         super().__init__()
         self.word = Embedding(padded_vocabulary(vocab_size), model.hidden_size)
@@ -156,11 +167,26 @@ class Encoder(EncoderLayers):
         self.dropout, self.attention_dropout = model.dropout, model.attention_dropout
         self.head_size = model.hidden_size // model.num_heads
 
+    def fuse_layers(self, device: torch.device, dtype: torch.dtype) -> str:
+        width = len(self.norm.weight)
+        why = why_not(device, dtype, width, width // self.head_size, self.attention_dropout)
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            layer.fused = not why
+        self.fused = not why
+        return why
+
+    def embedded(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        """Return the embeddings of tokens, positions and segments, after norm and dropout (N, D)."""
+        if self.fused:
+            return fused_embedding(self, (batch.ids_N, batch.positions_N, batch.segments_N), dtype)
+        x_ND = self.word(batch.ids_N) + self.position(batch.positions_N) + self.segment(batch.segments_N)
+        return dropout(self.norm(x_ND).to(dtype), self.dropout, self.training)
+
     def forward(self, batch: Batch, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return hidden states (N, D) of a flat batch, in `dtype`, the type of all matrix products and activations."""
         where = layout(batch, self.attention_dropout if self.training else 0.0, dtype, size=self.head_size)
-        x_ND = self.word(batch.ids_N) + self.position(batch.positions_N) + self.segment(batch.segments_N)
-        x_ND = dropout(self.norm(x_ND).to(dtype), self.dropout, self.training)
+        x_ND = self.embedded(batch, dtype)
         for layer in self.layers:
             x_ND = layer(x_ND, where)
         return x_ND
@@ -211,7 +237,10 @@ class BertForPretraining(nn.Module):
 
     def nsp_logits(self, hidden_ND: Tensor, batch: Batch) -> Tensor:
         """Return logits of `is next`, `is random`: (S, 2)."""
-        return self.nsp(torch.tanh(self.pooler(first_tokens(hidden_ND, batch))))
+        return self._nsp_of(first_tokens(hidden_ND, batch))
+
+    def _nsp_of(self, first_SD: Tensor) -> Tensor:
+        return self.nsp(torch.tanh(self.pooler(first_SD)))
 
     def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return summed losses by name, and summed correct predictions (outside training only), both fp32.
@@ -220,14 +249,18 @@ class BertForPretraining(nn.Module):
         """
         assert batch.predicted_M is not None
         hidden_ND = self.encoder(batch, dtype)
-        hidden_MD = self.mlm(hidden_ND.index_select(0, batch.predicted_M))
+        # One look-up, so that the gradient of all hidden states is filled once.
+        chosen = rows(hidden_ND, torch.cat((batch.predicted_M, batch.starts[:-1].long())))
+        predicted_MD, first_SD = chosen.split((len(batch.predicted_M), len(batch.starts) - 1))
+        hidden_MD = self.mlm(predicted_MD)
         decoder = self.encoder.word.weight, self.mlm.masked_bias()
         loss, mlm_correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training)
         losses, correct = {"mlm": loss}, {}
         if mlm_correct is not None:
             correct["mlm"] = mlm_correct
         if "nsp" in batch.targets:
-            logits, labels = self.nsp_logits(hidden_ND, batch)[: len(batch.targets["nsp"])].float(), batch.targets["nsp"]
+            labels = batch.targets["nsp"]
+            logits = self._nsp_of(first_SD)[: len(labels)].float()
             losses["nsp"] = F.cross_entropy(logits, labels, reduction="sum")
             if not self.training:
                 correct["nsp"] = (logits.argmax(-1) == labels).sum()

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from overnight.models import encoder_native
+from overnight.models.weight_copies import copy_of
 
 try:  # The kernel that torch.compile's CPU backend calls; absent from builds without oneDNN.
     _onednn_linear = torch.ops.mkldnn._linear_pointwise if torch.backends.mkldnn.is_available() else None
@@ -24,9 +25,14 @@ def eager_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def _eager_16_bits(x: Tensor) -> bool:
+    """Return whether a GPU's weight would be cast, by itself, to the type of x: torch.compile does it its own way."""
+    return x.device.type == "cuda" and x.dtype in (torch.bfloat16, torch.float16) and not torch.compiler.is_compiling()
+
+
 def _product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x @ w.T + bias of CPU matrices."""
-    if x.dtype == torch.float32 and _onednn_linear is not None:
+    """Return x @ w.T + bias of matrices, on a CPU by oneDNN."""
+    if x.dtype == torch.float32 and x.device.type == "cpu" and _onednn_linear is not None:
         return _onednn_linear(x, w, bias, "none", [], "")
     return F.linear(x, w, bias)
 
@@ -36,21 +42,34 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        w = weight.to(x.dtype)
+        w = copy_of(weight, x.dtype)
         ctx.save_for_backward(x, w)
         ctx.weight_dtype = weight.dtype
-        return _product(x, w, None if bias is None else bias.to(x.dtype))
+        return _product(x, w, None if bias is None else copy_of(bias, x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:  # type: ignore[override]
         x, w = ctx.saved_tensors
         grad = grad.contiguous()
         grad_x = _product(grad, w.t()) if ctx.needs_input_grad[0] else None
-        # oneDNN would first copy both transposed operands: torch's product reads them in place.
-        grad_w = (grad.t() @ x).to(ctx.weight_dtype)
+        grad_w = weight_gradient(grad, x, ctx.weight_dtype)
         # The sum accumulates in fp32 either way; asked for an fp32 result of 16 bits, torch would first copy all of it.
         grad_b = grad.sum(0).to(ctx.weight_dtype) if ctx.needs_input_grad[2] else None
         return grad_x, grad_w, grad_b
+
+
+def weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return grad.T @ x, the gradient of a weight (out, in), in the type of the weight.
+
+    Args:
+        grad: (N, out).
+        x: (N, in).
+    """
+    if x.device.type == "cuda" and x.dtype != torch.float32 and dtype == torch.float32:
+        # The product adds up in fp32 and writes that: neither rounded to 16 bits nor cast afterwards.
+        return torch.mm(grad.t(), x, out_dtype=torch.float32)
+    # oneDNN would first copy both transposed operands: torch's product reads them in place.
+    return (grad.t() @ x).to(dtype)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -61,7 +80,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         weight: (out, in), usually fp32.
         bias: (out).
     """
-    if eager_cpu(x):
+    if eager_cpu(x) or _eager_16_bits(x):
         return _Linear.apply(x, weight, bias)
     return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
@@ -106,6 +125,24 @@ def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
     if eager_cpu(x):
         return _Dropout.apply(x, *keep_mask(x.shape, probability))
     return F.dropout(x, probability)
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.rows = len(x)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (index,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.rows, grad.shape[1]).index_add_(0, index, grad), None
+
+
+def rows(x: Tensor, index: Tensor) -> Tensor:
+    """Return rows of a matrix; torch's own gradient of it copies the whole once more."""
+    return _Rows.apply(x, index)  # type: ignore[no-any-return]
 
 
 class _GatedGelu(torch.autograd.Function):

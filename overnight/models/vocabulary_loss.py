@@ -1,11 +1,13 @@
 """Cross-entropy over a large vocabulary without keeping, or passing more than needed over, the logits.
 
-Shapes: M predicted positions, D width, V vocabulary. On a CPU the gradient of the logits is made in place of them in the
-forward pass, slice by slice while it is in the cache; the three products run over all rows at once.
+Shapes: M predicted positions, D width, V vocabulary. The gradient of the logits is made in place of them in the forward pass: on a CPU slice by
+slice while it is in the cache, on a GPU by vocabulary_kernels.py; the three products run over all rows at once.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from typing import Any
 
 import torch
@@ -13,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from overnight.batches.packing import IGNORED
-from overnight.models.layers import _product, eager_cpu
+from overnight.models.layers import _product, eager_cpu, weight_gradient
+from overnight.models.weight_copies import copy_of
 
 # Slices of at most this many logits (4 MB in fp32) stay in the cache between the softmax and its gradient.
 _SLICE = 1 << 20
@@ -33,6 +36,8 @@ def vocabulary_loss(x_MD: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_M: T
     """
     if not count_correct and eager_cpu(x_MD) and torch.is_grad_enabled():
         return _VocabularyLoss.apply(x_MD, weight_VD, bias_V, labels_M), None
+    if not count_correct and torch.is_grad_enabled() and _has_kernel(x_MD.device) and not torch.compiler.is_compiling():
+        return _VocabularyLossOnGpu.apply(x_MD, weight_VD, bias_V, labels_M), None
     logits = F.linear(x_MD, weight_VD.to(x_MD.dtype), bias_V.to(x_MD.dtype)).float()
     loss = F.cross_entropy(logits, labels_M, reduction="sum", ignore_index=IGNORED)
     return loss, (logits.argmax(-1) == labels_M).sum() if count_correct else None
@@ -41,7 +46,7 @@ def vocabulary_loss(x_MD: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_M: T
 class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
-        w = weight.to(x.dtype)
+        w = copy_of(weight, x.dtype)
         logits = _product(x, w, bias.to(x.dtype))
         total = torch.zeros((), dtype=torch.float64)
         used = labels != IGNORED
@@ -67,3 +72,35 @@ class _VocabularyLoss(torch.autograd.Function):
         # The scale is applied to the small results, in fp32, where it cannot underflow.
         grad_w = (grad.t() @ x).to(kind).mul_(upstream)
         return _product(grad, w.t()).mul_(upstream), grad_w, grad.sum(0).to(kind).mul_(upstream), None
+
+
+@functools.cache
+def _has_kernel(device: torch.device) -> bool:
+    """Return whether vocabulary_kernels.py can be used on a device."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+class _VocabularyLossOnGpu(torch.autograd.Function):
+    """The same with Triton's kernel, which also adds the bias, in fp32; gradients of the decoder are fp32 as the product adds them up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+        from overnight.models.vocabulary_kernels import cross_entropy
+
+        w = copy_of(weight, x.dtype)
+        logits = x @ w.t()
+        losses = cross_entropy(logits, bias.contiguous(), labels.contiguous(), IGNORED)
+        ctx.save_for_backward(x, w, logits)
+        ctx.weight_dtype = weight.dtype
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
+        x, w, grad = ctx.saved_tensors
+        # On the smaller factor; in fp16 it could underflow there.
+        early = x.dtype != torch.float16
+        grad_w = weight_gradient(grad, (x * upstream).to(x.dtype) if early else x, ctx.weight_dtype)
+        if not early:
+            grad_w.mul_(upstream)
+        grad_b = grad.sum(0, dtype=torch.float32).mul_(upstream).to(ctx.weight_dtype)
+        return (grad @ w).mul_(upstream), grad_w, grad_b, None

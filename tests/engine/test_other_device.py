@@ -16,6 +16,7 @@ from overnight.engine.recurrent_state import RecurrentState
 from overnight.models.attention import why_padded
 from overnight.models.bert import BertForPretraining
 from overnight.models.bytes import ByteModel
+from overnight.models.fused_layer import why_not
 from overnight.optim import Lamb
 from overnight.optim.batch import why_lists
 from tests.models.sample import Copies, pretraining, random_batch
@@ -51,13 +52,22 @@ def test_all_of_a_step_is_on_the_device_and_the_host_waits_for_no_copy(kind: str
 @pytest.mark.parametrize(
     ("precision", "capability", "told"),
     [
-        ("bf16", (9, 0), ["optimizer: steps by Triton's kernels", "attention: variable lengths, without padding (FlashAttention)"]),
+        (
+            "bf16",
+            (9, 0),
+            [
+                "optimizer: steps by Triton's kernels",
+                "attention: variable lengths, without padding (FlashAttention)",
+                "layers: by Triton's kernels between the products",
+            ],
+        ),
         (
             "fp16",
             (7, 5),
             [
                 "optimizer: steps by lists of tensors, since Triton needs compute capability 8.0, this GPU has 7.5",
                 "attention: sequences padded to the longest of a micro-batch, since the kernel needs compute capability 8.0, this GPU has 7.5",
+                "layers: compiled, since the kernel needs compute capability 8.0, this GPU has 7.5",
             ],
         ),
     ],
@@ -70,7 +80,8 @@ def test_a_run_on_a_gpu_prints_what_it_takes_and_why(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     optimizer = Lamb([torch.zeros(1, requires_grad=True)])
     for device, expected in (("cuda", told), ("cpu", [])):
-        why_lists.cache_clear(), why_padded.cache_clear()
-        logger = SimpleNamespace(run=tiny(precision=precision), context=SimpleNamespace(world=World(device=torch.device(device))))
+        why_lists.cache_clear(), why_padded.cache_clear(), why_not.cache_clear()
+        run = tiny(precision=precision, compute={"torch_compile": True})
+        logger = SimpleNamespace(run=run, context=SimpleNamespace(world=World(device=torch.device(device))))
         assert list(MetricsLogger._gpu_paths(logger, optimizer)) == expected  # type: ignore[arg-type]
-    why_lists.cache_clear(), why_padded.cache_clear()
+    why_lists.cache_clear(), why_padded.cache_clear(), why_not.cache_clear()

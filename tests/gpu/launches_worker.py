@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 
+from overnight.config import BertConfig
+from overnight.models import bert
+from overnight.models.attention import Layout
 from overnight.optim import Lamb, Lars
 from tests.gpu.steps_worker import CUDA, faked, prepared, step
 
@@ -31,6 +34,16 @@ def optimizer(make: Any, dtype: torch.dtype) -> None:
         made.step()
 
 
+def layer(dtype: torch.dtype) -> None:
+    """Take a fused layer forward and back, of the width of BERT-base: a row is no power of two."""
+    with CUDA:
+        net = bert.Layer(BertConfig(attention_dropout=0.1))
+        x = torch.empty(300, 768, dtype=dtype, requires_grad=True)
+        where = Layout(torch.empty(5, dtype=torch.int32), 128, True)
+    net.fused = True
+    net(x, where).sum().backward()
+
+
 if __name__ == "__main__":
     capability = (int(sys.argv[2][0]), int(sys.argv[2][1]))
     fake_cuda.install(capability)
@@ -45,5 +58,8 @@ if __name__ == "__main__":
             optimizer(make, dtype)
             found[name], driver.launched = driver.launched, []
         step(given, "mlstm", "adamw", "none")
-        found["mlstm bf16"] = driver.launched
+        found["mlstm bf16"], driver.launched = driver.launched, []
+        for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+            layer(dtype)
+            found[f"layer {name}"], driver.launched = driver.launched, []
     Path(sys.argv[1]).write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -31,8 +31,6 @@ from torch._inductor.fx_passes import fuse_attention, pad_mm
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from overnight.bench.sizes import VOCABULARY, full_batch
 from overnight.config import BertConfig, ModernBertConfig
@@ -162,62 +160,6 @@ def shapes(model: Any) -> int:
     return compilations
 
 
-VIEWS = [
-    "unbind",
-    "select.",
-    "view",
-    "expand",
-    "slice",
-    "detach",
-    "alias",
-    "aten.t.",
-    "transpose",
-    "unsqueeze",
-    "squeeze",
-    "as_strided",
-    "permute",
-    "split",
-    "lift",
-    "empty",
-    "diagonal",
-    "sym_",
-    "prim",
-    "reshape",
-]
-
-
-class Launched(TorchDispatchMode):
-    """Counts the operators that launch a kernel, and the bytes of their tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernels = self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if "_to_copy" in str(func) or not any(view in str(func) for view in VIEWS):
-            there = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, torch.Tensor) and x.device.type == "cuda"]
-            self.kernels += 1
-            self.bytes += sum(x.numel() * x.element_size() for x in there)
-        return result
-
-
-def outside() -> dict[str, int]:
-    """What a network does outside its layers, forward and backward, uncompiled: with one layer, less what the second of two adds."""
-    given = full_batch(TOKENS // LONGEST, LONGEST, 20)
-    mode, found = faked(), []
-    for layers in (1, 2):
-        with mode:
-            with torch.device("cuda"):
-                net = bert.BertForPretraining(replace(BERT, num_layers=layers), VOCABULARY)
-            with Launched() as launched:
-                losses, _ = net.losses(given.to(CUDA), torch.bfloat16)
-                (losses["mlm"] / len(given.targets["mlm"]) + losses["nsp"] / len(given.lengths)).backward()
-        found.append((launched.kernels, launched.bytes))
-    (kernels, size), (kernels_2, size_2) = found
-    return {"kernels": 2 * kernels - kernels_2, "bytes": 2 * size - size_2, "layer": kernels_2 - kernels, "layer bytes": size_2 - size}
-
-
 def kept() -> dict[str, float]:
     """Bytes a token that a layer keeps for its backward pass, uncompiled, by the number of its heads: what one more layer adds, by what more tokens add to that."""
     mode, found = faked(), {}
@@ -254,7 +196,6 @@ if __name__ == "__main__":
     graph.GraphLowering.compile_to_module = graph.GraphLowering._compile_to_module = written  # type: ignore[method-assign]
     found: dict[str, Any] = {name: layer(*CASES[name]) for name in sys.argv[3:] if name in CASES}
     found["compilations"] = shapes(BertConfig(num_layers=2, hidden_size=128, num_heads=2))
-    found["outside"] = outside()
     if "kept" in sys.argv:
         found["kept"] = kept()
     Path(sys.argv[1]).write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -39,6 +39,7 @@ PATHS: dict[str, tuple[str, float, torch.dtype]] = {
     "modernbert": ("modernbert", 0.0, torch.bfloat16),
     "bert dropout": ("bert", 0.1, torch.bfloat16),
     "bert dropout fp16": ("bert", 0.1, torch.float16),
+    "bert fused": ("bert", 0.1, torch.bfloat16),
     "bert fp32": ("bert", 0.1, torch.float32),
     "modernbert fp32": ("modernbert", 0.0, torch.float32),
     "mlstm": ("mlstm", 0.0, torch.bfloat16),
@@ -147,6 +148,8 @@ def step(given: StepBatches, path: str, optimizer: str, recompute: str, wait: Ca
     """Take two steps; `wait` is called with each loss."""
     kind, dropped, dtype = PATHS[path]
     net = network(kind, dropped, recompute)
+    if path == "bert fused":
+        assert not net.encoder.fuse_layers(CUDA, dtype)
     carry = RecurrentState(range(4), net.state_shape, World(device=CUDA)) if kind == "mlstm" else None
     settings = LoopConfig(steps=2, lr=lambda step: 0.01, max_grad_norm=1.0, dtype=dtype, device=CUDA, seed=(1, 2), world=World(device=CUDA))
     made = build_optimizer(net, OPTIMIZERS[optimizer]())

@@ -25,5 +25,12 @@ def test_what_the_code_calls_is_compiled_and_launched_on_its_grid(on_fake_gpu: C
         for name, grid, _ in found[case]:
             assert grid[0] == (3 if name == "_total" else CHUNKS), (case, name)
     assert {"_modulate", "_cell", "_cell_backward", "_modulate_backward", "_sum_places"} <= set(names["mlstm bf16"])
+    for case in ("layer bf16", "layer fp16"):
+        forward, back = ["_norm", "_gelu", "_norm"], ["_norm_backward", "_gelu_backward", "_norm_backward", "_joined"]
+        assert names[case] == forward + back, case
+        # 300 rows: of norms one a program; of columns blocks of 256, and of rows 19 times 16.
+        assert [grid for _, grid, _ in found[case]] == [
+            [300, 1, 1], [19, 12, 1], [300, 1, 1], [300, 1, 1], [12, 19, 1], [300, 1, 1], [3, 19, 3]
+        ], case  # fmt: skip
     # 5 steps of 2 layers, forward and backward, in each of two training steps.
     assert names["mlstm bf16"].count("_cell") == names["mlstm bf16"].count("_cell_backward") == 5 * 2 * 2

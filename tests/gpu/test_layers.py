@@ -22,8 +22,6 @@ BUDGETS: dict[str, tuple[tuple[int, int, str, int], tuple[int, int, str, int]]] 
 }
 # A layer is compiled once for training, forward and backward, and once for evaluation, whatever comes in a run.
 COMPILATIONS = 3
-# Of BERT, uncompiled, with as many tokens: launches and MB outside the layers (embeddings, head, losses), and of a layer with its products.
-OUTSIDE, LAYER = (96, 7317), (57, 5632)
 # Bytes a token that an uncompiled layer keeps for its backward pass, of BERT-base (12 heads) and BERT-large: what micro-batches fill memory with.
 KEPT = {"12": 29_248, "16": 38_992}
 
@@ -46,8 +44,6 @@ def test_a_layer_takes_the_kernels_and_the_bytes_of_its_budget_and_few_compilati
     check(found, "bert")
     assert found["compilations"] == COMPILATIONS
     assert found["kept"] == KEPT
-    there = found["outside"]
-    assert ((there["kernels"], round(there["bytes"] / 1e6)), (there["layer"], round(there["layer bytes"] / 1e6))) == (OUTSIDE, LAYER)
 
 
 @needs_triton

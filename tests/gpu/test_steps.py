@@ -15,6 +15,7 @@ ATTENTION = {
     "bert": VARLEN,
     "bert dropout": FLASH,
     "bert dropout fp16": FLASH,
+    "bert fused": FLASH,
     "bert fp32": PADDED,
     "modernbert": VARLEN,
     "modernbert fp32": PADDED,
@@ -105,3 +106,17 @@ def test_the_recurrence_of_bytes_is_stepped_by_its_kernels(steps: Any) -> None:
     for name, case in steps.items():
         if name.startswith("mlstm"):
             assert {"_modulate", "_cell", "_cell_backward", "_modulate_backward"} <= set(case["launches"]), name
+
+
+@needs_triton
+def test_fused_layers_and_the_loss_over_a_vocabulary_are_computed_by_their_kernels(steps: Any) -> None:
+    once = {"_embed": 1, "_embed_backward": 1, "_norm": 4, "_norm_backward": 4, "_gelu": 2, "_gelu_backward": 2, "_joined": 2}
+    for name, case in steps.items():
+        path, _, recompute = name.split(" | ")
+        # A byte network recomputes it, since it has as many predictions as bytes.
+        assert case["launches"]["_cross_entropy"] == STEPS * (2 if path.startswith("mlstm") else 1), name
+        again = {"_norm": 4, "_gelu": 2} if recompute != "none" else {}
+        wanted = {kernel: STEPS * (count + again.get(kernel, 0)) for kernel, count in once.items()}
+        assert {kernel: case["launches"].get(kernel, 0) for kernel in once} == (
+            wanted if path == "bert fused" else dict.fromkeys(once, 0)
+        ), name
