@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from overnight.batches.few_shapes import by_tokens, filled_up, give_memory_back, keep_few_kernels, rounded_up
+from overnight.batches.packing import Batch
 from overnight.checkpoint import reader
 from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary, task_vocabulary
 from overnight.checkpoint.task_folder import read_facts, read_weights
@@ -28,7 +30,6 @@ from overnight.finetune.answers import answer_of, probabilities
 from overnight.finetune.encode import Encoded, encode_examples, join
 from overnight.finetune.encoded_task import EncodedExamples
 from overnight.finetune.entities import are_entities, entities
-from overnight.finetune.seed import outputs
 from overnight.finetune.tagging import encode_sentences, tags_of
 from overnight.finetune.workload import task_model
 from overnight.models.bert import padded_vocabulary
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 
     from overnight.corpus.tokenizer import Vocabulary
 
-_MICRO = 32
+# Tokens of a batch: on a CPU they stay in the cache, on a GPU they keep its kernels busy.
+_CPU_TOKENS, _GPU_TOKENS = 1 << 12, 1 << 16
 TOP = 5
 # Of questions that are asked of a model of others, as its own scripts have them.
 DOC_STRIDE, MAX_ANSWER = 128, 30
@@ -66,8 +68,23 @@ class Trained:
 
     def outputs(self, sequences: Sequence[Any]) -> list[np.ndarray]:
         """Return what the network says of sequences that have `ids`, and `segments` where there are two."""
+        out: list[np.ndarray] = [np.empty(0)] * len(sequences)
+        with torch.no_grad():
+            for index, batch in self.batches(sequences):
+                for i, output in zip(index, self.network(batch, self.dtype).cpu().numpy()[: len(index)], strict=True):
+                    out[i] = output
+        return out
+
+    def batches(self, sequences: Sequence[Any]) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yield all sequences once, longest first, on the device: the places of some, and their batch, behind which others may fill it up."""
+        keep_few_kernels()
         segments = [getattr(s, "segments", np.zeros(len(s.ids), np.int8)) for s in sequences]
-        return outputs(self.network, EncodedExamples([s.ids for s in sequences], segments, {}), _MICRO, self.dtype, self.device)
+        examples, on_cpu = EncodedExamples([s.ids for s in sequences], segments, {}), self.device.type == "cpu"
+        for index in by_tokens([len(s.ids) for s in sequences], _CPU_TOKENS if on_cpu else _GPU_TOKENS):
+            batch = examples.batch(index)
+            yield index, filled_up(batch, self.vocabulary.pad) if on_cpu else batch.to(self.device)
+            if on_cpu:
+                give_memory_back(len(batch.ids_N))
 
 
 def predict(run: BertRun, name: str, lines: Iterable[str], keep_going: bool = False) -> Iterator[dict[str, Any]]:
@@ -254,16 +271,22 @@ def _masked(model: Trained, number: int, fields: Mapping[str, Any]) -> tuple[Exa
 
 @torch.no_grad()
 def _fill(model: Trained, rows: Sequence[tuple[Example, Encoded]]) -> Iterator[dict[str, Any]]:
-    for example, sequence in rows:
-        batch = EncodedExamples([sequence.ids], [sequence.segments], {}).batch(np.array([0])).to(model.device)
+    guesses: list[list[list[dict[str, Any]]]] = [[]] * len(rows)
+    for index, batch in model.batches([sequence for _, sequence in rows]):
         at = (batch.ids_N == model.vocabulary.mask).nonzero().squeeze(1)
-        logits = model.network.mlm_logits(model.network.encoder(batch, model.dtype)[at]).float()
+        few = torch.cat([at, at[:1].expand(rounded_up(len(at)) - len(at))])
+        logits = model.network.mlm_logits(model.network.encoder(batch, model.dtype)[few])[: len(at)].float()
         top = torch.softmax(logits, -1).topk(TOP, -1)
-        guesses = [
-            [{"token": model.tokenizer.id_to_token(i), "probability": _round(p)} for i, p in zip(row_ids, row_p, strict=True)]
-            for row_ids, row_p in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        ]
-        yield {"id": example.id, "text": example.text_a, "masks": guesses}
+        found = iter(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+        for place in index:
+            masks = int((rows[place][1].ids == model.vocabulary.mask).sum())
+            guesses[place] = [_guesses(model, *next(found)) for _ in range(masks)]
+    for (example, _), masks_of in zip(rows, guesses, strict=True):
+        yield {"id": example.id, "text": example.text_a, "masks": masks_of}
+
+
+def _guesses(model: Trained, ids: list[int], shares: list[float]) -> list[dict[str, Any]]:
+    return [{"token": model.tokenizer.id_to_token(i), "probability": _round(p)} for i, p in zip(ids, shares, strict=True)]
 
 
 def _round(value: float) -> float:

@@ -5,7 +5,7 @@ Shapes: n texts, N tokens of a flat batch, S sequences of it, D width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,7 +16,6 @@ from torch import Tensor
 from overnight.batches.packing import Batch, moved
 from overnight.errors import ConfigError, DataError
 from overnight.finetune.encode import encode_examples
-from overnight.finetune.encoded_task import EncodedExamples
 from overnight.finetune.predict import Trained
 from overnight.models.bert import first_tokens
 from overnight.tasks.examples import Example
@@ -25,8 +24,6 @@ from overnight.tasks.inputs import is_text
 Pooling = Literal["mean", "first"]
 """The mean of all tokens of a text, [CLS] and [SEP] among them, or its first token, [CLS]."""
 Vectors = npt.NDArray[np.float32]
-# Tokens of a batch: on a CPU they stay in the cache, on a GPU they keep its kernels busy.
-_CPU_TOKENS, _GPU_TOKENS = 1 << 12, 1 << 16
 
 
 def check_embedding(model: Trained, pooling: str, layer: int) -> int:
@@ -68,11 +65,8 @@ def embed_texts(model: Trained, texts: Sequence[str], pooling: str, layer: int, 
         if not isinstance(text, str) or not is_text(text):
             raise DataError(f"text {place}: is {'no valid text' if isinstance(text, str) else f'a {type(text).__name__}'}; give strings")
     encoded = encode_examples(model.tokenizer, model.vocabulary, [Example("", text, None, None) for text in texts], model.longest)
-    examples = EncodedExamples([e.ids for e in encoded], [e.segments for e in encoded], {})
     out = np.empty((len(texts), model.network.encoder.word.weight.shape[1]), np.float32)
-    tokens = _CPU_TOKENS if model.device.type == "cpu" else _GPU_TOKENS
-    for index in _batches([len(e.ids) for e in encoded], tokens):
-        batch = examples.batch(index).to(model.device)
+    for index, batch in model.batches(encoded):
         hidden_ND = _hidden(model, batch, number).float()
         if pooling == "first":
             vectors_SD = first_tokens(hidden_ND, batch)
@@ -81,21 +75,8 @@ def embed_texts(model: Trained, texts: Sequence[str], pooling: str, layer: int, 
             vectors_SD = torch.segment_reduce(hidden_ND, "mean", lengths=lengths)
         if normalize:
             vectors_SD = torch.nn.functional.normalize(vectors_SD, dim=-1)
-        out[index] = vectors_SD.cpu().numpy()
+        out[index] = vectors_SD.cpu().numpy()[: len(index)]
     return out
-
-
-def _batches(lengths: Sequence[int], tokens: int) -> Iterator[npt.NDArray[np.intp]]:
-    """Yield the places of sequences, longest first, as many at once as have so many tokens together, or one."""
-    order = np.argsort([-n for n in lengths], kind="stable")
-    first, total = 0, 0
-    for at, place in enumerate(order):
-        if at > first and total + lengths[place] > tokens:
-            yield order[first:at]
-            first, total = at, 0
-        total += lengths[place]
-    if len(order):
-        yield order[first:]
 
 
 def _hidden(model: Trained, batch: Batch, number: int) -> Tensor:

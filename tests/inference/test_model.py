@@ -77,7 +77,7 @@ def test_vectors_come_in_the_order_of_the_texts_whatever_they_are_batched_with(m
     texts = [*TEXTS, *(text[:200] for text in topics().values())][:40]
     together = model.embed(texts)
     assert together.dtype == np.float32 and together.shape == (40, model.embedding_size)
-    monkeypatch.setattr("overnight.inference.embedding._CPU_TOKENS", 64)
+    monkeypatch.setattr("overnight.finetune.predict._CPU_TOKENS", 64)
     monkeypatch.setattr(module, "WINDOW", 7)
     np.testing.assert_allclose(model.embed(texts), together, atol=1e-5)
     np.testing.assert_allclose(np.concatenate([model.embed([text]) for text in texts]), together, atol=1e-5)
