@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from overnight.batches.packing import Batch, moved
-from overnight.models import encoder_native
-from overnight.models.layers import eager_cpu, keep_mask
+from overnight.models import attention_native
+from overnight.models.layers import eager_cpu
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -180,8 +180,9 @@ def attention(qkv: Tensor, heads: int, where: Layout, probability: float, turns:
         (N, D).
     """
     width = qkv.shape[1] // 3
-    if not probability and eager_cpu(qkv) and where.longest <= _KEPT_SCORES.get(qkv.dtype, 0) and encoder_native.available(qkv.dtype):
-        return _Attention.apply(qkv, heads, where, *(turns or (None, None)))
+    if eager_cpu(qkv) and attention_native.available(qkv.dtype):
+        dropping = attention_native.dropping(probability)
+        return attention_native.attention(qkv, heads, where.starts, where.longest, where.window, dropping, turns)
     if turns is not None:
         qkv = rotate(qkv, heads, *turns)
     if where.varlen:
@@ -228,42 +229,11 @@ def flash_backward(
     return torch.ops.aten._flash_attention_backward(*given, window_size_left=window, window_size_right=window)  # type: ignore[no-any-return]
 
 
-# Longest sequences (tokens) for which a CPU keeps all scores: batched products of oneDNN take a fifth of the time of torch's own kernel at 128 tokens in
-# bf16, half at 512; in fp32 they lose beyond 256.
-_KEPT_SCORES = {torch.bfloat16: 1024, torch.float32: 256}
-
-
-class _Attention(torch.autograd.Function):
-    """Attention without dropout on a CPU by batched products, the rest by encoder.c; the probabilities are kept."""
-
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, heads: int, where: Layout, cos: Tensor | None, sin: Tensor | None) -> Tensor:
-        parts = encoder_native.to_heads(qkv.contiguous(), 3, heads, where.longest, where.pad, cos, sin)
-        q, k, v = parts.flatten(1, 2)
-        scores = torch.bmm(q, k.transpose(1, 2))
-        encoder_native.softmax(scores, heads, where.mask, parts.shape[-1])
-        ctx.save_for_backward(parts, scores, where.unpad, cos, sin)
-        ctx.tokens = len(qkv)
-        return encoder_native.to_rows(torch.bmm(scores, v).view(1, *parts.shape[1:]), len(qkv), where.unpad, None, None)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
-        parts, p, unpad, cos, sin = ctx.saved_tensors
-        out = torch.empty_like(parts)
-        (q, k, v), (grad_q, grad_k, grad_v) = parts.flatten(1, 2), out.flatten(1, 2)
-        grad = encoder_native.spread(grad.contiguous(), parts.shape[1:], unpad).flatten(0, 1)
-        torch.bmm(p.transpose(1, 2), grad, out=grad_v)
-        scores = torch.bmm(grad, v.transpose(1, 2))
-        encoder_native.softmax_backward(p, scores, parts.shape[-1])
-        torch.bmm(scores, k, out=grad_q)
-        torch.bmm(scores.transpose(1, 2), q, out=grad_k)
-        return encoder_native.to_rows(out, ctx.tokens, unpad, cos, sin), None, None, None, None
-
-
 def _dropped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, probability: float) -> Tensor:
     """Return attention with dropped weights on a CPU, where torch's fused kernels have no dropout: (S, H, T, E) each."""
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    keep, scale = keep_mask(scores.shape, probability)
+    seed, dropped, scale = attention_native.dropping(probability)
+    keep = attention_native.keep_mask(len(scores) * scores.shape[1], scores.shape[-1], seed, dropped).view_as(scores)
     return (torch.softmax(scores, -1) * keep) @ (v * scale)

@@ -1,7 +1,7 @@
-/* What an encoder computes between its matrix products, forward and backward. Compiled by encoder_native.py.
+/* What an encoder computes between its matrix products, forward and backward; attention is attention.c. Compiled by encoder_native.py.
 
    STORE: type of activations; 16 bits for bf16. The arithmetic is in fp32. A row is computed by one thread, so the result does not depend on how
-   many there are. Shapes: N tokens of the flat batch, S sequences, T their padded length, H heads, E dimensions of a head. */
+   many there are. Shapes: N tokens of the flat batch, F width inside the feed-forward part, M predicted positions, V vocabulary. */
 
 #include <math.h>
 #include <stdint.h>
@@ -81,93 +81,24 @@ void gated_gelu_backward(long N, long F, const STORE *x, const STORE *grad, STOR
     }
 }
 
-/* Probabilities of scores, in place: softmax(scale · x) of each row of T, over the places that its query sees (all, where mask is NULL).
-   mask: row s/H·mask_s + t·mask_t of T bytes for row t of head s. */
-void softmax(long heads, long H, long T, float scale, const uint8_t *mask, long mask_s, long mask_t, STORE *x) {
-    ROWS for (long row = 0; row < heads * T; row++) {
-        STORE *restrict p = x + row * T;
-        const uint8_t *restrict seen = mask ? mask + row / T / H * mask_s + row % T * mask_t : 0;
-        float values[T], top = -INFINITY, sum = 0;
-        if (seen)
-            for (long j = 0; j < T; j++) values[j] = seen[j] ? load(p[j]) * scale : -INFINITY;
-        else
-            for (long j = 0; j < T; j++) values[j] = load(p[j]) * scale;
+/* losses[m] = cross-entropy of row m of the logits; x becomes its gradient, softmax(x) less 1 at the label. A row with a negative label has neither. */
+void cross_entropy(long M, long V, const int64_t *labels, STORE *x, float *losses) {
+    ROWS for (long m = 0; m < M; m++) {
+        STORE *restrict row = x + m * V;
+        float top = -INFINITY, sum = 0;
+        if (labels[m] < 0) {
+            losses[m] = 0;
+            memset(row, 0, V * sizeof(STORE));
+            continue;
+        }
 #pragma omp simd reduction(max : top)
-        for (long j = 0; j < T; j++) top = values[j] > top ? values[j] : top;
+        for (long j = 0; j < V; j++) top = load(row[j]) > top ? load(row[j]) : top;
 #pragma omp simd reduction(+ : sum)
-        for (long j = 0; j < T; j++) {
-            values[j] = exp_(values[j] - top);
-            sum += values[j];
-        }
-        float inverse = 1.0f / sum;
+        for (long j = 0; j < V; j++) sum += exp_(load(row[j]) - top);
+        float at_label = load(row[labels[m]]) - top, inverse = 1.0f / sum;
+        losses[m] = logf(sum) - at_label;
 #pragma omp simd
-        for (long j = 0; j < T; j++) p[j] = store(values[j] * inverse);
-    }
-}
-
-/* The gradient of the scores from that of the probabilities p, in place. */
-void softmax_backward(long rows, long T, float scale, const STORE *p, STORE *grad) {
-    ROWS for (long row = 0; row < rows; row++) {
-        const STORE *restrict q = p + row * T;
-        STORE *restrict g = grad + row * T;
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (long j = 0; j < T; j++) sum += load(q[j]) * load(g[j]);
-#pragma omp simd
-        for (long j = 0; j < T; j++) g[j] = store(scale * load(q[j]) * (load(g[j]) - sum));
-    }
-}
-
-static inline void turn(long E, const STORE *restrict from, const float *restrict c, const float *restrict s, float sign, STORE *restrict to) {
-    long half = E / 2;
-#pragma omp simd
-    for (long j = 0; j < half; j++) {
-        float x = load(from[j]), y = load(from[half + j]), cos = c[j], sin = sign * s[j];
-        to[j] = store(x * cos - y * sin);
-        to[half + j] = store(y * cos + x * sin);
-    }
-}
-
-/* parts[p, s, h, t] = rows[pad[s·T + t], p, h], the first two parts turned by the angles of their row (none, where cos is NULL).
-   rows: (N, P, H, E), P parts side by side. parts: (P, S, H, T, E). pad: flat row of each padded place (S·T), NULL where they are alike.
-   cos, sin: (N, E/2). */
-void to_heads(long P, long S, long H, long T, long E, const int64_t *pad, const float *cos, const float *sin, const STORE *rows, STORE *parts) {
-    ROWS for (long s = 0; s < S; s++)
-        for (long t = 0; t < T; t++) {
-            long n = pad ? pad[s * T + t] : s * T + t;
-            for (long p = 0; p < P; p++)
-                for (long h = 0; h < H; h++) {
-                    const STORE *from = rows + ((n * P + p) * H + h) * E;
-                    STORE *to = parts + (((p * S + s) * H + h) * T + t) * E;
-                    if (cos && p < 2)
-                        turn(E, from, cos + n * (E / 2), sin + n * (E / 2), 1, to);
-                    else
-                        memcpy(to, from, E * sizeof(STORE));
-                }
-        }
-}
-
-/* parts[s, h, place] = rows[n, h] for each row n and its padded place; the others are not written. rows: (N, H, E). parts: (S, H, T, E). */
-void spread(long N, long H, long T, long E, const int64_t *unpad, const STORE *rows, STORE *parts) {
-    ROWS for (long n = 0; n < N; n++) {
-        long place = unpad ? unpad[n] : n, s = place / T, t = place % T;
-        for (long h = 0; h < H; h++) memcpy(parts + ((s * H + h) * T + t) * E, rows + (n * H + h) * E, E * sizeof(STORE));
-    }
-}
-
-/* The inverse of to_heads, turning back; places that are no row's are not read. unpad: padded place of each flat row (N), NULL where they are alike. */
-void to_rows(long P, long N, long S, long H, long T, long E, const int64_t *unpad, const float *cos, const float *sin, const STORE *parts,
-             STORE *rows) {
-    ROWS for (long n = 0; n < N; n++) {
-        long place = unpad ? unpad[n] : n, s = place / T, t = place % T;
-        for (long p = 0; p < P; p++)
-            for (long h = 0; h < H; h++) {
-                STORE *to = rows + ((n * P + p) * H + h) * E;
-                const STORE *from = parts + (((p * S + s) * H + h) * T + t) * E;
-                if (cos && p < 2)
-                    turn(E, from, cos + n * (E / 2), sin + n * (E / 2), -1, to);
-                else
-                    memcpy(to, from, E * sizeof(STORE));
-            }
+        for (long j = 0; j < V; j++) row[j] = store(exp_(load(row[j]) - top) * inverse);
+        row[labels[m]] = store(exp_(at_label) * inverse - 1.0f);
     }
 }

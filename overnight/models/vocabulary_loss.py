@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from overnight.batches.packing import IGNORED
+from overnight.models import encoder_native
 from overnight.models.layers import _product, eager_cpu, weight_gradient
 from overnight.models.weight_copies import copy_of
 
@@ -48,19 +49,10 @@ class _VocabularyLoss(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
         w = copy_of(weight, x.dtype)
         logits = _product(x, w, bias.to(x.dtype))
-        total = torch.zeros((), dtype=torch.float64)
-        used = labels != IGNORED
-        step = max(1, _SLICE // logits.shape[1])
-        for at in range(0, len(labels), step):
-            part, label, use = logits[at : at + step], labels[at : at + step], used[at : at + step]
-            log_p = torch.log_softmax(part, -1, dtype=torch.float32)
-            at_label = label.clamp(min=0)[:, None]
-            total -= log_p.gather(1, at_label).squeeze(1)[use].sum(dtype=torch.float64)
-            grad = log_p.exp_()
-            grad.scatter_add_(1, at_label, torch.full_like(at_label, -1, dtype=torch.float32))
-            if not bool(use.all()):
-                grad *= use[:, None]
-            part.copy_(grad)
+        if encoder_native.available(logits.dtype):
+            total = encoder_native.cross_entropy(logits, labels).sum(dtype=torch.float64)
+        else:
+            total = _in_place(logits, labels)
         ctx.save_for_backward(x, w, logits)
         ctx.weight_dtype = weight.dtype
         return total.float()
@@ -70,8 +62,26 @@ class _VocabularyLoss(torch.autograd.Function):
         x, w, grad = ctx.saved_tensors
         kind = ctx.weight_dtype
         # The scale is applied to the small results, in fp32, where it cannot underflow.
-        grad_w = (grad.t() @ x).to(kind).mul_(upstream)
+        grad_w = weight_gradient(grad, x, kind).mul_(upstream)
         return _product(grad, w.t()).mul_(upstream), grad_w, grad.sum(0).to(kind).mul_(upstream), None
+
+
+def _in_place(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return summed cross-entropy (float64), and turn the logits into their gradients, in place."""
+    total = torch.zeros((), dtype=torch.float64)
+    used = labels != IGNORED
+    step = max(1, _SLICE // logits.shape[1])
+    for at in range(0, len(labels), step):
+        part, label, use = logits[at : at + step], labels[at : at + step], used[at : at + step]
+        log_p = torch.log_softmax(part, -1, dtype=torch.float32)
+        at_label = label.clamp(min=0)[:, None]
+        total -= log_p.gather(1, at_label).squeeze(1)[use].sum(dtype=torch.float64)
+        grad = log_p.exp_()
+        grad.scatter_add_(1, at_label, torch.full_like(at_label, -1, dtype=torch.float32))
+        if not bool(use.all()):
+            grad *= use[:, None]
+        part.copy_(grad)
+    return total
 
 
 @functools.cache

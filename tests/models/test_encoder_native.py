@@ -1,6 +1,8 @@
-"""What encoder.c computes, against torch's own operations in float64 and autograd."""
+"""What encoder.c and attention.c compute, against torch's own operations in float64 and autograd."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -9,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from overnight.models import encoder_native
+from overnight.batches.packing import IGNORED
+from overnight.models import attention_native, encoder_native
 from overnight.models.attention import Layout, angles, attention, layout, rotate
 from overnight.models.layers import gated_gelu
 from tests.models.sample import random_batch
@@ -68,10 +71,17 @@ def formula(qkv: Tensor, heads: int, where: Layout, lengths: list[int], window: 
 
 
 @TYPES
-@settings(max_examples=25, deadline=None)
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), window=st.sampled_from([-1, 1, 8]), turned=st.booleans())
-def test_attention_and_its_gradient_equal_the_formula_in_float64(lengths: list[int], window: int, turned: bool, dtype: torch.dtype) -> None:
-    heads, size, batch = 2, 8, random_batch(lengths)
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.one_of(st.integers(1, 40), st.integers(41, 150)), min_size=1, max_size=5),
+    window=st.sampled_from([-1, 1, 8, 70]),
+    turned=st.booleans(),
+    size=st.sampled_from([2, 6, 8, 64, 80, 130]),
+)
+def test_attention_and_its_gradient_equal_the_formula_in_float64(
+    lengths: list[int], window: int, turned: bool, size: int, dtype: torch.dtype
+) -> None:
+    heads, batch = 2, random_batch(lengths)
     where = layout(batch, 0.0, dtype, window)
     turns = angles(batch.positions_N, size, 100.0) if turned else None
     qkv, grad = numbers(sum(lengths), 3 * heads * size, dtype=dtype), numbers(sum(lengths), heads * size, dtype=dtype, seed=1)
@@ -100,9 +110,81 @@ def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
 
 def test_without_a_compiler_torch_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = random_batch([20, 3, 9])
-    qkv, where, turns = numbers(32, 48, dtype=torch.float32), layout(batch, 0.0, torch.float32, 4), angles(batch.positions_N, 8, 100.0)
-    compiled = attention(qkv, 2, where, 0.0, turns), gated_gelu(qkv)
-    monkeypatch.setattr(encoder_native, "available", lambda dtype: False)
-    plain = attention(qkv, 2, where, 0.0, turns), gated_gelu(qkv)
-    for a, b in zip(compiled, plain, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    qkv, grad, turns = (
+        numbers(32, 48, dtype=torch.float32),
+        numbers(32, 16, dtype=torch.float32, seed=1),
+        angles(batch.positions_N, 8, 100.0),
+    )
+
+    def found() -> list[Tensor]:
+        outs = [gated_gelu(qkv)]
+        for window, probability, turned in ((4, 0.0, turns), (-1, 0.3, None), (-1, 0.0, None)):
+            torch.manual_seed(7)
+            mine = qkv.clone().requires_grad_()
+            out = attention(mine, 2, layout(batch, probability, torch.float32, window), probability, turned)
+            out.backward(grad)
+            assert mine.grad is not None
+            outs += [out.detach(), mine.grad]
+        return outs
+
+    compiled = found()
+    for module in (encoder_native, attention_native):
+        monkeypatch.setattr(module, "available", lambda dtype: False)
+    for a, b in zip(compiled, found(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_attention_drops_the_right_share_of_weights_and_scales_the_others(probability: float) -> None:
+    torch.manual_seed(0)
+    length, heads = 96, 8
+    seed, dropped, scale = attention_native.dropping(probability)
+    keep = attention_native.keep_mask(heads, length, seed, dropped).double()
+    near_mean = 5 * (probability * (1 - probability) / keep.numel()) ** 0.5
+    assert abs(1 - keep.mean().item() - probability) < near_mean and scale == pytest.approx(1 / (1 - probability))
+    # No two rows, columns or heads are alike: of any two, as many weights are dropped in both as chance says.
+    for rows in (keep.flatten(0, 1), keep.transpose(1, 2).flatten(0, 1), keep.flatten(1)):
+        both = (1 - rows) @ (1 - rows).t() / rows.shape[1]
+        both = both[~torch.eye(len(both), dtype=torch.bool)]
+        # Each pair is one draw of a binomial share.
+        spread = (probability**2 * (1 - probability**2) / rows.shape[1]) ** 0.5
+        assert (both - probability**2).abs().max() < 7 * spread + 1 / rows.shape[1]
+        assert abs(both.mean() - probability**2) < 4 * near_mean
+
+
+def test_attention_without_dropout_draws_nothing_and_with_it_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    assert attention_native.dropping(0.0) == (0, -(2**31), 1.0) and torch.equal(before, torch.get_rng_state())
+    first = attention_native.dropping(0.5)
+    torch.manual_seed(3)
+    assert attention_native.dropping(0.5) == first != attention_native.dropping(0.5)
+
+
+def test_what_is_no_number_reaches_its_own_sequence_only() -> None:
+    batch, qkv = random_batch([5, 60]), numbers(65, 48, dtype=torch.float32)
+    qkv[2] = float("nan")
+    out = attention(qkv, 2, layout(batch, 0.0, qkv.dtype), 0.0)
+    assert out[:5].isnan().all() and out[5:].isfinite().all()
+
+
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 1), (5, 33), (9, 1000)])
+@TYPES
+def test_cross_entropy_and_its_gradient_equal_torch_in_float64(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
+    logits = numbers(rows, vocabulary, dtype=dtype, scale=4.0)
+    labels = torch.arange(rows) * 7 % vocabulary
+    labels[rows // 2 :: 3] = IGNORED
+    exact = logits.double().requires_grad_()
+    expected = F.cross_entropy(exact, labels, reduction="none", ignore_index=IGNORED)
+    expected.sum().backward()
+    losses = encoder_native.cross_entropy(logits, labels)
+    assert exact.grad is not None
+    torch.testing.assert_close(losses.double(), expected.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits.double(), exact.grad, rtol=0.0, atol=TOLERANCE[dtype])
+
+
+def test_cross_entropy_of_extreme_logits_is_finite_and_of_no_number_none() -> None:
+    logits = torch.tensor([[1e4, -1e4, 0.0], [float("nan"), 0.0, 0.0], [-3e38, -3e38, -3e38]])
+    losses = encoder_native.cross_entropy(logits, torch.tensor([1, 0, 2]))
+    assert losses[0] == 2e4 and losses[1].isnan() and losses[2] == pytest.approx(math.log(3))
+    assert logits[0].tolist() == [1, -1, 0] and logits[2].sum().abs() < 1e-6

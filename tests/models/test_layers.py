@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from overnight.models import attention as attend
+from overnight.models import layers
 from overnight.models.attention import attention, layout
 from overnight.models.layers import dropout, keep_mask, layer_norm, linear
 from tests.models.sample import random_batch
@@ -41,6 +42,27 @@ def test_linear_equals_torch_and_its_gradients_have_the_type_of_the_weight(dtype
     for ours, theirs in zip(*results, strict=True):
         assert ours.dtype == theirs.dtype
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max()))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
+    st.booleans(),
+)
+def test_the_gradient_of_a_weight_is_a_contiguous_product_on_any_processor(
+    rows: int, outer: int, inner: int, dtype: torch.dtype, intel: bool
+) -> None:
+    grad, x = doubles(rows, outer).detach().to(dtype), doubles(rows, inner, seed=1).detach().to(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "_intel", lambda: intel)
+        found = layers.weight_gradient(grad, x)
+    assert found.dtype == dtype and found.is_contiguous()
+    exact = grad.double().t() @ x.double()
+    error = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float64: 1e-12}[dtype]
+    torch.testing.assert_close(found.double(), exact, rtol=0.0, atol=error * float(exact.abs().max()))
 
 
 def test_linear_needs_no_gradient_of_its_input() -> None:
@@ -136,7 +158,7 @@ def reference(qkv: Tensor, heads: int, lengths: tuple[int, ...]) -> Tensor:
 @pytest.mark.parametrize("dropped", [False, True], ids=["sdpa", "own"])
 def test_attention_and_its_gradient_equal_the_formula(lengths: tuple[int, ...], dropped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if dropped:  # Our own attention with a mask that keeps all.
-        monkeypatch.setattr(attend, "keep_mask", lambda shape, probability: (torch.ones(shape, dtype=torch.bool), 1.0))
+        monkeypatch.setattr(attend.attention_native, "dropping", lambda probability: (0, -(2**31), 1.0))
     heads, width = 2, 6
     batch = random_batch(lengths)
     where = layout(batch, 0.5 if dropped else 0.0, torch.float64)

@@ -126,7 +126,8 @@ def kernel(schema: Any, keep: Tensor, calls: list[dict[str, Any]]) -> Any:
 
 def padded_reference(qkv: Tensor, where: Layout, keep: Tensor, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """Our own padded attention with the same weights dropped."""
-    monkeypatch.setattr(attend, "keep_mask", lambda shape, probability: (keep, 1 / (1 - P)))
+    monkeypatch.setattr(attend.attention_native, "dropping", lambda probability: (0, 0, 1 / (1 - P)))
+    monkeypatch.setattr(attend.attention_native, "keep_mask", lambda *numbers: keep)
     monkeypatch.setattr(attend, "eager_cpu", lambda x: True)
     return attention(qkv, HEADS, where, P)
 

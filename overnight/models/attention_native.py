@@ -1,0 +1,153 @@
+"""Attention on a CPU in one pass over each sequence, without padding and without keeping scores: attention.c.
+
+Shapes: N tokens of the flat batch, S sequences, T their padded length, H heads, E dimensions of a head.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overnight import native
+
+_SOURCE = Path(__file__).with_name("attention.c")
+_DEFINES: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.bfloat16: ("BF16",)}
+_LONG, _POINTER, _FLOAT = ctypes.c_long, ctypes.c_void_p, ctypes.c_float
+_INPUTS = [*[_LONG] * 4, *[_POINTER] * 4, _LONG, ctypes.c_uint64, _LONG, _FLOAT]
+_ARGUMENTS = {"attend": [*_INPUTS, *[_POINTER] * 2], "attend_backward": [*_INPUTS, *[_POINTER] * 3]}
+
+
+@functools.cache
+def available(dtype: torch.dtype) -> bool:
+    """Return whether attention.c can be used here for activations of a type; builds it if need be."""
+    try:
+        return dtype in _DEFINES and native.library(_SOURCE, *_DEFINES[dtype]) is not None
+    except native.NoCompiler:
+        return False
+
+
+@functools.cache
+def _function(dtype: torch.dtype, name: str) -> Callable[..., int]:
+    found = getattr(native.library(_SOURCE, *_DEFINES[dtype]), name)
+    found.argtypes, found.restype = _ARGUMENTS[name], ctypes.c_int
+    return found  # type: ignore[no-any-return]
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: Tensor,
+        heads: int,
+        starts: Tensor,
+        longest: int,
+        window: int,
+        dropping: tuple[int, int, float],
+        cos: Tensor | None,
+        sin: Tensor | None,
+    ) -> Tensor:
+        qkv = qkv.contiguous()
+        tokens, width = len(qkv), qkv.shape[1] // 3
+        numbers = len(starts) - 1, heads, width // heads, longest
+        ctx.save_for_backward(qkv, starts, cos, sin, sums := torch.empty(tokens, heads))
+        ctx.rest = numbers, window, dropping
+        out = qkv.new_empty(tokens, width)
+        _run("attend", qkv, numbers, (starts, qkv, cos, sin), window, dropping, out, sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        qkv, starts, cos, sin, sums = ctx.saved_tensors
+        numbers, window, dropping = ctx.rest
+        out = torch.empty_like(qkv)
+        _run("attend_backward", qkv, numbers, (starts, qkv, cos, sin), window, dropping, grad.contiguous(), sums, out)
+        return out, *[None] * 7
+
+
+def _run(
+    name: str,
+    like: Tensor,
+    numbers: tuple[int, ...],
+    read: tuple[Tensor | None, ...],
+    window: int,
+    dropping: tuple[int, int, float],
+    *more: Tensor,
+) -> None:
+    assert all(x.is_contiguous() for x in (*read, *more) if x is not None)
+    pointers = [None if x is None else x.data_ptr() for x in read]
+    if not _function(like.dtype, name)(*numbers, *pointers, window, *dropping, *(x.data_ptr() for x in more)):
+        raise MemoryError("no memory for the scores of a block of queries")
+
+
+def attention(
+    qkv: Tensor,
+    heads: int,
+    starts: Tensor,
+    longest: int,
+    window: int,
+    dropping: tuple[int, int, float],
+    turns: tuple[Tensor, Tensor] | None,
+) -> Tensor:
+    """Return softmax attention within each sequence: (N, H·E).
+
+    Args:
+        qkv: (N, 3·H·E), queries, keys and values side by side.
+        heads: H.
+        starts: offset of each sequence and the end of the last, which is N (int32, S + 1).
+        longest: at least the length of each.
+        window: tokens to either side that one sees; -1 is all.
+        dropping: from :func:`dropping`.
+        turns: cosine and sine of rotary positions, (N, 1, 1, E/2) each.
+    """
+    return _Attention.apply(qkv, heads, starts, longest, window, dropping, *(turns or (None, None)))  # type: ignore[no-any-return]
+
+
+def dropping(probability: float) -> tuple[int, int, float]:
+    """Return a seed from torch's generator, the value below which a weight's 32 random bits (signed) drop it, and what the others are multiplied by."""
+    if not probability:
+        return 0, -(2**31), 1.0
+    seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) % 2**64
+    dropped = min(round(probability * 2**32), 2**32 - 1)
+    return seed, dropped - 2**31, 2**32 / (2**32 - dropped)
+
+
+def keep_mask(heads: int, length: int, seed: int, dropped: int) -> Tensor:
+    """Return which weights attention.c keeps: (S·H, T, T). Arithmetic of 64 and 32 bits wraps around, as there.
+
+    Args:
+        heads: S·H.
+        length: T.
+        seed, dropped: from :func:`dropping`.
+    """
+
+    def mixed(x: Tensor, shift: int, factor: int) -> Tensor:
+        return (x ^ _shifted(x, shift)) * _signed(factor, 64)
+
+    place = (torch.arange(heads)[:, None] << 32) + torch.arange(1, length + 1)
+    x = mixed(mixed(place * _signed(0x9E3779B97F4A7C15, 64) + _signed(seed, 64), 30, 0xBF58476D1CE4E5B9), 27, 0x94D049BB133111EB)
+    key = x ^ _shifted(x, 31)
+    low, high = key.to(torch.int32)[..., None], _shifted(key, 32).to(torch.int32)[..., None]
+    bits = torch.arange(length, dtype=torch.int32) ^ low
+    bits ^= _shifted(bits, 16)
+    bits *= _signed(0x7FEB352D, 32)
+    bits ^= high
+    bits ^= _shifted(bits, 15)
+    bits *= _signed(0x846CA68B, 32)
+    bits ^= _shifted(bits, 16)
+    return bits >= dropped
+
+
+def _signed(x: int, size: int) -> int:
+    """Return an unsigned number as the signed one of the same bits."""
+    return x - 2**size if x >= 2 ** (size - 1) else x
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """Return bits moved to the right, with zeros behind them."""
+    return (x >> by) & ((1 << (x.element_size() * 8 - by)) - 1)
