@@ -15,10 +15,19 @@ from overnight.errors import ConfigError
 
 def _add_bench(add: Add) -> None:
     command = add("bench", _bench, "benchmark against reference implementations; the last line is one JSON object")
-    command.add_argument("what", choices=("train", "loop", "loader", "optim", "mlstm", "scaling", "gpu", "corpus"), help="what to measure")
+    command.add_argument(
+        "what", choices=("train", "loop", "loader", "optim", "mlstm", "scaling", "gpu", "roof", "corpus"), help="what to measure"
+    )
     command.add_argument("--peer", choices=("transformers", "none"), default="transformers", help="with whom to compare")
     command.add_argument("--tiny", action="store_true", help="smallest sizes, to see that it runs")
-    command.add_argument("--json", type=Path, metavar="FILE", dest="file", help="of gpu: also write the JSON to this file, after every row")
+    command.add_argument("--json", type=Path, metavar="FILE", dest="file", help="of gpu and roof: also write the JSON to this file")
+    command.add_argument(
+        "--table",
+        action="store_true",
+        default=None,
+        dest="table_only",
+        help="of roof: only the least times on known GPUs, from data sheets",
+    )
     corpus = command.add_argument_group("corpus")
     corpus.add_argument("--size", type=float, metavar="MB", help="of the text, its first megabytes; 0: all (default)")
     corpus.add_argument(
@@ -30,16 +39,24 @@ def _add_bench(add: Add) -> None:
     corpus.add_argument("--workers", type=int, metavar="N", help="processes (default: one for each core)")
 
 
-_OF_ONE = {"size": "corpus", "text": "corpus", "times": "corpus", "workers": "corpus", "file": "gpu"}
-"""Options of one benchmark alone."""
+_OF_SOME = {
+    "size": ("corpus",),
+    "text": ("corpus",),
+    "times": ("corpus",),
+    "workers": ("corpus",),
+    "file": ("gpu", "roof"),
+    "table_only": ("roof",),
+}
+"""Options of some benchmarks alone."""
 
 
 def _bench(options: argparse.Namespace, overrides: list[str]) -> None:
-    given = {name: value for name in _OF_ONE if (value := getattr(options, name)) is not None}
+    given = {name: value for name in _OF_SOME if (value := getattr(options, name)) is not None}
     for name in given:
-        if options.what != _OF_ONE[name]:
-            option = "json" if name == "file" else name
-            raise ConfigError(f"--{option}: belongs to `overnight bench {_OF_ONE[name]}` alone; leave it out")
+        if options.what not in _OF_SOME[name]:
+            option = {"file": "json", "table_only": "table"}.get(name, name)
+            several = " and ".join(f"`overnight bench {what}`" for what in _OF_SOME[name])
+            raise ConfigError(f"--{option}: belongs to {several} alone; leave it out")
     import_module(f"overnight.bench.{options.what}").run(peer=options.peer, tiny=options.tiny, **given)
 
 

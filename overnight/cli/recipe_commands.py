@@ -209,6 +209,9 @@ def _add_plan(add: Add) -> None:
     command = _recipe_command(add, "plan", _plan, summary)
     command.add_argument("--tensors", action="store_true", help="also list every tensor with its shape and group")
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    command.add_argument(
+        "--roof", type=Path, metavar="FILE", help="also the least and the expected time of a step, by the JSON of `overnight bench roof`"
+    )
 
 
 def _plan(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -224,10 +227,17 @@ def _plan(options: argparse.Namespace, overrides: list[str]) -> None:
 
         run, sizes, found = planned(run)
     plan = make_plan(run)
+    more: dict[str, Any] = {"sizes": found} if sizes else {}
+    roof = ""
+    if options.roof:
+        from overnight.cli.roof_plan import read_roof, roof_text, step_times
+
+        times = step_times(run, plan.vocabulary, read_roof(options.roof))
+        roof, more = f"\n\n{roof_text(times)}", more | {"roof": [dataclasses.asdict(time) for time in times]}
     if options.json:
-        print(json.dumps(dataclasses.asdict(plan) | ({"sizes": found} if sizes else {})))
+        print(json.dumps(dataclasses.asdict(plan) | more))
     else:
-        print(for_stream(f"{sizes}{plan_text(plan, options.tensors)}", sys.stdout))
+        print(for_stream(f"{sizes}{plan_text(plan, options.tensors)}{roof}", sys.stdout))
 
 
 COMMANDS = (_add_run, _add_prepare, _add_pretrain, _add_launch, _add_plan)

@@ -371,4 +371,4 @@ def raising(error: Exception) -> Any:
 
 def test_a_file_for_the_rows_is_of_the_gpu_benchmark_only(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     assert main(["bench", "optim", "--tiny", f"--json={tmp_path / 'x.json'}"]) == 2
-    assert "--json: belongs to `overnight bench gpu` alone" in capsys.readouterr().err
+    assert "--json: belongs to `overnight bench gpu` and `overnight bench roof` alone" in capsys.readouterr().err

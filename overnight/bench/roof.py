@@ -1,0 +1,154 @@
+"""`overnight bench roof`: what this machine's matrix products and copies sustain, the least time of training that follows, and the measured time, by component.
+
+The JSON (`--json FILE`) is what `overnight plan RECIPE --roof FILE` reads. `--table` prints the least times on known GPUs instead, from data sheets; nothing is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from overnight.batches.packing import Batch, Sizes
+from overnight.bench.measure import Row, Timing, measure, print_result, rate_row, result, time_row
+from overnight.bench.sizes import MODELS, VOCABULARY, full_batch
+from overnight.config import BertConfig, LambConfig
+from overnight.models.attention import attention, layout
+from overnight.models.bert import BertForPretraining
+from overnight.models.roofline import Rates, micro_batch, optimizer_step, table
+from overnight.models.vocabulary_loss import vocabulary_loss
+from overnight.optim.groups import build_optimizer
+from overnight.run_dir.atomic import write_json
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured on a kind of machine."""
+
+    model: str
+    sequences: int
+    length: int
+    copied: int
+    """fp32 numbers of the copy; more than a cache holds."""
+    repeats: int
+
+
+GPU, CPU, TINY = Case("bert-large", 128, 128, 1 << 28, 15), Case("bert-mini", 16, 128, 1 << 25, 9), Case("bert-tiny", 4, 32, 1 << 20, 3)
+
+
+def run(peer: str = "none", tiny: bool = False, file: Path | None = None, table_only: bool = False) -> None:
+    """Measure and print the rows, JSON last.
+
+    Args:
+        file: where the JSON is also written.
+        table_only: print the table of GPUs instead.
+    """
+    if table_only:
+        print(table({name.removeprefix("bert-"): MODELS[name] for name in ("bert-base", "bert-large")}, VOCABULARY))
+        return
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    case = TINY if tiny else GPU if device.type == "cuda" else CPU
+    rows = measured(case, device)
+    for row in rows:
+        against = f"  {row.peer} {row.peer_value:.4g} {row.unit}  ratio {row.ratio:.2f}" if row.ratio else ""
+        print(f"{row.name:40} {row.value:10.4g} {row.unit}{against}")
+    if file:
+        write_json(file, result("roof", rows))
+    print_result("roof", rows)
+
+
+def measured(case: Case, device: torch.device) -> list[Row]:
+    """Return the two rates, and the times of the components of a micro-batch and of LAMB's step beside the least."""
+    model, dtype = MODELS[case.model], torch.bfloat16 if device.type == "cuda" else torch.float32
+    batch = full_batch(case.sequences, case.length, round(0.15 * case.length)).to(device)
+    torch.manual_seed(0)
+    net = BertForPretraining(model, VOCABULARY).to(device).train()
+    if device.type == "cuda" and net.encoder.fuse_layers(device, dtype):
+        net.encoder.compile_layers()
+    sync = torch.cuda.synchronize if device.type == "cuda" else None
+    shapes = product_shapes(model, batch)
+    products = {name: product(*shape, device, dtype) for name, shape in shapes.items()}
+    x = torch.randn(case.copied, device=device)
+    y = torch.empty_like(x)
+    ceilings = measure({**products, "copy": lambda: y.copy_(x)}, warmup=2, repeats=case.repeats, sync=sync)
+    of_layers = [name for name in shapes if name != "head"]
+    flops = sum(6 * a * b * c for a, b, c in (shapes[name] for name in of_layers))
+    in_layers = _sum([ceilings[name] for name in of_layers])
+    rates = Rates(flops / in_layers.median, 2 * x.nbytes / ceilings["copy"].median)
+    rows = [
+        rate_row(f"product {name} {n} x {i} x {o}", "TFLOP/s", 6 * n * i * o / 1e12, ceilings[name]) for name, (n, i, o) in shapes.items()
+    ]
+    rows += [rate_row("products", "TFLOP/s", flops / 1e12, in_layers), rate_row("copy", "GB/s", 2 * x.nbytes / 1e9, ceilings["copy"])]
+    optimizer = build_optimizer(net, LambConfig())
+    times = measure(parts(net, model, batch, dtype), warmup=2, repeats=case.repeats, sync=sync)
+    times |= measure({"optimizer": optimizer.step}, warmup=2, repeats=case.repeats, sync=sync)
+    return rows + against_floor(case, model, rates, in_layers, times, dtype.itemsize)
+
+
+def against_floor(case: Case, model: BertConfig, rates: Rates, products: Timing, times: dict[str, Timing], element: int) -> list[Row]:
+    """Return the rows of measured times beside the least."""
+    tokens, layers = case.sequences * case.length, model.num_layers
+    sizes = Sizes(tokens, tokens * case.length, case.sequences * round(0.15 * case.length), case.sequences)
+    least = {part.name: 1e3 * part.seconds(rates) for part in micro_batch(model, VOCABULARY, sizes, element)}
+    last = {part.name: 1e3 * part.seconds(rates) for part in optimizer_step(model, VOCABULARY, 1, element, "lamb")}
+    between = (times["layer"].median - times["attention"].median - products.median) * layers * 1e3
+    found = [
+        ("attention", times["attention"].median * layers * 1e3, least["attention"]),
+        ("products of the layers", products.median * layers * 1e3, least["products of the layers"]),
+        ("norms, GELU, dropout", between, least["norms, GELU, dropout"]),
+        ("vocabulary head and loss", times["vocabulary"].median * 1e3, least["vocabulary head"] + least["loss"]),
+        ("embeddings", times["embeddings"].median * 1e3, least["embeddings"]),
+    ]
+    # What is left of a layer is a difference of medians: on a busy machine nothing may be left of it.
+    rows = [Row(name, value, "ms", None, "floor", floor) for name, value, floor in found if value > 0]
+    for name, floor in (("micro-batch", sum(least.values())), ("optimizer", last["optimizer"])):
+        row = time_row(name, "ms", times[name])
+        rows += [Row(name, row.value, "ms", row.spread, "floor", floor), Row(f"{name}, share of the floor", 100 * floor / row.value, "%")]
+    return rows
+
+
+def _sum(timings: list[Timing]) -> Timing:
+    return Timing(tuple(map(sum, zip(*(timing.seconds for timing in timings), strict=True))))
+
+
+def product_shapes(model: BertConfig, batch: Batch) -> dict[str, tuple[int, int, int]]:
+    """Return rows, inner and outer dimension of the linear maps of a layer and of the vocabulary head."""
+    n, h, ff = len(batch.ids_N), model.hidden_size, model.intermediate_size or 4 * model.hidden_size
+    rows = -(-VOCABULARY // 64) * 64
+    return {"qkv": (n, h, 3 * h), "out": (n, h, h), "up": (n, h, ff), "down": (n, ff, h), "head": (len(batch.targets["mlm"]), h, rows)}
+
+
+def product(rows: int, inner: int, outer: int, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
+    """Return what computes the three products of a linear map, forward and backward."""
+    x, w, grad = (torch.randn(*shape, device=device).to(dtype) for shape in ((rows, inner), (outer, inner), (rows, outer)))
+
+    def products() -> object:
+        return x @ w.t(), grad @ w, grad.t() @ x
+
+    return products
+
+
+def parts(net: BertForPretraining, model: BertConfig, batch: Batch, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    """Return forward and backward passes of parts of a network, and of a whole micro-batch."""
+    device, h = batch.ids_N.device, model.hidden_size
+    n, m = len(batch.ids_N), len(batch.targets["mlm"])
+    where = layout(batch, model.attention_dropout, dtype, size=h // model.num_heads)
+    qkv, hidden, chosen = (torch.randn(*shape, device=device).to(dtype).requires_grad_() for shape in ((n, 3 * h), (n, h), (m, h)))
+    grad, weight = torch.randn(n, h, device=device).to(dtype), net.encoder.word.weight
+
+    def back(out: Tensor, given: Tensor | None = None) -> None:
+        for x in (*net.parameters(), qkv, hidden, chosen):
+            x.grad = None
+        out.backward(given)
+
+    return {
+        "attention": lambda: back(attention(qkv, model.num_heads, where, model.attention_dropout), grad),
+        "layer": lambda: back(net.encoder.layers[0](hidden, where), grad),
+        "vocabulary": lambda: back(vocabulary_loss(chosen, weight, net.mlm.masked_bias(), batch.targets["mlm"], False)[0]),
+        "embeddings": lambda: back(net.encoder.embedded(batch, dtype), grad),
+        # Last, since the optimizer steps on its gradients.
+        "micro-batch": lambda: back(torch.stack(list(net.losses(batch, dtype)[0].values())).sum()),
+    }

@@ -1,0 +1,82 @@
+"""`overnight bench roof` measures rates and components, and `overnight plan --roof` reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from overnight.cli.main import main
+from overnight.cli.roof_plan import Roof, read_roof, step_times
+from overnight.errors import ConfigError, DataError
+from overnight.models.roofline import Rates
+from tests.bench.test_benchmarks import assert_result
+
+
+@pytest.fixture(scope="module")
+def roof(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of a measurement."""
+    path, before = tmp_path_factory.mktemp("roof") / "roof.json", torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert main(["bench", "roof", "--tiny", f"--json={path}"]) == 0
+    torch.set_num_threads(before)
+    return path
+
+
+def test_it_measures_rates_and_every_component_beside_its_floor(roof: Path) -> None:
+    rows = {row["name"]: row for row in assert_result(roof.read_text(encoding="utf-8").replace("\n", " "), "roof")}
+    components = [
+        "attention",
+        "products of the layers",
+        "norms, GELU, dropout",
+        "vocabulary head and loss",
+        "embeddings",
+        "micro-batch",
+        "optimizer",
+    ]
+    # What is left of a layer without its products and attention may be less than the noise of a busy machine.
+    given = [name for name in components if name in rows or "norms" not in name]
+    assert [name for name, row in rows.items() if row.get("peer") == "floor"] == given
+    # The sum of the products is timed as a product itself: their floor is what they took.
+    assert rows["products of the layers"]["value"] == pytest.approx(rows["products of the layers"]["peer_value"], rel=1e-3)
+    share = rows["micro-batch, share of the floor"]["value"]
+    assert share == pytest.approx(100 * rows["micro-batch"]["peer_value"] / rows["micro-batch"]["value"], rel=1e-3)
+    assert rows["copy"]["unit"] == "GB/s" and rows["products"]["unit"] == "TFLOP/s"
+
+
+def test_a_plan_says_the_least_and_the_expected_time(roof: Path, tiny: Any) -> None:
+    run = tiny()
+    whole = step_times(run, 500, Roof(Rates(1e9, 1e9), 0.5, 0.25))
+    assert [time.phase for time in whole] == list(run.phases)
+    for time in whole:
+        step = time.components["optimizer"] + time.components["weights cast, gradients added"]
+        assert time.least == pytest.approx(sum(time.components.values())) and min(time.components.values()) >= 0
+        assert time.expected == pytest.approx((time.least - step) / 0.5 + step / 0.25)
+    faster = step_times(run, 500, Roof(Rates(2e9, 2e9), 0.5, 0.25))
+    assert faster[0].least == pytest.approx(whole[0].least / 2)
+    assert read_roof(roof).rates.copy > 0
+
+
+def test_the_command_prints_it_and_refuses_other_files_and_other_networks(
+    roof: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "bert-base", f"--roof={roof}", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [time["phase"] for time in plan["roof"]] == [phase["name"] for phase in plan["phases"]]
+    assert main(["plan", "bert-base", f"--roof={roof}"]) == 0
+    assert "roof of phase" in capsys.readouterr().out
+    assert main(["plan", "mlstm-small", f"--roof={roof}"]) == ConfigError.exit_code
+    assert "--roof: knows the work of BERT alone" in capsys.readouterr().err
+    other = tmp_path / "other.json"
+    other.write_text('{"what": "gpu", "rows": []}', encoding="utf-8")
+    for path, problem in ((other, "is not the result of `overnight bench roof`"), (tmp_path / "none.json", "is missing")):
+        with pytest.raises(DataError, match=problem):
+            read_roof(path)
+
+
+def test_the_table_of_gpus_needs_no_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "roof", "--table"]) == 0
+    assert capsys.readouterr().out.startswith("| ms | base, H100 |")
