@@ -16,7 +16,7 @@ from overnight.errors import ConfigError
 def _add_bench(add: Add) -> None:
     command = add("bench", _bench, "benchmark against reference implementations; the last line is one JSON object")
     command.add_argument(
-        "what", choices=("train", "loop", "loader", "optim", "mlstm", "scaling", "gpu", "roof", "corpus"), help="what to measure"
+        "what", choices=("train", "loop", "loader", "optim", "mlstm", "scaling", "gpu", "roof", "corpus", "infer"), help="what to measure"
     )
     command.add_argument("--peer", choices=("transformers", "none"), default="transformers", help="with whom to compare")
     command.add_argument("--tiny", action="store_true", help="smallest sizes, to see that it runs")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from overnight.batches.few_shapes import by_tokens, filled_up, give_memory_back, keep_few_kernels, rounded_up
 from overnight.batches.packing import Batch
@@ -85,6 +86,14 @@ class Trained:
             yield index, filled_up(batch, self.vocabulary.pad) if on_cpu else batch.to(self.device)
             if on_cpu:
                 give_memory_back(len(batch.ids_N))
+
+
+def at_work(network: nn.Module, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return a network that is trained no more: the weights of its layers' products in the type that they are multiplied in, once instead of at each call."""
+    for module in network.encoder.layers.modules():  # type: ignore[union-attr]
+        if isinstance(module, nn.Linear):
+            module.to(dtype)
+    return network.requires_grad_(False).to(device).eval()
 
 
 def predict(run: BertRun, name: str, lines: Iterable[str], keep_going: bool = False) -> Iterator[dict[str, Any]]:
@@ -193,7 +202,7 @@ def _load_task(run: BertRun, name: str, facts: dict[str, Any]) -> Trained:
     vocabulary = task_vocabulary(folder, facts["tokenizer"])
     model = task_model(facts["kind"], len(facts["labels"]), run, facts["vocab_size"])
     reader.fill(model, read_weights(folder, facts), folder)
-    model.to(device).eval()
+    model = at_work(model, DTYPES[run.precision], device)
     return Trained(model, load_tokenizer(folder), vocabulary, device, DTYPES[run.precision], facts["spec"]["seq_len"], facts)
 
 
@@ -249,7 +258,7 @@ def _load_masked_lm(run: BertRun) -> Trained:
     progress, state, _ = reader.read_checkpoint(source)
     reader.fill(model, state, source)
     assert_same_corpus(progress, load_manifest(corpus), corpus, run)
-    model.eval()
+    model = at_work(model, DTYPES[run.precision], device)
     assert padded_vocabulary(vocabulary.size) == len(model.encoder.word.weight)
     longest = run.model.max_position_embeddings
     return Trained(model, load_tokenizer(corpus), vocabulary, device, DTYPES[run.precision], longest, {"kind": "mask"})

@@ -23,7 +23,7 @@ from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
 from overnight.engine.workload import new_model
 from overnight.errors import ConfigError, DataError
-from overnight.finetune.predict import DOC_STRIDE, MAX_ANSWER, Trained, answer_rows, load_trained, read_row
+from overnight.finetune.predict import DOC_STRIDE, MAX_ANSWER, Trained, answer_rows, at_work, load_trained, read_row
 from overnight.finetune.workload import task_model
 from overnight.inference.embedding import Vectors, check_embedding, embed_texts
 from overnight.interop.huggingface import load_pretrained
@@ -248,7 +248,7 @@ def _pretrained(initial: Initial, run: BertRun) -> Trained:
     network = new_model(run, known, device)
     own = network.state_dict()
     reader.fill(network, own | {name: tensor for name, tensor in initial.state.items() if name in own}, Path(initial.source))
-    network.eval()
+    network = at_work(network, DTYPES[run.precision], device)
     tokenizer = build_tokenizer(initial.tokens, initial.lowercase)
     facts = {"kind": "mask", "lacks": "mlm" in initial.lacks()}
     return Trained(network, tokenizer, known, device, DTYPES[run.precision], run.model.max_position_embeddings, facts)
@@ -280,7 +280,7 @@ def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: 
     if missing := sorted(wanted.keys() - state.keys()):
         raise DataError(f"{folder}: its weights lack {missing[0]}, which its config.json promises; copy it again")
     reader.fill(network, {name: state[name] for name in wanted}, folder)
-    network.to(device).eval()
+    network = at_work(network, DTYPES[run.precision], device)
     longest = run.model.max_position_embeddings
     spec = {"seq_len": longest, "doc_stride": min(DOC_STRIDE, longest // 4), "max_answer_length": MAX_ANSWER}
     facts = {"kind": kind, "labels": labels, "spec": spec, "result": {"metrics": {}}}

@@ -17,11 +17,12 @@ import pytest
 import torch
 
 import overnight
+from overnight.bench.sizes import full_batch
 from overnight.config import BertRun
-from overnight.config.schema import ModernBertConfig
+from overnight.config.schema import BertConfig, ModernBertConfig
 from overnight.corpus.tokenizer import save_tokenizer
 from overnight.errors import ConfigError, DataError
-from overnight.finetune.predict import predict
+from overnight.finetune.predict import at_work, predict
 from overnight.inference import model as module
 from overnight.inference.model import Model
 from overnight.interop.export import export_run
@@ -169,6 +170,19 @@ def test_the_precision_is_that_which_is_asked_for(trained_run: BertRun, model: M
     vectors, exact = half.embed(TEXTS), model.embed(TEXTS)
     assert vectors.dtype == np.float32 and not np.array_equal(vectors, exact)
     np.testing.assert_allclose(vectors, exact, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "sizes", [BertConfig(num_layers=2, hidden_size=16, num_heads=2), ModernBertConfig(num_layers=2, hidden_size=16, num_heads=2)]
+)
+def test_weights_that_are_cast_once_give_the_same_bits(sizes: Any) -> None:
+    torch.manual_seed(0)
+    network, batch = masked_lm(sizes, 64), full_batch(3, 9, 1, vocabulary=64)
+    with torch.no_grad():
+        before = network.eval().encoder(batch, torch.bfloat16)
+        after = at_work(network, torch.bfloat16, torch.device("cpu")).encoder(batch, torch.bfloat16)
+    assert torch.equal(before, after)
+    assert {w.dtype for w in network.encoder.layers.parameters() if w.dim() == 2} == {torch.bfloat16}
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
