@@ -34,7 +34,7 @@ from overnight.optim.schedules import learning_rate, peak_lr, reference, resolve
 
 _SAMPLES = 1000
 # What a plan says of an optimizer elsewhere.
-_NOT_SETTINGS = ("name", "lr", "scaling", "schedule", "reset_moments")
+_NOT_SETTINGS = ("name", "lr", "layer_lr_decay", "scaling", "schedule", "reset_moments")
 _WIDTH = 100
 # Names of tensors, and the part of the network they belong to; those of the layers are counted together.
 _PARTS = (

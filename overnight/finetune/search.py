@@ -129,8 +129,8 @@ class _Searching:
         except ReplicaMismatch:
             raise
         except TrainingError as error:
-            entry["diverged"] = str(error)
-            said = f"diverged: {error}"
+            entry["diverged"] = str(error).partition("\n")[0]
+            said = f"diverged: {entry['diverged']}"
         else:
             assert trained.value is not None
             entry |= {"value": trained.value, "epoch": trained.epoch, "epochs_trained": trained.epochs}

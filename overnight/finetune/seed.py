@@ -153,7 +153,8 @@ def train_seed(
         line.print(f"{what}  stopped after epoch {last['epoch']:g} of {spec.epochs:g}: {said}")
     model = model or workload(world).untrained(world.device)
     place = folder / reader.checkpoint_name(best["step"])
-    reader.fill(model, reader.read_checkpoint(place)[1], place)
+    with raise_on_all_ranks(world):  # All have read it before the first process may remove it.
+        reader.fill(model, reader.read_checkpoint(place)[1], place)
     return TrainedSeed(model, last["epoch"], best["epoch"], best["value"])
 
 

@@ -76,7 +76,8 @@ def test_a_loss_that_is_not_finite_stops_a_seed_or_is_skipped_as_the_run_says(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_tune_as_one_does(strategy: str, with_task: Task, classes: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("chosen", [{}, {"patience": 2, "eval_every": 0.2}], ids=["last", "best"])
+def test_two_processes_tune_as_one_does(strategy: str, chosen: dict[str, float], with_task: Task, classes: Path, tmp_path: Path) -> None:
     run = with_task("csv", classes, epochs=0.5)
     # Each process draws its own dropout.
     whole = dataclasses.replace(run, model=dataclasses.replace(run.model, dropout=0.0, attention_dropout=0.0))  # type: ignore[type-var]
@@ -88,7 +89,7 @@ def test_two_processes_tune_as_one_does(strategy: str, with_task: Task, classes:
         "mine",
         "--task=csv",
         f"--path={classes}",
-        *(f"--{key}={value}" for key, value in (SPEC | {"epochs": 0.5}).items()),
+        *(f"--{key}={value}" for key, value in (SPEC | {"epochs": 0.5} | chosen).items()),
     ]
     started = []
     for processes, folder in ((1, alone.run_dir), (2, run.run_dir)):
@@ -108,7 +109,8 @@ def test_two_processes_tune_as_one_does(strategy: str, with_task: Task, classes:
     models = [load_file(kept(one) / "model.safetensors") for one in (alone, run)]
     for name in models[0]:
         torch.testing.assert_close(models[0][name], models[1][name], rtol=1e-4, atol=1e-5, msg=name)
-    assert [len(lines(one)) for one in (alone, run)] == [1, 1]
+    (mine,), (theirs,) = lines(alone), lines(run)
+    assert mine["epoch"] == theirs["epoch"] and mine["epochs_trained"] == theirs["epochs_trained"]
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overnight.cli.main import main
 from overnight.config import Search
 from overnight.engine import loop
 from overnight.errors import ConfigError, TrainingError
@@ -20,7 +21,7 @@ from overnight.finetune import search as module
 from overnight.finetune.finetune import finetune
 from overnight.finetune.rehearsal import Rehearsal, combinations
 from overnight.finetune.seed import train_seed
-from tests.finetune.conftest import Task
+from tests.finetune.conftest import SPEC, Task
 from tests.finetune.test_finetune import Stop, kept, lines, tune
 
 GRID = {"lr": [1e-3, 3e-3], "epochs": [0.2, 0.4]}
@@ -158,6 +159,19 @@ def test_a_budget_too_short_for_one_trial_is_refused_with_the_least_that_is_need
     with pytest.raises(ConfigError, match=said):
         finetune(run, "mine")  # type: ignore[arg-type]
     assert lines(run) == []
+
+
+def test_the_command_line_takes_a_search_as_one_mapping_or_key_by_key(
+    with_task: Task, classes: Path, scored: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = with_task("csv", classes)
+    words = ["finetune", "own", "--from", str(run.run_dir), "--task=csv", f"--path={classes}", *(f"--{k}={v}" for k, v in SPEC.items())]
+    assert main([*words, "--search", "{lr: [1e-3, 3e-3], epochs: [0.2]}"]) == 0
+    assert "own: best lr=0.003 epochs=0.2" in capsys.readouterr().out
+    assert main([*words, "--search.lr=[1e-3,3e-3]", "--search.epochs=0.2"]) == 0
+    assert "own: searched already; best lr=0.003 epochs=0.2" in capsys.readouterr().out
+    assert main([*words, "--search.lr=[1e-3,2e-3]", "--search.epochs=0.4", "--search.budget=1s"]) == 2
+    assert "is too short for one trial" in capsys.readouterr().err
 
 
 @given(st.integers(0, 20), st.integers(0, 5))
