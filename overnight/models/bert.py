@@ -19,7 +19,7 @@ from overnight.config import BertConfig
 from overnight.models.attention import Layout, attention, layout
 from overnight.models.fused_layer import fused_embedding, fused_layer, why_not
 from overnight.models.layers import _onednn_linear, dropout, layer_norm, linear, rows
-from overnight.models.vocabulary_loss import vocabulary_loss
+from overnight.models.vocabulary_loss import TiedGradient, vocabulary_loss
 
 # Logits of the padding rows of the vocabulary: exp(-1e4) is exactly 0 in fp32, and so is their gradient.
 _NEVER = -1e4
@@ -176,17 +176,21 @@ class Encoder(EncoderLayers):
         self.fused = not why
         return why
 
-    def embedded(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+    def embedded(self, batch: Batch, dtype: torch.dtype, tied: TiedGradient | None = None) -> Tensor:
         """Return the embeddings of tokens, positions and segments, after norm and dropout (N, D)."""
         if self.fused:
-            return fused_embedding(self, (batch.ids_N, batch.positions_N, batch.segments_N), dtype)
+            return fused_embedding(self, (batch.ids_N, batch.positions_N, batch.segments_N), dtype, tied or TiedGradient())
         x_ND = self.word(batch.ids_N) + self.position(batch.positions_N) + self.segment(batch.segments_N)
         return dropout(self.norm(x_ND).to(dtype), self.dropout, self.training)
 
-    def forward(self, batch: Batch, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return hidden states (N, D) of a flat batch, in `dtype`, the type of all matrix products and activations."""
+    def forward(self, batch: Batch, dtype: torch.dtype = torch.float32, tied: TiedGradient | None = None) -> Tensor:
+        """Return hidden states (N, D) of a flat batch, in `dtype`, the type of all matrix products and activations.
+
+        Args:
+            tied: in which a decoder leaves its gradient of the words, of fused layers only.
+        """
         where = layout(batch, self.attention_dropout if self.training else 0.0, dtype, size=self.head_size)
-        x_ND = self.embedded(batch, dtype)
+        x_ND = self.embedded(batch, dtype, tied)
         for layer in self.layers:
             x_ND = layer(x_ND, where)
         return x_ND
@@ -248,13 +252,14 @@ class BertForPretraining(nn.Module):
         The vocabulary head is computed at the predicted positions only.
         """
         assert batch.predicted_M is not None
-        hidden_ND = self.encoder(batch, dtype)
+        tied = TiedGradient() if self.encoder.fused else None
+        hidden_ND = self.encoder(batch, dtype, tied)
         # One look-up, so that the gradient of all hidden states is filled once.
         chosen = rows(hidden_ND, torch.cat((batch.predicted_M, batch.starts[:-1].long())))
         predicted_MD, first_SD = chosen.split((len(batch.predicted_M), len(batch.starts) - 1))
         hidden_MD = self.mlm(predicted_MD)
         decoder = self.encoder.word.weight, self.mlm.masked_bias()
-        loss, mlm_correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training)
+        loss, mlm_correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training, tied)
         losses, correct = {"mlm": loss}, {}
         if mlm_correct is not None:
             correct["mlm"] = mlm_correct

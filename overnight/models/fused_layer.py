@@ -18,6 +18,7 @@ from torch import Tensor
 
 from overnight.models.attention import Layout, flash, flash_backward, why_padded
 from overnight.models.layers import weight_gradient
+from overnight.models.vocabulary_loss import TiedGradient
 from overnight.models.weight_copies import copy_of
 
 # Programs of the norms hold a row.
@@ -95,27 +96,28 @@ class _FusedLayer(torch.autograd.Function):
         return dx, None, None, None, None, *(g.to(kind) for g, kind in zip(grads, ctx.kinds, strict=True))
 
 
-def fused_embedding(encoder: Any, places: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+def fused_embedding(encoder: Any, places: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype, tied: TiedGradient) -> Tensor:
     """Return the embeddings (N, D) of a :class:`overnight.models.bert.Encoder`, after norm and dropout.
 
     Args:
         places: ids, positions and segments (N each).
+        tied: in which a decoder may leave its gradient of the words.
     """
     p = encoder.dropout if encoder.training else 0.0
     seeds = torch.randint(2**62, (1,), device=places[0].device) if p else None
     weights = encoder.word.weight, encoder.position.weight, encoder.segment.weight, encoder.norm.weight, encoder.norm.bias
-    return _FusedEmbedding.apply(places, dtype, p, encoder.norm.eps, seeds, *weights)  # type: ignore[no-any-return]
+    return _FusedEmbedding.apply(places, tied, dtype, p, encoder.norm.eps, seeds, *weights)  # type: ignore[no-any-return]
 
 
 class _FusedEmbedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, places: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype, p: float, eps: float, seeds: Tensor | None, *weights: Tensor) -> Tensor:  # type: ignore[override]  # fmt: skip
+    def forward(ctx: Any, places: tuple[Tensor, Tensor, Tensor], tied: TiedGradient, dtype: torch.dtype, p: float, eps: float, seeds: Tensor | None, *weights: Tensor) -> Tensor:  # type: ignore[override]  # fmt: skip
         from overnight.models import embedding_kernels as kernels
 
         *tables, weight, shift = weights
         out, stats = kernels.embed((tables[0], tables[1], tables[2]), places, weight, shift, eps, dtype, p, seeds)
         ctx.save_for_backward(stats, seeds, *places, *tables, weight)
-        ctx.p = p
+        ctx.p, ctx.tied = p, tied
         return out
 
     @staticmethod
@@ -125,8 +127,9 @@ class _FusedEmbedding(torch.autograd.Function):
         stats, seeds, ids, positions, segments, word, position, segment, weight = ctx.saved_tensors
         tables, places = (word, position, segment), (ids, positions, segments)
         found, sums = kernels.embed_backward(grad.contiguous(), stats, tables, places, weight, ctx.p, seeds)
-        d_word, d_position = (torch.zeros_like(table).index_add_(0, at, found) for table, at in ((word, ids), (position, positions)))
-        return None, None, None, None, None, d_word, d_position, sums[2:], sums[0], sums[1]
+        d_word = ctx.tied.take(word).index_add_(0, ids, found.to(word.dtype))
+        d_position = torch.zeros_like(position).index_add_(0, positions, found.to(position.dtype))
+        return None, None, None, None, None, None, d_word, d_position, sums[2:], sums[0], sums[1]
 
 
 def _heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -96,8 +96,8 @@ def micro_batch(model: BertConfig, vocabulary: int, sizes: Sizes, element: int) 
         Component("vocabulary head", 6 * (h * h + h * rows) * predicted + 6 * (h * h + 2 * h) * sizes.sequences, 0),
         # Logits read and their gradient written in place, then summed for the bias.
         Component("loss", 0, 3 * element * rows * predicted),
-        # Rows looked up and written, looked up again with their gradient, and added to the table, which is filled and added to that of the decoder.
-        Component("embeddings", 0, (24 + 2 * element) * h * tokens + 16 * rows * h),
+        # Rows looked up and written, looked up again with their gradient, and added to the gradient of the decoder, which is the same table.
+        Component("embeddings", 0, (24 + 2 * element) * h * tokens),
     ]  # fmt: skip
 
 

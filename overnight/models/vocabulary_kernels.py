@@ -39,7 +39,7 @@ def _cross_entropy(
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, COLUMNS)
     label = tl.load(labels + row)
     # The largest logit so far at each of the places of a block, and the sum of the exponentials below it (Milakov & Gimelshein 2018, arXiv 1805.02867).
-    most, total = tl.full([COLUMNS], -float("inf"), tl.float32), tl.zeros([COLUMNS], tl.float32)
+    most, total = tl.full([COLUMNS], -1e38, tl.float32), tl.zeros([COLUMNS], tl.float32)
     at_label = 0.0
     for start in range(0, columns, COLUMNS):
         there = start + at < columns
@@ -47,10 +47,9 @@ def _cross_entropy(
             bias + start + at, mask=there, other=0.0
         )
         at_label += tl.sum(tl.where(there & (start + at == label), x, 0.0), 0)
-        x = tl.where(there, x, -float("inf"))
+        x = tl.where(there, x, -1e38)
         larger = tl.maximum(most, x)
-        # In the first block all places are at -inf, and so are those beyond the end of a short row: nothing of them is added.
-        total = total * tl.where(most == -float("inf"), 0.0, tl.exp(most - larger)) + tl.where(there, tl.exp(x - larger), 0.0)
+        total = total * tl.exp(most - larger) + tl.where(there, tl.exp(x - larger), 0.0)
         most = larger
     top = tl.max(most, 0)
     log_sum = top + tl.log(tl.sum(total * tl.exp(most - top), 0))

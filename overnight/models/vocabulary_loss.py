@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,24 @@ from overnight.models.weight_copies import copy_of
 _SLICE = 1 << 20
 
 
-def vocabulary_loss(x_MD: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_M: Tensor, count_correct: bool) -> tuple[Tensor, Tensor | None]:
+@dataclass
+class TiedGradient:
+    """Where the decoder leaves the gradient of a table that it shares with the embeddings, which add theirs to it in place: their backward pass comes after its.
+
+    One for each forward pass. Autograd would fill a second gradient of the whole table, and add the two.
+    """
+
+    left: Tensor | None = None
+
+    def take(self, table: Tensor) -> Tensor:
+        """Return what was left, else zeros."""
+        found, self.left = self.left, None
+        return torch.zeros_like(table) if found is None else found
+
+
+def vocabulary_loss(
+    x_MD: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_M: Tensor, count_correct: bool, tied: TiedGradient | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Return summed cross-entropy of softmax(x W^T + b), and how many rows have their label on top.
 
     Args:
@@ -31,6 +49,7 @@ def vocabulary_loss(x_MD: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_M: T
         weight_VD, bias_V: decoder, fp32.
         labels_M: ids; rows labeled -100 count for nothing.
         count_correct: also count; one more pass over the logits.
+        tied: of a forward pass whose embeddings take the gradient of the weight from it.
 
     Returns:
         loss: fp32 scalar. correct: int64 scalar or None.
@@ -38,7 +57,7 @@ def vocabulary_loss(x_MD: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_M: T
     if not count_correct and eager_cpu(x_MD) and torch.is_grad_enabled():
         return _VocabularyLoss.apply(x_MD, weight_VD, bias_V, labels_M), None
     if not count_correct and torch.is_grad_enabled() and _has_kernel(x_MD.device) and not torch.compiler.is_compiling():
-        return _VocabularyLossOnGpu.apply(x_MD, weight_VD, bias_V, labels_M), None
+        return _VocabularyLossOnGpu.apply(x_MD, weight_VD, bias_V, labels_M, tied), None
     logits = F.linear(x_MD, weight_VD.to(x_MD.dtype), bias_V.to(x_MD.dtype)).float()
     loss = F.cross_entropy(logits, labels_M, reduction="sum", ignore_index=IGNORED)
     return loss, (logits.argmax(-1) == labels_M).sum() if count_correct else None
@@ -94,18 +113,18 @@ class _VocabularyLossOnGpu(torch.autograd.Function):
     """The same with Triton's kernel, which also adds the bias, in fp32; gradients of the decoder are fp32 as the product adds them up."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, tied: TiedGradient | None) -> Tensor:
         from overnight.models.vocabulary_kernels import cross_entropy
 
         w = copy_of(weight, x.dtype)
         logits = x @ w.t()
         losses = cross_entropy(logits, bias.contiguous(), labels.contiguous(), IGNORED)
         ctx.save_for_backward(x, w, logits)
-        ctx.weight_dtype = weight.dtype
+        ctx.weight_dtype, ctx.tied = weight.dtype, tied
         return losses.sum()
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, w, grad = ctx.saved_tensors
         # On the smaller factor; in fp16 it could underflow there.
         early = x.dtype != torch.float16
@@ -113,4 +132,8 @@ class _VocabularyLossOnGpu(torch.autograd.Function):
         if not early:
             grad_w.mul_(upstream)
         grad_b = grad.sum(0, dtype=torch.float32).mul_(upstream).to(ctx.weight_dtype)
-        return (grad @ w).mul_(upstream), grad_w, grad_b, None
+        grad_x = (grad @ w).mul_(upstream)
+        if ctx.tied is None:
+            return grad_x, grad_w, grad_b, None, None
+        ctx.tied.left = grad_w
+        return grad_x, None, grad_b, None, None

@@ -48,7 +48,7 @@ if __name__ == "__main__":
     capability = (int(sys.argv[2][0]), int(sys.argv[2][1]))
     fake_cuda.install(capability)
     torch.set_num_threads(1)
-    driver, mode, given, found = fake_cuda.drive(capability), faked(), prepared("mlstm"), {}
+    driver, mode, given, found = fake_cuda.drive(capability), faked(), {kind: prepared(kind) for kind in ("mlstm", "bert")}, {}
     with mode:
         for name, make, dtype in (
             ("lamb fp32", Lamb, torch.float32),
@@ -57,8 +57,10 @@ if __name__ == "__main__":
         ):
             optimizer(make, dtype)
             found[name], driver.launched = driver.launched, []
-        step(given, "mlstm", "adamw", "none")
+        step(given["mlstm"], "mlstm", "adamw", "none")
         found["mlstm bf16"], driver.launched = driver.launched, []
+        step(given["bert"], "bert fused", "adamw", "none")
+        found["bert bf16"], driver.launched = driver.launched, []
         for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
             layer(dtype)
             found[f"layer {name}"], driver.launched = driver.launched, []

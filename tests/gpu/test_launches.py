@@ -25,6 +25,11 @@ def test_what_the_code_calls_is_compiled_and_launched_on_its_grid(on_fake_gpu: C
         for name, grid, _ in found[case]:
             assert grid[0] == (3 if name == "_total" else CHUNKS), (case, name)
     assert {"_modulate", "_cell", "_cell_backward", "_modulate_backward", "_sum_places"} <= set(names["mlstm bf16"])
+    assert {name: names["bert bf16"].count(name) for name in ("_embed", "_embed_backward", "_cross_entropy")} == {
+        "_embed": 2,
+        "_embed_backward": 2,
+        "_cross_entropy": 2,
+    }
     for case in ("layer bf16", "layer fp16"):
         forward, back = ["_norm", "_gelu", "_norm"], ["_norm_backward", "_gelu_backward", "_norm_backward", "_joined"]
         assert names[case] == forward + back, case

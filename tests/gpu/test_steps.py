@@ -113,8 +113,9 @@ def test_fused_layers_and_the_loss_over_a_vocabulary_are_computed_by_their_kerne
     once = {"_embed": 1, "_embed_backward": 1, "_norm": 4, "_norm_backward": 4, "_gelu": 2, "_gelu_backward": 2, "_joined": 2}
     for name, case in steps.items():
         path, _, recompute = name.split(" | ")
-        # A byte network recomputes it, since it has as many predictions as bytes.
-        assert case["launches"]["_cross_entropy"] == STEPS * (2 if path.startswith("mlstm") else 1), name
+        # A byte network has as many predictions as bytes: it goes stretch by stretch, and computes each again.
+        assert case["launches"]["_cross_entropy"] == STEPS or path.startswith("mlstm"), name
+        assert case["launches"]["_cross_entropy"] % (2 * STEPS) == 0 or not path.startswith("mlstm"), name
         again = {"_norm": 4, "_gelu": 2} if recompute != "none" else {}
         wanted = {kernel: STEPS * (count + again.get(kernel, 0)) for kernel, count in once.items()}
         assert {kernel: case["launches"].get(kernel, 0) for kernel in once} == (

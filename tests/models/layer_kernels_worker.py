@@ -19,7 +19,7 @@ from overnight.config import BertConfig
 from overnight.models import fused_layer, vocabulary_loss
 from overnight.models.attention import Layout
 from overnight.models.bert import Encoder, Layer
-from tests.models.sample import random_batch
+from tests.models.sample import pretraining, random_batch
 
 LENGTHS, WIDTH, INNER, HEADS, P = (5, 1, 9, 4), 24, 264, 2, 0.25
 """No width is a power of two, rows and columns are no multiple of a program's."""
@@ -134,9 +134,21 @@ def outside(dtype: torch.dtype) -> dict[str, Any]:
     keep = ours.norm(zero, zero, one, one, None, 1.0, P, seeds)[0] != 0
     grads = {name: tensor.grad for name, tensor in net.named_parameters() if tensor.grad is not None}
     x, weight, bias, labels = decoder(dtype)
-    loss = vocabulary_loss._VocabularyLossOnGpu.apply(x, weight, bias, labels)
+    loss = vocabulary_loss._VocabularyLossOnGpu.apply(x, weight, bias, labels, None)
     (3 * loss).backward()
     return {"embedded": out.detach(), "kept": keep, **grads, "loss": loss.detach(), "x": x.grad, "decoder": weight.grad, "bias": bias.grad}
+
+
+def tied() -> dict[str, Tensor]:
+    """Gradients of a network without layers: the table of the words is embedding and decoder. Two micro-batches are added up."""
+    net, real = pretraining(num_layers=0), (vocabulary_loss.eager_cpu, vocabulary_loss._has_kernel)
+    net.encoder.fused = True
+    vocabulary_loss.eager_cpu, vocabulary_loss._has_kernel = (lambda x: False), (lambda device: True)  # type: ignore[assignment]
+    for seed in (1, 2):
+        losses, _ = net.losses(random_batch([7, 12], seed=seed), torch.float32)
+        (losses["mlm"] + losses["nsp"]).backward()
+    vocabulary_loss.eager_cpu, vocabulary_loss._has_kernel = real
+    return {name: tensor.grad for name, tensor in net.named_parameters() if tensor.grad is not None}
 
 
 def given_batch() -> Batch:
@@ -182,7 +194,7 @@ def main() -> None:
     found: dict[str, Any] = {
         name: {"kernels": kernels(dtype), "layer": layer(dtype), "outside": outside(dtype)} for name, dtype in DTYPES.items()
     }
-    found["gate"] = gate()
+    found["gate"], found["tied"] = gate(), tied()
     torch.save(found, Path(sys.argv[2]))
 
 

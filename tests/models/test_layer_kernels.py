@@ -27,6 +27,7 @@ from tests.models.layer_kernels_worker import (
     network,
     reference,
 )
+from tests.models.sample import pretraining, random_batch
 
 # The interpreter cuts bf16 off where a GPU rounds it: an error of up to 2^-7, where sums of some of them are compared with their largest.
 LOOSE = {"fp32": 5e-6, "bf16": 0.03}
@@ -143,6 +144,18 @@ def test_the_loss_over_a_vocabulary_follows_its_equation_and_its_gradient(dtype:
     assert not found["x"][2].any() and not found["decoder"][4100:].any() and not found["bias"][4100:].any(), (
         "what counts for nothing has no gradient"
     )
+
+
+@needs_interpreter
+def test_the_gradient_of_the_tied_table_is_that_of_the_decoder_and_of_the_embeddings(interpreted: Any) -> None:
+    net = pretraining(num_layers=0)
+    for seed in (1, 2):
+        losses, _ = net.losses(random_batch([7, 12], seed=seed), torch.float32)
+        (losses["mlm"] + losses["nsp"]).backward()
+    wanted = {name: tensor.grad for name, tensor in net.named_parameters() if tensor.grad is not None}
+    assert set(interpreted["tied"]) == set(wanted)
+    for name, ours in interpreted["tied"].items():
+        assert_near(ours, wanted[name].double(), 1e-4)
 
 
 @needs_interpreter
