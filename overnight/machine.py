@@ -1,4 +1,4 @@
-"""What this machine has: cores and memory."""
+"""What this machine has: cores and memory, and how its memory is handed out."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ def memory_bytes() -> int:
             # No such file here, or the word "max".
             continue
     return total
+
+
+def use_large_pages() -> None:
+    """Have torch ask Linux for pages of 2 MB for tensors of that size and more, unless THP_MEM_ALLOC_ENABLE says otherwise.
+
+    The activations of each step lie in memory that the step before gave back; with pages of 4 kB a tenth of the time on a CPU goes into
+    handing it out again. To be called before the first such tensor, since torch looks at the variable once.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -31,6 +31,7 @@ from overnight.engine.throughput import peak_of_all
 from overnight.engine.trainer import Trainer
 from overnight.engine.workload import Workload, build_workload
 from overnight.errors import ConfigError, DataError, TrainingError
+from overnight.machine import use_large_pages
 from overnight.models.flops import device_peak
 from overnight.optim.groups import build_optimizer
 from overnight.run_dir.atomic import write_json
@@ -41,10 +42,12 @@ from overnight.state_files import sealed
 
 
 def set_up_machine(run: Run) -> torch.device:
-    """Set the threads, the matmul precision and the determinism of a run in this process; return its device."""
+    """Set the threads, the pages of memory, the matmul precision and the determinism of a run in this process; return its device."""
     if run.compute.threads:
         torch.set_num_threads(run.compute.threads)
     device = device_of(run)
+    if device.type == "cpu":
+        use_large_pages()
     set_matmul_precision(run.precision, device)
     if run.compute.deterministic:
         set_deterministic(device)

@@ -13,6 +13,9 @@
 
 #define ROWS _Pragma("omp parallel for schedule(static)")
 
+/* Numbers that one thread computes together, where there are no rows. */
+#define STRETCH 4096
+
 #ifdef BF16
 typedef uint16_t STORE;
 static inline float load(STORE x) {
@@ -52,6 +55,15 @@ static inline float normal(float x, float *bell) {
     float tail = 0.5f * e * t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
     *bell = e;
     return x < 0 ? tail : 1.0f - tail;
+}
+
+/* out = x kept · scale, one after the other. kept: 0 or 1 for each of n numbers. */
+void dropout(long n, float scale, const uint8_t *kept, const STORE *x, STORE *out) {
+    ROWS for (long at = 0; at < n; at += STRETCH) {
+        long end = at + STRETCH < n ? at + STRETCH : n;
+#pragma omp simd
+        for (long j = at; j < end; j++) out[j] = store(load(x[j]) * (float)kept[j] * scale);
+    }
 }
 
 /* out = gelu(a) b. x: (N, 2F), a and b side by side. out: (N, F). */

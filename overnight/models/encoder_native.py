@@ -35,11 +35,22 @@ def _function(dtype: torch.dtype, name: str, *kinds: type) -> Callable[..., None
     return found  # type: ignore[no-any-return]
 
 
-def _call(name: str, dtype: torch.dtype, *values: int | Tensor) -> None:
+def _call(name: str, dtype: torch.dtype, *values: int | float | Tensor) -> None:
     """Call a function of encoder.c with numbers and contiguous tensors."""
-    kinds = (ctypes.c_long if isinstance(x, int) else ctypes.c_void_p for x in values)
+    kinds = (ctypes.c_long if isinstance(x, int) else ctypes.c_float if isinstance(x, float) else ctypes.c_void_p for x in values)
     assert all(x.is_contiguous() for x in values if isinstance(x, Tensor))
     _function(dtype, name, *kinds)(*(x.data_ptr() if isinstance(x, Tensor) else x for x in values))
+
+
+def dropout(x: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return x · mask · scale.
+
+    Args:
+        mask: bool, of the shape of x.
+    """
+    out = torch.empty_like(x)
+    _call("dropout", x.dtype, x.numel(), scale, mask, x, out)
+    return out
 
 
 def gated_gelu(x: Tensor) -> Tensor:

@@ -120,17 +120,24 @@ def keep_mask(shape: torch.Size, probability: float) -> tuple[Tensor, float]:
     return mask, 65536 / (65536 - dropped)
 
 
+def _masked(x: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return x · mask · scale, with the same bits either way."""
+    if encoder_native.available(x.dtype):
+        return encoder_native.dropout(x.contiguous(), mask, scale)
+    return (x * mask).mul_(scale)
+
+
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(mask)
         ctx.scale = scale
-        return (x * mask).mul_(scale)
+        return _masked(x, mask, scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         (mask,) = ctx.saved_tensors
-        return (grad * mask).mul_(ctx.scale), None, None
+        return _masked(grad, mask, ctx.scale), None, None
 
 
 def dropout(x: Tensor, probability: float, training: bool) -> Tensor:

@@ -21,7 +21,15 @@ from overnight.machine import memory_bytes, usable_cores
 _FLAGS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "sve",
 )  # fmt: skip
-_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "WORLD_SIZE")
+_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "THP_MEM_ALLOC_ENABLE",
+    "WORLD_SIZE",
+)
 _PACKAGES = ("torch", "numpy", "tokenizers", "transformers", "pyarrow", "safetensors", "scikit-learn", "scipy")
 
 

@@ -187,6 +187,20 @@ def test_tf32_is_asked_of_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == ["high", "highest", "highest"]
 
 
+def test_large_pages_are_asked_for_on_a_cpu_unless_the_user_has_said_otherwise(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "THP_MEM_ALLOC_ENABLE"
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda how: None)
+    for device, before, after in ((CPU, None, "1"), (CPU, "0", "0"), (torch.device("cuda"), None, None)):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "")
+            os.environ.pop(name)
+            if before is not None:
+                patch.setenv(name, before)
+            patch.setattr(training_run, "device_of", lambda run, found=device: found)
+            training_run.set_up_machine(tiny())
+            assert os.environ.get(name) == after
+
+
 def test_determinism_is_asked_of_torch_for_a_gpu_before_its_libraries_begin(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)

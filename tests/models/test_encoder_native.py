@@ -14,7 +14,7 @@ from torch import Tensor
 from overnight.batches.packing import IGNORED
 from overnight.models import attention_native, encoder_native
 from overnight.models.attention import Layout, angles, attention, layout, rotate
-from overnight.models.layers import gated_gelu
+from overnight.models.layers import dropout, gated_gelu
 from tests.models.sample import random_batch
 
 pytestmark = pytest.mark.skipif(not encoder_native.available(torch.float32), reason="there is no C compiler here")
@@ -48,6 +48,16 @@ def test_gated_gelu_and_its_gradient_equal_torch_in_float64(rows: int, inner: in
     assert mine.grad is not None and exact.grad is not None and type(out.grad_fn).__name__ == "_GatedGeluBackward"
     near(out, expected, dtype)
     near(mine.grad, exact.grad, dtype)
+
+
+@TYPES
+@pytest.mark.parametrize("count", [0, 1, 4095, 4096, 12_289])
+def test_dropout_has_the_bits_of_torch(count: int, dtype: torch.dtype) -> None:
+    x, mask = numbers(count, dtype=dtype), numbers(count, dtype=torch.float32, seed=1) > 0
+    if count > 1:
+        x[:2] = torch.tensor([float("nan"), float("inf")])
+    found, expected = encoder_native.dropout(x, mask, 10 / 9), (x * mask).mul_(10 / 9)
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def test_gated_gelu_is_right_far_from_zero_and_keeps_what_is_no_number() -> None:
@@ -117,7 +127,8 @@ def test_without_a_compiler_torch_computes_the_same(monkeypatch: pytest.MonkeyPa
     )
 
     def found() -> list[Tensor]:
-        outs = [gated_gelu(qkv)]
+        torch.manual_seed(5)
+        outs = [gated_gelu(qkv), dropout(qkv, 0.2, True)]
         for window, probability, turned in ((4, 0.0, turns), (-1, 0.3, None), (-1, 0.0, None)):
             torch.manual_seed(7)
             mine = qkv.clone().requires_grad_()

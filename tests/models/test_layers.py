@@ -58,7 +58,7 @@ def test_the_gradient_of_a_weight_is_a_contiguous_product_on_any_processor(
     grad, x = doubles(rows, outer).detach().to(dtype), doubles(rows, inner, seed=1).detach().to(dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "_intel", lambda: intel)
-        found = layers.weight_gradient(grad, x)
+        found = layers.weight_gradient(grad, x, dtype)
     assert found.dtype == dtype and found.is_contiguous()
     exact = grad.double().t() @ x.double()
     error = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float64: 1e-12}[dtype]
