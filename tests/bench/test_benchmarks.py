@@ -226,7 +226,7 @@ runpy.run_module("overnight", run_name="__main__")
     assert result.returncode == 0, result.stderr
     rows = assert_result(result.stdout, "gpu")
     names = [row["name"] for row in rows]
-    assert sum(name.startswith("gate:") for name in names) == 5
+    assert sum(name.startswith("gate:") for name in names) == 6
     for part in (
         "ceiling: bf16 product",
         "ceiling: copy",

@@ -105,16 +105,20 @@ def test_the_work_of_a_step_is_that_of_full_sequences_as_the_loader_makes_them(t
 def test_a_batch_that_grows_is_counted_by_its_sequences_and_has_the_bits_of_its_decisions(
     tiny: Make, clock: FakeClock, tmp_path: Path
 ) -> None:
-    growing = {"phases.short.batch_warmup": {"initial_batch_size": 2, "steps": 10}}
-    run = tiny(budget="2m", **WSD, **growing, out=str(tmp_path / "first"))
+    growing = {"phases.short.batch_warmup": {"initial_batch_size": 2, "steps": 4}}
+    run = tiny(budget="50s", **WSD, **LESS, **growing, out=str(tmp_path / "first"))
     share, batch = planner.shares(run)[0], run.phases["short"].global_batch_size
     assert batch > 2 and [share.work(steps) * batch for steps in (1, 2)] == [2, 4]
     said = train(run)
-    again = replayed(run, tiny(budget="2m", **WSD, **growing, out=str(tmp_path / "again")))
+    again = replayed(run, tiny(budget="50s", **WSD, **LESS, **growing, out=str(tmp_path / "again")))
     assert_same_run(run, again)
     assert "it never comes to" not in said
     endless = tiny(
-        budget="2m", **WSD, **{"phases.short.batch_warmup": {"initial_batch_size": 2, "steps": 5000}}, out=str(tmp_path / "endless")
+        budget="20s",
+        **WSD,
+        **LESS,
+        **{"phases.short.batch_warmup": {"initial_batch_size": 2, "steps": 5000}},
+        out=str(tmp_path / "endless"),
     )
     assert f"its batch grows for 5,000 (batch_warmup.steps): it never comes to {batch} sequences" in train(endless)
 

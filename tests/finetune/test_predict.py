@@ -146,7 +146,7 @@ def with_null(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
         for i in range(40)
     ]
     path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
-    spec = {"task": "squad", "epochs": 6, "global_batch_size": 8, "micro_batch_size": 8, "lr": 3e-3, "seq_len": 32, "doc_stride": 8}
+    spec = {"task": "squad", "epochs": 10, "global_batch_size": 8, "micro_batch_size": 8, "lr": 3e-3, "seq_len": 32, "doc_stride": 8}
     result = dataclasses.replace(
         config.build_run({**config.to_tree(run), "finetune": {"null": {**spec, "path": str(path)}}}), out=str(folder / "run")
     )

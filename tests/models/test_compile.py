@@ -38,7 +38,7 @@ def evaluation(model: MaskedLM, stream: Samples) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch warns inside its own tracing, where an error would stop it
-@pytest.mark.parametrize("settings", MODELS, ids=lambda settings: settings.kind)
+@pytest.mark.parametrize("settings", [pytest.param(MODELS[0], marks=pytest.mark.heavy), MODELS[1]], ids=["bert", "modernbert"])
 def test_compiled_layers_compute_the_same_and_are_compiled_in_the_first_two_steps_only(settings: EncoderConfig) -> None:
     if shutil.which("g++") is None:
         pytest.skip("torch.compile on a CPU needs a C++ compiler")
