@@ -14,7 +14,6 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -198,4 +197,4 @@ if __name__ == "__main__":
     found["compilations"] = shapes(BertConfig(num_layers=2, hidden_size=128, num_heads=2))
     if "kept" in sys.argv:
         found["kept"] = kept()
-    Path(sys.argv[1]).write_text(json.dumps(found, indent=1), encoding="utf-8")
+    fake_cuda.end(sys.argv[1], json.dumps(found, indent=1))

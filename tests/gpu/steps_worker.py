@@ -14,8 +14,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
@@ -185,7 +184,7 @@ def faked() -> FakeTensorMode:
     return mode
 
 
-def main(file: Path, every: bool) -> None:
+def main(file: str, every: bool) -> NoReturn:
     """Take the steps of all cases."""
     from triton.runtime.jit import JITFunction
 
@@ -202,10 +201,10 @@ def main(file: Path, every: bool) -> None:
             frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
             places = [f"{frame.filename}:{frame.lineno}" for frame in frames[-4:]]
             found[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}", "at": places}
-    file.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    fake_cuda.end(file, json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
     fake_cuda.install()
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]), "--all" in sys.argv)
+    main(sys.argv[1], "--all" in sys.argv)
