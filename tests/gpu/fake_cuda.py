@@ -201,7 +201,7 @@ def end(file: str | Path, text: str) -> NoReturn:
     """Write the result of a process and end it, without the end of the interpreter.
 
     autograd's thread of the device may still give back Python objects of a backward pass that is over. The interpreter ends a thread that wants
-    it then, in C++ frames that may not be left so: `terminate called without an active exception`, once in some hundred processes.
+    it then, in C++ frames that may not be left so: `terminate called without an active exception`, now and then.
     """
     Path(file).write_text(text, encoding="utf-8")
     sys.stdout.flush()
