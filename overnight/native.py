@@ -18,7 +18,8 @@ from overnight.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
 
-# -march=native: it runs where it was built. Contraction to fused multiply-adds is allowed; reordering of sums only where the source says so.
+# -march=native: it runs where it was built. -std=c11 keeps gcc from contracting to fused multiply-adds; a source that gains by it asks for it, as for another
+# order of sums.
 _FLAGS = ["-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-std=c11", "-shared", "-fPIC"]
 
 
@@ -56,7 +57,7 @@ def library(source: Path, *defines: str) -> ctypes.CDLL:
 
 
 def optional_library(source: Path) -> ctypes.CDLL | None:
-    """The compiled form of a C source, or None where there is no compiler and another path must do."""
+    """Return the compiled form of a C source, or None where there is no compiler and another path must do."""
     try:
         return library(source)
     except NoCompiler:

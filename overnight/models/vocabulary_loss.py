@@ -1,7 +1,7 @@
 """Cross-entropy over a large vocabulary without keeping, or passing more than needed over, the logits.
 
-Shapes: M predicted positions, D width, V vocabulary. The gradient of the logits is made in place of them in the forward pass: on a CPU slice by
-slice while it is in the cache, on a GPU by vocabulary_kernels.py; the three products run over all rows at once.
+Shapes: M predicted positions, D width, V vocabulary. The gradient of the logits is made in place of them in the forward pass: on a CPU by encoder.c
+(without a C compiler slice by slice, while it is in the cache), on a GPU by vocabulary_kernels.py; the three products run over all rows at once.
 """
 
 from __future__ import annotations
