@@ -32,7 +32,7 @@ def library(source: Path, *defines: str) -> ctypes.CDLL:
     """The compiled form of a C source.
 
     Args:
-        source: one file that needs nothing but the standard library.
+        source: a file that needs nothing but the standard library and the headers beside it.
         defines: its macros, `NAME=value`.
 
     Raises:
@@ -42,7 +42,7 @@ def library(source: Path, *defines: str) -> ctypes.CDLL:
     if compiler is None:
         raise NoCompiler("there is no C compiler: install gcc, or set CC")
     command = [compiler, *_FLAGS, *(f"-D{define}" for define in defines)]
-    text = source.read_bytes()
+    text = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     key = hashlib.blake2b(repr((text, command, version, _cpu())).encode(), digest_size=10).hexdigest()
     place = _cache() / f"{source.stem}-{key}.so"

@@ -113,7 +113,7 @@ def readable() -> Iterator[Path]:
         yield from (
             path
             for path in sorted((ROOT / folder).rglob("*"))
-            if path.suffix in (".py", ".md", ".html", ".yaml", ".c") and "results" not in path.parts
+            if path.suffix in (".py", ".md", ".html", ".yaml", ".c", ".h") and "results" not in path.parts
         )
     yield from (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))
 

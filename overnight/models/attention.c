@@ -19,23 +19,7 @@
 #pragma GCC target("prefer-vector-width=512")
 #endif
 
-#ifdef BF16
-typedef uint16_t STORE;
-static inline float load(STORE x) {
-    union { uint32_t bits; float value; } v = {(uint32_t)x << 16};
-    return v.value;
-}
-/* To the nearest, ties to even; NaN stays NaN. */
-static inline STORE store(float x) {
-    union { float value; uint32_t bits; } v = {x};
-    uint32_t rounded = (v.bits + 0x7fffu + ((v.bits >> 16) & 1u)) >> 16;
-    return x == x ? (STORE)rounded : (STORE)0x7fc0u;
-}
-#else
-typedef float STORE;
-static inline float load(STORE x) { return x; }
-static inline STORE store(float x) { return x; }
-#endif
+#include "activations.h"
 
 /* Floats of a vector, vectors of a panel, rows of a tile: MR·NV sums fit the registers. */
 #ifdef __AVX512F__
@@ -48,21 +32,6 @@ typedef float VEC __attribute__((vector_size(VW * sizeof(float)), aligned(4), ma
 
 static inline long least(long a, long b) { return a < b ? a : b; }
 static inline long up(long n) { return (n + VW - 1) / VW * VW; }
-
-/* e^x to 2e-7 of its value, 0 below -87, for x of at most 0: as in encoder.c. */
-static inline float exp_(float x) {
-    float n = rintf((x < -87.0f ? -87.0f : x) * 1.44269504f), r = ((x < -87.0f ? -87.0f : x) - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.0f / 5040;
-    p = p * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    union { uint32_t bits; float value; } two = {(uint32_t)((int32_t)n + 127) << 23};
-    return x < -87.0f ? 0.0f : x == x ? two.value * p : x;
-}
 
 /* C (rows × vectors·VW) = or += A B, all sums in registers. */
 static inline __attribute__((always_inline)) void tile(const int rows, const int vectors, long K, const float *A, long a_row, long a_col, const float *B,

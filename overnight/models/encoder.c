@@ -16,38 +16,7 @@
 /* Numbers that one thread computes together, where there are no rows. */
 #define STRETCH 4096
 
-#ifdef BF16
-typedef uint16_t STORE;
-static inline float load(STORE x) {
-    union { uint32_t bits; float value; } v = {(uint32_t)x << 16};
-    return v.value;
-}
-/* To the nearest, ties to even; NaN stays NaN. */
-static inline STORE store(float x) {
-    union { float value; uint32_t bits; } v = {x};
-    uint32_t rounded = (v.bits + 0x7fffu + ((v.bits >> 16) & 1u)) >> 16;
-    return x == x ? (STORE)rounded : (STORE)0x7fc0u;
-}
-#else
-typedef float STORE;
-static inline float load(STORE x) { return x; }
-static inline STORE store(float x) { return x; }
-#endif
-
-/* e^x to 2e-7 of its value, 0 below -87, for x of at most 0: x = n ln 2 + r, the Taylor series of e^r, and 2^n by its bits. */
-static inline float exp_(float x) {
-    float n = rintf((x < -87.0f ? -87.0f : x) * 1.44269504f), r = ((x < -87.0f ? -87.0f : x) - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.0f / 5040;
-    p = p * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    union { uint32_t bits; float value; } two = {(uint32_t)((int32_t)n + 127) << 23};
-    return x < -87.0f ? 0.0f : x == x ? two.value * p : x;
-}
+#include "activations.h"
 
 /* The normal distribution function to 8e-8 (Abramowitz and Stegun 7.1.26), and e^(-x²/2). */
 static inline float normal(float x, float *bell) {

@@ -14,23 +14,7 @@
 #define COLUMNS 256 /* long enough for the prefetcher: shorter runs take up to twice as long */
 #define SMALL 8192  /* elements below which threads cost more than they bring */
 
-#ifdef BF16
-typedef uint16_t STORE;
-static inline float load(STORE x) {
-    union { uint32_t bits; float value; } v = {(uint32_t)x << 16};
-    return v.value;
-}
-/* To the nearest, ties to even; NaN stays NaN. */
-static inline STORE store(float x) {
-    union { float value; uint32_t bits; } v = {x};
-    uint32_t rounded = (v.bits + 0x7fffu + ((v.bits >> 16) & 1u)) >> 16;
-    return x == x ? (STORE)rounded : (STORE)0x7fc0u;
-}
-#else
-typedef REAL STORE;
-static inline REAL load(STORE x) { return x; }
-static inline STORE store(REAL x) { return x; }
-#endif
+#include "activations.h"
 
 #ifdef DOUBLE
 static inline double expm1_(double x) { return expm1(x < 700 ? x : 700); }
