@@ -99,13 +99,13 @@ def attention(
     Args:
         qkv: (N, 3·H·E), queries, keys and values side by side.
         heads: H.
-        starts: offset of each sequence and the end of the last, which is N (int32, S + 1).
+        starts: offset of each sequence and the end of the last, which is N (S + 1).
         longest: at least the length of each.
         window: tokens to either side that one sees; -1 is all.
         dropping: from :func:`dropping`.
         turns: cosine and sine of rotary positions, (N, 1, 1, E/2) each.
     """
-    return _Attention.apply(qkv, heads, starts, longest, window, dropping, *(turns or (None, None)))  # type: ignore[no-any-return]
+    return _Attention.apply(qkv, heads, starts.int(), longest, window, dropping, *(turns or (None, None)))  # type: ignore[no-any-return]
 
 
 def dropping(probability: float) -> tuple[int, int, float]:

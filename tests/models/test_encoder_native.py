@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -116,6 +117,12 @@ def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_attention_takes_offsets_of_any_integer_type() -> None:
+    qkv, batch = numbers(80, 48, dtype=torch.float32), random_batch([33, 7, 40])
+    where = layout(batch, 0.0, qkv.dtype)
+    assert torch.equal(attention(qkv, 2, where, 0.0), attention(qkv, 2, replace(where, starts=where.starts.long()), 0.0))
 
 
 def test_without_a_compiler_torch_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
