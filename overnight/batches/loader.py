@@ -25,7 +25,7 @@ import xxhash
 from overnight.batches import masking, pairs
 from overnight.batches.batch_size import batch_size, micro_batch, pad_to_multiple, sequences_before
 from overnight.batches.order import key, mix, order
-from overnight.batches.packing import IGNORED, Batch, Provenance, Sizes, StepBatches, Walk, balance_by_length
+from overnight.batches.packing import IGNORED, Batch, Provenance, Sizes, StepBatches, Walk, balance_by_length, fill_lengths
 from overnight.config import BertPhase
 from overnight.corpus.shards import Shard
 from overnight.corpus.tokenizer import Vocabulary
@@ -201,11 +201,8 @@ class Samples:
         ids, predicted, labels = masking.mask(ids, starts, keys, counts, vocabulary, phase.whole_word)
         positions = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
         if pad_to_multiple:
-            # The fill is sequences of its own, so that attention never sees it beside text; always equally many, none empty.
-            slots = -(-pad_to_multiple // phase.seq_len) + 1
-            fill = slots + -(len(ids) + slots) % pad_to_multiple
-            fills = np.full(slots, fill // slots) + (np.arange(slots) < fill % slots)
-            ids, segments = _filled(ids, fill, vocabulary.pad), _filled(segments, fill, 0)
+            fills = fill_lengths(len(ids), pad_to_multiple, phase.seq_len)
+            ids, segments = _filled(ids, fills.sum(), vocabulary.pad), _filled(segments, fills.sum(), 0)
             positions = np.concatenate([positions, *[np.arange(n) for n in fills]]).astype(np.int64)
             starts = np.concatenate([starts, starts[-1] + np.cumsum(fills)])
             lengths = np.concatenate([lengths, fills]).astype(np.int64)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, overload
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -112,6 +114,21 @@ def balance_by_length(lengths: list[int] | Tensor, bins: int) -> list[list[int]]
     rows = torch.argsort(lengths, descending=True, stable=True).view(-1, bins)
     rows[1::2] = rows[1::2].flip(1)
     return rows.t().tolist()
+
+
+def fill_lengths(tokens: int, multiple: int, longest: int) -> npt.NDArray[np.int64]:
+    """Return the lengths of sequences that fill a stream up to a multiple of some tokens.
+
+    They are sequences of their own, so that attention never sees the fill beside text; always equally many, none empty.
+
+    Args:
+        tokens: of the stream.
+        multiple: of tokens, to which it is filled up.
+        longest: tokens that a sequence may have.
+    """
+    count = -(-multiple // longest) + 1
+    more = count + -(tokens + count) % multiple
+    return np.full(count, more // count) + (np.arange(count) < more % count)
 
 
 class Walk(Sequence[StepBatches]):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from overnight.batches.order import key, order
-from overnight.batches.packing import Batch, Sizes, StepBatches, balance_by_length
+from overnight.batches.packing import IGNORED, Batch, Sizes, StepBatches, balance_by_length, fill_lengths
 from overnight.config import Finetune, environment_path
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
 from overnight.errors import ConfigError
@@ -48,18 +48,29 @@ class EncodedExamples:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def batch(self, index: np.ndarray) -> Batch:
-        """Return the flat batch of some sequences, in the order given."""
+    def batch(self, index: np.ndarray, pad_to_multiple: int = 0, longest: int = 0, pad: int = 0) -> Batch:
+        """Return the flat batch of some sequences, in the order given.
+
+        Args:
+            pad_to_multiple: fill the stream up to a multiple of this many tokens, so that a compiled model and oneDNN see few shapes; 0 adds nothing.
+            longest: tokens that a sequence may have, those that fill up too.
+            pad: id of [PAD].
+        """
         lengths = [len(self.ids[i]) for i in index]
-        starts = np.concatenate([[0], np.cumsum(lengths)])
+        fills = fill_lengths(sum(lengths), pad_to_multiple, longest).tolist() if pad_to_multiple else []
+
+        def stream(parts: list[np.ndarray], fill: int) -> torch.Tensor:
+            return torch.from_numpy(np.concatenate([*(parts[i] for i in index), np.full(sum(fills), fill)]).astype(np.int64))
+
+        lengths += fills
         return Batch(
-            ids_N=torch.from_numpy(np.concatenate([self.ids[i] for i in index]).astype(np.int64)),
+            ids_N=stream(self.ids, pad),
             positions_N=torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])),
-            segments_N=torch.from_numpy(np.concatenate([self.segments[i] for i in index]).astype(np.int64)),
-            starts=torch.from_numpy(starts.astype(np.int32)),
+            segments_N=stream(self.segments, 0),
+            starts=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)),
             lengths=tuple(lengths),
             targets={name: torch.from_numpy(values[index]) for name, values in self.targets.items()}
-            | {name: torch.from_numpy(np.concatenate([values[i] for i in index])) for name, values in self.token_targets.items()},
+            | {name: stream(values, IGNORED) for name, values in self.token_targets.items()},
         )
 
     def drawn(self, step: int, batch: int, micro_batch: int, seed: tuple[int, ...]) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -72,12 +83,14 @@ class EncodedExamples:
             index[here] = order(group, len(self) // self.rows_together, key(*seed, int(epoch))) * self.rows_together + row
         return index, [index[rows] for rows in balance_by_length([len(self.ids[i]) for i in index], batch // micro_batch)]
 
-    def step(self, step: int, batch: int, micro_batch: int, seed: tuple[int, ...], rank: int = 0, world: int = 1) -> StepBatches:
-        """Return the micro-batches of a step that process `rank` of `world` takes; see :meth:`drawn`."""
+    def step(
+        self, step: int, batch: int, micro_batch: int, seed: tuple[int, ...], rank: int = 0, world: int = 1, **fill: int
+    ) -> StepBatches:
+        """Return the micro-batches of a step that process `rank` of `world` takes; see :meth:`drawn`, and :meth:`batch` for what fills them up."""
         index, bins = self.drawn(step, batch, micro_batch, seed)
         lengths = np.array([len(self.ids[i]) for i in index])
         sizes = Sizes(int(lengths.sum()), int((lengths**2).sum()), 0, batch)
-        return StepBatches(tuple(self.batch(rows) for rows in bins[rank::world]), int(lengths.sum()), batch, sizes)
+        return StepBatches(tuple(self.batch(rows, **fill) for rows in bins[rank::world]), int(lengths.sum()), batch, sizes)
 
     def in_order(self, size: int) -> list[tuple[np.ndarray, Batch]]:
         """Return all sequences once, longest first in batches of `size`, each with the indices of its sequences."""

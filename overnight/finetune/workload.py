@@ -89,6 +89,8 @@ class TaskSamples:
     examples: EncodedExamples
     phase: Phase
     seed: int
+    pad: int = 0
+    """Id of [PAD]."""
 
     def epoch_size(self) -> int:
         """Return the number of examples."""
@@ -103,9 +105,10 @@ class TaskSamples:
         self.phase = replace(self.phase, micro_batch_size=size)
 
     def step(self, step: int, rank: int = 0, world: int = 1, pad_to_multiple: int = 0) -> StepBatches:
-        """Return what one process does in optimizer step `step` (from 0); the flat batches of a task are not filled up."""
+        """Return what one process does in optimizer step `step` (from 0)."""
         phase = self.phase
-        return self.examples.step(step, phase.global_batch_size, micro_batch(phase, step, world), (self.seed, _ORDER), rank, world)
+        fill = {"pad_to_multiple": pad_to_multiple, "longest": phase.seq_len, "pad": self.pad}
+        return self.examples.step(step, phase.global_batch_size, micro_batch(phase, step, world), (self.seed, _ORDER), rank, world, **fill)
 
     def validation_steps(self, count: int) -> list[StepBatches]:
         """Return nothing: a task is scored at its end, by its own metrics."""
@@ -160,7 +163,7 @@ class FinetuneWorkload:
 
     def samples(self, phase: Phase, number: int, split: str) -> TaskSamples:
         """Return the examples of a split."""
-        return TaskSamples(self.task.train if split == "train" else self.task.dev, phase, self.seed)
+        return TaskSamples(self.task.train if split == "train" else self.task.dev, phase, self.seed, self.vocabulary.pad)
 
     def flops(self, done: StepResult) -> float:
         """Return operations of a step, of all processes."""

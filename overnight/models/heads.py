@@ -77,8 +77,12 @@ class Classifier(nn.Module):
         return self.head(dropout(pooled_SD, self.probability, self.training)).float()
 
     def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return summed cross-entropy, of labels (S, C) between 0 and 1 that of each class alone, of numbers (S) the squared error."""
-        logits, labels = self(batch, dtype), batch.targets["label"]
+        """Return summed cross-entropy, of labels (S, C) between 0 and 1 that of each class alone, of numbers (S) the squared error.
+
+        Sequences behind the last that has a label fill the stream up.
+        """
+        labels = batch.targets["label"]
+        logits = self(batch, dtype)[: len(labels)]
         if labels.ndim == 2:
             right = (logits > 0) == (labels > 0.5)
             return {"label": F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")}, {"label": right.sum()}
@@ -134,7 +138,7 @@ class QuestionAnswering(nn.Module):
 
     def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return summed cross-entropy of start and of end, half each."""
-        logits = self(batch, dtype)
+        logits = self(batch, dtype)[: len(batch.targets["start"])]  # sequences behind them fill the stream up
         return {
             name: 0.5 * F.cross_entropy(logits[:, :, i], batch.targets[name], reduction="sum") for i, name in enumerate(("start", "end"))
         }, {}
