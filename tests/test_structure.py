@@ -233,6 +233,23 @@ def test_no_torch_modules_and_the_command_line_import_without_loading_torch() ->
     assert done.returncode == 0, done.stderr
 
 
+def test_a_training_begins_without_importing_torch_s_compiler() -> None:
+    code = """
+import sys
+import overnight.engine.pretrain, overnight.finetune.finetune, overnight.inference.model, overnight.interop.export
+import torch
+from overnight.optim import Lamb
+optimizer = Lamb([torch.ones(2, requires_grad=True)])
+optimizer.param_groups[0]["params"][0].sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+assert optimizer.param_groups[0]["params"][0].grad is None
+assert not {"torch._dynamo", "transformers", "sympy"} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_benchmarks_start_on_a_machine_with_only_torch_and_numpy() -> None:
     code = """
 import sys

@@ -10,7 +10,6 @@ import codecs
 import io
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -24,8 +23,8 @@ PART_BYTES = 5 << 20
 """Of a part, about."""
 _BLOCK = 1 << 20
 
-# All that `str.strip` takes off, but the end of a line. Those of several bytes are looked at only where such a character begins.
-_SPACES = [c.encode() for c in map(chr, range(sys.maxunicode)) if c.isspace() and c != "\n"]
+# All that `str.strip` takes off, but the end of a line; there is none behind U+3000. Those of several bytes are looked at only where such a character begins.
+_SPACES = [c.encode() for c in map(chr, range(0x3001)) if c.isspace() and c != "\n"]
 _FIRST = re.escape(b"".join(sorted({space[:1] for space in _SPACES if len(space) > 1})))
 _SPACE = b"(?:[%s]|(?=[%s])(?:%s))*" % (
     re.escape(b"".join(space for space in _SPACES if len(space) == 1)),
