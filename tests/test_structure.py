@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,8 @@ LONG_PARTS = {
 MAX_CLASS, MAX_FUNCTION = 200, 60
 
 
-def sources() -> dict[str, str]:
+@functools.cache
+def sources() -> Mapping[str, str]:
     """Every module of the package by its name without `overnight.`, with its text."""
     found = {}
     for path in sorted((ROOT / "overnight").rglob("*.py")):
@@ -89,18 +91,27 @@ def sources() -> dict[str, str]:
     return found
 
 
-def imports(text: str) -> Iterator[str]:
+@functools.cache
+def nodes(text: str) -> list[ast.AST]:
+    """Every node of a module."""
+    return list(ast.walk(ast.parse(text)))
+
+
+@functools.cache
+def imports(text: str) -> list[str]:
     """Dotted names that a module imports anywhere in it, but not for type checking alone."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            node.body = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+    found: list[str] = []
+    types = [
+        node for node in nodes(text) if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    ]
+    unseen = {below for node in types for statement in node.body for below in ast.walk(statement)}
+    for node in nodes(text):
+        if isinstance(node, ast.Import) and node not in unseen:
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node not in unseen:
             assert node.level == 0, f"line {node.lineno}: imports are absolute"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
 
 
 def graph(modules: Mapping[str, str]) -> dict[str, set[str]]:
@@ -190,7 +201,7 @@ def unsafe(text: str) -> list[str]:
         if name.split(".")[0] in ("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")
         or name.startswith(UNPICKLE)
     ]
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(text):
         if not isinstance(node, ast.Call):
             continue
         name, keys = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
@@ -233,6 +244,21 @@ def test_no_torch_modules_and_the_command_line_import_without_loading_torch() ->
     assert done.returncode == 0, done.stderr
 
 
+def test_a_training_begins_without_importing_torch_s_compiler() -> None:
+    code = """
+import sys
+import overnight.engine.pretrain, overnight.finetune.finetune, overnight.inference.model, overnight.interop.export, torch
+from overnight.optim import Lamb
+weight = torch.ones(2, requires_grad=True)
+optimizer = Lamb([weight])
+weight.sum().backward(), optimizer.step(), optimizer.zero_grad()
+assert weight.grad is None
+assert not {"torch._dynamo", "transformers", "sympy"} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_benchmarks_start_on_a_machine_with_only_torch_and_numpy() -> None:
     code = """
 import sys
@@ -257,7 +283,7 @@ def test_every_module_has_a_docstring() -> None:
 def long_parts(source: str) -> dict[str, int]:
     """Classes above 200 lines and functions above 60, docstrings and all, with their lines."""
     found = {}
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             lines = (node.end_lineno or 0) - node.lineno + 1
             if lines > (MAX_CLASS if isinstance(node, ast.ClassDef) else MAX_FUNCTION):

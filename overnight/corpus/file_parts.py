@@ -10,7 +10,6 @@ import codecs
 import io
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -23,11 +22,9 @@ from overnight.corpus.wikipedia_dump import DumpPart, PartCounts
 PART_BYTES = 5 << 20
 """Of a part, about."""
 _BLOCK = 1 << 20
-# So much without an end of a document is an error of the task that reads it: a document may have OpenFile.max_bytes.
-_MOST = OpenFile.max_bytes + (1 << 20)
 
-# All that `str.strip` takes off, but the end of a line. Those of several bytes are looked at only where such a character begins.
-_SPACES = [c.encode() for c in map(chr, range(sys.maxunicode)) if c.isspace() and c != "\n"]
+# All that `str.strip` takes off, but the end of a line; there is none behind U+3000. Those of several bytes are looked at only where such a character begins.
+_SPACES = [c.encode() for c in map(chr, range(0x3001)) if c.isspace() and c != "\n"]
 _FIRST = re.escape(b"".join(sorted({space[:1] for space in _SPACES if len(space) > 1})))
 _SPACE = b"(?:[%s]|(?=[%s])(?:%s))*" % (
     re.escape(b"".join(space for space in _SPACES if len(space) == 1)),
@@ -85,8 +82,9 @@ def parts(file: io.BufferedReader, name: str, kind: str, data: Data) -> list[Fil
     found: list[FilePart] = []
     start = lines = documents = 0
     for span in _spans(file, paragraphs):
-        if kind == "text" and data.gutenberg_license == "remove" and _names_gutenberg(span):
-            file.seek(0)  # what is license is seen only from the lines before
+        # What is license is seen only from the lines before; what has no end is too long, which the reader of the whole file says there.
+        if len(span) > _most() or (kind == "text" and data.gutenberg_license == "remove" and _names_gutenberg(span)):
+            file.seek(0)
             return []
         found.append(FilePart(name, kind, data, str(file.name), os.getcwd(), start, start + len(span), lines, documents))
         documents += _documents(span.removeprefix(codecs.BOM_UTF8) if not start else span, paragraphs)
@@ -96,27 +94,32 @@ def parts(file: io.BufferedReader, name: str, kind: str, data: Data) -> list[Fil
 
 
 def _spans(file: io.BufferedReader, paragraphs: bool) -> Iterator[bytes]:
-    """Yield the bytes of a file, cut behind the first end of a document after :data:`PART_BYTES`."""
+    """Yield the bytes of a file, cut behind the first end of a document after :data:`PART_BYTES`; where it does not come, the last is too long."""
     rest, more = b"", PART_BYTES + _BLOCK
     while block := file.read(more):
         rest += block
         while end := _end(rest, paragraphs):
             yield rest[:end]
             rest = rest[end:]
-        # Twice as much where there was no end, and no more than is an error.
-        more = max(PART_BYTES + _BLOCK - len(rest), min(len(rest), _MOST + 1 - len(rest)))
+        if len(rest) > _most():
+            break
+        # Twice as much where there was no end, and no more than shows that there is none.
+        more = max(PART_BYTES + _BLOCK - len(rest), min(len(rest), _most() + 1 - len(rest)))
     if rest:
         yield rest
+
+
+def _most() -> int:
+    """Return what a part of lines that may be read has at most: the last of them begins within :data:`PART_BYTES`."""
+    return PART_BYTES + OpenFile.max_bytes
 
 
 def _end(content: bytes, paragraphs: bool) -> int:
     """Return where to cut, 0 where that is not yet to be seen."""
     if paragraphs:
         match = _END_OF_PARAGRAPH.search(content, PART_BYTES)
-        end = match.end() if match else 0
-    else:
-        end = content.find(b"\n", PART_BYTES) + 1
-    return end or (len(content) if len(content) > _MOST else 0)
+        return match.end() if match else 0
+    return content.find(b"\n", PART_BYTES) + 1
 
 
 def _documents(span: bytes, paragraphs: bool) -> int:

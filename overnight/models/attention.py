@@ -5,6 +5,7 @@ Shapes: N tokens of the flat batch, S sequences, T longest sequence, D width, H 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +19,8 @@ from overnight.batches.packing import Batch, moved
 from overnight.models import attention_native
 from overnight.models.layers import eager_cpu
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:
-    varlen_attn = None  # type: ignore[assignment]
+varlen_attn: Any = None
+"""torch's attention of variable lengths, once :func:`find_varlen` has found it."""
 
 # What the function above calls: it takes dropout too, and has a gradient. Not part of torch's interface, so its arguments are looked at before it is used.
 _flash = getattr(torch.ops.aten, "_flash_attention_forward", None)
@@ -94,6 +93,15 @@ class Layout:
     """Tokens to either side that one sees; -1: all."""
 
 
+def find_varlen() -> Any:
+    """Return torch's attention of variable lengths, None where this torch has none; its import brings the compiler and takes longer than torch itself."""
+    global varlen_attn
+    if varlen_attn is None:
+        with contextlib.suppress(ImportError):
+            from torch.nn.attention.varlen import varlen_attn
+    return varlen_attn
+
+
 @functools.cache
 def why_padded(device: torch.device, dtype: torch.dtype, size: int, dropout: float, training: bool) -> str:
     """Return why attention pads sequences to the longest; empty where the kernel for variable lengths (FlashAttention-2) takes them as they are.
@@ -108,7 +116,7 @@ def why_padded(device: torch.device, dtype: torch.dtype, size: int, dropout: flo
     """
     if device.type != "cuda":
         return "variable lengths need a GPU"
-    if varlen_attn is None or not torch.backends.cuda.is_flash_attention_available():
+    if find_varlen() is None or not torch.backends.cuda.is_flash_attention_available():
         return "this torch has no attention of variable lengths"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"the kernel takes bf16 and fp16, not {str(dtype).removeprefix('torch.')}"
@@ -207,7 +215,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, where: Layout, probability: float) 
         return flash(q, k, v, where, probability)[0]
     # The lowest torch may not know windows, and BERT has none.
     near: dict[str, Any] = {"window_size": (window, window)} if window >= 0 else {}
-    return varlen_attn(*given, **near)  # type: ignore[return-value]
+    return varlen_attn(*given, **near)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, where: Layout, probability: float) -> tuple[Tensor, ...]:

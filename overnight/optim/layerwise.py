@@ -6,6 +6,7 @@ optimizer's equations. No number is read back from the device, so a step costs n
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,10 @@ from overnight.optim.batch import Batch, backend_of, buckets, groups_of, split
 from overnight.optim.offload import offloaded, on_device
 from overnight.optim.state import check, fit, laid_out, local, state_dtype
 from overnight.optim.tensor_list import Tensors, total_norm
+
+# Around them torch has a wrapper for compiled code, of which they are no part here: it imports the compiler, which takes as long as importing torch.
+_add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+_zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
@@ -111,7 +116,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
             if name in param_group:
                 raise ValueError(f"{name} = {param_group[name]}: is over all groups; give it to the optimizer, not to a group")
         self._check_settings({**self.defaults, **param_group})
-        super().add_param_group(param_group)
+        _add_param_group(self, param_group)
         try:
             for name, p in _named(self.param_groups[-1]):
                 if not p.is_floating_point():
@@ -119,6 +124,10 @@ class Layerwise(torch.optim.Optimizer, ABC):
         except ValueError:
             self.param_groups.pop()
             raise
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients as torch does."""
+        _zero_grad(self, set_to_none)
 
     def _check_settings(self, group: dict[str, Any]) -> None:
         if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:

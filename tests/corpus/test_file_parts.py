@@ -107,14 +107,38 @@ def test_licenses_in_rows_are_counted_over_the_parts(tmp_path: Path) -> None:
 
 def test_a_paragraph_without_end_is_an_error_and_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_parts.OpenFile, "max_bytes", 50)
-    monkeypatch.setattr(file_parts, "_MOST", 400)
     (tmp_path / "a.txt").write_text("word\n\n" * 10 + "word\n" * 1000)
     with pytest.raises(DataError, match=r"a\.txt:\d+: more than 0 MB in one paragraph"):
         read(tmp_path / "a.txt", 20, documents="paragraph")
     with open(tmp_path / "a.txt", "rb") as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(file_parts, "PART_BYTES", 20)
         patch.setattr(file_parts, "_BLOCK", 7)
-        assert max(map(len, file_parts._spans(file, True))) < 1000
+        assert max(map(len, file_parts._spans(file, True))) < 100
+
+
+@pytest.mark.parametrize("before", range(0, 40, 3))
+def test_the_longest_line_is_one_document_wherever_it_begins_and_a_longer_one_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    monkeypatch.setattr(file_parts.OpenFile, "max_bytes", 200)
+    (tmp_path / "a.txt").write_bytes(b"w\n" * before + b"x" * 199 + b"\n" + b"y\n" * 40)
+    found, _, parts = read(tmp_path / "a.txt", 20, documents="line")
+    assert [each.text for each in found] == ["w"] * before + ["x" * 199] + ["y"] * 40 and parts > 3
+    (tmp_path / "a.txt").write_bytes(b"w\n" * before + b"x" * 200 + b"\n" + b"y\n" * 40)
+    with pytest.raises(DataError, match=rf"a\.txt:{before + 1}: more than 0 MB in one line"):
+        read(tmp_path / "a.txt", 20, documents="line")
+
+
+def test_nothing_is_read_behind_a_line_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_parts.OpenFile, "max_bytes", 200)
+    monkeypatch.setattr(file_parts, "PART_BYTES", 20)
+    monkeypatch.setattr(file_parts, "_BLOCK", 7)
+    (tmp_path / "a.txt").write_bytes(b"x" * 300 + b"\n" + b"y\n" * 1000)
+    with open(tmp_path / "a.txt", "rb") as file:
+        assert [len(span) for span in file_parts._spans(file, False)] == [221]
+        assert file.tell() == 221
+        file.seek(0)
+        assert file_parts.parts(file, "a.txt", "text", Data(documents="line")) == [] and file.tell() == 0
 
 
 @pytest.mark.parametrize("kind", ["parts", "documents"])

@@ -58,11 +58,11 @@ def test_places_of_padding_beyond_every_window_make_no_nan(lengths: list[int], d
     assert losses["mlm"].isfinite() and all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.skipif(attend.varlen_attn is None, reason="this torch has no attention of variable lengths")
+@pytest.mark.skipif(attend.find_varlen() is None, reason="this torch has no attention of variable lengths")
 @pytest.mark.parametrize("window", [-1, 0, 3])
 def test_the_kernel_for_variable_lengths_is_called_by_its_own_signature(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in computes what the kernel's documentation says, from arguments that the real one must take."""
-    lengths, signature, calls = [7, 2, 5], inspect.signature(attend.varlen_attn), []  # type: ignore[arg-type]
+    lengths, signature, calls = [7, 2, 5], inspect.signature(attend.find_varlen()), []
 
     def stand_in(*args: Any, **kwargs: Any) -> Tensor:
         given_ = signature.bind(*args, **kwargs)
@@ -86,7 +86,7 @@ def test_the_kernel_for_variable_lengths_is_called_by_its_own_signature(window: 
     assert len(calls) == 1
 
 
-@pytest.mark.skipif(attend.varlen_attn is None, reason="this torch has no attention of variable lengths")
+@pytest.mark.skipif(attend.find_varlen() is None, reason="this torch has no attention of variable lengths")
 def test_a_window_is_kept_where_lengths_vary(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = random_batch([7, 2, 5])
     monkeypatch.setattr(attend, "why_padded", lambda *asked: "")
