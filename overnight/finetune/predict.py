@@ -28,7 +28,7 @@ from overnight.engine.workload import new_model
 from overnight.errors import DataError
 from overnight.finetune import question_answering
 from overnight.finetune.answers import answer_of, probabilities
-from overnight.finetune.encode import Encoded, encode_examples, join
+from overnight.finetune.encode import Encoded, encode_examples, join, without_tokens
 from overnight.finetune.encoded_task import EncodedExamples
 from overnight.finetune.entities import are_entities, entities
 from overnight.finetune.tagging import encode_sentences, tags_of
@@ -104,7 +104,7 @@ def predict(run: BertRun, name: str, lines: Iterable[str], keep_going: bool = Fa
         name: a fine-tuned task of it; or `mask`, which fills in every [MASK] with the pretrained model.
         lines: JSON objects (`text`, or `text_a` and `text_b`; `question` and `context` for SQuAD, `tokens` for tags), or plain text,
             a pair separated by a tab, words that are tagged by blanks. Empty lines are skipped.
-        keep_going: a line that cannot be used is answered by `id` and `error`.
+        keep_going: a line that cannot be used is answered by `id` and `error`. A text without a token is in any case, where it has classes or a number.
 
     Raises:
         DataError: when the task was not fine-tuned, or, unless it keeps going, a line (named by its number) cannot be used.
@@ -156,7 +156,11 @@ def answer_rows(model: Trained, rows: Sequence[Any]) -> Iterator[dict[str, Any]]
 def _classify(model: Trained, examples: Sequence[Example]) -> Iterator[dict[str, Any]]:
     kind, labels = model.facts["kind"], model.facts["labels"]
     given = model.outputs(encode_examples(model.tokenizer, model.vocabulary, examples, model.longest))
-    for example, output in zip(examples, given, strict=True):
+    nothing = set(without_tokens(model.tokenizer, examples))
+    for place, (example, output) in enumerate(zip(examples, given, strict=True)):
+        if place in nothing:
+            yield {"id": example.id, "error": "has no token: it is empty, or of characters that the tokenizer drops"}
+            continue
         answer = answer_of(kind, labels, output)
         if isinstance(answer, float):
             yield {"id": example.id, "score": _round(answer)}
@@ -324,7 +328,7 @@ def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> int:
         for answer in answers:
             count, broken = count + 1, broken + ("error" in answer)
             if path is not None and "error" in answer:
-                print(answer["error"], file=sys.stderr)
+                print(f"{answer['id']}: {answer['error']}", file=sys.stderr)
             yield (json.dumps(answer, ensure_ascii=False) + "\n").encode()
 
     if path is None:
