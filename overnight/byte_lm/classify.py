@@ -18,18 +18,21 @@ from overnight.engine.training_run import set_up_machine
 from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import load_byte_model, weights_name, without_weight_norm
 from overnight.state_files import fitted, read_mapping
-from overnight.tasks.inputs import example_of, parts, read_input
+from overnight.tasks.examples import Example
+from overnight.tasks.inputs import Given, answered, example_of, read_input
 
 
-def classify_file(run: Run, name: str, path: str) -> Iterator[dict[str, Any]]:
+def classify_file(run: Run, name: str, path: str, keep_going: bool = False, form: str = "") -> Iterator[dict[str, Any]]:
     """Answer the rows of a file one by one, in order: a table with the column of the task, or lines as :func:`classify` takes them.
 
     Args:
         run: as of :func:`classify`.
         name: a task of a linear probe of the run.
-        path: .csv, .tsv and .jsonl are tables; any other file, and standard input (`-`), is read line by line.
+        path: .csv, .tsv, .jsonl and .parquet are tables; any other file, and standard input (`-`), is read line by line.
+        keep_going: a line or row that cannot be used is answered by `id` and `error`.
+        form: of the file, as of :func:`overnight.tasks.inputs.read_input`.
     """
-    yield from classify(run, name, read_input(path, _facts(run.run_dir, name)["spec"]))
+    yield from _answers(run, name, read_input(path, _facts(run.run_dir, name)["spec"], form), keep_going)
 
 
 def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -44,6 +47,10 @@ def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, An
         ConfigError: for `mask`, which is for BERT.
         DataError: when there is no such classifier, it is of other weights, or a line (named by its number) cannot be used.
     """
+    yield from _answers(run, name, enumerate(lines, 1), False)
+
+
+def _answers(run: Run, name: str, given: Iterable[Given | None], keep_going: bool) -> Iterator[dict[str, Any]]:
     facts = _facts(run.run_dir, name)
     features, labels = facts["spec"]["features"], facts["labels"]
     device = set_up_machine(run)
@@ -55,15 +62,20 @@ def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, An
         raise DataError(
             f"{classifier_path(run.run_dir, name)}: has weights {weights_KF.shape}, the model has {wanted} features; {_again(run.run_dir, name)}"
         )
-    for part in parts(lines):
-        rows = [example_of(number, fields) for number, fields in part]
-        for (number, _), row in zip(part, rows, strict=True):
-            if row.text_b is not None:
-                raise DataError(f"line {number}: is a pair; the classifier was fitted to single texts")
+
+    def read(number: int, fields: dict[str, Any]) -> Example:
+        row = example_of(number, fields)
+        if row.text_b is not None:
+            raise DataError(f"line {number}: is a pair; the classifier was fitted to single texts")
+        return row
+
+    def answer(rows: list[Example]) -> Iterator[dict[str, Any]]:
         found = extract_features(model, [document_bytes(row.text_a) for row in rows], features, DTYPES[run.precision])
         for row, p in zip(rows, _probabilities(found @ weights_KF.T + bias_K), strict=True):
             shares = {label: float(f"{value:.5g}") for label, value in zip(labels, p, strict=True)}
             yield {"id": row.id, "label": labels[int(p.argmax())], "probabilities": shares}
+
+    yield from answered(given, read, answer, keep_going)
 
 
 def _probabilities(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

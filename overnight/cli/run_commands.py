@@ -52,8 +52,10 @@ def _add_predict(add: Add) -> None:
         "--input",
         default="-",
         metavar="FILE",
-        help="a table (.csv, .tsv, .jsonl) with the columns of the task, questions in SQuAD's format (.json), or lines of text (a pair separated by a tab) or JSON; default standard input",
+        help="a table (.csv, .tsv, .jsonl, .parquet) with the columns of the task, questions in SQuAD's format (.json), or lines of text (a pair separated by a tab) or JSON; default standard input",
     )
+    text = "of the input: a table, or lines; default by the ending of its name, of standard input lines"
+    command.add_argument("--format", choices=("csv", "tsv", "jsonl", "parquet", "lines"), default="", help=text)
     command.add_argument(
         "--to",
         metavar="FILE",
@@ -67,13 +69,13 @@ def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
 
     if isinstance(run, BertRun):
         if options.to and (options.to.endswith("/") or Path(options.to).is_dir()):
-            write_question_files(run, options.task, options.input, Path(options.to))
+            write_question_files(run, options.task, options.input, Path(options.to), options.format)
             return
-        answers = predict_file(run, options.task, options.input, keep_going=True)
+        answers = predict_file(run, options.task, options.input, keep_going=True, form=options.format)
     else:
         from overnight.byte_lm.classify import classify_file
 
-        answers = classify_file(run, options.task, options.input)
+        answers = classify_file(run, options.task, options.input, keep_going=True, form=options.format)
     if broken := write_answers(answers, Path(options.to) if options.to else None):
         raise DataError(f"{plural(broken, 'line')} could not be answered; each says why in its place")
 

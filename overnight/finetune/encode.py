@@ -5,14 +5,16 @@ Shapes: T tokens of one row, special tokens included.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from overnight.tasks.examples import Example
+from overnight.errors import DataError
+from overnight.tasks.examples import Example, TaskData
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 # Rows tokenized at once: bounds the memory of the intermediate encodings, large enough to amortize the call.
 _BATCH = 4096
+_PLAIN = re.compile("[A-Za-z0-9]")
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,41 @@ def encode_examples(tokenizer: Tokenizer, vocabulary: Vocabulary, examples: Sequ
             b = None if example.text_b is None else tokens[example.text_b]
             encoded.append(join(tokens[example.text_a], b, vocabulary.cls, vocabulary.sep, length))
     return encoded
+
+
+def without_tokens(tokenizer: Tokenizer, examples: Sequence[Example]) -> list[int]:
+    """Return the places of rows of which the tokenizer leaves nothing: empty ones, and those of characters that it drops, such as control characters."""
+    # A letter or a digit of ASCII is always a token or part of one.
+    texts = {place: f"{example.text_a} {example.text_b or ''}" for place, example in enumerate(examples)}
+    doubtful = {place: text for place, text in texts.items() if not _PLAIN.search(text)}
+    encodings = tokenizer.encode_batch_fast(list(doubtful.values()), add_special_tokens=False)
+    return [place for place, encoding in zip(doubtful, encodings, strict=True) if not encoding.ids]
+
+
+def with_tokens(tokenizer: Tokenizer, task: TaskData) -> TaskData:
+    """Return a task without the training rows that have no token; its notes name them, and those that are scored or answered all the same.
+
+    Raises:
+        DataError: no training row has a token.
+    """
+    notes = list(task.notes)
+    train = task.train
+    if empty := without_tokens(tokenizer, train):
+        # Rows that belong together go together.
+        groups = {place // task.rows_together for place in empty}
+        train = [row for place, row in enumerate(train) if place // task.rows_together not in groups]
+        notes.append(f"{_without(empty, task.train, 'training')}: not trained on")
+        if not train:
+            raise DataError(f"{notes[-1]}; the tokenizer of this run knows none of their characters")
+    for name, rows in {"dev": task.dev, "test": task.test, **task.extra}.items():
+        if empty := without_tokens(tokenizer, rows):
+            notes.append(f"{_without(empty, rows, name)}: answered by what the network makes of nothing")
+    return replace(task, train=train, notes=tuple(notes))
+
+
+def _without(empty: Sequence[int], rows: Sequence[Example], name: str) -> str:
+    first = ", ".join(repr(rows[place].id) for place in empty[:5])
+    return f"{len(empty):,} of {len(rows):,} {name} rows have no token (ids {first}{', ...' if len(empty) > 5 else ''})"
 
 
 def join(a: Sequence[int], b: Sequence[int] | None, cls: int, sep: int, length: int) -> Encoded:

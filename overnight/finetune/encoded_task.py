@@ -19,7 +19,7 @@ from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
 from overnight.errors import ConfigError
 from overnight.finetune import metrics, question_answering
 from overnight.finetune.answers import Answer, answer_of, errors, in_words
-from overnight.finetune.encode import encode_examples
+from overnight.finetune.encode import encode_examples, with_tokens
 from overnight.finetune.entities import are_entities
 from overnight.tasks.examples import Example, TaskData, drawn, drawn_note, split_off
 from overnight.tasks.tables import number_of
@@ -147,7 +147,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         task = load_docnames()
         baselines = {"word overlap": overlap_baseline(task)}
     else:
-        task, baselines = _load(spec), {}
+        task, baselines = with_tokens(tokenizer, _load(spec)), {}
 
     # A metric that lacks its package says so here, before any training.
     metrics.score(task.name, task.kind, *[[0.0, 1.0] if task.kind == "regression" else ["0", "1"]] * 2)

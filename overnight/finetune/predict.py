@@ -28,7 +28,7 @@ from overnight.engine.workload import new_model
 from overnight.errors import DataError
 from overnight.finetune import question_answering
 from overnight.finetune.answers import answer_of, probabilities
-from overnight.finetune.encode import Encoded, encode_examples, join
+from overnight.finetune.encode import Encoded, encode_examples, join, without_tokens
 from overnight.finetune.encoded_task import EncodedExamples
 from overnight.finetune.entities import are_entities, entities
 from overnight.finetune.tagging import encode_sentences, tags_of
@@ -37,7 +37,7 @@ from overnight.models.bert import padded_vocabulary
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example
-from overnight.tasks.inputs import answered, example_of, question_of, read_input, sentence_of
+from overnight.tasks.inputs import Given, answered, example_of, question_of, read_input, sentence_of
 from overnight.tasks.squad import Question, question_lines
 
 if TYPE_CHECKING:
@@ -104,13 +104,16 @@ def predict(run: BertRun, name: str, lines: Iterable[str], keep_going: bool = Fa
         name: a fine-tuned task of it; or `mask`, which fills in every [MASK] with the pretrained model.
         lines: JSON objects (`text`, or `text_a` and `text_b`; `question` and `context` for SQuAD, `tokens` for tags), or plain text,
             a pair separated by a tab, words that are tagged by blanks. Empty lines are skipped.
-        keep_going: a line that cannot be used is answered by `id` and `error`.
+        keep_going: a line that cannot be used is answered by `id` and `error`. A text without a token is in any case, where it has classes or a number.
 
     Raises:
         DataError: when the task was not fine-tuned, or, unless it keeps going, a line (named by its number) cannot be used.
     """
-    model = load_trained(run, name)
-    yield from answered(lines, partial(read_row, model), partial(answer_rows, model), keep_going)
+    yield from _answers(load_trained(run, name), enumerate(lines, 1), keep_going)
+
+
+def _answers(model: Trained, given: Iterable[Given | None], keep_going: bool) -> Iterator[dict[str, Any]]:
+    return answered(given, partial(read_row, model), partial(answer_rows, model), keep_going)
 
 
 def load_trained(run: BertRun, name: str) -> Trained:
@@ -153,7 +156,11 @@ def answer_rows(model: Trained, rows: Sequence[Any]) -> Iterator[dict[str, Any]]
 def _classify(model: Trained, examples: Sequence[Example]) -> Iterator[dict[str, Any]]:
     kind, labels = model.facts["kind"], model.facts["labels"]
     given = model.outputs(encode_examples(model.tokenizer, model.vocabulary, examples, model.longest))
-    for example, output in zip(examples, given, strict=True):
+    nothing = set(without_tokens(model.tokenizer, examples))
+    for place, (example, output) in enumerate(zip(examples, given, strict=True)):
+        if place in nothing:
+            yield {"id": example.id, "error": "has no token: it is empty, or of characters that the tokenizer drops"}
+            continue
         answer = answer_of(kind, labels, output)
         if isinstance(answer, float):
             yield {"id": example.id, "score": _round(answer)}
@@ -206,20 +213,26 @@ def _load_task(run: BertRun, name: str, facts: dict[str, Any]) -> Trained:
     return Trained(model, load_tokenizer(folder), vocabulary, device, DTYPES[run.precision], facts["spec"]["seq_len"], facts)
 
 
-def predict_file(run: BertRun, name: str, path: str, keep_going: bool = False) -> Iterator[dict[str, Any]]:
+def predict_file(run: BertRun, name: str, path: str, keep_going: bool = False, form: str = "") -> Iterator[dict[str, Any]]:
     """Answer the rows of a file one by one, in order: a table with the columns of the task, or lines as :func:`predict` takes them.
 
     Args:
         run: a finished run.
         name: as of :func:`predict`.
-        path: .csv, .tsv and .jsonl are tables, a .json may be questions in SQuAD's format; any other file, and standard input (`-`), is lines.
-        keep_going: as of :func:`predict`; a table is refused whole.
+        path: .csv, .tsv, .jsonl and .parquet are tables, a .json may be questions in SQuAD's format; any other file, and standard input (`-`), is lines.
+        keep_going: as of :func:`predict`; so is a row of a table that cannot be used.
+        form: of the file, as of :func:`overnight.tasks.inputs.read_input`.
     """
     spec = {"task": "mask"} if name == "mask" else _facts(run, name)["spec"]
-    yield from predict(run, name, question_lines(path) or read_input(path, spec, keep_going), keep_going)
+    yield from _answers(load_trained(run, name), _given(path, spec, form), keep_going)
 
 
-def write_question_files(run: BertRun, name: str, path: str, folder: Path) -> None:
+def _given(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[Given | None]:
+    questions = None if form else question_lines(path)
+    return read_input(path, spec, form) if questions is None else enumerate(questions, 1)
+
+
+def write_question_files(run: BertRun, name: str, path: str, folder: Path, form: str = "") -> None:
     """Answer the questions of a file into a folder: `predictions.json`, `nbest_predictions.json` and, of SQuAD 2.0, `null_odds.json`.
 
     Raises:
@@ -228,8 +241,8 @@ def write_question_files(run: BertRun, name: str, path: str, folder: Path) -> No
     facts = _facts(run, name)
     if facts["kind"] != "spans":
         raise DataError(f"--to={folder}: is a folder; only answers to questions are several files, name a file for those of {name!r}")
-    model, lines = _load_task(run, name, facts), question_lines(path) or read_input(path, facts["spec"])
-    found = list(answered(lines, partial(read_row, model), partial(_ask, model)))
+    model = _load_task(run, name, facts)
+    found = list(answered(_given(path, facts["spec"], form), partial(read_row, model), partial(_ask, model)))
     write_json(folder / "predictions.json", {answer["id"]: answer["answer"] for answer, _ in found})
     write_json(folder / "nbest_predictions.json", {answer["id"]: nbest for answer, nbest in found})
     if any("null_odds" in answer for answer, _ in found):
@@ -315,7 +328,7 @@ def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> int:
         for answer in answers:
             count, broken = count + 1, broken + ("error" in answer)
             if path is not None and "error" in answer:
-                print(answer["error"], file=sys.stderr)
+                print(f"{answer['id']}: {answer['error']}", file=sys.stderr)
             yield (json.dumps(answer, ensure_ascii=False) + "\n").encode()
 
     if path is None:

@@ -1,4 +1,4 @@
-"""Files of texts to embeddings, as JSON lines or as .npy, in the order of the texts; some hundred of them are held at once."""
+"""Files of texts to embeddings, as JSON lines or as .npy, in the order of the texts; some thousand of them are held at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from overnight.errors import ConfigError
 from overnight.inference.embedding import Vectors, embed_texts
 from overnight.inference.model import Model
 from overnight.run_dir.atomic import whole_file, write_whole
-from overnight.tasks.inputs import answered, example_of, read_input, read_lines
+from overnight.tasks.inputs import answered, example_of, read_input
 
 _TABLES = (".csv", ".tsv", ".parquet")
 
@@ -41,7 +41,7 @@ def embed_files(model: Model, files: Sequence[str], pooling: str, layer: int, no
         pooling, layer, normalize: as of :meth:`overnight.inference.model.Model.embed`.
 
     Raises:
-        DataError: a file cannot be read, or a table is wrong; a line that is wrong is only reported as such.
+        DataError: a file cannot be read, or a table has no text; a line or row that is wrong is only reported as such.
     """
 
     def read(number: int, fields: dict[str, Any]) -> tuple[str, str]:
@@ -54,9 +54,8 @@ def embed_files(model: Model, files: Sequence[str], pooling: str, layer: int, no
             vectors = embed_texts(model.trained, [text for _, text in rows], pooling, layer, normalize)
             return (Embedded(row_id, file, vector) for (row_id, _), vector in zip(rows, vectors, strict=True))
 
-        is_table = file != "-" and Path(file).suffix in _TABLES
-        lines = read_input(file, {"task": "csv"}) if is_table else read_lines(file, keep_going=True)
-        for found in answered(lines, read, embed, keep_going=True, empty=True):
+        given = read_input(file, {"task": "csv"}, "" if Path(file).suffix in _TABLES else "lines")
+        for found in answered(given, read, embed, keep_going=True, empty=True):
             yield found if isinstance(found, Embedded) else Embedded(found["id"], file, None, found["error"])
 
 

@@ -128,7 +128,7 @@ class Model:
 
         Returns:
             of each `label` and `probabilities` (of several classes a row `labels`), the `score` of a regression, `tokens` and `tags`, or
-            `answer` and `probability`; also `id` where it was given one.
+            `answer` and `probability`; also `id` where it was given one. A text without a token, which has no class and no score, has `error`.
 
         Raises:
             ConfigError: it has no head of a task.
@@ -137,8 +137,8 @@ class Model:
         self._check_head()
         _refuse_one(texts)
         if not isinstance(texts, Iterator):
-            return [answer for part in _windows(texts) for answer in self._answers(part)]
-        return (answer for part in _windows(texts) for answer in self._answers(part))
+            return [answer for first, part in _numbered(texts) for answer in self._answers(part, first)]
+        return (answer for first, part in _numbered(texts) for answer in self._answers(part, first))
 
     def _check_head(self) -> None:
         if self.kind == "mask":
@@ -203,8 +203,8 @@ class Model:
         for number, text in enumerate(texts, 1):
             read_row(self.trained, number, _fields(number, text))
 
-    def _answers(self, texts: Sequence[Text]) -> Iterator[dict[str, Any]]:
-        rows = [read_row(self.trained, number, _fields(number, text)) for number, text in enumerate(texts, 1)]
+    def _answers(self, texts: Sequence[Text], first: int) -> Iterator[dict[str, Any]]:
+        rows = [read_row(self.trained, number, _fields(number, text)) for number, text in enumerate(texts, first)]
         for text, answer in zip(texts, answer_rows(self.trained, rows), strict=True):
             named = isinstance(text, Mapping) and "id" in text
             yield {key: value for key, value in answer.items() if key != "id" or named}
@@ -230,6 +230,11 @@ def _windows(texts: Iterable[Item]) -> Iterator[list[Item]]:
     waiting = iter(texts)
     while part := list(islice(waiting, WINDOW)):
         yield part
+
+
+def _numbered(texts: Iterable[Item]) -> Iterator[tuple[int, list[Item]]]:
+    """Yield windows with the number of their first text, from 1."""
+    return ((1 + place * WINDOW, part) for place, part in enumerate(_windows(texts)))
 
 
 def _joined(parts: list[Vectors], width: int) -> Any:

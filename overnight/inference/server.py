@@ -20,7 +20,7 @@ from overnight.inference.embedding import check_embedding, embed_texts
 from overnight.inference.model import Model
 from overnight.inference.worker import Busy, Worker
 from overnight.state_files import parse_json
-from overnight.tasks.inputs import is_text
+from overnight.tasks.rows import is_text
 
 try:
     import uvicorn

@@ -1,134 +1,182 @@
-"""What a trained model is to answer: lines of text or JSON, or a table with the columns of the task."""
+"""What a trained model is to answer: lines of text or JSON, or a table with the columns of the task, read as they come and never held whole."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from overnight.errors import DataError
+from overnight.errors import ConfigError, DataError
 from overnight.state_files import parse_json
 from overnight.tasks.classification import text_columns
 from overnight.tasks.conll import ENDINGS, Sentence, read_sentences
 from overnight.tasks.examples import Example
+from overnight.tasks.rows import Row, csv_rows, is_text, jsonl_rows, numbered, parquet_rows, raw_lines, text_lines, tsv_rows
 from overnight.tasks.squad import Question
-from overnight.tasks.tables import Line, read_csv, read_jsonl, read_parquet, read_text, read_tsv
 
-Row = TypeVar("Row")
-# Lines answered at once: sorted by length among themselves, answered in the order they came.
-_AT_ONCE = 512
-_TABLES: dict[str, Callable[[Path], Iterator[Line]]] = {".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl, ".parquet": read_parquet}
+Found = TypeVar("Found")
+# Rows answered at once, sorted by length among themselves: few at first, so that answers begin soon, then twice as many each time; and their characters.
+_FIRST, _MOST, _CHARACTERS = 256, 4096, 1 << 24
+_TABLES = ("csv", "tsv", "jsonl", "parquet")
+FORMATS = (*_TABLES, "lines")
 
 
-def read_input(path: str, spec: Mapping[str, Any], keep_going: bool = False) -> Iterator[str]:
-    """Return lines for :func:`parts`: those of a file or standard input, or the rows of a table, each as JSON.
+class Broken(NamedTuple):
+    """A row that cannot be used."""
+
+    id: str
+    why: DataError
+
+
+Given = tuple[int, str | dict[str, str] | Broken]
+"""A line of text or of JSON, or the fields of a row, by the number of its line; also instead of them what is wrong."""
+
+
+def read_input(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[Given | None]:
+    """Yield what is to be answered for :func:`answered`: the lines of a file or of standard input, or the rows of a table.
 
     The texts of a table are in the columns that the task was trained on, or in `text` (`text_a` and `text_b`); other columns, such as the
     labels, are ignored. A row is called by its `id` (of the published tasks also `index`), or else by its line.
 
     Args:
-        path: .csv, .tsv, .jsonl and .parquet are tables; any other file, and `-` (standard input), is lines.
+        path: `-` is standard input.
         spec: of the task: `task`, and `columns`, where the columns of one's own table have other names.
-        keep_going: as of :func:`read_lines`.
+        form: one of :data:`FORMATS`; by default .csv, .tsv, .jsonl and .parquet are tables by their ending, and all else is lines.
 
     Raises:
-        DataError: naming the file and the line.
+        ConfigError: the format is none of them.
+        DataError: the file cannot be read, is an empty table, or has no column of texts.
     """
-    ending = Path(path).suffix
-    if spec["task"] == "tokens" and path != "-":
+    if form and form not in FORMATS:
+        raise ConfigError(f"format = {form!r}: is not one of {', '.join(FORMATS)}")
+    if not form and spec["task"] == "tokens" and path != "-":
         yield from _sentences(Path(path))
         return
-    if ending not in _TABLES:
-        yield from read_lines(path, keep_going)
+    form = form or Path(path).suffix[1:]
+    if form not in _TABLES or spec["task"] == "tokens":
+        yield from _lines(path)
         return
-    task, names = str(spec["task"]), dict(spec.get("columns") or {})
-    choices, header = text_columns(task)
+    choices, header = text_columns(str(spec["task"]))
+    names = dict(spec.get("columns") or {})
     if names.get("text"):
         choices = [tuple(name for name in (names["text"], names.get("text_b")) if name), *choices]
-    lines, columns = _table(Path(path), choices, header)
-    keys = ("question", "context") if task == "squad" else ("text_a", "text_b")
-    ids = (names.get("id") or "id",) if task == "csv" else ("index", "id")
-    for number, cells in lines:
-        if missing := [column for column in columns if column not in cells]:
-            raise DataError(f"{path}:{number}: has no {missing[0]!r} (it has {', '.join(cells)})")
-        texts = dict(zip(keys, (cells[column] for column in columns), strict=False))
-        if not any(texts.values()):
-            raise DataError(f"{path}:{number}: no text in column {columns[0]!r}")
+    ids = (names.get("id") or "id",) if spec["task"] == "csv" else ("index", "id")
+    keys = ("question", "context") if spec["task"] == "squad" else ("text_a", "text_b")
+    where = "standard input" if path == "-" else path
+    columns: tuple[str, ...] = ()
+    for row in _rows(path, form, where, choices, header):
+        if row is None:
+            yield None
+            continue
+        number, cells = row
+        if isinstance(cells, DataError):
+            yield number, Broken(str(number), cells)
+            continue
         row_id = next((cells[column] for column in ids if cells.get(column)), str(number))
-        yield json.dumps({"id": row_id, **texts})
+        try:
+            columns = columns or _columns(cells, choices, where)
+            yield number, {"id": row_id, **dict(zip(keys, _texts(cells, columns, f"{where}:{number}"), strict=False))}
+        except DataError as error:
+            # The columns of JSON may be others in the next row; those of the other tables are not.
+            if not columns and form != "jsonl":
+                raise
+            yield number, Broken(row_id if is_text(row_id) else str(number), error)
 
 
-def _sentences(path: Path) -> Iterator[str]:
+def _lines(path: str) -> Iterator[Given | None]:
+    return (None if line is None else (number, line) for number, line in numbered(text_lines(path)))
+
+
+def _sentences(path: Path) -> Iterator[Given | None]:
     """Yield the sentences of a file for tagging: one word a line as in a CoNLL file, JSON lines, or by any other ending a sentence a line."""
     if path.suffix not in ENDINGS or path.suffix in (".txt", ".jsonl"):
-        yield from read_lines(str(path))
+        yield from _lines(str(path))
         return
-    for sentence in read_sentences(path, tagged=False):
-        yield json.dumps({"id": sentence.id, "tokens": sentence.words})
+    for number, sentence in enumerate(read_sentences(path, tagged=False), 1):
+        yield number, json.dumps({"id": sentence.id, "tokens": sentence.words})
 
 
-def _table(path: Path, choices: list[tuple[str, ...]], header: tuple[str, ...]) -> tuple[list[Line], tuple[str, ...]]:
-    """Return the rows of a table, and the first of some ways to name the columns of texts that it has."""
-    first = read_text(path).partition("\n")[0].rstrip("\r").split("\t") if path.suffix == ".tsv" else []
-    # Some are published without a line of names.
-    bare = bool(first) and len(first) == len(header) and not any(column in first for choice in choices for column in choice)
-    lines = list(read_tsv(path, header) if bare else _TABLES[path.suffix](path))
-    have = lines[0][1]
+def _rows(path: str, form: str, where: str, choices: list[tuple[str, ...]], header: tuple[str, ...]) -> Iterator[Row | None]:
+    """Yield the rows of a table.
+
+    Args:
+        header: of a .tsv that is published without a line of names.
+
+    Raises:
+        DataError: it has none.
+    """
+    if form == "parquet" and path == "-":
+        raise DataError("standard input: a Parquet file is read from its end on; give the file by its name")
+    found: Iterator[Row | None]
+    if form == "parquet":
+        found = parquet_rows(Path(path))
+    elif form == "tsv":
+        lines = text_lines(path)
+        first = next(filter(None, lines), "")
+        cells = first.rstrip("\r\n").split("\t")
+        bare = len(cells) == len(header) and not any(column in cells for choice in choices for column in choice)
+        found = tsv_rows(chain([first], lines), where, header if bare else ())
+    else:
+        found = csv_rows(text_lines(path), where) if form == "csv" else jsonl_rows(text_lines(path), where)
+    some = False
+    for row in found:
+        some = some or row is not None
+        yield row
+    if not some:
+        raise DataError(f"{where}: holds no rows")
+
+
+def _columns(cells: Mapping[str, str], choices: list[tuple[str, ...]], where: str) -> tuple[str, ...]:
+    """Return the first of some ways to name the columns of texts that a row has."""
     for choice in choices:
-        if all(column in have for column in choice):
-            return lines, choice
+        if all(column in cells for column in choice):
+            return choice
     needed = ", or ".join(" and ".join(f"`{column}`" for column in choice) for choice in choices)
     raise DataError(
-        f"{path}: is read as a table by its ending, has the columns {', '.join(have)}, and needs {needed}; lines of text without names of columns "
-        "go into a file of another ending, or through standard input"
+        f"{where}: is read as a table, has the columns {', '.join(cells)}, and needs {needed}; lines of text without names of columns "
+        "go into a file of another ending"
     )
 
 
-def read_lines(path: str, keep_going: bool = False) -> Iterator[str]:
-    """Return the lines of a file, or of standard input for `-`.
+def _texts(cells: Mapping[str, str], columns: tuple[str, ...], where: str) -> list[str]:
+    if missing := [column for column in columns if column not in cells]:
+        raise DataError(f"{where}: has no {missing[0]!r} (it has {', '.join(cells)})")
+    texts = [cells[column] for column in columns]
+    if not any(texts):
+        raise DataError(f"{where}: no text in column {columns[0]!r}")
+    if not all(map(is_text, texts)):
+        raise DataError(f"{where}: is no text: bytes that are not UTF-8, or half of a surrogate pair; convert it")
+    return texts
 
-    Args:
-        keep_going: what is not UTF-8 is no end: it comes as lone surrogates, which :func:`answered` finds in that line.
+
+def read_lines(path: str) -> Iterator[str]:
+    """Yield the lines of a file, or of standard input for `-`.
 
     Raises:
         DataError: when there is no such file or it is not UTF-8.
     """
-    import sys
-
-    errors = "surrogateescape" if keep_going else "strict"
-
+    number = 0
     try:
-        with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
-            for number, raw in enumerate(file, 1):
-                yield raw.decode("utf-8-sig" if number == 1 else "utf-8", errors)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; give a file or `-` for standard input") from None
+        for number, raw in enumerate(filter(None, raw_lines(path)), 1):
+            yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         where = "standard input" if path == "-" else path
         raise DataError(f"{where}: line {number}: is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
 
 
-def parts(lines: Iterable[str]) -> Iterator[list[tuple[int, dict[str, Any]]]]:
-    """Return non-empty lines with their numbers (from 1), parsed, some at a time."""
-    numbered = ((number, _parse(number, text)) for number, text in enumerate(lines, 1) if text.strip())
-    while part := list(islice(numbered, _AT_ONCE)):
-        yield part
-
-
 def answered(
-    lines: Iterable[str],
-    read: Callable[[int, dict[str, Any]], Row],
-    answer: Callable[[list[Row]], Iterator[Any]],
+    given: Iterable[Given | None],
+    read: Callable[[int, dict[str, Any]], Found],
+    answer: Callable[[list[Found]], Iterator[Any]],
     keep_going: bool = False,
     empty: bool = False,
 ) -> Iterator[Any]:
-    """Answer lines some at a time, in their order; memory is that of so many lines.
+    """Answer lines and rows some at a time, in their order; memory is that of so many.
 
     Args:
-        lines: without end if need be.
+        given: as of :func:`read_input`, without end if need be; at None what came before is answered.
         read: what is answered of a line, from its number (from 1) and its fields.
         answer: one answer a row, in order.
         keep_going: a line that cannot be read is answered by its `id`, or else its number, and `error`, which says why.
@@ -137,22 +185,40 @@ def answered(
     Raises:
         DataError: of the first line that cannot be read, before any of those that are answered with it; not where it keeps going.
     """
-    numbered = ((number, text) for number, text in enumerate(lines, 1) if empty or text.strip())
-    while part := list(islice(numbered, _AT_ONCE)):
-        rows: list[Row] = []
+    for part in _windows(given, empty):
+        rows: list[Found] = []
         broken: dict[int, dict[str, str]] = {}
-        for number, text in part:
+        for place, (number, content) in enumerate(part):
             fields: dict[str, Any] = {}
             try:
-                fields = _parse(number, text)
+                if isinstance(content, Broken):
+                    fields = {"id": content.id}
+                    raise content.why
+                fields = _parse(number, content) if isinstance(content, str) else content
                 rows.append(read(number, fields))
             except DataError as error:
                 if not keep_going:
                     raise
-                broken[number] = {"id": str(fields.get("id", number)), "error": str(error)}
-        given = iter(answer(rows) if rows else ())
-        for number, _ in part:
-            yield broken[number] if number in broken else next(given)
+                broken[place] = {"id": str(fields.get("id", number)), "error": str(error)}
+        found = iter(answer(rows) if rows else ())
+        for place in range(len(part)):
+            yield broken[place] if place in broken else next(found)
+
+
+def _windows(given: Iterable[Given | None], empty: bool) -> Iterator[list[Given]]:
+    part: list[Given] = []
+    most, characters = min(_FIRST, _MOST), 0
+    for one in given:
+        if one is not None and (empty or not isinstance(one[1], str) or one[1].strip()):
+            part.append(one)
+            characters += len(one[1]) if isinstance(one[1], str) else sum(map(len, one[1].values())) if isinstance(one[1], dict) else 0
+        if part and (one is None or len(part) == most or characters > _CHARACTERS):
+            if one is not None:
+                most = min(2 * most, _MOST)
+            yield part
+            part, characters = [], 0
+    if part:
+        yield part
 
 
 def _parse(number: int, text: str) -> dict[str, Any]:
@@ -169,15 +235,6 @@ def _parse(number: int, text: str) -> dict[str, Any]:
     if "\\ud" in text.lower() and not is_text(json.dumps(fields, ensure_ascii=False)):
         raise DataError(f"line {number}: has half of a surrogate pair, which is no character")
     return fields
-
-
-def is_text(text: str) -> bool:
-    """Return whether a text can be written as UTF-8: it has no half of a surrogate pair alone, as of bytes that were none or of an escape in JSON."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def example_of(number: int, fields: Mapping[str, Any]) -> Example:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import difflib
 import io
-import json
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from overnight.config.schema import Columns
 from overnight.errors import DataError
 from overnight.state_files import parse_json
 from overnight.tasks.examples import Example, TaskData, split_off
+from overnight.tasks.rows import Row, csv_rows, jsonl_rows, parquet_rows, tsv_rows
 
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
 _ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -58,112 +56,54 @@ def read_tsv(path: Path, header: tuple[str, ...] = (), broken: int = 0, skipped:
     Raises:
         DataError: naming file, line and the number of fields; or a file without rows.
     """
-    # Only "\n" ends a row: str.splitlines would also cut at U+0085 and U+2028, which occur inside sentences.
-    lines = read_text(path).split("\n")
-    first = 0 if header else 1
-    columns = header or tuple(lines[0].rstrip("\r").split("\t"))
-    _check_header(columns, path)
-    wrong: list[str] = []
+    text = read_text(path)
+    columns = header or tuple(text.partition("\n")[0].rstrip("\r").split("\t"))
     rows: list[Line] = []
-    for number, line in enumerate(lines[first:], first + 1):
-        if not line.strip():
-            continue
-        cells = line.rstrip("\r").split("\t")
-        if len(cells) != len(columns):
-            wrong.append(f"{path}:{number}: {len(cells)} tab-separated fields where {len(columns)} belong")
-            continue
-        rows.append((number, {c: cell.strip() for c, cell in zip(columns, cells, strict=True)}))
+    wrong: list[DataError] = []
+    for number, cells in filter(None, tsv_rows(text.split("\n"), str(path), header)):
+        if isinstance(cells, DataError):
+            wrong.append(cells)
+        else:
+            rows.append((number, cells))
     if len(wrong) > broken:
         more = f" ({len(wrong)} such lines in this file)" if len(wrong) > 1 else ""
         raise DataError(f"{wrong[0]}: {', '.join(columns)}{more}; mend or remove the line")
     if not rows:
         raise DataError(f"{path}: holds no rows")
     if skipped is not None:
-        skipped.extend(wrong)
+        skipped.extend(map(str, wrong))
     yield from rows
 
 
 def read_csv(path: Path) -> Iterator[Line]:
     """Yield the rows of a comma-separated file with a header and double quotes (RFC 4180); returns and errors as :func:`read_tsv`."""
-    # One module-wide setting of the standard library: texts may be longer than its 128 KiB.
-    limit = csv.field_size_limit(sys.maxsize)
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    rows: list[Line] = []
-    try:
-        columns = [c.strip() for c in next(reader, [])]
-        _check_header(columns, path)
-        before = reader.line_num
-        for cells in reader:
-            number, before = before + 1, reader.line_num
-            if not cells:
-                continue
-            if len(cells) != len(columns):
-                raise DataError(
-                    f"{path}:{number}: {len(cells)} fields where {len(columns)} belong: {', '.join(columns)}; quote texts that hold a comma"
-                )
-            rows.append((number, {c: cell.strip() for c, cell in zip(columns, cells, strict=True)}))
-    except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: {error}; a quotation mark inside a quoted text is written twice") from None
-    finally:
-        csv.field_size_limit(limit)
-    if not rows:
-        raise DataError(f"{path}: holds no rows")
-    yield from rows
-
-
-def _check_header(columns: Sequence[str], path: Path) -> None:
-    twice = [name for name, count in Counter(columns).items() if name and count > 1]
-    if twice:
-        raise DataError(
-            f"{path}:1: has {columns.count(twice[0])} columns called {twice[0]!r}; which one is meant? Give each a name of its own"
-        )
+    yield from _whole(csv_rows(io.StringIO(read_text(path), newline=""), str(path)), path)
 
 
 def read_jsonl(path: Path, lists: str = "") -> Iterator[Line]:
     """Yield the rows of a JSON-lines file of objects; numbers and booleans, and lists in one column, become their JSON text; errors as :func:`read_tsv`."""
-    rows: list[Line] = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            value = parse_json(line)
-        except ValueError as error:
-            raise DataError(f"{path}:{number}: is not JSON: {error}") from None
-        if not isinstance(value, dict):
-            raise DataError(f"{path}:{number}: is a JSON {type(value).__name__}, not an object with columns")
-        rows.append((number, _cells(value, lists)))
-    if not rows:
-        raise DataError(f"{path}: holds no rows")
-    yield from rows
+    yield from _whole(jsonl_rows(read_text(path).split("\n"), str(path), lists), path)
 
 
 def read_parquet(path: Path, lists: str = "") -> Iterator[Line]:
     """Yield the rows of a Parquet file, numbered from 1; returns and errors as :func:`read_jsonl`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    yield from _whole(parquet_rows(path, lists), path)
 
-    try:
-        with pq.ParquetFile(path) as file:
-            rows = [row for batch in file.iter_batches() for row in batch.to_pylist()]
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet: {error}") from None
-    if not rows:
+
+def _whole(rows: Iterable[Row | None], path: Path) -> list[Line]:
+    """Return the rows of a table in which nothing is wrong.
+
+    Raises:
+        DataError: the first thing that is wrong; or there are no rows.
+    """
+    good: list[Line] = []
+    for number, cells in filter(None, rows):
+        if isinstance(cells, DataError):
+            raise cells
+        good.append((number, cells))
+    if not good:
         raise DataError(f"{path}: holds no rows")
-    for number, row in enumerate(rows, 1):
-        try:
-            yield number, _cells(row, lists)
-        except TypeError as error:
-            raise DataError(f"{path}:{number}: {error}; a column of texts, numbers or true and false is read") from None
-
-
-def _cells(row: Mapping[str, Any], lists: str) -> dict[str, str]:
-    """Return the cells of a row as texts; what is empty or nested is left out, but for the column of lists, which is JSON."""
-    cells: dict[str, str] = {}
-    for column, cell in row.items():
-        # A nested value can be no text and no label; columns that are not used may be anything.
-        if cell is not None and (not isinstance(cell, dict | list | bytes) or (column == lists and isinstance(cell, list))):
-            cells[column] = cell.strip() if isinstance(cell, str) else json.dumps(cell, default=str)
-    return cells
+    return good
 
 
 def number_of(cell: str, where: str, low: float = -sys.float_info.max, high: float = sys.float_info.max) -> float:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from overnight.corpus.tokenizer import build_tokenizer
-from overnight.finetune.encode import encode_examples, join, truncated
-from overnight.tasks.examples import Example
+from overnight.corpus.tokenizer import vocabulary as vocabulary_of
+from overnight.errors import DataError
+from overnight.finetune.encode import encode_examples, join, truncated, with_tokens, without_tokens
+from overnight.tasks.examples import Example, TaskData
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 50))
@@ -67,3 +71,33 @@ def test_more_rows_than_one_batch_keep_their_order(tokenizer: Tokenizer, vocabul
     for i in (0, 1, 4095, 4096, 8999):
         assert (encode_examples(tokenizer, vocabulary, [rows[i]], 32)[0].ids == encoded[i].ids).all()
     assert len(encoded) == 9000
+
+
+DROPPED = "\u200b\ufffd\x07 "
+
+
+@given(st.lists(st.tuples(st.text("aé." + DROPPED, max_size=3) | st.text(max_size=3), st.none() | st.text("b," + DROPPED, max_size=2))))
+def test_rows_without_tokens_are_those_that_are_encoded_by_special_tokens_alone(texts: list[tuple[str, str | None]]) -> None:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
+    tokenizer = build_tokenizer(pieces, lowercase=True)
+    rows = [Example(str(i), *pair, None) for i, pair in enumerate(texts)]
+    encoded = encode_examples(tokenizer, vocabulary_of(pieces, True), rows, 64)
+    alone = [i for i, (row, e) in enumerate(zip(rows, encoded, strict=True)) if len(e.ids) == (2 if row.text_b is None else 3)]
+    assert without_tokens(tokenizer, rows) == alone
+
+
+def test_training_rows_without_tokens_are_left_out_with_those_that_belong_to_them_and_counted(tokenizer: Tokenizer) -> None:
+    rows = [Example(str(i), text, None, "x") for i, text in enumerate(["cat", "\u200b", "mat", "sat", "", "cat"])]
+    task = TaskData("csv", "classification", ("x", "y"), rows, rows[:2], [], "accuracy", notes=("said before",))
+    left = with_tokens(tokenizer, task)
+    assert [row.id for row in left.train] == ["0", "2", "3", "5"] and left.dev == task.dev
+    assert left.notes == (
+        "said before",
+        "2 of 6 training rows have no token (ids '1', '4'): not trained on",
+        "1 of 2 dev rows have no token (ids '1'): answered by what the network makes of nothing",
+    )
+    assert [row.id for row in with_tokens(tokenizer, replace(task, rows_together=2)).train] == ["2", "3"]
+    whole = replace(task, train=rows[:1], dev=[])
+    assert with_tokens(tokenizer, whole) == whole
+    with pytest.raises(DataError, match=r"1 of 1 training rows have no token \(ids '1'\): not trained on; the tokenizer"):
+        with_tokens(tokenizer, replace(task, train=rows[1:2]))

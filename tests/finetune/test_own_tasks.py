@@ -218,6 +218,22 @@ def test_ten_thousand_rows_of_several_classes_score_as_scikit_learn_says() -> No
         )
 
 
+def test_rows_without_a_token_are_counted_not_trained_on_and_answered_by_an_error(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    rows = [{"id": f"r{i}", "text": f"object {i}", "label": "ab"[i % 2]} for i in range(8)]
+    rows[3]["text"] = "\u200b\u200b"
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["finetune", "mine", "--from", str(run), f"--path={tmp_path}", *FAST, "--epochs=1"]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 8 training rows have no token (ids 'r3'): not trained on" in said
+    assert "1 of 8 dev rows have no token (ids 'r3'): answered" in said and len(kept(run, "mine", "predictions.json")) == 8
+    assert main(["predict", "mine", "--from", str(run), "--input", str(tmp_path / "dev.jsonl")]) == 1
+    printed = capsys.readouterr()
+    found = [json.loads(line) for line in printed.out.splitlines()]
+    assert [a["id"] for a in found] == [row["id"] for row in rows] and ["label" in a for a in found] == [i != 3 for i in range(8)]
+    assert found[3]["error"].startswith("has no token") and "1 line could not be answered" in printed.err
+
+
 def test_the_top_layers_and_the_pooler_begin_at_random_where_that_is_asked_for(
     run: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

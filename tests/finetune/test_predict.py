@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
+import itertools
 import json
+import os
 import random
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from overnight import config
+from overnight.cli.main import main
 from overnight.config import Run
 from overnight.console import Line
 from overnight.errors import DataError
@@ -105,7 +112,7 @@ def test_a_table_of_pairs_and_one_of_questions_are_answered(run: Run, tmp_path: 
 
 
 def test_the_order_of_the_lines_is_kept_over_parts_and_lengths(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_AT_ONCE", 7)
+    monkeypatch.setattr(module, "_MOST", 7)
     texts = [" ".join(["object"] * n) for n in range(1, 21)]
     random.Random(0).shuffle(texts)
     together = answers(run, "classes", *texts)
@@ -113,6 +120,52 @@ def test_the_order_of_the_lines_is_kept_over_parts_and_lengths(run: Run, monkeyp
     for text, answer in zip(texts, together, strict=True):
         (alone,) = answers(run, "classes", text)
         assert alone["probabilities"] == pytest.approx(answer["probabilities"], abs=1e-4)
+
+
+def test_answers_to_a_table_that_never_ends_begin_with_its_first_rows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with contextlib.suppress(BrokenPipeError), open(writing, "wb", buffering=0) as file:
+            file.write(b"text,label\n")
+            while True:
+                file.write(b'an integer,number\n"no end,text\na string,text\n' * 9)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    with open(reading, "rb") as file:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file))
+        found = list(itertools.islice(predict_file(run, "classes", "-", keep_going=True, form="csv"), 30))
+    writer.join()
+    assert [a["id"] for a in found] == [str(n) for n in range(2, 32)]
+    assert [a.get("label") is None for a in found] == [False, True, False] * 10 and "written twice" in found[1]["error"]
+    alone = answers(run, "classes", "an integer", "a string")
+    for place in (0, 2):
+        assert found[place]["probabilities"] == pytest.approx(alone[place // 2]["probabilities"], abs=1e-4)
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "parquet"])
+def test_a_row_that_cannot_be_used_has_an_error_in_its_place(
+    form: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {"a": "an integer", "b": "", "c": "a string"}
+    path = tmp_path / f"in.{form}"
+    if form == "parquet":
+        pq.write_table(pa.table({"id": list(texts), "text": list(texts.values())}), path)
+    elif form == "jsonl":
+        path.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in texts.items()) + '{"text": "cut\n["a"]\n')
+    else:
+        mark = "," if form == "csv" else "\t"
+        path.write_text("".join(f"{i}{mark}{text}\n" for i, text in {"id": "text", **texts}.items()) + "only one\n")
+    found = list(predict_file(run, "classes", str(path), keep_going=True))
+    assert [a["id"] for a in found[:3]] == list(texts) and ["error" in a for a in found[:3]] == [False, True, False]
+    more = {"jsonl": [("4", "is not JSON"), ("5", "is a JSON list")], "parquet": []}.get(form, [("5", "1")])
+    assert [(a["id"], why in a["error"]) for a, (_, why) in zip(found[3:], more, strict=True)] == [(i, True) for i, _ in more]
+    with pytest.raises(DataError, match=f"in.{form}:"):
+        list(predict_file(run, "classes", str(path)))
+    assert main(["predict", "classes", "--from", str(run.run_dir), "--input", str(path), "--to", str(tmp_path / "out.jsonl")]) == 1
+    assert f"{1 + len(more)} line" in capsys.readouterr().err
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == found
 
 
 def test_questions_are_answered_from_their_context(run: Run) -> None:

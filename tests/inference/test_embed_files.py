@@ -79,15 +79,15 @@ def test_tables_and_several_files_are_embedded_one_after_another(trained_run: Be
 
 
 def test_lines_without_end_are_embedded_while_only_some_are_held(trained_run: BertRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "_AT_ONCE", 8)
+    monkeypatch.setattr(inputs, "_MOST", 8)
     read = 0
 
-    def endless(path: str, keep_going: bool) -> Iterator[str]:
+    def endless(path: str) -> Iterator[str]:
         nonlocal read
         for read in itertools.count(1):
             yield f"object {read}\n"
 
-    monkeypatch.setattr(module, "read_lines", endless)
+    monkeypatch.setattr(inputs, "text_lines", endless)
     found = embed_files(overnight.load(trained_run.run_dir), ["-"], "mean", -1, False)
     assert [one.id for one in itertools.islice(found, 9)] == [str(n) for n in range(1, 10)] and read == 16
 

@@ -129,6 +129,10 @@ def test_a_task_answers_as_the_command_does_and_so_does_its_export(trained_run: 
     for ours, answer in zip(found, theirs.predict(texts), strict=True):
         assert answer["probabilities"] == pytest.approx(ours["probabilities"], abs=1e-4)
     assert task.embed(["a"]).shape == (1, 32)
+    good, empty, dropped = task.predict(["a string", "", "\u200b"])
+    assert good["label"] == found[0]["label"] and set(empty) == set(dropped) == {"error"}
+    with pytest.raises(DataError, match="line 600: is a int"):
+        task.predict([*["a"] * 599, 3])  # type: ignore[list-item]
 
 
 def test_masks_are_filled_as_the_command_fills_them_also_from_an_export(trained_run: BertRun, model: Model, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,18 @@ import pytest
 
 from overnight.errors import DataError
 from overnight.tasks.classification import load_task
-from overnight.tasks.inputs import read_input
+from overnight.tasks.inputs import Broken, read_input
 
 
 def rows(path: Path, task: str, **columns: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in read_input(str(path), {"task": task, "columns": columns})]
+    """What is to be answered of a table in which nothing is wrong."""
+    found = []
+    for row in read_input(str(path), {"task": task, "columns": columns}):
+        assert row is not None and not isinstance(row[1], str)
+        if isinstance(row[1], Broken):
+            raise row[1].why
+        found.append(row[1])
+    return found
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,7 @@ def test_a_column_called_index_names_no_row_of_an_own_table(tmp_path: Path) -> N
         (
             "in.csv",
             "words,label\na,b\n",
-            r"in\.csv: is read as a table by its ending, has the columns words, label, and needs `sentence`, or `text`",
+            r"in\.csv: is read as a table, has the columns words, label, and needs `sentence`, or `text`",
         ),
         ("in.tsv", "a good one\nanother\n", "lines of text without names of columns go into a file of another ending"),
         ("in.csv", "text,label\n,b\n", "in.csv:2: no text in column 'text'"),
@@ -86,4 +92,4 @@ def test_what_is_wrong_with_a_table_is_named(name: str, content: str, said: str,
 
 def test_other_files_are_lines_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "in.json").write_text('{"text": "a"}\nplain\n')
-    assert list(read_input(str(tmp_path / "in.json"), {"task": "csv"})) == ['{"text": "a"}\n', "plain\n"]
+    assert list(read_input(str(tmp_path / "in.json"), {"task": "csv"})) == [(1, '{"text": "a"}\n'), (2, "plain\n")]

@@ -100,7 +100,7 @@ BAD = {
     "nothing": ("t.csv", "", r"t\.csv: holds no rows"),
     "a column twice": ("t.csv", "text,label,label\na,x,y\nb,y,x\n", r"t\.csv:1: has 2 columns called 'label'; which one is meant"),
     "a column twice in tabs": ("t.tsv", "text\ttext\tlabel\na\tb\tx\nb\tc\ty\n", r"t\.tsv:1: has 2 columns called 'text'"),
-    "a quotation mark that never ends": ("t.csv", 'text,label\n"a,x\nb,y\n', r"t\.csv:3: .*inside a quoted text is written twice"),
+    "a quotation mark that never ends": ("t.csv", 'text,label\n"a,x\nb,y\n', r"t\.csv:2: .*inside a quoted text is written twice"),
     "too few to split": ("t.csv", "text,label\na,x\nb,y\n", r"2 rows are too few to split off 0\.1 of them"),
 }
 

@@ -1,0 +1,271 @@
+"""Lines and rows as they arrive, from a file or from standard input: what is wrong with a row stands in its place, and the others follow.
+
+Of a file only what a row needs is held. Where lines come through a pipe, None stands wherever no further one has come for a while, so that what did come
+can be answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import select
+import stat
+import sys
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from overnight.errors import DataError
+from overnight.state_files import parse_json
+
+Row = tuple[int, dict[str, str] | DataError]
+"""The line on which a row begins (from 1), and column → text, or what is wrong with it."""
+
+# Bytes of a line, and characters of a field: what is longer ends there.
+_LONGEST = 1 << 24
+# Bytes of a pipe at a time.
+_CHUNK = 1 << 16
+# Without a further line for so long (s), what came is answered.
+_PAUSE = 0.05
+# Rows of a Parquet file in memory at once, and what is read of it in one go.
+_ROWS, _BUFFER = 1000, 1 << 20
+
+
+def raw_lines(path: str) -> Iterator[bytes | None]:
+    """Yield the lines of a file, or of standard input for `-`, and None where the next one does not come at once.
+
+    Raises:
+        DataError: when there is no such file.
+    """
+    try:
+        with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+            try:
+                stored = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            except io.UnsupportedOperation:  # not of the system
+                stored = True
+            yield from _stored(file) if stored else _arriving(file.fileno())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; give a file or `-` for standard input") from None
+
+
+def _stored(file: IO[bytes]) -> Iterator[bytes]:
+    while line := file.readline(_LONGEST):
+        rest = line
+        while len(rest) == _LONGEST and not rest.endswith(b"\n"):
+            rest = file.readline(_LONGEST)
+        yield line
+
+
+def _arriving(descriptor: int) -> Iterator[bytes | None]:
+    begun = bytearray()
+    while True:
+        if not select.select([descriptor], [], [], _PAUSE)[0]:
+            yield None
+        chunk = os.read(descriptor, _CHUNK)
+        *whole, rest = chunk.split(b"\n")
+        for part in whole:
+            yield bytes(begun) + part + b"\n"
+            begun.clear()
+        begun += rest[: _LONGEST - len(begun)]
+        if not chunk:
+            break
+    if begun:
+        yield bytes(begun)
+
+
+def text_lines(path: str) -> Iterator[str | None]:
+    """Yield lines as :func:`raw_lines` does, as text; bytes that are not UTF-8 become lone surrogates, which :func:`is_text` finds."""
+    first = True
+    for raw in raw_lines(path):
+        if raw is None:
+            yield None
+            continue
+        yield raw.decode("utf-8-sig" if first else "utf-8", "surrogateescape")
+        first = False
+
+
+def is_text(text: str) -> bool:
+    """Return whether a text can be written as UTF-8: it has no half of a surrogate pair alone, as of bytes that were none or of an escape in JSON."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def numbered(lines: Iterable[str | None]) -> Iterator[tuple[int, str | None]]:
+    """Yield lines with their numbers, from 1; None has that of the line before it."""
+    number = 0
+    for line in lines:
+        number += line is not None
+        yield number, line
+
+
+def tsv_rows(lines: Iterable[str | None], where: str, header: tuple[str, ...] = ()) -> Iterator[Row | None]:
+    """Yield the rows of tab-separated lines in which a quotation mark is a character like any other, as in GLUE; cells are stripped at both ends.
+
+    Args:
+        lines: ended by "\\n" alone: U+0085 and U+2028 occur inside sentences.
+        where: the file, for errors.
+        header: the columns of a file that has no header line.
+
+    Raises:
+        DataError: two columns have one name.
+    """
+    columns = header
+    check_header(columns, where)
+    for number, line in numbered(lines):
+        if line is None:
+            yield None
+            continue
+        cells = line.rstrip("\r\n").split("\t")
+        if not columns:
+            columns = tuple(cells)
+            check_header(columns, where)
+        elif not line.strip():
+            continue
+        elif len(cells) != len(columns):
+            yield number, DataError(f"{where}:{number}: {len(cells)} tab-separated fields where {len(columns)} belong")
+        else:
+            yield number, dict(zip(columns, map(str.strip, cells), strict=True))
+
+
+def csv_rows(lines: Iterable[str | None], where: str) -> Iterator[Row | None]:
+    """Yield the rows of comma-separated lines with a header and double quotes (RFC 4180); arguments and errors as :func:`tsv_rows`.
+
+    A quotation mark that is never closed would take all further rows into its own: the lines behind the first of a broken row are read once more,
+    each as the beginning of a row.
+    """
+    source, again = _returned(lines), deque[str]()
+
+    def following(taken: list[str]) -> Iterator[str]:
+        while line := again.popleft() if again else next(filter(None, source), ""):
+            taken.append(line)
+            yield line
+
+    columns: list[str] | None = None
+    number = 1
+    while True:
+        if not again:
+            line = next(source, "")
+            if line is None:
+                yield None
+                continue
+            if not line:
+                return
+            again.append(line)
+        taken: list[str] = []
+        begin = number
+        try:
+            cells = _cells_of(csv.reader(following(taken), strict=True))
+            number += len(taken)
+        except csv.Error as error:
+            wrong = DataError(f"{where}:{begin}: {error}; a quotation mark inside a quoted text is written twice")
+            if columns is None:
+                raise wrong from None
+            again.extendleft(reversed(taken[1:]))
+            number += 1
+            yield begin, wrong
+            continue
+        if columns is None:
+            columns = [cell.strip() for cell in cells]
+            check_header(columns, where)
+        elif cells and len(cells) != len(columns):
+            belong = f"{len(columns)} belong: {', '.join(columns)}"
+            yield begin, DataError(f"{where}:{begin}: {len(cells)} fields where {belong}; quote texts that hold a comma")
+        elif cells:
+            yield begin, dict(zip(columns, map(str.strip, cells), strict=True))
+
+
+def _returned(lines: Iterable[str | None]) -> Iterator[str | None]:
+    """Yield lines that end at a carriage return too, as those of a table do."""
+    for line in lines:
+        if line is not None and "\r" in line.rstrip("\r\n"):
+            yield from io.StringIO(line, newline="")
+        else:
+            yield line
+
+
+def _cells_of(reader: Any) -> list[str]:
+    """Return the next row; the module's own limit on a field, one for the whole process, is 128 KiB."""
+    before = csv.field_size_limit(_LONGEST)
+    try:
+        cells: list[str] = next(reader)
+    finally:
+        csv.field_size_limit(before)
+    return cells
+
+
+def jsonl_rows(lines: Iterable[str | None], where: str, lists: str = "") -> Iterator[Row | None]:
+    """Yield the rows of JSON objects; numbers and booleans, and lists in one column, become their JSON text.
+
+    Args:
+        lines, where: as of :func:`tsv_rows`.
+        lists: the column of lists.
+    """
+    for number, line in numbered(lines):
+        if line is None:
+            yield None
+        elif line.strip():
+            yield number, _of_json(number, line, where, lists)
+
+
+def _of_json(number: int, line: str, where: str, lists: str) -> dict[str, str] | DataError:
+    try:
+        value = parse_json(line)
+    except ValueError as error:
+        return DataError(f"{where}:{number}: is not JSON: {error}")
+    if not isinstance(value, dict):
+        return DataError(f"{where}:{number}: is a JSON {type(value).__name__}, not an object with columns")
+    return _plain(value, lists)
+
+
+def parquet_rows(path: Path, lists: str = "") -> Iterator[Row]:
+    """Yield the rows of a Parquet file, numbered from 1, as :func:`jsonl_rows` does.
+
+    Raises:
+        DataError: it is none, or damaged.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path, buffer_size=_BUFFER) as file:
+            for batch in file.iter_batches(_ROWS, use_threads=False):
+                for row in batch.to_pylist():
+                    number += 1
+                    try:
+                        cells: dict[str, str] | DataError = _plain(row, lists)
+                    except TypeError as error:
+                        cells = DataError(f"{path}:{number}: {error}; a column of texts, numbers or true and false is read")
+                    yield number, cells
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: cannot be read as Parquet: {error}") from None
+
+
+def check_header(columns: Sequence[str], where: str) -> None:
+    """Check that the names of columns differ.
+
+    Raises:
+        DataError: naming one that is there twice.
+    """
+    twice = [name for name, count in Counter(columns).items() if name and count > 1]
+    if twice:
+        raise DataError(
+            f"{where}:1: has {columns.count(twice[0])} columns called {twice[0]!r}; which one is meant? Give each a name of its own"
+        )
+
+
+def _plain(row: Mapping[str, Any], lists: str) -> dict[str, str]:
+    """Return the cells of a row as texts; what is empty or nested is left out, but for the column of lists, which is JSON."""
+    cells: dict[str, str] = {}
+    for column, cell in row.items():
+        # A nested value can be no text and no label; columns that are not used may be anything.
+        if cell is not None and (not isinstance(cell, dict | list | bytes) or (column == lists and isinstance(cell, list))):
+            cells[column] = cell.strip() if isinstance(cell, str) else json.dumps(cell, default=str)
+    return cells

@@ -1,0 +1,191 @@
+"""Rows come one at a time, the same as of a whole file, and what is wrong with one costs no other."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overnight.errors import ConfigError, DataError
+from overnight.tasks import inputs, rows
+from overnight.tasks.inputs import Broken, Given, answered, read_input
+from overnight.tasks.rows import csv_rows, jsonl_rows, parquet_rows, raw_lines, text_lines, tsv_rows
+from overnight.tasks.tables import read_csv, read_jsonl, read_tsv
+
+CELL = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
+
+
+@given(st.lists(st.tuples(CELL, CELL), min_size=1, max_size=8))
+def test_rows_of_a_csv_are_those_that_were_written(cells: list[tuple[str, str]]) -> None:
+    written = io.StringIO(newline="")
+    csv.writer(written, quoting=csv.QUOTE_ALL).writerows([("text", "label"), *cells])
+    found = list(csv_rows(io.StringIO(written.getvalue(), newline=""), "t.csv"))
+    assert [row and row[1] for row in found] == [{"text": a.strip(), "label": b.strip()} for a, b in cells]
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30), max_size=8).map("\n".join))
+def test_no_line_of_a_csv_is_lost_whatever_is_wrong_with_it(content: str) -> None:
+    begun = [row[0] for row in csv_rows(io.StringIO(f"text,label\n{content}", newline=""), "t.csv") if row]
+    lines = list(io.StringIO(f"text,label\n{content}", newline=""))
+    assert begun == sorted(set(begun)) and all(2 <= number <= len(lines) for number in begun)
+    # A line that begins no row is empty, or is within the quotation marks of the row before it.
+    for before, number in itertools.pairwise([*begun, len(lines) + 1]):
+        assert number == before + 1 or '"' in lines[before - 1] or not any(line.strip("\r\n") for line in lines[before : number - 1])
+
+
+def test_lines_of_a_csv_may_end_in_a_carriage_return_alone(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b'text,label\ra,x\r"b\rc",y\r\nd,z')
+    found = list(csv_rows(text_lines(str(tmp_path / "t.csv")), "t"))
+    assert found == list(read_csv(tmp_path / "t.csv")) and [number for number, _ in filter(None, found)] == [2, 3, 5]
+
+
+def test_a_quotation_mark_that_is_never_closed_takes_its_own_line_alone() -> None:
+    content = 'text,label\n"a\nb",x\n"open,y\nc,z\nd "e",w\n"f"g,v\nh,u\n'
+    found = dict(filter(None, csv_rows(io.StringIO(content, newline=""), "t.csv")))
+    good = {number: cells for number, cells in found.items() if not isinstance(cells, DataError)}
+    assert {n: cells["text"] for n, cells in good.items()} == {2: "a\nb", 5: "c", 6: 'd "e"', 8: "h"}
+    assert [str(found[n]) for n in (4, 7)] == [
+        "t.csv:4: ',' expected after '\"'; a quotation mark inside a quoted text is written twice",
+        "t.csv:7: ',' expected after '\"'; a quotation mark inside a quoted text is written twice",
+    ]
+
+
+def test_a_text_may_be_longer_than_the_limit_of_the_module_and_a_mark_without_end_reads_no_more_than_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit = csv.field_size_limit()
+    assert dict(filter(None, csv_rows(iter(["text\n", f'"{"a" * 2 * limit}"\n']), "t")))[2] == {"text": "a" * 2 * limit}
+    monkeypatch.setattr(rows, "_LONGEST", 100)
+    read = 0
+
+    def endless() -> Iterator[str]:
+        nonlocal read
+        yield from ("text\n", '"open\n')
+        while True:
+            read += 1
+            yield "a line\n"
+
+    found = csv_rows(endless(), "t")
+    number, wrong = next(filter(None, found))
+    assert number == 2 and "field larger than field limit (100)" in str(wrong) and read < 20
+    assert list(itertools.islice(found, 30)) == [(n, {"text": "a line"}) for n in range(3, 33)]
+    assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize(
+    ("ending", "whole"),
+    [
+        ("csv", lambda lines: csv_rows(lines, "t")),
+        ("tsv", lambda lines: tsv_rows(lines, "t")),
+        ("jsonl", lambda lines: jsonl_rows(lines, "t")),
+    ],
+)
+def test_rows_that_arrive_are_those_of_the_whole_file(ending: str, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = [{"text": f"é {n}\u2028, of \u0085 a row{'x' * n}", "label": str(n)} for n in range(40)]
+    path = tmp_path / f"t.{ending}"
+    if ending == "jsonl":
+        content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table)
+    elif ending == "tsv":
+        content = "text\tlabel\n" + "".join("\t".join(row.values()) + "\r\n" for row in table)
+    else:
+        content = "text,label\n" + "".join(f'"{row["text"]}",{row["label"]}\r\n' for row in table)
+    path.write_bytes(b"\xef\xbb\xbf" + content.encode())
+    read = {"csv": read_csv, "tsv": read_tsv, "jsonl": read_jsonl}[ending]
+    expected = list(read(path))
+    assert [cells for _, cells in expected] == table
+    reading, writing = os.pipe()
+    with open(writing, "wb") as file:
+        file.write(path.read_bytes())
+    monkeypatch.setattr(rows, "_CHUNK", 7)
+    with open(reading, "rb") as file:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(file))
+        assert list(filter(None, whole(text_lines("-")))) == expected
+    assert list(whole(text_lines(str(path)))) == expected
+
+
+def test_where_no_line_follows_at_once_what_came_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with open(writing, "wb", buffering=0) as pipe, open(reading, "rb") as file:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(file))
+        given = read_input("-", {"task": "csv"}, "csv")
+        found = answered(given, lambda number, fields: fields["text_a"], lambda texts: iter([(t, len(texts)) for t in texts]))
+        pipe.write(b'text\none\ntwo\n"thr')
+        assert [next(found), next(found)] == [("one", 2), ("two", 2)]
+        pipe.write(b'ee"\n')
+        assert next(found) == ("three", 1)
+        pipe.close()
+        assert list(found) == []
+
+
+def test_a_line_ends_where_it_is_too_long_and_the_next_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_LONGEST", 10)
+    content = b"a" * 35 + b"\n" + b"b" * 9 + b"\n" + b"c" * 10 + b"\nd"
+    (tmp_path / "lines").write_bytes(content)
+    expected = [b"a" * 10, b"b" * 9 + b"\n", b"c" * 10, b"d"]
+    assert list(raw_lines(str(tmp_path / "lines"))) == expected
+    reading, writing = os.pipe()
+    os.write(writing, content)
+    os.close(writing)
+    with open(reading, "rb") as file:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(file))
+        assert [line and line[:10] for line in raw_lines("-")] == [line[:10] for line in expected]
+
+
+def test_a_parquet_file_is_read_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_ROWS", 4)
+    asked = []
+    whole = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(
+        pq.ParquetFile, "iter_batches", lambda file, n, **more: map(lambda b: asked.append(len(b)) or b, whole(file, n, **more))
+    )
+    pq.write_table(pa.table({"text": [f"row {n}" for n in range(20)]}), tmp_path / "t.parquet", row_group_size=10)
+    found = parquet_rows(tmp_path / "t.parquet")
+    assert next(found) == (1, {"text": "row 0"}) and asked == [4]
+    assert len(list(found)) == 19 and sum(asked) == 20
+
+
+def test_windows_begin_small_and_stay_bounded_on_rows_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, sizes = 0, []
+
+    def endless() -> Iterator[Given]:
+        nonlocal taken
+        for taken in itertools.count(1):
+            yield taken, {"text": f"row {taken}"}
+
+    def answer(found: list[int]) -> Iterator[int]:
+        sizes.append(len(found))
+        return iter(found)
+
+    answers = answered(endless(), lambda number, fields: number, answer)
+    assert next(answers) == 1 and taken == 256
+    assert list(itertools.islice(answers, 20_000)) == list(range(2, 20_002))
+    assert sizes == [256, 512, 1024, 2048, 4096, 4096, 4096, 4096] and taken == sum(sizes)
+    monkeypatch.setattr(inputs, "_CHARACTERS", 50)
+    sizes.clear()
+    assert next(answered(endless(), lambda number, fields: number, answer)) == 1 and sizes == [10]
+
+
+def test_rows_of_json_may_differ_and_those_of_another_table_may_not(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"other": 1}\n{"text": "a", "id": "x"}\n{"words": "b"}\n{"text": "\\ud800"}\n')
+    found = [row for row in read_input(str(tmp_path / "t.jsonl"), {"task": "csv"}) if row]
+    assert [isinstance(content, Broken) for _, content in found] == [True, False, True, True]
+    assert [str(content.why).split("t.jsonl")[1][:20] for _, content in found if isinstance(content, Broken)] == [
+        ": is read as a table",
+        ":3: has no 'text' (i",
+        ":4: is no text: byte",
+    ]
+    with pytest.raises(DataError, match="standard input: a Parquet file is read from its end on"):
+        list(read_input("-", {"task": "csv"}, "parquet"))
+    with pytest.raises(ConfigError, match="format = 'xls': is not one of csv, tsv, jsonl, parquet, lines"):
+        list(read_input("-", {"task": "csv"}, "xls"))
