@@ -88,6 +88,8 @@ def filled_up(batch: Batch, pad: int) -> Batch:
     while more > count * longest:  # more than they hold
         count = rounded_up(sequences + count + 1) - sequences
         more = rounded_up(tokens + count) - tokens
+    if not more:
+        return replace(batch, longest=rounded_up(longest))
     added = [more // count + (i < more % count) for i in range(count)]
     none = torch.zeros(more, dtype=torch.int64)
     return replace(

@@ -33,7 +33,7 @@ from overnight.finetune.encoded_task import EncodedExamples
 from overnight.finetune.entities import are_entities, entities
 from overnight.finetune.tagging import encode_sentences, tags_of
 from overnight.finetune.workload import task_model
-from overnight.models.bert import padded_vocabulary
+from overnight.models.bert import Linear, padded_vocabulary
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example
@@ -70,7 +70,7 @@ class Trained:
     def outputs(self, sequences: Sequence[Any]) -> list[np.ndarray]:
         """Return what the network says of sequences that have `ids`, and `segments` where there are two."""
         out: list[np.ndarray] = [np.empty(0)] * len(sequences)
-        with torch.no_grad():
+        with torch.inference_mode():
             for index, batch in self.batches(sequences):
                 for i, output in zip(index, self.network(batch, self.dtype).cpu().numpy()[: len(index)], strict=True):
                     out[i] = output
@@ -89,11 +89,12 @@ class Trained:
 
 
 def at_work(network: nn.Module, dtype: torch.dtype, device: torch.device) -> Any:
-    """Return a network that is trained no more: the weights of its layers' products in the type that they are multiplied in, once instead of at each call."""
-    for module in network.encoder.layers.modules():  # type: ignore[union-attr]
-        if isinstance(module, nn.Linear):
-            module.to(dtype)
-    return network.requires_grad_(False).to(device).eval()
+    """Return a network that is trained no more: the weights of its products in the type and layout they are multiplied in, once instead of at each call."""
+    network.requires_grad_(False).to(device).eval()
+    for module in network.modules():
+        if isinstance(module, Linear):
+            module.to(dtype).pack()
+    return network
 
 
 def predict(run: BertRun, name: str, lines: Iterable[str], keep_going: bool = False) -> Iterator[dict[str, Any]]:
@@ -291,7 +292,7 @@ def _masked(model: Trained, number: int, fields: Mapping[str, Any]) -> tuple[Exa
     return example, sequence
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def _fill(model: Trained, rows: Sequence[tuple[Example, Encoded]]) -> Iterator[dict[str, Any]]:
     guesses: list[list[list[dict[str, Any]]]] = [[]] * len(rows)
     for index, batch in model.batches([sequence for _, sequence in rows]):

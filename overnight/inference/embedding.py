@@ -42,7 +42,7 @@ def check_embedding(model: Trained, pooling: str, layer: int) -> int:
     return layer % (layers + 1)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def embed_texts(model: Trained, texts: Sequence[str], pooling: str, layer: int, normalize: bool) -> Vectors:
     """Return the embeddings of texts, in order.
 

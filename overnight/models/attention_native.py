@@ -53,12 +53,10 @@ class _Attention(torch.autograd.Function):
         sin: Tensor | None,
     ) -> Tensor:
         qkv = qkv.contiguous()
-        tokens, width = len(qkv), qkv.shape[1] // 3
-        numbers = len(starts) - 1, heads, width // heads, longest
-        ctx.save_for_backward(qkv, starts, cos, sin, sums := torch.empty(tokens, heads))
+        numbers = len(starts) - 1, heads, qkv.shape[1] // 3 // heads, longest
+        out, sums = _attend(qkv, numbers, starts, window, dropping, cos, sin)
+        ctx.save_for_backward(qkv, starts, cos, sin, sums)
         ctx.rest = numbers, window, dropping
-        out = qkv.new_empty(tokens, width)
-        _run("attend", qkv, numbers, (starts, qkv, cos, sin), window, dropping, out, sums)
         return out
 
     @staticmethod
@@ -68,6 +66,21 @@ class _Attention(torch.autograd.Function):
         out = torch.empty_like(qkv)
         _run("attend_backward", qkv, numbers, (starts, qkv, cos, sin), window, dropping, grad.contiguous(), sums, out)
         return out, *[None] * 7
+
+
+def _attend(
+    qkv: Tensor,
+    numbers: tuple[int, ...],
+    starts: Tensor,
+    window: int,
+    dropping: tuple[int, int, float],
+    cos: Tensor | None,
+    sin: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return what is attended to (N, H·E), and the logarithm of each softmax's sum (N, H)."""
+    out, sums = qkv.new_empty(len(qkv), qkv.shape[1] // 3), torch.empty(len(qkv), numbers[1])
+    _run("attend", qkv, numbers, (starts, qkv, cos, sin), window, dropping, out, sums)
+    return out, sums
 
 
 def _run(
@@ -105,7 +118,11 @@ def attention(
         dropping: from :func:`dropping`.
         turns: cosine and sine of rotary positions, (N, 1, 1, E/2) each.
     """
-    return _Attention.apply(qkv, heads, starts.int(), longest, window, dropping, *(turns or (None, None)))  # type: ignore[no-any-return]
+    cos, sin = turns or (None, None)
+    if not torch.is_grad_enabled():
+        numbers = len(starts) - 1, heads, qkv.shape[1] // 3 // heads, longest
+        return _attend(qkv.contiguous(), numbers, starts.int(), window, dropping, cos, sin)[0]
+    return _Attention.apply(qkv, heads, starts.int(), longest, window, dropping, cos, sin)  # type: ignore[no-any-return]
 
 
 def dropping(probability: float) -> tuple[int, int, float]:

@@ -18,7 +18,7 @@ from overnight.batches.packing import Batch
 from overnight.config import BertConfig
 from overnight.models.attention import Layout, attention, layout
 from overnight.models.fused_layer import fused_embedding, fused_layer, why_not
-from overnight.models.layers import _onednn_linear, dropout, layer_norm, linear, rows
+from overnight.models.layers import _onednn_linear, dropout, layer_norm, linear, packed, packed_product, rows
 from overnight.models.vocabulary_loss import TiedGradient, vocabulary_loss
 
 # Logits of the padding rows of the vocabulary: exp(-1e4) is exactly 0 in fp32, and so is their gradient.
@@ -34,6 +34,9 @@ def padded_vocabulary(size: int) -> int:
 class Linear(nn.Linear):
     """y = x W^T + b with W from N(0, 0.02) and b = 0."""
 
+    packed: Tensor | None = None
+    """The weight as :func:`overnight.models.layers.packed` lays it out, of a network that is trained no more."""
+
     def reset_parameters(self) -> None:
         """Fill weight and bias."""
         nn.init.normal_(self.weight, 0.0, INIT_STD)
@@ -41,7 +44,15 @@ class Linear(nn.Linear):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.packed is not None:
+            return packed_product(x, self.packed, self.bias)
         return linear(x, self.weight, self.bias)
+
+    def pack(self) -> None:
+        """Lay the weight out for products of its type, once and for all: nothing else is kept of it."""
+        self.packed = packed(self.weight)
+        if self.packed is not None:
+            self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
 
 class Norm(nn.Module):

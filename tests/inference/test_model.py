@@ -27,7 +27,9 @@ from overnight.inference import model as module
 from overnight.inference.model import Model
 from overnight.interop.export import export_run
 from overnight.interop.huggingface import export
+from overnight.models.bert import Linear
 from overnight.models.encoders import masked_lm
+from overnight.models.layers import _onednn_linear
 from tests.conftest import ROOT, topics
 from tests.interop.peers import PIECES, V
 
@@ -176,17 +178,32 @@ def test_the_precision_is_that_which_is_asked_for(trained_run: BertRun, model: M
     np.testing.assert_allclose(vectors, exact, atol=0.05)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "sizes", [BertConfig(num_layers=2, hidden_size=16, num_heads=2), ModernBertConfig(num_layers=2, hidden_size=16, num_heads=2)]
 )
-def test_weights_that_are_cast_once_give_the_same_bits(sizes: Any) -> None:
+def test_weights_that_are_cast_and_laid_out_once_give_the_same_outputs(sizes: Any, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    network, batch = masked_lm(sizes, 64), full_batch(3, 9, 1, vocabulary=64)
-    with torch.no_grad():
-        before = network.eval().encoder(batch, torch.bfloat16)
-        after = at_work(network, torch.bfloat16, torch.device("cpu")).encoder(batch, torch.bfloat16)
-    assert torch.equal(before, after)
-    assert {w.dtype for w in network.encoder.layers.parameters() if w.dim() == 2} == {torch.bfloat16}
+    network = masked_lm(sizes, 64).eval()
+    batches = [full_batch(1, 3, 1, vocabulary=64), full_batch(1, 9, 1, vocabulary=64), full_batch(3, 9, 1, vocabulary=64)]
+
+    def logits() -> list[torch.Tensor]:
+        return [network.mlm_logits(network.encoder(batch, dtype)) for batch in batches]
+
+    trained = logits()  # with a gradient
+    with torch.inference_mode():
+        before = logits()
+        at_work(network, dtype, torch.device("cpu"))
+        after = logits()
+    for first, second, third in zip(trained, before, after, strict=True):
+        assert torch.equal(first, second)
+        torch.testing.assert_close(third, second, atol=1e-5, rtol=0 if dtype == torch.float32 else 1e-2)
+    layers = [module for module in network.encoder.layers.modules() if isinstance(module, Linear)]
+    assert len(layers) == 8 and {(m.weight if m.packed is None else m.packed).dtype for m in layers} == {dtype}
+    # A weight is held once.
+    assert all((m.packed is None) == (m.weight.numel() > 0) for m in layers)
+    if _onednn_linear is not None and dtype == torch.float32:
+        assert all(m.packed is not None for m in layers)
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
