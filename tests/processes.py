@@ -64,9 +64,9 @@ class Process:
         self.stdout.close()
 
 
-def overnight(*argv: object, signal_at: tuple[str, int] | None = None) -> Process:
+def overnight(*argv: object, signal_at: tuple[str, int] | None = None, **environment: object) -> Process:
     """`python -m overnight ARGV` as a process, which sends itself a signal, if one is given, once it has printed a text."""
-    return Process(_command, [str(word) for word in argv], signal_at)
+    return Process(_command, [str(word) for word in argv], signal_at, {name: str(value) for name, value in environment.items()})
 
 
 def wait_until(fact: Callable[[], object], process: Any) -> None:
@@ -79,9 +79,10 @@ def wait_until(fact: Callable[[], object], process: Any) -> None:
         time.sleep(0.001)
 
 
-def _command(argv: list[str], signal_at: tuple[str, int] | None) -> None:
+def _command(argv: list[str], signal_at: tuple[str, int] | None, environment: dict[str, str]) -> None:
     from overnight.cli.main import command
 
+    os.environ |= environment
     real = sys.stdout.write
 
     def write(text: str) -> int:

@@ -105,6 +105,8 @@ OTHER = {
 }
 """What the first recipe does not have: a clipped AdamW, parameters without gradient, target counts that only masking knows, telemetry."""
 
+LONG = {"phases.short.steps": 30, "phases.long.steps": 20}
+
 MODERN = {
     "model": {"kind": "modernbert", "num_layers": 2, "local_attention": 8, "global_attention_every": 2},
     "phase": {"steps": 4, "nsp": False},
@@ -272,11 +274,26 @@ def test_a_killed_process_ends_the_job_and_leaves_a_whole_checkpoint(tiny_data: 
 
 
 @pytest.mark.heavy
+def test_after_50_steps_they_still_agree(tiny_data: Path, tmp_path: Path) -> None:
+    runs = Runs(tmp_path, tiny_data)
+    pretrain(runs.make("one", settings=LONG), Line(io.StringIO()))
+    for count in (2, 4):
+        jobs = [{"recipe": runs.recipe(f"{kind}-{count}", settings={**LONG, "distributed.strategy": kind})} for kind in KINDS]
+        assert {code for job in runs.on(count, *jobs) for code, _ in job} == {0}
+        for kind in KINDS:
+            assert distance(tmp_path / f"{kind}-{count}", tmp_path / "one") <= 1e-6
+            assert_same_curve(tmp_path / f"{kind}-{count}", tmp_path / "one")
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_layers_on_2_processes_train_as_eager_ones_and_resume_to_the_same_bits(kind: str, tiny_data: Path, tmp_path: Path) -> None:
     runs = Runs(tmp_path, tiny_data)
-    settings, dropout = {"distributed.strategy": kind, "compute.torch_compile": True}, {"model": {"dropout": 0.1, "attention_dropout": 0.1}}
-    eager, compiled = runs.recipe("eager", settings={"distributed.strategy": kind}), runs.recipe("compiled", settings=settings)
+    settings, dropout = (
+        {**LONG, "distributed.strategy": kind, "compute.torch_compile": True},
+        {"model": {"dropout": 0.1, "attention_dropout": 0.1}},
+    )
+    eager, compiled = runs.recipe("eager", settings={**LONG, "distributed.strategy": kind}), runs.recipe("compiled", settings=settings)
     whole, cut = runs.recipe("whole", settings=settings, **dropout), runs.recipe("cut", settings=settings, **dropout)
     jobs = [{"recipe": eager}, {"recipe": compiled}, {"recipe": whole}, {"recipe": cut, "signal": [1, 7]}, {"recipe": cut}]
     said = runs.on(2, *jobs, on_warning="ignore")  # the compiler has some of its own
