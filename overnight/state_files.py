@@ -201,7 +201,10 @@ def parse_yaml(text: str) -> tuple[Any, Any]:
     import yaml
 
     try:
-        value, nodes = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+        nodes = yaml.compose(text, yaml.SafeLoader)
+        value = None if nodes is None else yaml.SafeLoader("").construct_document(nodes)
+        if "<<" in text:  # A key of this name puts the keys of another mapping into the tree itself.
+            nodes = yaml.compose(text, yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
     except RecursionError:

@@ -43,6 +43,17 @@ def no_sync() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_workers() -> Iterator[None]:
+    """Fork the processes of a preparation, too, from the warm one: each of its stages starts some, and would import all of it in each."""
+    from overnight.corpus import workers
+    from tests.processes import FORKS
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "get_context", lambda method: FORKS)
+        yield
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real texts and tasks; tests that need it are skipped without."""

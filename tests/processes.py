@@ -14,17 +14,17 @@ from typing import Any
 HANG = 600.0
 """Seconds after which a process is said to hang. No test waits so long, however busy the machine is."""
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["tests.imported"])
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.imported"])
 
 
 class Process:
     """A function at work in a process of its own, its two outputs in one: used like a subprocess.Popen, and killed at the end of a `with`."""
 
     def __init__(self, work: Callable[..., object], *arguments: Any) -> None:
-        reader, writer = _FORKS.Pipe(duplex=False)
+        reader, writer = FORKS.Pipe(duplex=False)
         with reader, writer:
-            self._process = _FORKS.Process(target=_work, args=(writer, os.getcwd(), work, arguments))
+            self._process = FORKS.Process(target=_work, args=(writer, os.getcwd(), work, arguments))
             self._process.start()
             self.stdout = os.fdopen(os.dup(reader.fileno()), encoding="utf-8", errors="replace")
 
@@ -64,9 +64,9 @@ class Process:
         self.stdout.close()
 
 
-def overnight(*argv: object, signal_at: tuple[str, int] | None = None) -> Process:
+def overnight(*argv: object, signal_at: tuple[str, int] | None = None, **environment: object) -> Process:
     """`python -m overnight ARGV` as a process, which sends itself a signal, if one is given, once it has printed a text."""
-    return Process(_command, [str(word) for word in argv], signal_at)
+    return Process(_command, [str(word) for word in argv], signal_at, {name: str(value) for name, value in environment.items()})
 
 
 def wait_until(fact: Callable[[], object], process: Any) -> None:
@@ -79,9 +79,10 @@ def wait_until(fact: Callable[[], object], process: Any) -> None:
         time.sleep(0.001)
 
 
-def _command(argv: list[str], signal_at: tuple[str, int] | None) -> None:
+def _command(argv: list[str], signal_at: tuple[str, int] | None, environment: dict[str, str]) -> None:
     from overnight.cli.main import command
 
+    os.environ |= environment
     real = sys.stdout.write
 
     def write(text: str) -> int:

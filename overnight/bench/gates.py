@@ -151,12 +151,12 @@ def dropout_gate(device: torch.device) -> Row:
     return Row(f"gate: attention dropout ({'varlen' if where.varlen else 'padded'} {str(dtype)[6:]})", error, "error")
 
 
-def norm_gate(device: torch.device) -> Row:
+def norm_gate(device: torch.device, rows: int = 100) -> Row:
     """Return relative difference of the norm of a fused layer with dropout, forward and backward, and of the formula in float64 with the same dropped.
 
     Where there are no such kernels there is nothing to compare.
     """
-    rows, width, p, dtype = 100, 768, 0.125, torch.bfloat16
+    width, p, dtype = 768, 0.125, torch.bfloat16
     generator = torch.Generator().manual_seed(4)
     x, y, grad = (torch.randn(rows, width, generator=generator).to(dtype).to(device) for _ in range(3))
     bias, weight, shift = (torch.randn(width, generator=generator).to(device) for _ in range(3))

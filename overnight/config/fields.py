@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Tagged:
 
     def members(self, union: Any) -> dict[str, Any]:
         """Return the classes of the union by tag."""
-        return {tag: kind for kind in get_args(union) for tag in get_args(get_type_hints(kind)[self.key])}
+        return {tag: kind for kind in get_args(union) for tag in get_args(hints(kind)[self.key][0])}
 
 
 Positive, NonNegative = Range(open_low=True), Range()
@@ -63,8 +64,13 @@ BelowOne = Annotated[float, Range(0, 1, open_high=True)]
 LayerDecay = Annotated[float, Range(0, 1, open_low=True)]
 
 
-def hints(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+def hints(kind: Any) -> Mapping[str, tuple[Any, tuple[Any, ...]]]:
     """Return the type of every field of a dataclass, with what its annotation adds."""
+    return _hints(kind)
+
+
+@functools.cache
+def _hints(kind: Any) -> Mapping[str, tuple[Any, tuple[Any, ...]]]:
     found = {}
     known = get_type_hints(kind, include_extras=True)
     for f in dataclasses.fields(kind):

@@ -23,7 +23,7 @@ from overnight.batches.order import key
 from overnight.batches.packing import Sizes, StepBatches
 from overnight.distributed.collectives import all_reduce_sums
 from overnight.distributed.stragglers import Timestamp, timestamp
-from overnight.distributed.world import World
+from overnight.distributed.world import World, seed
 from overnight.distributed.wrap import gradient_sync
 from overnight.engine.finite import NonFiniteError, describe_losses, finite, nonfinite_tensors
 from overnight.engine.memory import OutOfMemory, first_line, is_out_of_memory
@@ -149,7 +149,7 @@ def training_steps(
             step_batches = next(ahead)
         waited = time.perf_counter() - began
         model.train()
-        torch.manual_seed(key(*settings.seed, step, *([world.rank] if world.size > 1 else [])) >> 1)
+        seed(settings.device, key(*settings.seed, step, *([world.rank] if world.size > 1 else [])) >> 1)
         micro = MicroGradients(optimizer) if due(step, settings.noise_every) and len(step_batches.micro) > 1 else None
         factor = scale.scale if scale else 1.0
         targets = all_reduce_sums(step_batches.divisors(), world)

@@ -6,6 +6,7 @@ Needs the standard library only; torch and numpy are described where they are in
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib.util
 import os
 import platform
@@ -55,6 +56,7 @@ def environment() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def package_version(name: str) -> str | None:
     """Return the installed version of a distribution, or None."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import sys
 import threading
 from pathlib import Path
 
@@ -52,6 +53,8 @@ def test_a_run_that_resumes_in_a_later_epoch_looks_at_the_plans_of_that_one_only
 def test_many_threads_read_kept_plans_while_others_parse_python(tmp_path: Path) -> None:
     """The state of CPython's parser is one for all threads: np.load, which parses a header, fails in some of them."""
     samples(tmp_path).epoch_size()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)  # 50 times as many turns, so that they meet sooner
     done = threading.Event()
 
     def parse() -> None:
@@ -67,6 +70,7 @@ def test_many_threads_read_kept_plans_while_others_parse_python(tmp_path: Path) 
             again = samples(tmp_path)
             again.rows(np.zeros(1, np.int64), np.zeros(1, np.int64))
     finally:
+        sys.setswitchinterval(interval)
         done.set()
         for thread in threads:
             thread.join()

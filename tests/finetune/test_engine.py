@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import socket
-import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from overnight.models.heads import Classifier
 from overnight.state_files import sealed_yaml
 from tests.finetune.conftest import SPEC, Task
 from tests.finetune.test_finetune import Stop, kept, lines, train_lines, tune
+from tests.processes import overnight
 
 
 def test_a_kill_inside_a_seed_continues_from_its_checkpoint_bit_by_bit(
@@ -74,6 +73,14 @@ def test_a_loss_that_is_not_finite_stops_a_seed_or_is_skipped_as_the_run_says(
     assert "skipped" in tune(run) and train_lines(run)[-1]["skipped"] == 1
 
 
+def places(processes: int) -> list[dict[str, Any]]:
+    """What the environment of each of some processes says of it, as torchrun sets it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    meeting = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [{"RANK": rank, "LOCAL_RANK": rank, **meeting} for rank in range(processes)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("chosen", [{}, {"patience": 2, "eval_every": 0.2}], ids=["last", "best"])
@@ -91,21 +98,14 @@ def test_two_processes_tune_as_one_does(strategy: str, chosen: dict[str, float],
         f"--path={classes}",
         *(f"--{key}={value}" for key, value in (SPEC | {"epochs": 0.5} | chosen).items()),
     ]
-    started = []
-    for processes, folder in ((1, alone.run_dir), (2, run.run_dir)):
-        command = [sys.executable, "-m", "overnight", *words, "--from", str(folder), f"--distributed.strategy={strategy}"]
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = str(server.getsockname()[1])
-        for rank in range(processes):
-            env = {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(processes),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-            }
-            started.append(subprocess.Popen(command, env=os.environ | env | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL))
-    assert [process.wait() for process in started] == [0, 0, 0]
+    with ExitStack() as running:
+        started = [
+            running.enter_context(overnight(*words, "--from", folder, f"--distributed.strategy={strategy}", **place))
+            for processes, folder in ((1, alone.run_dir), (2, run.run_dir))
+            for place in places(processes)
+        ]
+        ends = [process.end() for process in started]
+    assert [code for code, _ in ends] == [0, 0, 0], ends
     models = [load_file(kept(one) / "model.safetensors") for one in (alone, run)]
     for name in models[0]:
         torch.testing.assert_close(models[0][name], models[1][name], rtol=1e-4, atol=1e-5, msg=name)
@@ -115,14 +115,10 @@ def test_two_processes_tune_as_one_does(strategy: str, chosen: dict[str, float],
 
 @pytest.mark.slow
 def test_processes_with_other_settings_are_refused_before_they_train(with_task: Task, classes: Path) -> None:
-    run, started = with_task("csv", classes), []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    for rank in range(2):
-        words = ["finetune", "mine", "--from", str(run.run_dir), "--task=csv", f"--path={classes}", "--seq_len=24", f"--lr=0.00{1 + rank}"]
-        env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = [sys.executable, "-m", "overnight", *words]
-        started.append(subprocess.Popen(command, env=os.environ | env | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True))
-    said = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started] == [2, 2] and "process 1 does not have what process 0 has" in said[1]
+    run = with_task("csv", classes)
+    words = ["finetune", "mine", "--from", run.run_dir, "--task=csv", f"--path={classes}", "--seq_len=24"]
+    with ExitStack() as running:
+        started = [running.enter_context(overnight(*words, f"--lr=0.00{1 + place['RANK']}", **place)) for place in places(2)]
+        codes, said = zip(*(process.end() for process in started), strict=True)
+    assert codes == (2, 2) and "process 1 does not have what process 0 has" in said[1]
     assert lines(run) == []

@@ -34,7 +34,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from overnight.bench.sizes import VOCABULARY, full_batch
 from overnight.config import BertConfig, ModernBertConfig
 from overnight.models import bert, modernbert
-from overnight.models.attention import Layout
+from overnight.models.attention import Layout, find_varlen
 from tests.gpu.steps_worker import CUDA, faked
 
 SEQUENCES, TOKENS, LONGEST = 131, 16384, 128
@@ -193,6 +193,7 @@ if __name__ == "__main__":
     functorch.graphsafe_rng_functionalization = False  # a generator's state on the device has numbers
     settings.compile_threads, settings.force_disable_caches = 1, True
     graph.GraphLowering.compile_to_module = graph.GraphLowering._compile_to_module = written  # type: ignore[method-assign]
+    find_varlen()  # as what makes a layout does, which is given here
     found: dict[str, Any] = {name: layer(*CASES[name]) for name in sys.argv[3:] if name in CASES}
     found["compilations"] = shapes(BertConfig(num_layers=2, hidden_size=128, num_heads=2))
     if "kept" in sys.argv:

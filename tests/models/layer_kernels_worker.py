@@ -65,8 +65,8 @@ def kernels(dtype: torch.dtype) -> dict[str, Any]:
         found[name] = (h, out, *ours.norm_backward(g["grad"], h, stats, g["weight"], p, seeds, 1))
     found["bare norm"] = ours.norm(None, g["y"], None, g["weight"], None, 1e-5)[1]
     found["kept"], found["kept by another"] = (kept(seeds, which, dtype) for which in (1, 0))
-    many = torch.zeros(64, 1024)
-    found["share kept"] = (ours.norm(many, many, torch.ones(1024), torch.ones(1024), None, 1.0, P, seeds, 0)[0] != 0).float().mean()
+    many, wide = torch.zeros(16, 4096), torch.ones(4096)
+    found["share kept"] = (ours.norm(many, many, wide, wide, None, 1.0, P, seeds, 0)[0] != 0).float().mean()
     found["gelu"] = ours.gelu(g["inner"], g["inner bias"])
     found["gelu backward"] = ours.gelu_backward(g["inner grad"].clone(), g["inner"], g["inner bias"])
     found["joined"] = ours.joined(*(g[name].view(-1, HEADS, WIDTH // HEADS) for name in "qkv"))
@@ -179,10 +179,10 @@ def gate() -> tuple[float, str]:
     from overnight.models import layer_kernels as ours
 
     gates.why_not = lambda *asked: ""  # type: ignore[assignment]
-    value, real = gates.norm_gate(torch.device("cpu")).value, ours.norm_backward
+    value, real = gates.norm_gate(torch.device("cpu"), rows=24).value, ours.norm_backward
     ours.norm_backward = lambda grad, h, stats, weight, p, seeds: real(grad, h, stats, weight, p, seeds + 1)  # type: ignore[assignment]
     try:
-        gates.norm_gate(torch.device("cpu"))
+        gates.norm_gate(torch.device("cpu"), rows=24)
     except AssertionError as error:
         return value, str(error)
     return value, ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 
 import pytest
@@ -38,12 +39,27 @@ def evaluation(model: MaskedLM, stream: Samples) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch warns inside its own tracing, where an error would stop it
-@pytest.mark.parametrize("settings", [pytest.param(MODELS[0], marks=pytest.mark.heavy), MODELS[1]], ids=["bert", "modernbert"])
-def test_compiled_layers_compute_the_same_and_are_compiled_in_the_first_two_steps_only(settings: EncoderConfig) -> None:
-    if shutil.which("g++") is None:
+@pytest.mark.parametrize(
+    ("settings", "backend", "lengths"),
+    [
+        pytest.param(settings, backend, lengths, marks=marks, id=f"{settings.kind}-{backend}-{len(lengths)}")
+        for settings, backend, lengths, marks in (
+            # When it is compiled does not depend on the compiler behind it, which takes most of the time.
+            (MODELS[0], "eager", (32, 48), ()),
+            (MODELS[1], "inductor", (32,), ()),
+            (MODELS[0], "inductor", (32, 48), pytest.mark.heavy),
+            (MODELS[1], "inductor", (32, 48), pytest.mark.heavy),
+        )
+    ],
+)
+def test_compiled_layers_compute_the_same_and_are_compiled_in_the_first_two_steps_only(
+    settings: EncoderConfig, backend: str, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend == "inductor" and shutil.which("g++") is None:
         pytest.skip("torch.compile on a CPU needs a C++ compiler")
+    monkeypatch.setattr(torch.nn.Module, "compile", functools.partialmethod(torch.nn.Module.compile, backend=backend))
     text = shard(book_like(1, 12), size=500)
-    short, long = (
+    phases = [
         Samples(
             [text],
             words(500),
@@ -57,16 +73,16 @@ def test_compiled_layers_compute_the_same_and_are_compiled_in_the_first_two_step
             ),
             (0,),
         )
-        for length in (32, 48)
-    )
-    shapes = {len(batch.ids_N) for stream in (short, long) for step in range(20) for batch in stream.step(step, pad_to_multiple=16).micro}
+        for length in lengths
+    ]
+    shapes = {len(batch.ids_N) for stream in phases for step in range(20) for batch in stream.step(step, pad_to_multiple=16).micro}
     assert len(shapes) > 3
     torch.manual_seed(0)
     plain, compiled = masked_lm(settings, 500), masked_lm(settings, 500)
     compiled.load_state_dict(plain.state_dict())
     compiled.encoder.compile_layers()
     torch._dynamo.reset()
-    for stream in (short, long):
+    for stream in phases:
         for step in range(20):
             # A phase of another length may be compiled for anew.
             with torch._dynamo.config.patch(error_on_recompile=step >= 2):

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from overnight.optim import Lamb, Lans, Lars
 from overnight.optim.layerwise import Layerwise
 
-STEPS, BATCH = 50, 16
+BATCH = 16
 MAKE: dict[str, Callable[[list[dict[str, object]]], Layerwise]] = {
     "lamb": lambda groups: Lamb(groups, lr=0.01, max_grad_norm=0.5),
     "lans": lambda groups: Lans(groups, lr=0.01),
@@ -73,7 +73,7 @@ def shard(net: nn.Module, world: int) -> nn.Module:
     return net
 
 
-def main(rank: int, world: int, folder: Path) -> None:
+def main(rank: int, world: int, steps: int, folder: Path) -> None:
     """Write the ends of all trajectories (rank 0)."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -83,14 +83,14 @@ def main(rank: int, world: int, folder: Path) -> None:
         for kind in ("float32", "float64"):
             dtype = getattr(torch, kind)
             plain, spread, cut = network(dtype), DistributedDataParallel(network(dtype)), shard(network(dtype), world)
-            train(plain, optimizer_of(plain, name), range(STEPS))
-            train(spread, optimizer_of(spread, name), range(STEPS), rank, world)
+            train(plain, optimizer_of(plain, name), range(steps))
+            train(spread, optimizer_of(spread, name), range(steps), rank, world)
             optimizer = optimizer_of(cut, name)
-            train(cut, optimizer, range(STEPS), rank, world)
+            train(cut, optimizer, range(steps), rank, world)
             ends |= {f"{name} {kind} {how}": whole(net) for how, net in (("plain", plain), ("ddp", spread), ("fsdp", cut))}
 
         # Half the way cut in shards, saved, and the other half on plain tensors; and the other way round.
-        half = STEPS // 2
+        half = steps // 2
         nets = {"fsdp": shard(network(), world), "plain": network()}
         moved = {"plain": network(), "fsdp": shard(network(), world)}
         for source, target in (("fsdp", "plain"), ("plain", "fsdp")):
@@ -103,7 +103,7 @@ def main(rank: int, world: int, folder: Path) -> None:
             parts = dict(zip(("net", "optimizer"), get_state_dict(second, other), strict=True))
             dcp.load(parts, checkpoint_id=place)
             set_state_dict(second, other, model_state_dict=parts["net"], optim_state_dict=parts["optimizer"])
-            train(second, other, range(half, STEPS), *((rank, world) if target == "fsdp" else ()))
+            train(second, other, range(half, steps), *((rank, world) if target == "fsdp" else ()))
             ends[f"{name} float32 {source} to {target}"] = whole(second)
     if rank == 0:
         torch.save(ends, folder / "ends.pt")

@@ -12,10 +12,10 @@ from tests.optim import sharded_worker
 from tests.processes import Process
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.heavy)])
-def test_plain_ddp_fsdp_and_moves_between_them_agree_to_1e_6_after_50_steps(world: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("world", "steps"), [(2, 16), *(pytest.param(world, 50, marks=pytest.mark.heavy) for world in (2, 4))])
+def test_plain_ddp_fsdp_and_moves_between_them_agree_to_1e_6(world: int, steps: int, tmp_path: Path) -> None:
     with ExitStack() as running:
-        ranks = [running.enter_context(Process(sharded_worker.main, rank, world, tmp_path)) for rank in range(world)]
+        ranks = [running.enter_context(Process(sharded_worker.main, rank, world, steps, tmp_path)) for rank in range(world)]
         codes, outputs = zip(*(rank.end() for rank in ranks), strict=True)
     assert codes == (0,) * world, "\n".join(outputs)[-3000:]
     ends = torch.load(tmp_path / "ends.pt", weights_only=True)
