@@ -223,7 +223,7 @@ def serve(model: Model, host: str, port: int, limits: Limits) -> None:
     config = uvicorn.Config(
         application(model, host, limits),
         log_level="warning",
-        timeout_keep_alive=75,  # longer than that of the proxies that may stand in front
+        timeout_keep_alive=30,  # who reads what came asks again by the same connection; open ones count as requests (limit_concurrency)
         access_log=False,
         server_header=False,
         proxy_headers=False,
