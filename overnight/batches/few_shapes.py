@@ -1,7 +1,8 @@
 """Batches of a model at work: sequences of like length together, in memory that does not grow with the shapes that come.
 
-On a CPU oneDNN makes a kernel for every shape of a matrix product (0.3 ms, up to half a MB), keeps 1,024 of them, and torch as many again. A large
-batch has hardly a shape that came before, and its kernels cost it nothing; a small one, such as a single text, is filled up to a shape that did.
+On a CPU oneDNN makes a kernel for every shape of a matrix product (0.3 ms, up to half a MB), keeps 1,024 of them, and torch as many again. So a batch is
+filled up to a shape that came before: a small one, such as a single text, to one of eight an octave, and a large one to the next of finer sizes, which of most
+is the largest.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import torch
 
 from overnight.batches.packing import Batch
 
-# Sizes in an octave: what is rounded up to one is 1/16 larger on average.
-_IN_AN_OCTAVE = 8
-# Tokens up to which a batch is filled up: above, a kernel is made in less than a hundredth of the time of the batch.
+# Sizes in an octave: what is rounded up to one of eight is 1/16 larger on average. A batch of more tokens has finer ones: most are as large as may be,
+# and so of one size.
+_IN_AN_OCTAVE, _OF_LARGE = 8, 32
 _SMALL = 1024
 _KERNELS = 256
 
@@ -51,9 +52,9 @@ def give_memory_back(tokens: int) -> None:
         _trim(0)
 
 
-def rounded_up(count: int) -> int:
-    """Return the next of few sizes: multiples of an eighth of the power of two below, so that there are eight from each power of two to the next."""
-    step = max(1, (1 << (count - 1).bit_length() >> 1) // _IN_AN_OCTAVE)
+def rounded_up(count: int, sizes: int = _IN_AN_OCTAVE) -> int:
+    """Return the next of few sizes: multiples of an eighth of the power of two below, so that there are eight from each power of two to the next, or so many."""
+    step = max(1, (1 << (count - 1).bit_length() >> 1) // sizes)
     return -(-count // step) * step
 
 
@@ -71,9 +72,9 @@ def by_tokens(lengths: Sequence[int], tokens: int) -> Iterator[npt.NDArray[np.in
 
 
 def filled_up(batch: Batch, pad: int) -> Batch:
-    """Return a small batch with sequences of [PAD] behind its own, so that its tokens, its sequences and their longest are of few sizes.
+    """Return a batch with sequences of [PAD] behind its own, so that its tokens, its sequences and their longest are of few sizes.
 
-    The sizes are those of :func:`rounded_up`; a large batch is returned as it is.
+    The sizes are those of :func:`rounded_up`, of a large batch 32 an octave.
 
     Args:
         batch: without targets.
@@ -81,13 +82,12 @@ def filled_up(batch: Batch, pad: int) -> Batch:
     """
     assert not batch.targets and batch.predicted_M is None
     tokens, sequences, longest = len(batch.ids_N), len(batch.lengths), max(batch.lengths)
-    if tokens > _SMALL:
-        return batch
-    count = rounded_up(sequences) - sequences
-    more = rounded_up(tokens + count) - tokens
+    sizes = _IN_AN_OCTAVE if tokens <= _SMALL else _OF_LARGE
+    count = rounded_up(sequences, sizes) - sequences
+    more = rounded_up(tokens + count, sizes) - tokens
     while more > count * longest:  # more than they hold
-        count = rounded_up(sequences + count + 1) - sequences
-        more = rounded_up(tokens + count) - tokens
+        count = rounded_up(sequences + count + 1, sizes) - sequences
+        more = rounded_up(tokens + count, sizes) - tokens
     if not more:
         return replace(batch, longest=rounded_up(longest))
     added = [more // count + (i < more % count) for i in range(count)]

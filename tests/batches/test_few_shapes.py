@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -53,11 +54,11 @@ def test_a_filled_batch_begins_with_its_own_and_all_its_sizes_are_rounded(length
     batch = flat(lengths)
     filled = filled_up(batch, PAD)
     own, tokens = len(lengths), sum(lengths)
-    if tokens > 1024:
-        assert filled is batch
-        return
-    for size in (len(filled.ids_N), len(filled.lengths), filled.longest):
-        assert size == rounded_up(size)
+    for size in (len(filled.ids_N), len(filled.lengths)):
+        assert size == rounded_up(size, 8 if tokens <= 1024 else 32)
+    assert filled.longest == rounded_up(filled.longest)
+    # Of a large batch hardly more is computed.
+    assert tokens <= 1024 or len(filled.ids_N) <= 1.1 * tokens
     assert filled.lengths[:own] == tuple(lengths) and filled.longest >= max(lengths)
     assert all(1 <= more <= max(lengths) for more in filled.lengths[own:])  # positions that the encoder has
     assert filled.starts.tolist() == [0, *np.cumsum(filled.lengths)]
@@ -70,6 +71,24 @@ def test_single_texts_of_all_lengths_have_few_shapes() -> None:
     shapes = {(len(b.ids_N), len(b.lengths), b.longest) for b in (filled_up(flat([n]), PAD) for n in range(2, 513))}
     # 511 lengths; of each of 56 sizes one where a sequence fills it up, and one where nothing is missing.
     assert len(shapes) <= 2 * len({rounded_up(n) for n in range(2, 513)}) == 110
+
+
+def test_batches_of_natural_lengths_have_few_shapes() -> None:
+    lengths = np.random.default_rng(0).geometric(1 / 20, 40_000) + 2
+    shapes: Counter[tuple[int, int]] = Counter()
+    added = 0
+    for first in range(0, len(lengths), 4096):
+        window = lengths[first : first + 4096]
+        for place in by_tokens(window, 4096):
+            batch = flat(window[place].tolist())
+            filled = filled_up(batch, PAD)
+            shapes[len(filled.ids_N), len(filled.lengths)] += 1
+            added += len(filled.ids_N) - len(batch.ids_N)
+    tokens = Counter[int]()
+    for (count, _), times in shapes.items():
+        tokens[count] += times
+    assert shapes.total() > 200 and added < 0.02 * lengths.sum()
+    assert len(tokens) < 20 and tokens.most_common(1)[0][1] > 0.7 * shapes.total()
 
 
 def test_memory_is_given_back_once_in_32768_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

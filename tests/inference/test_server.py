@@ -20,6 +20,7 @@ pytest.importorskip("uvicorn")
 import overnight
 from overnight.cli.main import main
 from overnight.config import BertRun
+from overnight.inference.server import listen
 from overnight.inference.worker import Busy, Worker
 from tests.conftest import ROOT
 from tests.processes import Process
@@ -163,6 +164,14 @@ def test_a_port_that_is_taken_and_settings_that_are_wrong_are_named(trained_run:
     for word, message in (("--port=70000", "--port = 70000"), ("--timeout=0", "--timeout = 0"), ("--max-texts=0", "--max-texts = 0")):
         assert main(["serve", "--from", source, word]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_what_is_written_to_a_connection_leaves_at_once() -> None:
+    with listen("127.0.0.1", 0, 1) as listening, socket.create_connection(listening.getsockname()) as client:
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        assert client.getpeername() == listening.getsockname()
 
 
 def test_requests_that_wait_are_answered_together_and_too_many_are_refused() -> None:
