@@ -47,10 +47,10 @@ def no_sync() -> Iterator[None]:
 def warm_workers() -> Iterator[None]:
     """Fork the processes of a preparation, too, from the warm one: each of its stages starts some, and would import all of it in each."""
     from overnight.corpus import workers
-    from tests.processes import FORKS
+    from tests.processes import warm
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers, "get_context", lambda method: FORKS)
+        patch.setattr(workers, "get_context", lambda method: warm())
         yield
 
 

@@ -8,23 +8,31 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
 from types import TracebackType
 from typing import Any
 
 HANG = 600.0
 """Seconds after which a process is said to hang. No test waits so long, however busy the machine is."""
 
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.imported"])
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["tests.imported"])
+
+
+def warm() -> BaseContext:
+    """What starts processes by forking the one that has all imported, which is started now: later it might inherit that signals are held."""
+    forkserver.ensure_running()
+    return _FORKS
 
 
 class Process:
     """A function at work in a process of its own, its two outputs in one: used like a subprocess.Popen, and killed at the end of a `with`."""
 
     def __init__(self, work: Callable[..., object], *arguments: Any) -> None:
-        reader, writer = FORKS.Pipe(duplex=False)
+        reader, writer = _FORKS.Pipe(duplex=False)
         with reader, writer:
-            self._process = FORKS.Process(target=_work, args=(writer, os.getcwd(), work, arguments))
+            self._process = _FORKS.Process(target=_work, args=(writer, os.getcwd(), work, arguments))
             self._process.start()
             self.stdout = os.fdopen(os.dup(reader.fileno()), encoding="utf-8", errors="replace")
 
