@@ -29,7 +29,7 @@ from overnight.console import table
 from overnight.display import share
 from overnight.engine import loop
 from overnight.finetune import finetune, seed
-from overnight.finetune.encoded_task import EncodedExamples
+from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.models.heads import Classifier, QuestionAnswering, TokenClassifier
 from overnight.report import page
 

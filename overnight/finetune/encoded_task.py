@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
-from overnight.batches.order import key, order
-from overnight.batches.packing import IGNORED, Batch, Sizes, StepBatches, balance_by_length, fill_lengths
 from overnight.config import Finetune, environment_path
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
 from overnight.errors import ConfigError
 from overnight.finetune import metrics, question_answering
 from overnight.finetune.answers import Answer, answer_of, errors, in_words
 from overnight.finetune.encode import encode_examples, with_tokens
+from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.entities import are_entities
 from overnight.tasks.examples import Example, TaskData, drawn, drawn_note, split_off
 from overnight.tasks.tables import number_of
@@ -30,72 +28,6 @@ _DRAW = 0
 Row = TypeVar("Row")
 Evaluate = Callable[[list[np.ndarray]], tuple[dict[str, float], dict[str, Any]]]
 """Outputs of the network for every sequence → metrics by name, and files to write by name (JSON values, or texts)."""
-
-
-@dataclass(frozen=True)
-class EncodedExamples:
-    """Token sequences with their targets, ready to be batched."""
-
-    ids: list[np.ndarray]
-    segments: list[np.ndarray]
-    targets: dict[str, np.ndarray]
-    """One value a sequence, by name; empty where they are not known."""
-    rows_together: int = 1
-    """Sequences that follow one another in every order, so many at a time: what they have in common cancels in the gradient of their batch."""
-    token_targets: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    """One value a token (T) of each sequence, by name."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def batch(self, index: np.ndarray, pad_to_multiple: int = 0, longest: int = 0, pad: int = 0) -> Batch:
-        """Return the flat batch of some sequences, in the order given.
-
-        Args:
-            pad_to_multiple: fill the stream up to a multiple of this many tokens, so that a compiled model and oneDNN see few shapes; 0 adds nothing.
-            longest: tokens that a sequence may have, those that fill up too.
-            pad: id of [PAD].
-        """
-        lengths = [len(self.ids[i]) for i in index]
-        fills = fill_lengths(sum(lengths), pad_to_multiple, longest).tolist() if pad_to_multiple else []
-
-        def stream(parts: list[np.ndarray], fill: int) -> torch.Tensor:
-            return torch.from_numpy(np.concatenate([*(parts[i] for i in index), np.full(sum(fills), fill)]).astype(np.int64))
-
-        lengths += fills
-        return Batch(
-            ids_N=stream(self.ids, pad),
-            positions_N=torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])),
-            segments_N=stream(self.segments, 0),
-            starts=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)),
-            lengths=tuple(lengths),
-            targets={name: torch.from_numpy(values[index]) for name, values in self.targets.items()}
-            | {name: stream(values, IGNORED) for name, values in self.token_targets.items()},
-        )
-
-    def drawn(self, step: int, batch: int, micro_batch: int, seed: tuple[int, ...]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return the examples of a step, `batch` of an endless stream of shuffled epochs, and those of each of its micro-batches."""
-        positions = np.arange(step * batch, (step + 1) * batch)
-        epochs, index = positions // len(self), positions % len(self)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            group, row = np.divmod(index[here], self.rows_together)
-            index[here] = order(group, len(self) // self.rows_together, key(*seed, int(epoch))) * self.rows_together + row
-        return index, [index[rows] for rows in balance_by_length([len(self.ids[i]) for i in index], batch // micro_batch)]
-
-    def step(
-        self, step: int, batch: int, micro_batch: int, seed: tuple[int, ...], rank: int = 0, world: int = 1, **fill: int
-    ) -> StepBatches:
-        """Return the micro-batches of a step that process `rank` of `world` takes; see :meth:`drawn`, and :meth:`batch` for what fills them up."""
-        index, bins = self.drawn(step, batch, micro_batch, seed)
-        lengths = np.array([len(self.ids[i]) for i in index])
-        sizes = Sizes(int(lengths.sum()), int((lengths**2).sum()), 0, batch)
-        return StepBatches(tuple(self.batch(rows, **fill) for rows in bins[rank::world]), int(lengths.sum()), batch, sizes)
-
-    def in_order(self, size: int) -> list[tuple[np.ndarray, Batch]]:
-        """Return all sequences once, longest first in batches of `size`, each with the indices of its sequences."""
-        longest_first = np.argsort([-len(x) for x in self.ids], kind="stable")
-        return [(index, self.batch(index)) for index in np.split(longest_first, range(size, len(self), size))]
 
 
 @dataclass(frozen=True)

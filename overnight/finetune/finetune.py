@@ -24,7 +24,8 @@ from overnight.distributed.collectives import assert_same_on_all_ranks, raise_on
 from overnight.distributed.world import process_group
 from overnight.errors import DataError
 from overnight.finetune.beginning import Beginning, open_beginning
-from overnight.finetune.encoded_task import EncodedExamples, encode_task
+from overnight.finetune.encoded_examples import EncodedExamples
+from overnight.finetune.encoded_task import encode_task
 from overnight.finetune.search import search_settings
 from overnight.finetune.seed import shown_outputs
 from overnight.run_dir.atomic import write_json, write_whole

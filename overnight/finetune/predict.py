@@ -29,7 +29,7 @@ from overnight.errors import DataError
 from overnight.finetune import question_answering
 from overnight.finetune.answers import answer_of, probabilities
 from overnight.finetune.encode import Encoded, encode_examples, join, without_tokens
-from overnight.finetune.encoded_task import EncodedExamples
+from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.entities import are_entities, entities
 from overnight.finetune.tagging import encode_sentences, tags_of
 from overnight.finetune.workload import task_model

@@ -18,7 +18,8 @@ from overnight.distributed.world import World
 from overnight.engine.precision import DTYPES
 from overnight.engine.rehearsal import seconds_per_step
 from overnight.engine.training_run import set_up_machine
-from overnight.finetune.encoded_task import EncodedExamples, EncodedTask, encode_task
+from overnight.finetune.encoded_examples import EncodedExamples
+from overnight.finetune.encoded_task import EncodedTask, encode_task
 from overnight.finetune.seed import outputs, scoring_steps
 from overnight.finetune.workload import FinetuneWorkload, seed_run
 

@@ -22,7 +22,8 @@ from overnight.distributed.world import World
 from overnight.distributed.wrap import full_tensor_cpu
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import TrainingRun
-from overnight.finetune.encoded_task import EncodedExamples, EncodedTask
+from overnight.finetune.encoded_examples import EncodedExamples
+from overnight.finetune.encoded_task import EncodedTask
 from overnight.finetune.workload import FinetuneWorkload
 from overnight.run_dir.task_results import append_result, read_results
 

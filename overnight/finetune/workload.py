@@ -22,7 +22,8 @@ from overnight.corpus.tokenizer import Vocabulary
 from overnight.distributed.world import World
 from overnight.engine.loop import StepResult
 from overnight.engine.workload import set_up_encoder
-from overnight.finetune.encoded_task import EncodedExamples, EncodedTask
+from overnight.finetune.encoded_examples import EncodedExamples
+from overnight.finetune.encoded_task import EncodedTask
 from overnight.models.flops import training_flops
 from overnight.models.heads import Classifier, QuestionAnswering, TokenClassifier
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from overnight.batches.packing import Batch
 from overnight.config import BertConfig, ModernBertConfig
-from overnight.finetune.encoded_task import EncodedExamples
+from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.models.heads import Classifier, QuestionAnswering, TokenClassifier
 from tests.models.sample import MODERN_SIZES, SIZES, VOCAB, loud
 

@@ -24,7 +24,8 @@ from overnight.config import Run
 from overnight.console import Line
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.finetune import finetune as module
-from overnight.finetune.encoded_task import EncodedExamples, encode_task
+from overnight.finetune.encoded_examples import EncodedExamples
+from overnight.finetune.encoded_task import encode_task
 from overnight.finetune.finetune import finetune
 from overnight.state_files import SEAL
 from tests.finetune.conftest import Task

@@ -14,7 +14,7 @@ from overnight import config
 from overnight.config import AdamWConfig, BertConfig, LambConfig, ModernBertConfig, MuonConfig, Optim
 from overnight.engine.loop import LoopConfig, training_steps
 from overnight.errors import ConfigError
-from overnight.finetune.encoded_task import EncodedExamples
+from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.models.heads import Classifier
 from overnight.optim import Lamb
 from overnight.optim.groups import build_optimizer, group_lines, parameter_groups
