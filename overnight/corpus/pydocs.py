@@ -43,6 +43,8 @@ _SKIPPED_FOLDERS = frozenset(
 )
 _FILES_PER_TASK = 100
 _STANDARD_LIBRARY = "python"
+# What this process has read: a run of the demo needs it for its text and again for its task.
+_read: list[Docstring] = []
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,16 @@ def docstrings(workers: int = 0) -> Iterator[Docstring]:
     Args:
         workers: processes; 0 takes every core.
     """
-    seen: set[str] = set()
+    if _read:
+        yield from _read
+        return
+    seen: dict[str, Docstring] = {}
     for found in run_tasks(_docstrings_of_files, list(_tasks()), workers or usable_cores()):
         for doc in found:
             if doc.text not in seen:
-                seen.add(doc.text)
+                seen[doc.text] = doc
                 yield doc
+    _read.extend(seen.values())
 
 
 def environment() -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -55,3 +56,18 @@ def test_the_language_reference_comes_first_and_modules_follow() -> None:
     assert names[0] == "topic:assert"
     assert any(not name.startswith("topic:") for name in names)
     assert names == [name for name, text in islice(pydocs.python_docs(workers=1), 90) if text]
+
+
+def test_a_process_reads_the_sources_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = [pydocs.Docstring("p", "p.m", f"p.m.f{n}", f"text {n % 2}") for n in range(4)]
+    reads = []
+
+    def run(function: object, tasks: list[object], workers: int) -> Iterator[list[pydocs.Docstring]]:
+        reads.append(len(tasks))
+        yield from ([doc] for doc in docs)
+
+    monkeypatch.setattr(pydocs, "run_tasks", run)
+    monkeypatch.setattr(pydocs, "_read", [])
+    assert next(pydocs.docstrings()) == docs[0] and pydocs._read == [], "what was read in part is not taken for all"
+    assert list(pydocs.docstrings()) == list(pydocs.docstrings()) == docs[:2]
+    assert len(reads) == 2
