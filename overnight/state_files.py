@@ -192,6 +192,15 @@ def parse_json(text: str, decoder: json.JSONDecoder = _PLAIN) -> Any:
     return value
 
 
+def is_text(text: str) -> bool:
+    """Return whether a text can be written as UTF-8: it has no half of a surrogate pair alone, as of bytes that were none or of an escape in JSON."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def parse_yaml(text: str) -> tuple[Any, Any]:
     """Parse YAML of anyone's making; returns the value, and its tree of nodes.
 

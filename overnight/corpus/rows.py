@@ -13,6 +13,7 @@ from overnight.corpus.document import Document, Input, OpenFile
 from overnight.corpus.plain_text import lines
 from overnight.corpus.streams import TruncatedError
 from overnight.errors import DataError
+from overnight.state_files import is_text
 
 # Numbers beyond have no place in 32 bits.
 _MAX_LABEL = 3.4e38
@@ -167,7 +168,7 @@ def _json_row(line: str, data: Data) -> Document | str:
     if not isinstance(row, dict):
         return "is not a JSON object"
     found = _document(row, data)
-    if isinstance(found, Document) and "\\u" in line and not _encodable(found.text):
+    if isinstance(found, Document) and "\\u" in line and not is_text(found.text):
         if data.encoding_errors == "strict":
             return f"has half a surrogate pair in {data.field!r}"
         return found._replace(text=found.text.encode("utf-8", "replace").decode())
@@ -204,11 +205,3 @@ def _text(row: Mapping[str, Any], field: str) -> str | None:
 def _value(row: Mapping[str, Any], key: str) -> Any:
     """Return what a row has under a key; of a review of Amazon also under the older name."""
     return row.get(key) if key in row or "asin" not in row else row.get(_REVIEW.get(key, key))
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -18,8 +18,8 @@ from overnight.errors import ConfigError, DataError
 from overnight.finetune.encode import encode_examples
 from overnight.finetune.predict import Trained
 from overnight.models.bert import first_tokens
+from overnight.state_files import is_text
 from overnight.tasks.examples import Example
-from overnight.tasks.rows import is_text
 
 Pooling = Literal["mean", "first"]
 """The mean of all tokens of a text, [CLS] and [SEP] among them, or its first token, [CLS]."""

@@ -19,8 +19,7 @@ from overnight.errors import ConfigError, DataError
 from overnight.inference.embedding import check_embedding, embed_texts
 from overnight.inference.model import Model
 from overnight.inference.worker import Busy, Worker
-from overnight.state_files import parse_json
-from overnight.tasks.rows import is_text
+from overnight.state_files import is_text, parse_json
 
 try:
     import uvicorn

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from overnight.errors import ConfigError, DataError
-from overnight.state_files import parse_json
+from overnight.state_files import is_text, parse_json
 from overnight.tasks.classification import text_columns
 from overnight.tasks.conll import ENDINGS, Sentence, read_sentences
 from overnight.tasks.examples import Example
-from overnight.tasks.rows import Row, csv_rows, is_text, jsonl_rows, numbered, parquet_rows, raw_lines, text_lines, tsv_rows
+from overnight.tasks.rows import Row, csv_rows, jsonl_rows, numbered, parquet_rows, raw_lines, text_lines, tsv_rows
 from overnight.tasks.squad import Question
 
 Found = TypeVar("Found")

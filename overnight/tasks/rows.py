@@ -88,15 +88,6 @@ def text_lines(path: str) -> Iterator[str | None]:
         first = False
 
 
-def is_text(text: str) -> bool:
-    """Return whether a text can be written as UTF-8: it has no half of a surrogate pair alone, as of bytes that were none or of an escape in JSON."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def numbered(lines: Iterable[str | None]) -> Iterator[tuple[int, str | None]]:
     """Yield lines with their numbers, from 1; None has that of the line before it."""
     number = 0
