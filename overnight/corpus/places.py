@@ -12,7 +12,9 @@ from overnight.corpus import streams
 from overnight.errors import ConfigError, DataError
 
 # What storage calls the version of a file's content: the first that it has.
-_VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
+_VERSIONS = (
+    "ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "generation", "LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created",
+)  # fmt: skip
 _BLOCK = 1 << 20
 
 
@@ -70,51 +72,97 @@ def _remote(address: str, key: str) -> Iterator[StoredFile]:
         from fsspec.core import url_to_fs
 
         system, inside = url_to_fs(address)
-        details = _details(system, inside)
+        is_server = parts.scheme in ("http", "https")
+        details = _details(system, inside, is_server)
     except ImportError as error:
         raise DataError(
             f"{shown}: {error}; the extra `remote` has what S3, Google Cloud Storage and https need (pip install 'overnight[remote]')"
         ) from None
-    except FileNotFoundError:
-        details = {}
     except Exception as error:  # each storage has errors of its own
-        raise DataError(f"{shown}: cannot be listed ({_said(error)}); correct {key}, or see that this machine may read it") from None
+        if not _is_absence(error):
+            raise DataError(
+                f"{shown}: cannot be listed ({_said(error.__cause__ or error)}); correct {key}, or see that this machine may read it"
+            ) from None
+        details = {}
     if not details:
         raise DataError(f"{shown}: there is no such file or folder, or nothing in it; correct {key}")
     for name, info in sorted(details.items()):
-        version = next((str(info[known]) for known in _VERSIONS if info.get(known)), "")
         shown = f"{parts.scheme}://{name.partition('?')[0].removeprefix(f'{parts.scheme}://').lstrip('/')}"
-        yield StoredFile(shown, int(info.get("size") or 0), version, _opener(system, name, shown))
+        yield StoredFile(shown, int(info.get("size") or 0), _version(info), _opener(system, name, shown, is_server))
 
 
-def _details(system: Any, inside: str) -> dict[str, dict[str, Any]]:
-    """Return what is known of each file that a path inside a storage stands for."""
+def _details(system: Any, inside: str, is_server: bool) -> dict[str, dict[str, Any]]:
+    """Return what is known of each file that a path inside a storage stands for.
+
+    Args:
+        system: the storage.
+        inside: the path.
+        is_server: of HTTP, where every address is a file, a folder is a page with links, and only asking for a file tells its size and version.
+    """
     if "*" in inside or "[" in inside:
         found: dict[str, dict[str, Any]] = system.glob(inside, detail=True)
-        return {name: info for name, info in found.items() if info["type"] == "file"}
-    info = system.info(inside)
-    if info["type"] == "file":
+        found = {name: info for name, info in found.items() if info["type"] == "file"}
+    elif not (is_server and inside.endswith("/")) and (info := system.info(inside))["type"] == "file":
         return {inside: info}
-    found = system.find(inside, detail=True)
-    below = {name: name.lstrip("/").removeprefix(inside.strip("/")).lstrip("/") for name in found}
-    return {name: info for name, info in found.items() if not streams.is_hidden(below[name])}
+    else:
+        found = system.find(inside, detail=True)
+        below = {name: name.lstrip("/").removeprefix(inside.strip("/")).lstrip("/") for name in found}
+        found = {name: info for name, info in found.items() if not streams.is_hidden(below[name])}
+    return {name: system.info(name) for name in found} if is_server else found
 
 
-def _opener(system: Any, name: str, shown: str) -> Callable[[], io.BufferedReader]:
-    return lambda: io.BufferedReader(_Fetched(_tried(lambda: system.open(name, "rb"), shown), shown), _BLOCK)
+def _is_absence(error: Exception) -> bool:
+    """Return whether an error means that there is no such file; of a server that does not answer, too, fsspec says `FileNotFoundError`."""
+    cause = error.__cause__
+    return isinstance(error, FileNotFoundError) and (cause is None or getattr(cause, "status", None) in (404, 410))
+
+
+def _version(info: dict[str, Any]) -> str:
+    return next((str(info[known]) for known in _VERSIONS if info.get(known)), "")
+
+
+def _opener(system: Any, name: str, shown: str, is_server: bool) -> Callable[[], io.BufferedReader]:
+    def current() -> tuple[str, Any]:
+        system.invalidate_cache()
+        info = system.info(name)
+        return _version(info), info.get("size")
+
+    def opened() -> Any:
+        file = system.open(name, "rb")
+        if is_server and _in_parts(file):
+            try:
+                file._fetch_range(1, 2)
+            except ValueError:  # it serves no parts; as one stream, then
+                return system.open(name, "rb", block_size=0)
+        return file
+
+    return lambda: io.BufferedReader(_Fetched(_tried(opened, shown), shown, current), _BLOCK)
+
+
+def _in_parts(file: Any) -> bool:
+    """Return whether a file is fetched by more than one request."""
+    size = getattr(file, "size", None)
+    return size is not None and size > getattr(file, "blocksize", size)
 
 
 class _Fetched(io.RawIOBase):
-    """A remote file whose many ways to fail are one."""
+    """A remote file whose many ways to fail are one.
 
-    def __init__(self, file: IO[bytes], shown: str) -> None:
-        self._file, self._shown = file, shown
+    A file that is fetched by several requests may change between them: its version at its end must be that of its beginning.
+    """
+
+    def __init__(self, file: IO[bytes], shown: str, current: Callable[[], tuple[str, Any]]) -> None:
+        """Begin at the first byte of a file; `current` returns its version and size as they are now."""
+        self._file, self._shown, self._current = file, shown, current
+        self._size: int | None = getattr(file, "size", None)
+        self._begun = _tried(current, shown) if _in_parts(file) else None
 
     def readable(self) -> bool:
         return True
 
     def seekable(self) -> bool:
-        return bool(self._file.seekable())
+        # A server that serves no part of a file, or does not say its size, gives a stream that claims to seek.
+        return self._size is not None and bool(self._file.seekable())
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         return int(_tried(lambda: self._file.seek(offset, whence), self._shown))
@@ -125,7 +173,16 @@ class _Fetched(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         block = _tried(lambda: self._file.read(len(buffer)), self._shown)
         buffer[: len(block)] = block
+        if not block and len(buffer):
+            self._check_end()
         return len(block)
+
+    def _check_end(self) -> None:
+        again = "run the same command again"
+        if self._size is not None and self._file.tell() < self._size:
+            raise DataError(f"{self._shown}: ended after {self._file.tell():,} of {self._size:,} bytes; {again}")
+        if self._begun is not None and _tried(self._current, self._shown) != self._begun:
+            raise DataError(f"{self._shown}: has changed while it was read; {again} once it is complete")
 
     def close(self) -> None:
         if not self.closed:
@@ -140,7 +197,7 @@ def _tried(call: Callable[[], Any], shown: str) -> Any:
         raise DataError(f"{shown}: cannot be read ({_said(error)}); run the same command again when it can") from None
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     """Return what an error says in one line, without the query of an address, which may be a key."""
     words = " ".join((str(error) or type(error).__name__).split()).split(" ")
     return " ".join(word.partition("?")[0] if "://" in word else word for word in words)[:300]

@@ -41,6 +41,11 @@ class Handler(BaseHTTPRequestHandler):
     site: Site
     protocol_version = "HTTP/1.1"
 
+    def do_HEAD(self) -> None:
+        content = self.site.files.get(self.path)
+        self.close_connection = True
+        self.start(404 if content is None else 200, content or b"", len(content or b""))
+
     def do_GET(self) -> None:
         self.site.asked.append((self.path, dict(self.headers)))
         self.close_connection = True
@@ -65,8 +70,9 @@ class Handler(BaseHTTPRequestHandler):
         elif first >= length:
             self.start(416, content, 0, {"Content-Range": f"bytes */{length}"})
         else:
-            self.start(206, content, length - first, {"Content-Range": f"bytes {first}-{length - 1}/{length}"})
-            content = content[first:]
+            content_range = f"bytes {first}-{self.last(content)}/{length}"
+            self.start(206, content, self.last(content) - first + 1, {"Content-Range": content_range})
+            content = content[first : self.last(content) + 1]
         if first is None or first < length:
             self.wfile.write(content)
 
@@ -75,7 +81,12 @@ class Handler(BaseHTTPRequestHandler):
         wanted = self.headers.get("If-Range")
         if "Range" not in self.headers or (wanted and wanted != etag(content)):
             return None
-        return int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+        return int(self.headers["Range"].removeprefix("bytes=").partition("-")[0])
+
+    def last(self, content: bytes) -> int:
+        """The last byte that was asked for."""
+        wanted = self.headers.get("Range", "").partition("-")[2]
+        return min(int(wanted or len(content)), len(content) - 1)
 
     def start(self, status: int, content: bytes, length: int | None = 0, more: dict[str, str] | None = None) -> None:
         """Send the head of an answer."""
