@@ -7,7 +7,6 @@ its own pairs, order and masks. Nothing depends on the number of processes, the 
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 import queue
 import threading
@@ -20,10 +19,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-import xxhash
 
-from overnight.batches import masking, pairs
+from overnight.batches import masking, matching, pairs
 from overnight.batches.batch_size import batch_size, micro_batch, pad_to_multiple, sequences_before
+from overnight.batches.kept_plans import boundaries, keep_array, kept_array
 from overnight.batches.order import key, mix, order
 from overnight.batches.packing import IGNORED, Batch, Provenance, Sizes, StepBatches, Walk, balance_by_length, fill_lengths
 from overnight.config import BertPhase
@@ -31,11 +30,9 @@ from overnight.corpus.shards import Shard
 from overnight.corpus.tokenizer import Vocabulary
 from overnight.errors import DataError
 from overnight.machine import usable_cores
-from overnight.run_dir.atomic import write_whole
-from overnight.state_files import digest
 
 # What the counters of a key stand for, so that no two uses share one.
-_PLAN, _ORDER, _MASK = 1, 2, 3
+_PLAN, _ORDER, _MASK, _MATCH = 1, 2, 3, 4
 # Steps in which the room for predictions falls: twentieths of all tokens.
 _ROOMS = 20
 
@@ -76,7 +73,7 @@ class Samples:
         self._epoch = -1
         self._plans: list[np.ndarray] = []
         self._bounds = np.zeros(1, np.int64)
-        self._boundaries = [_boundaries(shard) for shard in self.shards] if self.cache else []
+        self._boundaries = [boundaries(shard) for shard in self.shards] if self.cache else []
         self._mask_rate: Callable[[int], float] = lambda step: self.phase.mlm_probability
 
     def sizes(self, position: int) -> np.ndarray:
@@ -85,12 +82,12 @@ class Samples:
             epoch = len(self._sizes)
             # The size of an epoch is kept beside its plans, so that a run which resumes in a later one need not look at them.
             path = self._kept("size", key(*self.seed, _PLAN, epoch), *self._boundaries)
-            known = None if path is None else _kept_array(path)
+            known = None if path is None else kept_array(path)
             size = int(known[0]) if known is not None else sum(len(plan) for plan in self._load(epoch))
             if size == 0:
                 raise DataError("the corpus holds no example: it has no document with a sentence; add text or lower data.min_chars")
             if path and known is None:
-                _keep_array(path, np.array([size], np.int32))
+                keep_array(path, np.array([size], np.int32))
             self._sizes.append(size)
         return np.concatenate([[0], np.cumsum(self._sizes)])
 
@@ -140,10 +137,10 @@ class Samples:
         path = self._kept(self._boundaries[number], seed) if self.cache else None
         if path is None:
             return fresh()
-        if (kept := _kept_array(path)) is not None:
+        if (kept := kept_array(path)) is not None:
             return kept.reshape(-1, pairs.COLUMNS)
         plan = fresh()
-        _keep_array(path, plan)
+        keep_array(path, plan)
         return plan
 
     def _kept(self, *facts: str | int) -> Path | None:
@@ -161,12 +158,18 @@ class Samples:
             for shard in np.unique(numbers[here]):
                 mine = here[numbers[here] == shard]
                 rows[mine] = plans[shard][samples[mine] - self._bounds[shard]]
+        if self.phase.token_matching:
+            rows = matching.with_matching(rows, self._keys(_MATCH, epochs, samples), self.phase.token_matching, self.phase.seq_len)
         return numbers, rows
+
+    def _keys(self, use: int, epochs: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        """Return key(*seed, use, epoch, sample) of each sample."""
+        return mix(mix(np.uint64(key(*self.seed, use)) ^ epochs.astype(np.uint64)) ^ samples.astype(np.uint64))
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """Return tokens of the examples of plan rows, special ones included."""
         inner = rows[:, pairs.A_END] - rows[:, pairs.A_START] + rows[:, pairs.B_END] - rows[:, pairs.B_START]
-        return inner + (3 if self.phase.nsp else 2)
+        return inner + 2 + (rows[:, pairs.B_END] > rows[:, pairs.B_START])
 
     def batch(
         self, epochs: np.ndarray, samples: np.ndarray, numbers: np.ndarray, rows: np.ndarray, pad_to_multiple: int = 0, rate: float = 0.0
@@ -186,19 +189,24 @@ class Samples:
         starts = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.empty(starts[-1], np.int64)
         segments = np.zeros(starts[-1], np.int64)
-        spans = starts.tolist()
-        for at, end, number, (a_start, a_end, b_start, b_end, _) in zip(spans, spans[1:], numbers.tolist(), rows.tolist(), strict=False):
+        keys, matching_S, spans = self._keys(_MASK, epochs, samples), matching.is_matching(rows), starts.tolist()
+        for i, (number, (a_start, a_end, b_start, b_end, _)) in enumerate(zip(numbers.tolist(), rows.tolist(), strict=True)):
+            at, end = spans[i], spans[i + 1]
             tokens, split = self.shards[number].tokens, at + 1 + a_end - a_start
             ids[at] = vocabulary.cls
             ids[at + 1 : split] = tokens[a_start:a_end]
             ids[split] = ids[end - 1] = vocabulary.sep
-            if phase.nsp:
-                ids[split + 1 : end - 1] = tokens[b_start:b_end]
+            if b_end > b_start:
+                second = (
+                    matching.second_text(tokens[a_start:a_end], b_end - b_start, keys[i : i + 1], tokens)
+                    if matching_S[i]
+                    else tokens[b_start:b_end]
+                )
+                ids[split + 1 : end - 1] = second
                 segments[split + 1 : end] = 1
-        # key(*seed, _MASK, epoch, sample) of each.
-        keys = mix(mix(np.uint64(key(*self.seed, _MASK)) ^ epochs.astype(np.uint64)) ^ samples.astype(np.uint64))
         counts = masking.predictions(lengths, rate, phase.max_predictions_per_seq)
         ids, predicted, labels = masking.mask(ids, starts, keys, counts, vocabulary, phase.whole_word)
+        labels_N = matching.match_labels(ids, segments, lengths, matching_S, vocabulary.is_special) if phase.token_matching else None
         positions = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
         if pad_to_multiple:
             fills = fill_lengths(len(ids), pad_to_multiple, phase.seq_len)
@@ -210,6 +218,8 @@ class Samples:
             room = num_predictions - len(predicted)
             predicted, labels = _filled(predicted, room, 0), _filled(labels, room, IGNORED)
         targets = {"mlm": torch.from_numpy(labels)}
+        if labels_N is not None:
+            targets["match"] = torch.from_numpy(_filled(labels_N, len(ids) - len(labels_N), IGNORED))
         if phase.nsp:
             targets["nsp"] = torch.from_numpy(rows[:, pairs.IS_RANDOM].copy())
         return Batch(
@@ -319,33 +329,6 @@ def _filled(array: np.ndarray, count: int, value: int) -> np.ndarray:
 def _room(rate: float, most: float) -> float:
     """Return the share of the tokens that there is room for: a rate that falls takes few values of it, so that a compiled model sees few shapes."""
     return min(most, math.ceil(rate * _ROOMS) / _ROOMS)
-
-
-def _keep_array(path: Path, array: np.ndarray) -> None:
-    """Write an array of int32, and its checksum behind it."""
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    write_whole(path, [buffer.getbuffer(), digest(buffer.getbuffer()).encode()])
-
-
-def _kept_array(path: Path) -> np.ndarray | None:
-    """Return the numbers of a kept array, memory-mapped; None where it is not there, or not as it was written: it only saves time."""
-    try:
-        content = np.memmap(path, np.uint8, "r")
-        if digest(content[:-16].data) != bytes(content[-16:]).decode("latin-1"):
-            return None
-        # Not by np.load: it parses the header as Python, which some threads at once cannot do in CPython 3.11 (SystemError). Its length is all that is not known.
-        header = 10 + int.from_bytes(content[8:10].tobytes(), "little")
-        return np.asarray(content[header:-16]).view(np.int32)
-    except (OSError, EOFError, ValueError):
-        return None
-
-
-def _boundaries(shard: Shard) -> str:
-    """Return a hash of all that a plan can depend on in a shard: where its sentences and documents begin."""
-    state = xxhash.xxh3_128(np.ascontiguousarray(shard.sentence_starts).data)
-    state.update(np.ascontiguousarray(shard.document_sentences).data)
-    return str(state.hexdigest())
 
 
 Item = TypeVar("Item")

@@ -46,7 +46,7 @@ class Batch:
     predicted_M: Tensor | None = None
     """Offsets of the predicted tokens (int64); only masked-LM batches have them."""
     targets: dict[str, Tensor] = field(default_factory=dict)
-    """What the objective needs: `mlm` (M ids, -100 where a row only fills up), `nsp` (S), `label` (S), `start`/`end` (S offsets)."""
+    """What the objective needs: `mlm` (M ids, -100 where a row only fills up), `nsp` (S), `match` (N, -100 for none), `label` (S), `start`/`end` (S offsets)."""
 
     def to(self, device: torch.device) -> Batch:
         """Return the same batch on a device."""

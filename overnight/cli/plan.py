@@ -49,6 +49,7 @@ _PARTS = (
     (r"pooler\.", "pooler"),
     (r"mlm\.", "masked-LM head"),
     (r"nsp\.", "next-sentence head"),
+    (r"match\.", "token-matching head"),
     (r"embedding\.", "byte embedding"),
     (r"position\.", "positions"),
     (r"layers\.\d+\.", "layer"),
@@ -162,7 +163,7 @@ def make_plan(run: Run) -> Plan:
     vocabulary = BYTES if not bert else load_vocabulary(run.data_dir).size if prepared else run.data.vocab_size
     with torch.device("meta"):
         network = (
-            masked_lm(run.model, vocabulary, run.predicts_next_sentence)
+            masked_lm(run.model, vocabulary, run.predicts_next_sentence, run.matches_tokens)
             if isinstance(run, BertRun)
             else byte_model(run.model, run.predicts_label)
         )

@@ -155,6 +155,8 @@ class BertPhase(Phase):
     """Smaller batches at the beginning."""
     nsp: bool = True
     """Pairs of segments with next-sentence prediction, else single segments."""
+    token_matching: Fraction = 0.0
+    """Share of the sequences that become a text and a corrupted part of it; of each of their tokens the network says in which of the two it stands and whether the other has it too. Teaches ModernBERT, which has no segment embeddings, to compare two texts. Without `nsp`. 0 is none."""
     short_seq_prob: Fraction = 0.1
     """Share of examples that aim at a random shorter length (0 to 1)."""
     mlm_probability: Fraction = 0.15
@@ -364,6 +366,11 @@ class BertRun(Run):
     def predicts_next_sentence(self) -> bool:
         """Whether any phase has next-sentence prediction."""
         return any(phase.nsp for phase in self.phases.values())
+
+    @property
+    def matches_tokens(self) -> bool:
+        """Whether any phase has token matching."""
+        return any(phase.token_matching for phase in self.phases.values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,8 +38,10 @@ def parallelize_model(model: Any, world: World, run: Run) -> Callable[..., Any]:
         return model.losses
     whole, dtype = Losses(model), _REDUCE[run.distributed.grad_reduce_dtype]
     if run.distributed.strategy == "ddp":
-        # Without next-sentence prediction its head has no gradient, and DDP would wait for it.
-        unused = hasattr(model, "nsp") and not all(isinstance(phase, BertPhase) and phase.nsp for phase in run.phases.values())
+        # In a phase without its objective a head has no gradient, and DDP would wait for it.
+        phases = [phase for phase in run.phases.values() if isinstance(phase, BertPhase)]
+        unused = hasattr(model, "nsp") and not all(phase.nsp for phase in phases)
+        unused |= hasattr(model, "match") and not all(phase.token_matching for phase in phases)
         ddp = nn.parallel.DistributedDataParallel(whole, find_unused_parameters=unused)
         # A sum, not DDP's mean: each process has divided by the targets of all.
         ddp.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer(), dtype))

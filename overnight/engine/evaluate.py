@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -59,7 +59,7 @@ def evaluate(run: BertRun, split: str) -> Score:
     workload = BertWorkload(run, World(device=device))
     progress, state, _ = reader.read_checkpoint(checkpoint)
     reader.fill(workload.model, state, checkpoint)
-    phase, number = run.phases[progress.phase], list(run.phases).index(progress.phase)
+    phase, number = replace(run.phases[progress.phase], token_matching=0.0), list(run.phases).index(progress.phase)
     # Without the plans that a run folder keeps: whoever only evaluates may not be able to write there. And without a mixture: every document counts.
     samples = Samples(workload.split(split), workload.vocabulary, phase, seed(run, number, split))
     samples.set_micro_batch_size(phase.micro_batch_size or _MICRO)

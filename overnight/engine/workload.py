@@ -6,6 +6,7 @@ Everything else of pretraining is the same for both.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -149,6 +150,8 @@ class BertWorkload(_Prepared):
     def samples(self, phase: Phase, number: int, split: str) -> Samples:
         """Return the stream of a split's examples for a phase and its number; of training text by the mixture of its sources."""
         assert isinstance(phase, BertPhase)
+        if split != "train":  # the masked tokens of a run with token matching are those of any other
+            phase = replace(phase, token_matching=0.0)
         given = self.split(split), self.vocabulary, phase, seed(self.run, number, split), self.run.run_dir / "plans"
         mixes = mixture(self.run.data, phase)
         return MixedSamples(*given, mixes) if mixes and split == "train" else Samples(*given)
@@ -221,7 +224,7 @@ def build_workload(run: Run, world: World) -> BertWorkload | ByteWorkload:
 def new_model(run: BertRun, vocabulary: Vocabulary, device: torch.device) -> MaskedLM:
     """Return the untrained encoder of a run: the same values on any device."""
     torch.manual_seed(key(run.seed, 0) >> 1)
-    return masked_lm(run.model, vocabulary.size, run.predicts_next_sentence).to(device)
+    return masked_lm(run.model, vocabulary.size, run.predicts_next_sentence, run.matches_tokens).to(device)
 
 
 def set_up_encoder(model: Any, run: Run, device: torch.device) -> None:

@@ -67,7 +67,7 @@ def _matrices(layers: int) -> dict[str, str]:
 def export_tensors(state: Mapping[str, Tensor], kind: Kind, vocab_size: int) -> dict[str, Tensor]:
     """Return the whole state of the `ModernBertFor...` of a kind, the tied decoder included; what is pretrained is a masked language model."""
     pretrained = not HEADS[kind].classifier
-    left = {name: tensor for name, tensor in as_fp32(state).items() if not pretrained or not name.startswith(("pooler.", "nsp."))}
+    left = {name: tensor for name, tensor in as_fp32(state).items() if not pretrained or not name.startswith(("pooler.", "nsp.", "match."))}
     out = {f"{theirs}.weight": left.pop(f"{ours}.weight") for ours, theirs in _matrices(layers_of(left, "encoder.layers.")).items()}
     out[_WORD] = out[_WORD][:vocab_size].clone()
     head = "mlm" if pretrained else "pooler"

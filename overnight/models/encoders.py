@@ -14,10 +14,13 @@ def encoder(model: EncoderConfig, vocab_size: int) -> Encoder | ModernEncoder:
     return Encoder(model, vocab_size) if isinstance(model, BertConfig) else ModernEncoder(model, vocab_size)
 
 
-def masked_lm(model: EncoderConfig, vocab_size: int, nsp: bool = False) -> MaskedLM:
+def masked_lm(model: EncoderConfig, vocab_size: int, nsp: bool = False, matching: bool = False) -> MaskedLM:
     """Return an untrained encoder with its pretraining heads.
 
     Args:
         nsp: whether ModernBERT has the head for next-sentence prediction, which BERT always has.
+        matching: whether ModernBERT has the head for token matching.
     """
-    return BertForPretraining(model, vocab_size) if isinstance(model, BertConfig) else ModernBertForMaskedLM(model, vocab_size, nsp)
+    return (
+        BertForPretraining(model, vocab_size) if isinstance(model, BertConfig) else ModernBertForMaskedLM(model, vocab_size, nsp, matching)
+    )

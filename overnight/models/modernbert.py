@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overnight.batches.packing import Batch, moved
+from overnight.batches.matching import CLASSES
+from overnight.batches.packing import IGNORED, Batch, moved
 from overnight.config import ModernBertConfig
 from overnight.models.attention import Layout, angles, attention, layout
 from overnight.models.bert import Embedding, EncoderLayer, EncoderLayers, Linear, MaskedLMHead, Norm, first_tokens, padded_vocabulary
@@ -114,15 +115,20 @@ class ModernBertForMaskedLM(nn.Module):
         model: sizes.
         vocab_size: tokens of the vocabulary.
         nsp: whether it also has a head for next-sentence prediction, which ModernBERT as published has not.
+        matching: whether it also has one for token matching (:mod:`overnight.batches.matching`), behind the same transform.
     """
 
-    def __init__(self, model: ModernBertConfig, vocab_size: int, nsp: bool = False) -> None:
+    def __init__(self, model: ModernBertConfig, vocab_size: int, nsp: bool = False, matching: bool = False) -> None:
         super().__init__()
         self.model, self.encoder = model, ModernEncoder(model, vocab_size)
         self.mlm = MaskedLMHead(model.hidden_size, vocab_size, bias=False, eps=EPS)
         self.predicts_next_sentence = nsp
+        if nsp or matching:
+            self.pooler = PredictionHead(model.hidden_size)
         if nsp:
-            self.pooler, self.nsp = PredictionHead(model.hidden_size), Linear(model.hidden_size, 2)
+            self.nsp = Linear(model.hidden_size, 2)
+        if matching:
+            self.match = Linear(model.hidden_size, CLASSES)
 
     @torch.no_grad()
     def begin_at_unigram(self, counts_V: Tensor) -> None:
@@ -155,4 +161,13 @@ class ModernBertForMaskedLM(nn.Module):
             losses["nsp"] = F.cross_entropy(logits, labels, reduction="sum")
             if not self.training:
                 correct["nsp"] = (logits.argmax(-1) == labels).sum()
+        if "match" in batch.targets:
+            labels = batch.targets["match"]
+            if labels.device.type == "cpu":  # where a device would have to wait for their number, all tokens are computed
+                labelled = (labels != IGNORED).nonzero()[:, 0]
+                hidden_ND, labels = hidden_ND.index_select(0, labelled), labels.index_select(0, labelled)
+            logits = self.match(self.pooler(hidden_ND)).float()
+            losses["match"] = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+            if not self.training:
+                correct["match"] = (logits.argmax(-1) == labels).sum()
         return losses, correct

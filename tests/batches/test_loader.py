@@ -340,7 +340,7 @@ def test_prefetch_works_ahead_by_no_more_than_its_depth() -> None:
 
 
 def test_the_counters_of_plans_order_and_masks_are_distinct() -> None:
-    assert len({loader._PLAN, loader._ORDER, loader._MASK}) == 3
+    assert len({loader._PLAN, loader._ORDER, loader._MASK, loader._MATCH}) == 4
 
 
 @pytest.mark.parametrize("nsp", [True, False])

@@ -43,7 +43,7 @@ def test_a_run_that_resumes_in_a_later_epoch_looks_at_the_plans_of_that_one_only
     expected, made = of_steps(first.step(far)), []
     real = loader.pairs.plan_pairs
     monkeypatch.setattr(loader.pairs, "plan_pairs", lambda *given: made.append(given) or real(*given))
-    monkeypatch.setattr(loader, "_kept_array", lambda path, real=loader._kept_array: kept.append(path) or real(path))
+    monkeypatch.setattr(loader, "kept_array", lambda path, real=loader.kept_array: kept.append(path) or real(path))
     kept: list[Path] = []
     assert of_steps(samples(tmp_path).step(far)) == expected and not made
     # The sizes of five epochs or six, and the plans of one or two.

@@ -333,6 +333,7 @@ def test_a_recipe_of_modernbert_is_read_back_as_it_is() -> None:
 
 
 FOREIGN_TO_MODERNBERT = [
+    ("phases__short__token_matching", 1.5, "phases.short.token_matching = 1.5: must be 0 to 1"),
     ("model__attention_dropout", 0.1, "model.attention_dropout = 0.1: modernbert has no attention_dropout; it belongs to bert"),
     ("model__embedding_size", 32, "model.embedding_size = 32: modernbert has no embedding_size; it belongs to mlstm, lstm"),
     ("model__num_heads", 5, "model.num_heads = 5: must divide model.hidden_size = 768"),
@@ -360,6 +361,14 @@ FOREIGN_TO_MODERNBERT = [
 def test_what_modernbert_does_not_have_is_refused(key: str, value: Any, expected: str) -> None:
     text = message(lambda: config.build_run(modern_tree(**{key: value})))
     assert any(line.startswith(expected) for line in text.splitlines()), text
+
+
+def test_token_matching_is_for_single_segments_of_modernbert() -> None:
+    text = message(lambda: config.build_run(tree(phases__short__token_matching=0.1)))
+    assert "phases.short.token_matching = 0.1: needs phases.short.nsp=false; it makes pairs of its own" in text
+    assert "phases.short.token_matching = 0.1: needs model.kind = modernbert; BERT learns to compare texts by phases.short.nsp" in text
+    run = config.build_run(modern_tree(phases__short__token_matching=0.1))
+    assert isinstance(run, config.BertRun) and run.matches_tokens
 
 
 def test_what_only_modernbert_has_is_refused_elsewhere() -> None:

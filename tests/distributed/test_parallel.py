@@ -109,7 +109,7 @@ LONG = {"phases.short.steps": 30, "phases.long.steps": 20}
 
 MODERN = {
     "model": {"kind": "modernbert", "num_layers": 2, "local_attention": 8, "global_attention_every": 2},
-    "phase": {"steps": 4, "nsp": False},
+    "phase": {"steps": 4, "nsp": False, "token_matching": 0.5},
 }
 
 

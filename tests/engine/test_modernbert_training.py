@@ -62,7 +62,8 @@ def test_the_unigram_is_a_better_beginning(tiny: Make, tmp_path: Any) -> None:
 @pytest.mark.parametrize("at", [1, 5, 7])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_crash_does_not_change_the_result(precision: str, at: int, tiny: Make, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, cut = (tiny(**modern_settings(dropout=0.1), precision=precision, out=str(tmp_path / name)) for name in ("whole", "cut"))
+    settings = {**modern_settings(dropout=0.1), "precision": precision, "phases.short.token_matching": 0.5}
+    whole, cut = (tiny(**settings, out=str(tmp_path / name)) for name in ("whole", "cut"))
     finish(whole)
     real, count = loop.clip_and_step, 0
 
@@ -100,6 +101,15 @@ def test_recomputation_and_micro_batches_change_no_result(recompute: str, tiny: 
         finish(run)
     mine, theirs = parameters(less), parameters(plain)
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_run_with_token_matching_validates_as_any_other(tiny: Make) -> None:
+    run = tiny(**modern_settings(), **{"phases.short.token_matching": 0.5})
+    finish(run)
+    for line in metrics(run):
+        if line["kind"] in ("train", "eval"):
+            assert ("match_loss" in line) == (line["kind"] == "train" and line["phase"] == "short"), line
+    assert evaluate(run, "valid").metrics.keys() == {"mlm_loss", "perplexity", "mlm_accuracy"}  # type: ignore[arg-type]
 
 
 def test_a_run_is_evaluated_and_a_checkpoint_of_bert_is_refused(tiny: Make, pretrained: Run) -> None:

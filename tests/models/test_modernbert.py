@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from overnight.batches.matching import CLASSES
 from overnight.batches.packing import IGNORED, Batch
 from overnight.config import OPTIMIZERS, ModernBertConfig
 from overnight.interop.huggingface import to_huggingface
@@ -331,3 +332,33 @@ def test_next_sentence_prediction_reads_pooled_sequences_and_is_left_out_of_an_e
     plain = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(("pooler.", "nsp."))}
     exported, wanted = (to_huggingface(state, "pretraining", VOCAB) for state in (model.state_dict(), plain))
     assert exported.keys() == wanted.keys() and all(torch.equal(exported[name], wanted[name]) for name in wanted)
+
+
+def test_token_matching_reads_every_labelled_token_and_is_left_out_of_an_export() -> None:
+    torch.manual_seed(0)
+    model, batch = (
+        loud(ModernBertForMaskedLM(ModernBertConfig(**MODERN_SIZES), VOCAB, matching=True)).train(),
+        random_batch(RAGGED, nsp=False),
+    )
+    assert isinstance(model, ModernBertForMaskedLM)
+    labels = torch.randint(0, CLASSES, (len(batch.ids_N),))
+    labels[::3] = IGNORED
+    batch.targets["match"] = labels
+    losses, correct = model.losses(batch, torch.float32)
+    logits = model.match(model.pooler(model.encoder(batch)))
+    torch.testing.assert_close(losses["match"], F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"))
+    assert not correct and model.eval().losses(batch, torch.float32)[1]["match"] == (logits.argmax(-1) == labels).sum()
+    losses["match"].backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for part in (model.pooler, model.match) for p in part.parameters())
+    assert {"pooler.dense.weight", "pooler.norm.weight"} <= set(pretrained_weights(model.state_dict()))
+    plain = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(("pooler.", "match."))}
+    exported, wanted = (to_huggingface(state, "pretraining", VOCAB) for state in (model.state_dict(), plain))
+    assert exported.keys() == wanted.keys() and all(torch.equal(exported[name], wanted[name]) for name in wanted)
+
+
+def test_token_matching_without_a_label_is_a_loss_of_0_with_a_gradient() -> None:
+    model, batch = ModernBertForMaskedLM(ModernBertConfig(**MODERN_SIZES), VOCAB, matching=True).train(), random_batch(RAGGED, nsp=False)
+    batch.targets["match"] = torch.full((len(batch.ids_N),), IGNORED)
+    loss = model.losses(batch, torch.float32)[0]["match"]
+    loss.backward()
+    assert loss == 0 and model.match.weight.grad is not None and not model.match.weight.grad.any()

@@ -1,0 +1,83 @@
+"""Token matching: examples that teach an encoder to compare two texts.
+
+Without segment embeddings and next-sentence prediction a small encoder does not learn from masked tokens alone to find a token of one text in
+another, and tasks with pairs of texts stay near chance. So a share of the sequences becomes a text and a corrupted part of it, and of every token
+the network says in which of the two it stands and whether the other one has it too: many labels a sequence, where next-sentence prediction has one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from overnight.batches.order import mix, random_words
+from overnight.batches.packing import IGNORED
+from overnight.batches.pairs import A_END, A_START, B_END, B_START, IS_RANDOM
+
+CLASSES = 4
+"""In the first text, found in the second or not; in the second, found in the first or not: 2 · segment + found."""
+_CORRUPTED = 0.3
+"""Share of the tokens of the second text that are replaced by others of the corpus."""
+# In the column of a plan that says whether B is random; and the use of a token's counter, behind those of the masks.
+_MATCHING, _LUCK = 2, 3
+
+
+def with_matching(rows: np.ndarray, keys_S: np.ndarray, share: float, length: int) -> np.ndarray:
+    """Return the plan rows (S, 5) of single segments, of which a share has become a text and half as long a part of it.
+
+    Args:
+        rows: of :func:`overnight.batches.pairs.plan_segments`.
+        keys_S: uint64 key of each sample.
+        share: of the sequences (0 to 1).
+        length: longest example (tokens, with [CLS] and two [SEP]).
+    """
+    chosen = (keys_S.astype(np.float64) * 2.0**-64 < share) & (rows[:, A_END] - rows[:, A_START] > 1)
+    out = rows.copy()
+    first = np.minimum(rows[chosen, A_END] - rows[chosen, A_START], 2 * (length - 3) // 3)
+    out[chosen, A_END] = rows[chosen, A_START] + first
+    out[chosen, B_START] = rows[chosen, A_START]
+    out[chosen, B_END] = rows[chosen, A_START] + first // 2
+    out[chosen, IS_RANDOM] = _MATCHING
+    return out
+
+
+def is_matching(rows: np.ndarray) -> np.ndarray:
+    """Return which plan rows are pairs of a text and a part of it (bool [S])."""
+    return np.asarray(rows[:, IS_RANDOM] == _MATCHING)
+
+
+def second_text(first: np.ndarray, count: int, key_1: np.ndarray, corpus: np.ndarray) -> np.ndarray:
+    """Return the second text: so many tokens of the first, in their order, some replaced by any of a corpus.
+
+    Args:
+        first: tokens of the first text.
+        count: tokens of the second.
+        key_1: uint64 key of the sample, an array of one.
+        corpus: tokens to replace by, each as often as it occurs.
+    """
+    kept = np.sort(np.argsort(random_words(key_1, np.arange(len(first)) * 4 + _LUCK), kind="stable")[:count])
+    out, own = np.asarray(first)[kept], mix(key_1)
+    corrupted = random_words(own, np.arange(count) * 2).astype(np.float64) * 2.0**-64 < _CORRUPTED
+    places = random_words(own, np.arange(count) * 2 + 1)[corrupted] % np.uint64(len(corpus))
+    out[corrupted] = corpus[places.astype(np.int64)]
+    return out
+
+
+def match_labels(
+    ids_N: np.ndarray, segments_N: np.ndarray, lengths_S: np.ndarray, matching_S: np.ndarray, special_V: np.ndarray
+) -> np.ndarray:
+    """Return the label of each token (int64 [N]), one of `CLASSES`; -100 outside of such pairs and for special tokens.
+
+    Args:
+        ids_N: tokens as the network sees them: what is masked or replaced by masking counts as what stands there.
+        segments_N: 0 or 1.
+        lengths_S: tokens of each sequence.
+        matching_S: of :func:`is_matching`.
+        special_V: which tokens are special.
+    """
+    labels = np.full(len(ids_N), IGNORED, np.int64)
+    sequence_N = np.repeat(np.arange(len(lengths_S)), lengths_S)
+    taken = np.flatnonzero(matching_S[sequence_N] & ~special_V[ids_N])
+    token, segment = sequence_N[taken] * len(special_V) + ids_N[taken], segments_N[taken]
+    both = np.intersect1d(token[segment == 0], token[segment == 1])
+    labels[taken] = 2 * segment + np.isin(token, both)
+    return labels

@@ -1,0 +1,111 @@
+"""Pairs of a text and a corrupted part of it, and the label of each of their tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from overnight.batches import matching
+from overnight.batches.batch_size import pad_to_multiple
+from overnight.batches.packing import IGNORED, Batch
+from tests.batches.test_loader import SHARDS, VOCABULARY, of_steps, samples
+
+SHARE = 0.4
+SPECIAL = VOCABULARY.is_special
+
+
+def stream(**changes: object):  # type: ignore[no-untyped-def]
+    return samples(**{"nsp": False, "token_matching": SHARE, "max_predictions_per_seq": 0, **changes})  # type: ignore[arg-type]
+
+
+def parts(batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
+    """Of each sequence of a batch: ids, segments and labels."""
+    columns = [batch.ids_N, batch.segments_N, batch.targets["match"]]
+    return [tuple(column[start:end].tolist() for column in columns) for start, end in zip(batch.starts[:-1], batch.starts[1:], strict=True)]  # type: ignore[misc]
+
+
+def test_a_share_of_the_sequences_is_pairs_of_a_text_and_half_as_long_a_part_of_it() -> None:
+    found, plain = stream(), stream(token_matching=0.0)
+    positions = np.arange(2000)
+    epochs, numbers = found.locate(positions)
+    _, rows = found.rows(epochs, numbers)
+    _, before = plain.rows(epochs, numbers)
+    pairs = matching.is_matching(rows)
+    assert 0.35 < pairs.mean() < 0.45
+    assert np.array_equal(rows[~pairs], before[~pairs]) and not matching.is_matching(before).any()
+    first, second = (rows[pairs, end] - rows[pairs, end - 1] for end in (1, 3))
+    assert (rows[pairs, 0] == before[pairs, 0]).all() and (second == first // 2).all() and second.min() >= 1
+    assert first.max() == 2 * (64 - 3) // 3 and (found.lengths(rows) <= 64).all()
+    assert (found.lengths(rows)[pairs] == first + second + 3).all()
+
+
+def test_the_second_text_is_tokens_of_the_first_in_their_order_of_which_three_tenths_are_others() -> None:
+    first, corpus, kept = np.arange(1000, 1080), np.arange(500), []
+    for number in range(200):
+        key = np.array([number], np.uint64)
+        second = matching.second_text(first, 40, key, corpus)
+        same = second >= 1000
+        assert len(second) == 40 and (np.diff(second[same]) > 0).all(), "in order, none twice"
+        assert np.array_equal(second, matching.second_text(first, 40, key, corpus))
+        kept.append(same.mean())
+    assert np.mean(kept) == pytest.approx(0.7, abs=0.02) and len(set(kept)) > 5
+
+
+def test_a_label_says_the_segment_and_whether_the_other_has_the_token_as_it_stands_there() -> None:
+    labelled = 0
+    for step in range(4):
+        for batch in stream().step(step).micro:
+            assert batch.targets["match"].shape == batch.ids_N.shape
+            for ids, segments, labels in parts(batch):
+                if 1 not in segments:
+                    assert set(labels) == {IGNORED}
+                    continue
+                sides = [{token for token, side in zip(ids, segments, strict=True) if side == segment} for segment in (0, 1)]
+                expected = [
+                    IGNORED if SPECIAL[token] else 2 * side + (token in sides[1 - side]) for token, side in zip(ids, segments, strict=True)
+                ]
+                assert labels == expected
+                labelled += len(labels)
+    assert labelled > 1000
+
+
+def test_the_texts_are_those_of_the_shard_but_for_what_is_masked_and_replaced() -> None:
+    found = stream(token_matching=1.0)
+    epochs, numbers = found.locate(np.arange(32))
+    shards, rows = found.rows(epochs, numbers)
+    batch = found.batch(epochs, numbers, shards, rows)
+    assert batch.predicted_M is not None
+    true = batch.ids_N.clone()
+    true[batch.predicted_M] = batch.targets["mlm"]
+    for i, (number, row) in enumerate(zip(shards, rows, strict=True)):
+        ids, tokens = true[batch.starts[i] : batch.starts[i + 1]].tolist(), SHARDS[number].tokens
+        split = 1 + row[1] - row[0]
+        assert ids[0] == VOCABULARY.cls and ids[split] == ids[-1] == VOCABULARY.sep
+        assert ids[1:split] == tokens[row[0] : row[1]].tolist() and len(ids) == split + 2 + row[3] - row[2]
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a_step_is_the_same_pairs_however_it_is_cut(world: int) -> None:
+    whole = stream(micro_batch_size=16).step(5)
+    shares = [stream(micro_batch_size=2).step(5, rank, world) for rank in range(world)]
+    assert of_steps(*shares) == of_steps(whole)
+    totals = [share.divisors() for share in shares]
+    assert {name: sum(total[name] for total in totals) for name in totals[0]} == whole.divisors()
+    labels = [sorted(label for batch in step.micro for label in batch.targets["match"].tolist()) for step in (whole, *shares)]
+    assert labels[0] == sorted(label for share in labels[1:] for label in share)
+
+
+def test_a_stream_that_is_filled_up_has_no_label_in_the_fill() -> None:
+    found = stream()
+    multiple = pad_to_multiple(found.phase, 4)
+    filled, plain = (found.step(2, pad_to_multiple=size) for size in (multiple, 0))
+    for more, less in zip(filled.micro, plain.micro, strict=True):
+        count = len(less.ids_N)
+        assert len(more.ids_N) > count and torch.equal(more.targets["match"][:count], less.targets["match"])
+        assert (more.targets["match"][count:] == IGNORED).all() and more.targets["match"].shape == more.ids_N.shape
+
+
+def test_without_a_share_nothing_is_labelled_and_nothing_else_changes() -> None:
+    batch = samples(nsp=False).step(0).micro[0]
+    assert "match" not in batch.targets and not batch.segments_N.any()
