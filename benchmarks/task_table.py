@@ -47,11 +47,16 @@ TASKS = {
 }
 
 
-def fine_tune(run: str, task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Fine-tune a task of a run with every seed, unless it is done; return its lines."""
+def fine_tune(run: str, task: str, random_init: bool, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Fine-tune a task of a run with every seed, unless it is done, and from random init if asked; return its lines."""
     settings = TASKS[task]
     keys = {name: value for name, value in asdict(settings).items() if name != "metric"}
-    keys |= {"optimizer": options.optimizer, "lr": options.lr, "seeds": json.dumps(options.seeds), "random_init_seeds": len(options.seeds)}
+    keys |= {
+        "optimizer": options.optimizer,
+        "lr": options.lr,
+        "seeds": json.dumps(options.seeds),
+        "random_init_seeds": len(options.seeds) * random_init,
+    }
     keys |= {"compute.threads": options.threads}
     command = [sys.executable, "-m", "overnight", "finetune", task, "--from", run, *(f"--{key}={value}" for key, value in keys.items())]
     subprocess.run(command, check=True)
@@ -62,6 +67,8 @@ def fine_tune(run: str, task: str, options: argparse.Namespace) -> list[dict[str
 def cell(lines: list[dict[str, Any]], init: str) -> str:
     """Return the median and the spread of an initialization, in percent."""
     values = [100 * line["value"] for line in lines if line["init"] == init]
+    if not values:
+        return "-"
     return f"{statistics.median(values):.1f} ({max(values) - min(values):.1f})"
 
 
@@ -82,6 +89,7 @@ def main() -> None:
     parser.add_argument(
         "--run", action="append", required=True, metavar="NAME=FOLDER", help="a run, and what the table calls it; may be given again"
     )
+    parser.add_argument("--random-init", nargs="*", metavar="NAME", help="runs whose network is also trained from random init; default all")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
@@ -94,7 +102,9 @@ def main() -> None:
     runs = dict(given.split("=", 1) for given in options.run)
     for task in options.tasks:
         for name, folder in runs.items():
-            results.setdefault(name, {})[task] = fine_tune(folder, task, options)
+            results.setdefault(name, {})[task] = fine_tune(
+                folder, task, options.random_init is None or name in options.random_init, options
+            )
         study = {
             "optimizer": options.optimizer,
             "lr": options.lr,

@@ -187,23 +187,8 @@ class Samples:
         rate = rate or phase.mlm_probability
         lengths = self.lengths(rows)
         starts = np.concatenate([[0], np.cumsum(lengths)])
-        ids = np.empty(starts[-1], np.int64)
-        segments = np.zeros(starts[-1], np.int64)
-        keys, matching_S, spans = self._keys(_MASK, epochs, samples), matching.is_matching(rows), starts.tolist()
-        for i, (number, (a_start, a_end, b_start, b_end, _)) in enumerate(zip(numbers.tolist(), rows.tolist(), strict=True)):
-            at, end = spans[i], spans[i + 1]
-            tokens, split = self.shards[number].tokens, at + 1 + a_end - a_start
-            ids[at] = vocabulary.cls
-            ids[at + 1 : split] = tokens[a_start:a_end]
-            ids[split] = ids[end - 1] = vocabulary.sep
-            if b_end > b_start:
-                second = (
-                    matching.second_text(tokens[a_start:a_end], b_end - b_start, keys[i : i + 1], tokens)
-                    if matching_S[i]
-                    else tokens[b_start:b_end]
-                )
-                ids[split + 1 : end - 1] = second
-                segments[split + 1 : end] = 1
+        keys, matching_S = self._keys(_MASK, epochs, samples), matching.is_matching(rows)
+        ids, segments = self._texts(numbers, rows, starts, keys)
         counts = masking.predictions(lengths, rate, phase.max_predictions_per_seq)
         ids, predicted, labels = masking.mask(ids, starts, keys, counts, vocabulary, phase.whole_word)
         labels_N = matching.match_labels(ids, segments, lengths, matching_S, vocabulary.is_special) if phase.token_matching else None
@@ -232,6 +217,29 @@ class Samples:
             predicted_M=torch.from_numpy(predicted),
             targets=targets,
         )
+
+    def _texts(self, numbers: np.ndarray, rows: np.ndarray, starts: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of some sequences one after another, and the segment of each, before anything is masked.
+
+        Args:
+            numbers, rows: of each sequence (S), as :meth:`rows` returns them.
+            starts: offset of each sequence, and the end (S + 1).
+            keys: uint64, of each sequence (S).
+        """
+        ids, segments, bounds = np.empty(starts[-1], np.int64), np.zeros(starts[-1], np.int64), starts.tolist()
+        for i, (number, (a_start, a_end, b_start, b_end, kind)) in enumerate(zip(numbers.tolist(), rows.tolist(), strict=True)):
+            at, end, tokens = bounds[i], bounds[i + 1], self.shards[number].tokens
+            split = at + 1 + a_end - a_start
+            ids[at] = self.vocabulary.cls
+            ids[at + 1 : split] = tokens[a_start:a_end]
+            ids[split] = ids[end - 1] = self.vocabulary.sep
+            if b_end > b_start:
+                second = tokens[b_start:b_end]
+                if kind == matching.MATCHING:
+                    second = matching.second_text(tokens[a_start:a_end], len(second), keys[i : i + 1], tokens)
+                ids[split + 1 : end - 1] = second
+                segments[split + 1 : end] = 1
+        return ids, segments
 
     def longest(self, count: int) -> Batch:
         """Return a micro-batch of so many sequences that are all of full length, laid out as those of the stream are: what memory is measured with."""

@@ -17,8 +17,10 @@ CLASSES = 4
 """In the first text, found in the second or not; in the second, found in the first or not: 2 · segment + found."""
 _CORRUPTED = 0.3
 """Share of the tokens of the second text that are replaced by others of the corpus."""
-# In the column of a plan that says whether B is random; and the use of a token's counter, behind those of the masks.
-_MATCHING, _LUCK = 2, 3
+MATCHING = 2
+"""In the column of a plan that says whether B is random."""
+# The use of a token's counter, behind those of the masks.
+_LUCK = 3
 
 
 def with_matching(rows: np.ndarray, keys_S: np.ndarray, share: float, length: int) -> np.ndarray:
@@ -36,13 +38,13 @@ def with_matching(rows: np.ndarray, keys_S: np.ndarray, share: float, length: in
     out[chosen, A_END] = rows[chosen, A_START] + first
     out[chosen, B_START] = rows[chosen, A_START]
     out[chosen, B_END] = rows[chosen, A_START] + first // 2
-    out[chosen, IS_RANDOM] = _MATCHING
+    out[chosen, IS_RANDOM] = MATCHING
     return out
 
 
 def is_matching(rows: np.ndarray) -> np.ndarray:
     """Return which plan rows are pairs of a text and a part of it (bool [S])."""
-    return np.asarray(rows[:, IS_RANDOM] == _MATCHING)
+    return np.asarray(rows[:, IS_RANDOM] == MATCHING)
 
 
 def second_text(first: np.ndarray, count: int, key_1: np.ndarray, corpus: np.ndarray) -> np.ndarray:

@@ -164,8 +164,8 @@ class ModernBertForMaskedLM(nn.Module):
         if "match" in batch.targets:
             labels = batch.targets["match"]
             if labels.device.type == "cpu":  # where a device would have to wait for their number, all tokens are computed
-                labelled = (labels != IGNORED).nonzero()[:, 0]
-                hidden_ND, labels = hidden_ND.index_select(0, labelled), labels.index_select(0, labelled)
+                with_label = (labels != IGNORED).nonzero()[:, 0]
+                hidden_ND, labels = hidden_ND.index_select(0, with_label), labels.index_select(0, with_label)
             logits = self.match(self.pooler(hidden_ND)).float()
             losses["match"] = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
             if not self.training:

@@ -53,7 +53,7 @@ def test_the_second_text_is_tokens_of_the_first_in_their_order_of_which_three_te
 
 
 def test_a_label_says_the_segment_and_whether_the_other_has_the_token_as_it_stands_there() -> None:
-    labelled = 0
+    labeled = 0
     for step in range(4):
         for batch in stream().step(step).micro:
             assert batch.targets["match"].shape == batch.ids_N.shape
@@ -66,8 +66,8 @@ def test_a_label_says_the_segment_and_whether_the_other_has_the_token_as_it_stan
                     IGNORED if SPECIAL[token] else 2 * side + (token in sides[1 - side]) for token, side in zip(ids, segments, strict=True)
                 ]
                 assert labels == expected
-                labelled += len(labels)
-    assert labelled > 1000
+                labeled += len(labels)
+    assert labeled > 1000
 
 
 def test_the_texts_are_those_of_the_shard_but_for_what_is_masked_and_replaced() -> None:
