@@ -24,7 +24,7 @@ _LUCK = 3
 
 
 def with_matching(rows: np.ndarray, keys_S: np.ndarray, share: float, length: int) -> np.ndarray:
-    """Return the plan rows (S, 5) of single segments, of which a share has become a text and half as long a part of it.
+    """Return the plan rows (S, 5) of single segments, of which a share has become a text and a part of it, half as long.
 
     Args:
         rows: of :func:`overnight.batches.pairs.plan_segments`.
@@ -34,10 +34,12 @@ def with_matching(rows: np.ndarray, keys_S: np.ndarray, share: float, length: in
     """
     chosen = (keys_S.astype(np.float64) * 2.0**-64 < share) & (rows[:, A_END] - rows[:, A_START] > 1)
     out = rows.copy()
-    first = np.minimum(rows[chosen, A_END] - rows[chosen, A_START], 2 * (length - 3) // 3)
+    # A pair of the longest segment is as long as that, so that most batches keep their size.
+    first = np.minimum(rows[chosen, A_END] - rows[chosen, A_START], length - 3 - (length - 3) // 3)
+    second = np.minimum(first // 2, length - 3 - first)
     out[chosen, A_END] = rows[chosen, A_START] + first
     out[chosen, B_START] = rows[chosen, A_START]
-    out[chosen, B_END] = rows[chosen, A_START] + first // 2
+    out[chosen, B_END] = rows[chosen, A_START] + second
     out[chosen, IS_RANDOM] = MATCHING
     return out
 

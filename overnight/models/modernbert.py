@@ -163,9 +163,7 @@ class ModernBertForMaskedLM(nn.Module):
                 correct["nsp"] = (logits.argmax(-1) == labels).sum()
         if "match" in batch.targets:
             labels = batch.targets["match"]
-            if labels.device.type == "cpu":  # where a device would have to wait for their number, all tokens are computed
-                with_label = (labels != IGNORED).nonzero()[:, 0]
-                hidden_ND, labels = hidden_ND.index_select(0, with_label), labels.index_select(0, with_label)
+            # Of all tokens: their number is the same at most steps, that of the labels is not, and oneDNN keeps a kernel for every size.
             logits = self.match(self.pooler(hidden_ND)).float()
             losses["match"] = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
             if not self.training:
