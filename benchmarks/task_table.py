@@ -3,7 +3,8 @@
     OVERNIGHT_DATA=... python -m benchmarks.task_table --run night=runs/night-cpu --run bert=runs/bert-mini-books
     OVERNIGHT_DATA=... python -m benchmarks.task_table --run night=runs/night-cpu --tasks sst2 cola --seeds 0
 
-Every task has the same settings for every run: those below, nothing is chosen by the scores. Into --out go result.json and table.md: medians and
+Every task has the same settings for every run: those below, nothing is chosen by the scores. Beside them stands, for pairs of texts, the share of
+words that the two have in common: its correlation, or the accuracy of the threshold that is right most often on the training rows. Into --out go result.json and table.md: medians and
 spreads (highest - lowest) over the seeds on the published validation rows (IMDB: the test reviews). Called again, it does what is missing.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -19,11 +21,16 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+import scipy.stats
 
+from overnight.config import environment_path
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.run_dir.environment import environment
 from overnight.run_dir.task_results import read_results
+from overnight.tasks.classification import load_task
+from overnight.tasks.examples import Example
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,28 @@ def fine_tune(run: str, task: str, random_init: bool, options: argparse.Namespac
     return [line for line in last if line["config_hash"] == last[-1]["config_hash"] and line["seed"] in options.seeds]
 
 
+def shared_words(examples: list[Example]) -> np.ndarray:
+    """Return the share of its words that each pair of texts has in common."""
+    words = [[set(re.findall(r"\w+", text.lower())) for text in (example.text_a, example.text_b or "")] for example in examples]
+    return np.array([len(a & b) / max(1, len(a | b)) for a, b in words])
+
+
+def word_overlap(task: str) -> float | None:
+    """Return what a rule without a model scores on dev, 0 to 1; None for single texts."""
+    settings = TASKS[task]
+    data = load_task(task, environment_path(settings.path, "path")) if task != "imdb" else None
+    if data is None or data.dev[0].text_b is None:
+        return None
+    train, dev = shared_words(data.train), shared_words(data.dev)
+    labels, wanted = (np.array([example.label for example in split]) for split in (data.train, data.dev))
+    if data.kind == "regression":
+        return float(scipy.stats.spearmanr(dev, wanted.astype(float)).statistic)
+    # Above a threshold one class, below it the other, either way around.
+    rules = [(t, a, b) for t in np.unique(train) for a, b in (data.labels, data.labels[::-1])]
+    best = max(rules, key=lambda rule: float(np.mean(np.where(train >= rule[0], rule[1], rule[2]) == labels)))
+    return float(np.mean(np.where(dev >= best[0], best[1], best[2]) == wanted))
+
+
 def cell(lines: list[dict[str, Any]], init: str) -> str:
     """Return the median and the spread of an initialization, in percent."""
     values = [100 * line["value"] for line in lines if line["init"] == init]
@@ -74,12 +103,20 @@ def cell(lines: list[dict[str, Any]], init: str) -> str:
 
 def table(results: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
     """Return a Markdown table: a row for each task, two columns for each run."""
-    head = ["task", "metric, %", *(f"{name}, {init}" for name in results for init in ("pretrained", "random init"))]
+    head = ["task", "metric, %", *(f"{name}, {init}" for name in results for init in ("pretrained", "random init")), "word overlap"]
     rows = [head, ["---"] * len(head)]
     for task, settings in TASKS.items():
         found = [runs[task] for runs in results.values() if task in runs]
         if len(found) == len(results):
-            rows.append([task, settings.metric, *(cell(lines, init) for lines in found for init in ("pretrained", "random"))])
+            overlap = word_overlap(task)
+            rows.append(
+                [
+                    task,
+                    settings.metric,
+                    *(cell(lines, init) for lines in found for init in ("pretrained", "random")),
+                    "" if overlap is None else f"{100 * overlap:.1f}",
+                ]
+            )
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

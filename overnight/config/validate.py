@@ -189,7 +189,7 @@ def _phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
         if phase.final_mlm_probability and phase.optim.schedule.name == "constant":
             yield f"{key}.final_mlm_probability = {phase.final_mlm_probability:g}: is never reached, since the learning rate of the schedule `constant` does not decay"
         if phase.token_matching and phase.nsp:
-            yield f"{key}.token_matching = {phase.token_matching:g}: needs {key}.nsp=false; it makes pairs of its own"
+            yield f"{key}.token_matching = {phase.token_matching:g}: needs {key}.nsp=false, since it makes pairs of its own; or set it to 0"
         if phase.token_matching and not isinstance(run.model, ModernBertConfig):
             yield f"{key}.token_matching = {phase.token_matching:g}: needs model.kind = modernbert; BERT learns to compare texts by {key}.nsp"
         most, wanted = phase.max_predictions_per_seq, phase.mlm_probability * phase.seq_len
