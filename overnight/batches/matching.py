@@ -13,8 +13,6 @@ from overnight.batches.order import mix, random_words
 from overnight.batches.packing import IGNORED
 from overnight.batches.pairs import A_END, A_START, B_END, B_START, IS_RANDOM
 
-CLASSES = 4
-"""In the first text, found in the second or not; in the second, found in the first or not: 2 · segment + found."""
 _CORRUPTED = 0.3
 """Share of the tokens of the second text that are replaced by others of the corpus."""
 MATCHING = 2
@@ -69,7 +67,7 @@ def second_text(first: np.ndarray, count: int, key_1: np.ndarray, corpus: np.nda
 def match_labels(
     ids_N: np.ndarray, segments_N: np.ndarray, lengths_S: np.ndarray, matching_S: np.ndarray, special_V: np.ndarray
 ) -> np.ndarray:
-    """Return the label of each token (int64 [N]), one of `CLASSES`; -100 outside of such pairs and for special tokens.
+    """Return the label of each token (int64 [N]), one of `MATCH_CLASSES` of :mod:`overnight.batches.packing`; -100 outside of such pairs and for special tokens.
 
     Args:
         ids_N: tokens as the network sees them: what is masked or replaced by masking counts as what stands there.

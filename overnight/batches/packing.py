@@ -18,6 +18,8 @@ Provenance = dict[str, int | str]
 """Where a sequence comes from: `epoch` and `sample` of it (of bytes: `stream`), `shard`, and `row` of the shard (the document it begins in)."""
 IGNORED = -100
 """Label of a row that only fills up a shape."""
+MATCH_CLASSES = 4
+"""Of token matching: in the first text, found in the second or not; in the second, found in the first or not: 2 · segment + found."""
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:

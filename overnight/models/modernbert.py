@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overnight.batches.matching import CLASSES
-from overnight.batches.packing import IGNORED, Batch, moved
+from overnight.batches.packing import IGNORED, MATCH_CLASSES, Batch, moved
 from overnight.config import ModernBertConfig
 from overnight.models.attention import Layout, angles, attention, layout
 from overnight.models.bert import Embedding, EncoderLayer, EncoderLayers, Linear, MaskedLMHead, Norm, first_tokens, padded_vocabulary
@@ -128,7 +127,7 @@ class ModernBertForMaskedLM(nn.Module):
         if nsp:
             self.nsp = Linear(model.hidden_size, 2)
         if matching:
-            self.match = Linear(model.hidden_size, CLASSES)
+            self.match = Linear(model.hidden_size, MATCH_CLASSES)
 
     @torch.no_grad()
     def begin_at_unigram(self, counts_V: Tensor) -> None:

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from overnight.batches.matching import CLASSES
-from overnight.batches.packing import IGNORED, Batch
+from overnight.batches.packing import IGNORED, MATCH_CLASSES, Batch
 from overnight.config import OPTIMIZERS, ModernBertConfig
 from overnight.interop.huggingface import to_huggingface
 from overnight.models import attention, layers
@@ -341,7 +340,7 @@ def test_token_matching_reads_every_labelled_token_and_is_left_out_of_an_export(
         random_batch(RAGGED, nsp=False),
     )
     assert isinstance(model, ModernBertForMaskedLM)
-    labels = torch.randint(0, CLASSES, (len(batch.ids_N),))
+    labels = torch.randint(0, MATCH_CLASSES, (len(batch.ids_N),))
     labels[::3] = IGNORED
     batch.targets["match"] = labels
     losses, correct = model.losses(batch, torch.float32)
