@@ -40,7 +40,7 @@ class Initial:
     """The vocabulary, id by id."""
     lowercase: bool
     state: dict[str, Tensor]
-    """By our names: the encoder always; `pooler`, `mlm` and `nsp` where it has them."""
+    """By our names: the encoder always; `pooler`, `mlm`, `nsp` and `match` where it has them."""
 
     def lacks(self) -> list[str]:
         """Return the heads that it does not have."""

@@ -62,7 +62,7 @@ def _open(name: str) -> io.BufferedReader:
 
 def _remote(address: str, key: str) -> Iterator[StoredFile]:
     parts = urlsplit(address)
-    shown = address.partition("?")[0]
+    shown, is_server = address.partition("?")[0], parts.scheme in ("http", "https")
     if "@" in parts.netloc:
         raise ConfigError(
             f"{key}: the address of {parts.scheme}://{parts.netloc.rpartition('@')[2]} has a user or key in it, which run folders would keep; "
@@ -72,16 +72,18 @@ def _remote(address: str, key: str) -> Iterator[StoredFile]:
         from fsspec.core import url_to_fs
 
         system, inside = url_to_fs(address)
-        is_server = parts.scheme in ("http", "https")
         details = _details(system, inside, is_server)
     except ImportError as error:
         raise DataError(
             f"{shown}: {error}; the extra `remote` has what S3, Google Cloud Storage and https need (pip install 'overnight[remote]')"
         ) from None
     except Exception as error:  # each storage has errors of its own
-        if not _is_absence(error):
+        absent = isinstance(error, FileNotFoundError)
+        # Of a server that does not answer, or refuses, fsspec says so too.
+        cause = error.__cause__ if absent and is_server else None
+        if not absent or (cause and getattr(cause, "status", None) not in (404, 410)):
             raise DataError(
-                f"{shown}: cannot be listed ({_said(error.__cause__ or error)}); correct {key}, or see that this machine may read it"
+                f"{shown}: cannot be listed ({_said(cause or error)}); correct {key}, or see that this machine may read it"
             ) from None
         details = {}
     if not details:
@@ -111,13 +113,8 @@ def _details(system: Any, inside: str, is_server: bool) -> dict[str, dict[str, A
     return {name: system.info(name) for name in found} if is_server else found
 
 
-def _is_absence(error: Exception) -> bool:
-    """Return whether an error means that there is no such file; of a server that does not answer, too, fsspec says `FileNotFoundError`."""
-    cause = error.__cause__
-    return isinstance(error, FileNotFoundError) and (cause is None or getattr(cause, "status", None) in (404, 410))
-
-
 def _version(info: dict[str, Any]) -> str:
+    """Return what changes when the content of a file does; empty where its storage says nothing of that kind."""
     return next((str(info[known]) for known in _VERSIONS if info.get(known)), "")
 
 

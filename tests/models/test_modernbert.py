@@ -333,7 +333,7 @@ def test_next_sentence_prediction_reads_pooled_sequences_and_is_left_out_of_an_e
     assert exported.keys() == wanted.keys() and all(torch.equal(exported[name], wanted[name]) for name in wanted)
 
 
-def test_token_matching_reads_every_labelled_token_and_is_left_out_of_an_export() -> None:
+def test_token_matching_reads_every_labeled_token_and_is_left_out_of_an_export() -> None:
     torch.manual_seed(0)
     model, batch = (
         loud(ModernBertForMaskedLM(ModernBertConfig(**MODERN_SIZES), VOCAB, matching=True)).train(),
