@@ -67,8 +67,16 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "schedule cosine": ("phases.*.optim.schedule={name: cosine, warmup_ratio: $warmup_ratio}",),
     "nsp": ("phases.*.nsp=true", "phases.*.token_matching=0.0"),
     "no nsp": ("phases.*.nsp=false",),
-    "token matching 0.05": ("phases.*.token_matching=0.05",),
-    "token matching 0.25": ("phases.*.token_matching=0.25",),
+    "token matching 0.25 throughout": (
+        "phases.*.token_matching=0.25",
+        "phases.*.token_matching_steps=0",
+        "phases.*.final_token_matching=0.0",
+    ),
+    "token matching 1.0, then none": (
+        "phases.*.token_matching=1.0",
+        "phases.*.token_matching_steps=400",
+        "phases.*.final_token_matching=0.0",
+    ),
     "no token matching": ("phases.*.token_matching=0.0",),
     "short sequences 0.1": ("phases.*.short_seq_prob=0.1",),
     "no short sequences": ("phases.*.short_seq_prob=0.0",),

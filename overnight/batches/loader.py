@@ -158,8 +158,6 @@ class Samples:
             for shard in np.unique(numbers[here]):
                 mine = here[numbers[here] == shard]
                 rows[mine] = plans[shard][samples[mine] - self._bounds[shard]]
-        if self.phase.token_matching:
-            rows = matching.with_matching(rows, self._keys(_MATCH, epochs, samples), self.phase.token_matching, self.phase.seq_len)
         return numbers, rows
 
     def _keys(self, use: int, epochs: np.ndarray, samples: np.ndarray) -> np.ndarray:
@@ -284,6 +282,8 @@ class Samples:
         bins = batch // micro_batch(self.phase, step, world)
         epochs, samples = self.locate(sequences_before(self.phase, step) + np.arange(batch, dtype=np.int64))
         numbers, rows = self.rows(epochs, samples)
+        if share := matching.share_of_pairs(self.phase, step):
+            rows = matching.with_matching(rows, self._keys(_MATCH, epochs, samples), share, self.phase.seq_len)
         return StepSamples(epochs, samples, numbers, rows, balance_by_length(self.lengths(rows).tolist(), bins))
 
     def provenance(self, step: int, world: int, number: int) -> list[Provenance]:

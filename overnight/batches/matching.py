@@ -12,6 +12,7 @@ import numpy as np
 from overnight.batches.order import mix, random_words
 from overnight.batches.packing import IGNORED
 from overnight.batches.pairs import A_END, A_START, B_END, B_START, IS_RANDOM
+from overnight.config import BertPhase
 
 _CORRUPTED = 0.3
 """Share of the tokens of the second text that are replaced by others of the corpus."""
@@ -19,6 +20,12 @@ MATCHING = 2
 """In the column of a plan that says whether B is random."""
 # The use of a token's counter, behind those of the masks.
 _LUCK = 3
+
+
+def share_of_pairs(phase: BertPhase, step: int) -> float:
+    """Return the share of the sequences of a step (from 0) of a phase that become pairs."""
+    at_first = not phase.token_matching_steps or step < phase.token_matching_steps
+    return phase.token_matching if at_first else min(phase.token_matching, phase.final_token_matching)
 
 
 def with_matching(rows: np.ndarray, keys_S: np.ndarray, share: float, length: int) -> np.ndarray:

@@ -192,6 +192,10 @@ def _phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
             yield f"{key}.token_matching = {phase.token_matching:g}: needs model.kind = modernbert; BERT learns to compare texts by {key}.nsp, so set it to 0"
         elif phase.token_matching and phase.nsp:
             yield f"{key}.token_matching = {phase.token_matching:g}: needs {key}.nsp=false, since it makes pairs of its own; or set it to 0"
+        if phase.token_matching and phase.final_token_matching > phase.token_matching:
+            yield f"{key}.final_token_matching = {phase.final_token_matching:g}: must be at most {key}.token_matching = {phase.token_matching:g}: it falls"
+        elif phase.token_matching and phase.final_token_matching and not phase.token_matching_steps:
+            yield f"{key}.final_token_matching = {phase.final_token_matching:g}: is never reached; set {key}.token_matching_steps, after which the share falls"
         most, wanted = phase.max_predictions_per_seq, phase.mlm_probability * phase.seq_len
         if _PUBLISHED_RATE < phase.mlm_probability <= 1 and 0 < most < round(wanted):
             yield f"{key}.mlm_probability = {phase.mlm_probability:g}: asks for {round(wanted)} of {phase.seq_len} tokens, of which max_predictions_per_seq = {most} cuts some off; set it to 0"

@@ -101,8 +101,8 @@ class LoopConfig:
     """Steps between measurements of every tensor; 0: never."""
     noise_every: int = 0
     """Steps between measurements of the gradients of micro-batches; 0: never. A step of one micro-batch is passed over."""
-    weights: Mapping[str, float] = field(default_factory=dict)
-    """Of the losses, by name; 1 where there is none."""
+    weights: Callable[[int], Mapping[str, float]] = lambda step: {}
+    """Of the losses of a step, from 0, by name; 1 where there is none."""
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     """What to do at a gradient that is not finite; with a loss scale, at one that is not so at the lowest scale."""
     on_spike: Literal["stop", "skip", "rollback"] = "stop"
@@ -152,11 +152,11 @@ def training_steps(
         seed(settings.device, key(*settings.seed, step, *([world.rank] if world.size > 1 else [])) >> 1)
         micro = MicroGradients(optimizer) if due(step, settings.noise_every) and len(step_batches.micro) > 1 else None
         factor = scale.scale if scale else 1.0
-        targets = all_reduce_sums(step_batches.divisors(), world)
+        targets, weights = all_reduce_sums(step_batches.divisors(), world), settings.weights(step)
         failed = ""
         try:
             with kept_copies(not hasattr(objective, "set_requires_gradient_sync")):
-                losses, parts, worked = backward(objective, step_batches, targets, settings, micro, factor, carry)
+                losses, parts, worked = backward(objective, step_batches, targets, weights, settings, micro, factor, carry)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -173,7 +173,7 @@ def training_steps(
         lr = settings.lr(step)
         for group in optimizer.param_groups:
             group["lr"] = lr * group.get("lr_factor", 1.0)
-        seen = measured(losses, targets, settings.weights, optimizer, world) if spike_detector else {}
+        seen = measured(losses, targets, weights, optimizer, world) if spike_detector else {}
         spike, problem = spike_detector.spike(seen) if spike_detector else "", ""
         if spike:
             grad_norm, problem = torch.tensor(seen["grad_norm"]), f"{spike}; {largest_gradients(optimizer)}"
@@ -261,6 +261,7 @@ def backward(
     objective: Objective,
     step_batches: StepBatches,
     targets: Mapping[str, float],
+    weights: Mapping[str, float],
     settings: LoopConfig,
     micro: MicroGradients | None,
     scale: float = 1.0,
@@ -269,13 +270,12 @@ def backward(
     """Add up the gradient of a step over its micro-batches.
 
     Args:
-        targets: of the step, of all processes, by which the summed losses are divided.
+        targets, weights: of the losses of the step, by name; the sums are divided by the targets of all processes.
         micro: measures the gradient of each, or None.
         scale: what the gradient is multiplied by, so that little of it is lost in 16 bits.
 
     Returns:
-        the losses of the step, by name, without the scale; the loss of each micro-batch, with it; begin and end of what this process did
-        on its own.
+        the losses of the step, by name, without the scale; the loss of each micro-batch, with it; begin and end of this process's own work.
     """
     begun = ended = timestamp(settings.device)
     losses: dict[str, Tensor] = {}
@@ -285,7 +285,7 @@ def backward(
             summed, _ = forward(objective, batch, settings, carry)
             # A step without a label has a loss of 0.
             parts = {name: loss / max(1, targets[name]) for name, loss in summed.items()}
-            total = torch.stack([part * settings.weights.get(name, 1.0) for name, part in parts.items()]).sum() * scale
+            total = torch.stack([part * weights.get(name, 1.0) for name, part in parts.items()]).sum() * scale
             micro_losses.append(total.detach())
             if batch is step_batches.micro[-1]:
                 ended = timestamp(settings.device)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from overnight.batches.batch_size import batch_size, batch_warmup, micro_batch, sequences_before
-from overnight.config import BertConfig, ModernBertConfig, Phase
+from overnight.config import BertConfig, BertPhase, ModernBertConfig, Phase
 from overnight.console import Status, facts
 from overnight.display import plural, share
 from overnight.distributed.stragglers import StragglerMonitor
@@ -28,6 +28,9 @@ from overnight.optim.layerwise import Layerwise
 from overnight.optim.noise import NoiseScale, follow, noise_text
 from overnight.optim.schedules import peak_lr
 
+# Loss of token matching, far below the 0.5 of a network that cannot compare two texts (docs/recipes.md).
+_LEARNED = 0.3
+
 
 class MetricsLogger:
     """The metrics of a phase in one process, and what is added up between their lines.
@@ -35,11 +38,11 @@ class MetricsLogger:
     Args:
         context: what all phases share.
         number: of the phase, from 0.
-        weights: of the losses, by name; 1 where there is none.
+        weights: of the losses of a step, from 0, by name; 1 where there is none.
         state: of :meth:`state_dict` at the step that the phase resumes from; empty at its beginning.
     """
 
-    def __init__(self, context: PhaseContext, number: int, weights: Mapping[str, float], state: Mapping[str, Any]) -> None:
+    def __init__(self, context: PhaseContext, number: int, weights: Callable[[int], Mapping[str, float]], state: Mapping[str, Any]) -> None:
         self.context, self.run, self.number, self.weights = context, context.run, number, weights
         self.name = list(context.phases)[number]
         self.speed = Throughput(context.phases, number, context.world, context.workload.flops, context.peak, state.get("running"))
@@ -88,7 +91,7 @@ class MetricsLogger:
         means = {name: total / count for name, (total, count) in running.items() if count}
         if not means:
             return {}
-        losses = minimized(means, {name: count for name, (_, count) in running.items()}, self.weights)
+        losses = minimized(means, {name: count for name, (_, count) in running.items()}, self.weights(done.step - 1))
         norm, memory = float(done.grad_norm), round(peak_gb(self.context.world.device), 3)
         share, slow = self.stragglers.line()
         self.values = dict(
@@ -108,6 +111,8 @@ class MetricsLogger:
         if slow:
             self.event("slow_process", slow)
         self.write("train", done.step, **self.values)
+        if said := not_learned(self.phase, done.step, self.run.logging.log_every, means):
+            self.event("token_matching", said)
         if wrong := self.speed.exceeds():
             self.event("peak", wrong)
             self.context.peak = self.speed.peak = None
@@ -181,3 +186,19 @@ class MetricsLogger:
             if isinstance(model, BertConfig) and self.run.compute.torch_compile and self.run.precision != "fp8":
                 why = why_not(device, DTYPES[self.run.precision], model.hidden_size, model.num_heads, dropped)
                 yield f"layers: compiled, since {why}" if why else "layers: by Triton's kernels between the products"
+
+
+def not_learned(phase: Phase, step: int, every: int, losses: Mapping[str, float]) -> str:
+    """Return what to do where token matching is not learned when its share falls, or at the end of the phase; else nothing.
+
+    Args:
+        step: of a line of metrics; the last one was `every` steps before.
+        losses: means since then, by name.
+    """
+    if not isinstance(phase, BertPhase) or losses.get("match", 0.0) < _LEARNED:
+        return ""
+    last = min(phase.token_matching_steps or phase.steps, phase.steps)
+    if not step - every < last <= step:
+        return ""
+    key, shown = "token_matching_steps" if last < phase.steps else "steps", f"{losses['match']:.2f}"
+    return f"token matching is not learned after {last:,} steps (loss {shown}; below 0.1 when it is), and tasks that compare texts will show it: raise {key} or token_matching"

@@ -10,12 +10,12 @@ from functools import partial
 import torch
 
 from overnight.batches.batch_size import micro_batch, pad_to_multiple
-from overnight.config import BatchWarmup, BertPhase, BytePhase, Run
+from overnight.config import BatchWarmup, BertPhase, Run
 from overnight.config.optimizers import ClippingOptim
 from overnight.distributed.world import World
 from overnight.engine.loop import LoopConfig, training_steps
 from overnight.engine.precision import DTYPES
-from overnight.engine.workload import Workload
+from overnight.engine.workload import Workload, loss_weights
 from overnight.optim.groups import build_optimizer
 
 # Steps that are timed, after a first one: as many as take so long (s), within these.
@@ -41,7 +41,7 @@ def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.de
         dtype=DTYPES[run.precision],
         device=device,
         seed=(run.seed, number),
-        weights={"label": phase.label_weight} if isinstance(phase, BytePhase) else {},
+        weights=partial(loss_weights, phase),
         world=World(device=device),
     )
     batches = partial(samples.step, pad_to_multiple=pad_to_multiple(phase, samples.phase.micro_batch_size))

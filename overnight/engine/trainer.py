@@ -10,7 +10,7 @@ import torch
 
 from overnight.batches.batch_size import micro_batch, pad_to_multiple
 from overnight.batches.masking import falling_rate
-from overnight.config import BertPhase, BytePhase, Phase
+from overnight.config import BertPhase, Phase
 from overnight.config.optimizers import ClippingOptim
 from overnight.distributed.collectives import all_reduce_max, raise_on_all_ranks
 from overnight.engine.context import PhaseContext
@@ -21,6 +21,7 @@ from overnight.engine.micro_batch import halve, schedule_of
 from overnight.engine.precision import DTYPES
 from overnight.engine.stability import StabilityGuard
 from overnight.engine.validator import Validator
+from overnight.engine.workload import loss_weights
 from overnight.optim.offload import offload
 from overnight.optim.schedules import decay_factors, learning_rates
 from overnight.run_dir.lock import Heartbeat
@@ -67,7 +68,7 @@ class Trainer:
             seed=(run.seed, self.number),
             measure_every=run.logging.tensor_norms_every,
             noise_every=run.logging.grad_noise_every,
-            weights={"label": phase.label_weight} if isinstance(phase, BytePhase) else {},
+            weights=partial(loss_weights, phase),
             on_nonfinite=run.stability.on_nonfinite,
             on_spike="stop" if run.stability.on_spike == "ignore" else run.stability.on_spike,
             world=self.world,

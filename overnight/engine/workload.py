@@ -15,6 +15,7 @@ from torch import nn
 
 from overnight.batches.loader import Samples
 from overnight.batches.masking import context_free_loss
+from overnight.batches.matching import share_of_pairs
 from overnight.batches.mixture import MixedSamples, by_source, mixture, shares
 from overnight.batches.order import key
 from overnight.batches.streams import VALIDATION_STREAMS, Streams
@@ -40,6 +41,9 @@ _TRAIN, _VALIDATION = 0, 1
 _SEGMENT = 16
 # Tokens that are counted for the loss without context and the bias of the decoder (a second for each 200 M): it is as exact as they are many.
 _COUNTED = 20_000_000
+
+# Share of pairs from which on the loss of token matching has a weight of 1; below, it is in proportion.
+_FULL_WEIGHT = 0.25
 
 
 class Workload(Protocol):
@@ -235,6 +239,16 @@ def set_up_encoder(model: Any, run: Run, device: torch.device) -> None:
     # What 8 bits put in the place of the linear maps is not what is fused.
     if run.compute.torch_compile and (run.precision == "fp8" or model.encoder.fuse_layers(device, DTYPES[run.precision])):
         model.encoder.compile_layers()
+
+
+def loss_weights(phase: Phase, step: int) -> dict[str, float]:
+    """Return the weights of the losses of a step (from 0) of a phase, by name; 1 where there is none."""
+    if isinstance(phase, BytePhase):
+        return {"label": phase.label_weight}
+    # The mean over the tokens of few pairs is noisy: at full weight a twentieth of the sequences costs the masked tokens as much as a quarter does.
+    if isinstance(phase, BertPhase) and phase.token_matching:
+        return {"match": min(1.0, share_of_pairs(phase, step) / _FULL_WEIGHT)}
+    return {}
 
 
 def bits_per_character(scores: dict[str, float]) -> dict[str, float]:

@@ -27,10 +27,9 @@ def parts(batch: Batch) -> list[tuple[list[int], list[int], list[int]]]:
 
 @pytest.mark.parametrize("length", [8, 9, 10, 64, 65, 66])
 def test_a_share_of_the_sequences_is_pairs_of_a_text_and_half_as_long_a_part_of_it(length: int) -> None:
-    found, plain = stream(seq_len=length), stream(seq_len=length, token_matching=0.0)
-    epochs, numbers = found.locate(np.arange(2000))
-    _, rows = found.rows(epochs, numbers)
-    _, before = plain.rows(epochs, numbers)
+    found = stream(seq_len=length, global_batch_size=2000, micro_batch_size=2000)
+    epochs, numbers, _, rows, _ = found.step_samples(0)
+    _, before = found.rows(epochs, numbers)
     pairs = matching.is_matching(rows)
     assert 0.35 < pairs.mean() < 0.45
     assert np.array_equal(rows[~pairs], before[~pairs]) and not matching.is_matching(before).any()
@@ -74,9 +73,8 @@ def test_a_label_says_the_segment_and_whether_the_other_has_the_token_as_it_stan
 
 
 def test_the_texts_are_those_of_the_shard_but_for_what_is_masked_and_replaced() -> None:
-    found = stream(token_matching=1.0)
-    epochs, numbers = found.locate(np.arange(32))
-    shards, rows = found.rows(epochs, numbers)
+    found = stream(token_matching=1.0, global_batch_size=32, micro_batch_size=32)
+    epochs, numbers, shards, rows, _ = found.step_samples(0)
     batch = found.batch(epochs, numbers, shards, rows)
     assert batch.predicted_M is not None
     true = batch.ids_N.clone()
@@ -86,6 +84,19 @@ def test_the_texts_are_those_of_the_shard_but_for_what_is_masked_and_replaced() 
         split = 1 + row[1] - row[0]
         assert ids[0] == VOCABULARY.cls and ids[split] == ids[-1] == VOCABULARY.sep
         assert ids[1:split] == tokens[row[0] : row[1]].tolist() and len(ids) == split + 2 + row[3] - row[2]
+
+
+def test_the_share_falls_after_so_many_steps_and_those_before_stay_as_they_are() -> None:
+    falling = stream(token_matching_steps=3, final_token_matching=0.1, global_batch_size=400, micro_batch_size=400)
+    constant = stream(global_batch_size=400, micro_batch_size=400)
+    for step in range(6):
+        found, whole = (matching.is_matching(each.step_samples(step).rows) for each in (falling, constant))
+        if step < 3:
+            assert np.array_equal(found, whole) and found.mean() == pytest.approx(SHARE, abs=0.1)
+        else:
+            assert not (found & ~whole).any() and found.mean() == pytest.approx(0.1, abs=0.06)
+    ended = stream(token_matching_steps=3).step(3).micro[0]
+    assert (ended.targets["match"] == IGNORED).all() and not ended.segments_N.any()
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])

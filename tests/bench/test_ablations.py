@@ -82,8 +82,8 @@ def test_every_variant_can_be_trained_but_for_settings_of_the_other_network(reci
         "init normal",
         "init megatron",
         "init zero",
-        "token matching 0.05",
-        "token matching 0.25",
+        "token matching 0.25 throughout",
+        "token matching 1.0, then none",
     }
     assert refused(recipe) == of_modernbert
     assert len({slug(name) for name in [BASE, *VARIANTS]}) == len(VARIANTS) + 1, "names of files"

@@ -363,22 +363,10 @@ def test_what_modernbert_does_not_have_is_refused(key: str, value: Any, expected
     assert any(line.startswith(expected) for line in text.splitlines()), text
 
 
-def test_token_matching_is_for_single_segments_of_modernbert() -> None:
-    said = "phases.short.token_matching = 0.1: needs"
-    assert message(lambda: config.build_run(tree(phases__short__token_matching=0.1))) == (
-        f"{said} model.kind = modernbert; BERT learns to compare texts by phases.short.nsp, so set it to 0"
-    )
-    assert message(lambda: config.build_run(modern_tree(phases__short__token_matching=0.1, phases__short__nsp=True))) == (
-        f"{said} phases.short.nsp=false, since it makes pairs of its own; or set it to 0"
-    )
-    run = config.build_run(modern_tree(phases__short__token_matching=0.1))
-    assert isinstance(run, config.BertRun) and run.matches_tokens
-
-
 def test_what_only_modernbert_has_is_refused_elsewhere() -> None:
     for key, value in (("local_attention", 128), ("rope_theta", 1e4), ("pooling", "mean"), ("unigram_bias", False)):
-        text = message(lambda key=key, value=value: config.build_run(tree(**{f"model__{key}": value})))
-        assert text == f"model.{key} = {value!r}: bert has no {key}; it belongs to modernbert"
+        expected = f"model.{key} = {value!r}: bert has no {key}; it belongs to modernbert"
+        assert message(lambda key=key, value=value: config.build_run(tree(**{f"model__{key}": value}))) == expected
 
 
 def test_a_window_is_bound_by_positions_only_where_there_are_some() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -62,7 +63,8 @@ def test_the_unigram_is_a_better_beginning(tiny: Make, tmp_path: Any) -> None:
 @pytest.mark.parametrize("at", [1, 5, 7])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_crash_does_not_change_the_result(precision: str, at: int, tiny: Make, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {**modern_settings(dropout=0.1), "precision": precision, "phases.short.token_matching": 0.5}
+    falling = {"token_matching": 0.5, "token_matching_steps": 4, "final_token_matching": 0.2}
+    settings = {**modern_settings(dropout=0.1), "precision": precision, **{f"phases.short.{key}": value for key, value in falling.items()}}
     whole, cut = (tiny(**settings, out=str(tmp_path / name)) for name in ("whole", "cut"))
     finish(whole)
     real, count = loop.clip_and_step, 0
@@ -110,6 +112,28 @@ def test_a_run_with_token_matching_validates_as_any_other(tiny: Make) -> None:
         if line["kind"] in ("train", "eval"):
             assert ("match_loss" in line) == (line["kind"] == "train" and line["phase"] == "short"), line
     assert evaluate(run, "valid").metrics.keys() == {"mlm_loss", "perplexity", "mlm_accuracy"}  # type: ignore[arg-type]
+
+
+def test_the_loss_of_token_matching_counts_less_where_its_share_is_below_a_quarter(tiny: Make) -> None:
+    falling = {"token_matching": 0.8, "token_matching_steps": 2, "final_token_matching": 0.2}
+    run = tiny(**modern_settings(), **{f"phases.short.{key}": value for key, value in falling.items()})
+    finish(run)
+    lines = [line for line in metrics(run) if line["kind"] == "train" and line["phase"] == "short"]
+    assert [line["step"] for line in lines][:4] == [1, 2, 3, 4]
+    for line in lines:
+        weight = 1.0 if line["step"] <= 2 else 0.8
+        assert line["loss"] == pytest.approx(line["mlm_loss"] + weight * line["match_loss"], rel=1e-6), line["step"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "at", "said"), [(4, 4, "raise token_matching_steps or"), (0, 6, "raise steps or"), (8, 6, "raise steps or")]
+)
+def test_token_matching_that_is_not_learned_in_its_steps_is_said_once(steps: int, at: int, said: str, tiny: Make) -> None:
+    run = tiny(**modern_settings(), **{"phases.short.token_matching": 0.8, "phases.short.token_matching_steps": steps})
+    finish(run)
+    lines = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+    [event] = [line for line in lines if line.get("event") == "token_matching" and line["phase"] == "short"]
+    assert event["message"].startswith(f"token matching is not learned after {at} steps (loss 1.") and said in event["message"]
 
 
 def test_a_run_is_evaluated_and_a_checkpoint_of_bert_is_refused(tiny: Make, pretrained: Run) -> None:

@@ -59,7 +59,9 @@ def steps(
     model = Toy()
     optimizer = build_optimizer(model, AdamWConfig())
     return list(
-        training_steps(model, model.losses, optimizer, work, settings(weights={"label": weight}, **changes), spike_detector=spike_detector)
+        training_steps(
+            model, model.losses, optimizer, work, settings(weights=lambda step: {"label": weight}, **changes), spike_detector=spike_detector
+        )
     )
 
 
