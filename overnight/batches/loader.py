@@ -75,6 +75,7 @@ class Samples:
         self._bounds = np.zeros(1, np.int64)
         self._boundaries = [boundaries(shard) for shard in self.shards] if self.cache else []
         self._mask_rate: Callable[[int], float] = lambda step: self.phase.mlm_probability
+        self._pairs: Callable[[int], float] = lambda step: matching.share_of_pairs(self.phase, step)
 
     def sizes(self, position: int) -> np.ndarray:
         """Return the first positions of all epochs up to the one that holds `position` and of the next."""
@@ -98,6 +99,10 @@ class Samples:
     def set_mask_rate(self, rate: Callable[[int], float]) -> None:
         """Predict another share of the tokens at each step, at most that of the phase."""
         self._mask_rate = rate
+
+    def set_share_of_pairs(self, share: Callable[[int], float]) -> None:
+        """Make another share of the sequences at each step a pair for token matching."""
+        self._pairs = share
 
     def epoch_size(self) -> int:
         """Return samples in the first epoch."""
@@ -282,7 +287,7 @@ class Samples:
         bins = batch // micro_batch(self.phase, step, world)
         epochs, samples = self.locate(sequences_before(self.phase, step) + np.arange(batch, dtype=np.int64))
         numbers, rows = self.rows(epochs, samples)
-        if share := matching.share_of_pairs(self.phase, step):
+        if share := self._pairs(step):
             rows = matching.with_matching(rows, self._keys(_MATCH, epochs, samples), share, self.phase.seq_len)
         return StepSamples(epochs, samples, numbers, rows, balance_by_length(self.lengths(rows).tolist(), bins))
 

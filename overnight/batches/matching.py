@@ -18,6 +18,8 @@ _CORRUPTED = 0.3
 """Share of the tokens of the second text that are replaced by others of the corpus."""
 MATCHING = 2
 """In the column of a plan that says whether B is random."""
+_LEAST_PHASE = 4
+"""A budget leaves pairs out of a phase that gets fewer than so many times `token_matching_steps`: they would take the time in which masked tokens are learned."""
 # The use of a token's counter, behind those of the masks.
 _LUCK = 3
 
@@ -26,6 +28,11 @@ def share_of_pairs(phase: BertPhase, step: int) -> float:
     """Return the share of the sequences of a step (from 0) of a phase that become pairs."""
     at_first = not phase.token_matching_steps or step < phase.token_matching_steps
     return phase.token_matching if at_first else min(phase.token_matching, phase.final_token_matching)
+
+
+def too_short(phase: BertPhase, steps: int) -> bool:
+    """Return whether a phase for which a budget has so many steps leaves its pairs out."""
+    return bool(phase.token_matching) and steps < _LEAST_PHASE * phase.token_matching_steps
 
 
 def with_matching(rows: np.ndarray, keys_S: np.ndarray, share: float, length: int) -> np.ndarray:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from overnight.batches.matching import too_short
 from overnight.byte_lm.rehearsal import probe_seconds
 from overnight.checkpoint.run_corpus import with_data
-from overnight.config import BertRun, ByteRun, Run
+from overnight.config import BertPhase, BertRun, ByteRun, Run
 from overnight.config.budget import deadline_of
 from overnight.display import duration, plural
 from overnight.distributed.world import World
@@ -40,6 +41,8 @@ class TimePlan:
     """In the first phase."""
     steps: dict[str, int]
     """Of every phase."""
+    without_pairs: list[str]
+    """Phases that are too short for their token matching."""
     after: dict[str, float]
     """Estimates of what follows pretraining (s)."""
     least: float
@@ -77,8 +80,9 @@ def time_plan(run: Run) -> TimePlan:
     deadline = deadline_of(run.budget, now)
     left = deadline - now - reserve(sum(after.values()), deadline - now)
     steps = planned_steps(shares(run), 0, 0, left, seconds)
-    least = least_budget(0.0, sum(after.values()))
-    return TimePlan(run.budget, deadline, left, seconds, dict(zip(run.phases, steps, strict=True)), after, least)
+    least, named = least_budget(0.0, sum(after.values())), dict(zip(run.phases, steps, strict=True))
+    without = [name for name, phase in run.phases.items() if isinstance(phase, BertPhase) and too_short(phase, named[name])]
+    return TimePlan(run.budget, deadline, left, seconds, named, without, after, least)
 
 
 def time_plan_text(plan: TimePlan) -> str:
@@ -86,7 +90,10 @@ def time_plan_text(plan: TimePlan) -> str:
     after = ", ".join(f"{name} {duration(seconds)}" for name, seconds in plan.after.items())
     if plan.pretraining <= 0:
         return f"budget {plan.budget}: is too short. What follows pretraining is estimated at {after}; the least is {duration(plan.least)}"
-    steps = ", ".join(f"{name} {plural(count, 'step')}" for name, count in plan.steps.items())
+    steps = ", ".join(
+        f"{name} {plural(count, 'step')}{' (too few for token matching)' * (name in plan.without_pairs)}"
+        for name, count in plan.steps.items()
+    )
     return (
         f"budget {plan.budget}: begun now, it ends at {time_of_day(plan.deadline)}. Pretraining gets {duration(plan.pretraining)}, about {steps}, at "
         f"{seconds_text(plan.seconds_per_step)} a step in the first phase, as timed now; evaluations and checkpoints come off it. What follows is "

@@ -38,6 +38,8 @@ class Schedule:
     """Steps of the whole schedule where it is longer than the phase; 0 is the phase's own steps."""
     step_offset: int = 0
     """Step of the schedule at which this phase begins."""
+    max_warmup_steps: NonNegativeInt = 0
+    """Most steps of the warm-up, however long the schedule is; `wsd` stays at the peak instead. 0: no limit."""
 
 
 @dataclass(frozen=True)
@@ -159,11 +161,20 @@ OPTIMIZERS: dict[str, type[Optim]] = {"lamb": LambConfig, "lans": LansConfig, "l
 """The settings of each optimizer by its name."""
 
 SCHEDULE_SETTINGS: dict[str, tuple[str, ...]] = {
-    "linear": ("warmup_ratio",),
-    "poly": ("warmup_ratio", "power"),
-    "poly_nvidia": ("warmup_ratio", "power"),
-    "wsd": ("warmup_ratio", "stable_ratio", "power", "decay"),
-    "cosine": ("warmup_ratio",),
-    "constant": ("warmup_ratio",),
+    "linear": (
+        "warmup_ratio",
+        "max_warmup_steps",
+    ),
+    "poly": ("warmup_ratio", "max_warmup_steps", "power"),
+    "poly_nvidia": ("warmup_ratio", "max_warmup_steps", "power"),
+    "wsd": ("warmup_ratio", "max_warmup_steps", "stable_ratio", "power", "decay"),
+    "cosine": (
+        "warmup_ratio",
+        "max_warmup_steps",
+    ),
+    "constant": (
+        "warmup_ratio",
+        "max_warmup_steps",
+    ),
 }
 """What only some schedules have; the others do nothing with it, so there it may not be set."""

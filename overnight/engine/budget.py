@@ -52,6 +52,12 @@ class Share(NamedTuple):
     """Share of the steps."""
     work: Callable[[int], float] = float
     """So many full batches are what so many first steps read: fewer than steps where the batch grows."""
+    max_warmup_steps: int = 0
+    """0: no limit."""
+
+    def limited(self, warmup: int) -> int:
+        """Return so many steps of warm-up, or the most that there may be."""
+        return min(warmup, self.max_warmup_steps or warmup)
 
 
 class Moment(NamedTuple):
@@ -164,7 +170,7 @@ def begin(shares: Sequence[Share], number: int, left: float, seconds_per_step: f
     share = shares[number]
     steps = max(2, planned_steps(shares, number, 0, left, seconds_per_step or _FASTEST)[0])
     why = "expected from the phase before" if seconds_per_step else "its speed is measured first"
-    return Decision(share.name, 0, math.ceil(share.warmup * steps), None, steps, why, time, seconds_per_step)
+    return Decision(share.name, 0, share.limited(math.ceil(share.warmup * steps)), None, steps, why, time, seconds_per_step)
 
 
 def look(shares: Sequence[Share], number: int, decisions: Sequence[Decision], moment: Moment, budget: float) -> Look:
@@ -189,7 +195,7 @@ def look(shares: Sequence[Share], number: int, decisions: Sequence[Decision], mo
     if len(decisions) == 1 and begins > done:
         warmup = newest.warmup_steps
         if done < warmup:
-            warmup = done + max(1, round(share.warmup * (steps - done)))
+            warmup = done + share.limited(max(1, round(share.warmup * (steps - done))))
         why = f"a step takes {seconds_text(moment.seconds_per_step)}"
         return Look(steps, min(after, begins), Decision(share.name, done, warmup, None, steps, why, *_said(moment)))
     if begins > after:

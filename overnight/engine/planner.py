@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from overnight.batches.batch_size import batch_warmup, sequences_before
 from overnight.batches.masking import predictions
+from overnight.batches.matching import share_of_pairs, too_short
 from overnight.batches.packing import Sizes
 from overnight.config import BertPhase, Phase, Run
 from overnight.display import duration, plural
@@ -29,7 +30,7 @@ from overnight.engine.micro_batch import from_first
 from overnight.engine.run_clock import RunClock, moment_text, time_of_day
 from overnight.models.flops import training_flops
 from overnight.optim.decisions import Decision, decided_decay, decided_factor
-from overnight.optim.schedules import peak_lr, resolved
+from overnight.optim.schedules import peak_lr, resolved, warmup_ratio
 from overnight.state_files import fitted
 
 # Passes over a text after which more of them help little (Muennighoff et al. 2023, arXiv 2305.16264).
@@ -41,8 +42,8 @@ def shares(run: Run) -> list[Share]:
     found = []
     for name, phase in run.phases.items():
         schedule = resolved(phase)
-        decay = 1.0 - schedule.warmup_ratio - schedule.stable_ratio
-        found.append(Share(name, phase.steps, _flops(run, phase), schedule.warmup_ratio, decay, partial(_full_batches, phase)))
+        decay, most = 1.0 - schedule.warmup_ratio - schedule.stable_ratio, schedule.max_warmup_steps
+        found.append(Share(name, phase.steps, _flops(run, phase), warmup_ratio(phase), decay, partial(_full_batches, phase), most))
     return found
 
 
@@ -132,6 +133,16 @@ class Planner:
         """Return the factor of the decay of a phase as a function of its step, from 0, by all decisions up to that step."""
         schedule = resolved(phase)
         return lambda step: decided_decay(schedule, self.record.of(name), step)
+
+    def shares_of_pairs(self, phase: BertPhase, name: str) -> Callable[[int], float]:
+        """Return the share of pairs for token matching as a function of the step of a phase, from 0: none once it is known to be too short for them."""
+
+        def share(step: int) -> float:
+            known = self.record.of(name)
+            left_out = len(known) > 1 and step >= known[1].at and too_short(phase, known[1].steps)
+            return 0.0 if left_out else share_of_pairs(phase, step)
+
+        return share
 
     def due(self, step: int) -> bool:
         """Return whether :meth:`look` wants to be called after so many steps: the same in all processes."""
@@ -230,20 +241,8 @@ class Planner:
             text = expectation(self.record, self.shares, decision, max(0.0, self._left()))
         more = {"step": decision.at, "steps": decision.steps, "decay_begins": decision.decay_begins, "decided": decision.time}
         logger.event("budget", f"budget {self.run.budget}: {text}", **more)
-        grows = batch_warmup(phase := self.phases[decision.phase]).steps
-        if decision.decay_begins is None and decision.steps <= grows:
-            logger.event(
-                "batch_warmup",
-                f"phase {decision.phase} gets about {plural(decision.steps, 'step')}, and its batch grows for {grows:,} (batch_warmup.steps): "
-                f"it never comes to {phase.global_batch_size:,} sequences",
-            )
-        epochs = sequences_before(phase, decision.steps) / max(1, self._epoch)
-        if decision.decay_begins is None and epochs > _EPOCHS:
-            logger.event(
-                "repeats",
-                f"phase {decision.phase} will read its text about {epochs:,.0f} times; after about {_EPOCHS} passes more of them help little: "
-                "a shorter budget, more text or a larger network makes more of the time",
-            )
+        for event, message in warnings(self.phases[decision.phase], decision, decision is known[1], self._epoch):
+            logger.event(event, message)
 
     def finish(self, log: Callable[[str], None]) -> None:
         """Write down that pretraining is done; say how it came out."""
@@ -273,6 +272,35 @@ def expectation(record: BudgetRecord, phases: Sequence[Share], decision: Decisio
         parts = [f"{name} {duration(seconds)}" for name, seconds in record.after.items()]
         text += f"; what follows is estimated at {', '.join(parts)}"
     return text
+
+
+def warnings(phase: Phase, decision: Decision, first: bool, epoch: int) -> Iterator[tuple[str, str]]:
+    """Yield what the length of a phase means for its settings and its text, each as an event and a message.
+
+    Args:
+        first: whether it is the first decision since the phase began.
+        epoch: examples of an epoch.
+    """
+    gets, grows = f"phase {decision.phase} gets about {plural(decision.steps, 'step')}", batch_warmup(phase).steps
+    if first and isinstance(phase, BertPhase) and too_short(phase, decision.steps):
+        yield (
+            "token_matching",
+            f"{gets}: too few for token matching, which takes the first {phase.token_matching_steps:,} (token_matching_steps). It is left out: "
+            "masked tokens are learned sooner, tasks that compare texts hardly",
+        )
+    if decision.decay_begins is not None:
+        return
+    if decision.steps <= grows:
+        yield (
+            "batch_warmup",
+            f"{gets}, and its batch grows for {grows:,} (batch_warmup.steps): it never comes to {phase.global_batch_size:,} sequences",
+        )
+    if (epochs := sequences_before(phase, decision.steps) / max(1, epoch)) > _EPOCHS:
+        yield (
+            "repeats",
+            f"phase {decision.phase} will read its text about {epochs:,.0f} times; after about {_EPOCHS} passes more of them help little: "
+            "a shorter budget, more text or a larger network makes more of the time",
+        )
 
 
 def open_planner(run: Run, world: World, phases: Mapping[str, Phase]) -> tuple[Planner | None, dict[str, Phase]]:

@@ -52,6 +52,8 @@ class Trainer:
         if isinstance(self.phase, BertPhase) and self.phase.final_mlm_probability:
             decay = context.planner.decay_factors(self.phase, self.name) if context.planner else decay_factors(self.phase)
             self.samples.set_mask_rate(falling_rate(self.phase.mlm_probability, self.phase.final_mlm_probability, decay))
+        if isinstance(self.phase, BertPhase) and self.phase.token_matching and context.planner:
+            self.samples.set_share_of_pairs(context.planner.shares_of_pairs(self.phase, self.name))
         self.settings, states = self._settings(), self.progress.states
         self.logger = MetricsLogger(context, number, self.settings.weights, states.get("metrics", {}))
         self.guard = StabilityGuard(context, self.logger, self.samples, self.carry, states)

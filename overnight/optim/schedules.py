@@ -59,14 +59,24 @@ def peak_lr(phase: Phase) -> float:
 
 
 def resolved(phase: Phase) -> Schedule:
-    """Return the schedule of a phase with its `warmup_ratio` and `total_steps` as they come out.
+    """Return the schedule of a phase with its warm-up, stable part and `total_steps` as they come out."""
+    schedule, ratio = phase.optim.schedule, warmup_ratio(phase)
+    total, most = schedule.total_steps or phase.steps, schedule.max_warmup_steps
+    cut = max(0.0, ratio - most / total) if most else 0.0
+    # The decay is as long as without the limit.
+    stable = schedule.stable_ratio + cut if schedule.name == "wsd" else schedule.stable_ratio
+    return dataclasses.replace(schedule, warmup_ratio=ratio - cut, stable_ratio=stable, total_steps=total)
 
-    `lamb_untuned` multiplies the warm-up's share by B/base, so that it has as many steps at every batch while the epochs stay the same.
+
+def warmup_ratio(phase: Phase) -> float:
+    """Return the share of a phase's schedule that warms up, before any limit.
+
+    `lamb_untuned` multiplies it by B/base, so that it has as many steps at every batch while the epochs stay the same.
     """
-    schedule, tuned = phase.optim.schedule, reference(phase.optim)
+    tuned = reference(phase.optim)
     if phase.optim.scaling.rule == "lamb_untuned":
-        schedule = dataclasses.replace(schedule, warmup_ratio=tuned.warmup_ratio * phase.global_batch_size / tuned.batch_size)
-    return dataclasses.replace(schedule, total_steps=schedule.total_steps or phase.steps)
+        return tuned.warmup_ratio * phase.global_batch_size / tuned.batch_size
+    return phase.optim.schedule.warmup_ratio
 
 
 def reference(optim: Optim) -> Reference:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ from overnight.cli.main import main
 from overnight.engine.budget_record import read_record
 from overnight.report.summary import summarize
 from tests.cli.test_run import results, scores, write_recipe
-from tests.conftest import tiny_tree
+from tests.conftest import modern_settings, tiny_tree
 from tests.engine.test_planner import FakeClock, clock  # noqa: F401
 from tests.engine.test_pretrain import Stop
 
@@ -120,6 +121,16 @@ def test_plan_says_what_a_budget_comes_to_and_writes_nothing(recipe: Path, tiny_
     steps = {phase["name"]: phase["steps"] for phase in plan["phases"]}
     assert plan["time"]["steps"] == steps and steps["short"] / steps["long"] == pytest.approx(1.5, rel=0.01) and steps["short"] > 10_000
     assert sorted(recipe.parent.rglob("*")) == before
+
+
+def test_plan_says_where_a_budget_is_too_short_for_token_matching(tiny_data: Path, tmp_path: Path, capsys: Captured) -> None:
+    for steps, said in ((10**6, True), (9, False)):
+        tree: Any = {"name": "pairs", "data": {"paths": ["x"], "dir": str(tiny_data)}, "model": modern_settings()["model"]}
+        phase = {"steps": 8, "global_batch_size": 8, "seq_len": 32, "nsp": False, "token_matching": 1.0, "token_matching_steps": steps}
+        tree["phases"] = {"only": {**phase, "optim": {"schedule": SCHEDULE}}}
+        (tmp_path / "pairs.yaml").write_text(yaml.safe_dump(tree))
+        assert main(["plan", str(tmp_path / "pairs.yaml"), "--budget=1h"]) == 0
+        assert ("steps (too few for token matching)" in " ".join(capsys.readouterr().out.split())) == said
 
 
 def test_plan_without_prepared_data_says_that_nothing_can_be_timed(recipe: Path, capsys: Captured) -> None:

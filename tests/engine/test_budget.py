@@ -176,6 +176,17 @@ def test_the_steps_that_measure_the_speed_hardly_move_the_weights() -> None:
     assert decided_factor(Schedule(name="wsd"), without, 0) == 1.0
 
 
+@pytest.mark.parametrize("seconds", [0.002, 0.4])
+def test_a_limited_warm_up_is_so_long_whatever_the_budget_is(seconds: float) -> None:
+    night = simulate([ONE[0]._replace(max_warmup_steps=40)], lambda phase, now: seconds, 3600.0)
+    (decisions,), (steps,) = night.decisions, night.steps
+    rates = [decided_factor(Schedule(name="wsd"), decisions, step) for step in range(steps)]
+    assert 40 <= rates.index(1.0) + 1 <= 40 + decisions[1].at
+    assert decisions[-1].decay_begins is not None and steps - decisions[-1].decay_begins == pytest.approx(0.3 * steps, rel=0.01)
+    (short,) = simulate([ONE[0]._replace(max_warmup_steps=40)], lambda phase, now: 4.0, 3600.0).decisions
+    assert short[1].warmup_steps == pytest.approx(short[1].at + 0.03 * 900, abs=1), "the share, where that is less"
+
+
 def test_steps_of_a_minute_are_timed_by_few() -> None:
     (decisions,) = simulate(ONE, lambda phase, now: 60.0, 3600.0).decisions
     assert decisions[1].at <= 3 and decisions[1].seconds_per_step == 60.0

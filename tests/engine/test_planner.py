@@ -26,12 +26,14 @@ from overnight.engine.budget_record import BudgetRecord, close_record, read_reco
 from overnight.engine.workload import BertWorkload
 from overnight.errors import ConfigError, DataError
 from overnight.models.flops import training_flops
-from tests.engine.test_pretrain import Stop, assert_same_run, parameters
+from tests.conftest import modern_settings
+from tests.engine.test_pretrain import Stop, assert_same_run, metrics, parameters
 
 Make = Callable[..., Run]
 SCHEDULE = {"name": "wsd", "warmup_ratio": 0.1, "stable_ratio": 0.5}
 WSD = {f"phases.{name}.optim.schedule": SCHEDULE for name in ("short", "long")}
 FALLING = {"phases.short.final_mlm_probability": 0.05, "phases.short.max_predictions_per_seq": 0}
+PAIRS = {"phases.short.token_matching": 1.0, "phases.short.token_matching_steps": 100, "phases.short.final_token_matching": 0.5}
 LESS = {"logging.eval_every": 10, "checkpoint.save_every": 5}
 
 
@@ -137,10 +139,10 @@ def test_it_ends_on_time_says_what_it_does_and_is_done(tiny: Make, clock: FakeCl
     assert [event["steps"] for event in told] == [d.steps for d in record.decisions if d.at]
     rates = [line["lr"] for line in map(json.loads, (run.run_dir / "metrics.jsonl").read_text().splitlines()) if line["kind"] == "train"]
     assert max(rates) == 0.01 and rates[-1] < 0.001
-    before, metrics = parameters(run), (run.run_dir / "metrics.jsonl").read_bytes()
+    before, lines = parameters(run), (run.run_dir / "metrics.jsonl").read_bytes()
     assert "all phases are done" in train(run)
     assert all(torch.equal(before[name], tensor) for name, tensor in parameters(run).items())
-    assert record_of(run) == record and (run.run_dir / "metrics.jsonl").read_bytes() == metrics
+    assert record_of(run) == record and (run.run_dir / "metrics.jsonl").read_bytes() == lines
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -236,6 +238,36 @@ def test_a_text_that_would_be_read_often_is_a_warning(tiny: Make, clock: FakeClo
     run = tiny(**WSD, **LESS, budget="20s")
     assert "after about 0 passes more of them help little" in train(run)
     assert [event["phase"] for event in events(run) if event["event"] == "repeats"] == ["short", "long"]
+
+
+def test_a_phase_that_its_budget_makes_too_short_leaves_token_matching_out_and_says_so(
+    tiny: Make, clock: FakeClock, tmp_path: Path
+) -> None:
+    settings = {**modern_settings(), **WSD, **LESS, **PAIRS, "logging.log_every": 1}
+    run = tiny(**settings, budget="50s", out=str(tmp_path / "first"))
+    clock.stop_at = 4  # before the decision, which is obeyed again after the first one was lost
+    with pytest.raises(Stop):
+        train(run)
+    clock.stop_at = 32
+    with pytest.raises(Stop):
+        train(run)
+    clock.stop_at = -1
+    train(run)
+    decided = record_of(run).of("short")[1]
+    assert 0 < decided.at < decided.steps < 4 * 100
+    lines = [line for line in metrics(run) if line["kind"] == "train" and line["phase"] == "short"]
+    assert {line["step"] for line in lines if "match_loss" in line} == set(range(1, decided.at + 1))
+    (said,) = {event["message"] for event in events(run) if event["event"] == "token_matching"}
+    assert said.startswith(
+        f"phase short gets about {decided.steps} steps: too few for token matching, which takes the first 100 (token_matching_steps)"
+    )
+    assert_same_run(run, replayed(run, tiny(**settings, budget="50s", out=str(tmp_path / "again"))))
+
+
+def test_a_phase_that_is_long_enough_keeps_token_matching(tiny: Make, clock: FakeClock) -> None:
+    run = tiny(**modern_settings(), **WSD, **LESS, **{**PAIRS, "phases.short.token_matching_steps": 9}, budget="50s")
+    assert "too few for token matching" not in train(run)
+    assert all("match_loss" in line for line in metrics(run) if line["kind"] == "train" and line["phase"] == "short")
 
 
 def test_another_budget_none_and_a_first_one_are_refused(tiny: Make, clock: FakeClock) -> None:

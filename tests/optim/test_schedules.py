@@ -27,7 +27,13 @@ def schedules(name: str, warmup_ratio: float, stable: float, power: float) -> Sc
     """A schedule with those of the settings that it has; `stable` is a share of what the warm-up leaves."""
     if name == LONG:
         return Schedule(name="linear", warmup_ratio=0.0, total_steps=100_000)
-    settings = {"warmup_ratio": warmup_ratio, "power": power, "stable_ratio": stable * (1 - warmup_ratio), "decay": "power"}
+    settings = {
+        "warmup_ratio": warmup_ratio,
+        "power": power,
+        "stable_ratio": stable * (1 - warmup_ratio),
+        "decay": "power",
+        "max_warmup_steps": 0,
+    }
     return Schedule(name=name, **{key: settings[key] for key in SCHEDULE_SETTINGS[name]})  # type: ignore[arg-type]
 
 
@@ -196,6 +202,25 @@ def test_rule_and_warm_up_are_those_of_the_full_batch_while_the_batch_warms_up()
     optim = LambConfig(scaling=Scaling("lamb_untuned"))
     plain, growing = (BertPhase(500, 4_096, batch_warmup=warmup, optim=optim) for warmup in (BatchWarmup(), BatchWarmup(256, 400)))
     assert [learning_rate(plain, step) for step in range(500)] == [learning_rate(growing, step) for step in range(500)]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 20, 50])
+def test_a_limited_warm_up_is_followed_by_the_peak_and_leaves_the_decay_as_it_was(limit: int) -> None:
+    plain = Schedule("wsd", warmup_ratio=0.2, stable_ratio=0.3)
+    unlimited, limited = (
+        BertPhase(100, 8, optim=LambConfig(lr=1.0, schedule=s)) for s in (plain, dataclasses.replace(plain, max_warmup_steps=limit))
+    )
+    rates, before = ([learning_rate(phase, step) for step in range(100)] for phase in (limited, unlimited))
+    most = min(limit, 20)
+    assert rates[:most] == pytest.approx([(step + 1) / most for step in range(most)])
+    assert rates[most:50] == [1.0] * (50 - most) and rates[50:] == pytest.approx(before[50:])
+
+
+def test_a_limited_warm_up_of_a_longer_schedule_counts_its_steps_and_untuned_lamb_has_it_too() -> None:
+    half = BertPhase(100, 8, optim=LambConfig(lr=1.0, schedule=Schedule("poly", warmup_ratio=0.5, max_warmup_steps=10, total_steps=200)))
+    assert learning_rate(half, 9) == pytest.approx(1.0) and learning_rate(half, 99) == pytest.approx((1 - 99 / 200) / 0.95)
+    untuned = BertPhase(4_000, 2_048, optim=LambConfig(scaling=Scaling("lamb_untuned"), schedule=Schedule(max_warmup_steps=10)))
+    assert learning_rate(untuned, 9) == pytest.approx(peak_lr(untuned)) and learning_rate(untuned, 8) < 0.95 * peak_lr(untuned)
 
 
 @pytest.mark.parametrize("name", sorted(config.recipes()))
