@@ -1,11 +1,12 @@
-"""What is pretraining worth on real tasks? Fine-tune runs, and the same networks from random init, on GLUE tasks and IMDB.
+"""What is pretraining worth on real tasks? Fine-tune runs, and the same networks from random init, on GLUE tasks, IMDB and SQuAD.
 
     OVERNIGHT_DATA=... python -m benchmarks.task_table --run night=runs/night-cpu --run bert=runs/bert-mini-books
     OVERNIGHT_DATA=... python -m benchmarks.task_table --run night=runs/night-cpu --tasks sst2 cola --seeds 0
 
 Every task has the same settings for every run: those below, nothing is chosen by the scores. Beside them stands, for pairs of texts, the share of
-words that the two have in common: its correlation, or the accuracy of the threshold that is right most often on the training rows. Into --out go result.json and table.md: medians and
-spreads (highest - lowest) over the seeds on the published validation rows (IMDB: the test reviews). Called again, it does what is missing.
+words that the two have in common: its correlation, or the accuracy of the threshold that is right most often on the training rows; for classes, what the largest has; and the published scores of
+small BERTs, on test rows that are not published. Into --out go result.json and table.md: medians and
+spreads (highest - lowest) over the seeds on the published validation rows (IMDB: the test reviews; SQuAD: the split that `overnight finetune` makes of the files there). Called again, it does what is missing.
 """
 
 from __future__ import annotations
@@ -42,22 +43,28 @@ class Settings:
     epochs: float
     seq_len: int
     max_train_examples: int = 0
+    published: tuple[float, ...] = ()
+    """Scores of `SMALL`, of the same metric."""
 
 
+SMALL = ("BERT-tiny", "BERT-mini", "BERT-small")
+"""2 x 128, 4 x 256 and 4 x 512, by Turc et al. 2019 (arXiv 1908.08962): test scores of GLUE, with the best of sixteen settings for each task (github.com/google-research/bert)."""
 TASKS = {
-    "sst2": Settings("$OVERNIGHT_DATA/glue/SST-2", "accuracy", 1, 64),
-    "cola": Settings("$OVERNIGHT_DATA/glue/CoLA", "Matthews' correlation", 6, 64),
-    "mrpc": Settings("$OVERNIGHT_DATA/glue/MRPC", "accuracy", 6, 128),
-    "rte": Settings("$OVERNIGHT_DATA/glue/RTE", "accuracy", 6, 128),
-    "stsb": Settings("$OVERNIGHT_DATA/glue/STS-B", "Spearman's correlation", 6, 128),
+    "sst2": Settings("$OVERNIGHT_DATA/glue/SST-2", "accuracy", 1, 64, published=(83.2, 85.9, 89.7)),
+    "cola": Settings("$OVERNIGHT_DATA/glue/CoLA", "Matthews' correlation", 6, 64, published=(0.0, 0.0, 27.8)),
+    "mrpc": Settings("$OVERNIGHT_DATA/glue/MRPC", "accuracy", 6, 128, published=(71.1, 71.8, 76.2)),
+    "rte": Settings("$OVERNIGHT_DATA/glue/RTE", "accuracy", 6, 128, published=(57.2, 57.9, 61.8)),
+    "stsb": Settings("$OVERNIGHT_DATA/glue/STS-B", "Spearman's correlation", 6, 128, published=(73.6, 73.3, 77.0)),
+    "wnli": Settings("$OVERNIGHT_DATA/glue/WNLI", "accuracy", 6, 128, published=(62.3, 62.3, 62.3)),
     "imdb": Settings("$OVERNIGHT_DATA/aclImdb.tar.xz", "accuracy", 2, 256, 5000),
+    "squad": Settings("$OVERNIGHT_DATA/squad", "F1", 2, 256),
 }
 
 
 def fine_tune(run: str, task: str, random_init: bool, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Fine-tune a task of a run with every seed, unless it is done, and from random init if asked; return its lines."""
     settings = TASKS[task]
-    keys = {name: value for name, value in asdict(settings).items() if name != "metric"}
+    keys = {name: value for name, value in asdict(settings).items() if name not in ("metric", "published")}
     keys |= {
         "optimizer": options.optimizer,
         "lr": options.lr,
@@ -80,8 +87,10 @@ def shared_words(examples: list[Example]) -> np.ndarray:
 def word_overlap(task: str) -> float | None:
     """Return what a rule without a model scores on dev, 0 to 1; None for single texts."""
     settings = TASKS[task]
-    data = load_task(task, environment_path(settings.path, "path")) if task != "imdb" else None
-    if data is None or data.dev[0].text_b is None:
+    if task in ("imdb", "squad"):
+        return None
+    data = load_task(task, environment_path(settings.path, "path"))
+    if data.dev[0].text_b is None:
         return None
     train, dev = shared_words(data.train), shared_words(data.dev)
     labels, wanted = (np.array([example.label for example in split]) for split in (data.train, data.dev))
@@ -91,6 +100,18 @@ def word_overlap(task: str) -> float | None:
     rules = [(t, a, b) for t in np.unique(train) for a, b in (data.labels, data.labels[::-1])]
     best = max(rules, key=lambda rule: float(np.mean(np.where(train >= rule[0], rule[1], rule[2]) == labels)))
     return float(np.mean(np.where(dev >= best[0], best[1], best[2]) == wanted))
+
+
+def largest_class(task: str) -> float | None:
+    """Return the share of the class that most training rows have, on dev, 0 to 1; None where accuracy is not the metric."""
+    settings = TASKS[task]
+    if settings.metric != "accuracy":
+        return None
+    if task == "imdb":
+        return 0.5  # as many good reviews as bad ones, in each part
+    data = load_task(task, environment_path(settings.path, "path"))
+    largest = statistics.mode(example.label for example in data.train)
+    return statistics.mean(example.label == largest for example in data.dev)
 
 
 def cell(lines: list[dict[str, Any]], init: str) -> str:
@@ -103,18 +124,20 @@ def cell(lines: list[dict[str, Any]], init: str) -> str:
 
 def table(results: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
     """Return a Markdown table: a row for each task, two columns for each run."""
-    head = ["task", "metric, %", *(f"{name}, {init}" for name in results for init in ("pretrained", "random init")), "word overlap"]
+    columns = [f"{name}, {init}" for name in results for init in ("pretrained", "random init")]
+    head = ["task", "metric, %", *columns, "word overlap", "largest class", *SMALL]
     rows = [head, ["---"] * len(head)]
     for task, settings in TASKS.items():
         found = [runs[task] for runs in results.values() if task in runs]
         if len(found) == len(results):
-            overlap = word_overlap(task)
+            rules = word_overlap(task), largest_class(task)
             rows.append(
                 [
                     task,
                     settings.metric,
                     *(cell(lines, init) for lines in found for init in ("pretrained", "random")),
-                    "" if overlap is None else f"{100 * overlap:.1f}",
+                    *("" if rule is None else f"{100 * rule:.1f}" for rule in rules),
+                    *(map(str, settings.published) if settings.published else [""] * len(SMALL)),
                 ]
             )
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
