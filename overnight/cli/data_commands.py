@@ -1,4 +1,4 @@
-"""The commands about a prepared folder: data report, data look, data diff."""
+"""The commands about a prepared folder: data report, data look, data overlap, data diff."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from overnight.cli.recipe_commands import Add
 
 
 def _add_data(add: Add) -> None:
-    command = add("data", _report, "see what was prepared: report, look, diff")
+    command = add("data", _report, "see what was prepared: report, look, overlap, diff")
     kinds = command.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add_kind(name: str, function: Callable[..., int | None], summary: str) -> argparse.ArgumentParser:
@@ -22,6 +22,7 @@ def _add_data(add: Add) -> None:
 
     _add_report(add_kind("report", _report, "one HTML page about a prepared folder"))
     _add_look(add_kind("look", _look, "read and search the documents of a prepared folder, decoded"))
+    _add_overlap(add_kind("overlap", _overlap, "which evaluations a prepared folder has text of; ends with 1 where it has some"))
     _add_diff(add_kind("diff", _diff, "what differs between two prepared folders; ends with 1 where something does"))
 
 
@@ -63,6 +64,28 @@ def _look(options: argparse.Namespace, overrides: list[str]) -> int:
     from overnight.cli.data_look import look
 
     return look(options)
+
+
+def _add_overlap(command: argparse.ArgumentParser) -> None:
+    _add_folder(command)
+    command.add_argument(
+        "--with",
+        dest="paths",
+        nargs="+",
+        required=True,
+        metavar="PATH",
+        help="files, folders, globs and archives of evaluations, as of data.decontaminate",
+    )
+    command.add_argument("--words", type=count, default=13, metavar="N", help="in a row that count as shared (default: 13)")
+    command.add_argument("--split", choices=("train", "valid", "test"), default="train", help="default: train")
+    command.add_argument("--samples", type=seed, default=5, metavar="N", help="documents that are shown (default: 5)")
+    command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def _overlap(options: argparse.Namespace, overrides: list[str]) -> int:
+    from overnight.cli.data_overlap import overlap
+
+    return overlap(options)
 
 
 def _add_diff(command: argparse.ArgumentParser) -> None:

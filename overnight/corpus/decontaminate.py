@@ -26,28 +26,32 @@ from overnight.state_files import parse_json
 _BATCH, _MAX_JSON = 8 << 20, 1 << 30
 
 
-def evaluation_texts(path: str) -> Iterator[str]:
-    """Yield the texts of an entry of `data.decontaminate`, with compression undone and archives walked.
+def evaluation_texts(path: str, key: str = "data.decontaminate") -> Iterator[str]:
+    """Yield the texts of a path, with compression undone and archives walked.
 
     Of `.json` and `.jsonl` every string is a text, of `.tsv` and `.csv` every cell, of other files every paragraph. So labels and names
     are texts too, but they have too few words to matter.
 
+    Args:
+        path: a file, a folder, a glob or an archive.
+        key: what a message names as its origin.
+
     Raises:
         DataError: when there is no such file, or it is cut, not UTF-8 or not of its format.
     """
-    for file in streams.expand(path, "data.decontaminate"):
+    for file in streams.expand(path, key):
         with open(file, "rb") as raw:
-            yield from _texts_of_file(raw, str(file), streams.pattern(path))
+            yield from _texts_of_file(raw, str(file), streams.pattern(path), key)
 
 
-def _texts_of_file(raw: IO[bytes], name: str, pattern: str) -> Iterator[str]:
-    again = "get it again, or correct data.decontaminate"
+def _texts_of_file(raw: IO[bytes], name: str, pattern: str, key: str) -> Iterator[str]:
+    again = f"get it again, or correct {key}"
     try:
         stream, inner = streams.unpacked(raw, name)
         if streams.is_tar(stream, inner):
             for member, content in streams.members(stream, name):
                 if not pattern or fnmatch.fnmatchcase(member, pattern):
-                    yield from _texts_of_file(content, f"{name}:{member}", "")
+                    yield from _texts_of_file(content, f"{name}:{member}", "", key)
             return
         lines = io.TextIOWrapper(cast(IO[bytes], stream), "utf-8-sig", newline="")
         kind = Path(inner).suffix.lower()
@@ -56,7 +60,7 @@ def _texts_of_file(raw: IO[bytes], name: str, pattern: str) -> Iterator[str]:
     except TruncatedError as error:
         raise DataError(f"{error}; {again}") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{name}: is not UTF-8 ({error.reason}); convert it, or correct data.decontaminate") from None
+        raise DataError(f"{name}: is not UTF-8 ({error.reason}); convert it, or correct {key}") from None
     except (ValueError, csv.Error) as error:
         raise DataError(f"{name}: {error}; {again}") from None
 
@@ -162,24 +166,37 @@ def mark_chunk(task: MarkTask) -> None:
         return
     text, offsets = text_and_offsets(read_table(checked_chunk(task.clean)).column("text"))
     hashes, ends = shingles.ngram_hashes(text, offsets, task.n)
-    wanted, likely, shift = _table(task.ngrams, task.ngrams.stat().st_mtime_ns)
-    at = np.flatnonzero(likely[hashes >> shift])
-    places = np.minimum(np.searchsorted(wanted, hashes[at]), len(wanted) - 1)
-    at = at[wanted[places] == hashes[at]]
+    at, _ = _table(task.ngrams, task.ngrams.stat().st_mtime_ns).find(hashes)
     marks = np.zeros(len(ends), np.uint8)
     marks[np.searchsorted(ends, at, "right")] = 1
     write_whole(path, [marks.data] if len(marks) else [])
     seal_chunk(path)
 
 
+class Lookup:
+    """Which n-grams are wanted; most others are told apart at once, by the first bits of their hash.
+
+    Args:
+        wanted: uint64 [W], sorted, each once.
+    """
+
+    def __init__(self, wanted: np.ndarray) -> None:
+        self.wanted, self._shift = wanted, np.uint64(64 - max(16, len(wanted).bit_length() + 3))
+        self._likely = np.zeros(1 << (64 - int(self._shift)), bool)
+        self._likely[wanted >> self._shift] = True
+
+    def find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where wanted ones stand among hashes (uint64 [H]), and which of the wanted each is: int64 [F], int64 [F]."""
+        at = np.flatnonzero(self._likely[hashes >> self._shift])
+        places = np.minimum(np.searchsorted(self.wanted, hashes[at]), len(self.wanted) - 1)
+        same = self.wanted[places] == hashes[at]
+        return at[same], places[same]
+
+
 @lru_cache(1)
-def _table(path: Path, changed: int) -> tuple[np.ndarray, np.ndarray, np.uint64]:
-    """Return the n-grams that are looked for, and a table that says no to most others at once, by the first bits of a hash; kept until the file has changed."""
-    wanted = np.fromfile(checked_chunk(path), np.uint64)
-    shift = np.uint64(64 - max(16, len(wanted).bit_length() + 3))
-    likely = np.zeros(1 << (64 - int(shift)), bool)
-    likely[wanted >> shift] = True
-    return wanted, likely, shift
+def _table(path: Path, changed: int) -> Lookup:
+    """Return the n-grams of a file, kept until it has changed."""
+    return Lookup(np.fromfile(checked_chunk(path), np.uint64))
 
 
 def find_evaluation_text(chunks: list[Path], ngrams: Path, n: int, workers: Workers) -> np.ndarray:

@@ -46,7 +46,7 @@ def split_of(folder: Path, phrase: str) -> str:
     return next(split for split in prepared.splits() for each in prepared.documents(split) if phrase in prepared.decoder.text(each.tokens))
 
 
-@pytest.mark.parametrize("command", ["report", "look", "diff"])
+@pytest.mark.parametrize("command", ["report", "look", "overlap", "diff"])
 def test_every_command_has_help(command: str, capsys: Captured) -> None:
     assert call("data", command, "--help") == 0
     assert capsys.readouterr().out.startswith(f"usage: overnight data {command} ")
