@@ -62,7 +62,7 @@ class ModernBertConfig(TransformerConfig):
     kind: Literal["modernbert"] = "modernbert"
     """ModernBERT."""
     size: Literal["given", "auto"] = "given"
-    """`auto` chooses `num_layers`, `hidden_size` and `num_heads`, which are then left out, for the `budget`, this machine and the amount of text (docs/night.md); also `data.vocab_size` and `global_batch_size` where they are 0. `given` takes them as they are."""
+    """`auto` chooses `num_layers`, `hidden_size` and `num_heads`, which are then left out, for the `budget`, this machine and the amount of text (docs/size.md); also `data.vocab_size` and `global_batch_size` where they are 0. `given` takes them as they are."""
     intermediate_size: NonNegativeInt = 0
     """Width inside the feed-forward part, of each half; 0 is 8/3 of `hidden_size`, down to a multiple of 32, which has the parameters of four times without gates."""
     max_position_embeddings: PositiveInt = 512
