@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from overnight.corpus import shingles, streams
 from overnight.corpus.near_duplicates import text_and_offsets
@@ -138,13 +140,22 @@ def _ngrams_of(path: str, n: int) -> tuple[np.ndarray, int, int]:
             batch.append(text.encode("utf-8", "replace"))
             size += len(batch[-1])
         if batch and (text is None or size > _BATCH):
-            offsets = np.cumsum([0, *map(len, batch)])
-            hashes, ends = shingles.ngram_hashes(np.frombuffer(b"".join(batch), np.uint8), offsets, n)
+            hashes, ends = lowered_ngrams(pa.array(batch, pa.large_binary()), n)
             long += int(np.count_nonzero(np.diff(ends, prepend=0)))
             texts += len(batch)
             found.append(np.unique(hashes))
             batch, size = [], 0
     return np.unique(np.concatenate(found)), long, texts - long
+
+
+def lowered_ngrams(texts: pa.Array, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the n-grams of texts whatever the case of any alphabet, as :func:`shingles.ngram_hashes`, which knows that of ASCII alone.
+
+    Args:
+        texts: [D], large strings or large binary in UTF-8.
+        n: words of an n-gram.
+    """
+    return shingles.ngram_hashes(*text_and_offsets(pc.utf8_lower(texts.cast(pa.large_string()))), n)
 
 
 @dataclass(frozen=True)
@@ -164,8 +175,7 @@ def mark_chunk(task: MarkTask) -> None:
     """Write which documents of a chunk contain an n-gram of evaluation text: uint8 [D], 1 for those."""
     if is_sealed(path := _marks_path(task.clean)):
         return
-    text, offsets = text_and_offsets(read_table(checked_chunk(task.clean)).column("text"))
-    hashes, ends = shingles.ngram_hashes(text, offsets, task.n)
+    hashes, ends = lowered_ngrams(read_table(checked_chunk(task.clean)).column("text"), task.n)
     at, _ = _table(task.ngrams, task.ngrams.stat().st_mtime_ns).find(hashes)
     marks = np.zeros(len(ends), np.uint8)
     marks[np.searchsorted(ends, at, "right")] = 1

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 
-from overnight.corpus import shingles
-from overnight.corpus.decontaminate import Lookup, evaluation_texts
+from overnight.corpus.decontaminate import Lookup, evaluation_texts, lowered_ngrams
 from overnight.corpus.prepared import Decoder, Prepared, PreparedDocument
 from overnight.corpus.tokenizer import load_tokenizer
 from overnight.errors import DataError
@@ -177,8 +177,7 @@ def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _ngrams(texts: list[str], n: int) -> tuple[np.ndarray, np.ndarray]:
-    encoded = [text.lower().encode("utf-8", "replace") for text in texts]
-    return shingles.ngram_hashes(np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)]), n)
+    return lowered_ngrams(pa.array([text.encode("utf-8", "replace") for text in texts], pa.large_binary()), n)
 
 
 def _texts(prepared: Prepared, paths: Sequence[str], wanted: set[int]) -> dict[int, str]:

@@ -134,6 +134,21 @@ def test_prepare_drops_documents_with_evaluation_text_counts_and_samples_them(co
     assert any("6 13-grams of 1 texts; 3 have fewer words" in line for line in lines)
 
 
+def test_case_does_not_count_in_any_alphabet(tmp_path: Path) -> None:
+    texts = [
+        "Über Äcker eilt der Hase geschwind.",
+        "Заяц долго спал у дороги, а черепаха победила.",
+        "Ο λαγός κοιμήθηκε πολύ και έχασε τον αγώνα.",
+    ]
+    (tmp_path / "dev.txt").write_text("\n\n".join(texts))
+    write_ngrams([str(tmp_path / "dev.txt")], 5, tmp_path / "evaluation.u64", silent)
+    for kind in (pa.large_string(), pa.large_binary()):
+        path = tmp_path / f"clean-{kind}.arrow"
+        write_table(path, {"text": pa.array([text.upper().encode() for text in texts] + [b"", b"other"], pa.large_binary()).cast(kind)})
+        seal_chunk(path)
+        assert find_evaluation_text([path], tmp_path / "evaluation.u64", 5, 1).tolist() == [True, True, True, False, False]
+
+
 def test_changed_evaluation_text_begins_a_preparation_anew(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(corpus / "007.txt", QUESTION)
     asked = settings_of(corpus, decontaminate=[str(tmp_path / "dev.tsv")])
