@@ -26,8 +26,8 @@ _LOOKS, _PARTS = 50, 8
 # Stretches over which the time of a step is measured, and steps of one at least.
 _STRETCHES, _STRETCH = 5, 5
 # The end of a decay is moved where it is off by more than this share of what is left of the decay, this of the budget, and a second; so often
-# at most.
-_OFF, _OFF_BUDGET, _OFF_SECONDS, _MOVES = 0.04, 0.003, 1.0, 40
+# at most. One step alone must be this share of the budget: else the noise of the clock moves the end to and fro.
+_OFF, _OFF_BUDGET, _OFF_SECONDS, _MOVES, _ONE_STEP = 0.04, 0.003, 1.0, 40, 0.01
 # The shortest decay, however late it is: this share of the steps before it. Less would leave the rate's end without its use.
 _LEAST_DECAY = 0.02
 # No step is faster (s): as if all were, the steps warm up by which the speed is measured, which so hardly move the weights.
@@ -221,6 +221,8 @@ def _in_decay(shares: Sequence[Share], number: int, decisions: Sequence[Decision
     off, left = abs(steps - newest.steps), newest.steps - max(done, begins)
     moves = sum(decision.decay_begins is not None for decision in decisions) - 1
     much = max(_OFF * left * moment.seconds_per_step, _OFF_BUDGET * budget, _OFF_SECONDS)
+    if off == 1:
+        much = max(much, _ONE_STEP * budget)
     if done < begins or off * moment.seconds_per_step <= much or moves >= _MOVES:
         return Look(newest.steps, _next_in_decay(done, newest))
     lost = (newest.steps - wanted) * moment.seconds_per_step

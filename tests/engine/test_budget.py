@@ -187,6 +187,13 @@ def test_a_limited_warm_up_is_so_long_whatever_the_budget_is(seconds: float) -> 
     assert short[1].warmup_steps == pytest.approx(short[1].at + 0.03 * 900, abs=1), "the share, where that is less"
 
 
+def test_the_noise_of_the_clock_does_not_move_the_end_to_and_fro_by_a_step() -> None:
+    rng = random.Random(0)
+    for _ in range(20):
+        (decisions,) = simulate(ONE, lambda phase, now: 1.46 * rng.uniform(0.95, 1.05), 180.0, 35.0).decisions
+        assert len(decisions) == 3, [decision.why for decision in decisions]
+
+
 def test_steps_of_a_minute_are_timed_by_few() -> None:
     (decisions,) = simulate(ONE, lambda phase, now: 60.0, 3600.0).decisions
     assert decisions[1].at <= 3 and decisions[1].seconds_per_step == 60.0
