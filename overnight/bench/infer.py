@@ -80,7 +80,7 @@ def run(peer: str = "transformers", tiny: bool = False) -> None:
 
 def measure_model(name: str, folder: Path, natural: Sequence[str], cases: Sequence[Case], peer: str) -> Iterator[Row]:
     """Yield the rows of one model as they are measured: how ours agrees with each peer, and of every case texts a second and the time of a call."""
-    candidates = {"overnight": ours(folder, "fp32"), "overnight bf16": ours(folder, "bf16")}
+    candidates = {"overnight": ours(folder, "fp32"), "overnight bf16": ours(folder, "bf16"), "overnight int8": ours(folder, "int8")}
     if peer != "none":
         candidates |= {found.name: found for found in (pipeline(folder), onnxruntime(folder)) if found is not None}
     yield from compared(name, candidates, natural[:64])
@@ -129,7 +129,8 @@ def case_rows(name: str, texts: int, seconds: Mapping[str, list[list[float]]]) -
     for other, theirs in seconds.items():
         if other == "overnight":
             continue
-        ahead, peer = (f"{name} bf16", "overnight fp32") if other == "overnight bf16" else (name, other)
+        precision = other.removeprefix("overnight ")
+        ahead, peer = (f"{name} {precision}", "overnight fp32") if precision != other else (name, other)
         first, second = (theirs, own) if ahead != name else (own, theirs)
         beside = f"{ahead}, {peer}" if peer != "overnight fp32" else ahead
         totals = [Timing(tuple(map(sum, times))) for times in (first, second)]

@@ -245,8 +245,8 @@ def _machine_problems(run: Run) -> Iterator[str]:
         return
     if run.compute.torch_compile:
         yield f"compute.torch_compile = true: {kind} is not compiled; its recurrence is written by hand"
-    if run.precision == "fp8":
-        yield f"precision = fp8: the matrix products of {kind} are not made in 8 bits; use bf16"
+    if run.precision in ("fp8", "int8"):
+        yield f"precision = {run.precision}: the matrix products of {kind} are not made in 8 bits; use bf16"
     if run.memory.activation_checkpointing == "selective":
         yield f"memory.activation_checkpointing = selective: {kind} has none or full, which recomputes its window in segments"
 

@@ -12,8 +12,15 @@ from torch import nn
 from overnight.engine.finite import NonFiniteError
 from overnight.errors import ConfigError
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-"""Type of activations and matrix products; tf32 differs from fp32 only in how a GPU multiplies, and fp8 from bf16 in the matrix products of the layers."""
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+    "int8": torch.bfloat16,
+}
+"""Type of activations and matrix products; tf32 differs from fp32 only in how a GPU multiplies, fp8 and int8 from bf16 in the matrix products of the layers."""
 
 INITIAL_SCALE, FLOOR, CEILING = 2.0**16, 1.0, 2.0**40
 WINDOW = 1000

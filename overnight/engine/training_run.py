@@ -41,11 +41,22 @@ from overnight.signals import Interrupted, catch_signals
 from overnight.state_files import sealed
 
 
-def set_up_machine(run: Run) -> torch.device:
-    """Set the threads, the pages of memory, the matmul precision and the determinism of a run in this process; return its device."""
+def set_up_machine(run: Run, predicts: bool = False) -> torch.device:
+    """Set the threads, the pages of memory, the matmul precision and the determinism of a run in this process; return its device.
+
+    Args:
+        predicts: the network is trained no more, and asked for what texts give.
+
+    Raises:
+        ConfigError: where 8 bits are asked for and something else is done, or it is not done on a CPU.
+    """
+    if run.precision == "int8" and not predicts:
+        raise ConfigError("precision = int8: is to predict and embed; take bf16 to train, evaluate and fine-tune")
     if run.compute.threads:
         torch.set_num_threads(run.compute.threads)
     device = device_of(run)
+    if run.precision == "int8" and device.type != "cpu":
+        raise ConfigError("precision = int8: is for CPUs; take bf16, or compute.device=cpu")
     if device.type == "cpu":
         use_large_pages()
     set_matmul_precision(run.precision, device)

@@ -88,12 +88,20 @@ class Trained:
                 give_memory_back(len(batch.ids_N))
 
 
-def at_work(network: nn.Module, dtype: torch.dtype, device: torch.device) -> Any:
-    """Return a network that is trained no more: the weights of its products in the type and layout they are multiplied in, once instead of at each call."""
+def at_work(network: nn.Module, precision: str, device: torch.device) -> Any:
+    """Return a network that is trained no more: the weights of its products in the type and layout they are multiplied in, once instead of at each call.
+
+    Raises:
+        ConfigError: for int8, where this processor has none.
+    """
     network.requires_grad_(False).to(device).eval()
-    for module in network.modules():
-        if isinstance(module, Linear):
-            module.to(dtype).pack()
+    for name, module in network.named_modules():
+        if not isinstance(module, Linear):
+            continue
+        if precision == "int8" and ".layers." in name:
+            module.to_8_bits()
+        else:
+            module.to(DTYPES[precision]).pack()
     return network
 
 
@@ -206,11 +214,11 @@ def _tag(model: Trained, sentences: Sequence[Sentence]) -> Iterator[dict[str, An
 
 
 def _load_task(run: BertRun, name: str, facts: dict[str, Any]) -> Trained:
-    folder, device = run.run_dir / "finetune" / name, set_up_machine(run)
+    folder, device = run.run_dir / "finetune" / name, set_up_machine(run, predicts=True)
     vocabulary = task_vocabulary(folder, facts["tokenizer"])
     model = task_model(facts["kind"], len(facts["labels"]), run, facts["vocab_size"])
     reader.fill(model, read_weights(folder, facts), folder)
-    model = at_work(model, DTYPES[run.precision], device)
+    model = at_work(model, run.precision, device)
     return Trained(model, load_tokenizer(folder), vocabulary, device, DTYPES[run.precision], facts["spec"]["seq_len"], facts)
 
 
@@ -266,13 +274,13 @@ def _load_masked_lm(run: BertRun) -> Trained:
     source = reader.newest_checkpoint(run.run_dir / "checkpoints")
     if source is None:
         raise DataError(f"{run.run_dir} has no checkpoint; run `overnight pretrain` first")
-    device = set_up_machine(run)
+    device = set_up_machine(run, predicts=True)
     corpus, vocabulary = kept_vocabulary(run)
     model = new_model(run, vocabulary, device)
     progress, state, _ = reader.read_checkpoint(source)
     reader.fill(model, state, source)
     assert_same_corpus(progress, load_manifest(corpus), corpus, run)
-    model = at_work(model, DTYPES[run.precision], device)
+    model = at_work(model, run.precision, device)
     assert padded_vocabulary(vocabulary.size) == len(model.encoder.word.weight)
     longest = run.model.max_position_embeddings
     return Trained(model, load_tokenizer(corpus), vocabulary, device, DTYPES[run.precision], longest, {"kind": "mask"})

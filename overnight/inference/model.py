@@ -249,11 +249,11 @@ def _tasks(folder: Path) -> list[str]:
 
 def _pretrained(initial: Initial, run: BertRun) -> Trained:
     """Return an encoder of others; heads that it lacks are never asked."""
-    known, device = vocabulary(initial.tokens, initial.lowercase), set_up_machine(run)
+    known, device = vocabulary(initial.tokens, initial.lowercase), set_up_machine(run, predicts=True)
     network = new_model(run, known, device)
     own = network.state_dict()
     reader.fill(network, own | {name: tensor for name, tensor in initial.state.items() if name in own}, Path(initial.source))
-    network = at_work(network, DTYPES[run.precision], device)
+    network = at_work(network, run.precision, device)
     tokenizer = build_tokenizer(initial.tokens, initial.lowercase)
     facts = {"kind": "mask", "lacks": "mlm" in initial.lacks()}
     return Trained(network, tokenizer, known, device, DTYPES[run.precision], run.model.max_position_embeddings, facts)
@@ -277,7 +277,7 @@ def _head(folder: Path) -> tuple[str, list[str]]:
 
 def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: list[str]) -> Trained:
     """Return the model of a task in a folder of Hugging Face."""
-    known, device = vocabulary(initial.tokens, initial.lowercase), set_up_machine(run)
+    known, device = vocabulary(initial.tokens, initial.lowercase), set_up_machine(run, predicts=True)
     state, _, _ = load_pretrained(folder)
     state = {**{name: tensor for name, tensor in state.items() if name.startswith("head.")}, **initial.state}
     network = task_model(kind, len(labels), run, known.size)
@@ -285,7 +285,7 @@ def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: 
     if missing := sorted(wanted.keys() - state.keys()):
         raise DataError(f"{folder}: its weights lack {missing[0]}, which its config.json promises; copy it again")
     reader.fill(network, {name: state[name] for name in wanted}, folder)
-    network = at_work(network, DTYPES[run.precision], device)
+    network = at_work(network, run.precision, device)
     longest = run.model.max_position_embeddings
     spec = {"seq_len": longest, "doc_stride": min(DOC_STRIDE, longest // 4), "max_answer_length": MAX_ANSWER}
     facts = {"kind": kind, "labels": labels, "spec": spec, "result": {"metrics": {}}}

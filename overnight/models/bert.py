@@ -18,6 +18,7 @@ from overnight.batches.packing import Batch
 from overnight.config import BertConfig
 from overnight.models.attention import Layout, attention, layout
 from overnight.models.fused_layer import fused_embedding, fused_layer, why_not
+from overnight.models.int8 import Int8Weight, int8_product, quantized
 from overnight.models.layers import _onednn_linear, dropout, layer_norm, linear, packed, packed_product, rows
 from overnight.models.vocabulary_loss import TiedGradient, vocabulary_loss
 
@@ -36,6 +37,8 @@ class Linear(nn.Linear):
 
     packed: Tensor | None = None
     """The weight as :func:`overnight.models.layers.packed` lays it out, of a network that is trained no more."""
+    in_8_bits: Int8Weight | None = None
+    """The weight and the bias in 8 bits, of such a network."""
 
     def reset_parameters(self) -> None:
         """Fill weight and bias."""
@@ -46,6 +49,8 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is not None:
             return packed_product(x, self.packed, self.bias)
+        if self.in_8_bits is not None:
+            return int8_product(x, self.in_8_bits)
         return linear(x, self.weight, self.bias)
 
     def pack(self) -> None:
@@ -53,6 +58,11 @@ class Linear(nn.Linear):
         self.packed = packed(self.weight)
         if self.packed is not None:
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+
+    def to_8_bits(self) -> None:
+        """Multiply in 8 bits from now on: nothing else is kept of the weight."""
+        self.in_8_bits = quantized(self.weight, self.bias)
+        self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
 
 class Norm(nn.Module):

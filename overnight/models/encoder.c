@@ -35,6 +35,35 @@ void dropout(long n, float scale, const uint8_t *kept, const STORE *x, STORE *ou
     }
 }
 
+/* q = x / scale, rounded, where the scale of a row is its largest magnitude / 127. x, q: (N, K). scales: (N). */
+void quantize(long N, long K, const STORE *x, int8_t *q, float *scales) {
+    ROWS for (long n = 0; n < N; n++) {
+        const STORE *restrict row = x + n * K;
+        int8_t *restrict out = q + n * K;
+        float most = 0;
+#pragma omp simd reduction(max : most)
+        for (long j = 0; j < K; j++) {
+            float size = fabsf(load(row[j]));
+            most = size > most ? size : most;
+        }
+        float inverse = most > 0 ? 127.0f / most : 0;
+        scales[n] = most / 127.0f;
+#pragma omp simd
+        for (long j = 0; j < K; j++) out[j] = (int8_t)(int32_t)rintf(load(row[j]) * inverse);
+    }
+}
+
+/* out = sums · scale of the row · scale of the column + bias. sums, out: (N, M). rows: (N). columns, bias: (M). */
+void dequantize(long N, long M, const int32_t *sums, const float *rows, const float *columns, const float *bias, STORE *out) {
+    ROWS for (long n = 0; n < N; n++) {
+        const int32_t *restrict s = sums + n * M;
+        STORE *restrict o = out + n * M;
+        float scale = rows[n];
+#pragma omp simd
+        for (long j = 0; j < M; j++) o[j] = store((float)s[j] * (scale * columns[j]) + bias[j]);
+    }
+}
+
 /* out = gelu(a) b. x: (N, 2F), a and b side by side. out: (N, F). */
 void gated_gelu(long N, long F, const STORE *x, STORE *out) {
     ROWS for (long n = 0; n < N; n++) {

@@ -67,6 +67,26 @@ def gated_gelu_backward(x: Tensor, grad: Tensor) -> Tensor:
     return out
 
 
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of x (N, K) in 8 bits, and the scale of each: int8 (N, K), fp32 (N)."""
+    out, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(len(x))
+    _call("quantize", x.dtype, *x.shape, x, out, scales)
+    return out, scales
+
+
+def dequantize(sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return sums · rows · columns + bias in a type.
+
+    Args:
+        sums: int32 (N, M).
+        rows: scales, fp32 (N).
+        columns, bias: fp32 (M).
+    """
+    out = torch.empty(sums.shape, dtype=dtype)
+    _call("dequantize", dtype, *sums.shape, sums, rows, columns, bias, out)
+    return out
+
+
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy of each row of (M, V), fp32, and turn the logits into their gradients, in place.
 

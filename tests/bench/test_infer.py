@@ -21,7 +21,8 @@ def test_a_classifier_at_work_is_measured_beside_its_peer(capsys: pytest.Capture
     rows = {row["name"]: row for row in assert_result(capsys.readouterr().out, "infer")}
     assert rows["bert-tiny logits of transformers"]["value"] < infer.TOLERANCE < rows["bert-tiny logits of overnight bf16"]["value"]
     for case in infer.TINY:
-        for name, peer in ((f"bert-tiny {case.name}, transformers", "transformers"), (f"bert-tiny {case.name} bf16", "overnight fp32")):
+        own = [(f"bert-tiny {case.name} {precision}", "overnight fp32") for precision in ("bf16", "int8")]
+        for name, peer in ((f"bert-tiny {case.name}, transformers", "transformers"), *own):
             units = {rows[name + what]["unit"] for what in (", median", ", p95")}
             assert rows[name]["unit"] == "sequences/s" and units == {"ms"} and rows[name]["peer"] == peer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import torch
 
 import overnight
 from overnight.bench.sizes import full_batch
+from overnight.cli.main import main
 from overnight.config import BertRun
 from overnight.config.schema import BertConfig, ModernBertConfig
 from overnight.corpus.tokenizer import save_tokenizer
@@ -178,6 +180,41 @@ def test_the_precision_is_that_which_is_asked_for(trained_run: BertRun, model: M
     np.testing.assert_allclose(vectors, exact, atol=0.05)
 
 
+def test_in_8_bits_the_command_and_the_model_answer_as_in_32(
+    trained_run: BertRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(f"integer division {n}\nraised exception {n}" for n in range(20)))
+    answers = {}
+    for precision in ("fp32", "int8"):
+        command = [
+            "predict",
+            "classes",
+            "--from",
+            str(trained_run.run_dir),
+            f"--input={tmp_path / 'texts.txt'}",
+            f"--precision={precision}",
+        ]
+        assert main(command) == 0
+        answers[precision] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(answers["int8"]) == 40 and answers["int8"] != answers["fp32"]
+    for ours, exact in zip(answers["int8"], answers["fp32"], strict=True):
+        assert ours["label"] == exact["label"]
+    model = overnight.load(trained_run.run_dir, "classes", precision="int8")
+    texts = (tmp_path / "texts.txt").read_text().splitlines()
+    assert [answer["label"] for answer in model.predict(texts)] == [answer["label"] for answer in answers["int8"]]
+
+
+def test_8_bits_are_refused_where_something_is_trained_or_scored(
+    trained_run: BertRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in (["evaluate", "--from", str(trained_run.run_dir)], ["finetune", "classes", "--from", str(trained_run.run_dir)]):
+        assert main([*command, "--precision=int8"]) == 2
+        assert "precision = int8: is to predict and embed; take bf16" in capsys.readouterr().err
+    monkeypatch.setattr("overnight.engine.training_run.device_of", lambda run: torch.device("cuda"))
+    with pytest.raises(ConfigError, match=r"is for CPUs; take bf16, or compute\.device=cpu"):
+        overnight.load(trained_run.run_dir, precision="int8")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "sizes", [BertConfig(num_layers=2, hidden_size=16, num_heads=2), ModernBertConfig(num_layers=2, hidden_size=16, num_heads=2)]
@@ -193,7 +230,7 @@ def test_weights_that_are_cast_and_laid_out_once_give_the_same_outputs(sizes: An
     trained = logits()  # with a gradient
     with torch.inference_mode():
         before = logits()
-        at_work(network, dtype, torch.device("cpu"))
+        at_work(network, {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype], torch.device("cpu"))
         after = logits()
     for first, second, third in zip(trained, before, after, strict=True):
         assert torch.equal(first, second)
