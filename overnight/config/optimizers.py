@@ -161,20 +161,11 @@ OPTIMIZERS: dict[str, type[Optim]] = {"lamb": LambConfig, "lans": LansConfig, "l
 """The settings of each optimizer by its name."""
 
 SCHEDULE_SETTINGS: dict[str, tuple[str, ...]] = {
-    "linear": (
-        "warmup_ratio",
-        "max_warmup_steps",
-    ),
+    "linear": ("warmup_ratio", "max_warmup_steps"),
     "poly": ("warmup_ratio", "max_warmup_steps", "power"),
     "poly_nvidia": ("warmup_ratio", "max_warmup_steps", "power"),
     "wsd": ("warmup_ratio", "max_warmup_steps", "stable_ratio", "power", "decay"),
-    "cosine": (
-        "warmup_ratio",
-        "max_warmup_steps",
-    ),
-    "constant": (
-        "warmup_ratio",
-        "max_warmup_steps",
-    ),
+    "cosine": ("warmup_ratio", "max_warmup_steps"),
+    "constant": ("warmup_ratio", "max_warmup_steps"),
 }
 """What only some schedules have; the others do nothing with it, so there it may not be set."""
