@@ -140,7 +140,7 @@ def test_print_config_gives_a_recipe_that_gives_itself(command: str, recipe: Pat
         (["--phases.long.steps=many"], ["phases.long.steps = 'many'", "integer"]),
         (["--phases.long.steps", "0"], ["phases.long.steps = 0", "above 0"]),
         (["--seed", "-1"], ["seed = -1", "0 to 4294967295"]),
-        (["--precision=fp4"], ["precision = 'fp4'", "'fp32', 'tf32', 'bf16', 'fp16' or 'fp8'"]),
+        (["--precision=fp4"], ["precision = 'fp4'", "'fp32', 'tf32', 'bf16', 'fp16', 'fp8' or 'int8'"]),
         (["--phases.short.global_batch_size=7"], ["phases.short.global_batch_size = 7", "cannot be split"]),
         (["--phases.short.optim.schedule.warmup_ratio=2"], ["warmup_ratio = 2", "longer than the phase"]),
         (["--model.num_heads=5"], ["model.num_heads = 5", "must divide model.hidden_size = 32"]),
