@@ -23,6 +23,7 @@ from overnight.bench.measure import Row, Timing, print_result, rate_row
 from overnight.bench.sizes import MODELS, MODERN_MODELS
 from overnight.config import EncoderConfig
 from overnight.errors import DataError
+from overnight.models.int8 import is_exact
 
 NETWORKS: dict[str, EncoderConfig] = {**MODELS, **MODERN_MODELS}
 Answer = Callable[[list[str]], object]
@@ -80,7 +81,9 @@ def run(peer: str = "transformers", tiny: bool = False) -> None:
 
 def measure_model(name: str, folder: Path, natural: Sequence[str], cases: Sequence[Case], peer: str) -> Iterator[Row]:
     """Yield the rows of one model as they are measured: how ours agrees with each peer, and of every case texts a second and the time of a call."""
-    candidates = {"overnight": ours(folder, "fp32"), "overnight bf16": ours(folder, "bf16"), "overnight int8": ours(folder, "int8")}
+    candidates = {"overnight": ours(folder, "fp32"), "overnight bf16": ours(folder, "bf16")}
+    if is_exact():
+        candidates["overnight int8"] = ours(folder, "int8")
     if peer != "none":
         candidates |= {found.name: found for found in (pipeline(folder), onnxruntime(folder)) if found is not None}
     yield from compared(name, candidates, natural[:64])

@@ -36,6 +36,7 @@ def load(options: argparse.Namespace, overrides: list[str]) -> Run:
     import dataclasses
 
     from overnight import config
+    from overnight.config.validate import refuse_int8
 
     with said_once():
         if options.help:
@@ -58,6 +59,7 @@ def load(options: argparse.Namespace, overrides: list[str]) -> Run:
             return completed_recipe(tree, None if elsewhere else folder, writes)
 
         run = config.load_run(str(folder / "run.yaml") if own else options.recipe, overrides, completed)
+        refuse_int8(run)
     if own and not any(override.startswith("out=") for override in overrides):
         run = dataclasses.replace(run, out=str(folder))
     if options.print_config:

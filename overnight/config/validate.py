@@ -225,6 +225,16 @@ def _batch_warmup_problems(key: str, phase: BertPhase, budget: bool) -> Iterator
         yield f"{key}.batch_warmup.steps = {steps}: needs {key}.batch_warmup.initial_batch_size, the sequences of the first step"
 
 
+def refuse_int8(run: Run) -> None:
+    """Refuse what only prediction has, before anything else is done.
+
+    Raises:
+        ConfigError: where the precision is int8.
+    """
+    if run.precision == "int8":
+        raise ConfigError("precision = int8: is to predict and embed; take bf16 to train, evaluate and fine-tune")
+
+
 def _machine_problems(run: Run) -> Iterator[str]:
     """Yield what makes some networks faster or smaller and does nothing for others, and what does not go together."""
     kind, fsdp = run.model.kind, run.distributed.strategy == "fsdp"

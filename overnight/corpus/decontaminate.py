@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import fnmatch
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from overnight.errors import DataError
 from overnight.run_dir.atomic import write_whole
 from overnight.state_files import parse_json
 
+Item = TypeVar("Item")
 # Texts whose n-grams are hashed at once, characters; and of a JSON file, which is read whole.
 _BATCH, _MAX_JSON = 8 << 20, 1 << 30
 
@@ -134,18 +135,30 @@ def write_ngrams(paths: list[str], n: int, out: Path, log: Callable[[str], None]
 
 def _ngrams_of(path: str, n: int) -> tuple[np.ndarray, int, int]:
     """Return the n-grams of a path, how many texts have one, and how many not."""
-    found, batch, size, long, texts = [np.zeros(0, np.uint64)], [], 0, 0, 0
-    for text in (*evaluation_texts(path), None):
-        if text is not None:
-            batch.append(text.encode("utf-8", "replace"))
-            size += len(batch[-1])
-        if batch and (text is None or size > _BATCH):
-            hashes, ends = lowered_ngrams(pa.array(batch, pa.large_binary()), n)
-            long += int(np.count_nonzero(np.diff(ends, prepend=0)))
-            texts += len(batch)
-            found.append(np.unique(hashes))
-            batch, size = [], 0
-    return np.unique(np.concatenate(found)), long, texts - long
+    found, long, count = [np.zeros(0, np.uint64)], 0, 0
+    for texts in in_batches(evaluation_texts(path), len):
+        hashes, ends = ngrams(texts, n)
+        long, count = long + int(np.count_nonzero(np.diff(ends, prepend=0))), count + len(texts)
+        found.append(np.unique(hashes))
+    return np.unique(np.concatenate(found)), long, count - long
+
+
+def in_batches(items: Iterable[Item], characters: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Yield texts, or what stands for one, so many at once that they can be hashed together."""
+    found, size = [], 0
+    for item in items:
+        found.append(item)
+        size += characters(item)
+        if size > _BATCH:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
+
+
+def ngrams(texts: Sequence[str], n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the n-grams of texts, as :func:`lowered_ngrams`."""
+    return lowered_ngrams(pa.array([text.encode("utf-8", "replace") for text in texts], pa.large_binary()), n)
 
 
 def lowered_ngrams(texts: pa.Array, n: int) -> tuple[np.ndarray, np.ndarray]:

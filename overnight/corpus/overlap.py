@@ -9,15 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import pyarrow as pa
 
-from overnight.corpus.decontaminate import Lookup, evaluation_texts, lowered_ngrams
+from overnight.corpus.decontaminate import Lookup, evaluation_texts, in_batches, ngrams
 from overnight.corpus.prepared import Decoder, Prepared, PreparedDocument
 from overnight.corpus.tokenizer import load_tokenizer
 from overnight.errors import DataError
 
-# Text that is hashed at once (characters), and what is shown of one.
-_BATCH, _SHOWN = 8 << 20, 200
+# Of a text that is shown, and about so many of a token.
+_CHARACTERS, _OF_A_TOKEN = 200, 4
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,8 @@ def find_overlap(prepared: Prepared, split: str, paths: Sequence[str], n: int, s
     result, starts, hashes, of_text = Overlap(), [0], [], []
     for path in paths:
         counts = PathOverlap(path)
-        for batch in _batches(_as_prepared(prepared, evaluation_texts(path, "--with"))):
-            found, ends = _ngrams(batch, n)
+        for batch in in_batches(_as_prepared(prepared, evaluation_texts(path, "--with")), len):
+            found, ends = ngrams(batch, n)
             lengths = np.diff(ends, prepend=0)
             hashes.append(found)
             of_text.append(np.repeat(starts[-1] + counts.texts + np.arange(len(batch)), lengths))
@@ -88,10 +87,11 @@ def find_overlap(prepared: Prepared, split: str, paths: Sequence[str], n: int, s
     wanted, entries = np.unique(np.concatenate(hashes), return_inverse=True)
     search = _Search(Lookup(wanted), entries, np.concatenate(of_text), np.array(starts), n)
     chosen: list[tuple[PreparedDocument, int]] = []
-    for documents in _documents(prepared, split, result):
+    for documents in in_batches(prepared.documents(split), lambda document: _OF_A_TOKEN * len(document.tokens)):
+        result.read += len(documents)
         chosen += search.read(documents, prepared.decoder, result, samples - len(chosen))
     search.count(result)
-    shown = _texts(prepared, paths, {text for _, text in chosen})
+    shown = _texts(paths, {text for _, text in chosen})
     for document, text in chosen:
         result.samples.append(Match(document, result.paths[int(np.searchsorted(starts, text, "right")) - 1].path, shown[text]))
     return result
@@ -121,7 +121,7 @@ class _Search:
         self, documents: list[PreparedDocument], decoder: Decoder, result: Overlap, samples: int
     ) -> list[tuple[PreparedDocument, int]]:
         """Look through some documents; return the first of those with something, each with a text of an evaluation."""
-        hashes, ends = _ngrams([decoder.text(document.tokens) for document in documents], self.n)
+        hashes, ends = ngrams([decoder.text(document.tokens) for document in documents], self.n)
         at, which = self.lookup.find(hashes)
         self.found[which] = True
         rows = np.searchsorted(ends, at, "right")
@@ -139,48 +139,18 @@ class _Search:
             counts.found = number
 
 
-def _documents(prepared: Prepared, split: str, result: Overlap) -> Iterator[list[PreparedDocument]]:
-    """Yield the documents of a split, many at once."""
-    found, size = [], 0
-    for document in prepared.documents(split):
-        found.append(document)
-        size += len(document.tokens)
-        result.read += 1
-        if size > _BATCH // 4:
-            yield found
-            found, size = [], 0
-    if found:
-        yield found
-
-
 def _as_prepared(prepared: Prepared, texts: Iterator[str]) -> Iterator[str]:
     """Yield texts as they would be read from the folder again."""
     if prepared.decoder.is_bytes:
         yield from texts
         return
     tokenizer = load_tokenizer(prepared.folder)
-    for batch in _batches(texts):
+    for batch in in_batches(texts, len):
         for encoded in tokenizer.encode_batch(batch, add_special_tokens=False):
             yield prepared.decoder.text(np.array(encoded.ids, np.int64))
 
 
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    found, size = [], 0
-    for text in texts:
-        found.append(text)
-        size += len(text)
-        if size > _BATCH:
-            yield found
-            found, size = [], 0
-    if found:
-        yield found
-
-
-def _ngrams(texts: list[str], n: int) -> tuple[np.ndarray, np.ndarray]:
-    return lowered_ngrams(pa.array([text.encode("utf-8", "replace") for text in texts], pa.large_binary()), n)
-
-
-def _texts(prepared: Prepared, paths: Sequence[str], wanted: set[int]) -> dict[int, str]:
+def _texts(paths: Sequence[str], wanted: set[int]) -> dict[int, str]:
     """Return the beginnings of some texts by their number, counted over all paths."""
     number = 0
     found: dict[int, str] = {}
@@ -189,6 +159,6 @@ def _texts(prepared: Prepared, paths: Sequence[str], wanted: set[int]) -> dict[i
             break
         for text in evaluation_texts(path, "--with"):
             if number in wanted:
-                found[number] = " ".join(text.split())[:_SHOWN]
+                found[number] = " ".join(text.split())[:_CHARACTERS]
             number += 1
     return found

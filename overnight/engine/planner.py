@@ -241,7 +241,7 @@ class Planner:
             text = expectation(self.record, self.shares, decision, max(0.0, self._left()))
         more = {"step": decision.at, "steps": decision.steps, "decay_begins": decision.decay_begins, "decided": decision.time}
         logger.event("budget", f"budget {self.run.budget}: {text}", **more)
-        for event, message in warnings(self.phases[decision.phase], decision, decision is known[1], self._epoch):
+        for event, message in length_warnings(self.phases[decision.phase], decision, decision is known[1], self._epoch):
             logger.event(event, message)
 
     def finish(self, log: Callable[[str], None]) -> None:
@@ -274,7 +274,7 @@ def expectation(record: BudgetRecord, phases: Sequence[Share], decision: Decisio
     return text
 
 
-def warnings(phase: Phase, decision: Decision, first: bool, epoch: int) -> Iterator[tuple[str, str]]:
+def length_warnings(phase: Phase, decision: Decision, first: bool, epoch: int) -> Iterator[tuple[str, str]]:
     """Yield what the length of a phase means for its settings and its text, each as an event and a message.
 
     Args:

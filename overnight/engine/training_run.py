@@ -17,6 +17,7 @@ from overnight.checkpoint.reader import Progress
 from overnight.checkpoint.run_identity import unrecorded_extensions
 from overnight.checkpoint.writer import CheckpointWriter
 from overnight.config import Phase, Run
+from overnight.config.validate import refuse_int8
 from overnight.console import Line
 from overnight.distributed.collectives import ErrorOnOtherRank, assert_same_on_all_ranks, raise_on_all_ranks
 from overnight.distributed.world import World, device_of
@@ -50,8 +51,8 @@ def set_up_machine(run: Run, predicts: bool = False) -> torch.device:
     Raises:
         ConfigError: where 8 bits are asked for and something else is done, or it is not done on a CPU.
     """
-    if run.precision == "int8" and not predicts:
-        raise ConfigError("precision = int8: is to predict and embed; take bf16 to train, evaluate and fine-tune")
+    if not predicts:
+        refuse_int8(run)
     if run.compute.threads:
         torch.set_num_threads(run.compute.threads)
     device = device_of(run)

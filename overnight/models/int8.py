@@ -1,7 +1,7 @@
 """Linear maps in 8 bits on a CPU, of a network that is trained no more.
 
 Weights have a scale for each output, activations one for each token, found as they come (symmetric, 127 steps to either side), and the sums of the
-products are exact. So what a text gives does not depend on the others of its batch.
+products are exact. So these products of a text do not depend on the others of its batch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def quantized(weight: Tensor, bias: Tensor | None) -> Int8Weight:
     Raises:
         ConfigError: where this CPU does not multiply 8 bits exactly.
     """
-    if not _exact():
+    if not is_exact():
         raise ConfigError("precision = int8: this processor or build of torch does not multiply 8 bits exactly; take bf16 or fp32")
     scales = weight.detach().float().abs().amax(1).clamp_min(1e-30) / _STEPS
     steps = (weight.detach().float() / scales[:, None]).round_().to(torch.int8)
@@ -59,7 +59,7 @@ def int8_product(x: Tensor, weight: Int8Weight) -> Tensor:
 
 
 @functools.cache
-def _exact() -> bool:
+def is_exact() -> bool:
     """Return whether the product of the largest numbers is right: without instructions for 8 bits some libraries let sums overflow in 16."""
     try:
         for sign in (1, -1):

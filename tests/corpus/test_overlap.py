@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from overnight.cli.main import main
-from overnight.corpus import overlap
+from overnight.corpus import decontaminate
 from overnight.corpus.overlap import find_overlap
 from overnight.corpus.prepared import Prepared
 from tests.corpus.folders import prepared_folder
@@ -40,7 +40,7 @@ def grams(text: str, n: int) -> set[tuple[str, ...]]:
 def test_documents_and_texts_are_those_that_share_a_run_of_words(
     folder: Path, tmp_path: Path, n: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overlap, "_BATCH", batch)
+    monkeypatch.setattr(decontaminate, "_BATCH", batch)
     rng, prepared = random.Random(n), Prepared(folder)
     documents = [prepared.decoder.text(each.tokens) for each in prepared.documents("train")]
     # Equal ones, and a text that is too short, are texts too.

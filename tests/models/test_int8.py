@@ -14,8 +14,9 @@ from overnight.finetune.predict import at_work
 from overnight.models import encoder_native, int8
 from overnight.models.bert import Linear
 from overnight.models.encoders import masked_lm
-from overnight.models.int8 import int8_product, quantized
+from overnight.models.int8 import int8_product, is_exact, quantized
 
+pytestmark = pytest.mark.skipif(not is_exact(), reason="this processor does not multiply 8 bits exactly")
 needs_compiler = pytest.mark.skipif(not encoder_native.available(torch.float32), reason="no C compiler")
 
 
@@ -74,7 +75,7 @@ def test_a_network_in_8_bits_is_close_holds_each_weight_once_and_no_text_changes
 
 
 def test_a_processor_that_cannot_is_told_before_anything_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8, "_exact", lambda: False)
+    monkeypatch.setattr(int8, "is_exact", lambda: False)
     with pytest.raises(
         ConfigError, match="precision = int8: this processor or build of torch does not multiply 8 bits exactly; take bf16 or fp32"
     ):
