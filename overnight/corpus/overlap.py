@@ -81,7 +81,7 @@ def find_overlap(prepared: Prepared, split: str, paths: Sequence[str], n: int, s
             of_text.append(np.repeat(starts[-1] + counts.texts + np.arange(len(batch)), lengths))
             counts.texts, counts.long = counts.texts + len(batch), counts.long + int(np.count_nonzero(lengths))
         if not counts.long:
-            raise DataError(f"--with {path}: none of its {counts.texts:,} texts has {n} words; lower --words")
+            raise DataError(f"--with {path}: no text of it has {n} words; lower --words")
         starts.append(starts[-1] + counts.texts)
         result.paths.append(counts)
     wanted, entries = np.unique(np.concatenate(hashes), return_inverse=True)

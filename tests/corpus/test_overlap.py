@@ -88,7 +88,7 @@ def test_nothing_shared_ends_with_0_and_what_cannot_be_used_with_2(folder: Path,
     assert "0 of " in capsys.readouterr().out
     for more, said in (
         (["--with", str(tmp_path / "absent")], "there is no such file or folder; correct --with"),
-        (["--with", str(tmp_path / "dev.txt"), "--words=14"], "none of its 1 texts has 14 words; lower --words"),
+        (["--with", str(tmp_path / "dev.txt"), "--words=14"], "no text of it has 14 words; lower --words"),
         (["--with", str(tmp_path / "dev.txt"), "--split=test"], "test holds no document; there is train"),
     ):
         assert main(["data", "overlap", str(folder), *more]) == 2
