@@ -10,7 +10,7 @@ from typing import Any
 from overnight import config
 from overnight.config.describe import ANY, Setting, describe
 from overnight.config.schema import ENCODERS, RUNS
-from overnight.config.validate import COMPUTE_SETTINGS, DATA_SETTINGS
+from overnight.config.validate import COMPUTE_SETTINGS, DATA_SETTINGS, PHASE_SETTINGS
 from overnight.display import folded, yaml_text
 
 # What a command is begun with, and which sections it reads.
@@ -109,6 +109,8 @@ def _does_nothing(key: str, kind: str) -> bool:
     section, _, name = key.partition(".")
     if section == "compute":
         return kind not in COMPUTE_SETTINGS.get(name, (kind,))
+    if section == "phases":
+        return kind not in PHASE_SETTINGS.get(name.partition(".")[2], (kind,))
     other = DATA_SETTINGS["bytes" if kind in ENCODERS else "wordpiece"]
     return section == "data" and name in other
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -27,39 +28,69 @@ class Setting(NamedTuple):
     text: str
 
 
-ANY: dict[str, Any] = {"BERT": BertRun, "byte models": ByteRun}
+ANY: dict[str, Any] = {"Encoders": BertRun, "Byte models": ByteRun}
 """The kinds of runs, by what they are runs of."""
 
 
-def describe(kinds: Mapping[str, Any] | None = None, prefix: str = "", network: str = "") -> Iterator[Setting]:
+def describe(kinds: Mapping[str, Any] | None = None, prefix: str = "", network: str = "", tag: Tagged | None = None) -> Iterator[Setting]:
     """Yield every setting that one of some alternative dataclasses has, with those that have it where not all do.
 
     Args:
         kinds: the alternatives by name; a run of any kind by default.
         prefix: of the keys.
         network: leave out what other kinds of networks have.
+        tag: the key by whose value one of the alternatives is taken.
     """
     kinds = kinds or ANY
     for name in dict.fromkeys(f.name for kind in kinds.values() for f in dataclasses.fields(kind)):
         owners = {label: kind for label, kind in kinds.items() if name in hints(kind)}
         inner: dict[str, Any] = {}
+        tags = [note for kind in owners.values() for note in hints(kind)[name][1] if isinstance(note, Tagged)]
         for label, kind in owners.items():
             hint, notes = hints(kind)[name]
-            tag = next((note for note in notes if isinstance(note, Tagged)), None)
-            if tag:
-                inner |= {name: member for name, member in tag.members(hint).items() if network in ("", name) or tag.key != "kind"}
+            if own := next((note for note in notes if isinstance(note, Tagged)), None):
+                inner |= {name: member for name, member in own.members(hint).items() if network in ("", name) or own.key != "kind"}
             elif get_origin(hint) is Mapping or dataclasses.is_dataclass(hint):
                 inner[label] = get_args(hint)[1] if get_origin(hint) is Mapping else hint
         if inner:
             named = get_origin(hints(next(iter(owners.values())))[name][0]) is Mapping
             same = dict.fromkeys(inner.values())
-            yield from describe(inner if len(same) > 1 else {"": next(iter(same))}, f"{prefix}{name}.{'NAME.' * named}", network)
+            parts = inner if len(same) > 1 else {"": next(iter(same))}
+            yield from describe(parts, f"{prefix}{name}.{'NAME.' * named}", network, tags[0] if tags else None)
             continue
         types = dict.fromkeys(_type_name(hints(kind)[name][0]) for kind in owners.values())
-        defaults = dict.fromkeys(_default(kind, name) for kind in owners.values())
-        of = f"`{'`, `'.join(owners)}`: " if len(owners) < len(kinds) else ""
-        texts = dict.fromkeys(documentation(kind)[name] for kind in owners.values())
-        yield Setting(f"{prefix}{name}", "|".join(types), " or ".join(defaults), of + " ".join(texts))
+        if tag and tag.key == name and len(owners) > 1:
+            yield Setting(f"{prefix}{name}", "|".join(types), tag.default, _text_of_all(name, owners.values()))
+            continue
+        texts = _by_value({label: documentation(kind)[name] for label, kind in owners.items()})
+        defaults = _by_value({label: _default(kind, name) for label, kind in owners.items()})
+        (first, _), *others = defaults.items()
+        default = ", ".join([first, *(f"of {_labels(of)} {value}" for value, of in others)])
+        text = " ".join(f"{_labels(of)}: {each}" for each, of in texts.items())
+        if len(texts) == 1 and (len(owners) == len(kinds) or _NAMES_ITS_KIND.match(next(iter(texts)))):
+            text = next(iter(texts))
+        yield Setting(f"{prefix}{name}", "|".join(types), default, text)
+
+
+# A text that says itself to which kinds it belongs: "`wsd`: share of ...".
+_NAMES_ITS_KIND = re.compile(r"(`\w+`(, )?)+: ")
+
+
+def _by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the labels that have each value, in order."""
+    found: dict[str, list[str]] = {}
+    for label, value in values.items():
+        found.setdefault(value, []).append(label)
+    return found
+
+
+def _labels(labels: Iterable[str]) -> str:
+    return ", ".join(label if label in ANY else f"`{label}`" for label in labels)
+
+
+def _text_of_all(name: str, kinds: Iterable[Any]) -> str:
+    """Return the text of a field that several dataclasses have from the first one above all of them."""
+    return next(documentation(base)[name] for base in reversed(next(iter(kinds)).__mro__) if name in getattr(base, "__annotations__", ()))
 
 
 def default_tree(tree: Mapping[str, Any]) -> dict[str, Any]:

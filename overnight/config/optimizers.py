@@ -153,7 +153,7 @@ class MuonConfig(ClippingOptim, AdaptiveOptim):
     momentum: BelowOne = 0.9
     """Share of the momentum that is kept (0 to 1), always Nesterov's."""
     base_width: NonNegativeInt = 0
-    """Encoders: width of the hidden states for which `lr` was tuned; at another, matrices take `lr`·√(base/width), and embeddings, which are also the decoder, `lr`·base/width (Yang et al. 2023, arXiv 2310.17813). 0: `lr` is that of all, whatever the width."""
+    """Of encoders, the width of the hidden states for which `lr` was tuned; at another, matrices take `lr`·√(base/width), and embeddings, which are also the decoder, `lr`·base/width (Yang et al. 2023, arXiv 2310.17813). 0: `lr` is that of all, whatever the width."""
 
 
 AnyOptim = Annotated[LambConfig | LansConfig | LarsConfig | AdamWConfig | MuonConfig, Tagged("name", "lamb")]

@@ -156,11 +156,11 @@ class BertPhase(Phase):
     nsp: bool = True
     """Pairs of segments with next-sentence prediction, else single segments."""
     token_matching: Fraction = 0.0
-    """Share of the sequences that become a text and a corrupted part of it; of each of their tokens the network says in which of the two it stands and whether the other has it too. Teaches ModernBERT, which has no segment embeddings, to compare two texts. Without `nsp`. 0 is none."""
+    """`modernbert`: share of the sequences that become a text and a corrupted part of it; of each of their tokens the network says in which of the two it stands and whether the other has it too. That teaches a network without segment embeddings to compare two texts. Needs `nsp: false`. 0 is none."""
     token_matching_steps: NonNegativeInt = 0
-    """Steps that have this share of pairs; those behind them have `final_token_matching`. 0 is all of the phase."""
+    """`modernbert`: steps that have this share of pairs; those behind them have `final_token_matching`. 0 is all of the phase."""
     final_token_matching: Fraction = 0.0
-    """Share of pairs after `token_matching_steps`: without any, what was learned is forgotten. Below a quarter the weight of their loss falls in proportion."""
+    """`modernbert`: share of pairs after `token_matching_steps`: without any, what was learned is forgotten. Below a quarter the weight of their loss falls in proportion."""
     short_seq_prob: Fraction = 0.1
     """Share of examples that aim at a random shorter length (0 to 1)."""
     mlm_probability: Fraction = 0.15

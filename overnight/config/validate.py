@@ -93,6 +93,8 @@ DATA_SETTINGS: dict[str, tuple[str, ...]] = {
 }
 COMPUTE_SETTINGS = {"torch_compile": ENCODERS, "cuda_graphs": ("mlstm", "lstm")}
 """The networks for which a part of `compute` does anything, where it does not for all."""
+PHASE_SETTINGS = dict.fromkeys(("token_matching", "token_matching_steps", "final_token_matching"), ("modernbert",))
+"""The same of a phase."""
 _LONGEST_WINDOW = 8192
 # Up to this share of masks fewer predictions than it asks for are a choice, as in published recipes; above, a bound left over from them.
 _PUBLISHED_RATE = 0.15

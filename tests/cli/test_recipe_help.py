@@ -9,6 +9,7 @@ import pytest
 from overnight import config
 from overnight.cli.main import main
 from overnight.config.describe import describe
+from overnight.config.validate import PHASE_SETTINGS
 
 RECIPE_COMMANDS = ("run", "prepare", "pretrain", "launch", "plan")
 Captured = pytest.CaptureFixture[str]
@@ -87,6 +88,27 @@ def test_the_help_of_a_recipe_shows_only_what_its_network_has_and_its_values(nam
     }
     assert of_bert & set(shown) == (of_bert if bert else set()) and of_bytes & set(shown) == (set() if bert else of_bytes)
     assert f"({name}: {name}; required)" in shown["name"] and "seed" in shown
+
+
+def test_the_help_says_of_a_key_which_network_or_optimizer_has_what(capsys: Captured) -> None:
+    assert call("run", "--help") == 0
+    shown = helped(capsys.readouterr().out)
+    assert shown["model.kind"].endswith("(default: bert)") and "ModernBERT. A" not in shown["model.kind"]
+    assert shown["phases.NAME.optim.name"].endswith("(default: lamb)")
+    assert "float `bert`, `transformer`: Dropout" in shown["model.dropout"] and "`modernbert`: Dropout" in shown["model.dropout"]
+    assert shown["model.dropout"].endswith("(default: 0.1, of `modernbert` 0.0)")
+    for key in ("model.intermediate_size", "model.max_position_embeddings"):
+        assert shown[key].startswith("int `bert`, `transformer`: ") and ". `modernbert`: " in shown[key]
+    assert "float `lars`: " in shown["phases.NAME.optim.momentum"] and ". `muon`: " in shown["phases.NAME.optim.momentum"]
+    assert shown["phases.NAME.nsp"].startswith("bool Encoders: ") and shown["phases.NAME.reshuffle"].startswith("bool Byte models: ")
+    assert shown["phases.NAME.token_matching"].startswith("float `modernbert`: share of")
+
+
+def test_the_help_of_a_recipe_of_bert_leaves_out_what_bert_refuses(capsys: Captured) -> None:
+    matching = {f"phases.NAME.{name}" for name in PHASE_SETTINGS}
+    for name, keys in (("bert-base", set[str]()), ("demo", matching)):
+        assert call("run", name, "--help") == 0
+        assert matching & set(helped(capsys.readouterr().out)) == keys
 
 
 def test_the_help_fits_a_narrow_terminal_without_a_broken_word(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
