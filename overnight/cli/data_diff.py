@@ -103,6 +103,8 @@ def _lines(
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else yaml_text(value)
 
 

@@ -33,8 +33,13 @@ Row = tuple[str, Any, Any]
 
 
 def setting_rows(a: Manifest, b: Manifest) -> list[Row]:
-    """Return the settings that differ, and the version of the rules of cleaning."""
-    return [*different_settings(a.settings, b.settings), *_differing([("version of the cleaning rules", a.cleaning, b.cleaning)])]
+    """Return the settings that differ, and the version of the rules of cleaning; None stands for paths that were never read."""
+
+    def read(manifest: Manifest, name: str, value: Any) -> Any:
+        return None if name == "data.paths" and manifest.settings.get("sources") else value
+
+    settings = [(name, read(a, name, one), read(b, name, two)) for name, one, two in different_settings(a.settings, b.settings)]
+    return [*settings, *_differing([("version of the cleaning rules", a.cleaning, b.cleaning)])]
 
 
 def count_rows(a: Manifest, b: Manifest) -> list[Row]:

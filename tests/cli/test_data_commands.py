@@ -12,7 +12,10 @@ import pytest
 
 from overnight import console
 from overnight.cli.main import main
+from overnight.config import Data
+from overnight.config.data import TextSource
 from overnight.corpus import dedup
+from overnight.corpus.pipeline import prepare
 from overnight.corpus.prepared import Prepared
 from overnight.corpus.sentences import sentences
 from tests.conftest import ROOT
@@ -237,6 +240,17 @@ def test_diff_says_what_differs_and_ends_with_1(tmp_path: Path, capsys: Captured
     found = json.loads(capsys.readouterr().out)
     assert found["settings"] == {"data.valid_fraction": [0.2, 0.3]} and found["documents"]["same"] == 39
     assert list(found["documents"]["moved"]) == ["train to valid"] and found["documents"]["samples"]["only_b"] == []
+
+
+def test_diff_shows_no_paths_of_a_folder_that_was_made_from_sources(tmp_path: Path, capsys: Captured) -> None:
+    first = prepared_folder(tmp_path / "1", {"a.jsonl": texts(20)})
+    named = Data(paths=[], sources={"mine": TextSource(paths=[str(tmp_path / "1/a.jsonl")])}, vocab_size=300, valid_fraction=0.2, workers=1)
+    prepare(named, second := tmp_path / "2", lambda line: None)
+    assert call("data", "diff", first, second) == 1
+    (row,) = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("data.paths"))
+    assert "a.jsonl" in row[1] and row[2:] == ["-"]
+    assert call("data", "diff", second, first, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["settings"]["data.paths"] == [None, [str(tmp_path / "1/a.jsonl")]]
 
 
 def test_diff_of_equal_folders_ends_with_0(tmp_path: Path, capsys: Captured) -> None:
