@@ -234,7 +234,7 @@ def refuse_int8(run: Run) -> None:
         ConfigError: where the precision is int8.
     """
     if run.precision == "int8":
-        raise ConfigError("precision = int8: is to predict and embed; take bf16 to train, evaluate and fine-tune")
+        raise ConfigError("precision = int8: works only for predict, embed and serve; use bf16 to train, fine-tune or evaluate")
 
 
 def _machine_problems(run: Run) -> Iterator[str]:

@@ -113,8 +113,7 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
     # A setting that did not exist yet had its default.
     if differ := changed_settings(settings, manifest.settings):
         raise ConfigError(
-            f"{folder}: was prepared with other settings; set data.dir to another folder, delete this one, or put back: "
-            + "; ".join(differ)
+            f"{folder}: was prepared with other settings ({'; '.join(differ)}); restore those, set data.dir to another folder, or delete this one"
         )
     missing = [name for name in manifest.files() if not (folder / name).exists()]
     if not missing:

@@ -59,7 +59,7 @@ def changed_settings(settings: dict[str, Any], manifest: dict[str, Any]) -> list
         settings: those of now, of :func:`settings_of`.
         manifest: those that it has.
     """
-    return [f"{name} = {now!r} (prepared with {then!r})" for name, then, now in different_settings(manifest, settings)]
+    return [f"{name}: prepared with {then!r}, now asked for {now!r}" for name, then, now in different_settings(manifest, settings)]
 
 
 def different_settings(manifest: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -11,12 +12,15 @@ import xxhash
 
 from overnight.corpus import dedup
 from overnight.corpus.shards import SPLITS, Manifest, read_table
+from overnight.display import plural
 from overnight.errors import DataError
 
 NAMES = 100
 """Documents of a part that the manifest names at most."""
 # A loss on fewer is that of these documents, not of the corpus: one unusual document is a tenth of it.
 LEAST_DOCUMENTS, LEAST_TOKENS = 10, 10_000
+LARGEST_SHARE = 0.5
+"""The most that `data.valid_fraction` and `data.test_fraction` may be."""
 
 
 def side_hashes(tables: Sequence[pa.RecordBatch]) -> np.ndarray:
@@ -45,7 +49,7 @@ def sides(
 
     Returns:
         splits: uint8 of each document of each chunk: 0 dropped, 1 train, 2 valid, 3 test.
-        places: the least and the greatest place of a hash between 0 and 1, dropped documents included.
+        places: the least and the greatest place of a hash between 0 and 1, of the documents that are kept.
     """
     splits, places, start = [], [], 0
     for path in chunks:
@@ -56,9 +60,9 @@ def sides(
         split[here & dedup.valid_mask(hashes, valid_fraction)] = 2
         split[here & dedup.test_mask(hashes, test_fraction)] = 3
         splits.append(split)
-        positions = dedup.hash_position(hashes)
+        positions = dedup.hash_position(hashes[here])
         places += [float(positions.min()), float(positions.max())] if len(positions) else []
-    return splits, (min(places), max(places))
+    return splits, (min(places, default=1.0), max(places, default=0.0))
 
 
 def check_share(key: str, fraction: float, num_validation: int, trained: int, nearest: float) -> None:
@@ -75,11 +79,23 @@ def check_share(key: str, fraction: float, num_validation: int, trained: int, ne
     """
     if trained and (num_validation or not fraction):
         return
-    raise DataError(
-        f"{key} = {fraction}: takes {num_validation} of {trained + num_validation} documents: "
-        + (f"{min(nearest * 1.01 + 1e-4, 0.5):.4f} would take the first; " if trained else "none is left to train on; ")
-        + "change it (0 takes none), or make more documents of the text with data.documents = paragraph or line"
+    part = "validation" if "valid" in key else "the test"
+    documents = plural(trained + num_validation, "document")
+    more = "make more documents with --data.documents=paragraph"
+    if not trained:
+        raise DataError(f"{key} = {fraction} leaves none of {documents} to train on; lower it (0 turns {part} off), or {more}")
+    enough = _above(nearest)
+    remedy = (
+        f"use at least {enough:g} (0 turns {part} off)" if enough <= LARGEST_SHARE and trained > 1 else f"set it to 0 to turn {part} off"
     )
+    raise DataError(f"{key} = {fraction} selects none of {documents} for {part}; {remedy}, or {more}")
+
+
+def _above(share: float) -> float:
+    """Return the next number above a share (0 to 1) that has two digits."""
+    share = max(share, 1e-6)
+    unit = 10.0 ** (math.floor(math.log10(share)) - 1)
+    return float(f"{(math.floor(share / unit) + 1) * unit:.2g}")
 
 
 def names_by_split(chunks: Sequence[Path], splits: Sequence[np.ndarray]) -> dict[str, list[str]]:

@@ -187,9 +187,9 @@ def test_splits_do_not_move_when_another_share_changes(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("reviews")
 def test_shares_and_labels_that_find_nothing_are_refused_with_a_way_out(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data\.test_fraction = 1e-06: takes 0 of \d+ documents: (0\.\d+) would take the first") as error:
+    with pytest.raises(DataError, match=r"data\.test_fraction = 1e-06 selects none of \d+ documents for the test; use at least 0") as error:
         prepare(settings(tmp_path, test_fraction=1e-6), tmp_path / "out", silent)
-    enough = float(str(error.value).split("documents: ")[1].split()[0])
+    enough = float(str(error.value).split("at least ")[1].split()[0])
     assert prepare(settings(tmp_path, test_fraction=enough), tmp_path / "out", silent).count("test", "documents") >= 1
     with pytest.raises(DataError, match=r"no document has a number under data\.label = 'rating'"):
         prepare(settings(tmp_path, label="rating"), tmp_path / "no-label", silent)

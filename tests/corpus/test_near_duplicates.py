@@ -177,7 +177,7 @@ def test_prepare_drops_counts_and_samples_them_with_any_number_of_workers(corpus
 
 def test_another_threshold_is_another_corpus(corpus: Path, tmp_path: Path) -> None:
     prepare(data(corpus), tmp_path / "out", silent)
-    with pytest.raises(ConfigError, match=r"data\.near_duplicates = 0\.5 \(prepared with 0\.8\)"):
+    with pytest.raises(ConfigError, match=r"data\.near_duplicates: prepared with 0\.8, now asked for 0\.5"):
         prepare(data(corpus, near_duplicates=0.5), tmp_path / "out", silent)
 
 

@@ -145,7 +145,9 @@ def test_a_prepared_folder_returns_at_once_and_refuses_other_settings(corpus: Pa
     lines: list[str] = []
     assert prepare(settings(corpus, workers=2, max_invalid_lines=5), tmp_path / "out", lines.append) == manifest
     assert lines == []
-    with pytest.raises(ConfigError, match=r"data\.min_chars = 7 \(prepared with 100\); data\.lowercase = False"):
+    with pytest.raises(
+        ConfigError, match=r"data\.min_chars: prepared with 100, now asked for 7; data\.lowercase: prepared with True, now asked for False"
+    ):
         prepare(settings(corpus, min_chars=7, lowercase=False), tmp_path / "out", silent)
 
 
@@ -259,9 +261,11 @@ def test_a_folder_with_files_of_someone_else_is_left_alone(corpus: Path, tmp_pat
 
 
 def test_nothing_left_to_train_on_or_to_hold_out_is_refused_with_a_way_out(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"takes 0 of .*: 0\.\d+ would take the first") as error:
+    with pytest.raises(
+        DataError, match=r"selects none of 60 documents for validation; use at least 0\.\d+ \(0 turns validation off\)"
+    ) as error:
         prepare(settings(corpus, valid_fraction=1e-6), tmp_path / "out", silent)
-    enough = float(str(error.value).split(": 0.")[1].split()[0].join(["0.", ""]))
+    enough = float(str(error.value).split("at least ")[1].split()[0])
     assert prepare(settings(corpus, valid_fraction=enough), tmp_path / "out", silent).count("valid", "documents") >= 1
     assert prepare(settings(corpus, valid_fraction=0.0), tmp_path / "none", silent).count("valid", "documents") == 0
     with pytest.raises(DataError, match=r"all 60 documents are shorter than data\.min_chars"):
@@ -279,7 +283,7 @@ def test_a_folder_of_before_there_was_a_setting_is_taken_where_it_has_its_defaul
     old = {key: value for key, value in manifest.settings.items() if key not in ("tokenizer", "test_fraction", "label")}
     save_manifest(tmp_path / "out", dataclasses.replace(manifest, settings=old))
     assert prepare(settings(corpus), tmp_path / "out", silent).shards == manifest.shards
-    with pytest.raises(ConfigError, match=r"data\.tokenizer = 'bytes' \(prepared with 'wordpiece'\)"):
+    with pytest.raises(ConfigError, match=r"data\.tokenizer: prepared with 'wordpiece', now asked for 'bytes'"):
         prepare(settings(corpus, tokenizer="bytes"), tmp_path / "out", silent)
 
 

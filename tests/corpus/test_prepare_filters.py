@@ -103,9 +103,11 @@ def test_without_settings_the_shards_are_those_of_before_and_a_folder_of_before_
     }
     save_manifest(tmp_path / "out", dataclasses.replace(manifest, settings=old))
     assert prepare(settings(reviews), tmp_path / "out", silent).shards == manifest.shards
-    with pytest.raises(ConfigError, match=r"put back: data.filters.preset = 'web' \(prepared with 'none'\)$"):
+    with pytest.raises(
+        ConfigError, match=r"\(data.filters.preset: prepared with 'none', now asked for 'web'\); restore those, set data.dir"
+    ):
         prepare(settings(reviews, filters=WebFilters()), tmp_path / "out", silent)
-    with pytest.raises(ConfigError, match=r"data.filters.min_words = 3 \(prepared with 0\)$"):
+    with pytest.raises(ConfigError, match=r"\(data.filters.min_words: prepared with 0, now asked for 3\)"):
         prepare(settings(reviews, filters=dataclasses.replace(NoFilters(), min_words=3)), tmp_path / "out", silent)
     assert load_manifest(tmp_path / "out").settings == old
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from overnight.config import Data
 from overnight.corpus import validation_split
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.readers import documents, start_reading
 from overnight.corpus.shards import load_manifest, open_shards
+from overnight.errors import DataError
 from overnight.state_files import SEAL
 
 _WORDS = ["lake", "stone", "bird", "night", "house", "river", "cloud", "snow"]
@@ -41,6 +46,34 @@ def test_few_validation_documents_are_warned_of_with_a_share_that_takes_more(tmp
     share = float(warning.split("--data.valid_fraction=")[1].split()[0])
     more = prepare(data(text, share), tmp_path / "more", lines.append)
     assert validation_split.LEAST_DOCUMENTS - 1 <= more.count("valid", "documents") <= validation_split.LEAST_DOCUMENTS + 3
+
+
+@given(nearest=st.floats(0, 0.999999))
+def test_the_advised_share_takes_the_first_document_or_none_is_advised(nearest: float) -> None:
+    with pytest.raises(DataError, match=r"^data\.valid_fraction = 1e-09 selects none of 24 documents for validation; ") as error:
+        validation_split.check_share("data.valid_fraction", 1e-9, 0, 24, nearest)
+    advised = re.search(
+        r"use at least (\S+) \(0 turns validation off\), or make more documents with --data\.documents=paragraph$", str(error.value)
+    )
+    if advised:
+        assert nearest < float(advised[1]) <= max(1.11 * nearest, 1.2e-6) and float(advised[1]) <= 0.5
+    else:
+        assert nearest >= 0.49 and "set it to 0 to turn validation off" in str(error.value)
+
+
+def test_a_share_that_cannot_leave_a_document_to_train_on_is_not_advised() -> None:
+    for fraction, taken, trained in ((0.1, 0, 1), (0.5, 3, 0)):
+        with pytest.raises(DataError) as error:
+            validation_split.check_share("data.test_fraction", fraction, taken, trained, 0.2)
+        assert "use at least" not in str(error.value) and "the test off" in str(error.value)
+    validation_split.check_share("data.test_fraction", 0.0, 0, 1, 0.2)
+
+
+def test_dropped_documents_decide_no_advised_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = [bytes([place]) + bytes(15) for place in (0, 64, 128, 255)]
+    monkeypatch.setattr(validation_split, "read_table", lambda path: pa.record_batch({"hash": hashes}))
+    (split,), places = validation_split.sides([Path("a")], np.array([False, True, True, False]), 1e-6, 0.0)
+    assert split.tolist() == [0, 1, 1, 0] and places == (0.25, 0.5)
 
 
 def test_few_validation_tokens_are_warned_of_and_enough_are_not(tmp_path: Path) -> None:

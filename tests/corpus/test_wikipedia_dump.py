@@ -216,7 +216,7 @@ def test_a_folder_prepared_before_there_were_namespaces_is_used(tmp_path: Path) 
     del manifest.settings["namespaces"]
     save_manifest(tmp_path / "out", manifest)
     assert prepare(data, tmp_path / "out", str) == manifest
-    with pytest.raises(ConfigError, match=r"data\.namespaces = \[1\] \(prepared with \[0\]\)"):
+    with pytest.raises(ConfigError, match=r"data\.namespaces: prepared with \[0\], now asked for \[1\]"):
         prepare(dataclasses.replace(data, namespaces=[1]), tmp_path / "out", str)
 
 

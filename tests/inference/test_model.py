@@ -211,10 +211,10 @@ def test_8_bits_are_refused_where_something_is_trained_or_scored(
 ) -> None:
     for command in (["evaluate", "--from", str(trained_run.run_dir)], ["finetune", "classes", "--from", str(trained_run.run_dir)]):
         assert main([*command, "--precision=int8"]) == 2
-        assert "precision = int8: is to predict and embed; take bf16" in capsys.readouterr().err
+        assert "precision = int8: works only for predict, embed and serve; use bf16" in capsys.readouterr().err
     for command in ("run", "pretrain", "plan"):  # before anything is prepared or written
         assert main([command, "demo", "--precision=int8", f"--out={trained_run.run_dir / 'absent'}"]) == 2
-        assert "precision = int8: is to predict and embed; take bf16" in capsys.readouterr().err
+        assert "precision = int8: works only for predict, embed and serve; use bf16" in capsys.readouterr().err
     assert not (trained_run.run_dir / "absent").exists()
     monkeypatch.setattr("overnight.engine.training_run.device_of", lambda run: torch.device("cuda"))
     with pytest.raises(ConfigError, match=r"is for CPUs; take bf16, or compute\.device=cpu"):
