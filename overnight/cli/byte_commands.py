@@ -21,7 +21,7 @@ def _add_linear_probe(add: Add) -> None:
     usage = "overnight linear-probe TASK --from RUN [--KEY=VALUE ...]"
     command = add("linear-probe", _linear_probe, summary, keys=True, add_help=False, usage=usage)
     command.add_argument("task", metavar="TASK", help="a task of the recipe; sst, imdb, csv; or a name of your own for what --path names")
-    add_source(command)
+    add_source(command, ByteRun)
     command.add_argument("-h", "--help", action=KeysHelp, const=LinearProbe)
 
 
@@ -39,7 +39,7 @@ def _linear_probe(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _add_extract_features(add: Add) -> None:
     command = add("extract-features", _extract_features, "texts to features of a byte model, as .npy", keys=True)
-    add_source(command)
+    add_source(command, ByteRun)
     command.add_argument("--input", required=True, metavar="FILE", help="csv, tsv, json, JSON lines, or plain lines; - is standard input")
     command.add_argument("--to", required=True, metavar="FILE", help="array to write, .npy")
     command.add_argument(
@@ -64,7 +64,7 @@ def _extract_features(options: argparse.Namespace, overrides: list[str]) -> None
 
 def _add_heatmap(add: Add) -> None:
     command = add("heatmap", _heatmap, "one HTML page with a unit's value at every character", keys=True)
-    add_source(command)
+    add_source(command, ByteRun)
     command.add_argument(
         "--unit",
         required=True,
@@ -94,7 +94,7 @@ def _heatmap(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _add_generate(add: Add) -> None:
     command = add("generate", _generate, "text from a byte model", keys=True)
-    add_source(command)
+    add_source(command, ByteRun)
     command.add_argument("--prompt", default="", metavar="TEXT", help="text to continue")
     command.add_argument("--length", type=int, default=500, metavar="N", help="bytes to write; default 500")
     command.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest byte; default 1")

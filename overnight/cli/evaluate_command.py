@@ -27,10 +27,7 @@ def add_evaluate(add: Add) -> None:
     """Add the command."""
     summary = "masked-LM loss, bits per character and BLiMP of BERT or of a Hugging Face folder; bits per character of a byte model"
     command = add("evaluate", _evaluate, summary, keys=True)
-    add_source(
-        command,
-        "run folder, exported byte model, a masked language model in the Hugging Face layout, or another checkpoint (docs/checkpoints.md)",
-    )
+    add_source(command)
     text = "which documents; default valid of BERT, which has no test split, and test of a byte model"
     command.add_argument("--split", choices=("test", "valid", "train"), help=text)
     text = "of an encoder: bits per character and masked accuracy on raw text, any source that data.paths takes, instead of its own"

@@ -12,12 +12,25 @@ from overnight.cli.recipe_commands import Add
 from overnight.display import for_stream
 from overnight.errors import ConfigError
 
+_BENCHMARKS = {
+    "train": "training throughput, compared with transformers",
+    "loop": "the cost of the engine, compared with a bare PyTorch loop",
+    "loader": "tokens a second that one core makes into batches",
+    "optim": "a step of LAMB, LANS and LARS, compared with torch's fused AdamW",
+    "mlstm": "forward and backward pass of the multiplicative LSTM, compared with autograd",
+    "scaling": "a step of data-parallel training on 1, 2 and 4 processes",
+    "gpu": "what one GPU does, in under nine minutes",
+    "roof": "matrix products and copies of this machine, and the least time of a step that follows",
+    "corpus": "raw text to shards, compared with pure Python",
+    "infer": "a classifier on a CPU, compared with transformers' pipeline and onnxruntime",
+}
+
 
 def _add_bench(add: Add) -> None:
     command = add("bench", _bench, "benchmark against reference implementations; the last line is one JSON object")
-    command.add_argument(
-        "what", choices=("train", "loop", "loader", "optim", "mlstm", "scaling", "gpu", "roof", "corpus", "infer"), help="what to measure"
-    )
+    wide = max(map(len, _BENCHMARKS))
+    command.epilog = "\n".join(["benchmarks:", *(f"  {name:{wide}}  {text}" for name, text in _BENCHMARKS.items())])
+    command.add_argument("what", choices=_BENCHMARKS, metavar="WHAT", help="what to measure, one of the benchmarks below")
     command.add_argument("--peer", choices=("transformers", "none"), default="transformers", help="with whom to compare")
     command.add_argument("--tiny", action="store_true", help="smallest sizes, to see that it runs")
     command.add_argument("--json", type=Path, metavar="FILE", dest="file", help="of gpu and roof: also write the JSON to this file")

@@ -9,7 +9,7 @@ from pathlib import Path
 from overnight.cli.evaluate_command import add_evaluate
 from overnight.cli.glue_commands import add_submission, finetune_all
 from overnight.cli.recipe_commands import Add, said_once
-from overnight.cli.task_keys import KeysHelp, add_source, next_commands, open_run, open_task
+from overnight.cli.task_keys import SOURCES, KeysHelp, add_source, next_commands, open_run, open_task
 from overnight.config.schema import BertRun, ByteRun, Finetune, Run
 from overnight.display import for_stream, plural
 from overnight.errors import ConfigError, DataError
@@ -21,9 +21,9 @@ def _add_finetune(add: Add) -> None:
     command.add_argument(
         "task",
         metavar="TASK",
-        help="a task of the recipe; squad, cola, mrpc, rte, stsb, sst2, qnli, wnli, mnli, qqp, sst, imdb, csv; or a name of your own for what --path names; `all` is every task of the recipe, or of the folder of GLUE that --path names",
+        help="a task of the recipe; squad, cola, mrpc, rte, stsb, sst2, qnli, wnli, mnli, qqp, sst, imdb, csv, tokens (words with tags), docnames; or a name of your own for what --path names; `all` is every task of the recipe, or of the folder of GLUE that --path names",
     )
-    add_source(command)
+    add_source(command, BertRun)
     command.add_argument("-h", "--help", action=KeysHelp, const=Finetune)
 
 
@@ -82,7 +82,7 @@ def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _add_export(add: Add) -> None:
     command = add("export", _export, "write a model in the Hugging Face layout; a byte model as safetensors with its settings", keys=True)
-    add_source(command)
+    add_source(command, what=SOURCES[BertRun])
     command.add_argument("--to", required=True, metavar="DIR", help="folder to write")
     command.add_argument("--task", metavar="TASK", help="a fine-tuned task instead of the pretrained model")
     command.add_argument("--license", metavar="ID", default="", help="of an encoder: what the model card says, such as apache-2.0")

@@ -58,15 +58,26 @@ _RUN_LEVEL = ("precision", "compute", "memory", "distributed", "stability", "che
 # `evaluate` measures on other data too, prepared or raw.
 _ALSO = {"evaluate": ("data.dir", "data.format", "data.field", "data.documents", "data.encoding_errors")}
 _PART = {Finetune: "finetune", LinearProbe: "linear_probe"}
-_FOR = {BertRun: "BERT", ByteRun: "byte models (mlstm, lstm, transformer)"}
+_FOR = {BertRun: "encoders (BERT and ModernBERT)", ByteRun: "byte models (mlstm, lstm, transformer)"}
+_CHECKPOINT = "a checkpoint of others, such as a Hugging Face folder (docs/checkpoints.md)"
+SOURCES: dict[type[Run], str] = {
+    Run: f"run folder, {_CHECKPOINT}, or an exported byte model",
+    BertRun: f"run folder, or {_CHECKPOINT}",
+    ByteRun: "run folder of a byte model, or an exported byte model",
+}
+"""What --from takes, for each kind of run that a command is for."""
 AnyRun = TypeVar("AnyRun", bound=Run)
 
 
-def add_source(
-    command: argparse.ArgumentParser, what: str = "run folder, a checkpoint of others (docs/checkpoints.md), or an exported byte model"
-) -> None:
-    """Add the option that names a run; :func:`open_run` opens it."""
-    text = f"{what}; --precision=bf16, --compute.device=cpu and the like may follow"
+def add_source(command: argparse.ArgumentParser, kind: type[Run] = Run, what: str = "") -> None:
+    """Add the option that names a run; :func:`open_run` opens it.
+
+    Args:
+        command: that gets the option.
+        kind: of runs that the command is for.
+        what: the command takes, where that is not all that :func:`open_run` opens.
+    """
+    text = f"{what or SOURCES[kind]}; --precision=bf16, --compute.device=cpu and the like may follow"
     command.add_argument("--from", dest="source", required=True, metavar="RUN", help=text)
 
 
@@ -83,19 +94,21 @@ def open_run(options: argparse.Namespace, overrides: Sequence[str], kind: type[A
     """
     check_keys(options.command, overrides)
     if issubclass(BertRun, kind):
-        options.source = _run_folder(options.source)
+        options.source = _run_folder(options.source, kind)
     run = stored_run(Path(options.source), overrides)
     if not isinstance(run, kind):
         raise ConfigError(f"{options.source}: model.kind = {run.model.kind!r}: `overnight {options.command}` is for {_FOR[kind]}")
     return run
 
 
-def _run_folder(source: str) -> str:
+def _run_folder(source: str, kind: type[Run]) -> str:
     """Return the run folder that a text names; a checkpoint of others is imported as one."""
     path = Path(source)
     index = path.parent / f"{path.name}.index"
-    if (path / "run.yaml").is_file() or not (source.startswith("hf:") or path.exists() or index.is_file()):
+    if (path / "run.yaml").is_file():
         return source
+    if not (source.startswith("hf:") or path.exists() or index.is_file()):
+        raise ConfigError(f"{source}: does not exist; name a {SOURCES[kind]}")
     from overnight.interop.imported import run_folder
 
     return str(run_folder(source))

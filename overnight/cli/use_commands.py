@@ -9,14 +9,14 @@ from overnight.cli.task_keys import add_source, check_keys
 from overnight.display import plural
 from overnight.errors import ConfigError, DataError
 
-_SOURCE = "run folder, a fine-tuned task in it (RUN/finetune/TASK), or a checkpoint of others (docs/checkpoints.md)"
+_SOURCE = "run folder, a fine-tuned task in it (RUN/finetune/TASK), or a Hugging Face folder or another checkpoint of others (docs/checkpoints.md)"
 
 
 def _add_embed(add: Add) -> None:
     command = add("embed", _embed, "texts to vectors: hidden states of an encoder, as JSON lines or .npy", keys=True)
     text = "lines of text or JSON, .jsonl, or a table (.csv, .tsv, .parquet) with a column `text`; - is standard input"
     command.add_argument("files", nargs="+", metavar="FILE", help=text)
-    add_source(command, _SOURCE)
+    add_source(command, what=_SOURCE)
     command.add_argument("--to", metavar="FILE", help="write there, .npy (float32, a row a text) or .jsonl; default prints JSON lines")
     command.add_argument("--pooling", choices=("mean", "first"), default="mean", help="of all tokens, or the first, [CLS]; default mean")
     text = "behind which layer: -1 the last, 0 the embedding table; default -1"
@@ -43,7 +43,7 @@ def _embed(options: argparse.Namespace, overrides: list[str]) -> None:
 
 def _add_serve(add: Add) -> None:
     command = add("serve", _serve, "answer and embed texts over HTTP, on this machine alone unless --host says otherwise", keys=True)
-    add_source(command, _SOURCE)
+    add_source(command, what=_SOURCE)
     command.add_argument(
         "--host", default="127.0.0.1", metavar="HOST", help="to listen on; default 127.0.0.1, which only this machine reaches"
     )

@@ -111,7 +111,18 @@ def test_recipes_are_listed_with_what_they_are(capsys: Captured) -> None:
     assert call("recipes") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(config.recipes())
-    assert all(len(line.split()) > 5 for line in lines)
+    for line in lines:
+        # One whole sentence; "et al. 2018" and "docs/size.md" end none.
+        assert len(line.split()) > 5 and line.endswith(".") and not re.search(r"\.\s+[A-Z`]", line), line
+        assert line.count("(") == line.count(")"), line
+
+
+def test_the_help_of_bench_and_the_readme_name_every_benchmark(capsys: Captured) -> None:
+    assert call("bench", "--help") == 0
+    listed = re.findall(r"^  (\w+) +\w.{10,}$", capsys.readouterr().out.split("\nbenchmarks:\n")[1], re.M)
+    row = next(line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `overnight bench` |"))
+    assert len(listed) == 10 and set(re.findall(r"`(\w+)`", row)) == set(listed)
+    assert all((ROOT / "overnight/bench" / f"{name}.py").is_file() for name in listed)
 
 
 def test_doctor_tells_of_torch(capsys: Captured) -> None:
@@ -172,9 +183,12 @@ def test_a_wrong_override_names_key_value_and_what_is_allowed_before_any_work(
         (["run"], "name a recipe"),
         (["run", "dmeo"], "did you mean 'demo'?"),
         (["predict", "mask"], "--from"),
-        (["predict", "mask", "--from", "nowhere"], "nowhere is neither a run folder (run.yaml) nor an exported byte model"),
-        (["finetune", "sst2", "--from", "nowhere"], "nowhere is neither a run folder"),
-        (["export", "--from", "nowhere", "--to", "x"], "nowhere is neither a run folder"),
+        (
+            ["predict", "mask", "--from", "nowhere"],
+            "nowhere: does not exist; name a run folder, a checkpoint of others, such as a Hugging Face folder",
+        ),
+        (["finetune", "sst2", "--from", "nowhere"], "nowhere: does not exist; name a run folder, "),
+        (["export", "--from", "nowhere", "--to", "x"], "nowhere: does not exist; name a run folder, "),
         (["recipes", "--seed=1"], "unrecognized arguments: --seed=1"),
         (["bench", "speed"], "invalid choice: 'speed'"),
         (["transfer", "sst", "--from", "x"], "`overnight transfer`: is now `overnight linear-probe`"),

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from safetensors.torch import load_file
@@ -55,7 +55,20 @@ def test_the_help_lists_every_key_of_a_task_with_its_meaning_and_examples(comman
     for key, kind_name, _, text in describe({"": kind}):
         assert text and f" --{key}={kind_name} {' '.join(text.split())}" in flat, key
     assert "--precision=fp32|tf32|bf16" in out and "more:" not in out
+    tasks = get_args(get_type_hints(kind)["task"])
+    assert set(tasks) <= set(re.findall(r"\w+", out.split("options:")[0]))
     assert out.count(f"\n  overnight {command} ") >= 2
+
+
+ENCODERS, BYTES = ("finetune", "export"), ("linear-probe", "extract-features", "heatmap", "generate")
+
+
+@pytest.mark.parametrize("command", [*ENCODERS, *BYTES, "evaluate", "predict"])
+def test_the_help_offers_only_sources_that_the_command_takes(command: str, capsys: Captured) -> None:
+    assert call(command, "--help") == 0
+    text = " ".join(capsys.readouterr().out.split("--from RUN ")[-1].split())
+    assert ("Hugging Face folder" in text) is (command not in BYTES)
+    assert ("exported byte model" in text) is (command not in ENCODERS)
 
 
 @pytest.mark.parametrize("kind", [Finetune, LinearProbe])
