@@ -13,7 +13,9 @@ from pathlib import Path
 import yaml
 
 from overnight import config
+from overnight.checkpoint.reader import VERSION as CHECKPOINT_VERSION
 from overnight.config import BertConfig, ModernBertConfig
+from overnight.corpus.shards import FORMAT_VERSION
 from tests.conftest import ROOT, topics
 from tests.processes import HANG
 
@@ -59,6 +61,14 @@ def test_the_mixture_of_the_documentation_is_prepared_planned_and_trained_as_it_
     (shown,) = re.findall(r"reads it:\n```\n(.*?)\n```", page)
     assert " ".join(shown.split()) in " ".join(found.split())
     assert "mixture: books 60.0 % =" in found and "mlm loss/reviews" in found
+
+
+def test_the_formats_page_says_the_versions_that_the_code_writes() -> None:
+    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    prepared = page.split("## Prepared data")[1].split("\n## ")[0]
+    assert re.findall(r"format is version (\d+)", prepared) == [str(FORMAT_VERSION)]
+    assert re.findall(r"^- `checkpoints/step-\d+/`, version (\d+)", page, re.M) == [str(CHECKPOINT_VERSION)]
+    assert re.findall(r"format is version (\d+)", page.split("\n## Checkpoints\n")[1]) == [str(CHECKPOINT_VERSION)]
 
 
 def test_the_recipe_of_modernbert_in_the_documentation_is_one() -> None:

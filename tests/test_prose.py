@@ -133,7 +133,9 @@ def missing_paths(page: str) -> list[str]:
         for module in re.findall(r"`([a-z_]+\.[a-z_]+)`", trips)
         if not module.startswith("optim.lr")
     ]
-    return [file for file in files if not (ROOT / file).exists()]
+    files += [f"benchmarks/results/{name.rstrip('.')}" for name in re.findall(r"benchmarks/results/(\d[\w.-]+)", page)]
+    files += [f"benchmarks/results/{name}" for name in re.findall(r"`(\d{4}-\d\d-\d\d-cpu\d-[\w-]+)`", page)]
+    return sorted({file for file in files if not (ROOT / file).exists()}, key=files.index)
 
 
 def test_docstrings_of_functions_open_with_an_imperative_verb() -> None:
@@ -194,4 +196,6 @@ def fine():
     assert wrong_words(tmp_path / "page.md") == ["goes on", "held-out", "finetune mine --length=", "--baseline"]
     page = "`tests/test_prose.py`, `benchmarks/gone.py`\n## One trip of x\n`corpus.readers`, then `corpus.gone`\n## Else\n`corpus.other`"
     assert missing_paths(page) == ["benchmarks/gone.py", "overnight/corpus/gone.py"]
+    page = "`benchmarks/results/2026-11-23-cpu1-int8`, (`benchmarks/results/2026-11-22-cpu1-gone` and `2026-11-23-cpu2-absent`)"
+    assert [path.rpartition("-")[2] for path in missing_paths(page)] == ["gone", "absent"]
     assert old_names({"tokenise_text", "normalize", "SpanReader", "widest", "placeholder"}) == ["SpanReader", "tokenise_text"]
