@@ -61,6 +61,13 @@ def test_the_mixture_of_the_documentation_is_prepared_planned_and_trained_as_it_
     assert "mixture: books 60.0 % =" in found and "mlm loss/reviews" in found
 
 
+def test_the_recipe_of_a_budget_in_the_documentation_takes_one() -> None:
+    page = (ROOT / "docs" / "budget.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    run = config.build_run({"name": "mine", "budget": "8h", **yaml.safe_load(shown)})
+    assert list(run.phases) == ["short", "long"]
+
+
 def test_the_recipe_of_modernbert_in_the_documentation_is_one() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
