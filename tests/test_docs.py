@@ -71,6 +71,13 @@ def test_the_formats_page_says_the_versions_that_the_code_writes() -> None:
     assert re.findall(r"format is version (\d+)", page.split("\n## Checkpoints\n")[1]) == [str(CHECKPOINT_VERSION)]
 
 
+def test_the_recipe_of_a_budget_in_the_documentation_takes_one() -> None:
+    page = (ROOT / "docs" / "budget.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    run = config.build_run({"name": "mine", "budget": "8h", **yaml.safe_load(shown)})
+    assert list(run.phases) == ["short", "long"]
+
+
 def test_the_recipe_of_modernbert_in_the_documentation_is_one() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)

@@ -267,14 +267,14 @@ class Samples:
         epochs, samples, numbers, rows, bins = self.step_samples(step, world)
         lengths = self.lengths(rows)
         rate, batch = self._mask_rate(step), len(epochs)
-        predicted = int(masking.predictions(lengths, rate, self.phase.max_predictions_per_seq).sum())
+        predicted, tokens = int(masking.predictions(lengths, rate, self.phase.max_predictions_per_seq).sum()), int(lengths.sum())
         return StepBatches(
             micro=tuple(
                 self.batch(epochs[m], samples[m], numbers[m], rows[m], pad_to_multiple, rate) for m in map(np.array, bins[rank::world])
             ),
-            tokens=int(lengths.sum()),
+            tokens=tokens,
             sequences=batch,
-            sizes=Sizes(int(lengths.sum()), int((lengths**2).sum()), predicted, batch if self.phase.nsp else 0),
+            sizes=Sizes(tokens, int((lengths**2).sum()), predicted, batch * self.phase.nsp, tokens * bool(self.phase.token_matching)),
         )
 
     def step_samples(self, step: int, world: int = 1) -> StepSamples:

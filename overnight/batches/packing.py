@@ -68,6 +68,9 @@ class Sizes(NamedTuple):
     predicted: float
     """Tokens at which the vocabulary head is computed."""
     sequences: float
+    """At which next-sentence prediction is computed."""
+    matched: float = 0
+    """Tokens at which token matching is computed."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from overnight.run_dir.lock import run_lock
 from overnight.run_dir.task_results import append_result, read_results, results_of
 from overnight.state_files import sealed
 from overnight.tasks.classification import load_task
+from overnight.tasks.data_hash import data_hash
 from overnight.tasks.examples import Example, drawn, drawn_note, in_validation
 
 _INIT = 1
@@ -111,7 +112,7 @@ def read_probe_task(spec: LinearProbe) -> ProbeTask:
 def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict[str, Any]]:
     """Evaluate a run's features on a task with every seed, compared with the network with random weights and the n-grams.
 
-    What is done already, with the same settings from the same checkpoint, is not done again. The regression of the best seed by
+    What is done already, with the same settings from the same checkpoint on the same rows, is not done again. The regression of the best seed by
     validation goes to `linear_probe/NAME/` in the run folder.
 
     Args:
@@ -126,13 +127,14 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
         UserError: when another process is writing the folder.
     """
     spec, device = run.linear_probe[name], set_up_machine(run)
-    facts = json.dumps([asdict(spec) | {"seeds": []}, weights_name(run.run_dir), run.precision])
+    data = data_hash(environment_path(spec.path, f"linear_probe.{name}.path")) or _kept_fact(run.run_dir, name, "data_hash")
+    facts = json.dumps([asdict(spec) | {"seeds": []}, weights_name(run.run_dir), run.precision, data])
     config_hash = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
     with run_lock(run.run_dir), line or Line() as line:
         log = run.run_dir / "tasks.jsonl"
         mine = results_of(log, name, config_hash)
         # The folder holds one classifier: what was done with other settings since is not what it holds, so all is done again.
-        if any(e.get("init") == "pretrained" for e in mine) and _kept_config_hash(run.run_dir, name) != config_hash:
+        if any(e.get("init") == "pretrained" for e in mine) and _kept_fact(run.run_dir, name, "config_hash") != config_hash:
             mine = []
         missing = [
             (init, seed)
@@ -170,7 +172,7 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
             if features is None:
                 features = probe.features(model.to(device), init, seed)
             found, entry = probe.fit(features, settings.hidden_size, seed)
-            entry |= {"init": init, "config_hash": config_hash, "seconds": round(time.perf_counter() - start, 2)}
+            entry |= {"init": init, "config_hash": config_hash, "data_hash": data, "seconds": round(time.perf_counter() - start, 2)}
             if init == "pretrained":
                 _keep(run.run_dir, spec, task, found, entry, mine)
             mine.append(append_result(log, entry))
@@ -249,9 +251,9 @@ def _keep(
         write_json(classifier_path(run_dir, entry["name"]), sealed(facts))
 
 
-def _kept_config_hash(run_dir: Path, name: str) -> str | None:
-    """Return the settings with which the classifier of a task was made; None where there is none."""
-    return read_classifier(run_dir, name)["result"].get("config_hash") if classifier_path(run_dir, name).exists() else None
+def _kept_fact(run_dir: Path, name: str, key: str) -> Any:
+    """Return what the result of the classifier of a task says; None where there is none."""
+    return read_classifier(run_dir, name)["result"].get(key) if classifier_path(run_dir, name).exists() else None
 
 
 def probe_results(folder: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,9 @@ _LENGTH = re.compile(
     r"(?:(?P<minutes>\d+(?:\.\d+)?) ?m(?:in|inutes?)?)? ?(?:(?P<seconds>\d+(?:\.\d+)?) ?s(?:ec|econds?)?)?"
 )
 _UNTIL = re.compile(r"until (\d{1,2}):(\d\d)")
+_SECONDS = {"days": 86400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
+# A date beyond has no place in some calendars, and no machine runs as long.
+_LONGEST = 3650 * 86400.0
 ALLOWED = "a time such as 8h, 45m or 1h30m, or 'until 07:00'"
 
 
@@ -31,6 +34,8 @@ def deadline_of(text: str, start: float) -> float:
         return next(moment for moment in moments if moment > start)
     if not (length := _seconds(text)):
         raise ValueError(f"must be {ALLOWED}")
+    if length > _LONGEST:
+        raise ValueError(f"is longer than ten years; must be {ALLOWED}")
     return start + length
 
 
@@ -48,5 +53,4 @@ def length_of(text: str) -> float:
 def _seconds(text: str) -> float:
     """Return a length of time (s); 0 where the text is none."""
     found = _LENGTH.fullmatch(text.strip())
-    units = {unit: float(number) for unit, number in found.groupdict().items() if number} if found else {}
-    return timedelta(**units).total_seconds()
+    return sum(float(number) * _SECONDS[unit] for unit, number in found.groupdict().items() if number) if found else 0.0

@@ -188,8 +188,10 @@ def _phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
             yield f"{key}.mlm_probability = 0: must be above 0, else there is nothing to predict"
         if phase.final_mlm_probability > phase.mlm_probability:
             yield f"{key}.final_mlm_probability = {phase.final_mlm_probability:g}: must be at most {key}.mlm_probability = {phase.mlm_probability:g}: it falls"
-        if phase.final_mlm_probability and phase.optim.schedule.name == "constant":
-            yield f"{key}.final_mlm_probability = {phase.final_mlm_probability:g}: is never reached, since the learning rate of the schedule `constant` does not decay"
+        schedule = phase.optim.schedule
+        holds = schedule.name == "constant" or (schedule.name == "wsd" and schedule.warmup_ratio + schedule.stable_ratio >= 1)
+        if phase.final_mlm_probability and holds:
+            yield f"{key}.final_mlm_probability = {phase.final_mlm_probability:g}: is never reached, since the learning rate of the schedule `{schedule.name}` does not decay"
         if phase.token_matching and not isinstance(run.model, ModernBertConfig):
             yield f"{key}.token_matching = {phase.token_matching:g}: needs model.kind = modernbert; BERT learns to compare texts by {key}.nsp, so set it to 0"
         elif phase.token_matching and phase.nsp:

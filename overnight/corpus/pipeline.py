@@ -8,6 +8,7 @@ below the data folder and is removed at the end. Nothing that is written depends
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -55,7 +56,7 @@ from overnight.corpus.vocabulary import check_given, given_tokens, make_vocabula
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
 from overnight.errors import ConfigError, DataError
-from overnight.run_dir.atomic import remove_unfinished, write_json
+from overnight.run_dir.atomic import is_unfinished, remove_unfinished, write_json
 from overnight.run_dir.lock import preparation_lock
 from overnight.state_files import STRICT, read_json, sealed
 
@@ -122,7 +123,7 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
                 f"prepare: {folder} was cleaned by version {manifest.cleaning} of the rules, which now are version {CLEANING}; it is used as it is. "
                 "To clean it anew, delete it, and give runs that began with it a new folder"
             )
-        shutil.rmtree(folder / "work", ignore_errors=True)  # killed between the manifest and this
+        _clear(folder / "work")  # killed between the manifest and this
         remove_unfinished(folder)
         return manifest
     log(f"prepare: {folder} lacks {', '.join(missing)}; preparing it again")
@@ -185,7 +186,7 @@ def _run(
         log(line)
     save_manifest(folder, manifest)
     settle(workers)
-    shutil.rmtree(work)
+    _clear(work)
     remove_unfinished(folder)
     return manifest
 
@@ -221,16 +222,36 @@ def _begin(folder: Path, state: str, log: Callable[[str], None], workers: Worker
         *(path for split in SPLITS for path in folder.glob(f"{split}-*.arrow")),
     ]
     left = [path for path in left if path.exists()]
-    if left and not marker.exists() and not (folder / "manifest.json").exists():
-        raise DataError(f"{folder}: holds {left[0].name}, which no preparation left there; set data.dir to another folder")
+    if not marker.exists():
+        # A preparation may be killed before its marker has its name.
+        foreign = [marker.parent] if any(not is_unfinished(path) for path in marker.parent.glob("*")) else []
+        if not (folder / "manifest.json").exists():
+            foreign += [*left, *folder.glob("report.html")]
+        if foreign:
+            raise DataError(f"{folder}: holds {foreign[0].name}, which no preparation left there; set data.dir to another folder")
     if marker.exists():
         log(f"prepare: {folder} holds the beginning of a preparation with other settings or sources; starting anew")
         write_json(marker, "")  # from here on no worker begins a task of it
         settle(workers)
     for path in left:
         path.unlink()
-    shutil.rmtree(folder / "work", ignore_errors=True)
+    _clear(marker.parent)
     write_json(marker, state)
+
+
+def _clear(work: Path) -> None:
+    """Remove the intermediate files of a preparation, its marker last: a folder `work` without one may be somebody's own."""
+    marker = work / "state.json"
+    if not marker.exists():
+        return
+    for path in work.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path != marker:
+            path.unlink()
+    marker.unlink()
+    with contextlib.suppress(OSError):
+        work.rmdir()
 
 
 @dataclasses.dataclass(frozen=True)

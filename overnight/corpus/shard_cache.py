@@ -12,6 +12,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import sys
 import time
@@ -38,6 +39,7 @@ _AT_ONCE = 4
 _PAUSES = (1.0, 5.0, 20.0)
 # Counted for the files of a copy that the manifest does not list (bytes).
 _OTHER_FILES = 8 << 20
+_COPY = re.compile(r".+-[0-9a-f]{12}-[0-9a-f]{12}", re.S)
 # Locks of the copies that this process reads: they end with it.
 _read_here: dict[Path, TextIO] = {}
 
@@ -173,7 +175,7 @@ def _make_room(folder: Path, needed: int, limit: int, log: Callable[[str], None]
             f"{folder}: needs {needed / 1e9:.2f} GB, but data.cache_gb = {limit / 1e9:g}; every step reads from all of it, so raise that to "
             f"{needed / 1e9 + 0.01:.2f} or more"
         )
-    sizes = {each: _bytes(each) for each in folder.parent.iterdir() if each.is_dir() and each != folder}
+    sizes = {each: _bytes(each) for each in folder.parent.iterdir() if _is_copy(each) and each != folder}
     for other in sorted(sizes, key=_last_opened):
         if sum(sizes.values()) + needed <= limit:
             return
@@ -188,6 +190,11 @@ def _make_room(folder: Path, needed: int, limit: int, log: Callable[[str], None]
             f"{folder.parent}: other processes read {kept / 1e9:.2f} GB of it, and {needed / 1e9:.2f} GB more are needed; "
             f"raise data.cache_gb = {limit / 1e9:g}, or name another folder with data.cache"
         )
+
+
+def _is_copy(folder: Path) -> bool:
+    """Return whether a folder of the cache is a copy: `data.cache` may name one that holds other things, too."""
+    return bool(_COPY.fullmatch(folder.name)) and folder.is_dir() and _lock_path(folder, "changed").exists()
 
 
 def _bytes(folder: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -120,6 +121,14 @@ def share_for(chunks: Sequence[Path], splits: Sequence[np.ndarray], documents: i
     return min(float(positions[min(documents, len(positions)) - 1]) * 1.01 + 1e-4, 0.5)
 
 
+def without_validation(manifest: Manifest) -> dict[str, int]:
+    """Return the named sources that have documents to train on and none for validation, and how many they have."""
+    found = {split: Counter[str]() for split in SPLITS}
+    for entry in manifest.shards:
+        found[entry.split][entry.source] += entry.documents
+    return {name: count for name, count in found["train"].items() if not found["valid"][name]}
+
+
 def validation_lines(manifest: Manifest, share: Callable[[int], float]) -> Iterator[str]:
     """Yield what `prepare` says of the validation part: how much it is, of which documents, and a warning where it is too little.
 
@@ -133,6 +142,11 @@ def validation_lines(manifest: Manifest, share: Callable[[int], float]) -> Itera
             f"--data.valid_fraction={share(LEAST_DOCUMENTS):.2g}"
         )
         return
+    for name, count in without_validation(manifest).items():
+        yield (
+            f"warning: none of the {plural(count, 'document')} of source {name} is for validation, so no loss says how well it is learned: "
+            f"raise data.valid_fraction = {manifest.settings['valid_fraction']:g}, or make more documents of it (data.sources.{name}.documents = paragraph or line)"
+        )
     names = manifest.first_documents.get("valid", [])
     more = ", ..." if documents > 3 else ""
     yield f"validation: {documents:,} documents, {tokens:,} tokens: {', '.join(names[:3])}{more} (manifest.json names {len(names)})"

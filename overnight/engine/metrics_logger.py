@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from overnight.batches.batch_size import batch_size, batch_warmup, micro_batch, sequences_before
+from overnight.batches.matching import too_short
 from overnight.config import BertConfig, BertPhase, ModernBertConfig, Phase
 from overnight.console import Status, facts
 from overnight.display import plural, share
@@ -111,7 +112,9 @@ class MetricsLogger:
         if slow:
             self.event("slow_process", slow)
         self.write("train", done.step, **self.values)
-        if said := not_learned(self.phase, done.step, self.run.logging.log_every, means):
+        # What a budget is too short for was left out before it could be learned, which its decision says.
+        left_out = self.run.budget and isinstance(self.phase, BertPhase) and too_short(self.phase, self.phase.steps)
+        if not left_out and (said := not_learned(self.phase, done.step, self.run.logging.log_every, means)):
             self.event("token_matching", said)
         if wrong := self.speed.exceeds():
             self.event("peak", wrong)

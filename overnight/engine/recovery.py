@@ -101,5 +101,7 @@ class Recovery:
         self.context.metrics.write("event", event=error.event, message=text, **place, **({"samples": samples} if samples else {}))
         writer.settle()
         newest = reader.newest_checkpoint(self.checkpoints)
-        good = f"The last good checkpoint is {newest}, and" if newest else "There is no checkpoint yet, and"
-        return type(error)(f"{text}.\n{good} the same command resumes from there" + (f"; the {writer.error}" if writer.error else ""))
+        good = f"The last good checkpoint is {newest}, and the same command resumes from there"
+        if not newest:
+            good = "There is no checkpoint yet: the same command begins anew, and with other settings wants a folder of its own (--out=...)"
+        return type(error)(f"{text}.\n{good}" + (f"; the {writer.error}" if writer.error else ""))

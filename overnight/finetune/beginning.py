@@ -12,7 +12,8 @@ from torch import Tensor
 
 from overnight.checkpoint import reader
 from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary
-from overnight.config import BertRun, Finetune
+from overnight.checkpoint.task_folder import read_facts
+from overnight.config import BertRun, Finetune, environment_path
 from overnight.console import Line
 from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import Vocabulary
@@ -23,6 +24,7 @@ from overnight.finetune.encoded_task import EncodedTask
 from overnight.finetune.seed import TrainedSeed, train_seed
 from overnight.finetune.workload import FinetuneWorkload, config_hash, seed_run, task_model
 from overnight.models.heads import pretrained_weights, without_top
+from overnight.tasks.data_hash import data_hash
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Beginning:
     name: str
     """Of the task."""
     checkpoint: Path
+    data: str
+    """Hash of the files of the task."""
     weights: Mapping[str, Tensor]
     """Of the encoder and the pooler."""
     corpus: Path
@@ -44,7 +48,7 @@ class Beginning:
 
     def config_hash(self, spec: Finetune) -> str:
         """Return the hash of all that decides the result of a seed with some settings."""
-        return config_hash(self.run, spec, self.checkpoint)
+        return config_hash(self.run, spec, self.checkpoint, self.data)
 
     def train(self, spec: Finetune, task: EncodedTask, seed: int, init: str, what: str, folder: Path, announces: bool) -> TrainedSeed:
         """Train one seed.
@@ -73,7 +77,17 @@ def open_beginning(run: BertRun, name: str, checkpoint: Path, line: Line, world:
     assert_same_corpus(progress, load_manifest(corpus), corpus, run)
     weights = pretrained_weights(state)
     _check_encoder(run, weights, vocabulary, checkpoint)
-    return Beginning(run, name, checkpoint, weights, corpus, vocabulary, line, world, device)
+    return Beginning(run, name, checkpoint, _data_hash(run, name), weights, corpus, vocabulary, line, world, device)
+
+
+def _data_hash(run: BertRun, name: str) -> str:
+    """Return the hash of the files of a task; where they are gone, that of the rows its model was trained on: what is done stays done."""
+    spec, folder = run.finetune[name], run.run_dir / "finetune" / name
+    keys = {f"finetune.{name}.{key}": path for key in ("path", "dev") if (path := getattr(spec, key))}
+    found = data_hash(*(environment_path(path, key) for key, path in keys.items()))
+    if found or not (folder / "task.json").exists():
+        return found
+    return str(read_facts(folder)["result"].get("data_hash", ""))
 
 
 def _check_encoder(run: BertRun, weights: Mapping[str, Tensor], vocabulary: Vocabulary, checkpoint: Path) -> None:

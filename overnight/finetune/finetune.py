@@ -36,7 +36,7 @@ from overnight.run_dir.task_results import append_result, results_of
 def finetune(run: BertRun, name: str, line: Line | None = None) -> list[dict[str, Any]]:
     """Fine-tune one task of a run with every seed, and, if asked, the same network from random init; after a search, with the best settings.
 
-    What is done already, with the same settings from the same checkpoint, is not done again. The best model by dev score goes
+    What is done already, with the same settings from the same checkpoint on the same rows, is not done again. The best model by dev score goes
     to `finetune/NAME/` in the run folder, with its predictions.
 
     Args:
@@ -71,7 +71,8 @@ class _Tuning:
         self.folder, self.log = begin.run.run_dir / "finetune" / begin.name, begin.run.run_dir / "tasks.jsonl"
         self.config_hash = begin.config_hash(spec)
         # The folder holds one model: what was done with other settings since is not what it holds, so all is done again.
-        self.mine = results_of(self.log, self.name, self.config_hash) if _kept_config_hash(self.folder) == self.config_hash else []
+        self.kept = read_facts(self.folder)["result"] if (self.folder / "task.json").exists() else {}
+        self.mine = results_of(self.log, self.name, self.config_hash) if self.kept.get("config_hash") == self.config_hash else []
 
     def go(self) -> list[dict[str, Any]]:
         """Do what is missing; returns the lines of `tasks.jsonl`."""
@@ -85,6 +86,8 @@ class _Tuning:
             return self.mine
         with raise_on_all_ranks(self.world):
             self.task = encode_task(self.spec, self.begin.corpus, self.begin.vocabulary)
+        if self.kept.get("data_hash", self.begin.data) != self.begin.data:
+            self.line.print(f"{self.name}: other rows than those that its model was trained on; every seed is trained anew")
         for note in self.task.notes:
             self.line.print(f"{self.name}: {note}")
         for what, value in self.task.baselines.items():
@@ -143,6 +146,7 @@ class _Tuning:
             "rows": len(task.train),
             "seconds": round(time.perf_counter() - start, 2),
             "config_hash": self.config_hash,
+            "data_hash": self.begin.data,
         }
         if trained.value is not None:
             chosen_by = task.selection[0] if task.selection else task.dev
@@ -188,8 +192,3 @@ class _Tuning:
             write_whole(beside / f"{split}.tsv", [f"index\tprediction\n{rows}".encode()])
         shutil.rmtree(self.folder, ignore_errors=True)
         beside.rename(self.folder)
-
-
-def _kept_config_hash(folder: Path) -> str | None:
-    """Return the settings with which the model in a task's folder was made."""
-    return read_facts(folder)["result"].get("config_hash") if (folder / "task.json").exists() else None

@@ -42,13 +42,16 @@ def task_model(task_kind: str, labels: int, run: BertRun, vocab_size: int) -> Cl
     return Classifier(run.model, vocab_size, 1 if task_kind == "regression" else labels)
 
 
-def config_hash(run: BertRun, spec: Finetune, source: Path) -> str:
-    """Return a hash of all that decides the result of a seed: the settings of the task, the precision, and the checkpoint it begins from.
+def config_hash(run: BertRun, spec: Finetune, source: Path, data: str) -> str:
+    """Return a hash of all that decides the result of a seed: the settings of the task, the precision, the checkpoint it begins from, and the rows.
 
     Of a search it says only that there is one, so that a trial is the same in every search that has it.
+
+    Args:
+        data: hash of the files of the task.
     """
     undecided = {"seeds": [], "random_init_seeds": 0, "micro_batch_size": 0, "search": bool(spec.search.combinations)}
-    facts = json.dumps([asdict(spec) | undecided, source.name, run.precision])
+    facts = json.dumps([asdict(spec) | undecided, source.name, run.precision, data])
     return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
 
 
@@ -132,7 +135,7 @@ class FinetuneWorkload:
         seed: of the task.
         pretrained: tensors of the encoder and the pooler; None begins from random weights.
         vocabulary: of the tokenizer.
-        fingerprint: of settings and checkpoint (:func:`config_hash`).
+        fingerprint: of settings, checkpoint and rows (:func:`config_hash`).
         world: the processes that share every step.
     """
 

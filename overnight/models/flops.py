@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from overnight.batches.packing import Sizes
+from overnight.batches.packing import MATCH_CLASSES, Sizes
 from overnight.config import BertConfig, CausalLMConfig, Model, ModernBertConfig, RecurrentLMConfig
 from overnight.config.schema import TransformerConfig
 from overnight.models.bert import padded_vocabulary
@@ -98,7 +98,8 @@ def _modern_products(model: ModernBertConfig, vocabulary: int, sizes: Sizes) -> 
     near = min(sizes.squares, sizes.tokens * (model.local_attention + 1))
     pairs = sum(near if is_local(model, number) else sizes.squares for number in range(model.num_layers))
     layers = model.num_layers * (4 * h * h + 3 * h * ff) * sizes.tokens + 2 * h * pairs
-    return layers + (h * h + h * padded_vocabulary(vocabulary)) * sizes.predicted + (h * h + 2 * h) * sizes.sequences
+    heads = (h * h + h * padded_vocabulary(vocabulary)) * sizes.predicted + (h * h + 2 * h) * sizes.sequences
+    return layers + heads + (h * h + MATCH_CLASSES * h) * sizes.matched
 
 
 def _transformer_products(model: CausalLMConfig, sizes: Sizes) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from overnight.optim.layerwise import Params
+from overnight.optim.state import laid_out, state_dtype
 
 
 class Muon(torch.optim.Optimizer):
@@ -27,7 +29,7 @@ class Muon(torch.optim.Optimizer):
         eps: of AdamW.
         muon: whether Muon steps the group; its tensors must have two dimensions.
 
-    State: `momentum_buffer` for Muon; `step`, `exp_avg`, `exp_avg_sq` for AdamW.
+    State: `momentum_buffer` for Muon; `step`, `exp_avg`, `exp_avg_sq` for AdamW; of a 16-bit parameter all in fp32, with a `master`, its weights in fp32.
 
     Raises:
         ValueError: naming the setting or the tensor.
@@ -88,18 +90,57 @@ class Muon(torch.optim.Optimizer):
         if self._parts is None:
             zero = torch.zeros(1, 1)
             self._parts = torch.optim.Muon([zero]), torch.optim.AdamW([zero], fused=True)
+        stepped = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        masters = {p: self._master(p) for p in stepped if _is_16_bit(p)}
+        for p in stepped:
+            if p not in masters:  # one that was of 16 bits
+                self.state[p].pop("master", None)
+        states = {p: {name: x for name, x in self.state[p].items() if name != "master"} if p in masters else self.state[p] for p in stepped}
         for part, muon in zip(self._parts, (True, False), strict=True):
             # The groups and the state are ours; loading a state replaces both.
-            part.param_groups = [group for group in self.param_groups if group["muon"] == muon]
-            part.state = self.state
+            groups = [group for group in self.param_groups if group["muon"] == muon]
+            part.param_groups = [{**group, "params": [masters.get(p, p) for p in group["params"]]} for group in groups]
+            part.state = defaultdict(dict, {masters.get(p, p): state for p, state in states.items()})
             if not muon:
                 for group in part.param_groups:
-                    group["fused"] = all(self._contiguous(p) for p in group["params"] if p.grad is not None)
+                    group["fused"] = all(_contiguous(p, part.state[p]) for p in group["params"] if p.grad is not None)
             part.step()
+        for p, master in masters.items():
+            self.state[p].update(states[p], master=master)
+            master.grad = None
+            p.copy_(master)
         return loss
 
-    def _contiguous(self, p: Tensor) -> bool:
-        """Return whether torch's fused AdamW pairs the right elements, which it reads as they lie in memory, of a parameter, its gradient and its moments."""
+    def _master(self, p: Tensor) -> Tensor:
+        """Return the weights of a 16-bit parameter in fp32, with its gradient."""
         assert p.grad is not None
-        moments = (self.state[p].get(name, p) for name in ("exp_avg", "exp_avg_sq"))
-        return all(x.is_contiguous() for x in (p, p.grad, *moments))
+        master: Tensor = self.state[p].get("master", p.detach().float())
+        master.grad = p.grad.float()
+        return master
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state as torch does, but state of 16-bit parameters stays fp32, where torch casts it down.
+
+        Raises:
+            ValueError: for the state of another optimizer; nothing is changed.
+        """
+        for group in state_dict["param_groups"]:
+            if "muon" not in group:
+                raise ValueError(f"this is not the state of Muon but of {group.get('optimizer', 'another optimizer')}")
+        super().load_state_dict(state_dict)
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        for number, p in zip(numbers, (p for group in self.param_groups for p in group["params"]), strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if name != "step" and _is_16_bit(p):
+                    self.state[p][name] = laid_out(value, p)
+
+
+def _is_16_bit(p: Tensor) -> bool:
+    return state_dtype(p) != p.dtype
+
+
+def _contiguous(p: Tensor, state: dict[str, Any]) -> bool:
+    """Return whether torch's fused AdamW pairs the right elements, which it reads as they lie in memory, of a parameter, its gradient and its moments."""
+    assert p.grad is not None
+    moments = (state.get(name, p) for name in ("exp_avg", "exp_avg_sq"))
+    return all(x.is_contiguous() for x in (p, p.grad, *moments))

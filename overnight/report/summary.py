@@ -279,7 +279,8 @@ def summary_text(run_dir: Path) -> str:
     if found["evaluation"]:
         lines += ["", f"evaluated at {found['evaluation']['checkpoint']}", *results_lines(found["evaluation"], groups=False)]
     for task in found["tasks"]:
-        lines += ["", *_task_lines(task)]
+        if task["metric"]:  # what is not run yet is a note
+            lines += ["", *_task_lines(task)]
     lines += _sample_lines(found["samples"])
     if found["notes"]:
         lines += ["", *(f"note: {note}" for note in found["notes"])]
@@ -323,14 +324,15 @@ def quoted(token: str) -> str:
 
 
 def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> list[list[str]]:
-    scores = ["bits per character", "byte accuracy"] if of_bytes else ["masked-LM loss", "masked-LM accuracy", "NSP accuracy"]
+    pairs = any(row["nsp_accuracy"] is not None for row in rows)
+    scores = ["bits per character", "byte accuracy"] if of_bytes else ["masked-LM loss", "masked-LM accuracy", *["NSP accuracy"] * pairs]
     cells = [["validation after", "steps", *scores, "time", "tokens/s"]]
     for row in rows:
         steps = f"{row['steps']:,}" if row["finished"] else f"{row['steps']:,} of {row['planned'] or '?'}"
         if of_bytes:
             scores = [number(row["bits_per_character"], 3), share(row["byte_accuracy"])]
         else:
-            scores = [number(row["mlm_loss"], 3), share(row["mlm_accuracy"]), share(row["nsp_accuracy"])]
+            scores = [number(row["mlm_loss"], 3), share(row["mlm_accuracy"]), *[share(row["nsp_accuracy"])] * pairs]
         cells.append([row["name"], steps, *scores, duration(row["seconds"]), number(row["tokens_per_s"], 0)])
     return cells
 
@@ -338,7 +340,7 @@ def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> list[list[st
 def _task_lines(task: dict[str, Any]) -> list[str]:
     how = (task["scale"], task["unit"])
     seeds = sorted({seed for init in ("pretrained", "random") for seed in (task[init] or {"values": {}})["values"]})
-    cells = [[f"{task['name']}, {task['metric'] or 'not run yet'}", *(f"seed {seed}" for seed in seeds), "median", "spread"]]
+    cells = [[f"{task['name']}, {task['metric']}", *(f"seed {seed}" for seed in seeds), "median", "spread"]]
     for init, label in (("pretrained", "pretrained"), ("random", "random init")):
         found = task[init]
         if found:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+_UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp", re.S)
 
 
 def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
@@ -32,6 +35,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     # A process number is unique on one machine only, and processes of many may write the same file.
     beside = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    assert is_unfinished(beside), beside
     try:
         with open(beside, "wb") as file:
             yield file
@@ -45,10 +49,16 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     sync(path.parent)
 
 
+def is_unfinished(path: Path) -> bool:
+    """Return whether a name is that of a file which :func:`whole_file` writes, or was writing when its process was killed."""
+    return bool(_UNFINISHED.fullmatch(path.name))
+
+
 def remove_unfinished(folder: Path) -> None:
     """Remove from a folder, into which nobody writes, what processes left that were killed while they wrote a file."""
     for path in folder.glob("*.tmp"):
-        path.unlink(missing_ok=True)
+        if is_unfinished(path) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -82,6 +82,25 @@ def test_the_speed_of_each_phase_is_measured_and_fills_the_time(recipe: str, tmp
     assert not (tmp_path / "out" / "trial").exists()
 
 
+def test_a_training_whose_trial_was_disturbed_is_done_again_for_the_time_asked_for(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def run_module(module: str, words: list[str], log: Path, threads: int) -> float:
+        (steps,) = (int(word.rpartition("=")[2]) for word in words if word.startswith("--phases.short.steps="))
+        asked.append(steps)
+        (tmp_path / "out" / "run").mkdir(parents=True)
+        return 10 + 0.02 * steps
+
+    monkeypatch.setattr(timed_training, "run_module", run_module)
+    monkeypatch.setattr(timed_training, "measure_speed", lambda run, *_: (10.0, {name: 0.01 for name in run.phases}))
+    monkeypatch.setattr(timed_training, "train_lines", lambda folder: [{"global_step": asked[-1], "tokens": 0}])
+    trained = pretrain_for(recipe, [], tmp_path / "out", 1.0, 1, trial_seconds=0.1)
+    assert len(asked) == 2 and trained.steps == asked[1] and abs(trained.seconds - 60) < 6
+    assert trained.schedule["short"] == asked[1] != asked[0]
+
+
 def test_the_validation_text_is_the_raw_text_of_the_validation_documents(tiny: Callable[..., Run], tmp_path: Path) -> None:
     run = tiny()
     text = validation_text(run, tmp_path / "validation.txt").read_text(encoding="utf-8")

@@ -122,6 +122,15 @@ def test_nothing_is_done_twice_and_other_settings_are_done_again(folder: Path, m
     assert {e["features"] for e in go(folder, "features=mean") if e["kind"] == "linear_probe"} == {"mean"}
 
 
+def test_other_rows_are_done_again(folder: Path) -> None:
+    once = go(folder)
+    [table] = folder.parent.rglob("train.csv")
+    table.write_text(table.read_text().replace("yes", "sure"))
+    for other in table.parent.glob("*.csv"):
+        other.write_text(other.read_text().replace("yes", "sure"))
+    assert {e["data_hash"] for e in go(folder) if "seed" in e}.isdisjoint({e["data_hash"] for e in once if "seed" in e})
+
+
 @pytest.mark.parametrize("calls", [1, 2, 3])
 def test_after_a_cut_only_what_is_missing_is_done(calls: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = go(shutil.copytree(folder, folder.parent / "whole"))

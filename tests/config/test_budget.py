@@ -42,7 +42,9 @@ def test_until_is_the_next_such_time_of_day() -> None:
     assert datetime.fromtimestamp(deadline_of("until 07:00", datetime(2026, 10, 24, 23, 0).timestamp())) == datetime(2026, 10, 25, 7, 0)
 
 
-@pytest.mark.parametrize("text", ["", "8", "8x", "h", "0m", "-1h", "until", "until 7", "until 24:00", "until 07:60", "07:00", "1m1h"])
+@pytest.mark.parametrize(
+    "text", ["", "8", "8x", "h", "0m", "-1h", "until", "until 7", "until 24:00", "until 07:60", "07:00", "1m1h", "99999999d", f"{10**30}d"]
+)
 def test_anything_else_is_no_budget(text: str) -> None:
     with pytest.raises(ValueError, match="must be a time such as 8h"):
         deadline_of(text, 0.0)

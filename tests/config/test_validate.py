@@ -208,6 +208,14 @@ def test_settings_of_rate_and_schedule_that_cannot_work_together_are_refused(cha
     assert any(line.startswith(f"phases.short.optim.{expected}") for line in text.splitlines()), text
 
 
+@pytest.mark.parametrize("schedule", [{"name": "constant"}, {"name": "wsd", "warmup_ratio": 0.1, "stable_ratio": 0.9}])
+def test_a_share_of_masks_that_falls_with_a_rate_that_does_not_is_refused(schedule: dict[str, Any]) -> None:
+    found = optim_of(schedule=schedule)
+    found["phases"]["short"]["final_mlm_probability"] = 0.1
+    said = f"final_mlm_probability = 0.1: is never reached, since the learning rate of the schedule `{schedule['name']}` does not decay"
+    assert said in message(lambda: config.build_run(found))
+
+
 @pytest.mark.parametrize(("before", "after"), [("lars", "lamb"), ("lamb", "lans"), ("muon", "adamw")])
 def test_moments_are_not_kept_for_an_optimizer_that_cannot_use_them(before: str, after: str) -> None:
     def recipe(reset: bool, *names: str) -> dict[str, Any]:

@@ -252,14 +252,6 @@ def test_the_beginning_of_another_preparation_is_cleared_away(corpus: Path, tmp_
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_a_folder_with_files_of_someone_else_is_left_alone(corpus: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/vocab.txt").write_text("mine")
-    with pytest.raises(DataError, match=r"holds vocab\.txt, which no preparation left there"):
-        prepare(settings(corpus), tmp_path / "out", silent)
-    assert (tmp_path / "out/vocab.txt").read_text() == "mine"
-
-
 def test_nothing_left_to_train_on_or_to_hold_out_is_refused_with_a_way_out(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"selects none of 60 documents for validation; use at least 0\.\d+ \(0 turns validation off\)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -194,6 +195,20 @@ def test_the_bound_holds_and_takes_away_the_copy_that_was_opened_longest_ago(
     assert first.exists() and third.exists() and not second.exists()
     with pytest.raises(DataError, match=r"needs 0\.\d+ GB, but data\.cache_gb = 1e-06; every step reads from all of it"):
         copy(tmp_path, address="memory://bucket/b", cache_gb=1e-6)
+
+
+def test_a_cache_in_a_folder_of_other_things_takes_away_copies_alone(storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_cache, "_OTHER_FILES", 0)
+    theirs = [tmp_path / name / "thesis.bin" for name in ("precious", f"mine-{'0' * 12}-{'f' * 12}")]
+    for path in theirs:
+        path.parent.mkdir()
+        path.write_bytes(bytes(10_000_000))
+    found = copy(tmp_path)
+    limit = 1.5 * size(found) / 1e9
+    forget()
+    shutil.rmtree(found)
+    assert copy(tmp_path, cache_gb=limit) == found
+    assert all(path.stat().st_size == 10_000_000 for path in theirs)
 
 
 def test_processes_share_a_copy_and_fetch_it_once(tiny_data: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight.config import Data
+from overnight.config.data import TextSource
 from overnight.corpus import validation_split
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.readers import documents, start_reading
@@ -26,7 +27,7 @@ _WORDS = ["lake", "stone", "bird", "night", "house", "river", "cloud", "snow"]
 
 def data(folder: Path, fraction: float, **changes: object) -> Data:
     settings = {"documents": "line", "min_chars": 0, "valid_fraction": fraction, "workers": 1, "tokenizer": "bytes"} | changes
-    return Data(paths=[str(folder)], **settings)  # type: ignore[arg-type]
+    return Data(**{"paths": [str(folder)], **settings})  # type: ignore[arg-type]
 
 
 def write(folder: Path, count: int, words: int = 20) -> Path:
@@ -82,6 +83,16 @@ def test_few_validation_tokens_are_warned_of_and_enough_are_not(tmp_path: Path) 
         manifest = prepare(data(write(tmp_path / f"{words}", 200, words), 0.2), tmp_path / f"out-{words}", lines.append)
         assert (manifest.count("valid", "tokens") < validation_split.LEAST_TOKENS) is warns
         assert any("raise data.valid_fraction above 0.2" in line for line in lines) is warns
+
+
+def test_a_source_without_a_validation_document_is_warned_of_by_name(tmp_path: Path) -> None:
+    lines = list[str]()
+    book, rows = (write(tmp_path / name, count) for name, count in (("books", 2), ("rows", 400)))
+    sources = {"books": TextSource(paths=[str(book)], documents="file"), "rows": TextSource(paths=[str(rows)])}
+    prepare(data(book, 0.1, paths=[], sources=sources), tmp_path / "out", lines.append)
+    (warning,) = (line for line in lines if line.startswith("warning: none"))
+    assert warning.startswith("warning: none of the 2 documents of source books is for validation")
+    assert "raise data.valid_fraction = 0.1, or make more documents of it (data.sources.books.documents = paragraph or line)" in warning
 
 
 def test_no_validation_document_is_warned_of_with_a_way_out(tmp_path: Path) -> None:

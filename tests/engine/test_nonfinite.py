@@ -87,6 +87,12 @@ def test_a_nan_stops_before_the_step_and_the_same_command_continues(tiny: Make, 
     assert_same_run(run, undisturbed)
 
 
+def test_a_nan_before_the_first_checkpoint_does_not_say_that_the_run_resumes(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "clip_and_step", poisoned(at=1))
+    with pytest.raises(NonFiniteError, match=r"There is no checkpoint yet: the same command begins anew, and with other settings.*--out"):
+        finish(tiny(**{"checkpoint.save_every": 100}))
+
+
 @pytest.mark.parametrize("log_every", [1, 100])
 def test_where_the_loop_does_not_look_nothing_that_is_not_finite_is_saved(
     log_every: int, tiny: Make, undisturbed: Run, monkeypatch: pytest.MonkeyPatch

@@ -264,6 +264,14 @@ def test_a_phase_that_its_budget_makes_too_short_leaves_token_matching_out_and_s
     assert_same_run(run, replayed(run, tiny(**settings, budget="50s", out=str(tmp_path / "again"))))
 
 
+def test_what_a_budget_left_out_is_not_said_to_be_unlearned(tiny: Make, clock: FakeClock) -> None:
+    run = tiny(**modern_settings(), **WSD, **LESS, **PAIRS, **{"logging.log_every": 1000}, budget="50s")
+    train(run)
+    (said,) = [event["message"] for event in events(run) if event["event"] == "token_matching"]
+    assert "too few for token matching" in said
+    assert any("match_loss" in line for line in metrics(run))
+
+
 def test_a_phase_that_is_long_enough_keeps_token_matching(tiny: Make, clock: FakeClock) -> None:
     run = tiny(**modern_settings(), **WSD, **LESS, **{**PAIRS, "phases.short.token_matching_steps": 9}, budget="50s")
     assert "too few for token matching" not in train(run)

@@ -117,6 +117,18 @@ def test_a_repeated_call_does_nothing(with_task: Task, classes: Path) -> None:
     assert before == {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.run_dir.rglob("*") if p.is_file() and p.name != "lock"}
 
 
+def test_other_rows_are_trained_on_anew_and_rows_that_are_gone_are_done(with_task: Task, classes: Path) -> None:
+    run = with_task("csv", classes)
+    tune(run)
+    table = (classes / "train.csv").read_text()
+    (classes / "train.csv").write_text(table.replace("number", "digit"))
+    (classes / "dev.csv").write_text((classes / "dev.csv").read_text().replace("number", "digit"))
+    assert tune(run).startswith("mine: other rows than those that its model was trained on; every seed is trained anew\n")
+    assert json.loads((kept(run) / "task.json").read_text())["labels"] == ["digit", "text"]
+    classes.rename(classes.with_name("moved"))
+    assert tune(run) == "mine: done already\n"
+
+
 def test_more_seeds_and_the_baseline_are_added_to_what_is_there(with_task: Task, classes: Path) -> None:
     tune(with_task("csv", classes, seeds=[0]))
     run = with_task("csv", classes, seeds=[0, 1], random_init_seeds=2)

@@ -50,11 +50,14 @@ def test_the_formula_of_bert_counts_what_torch_counts(sizes: tuple[int, int, int
 
 @pytest.mark.parametrize("lengths", [(48, 48, 48, 48, 48), (17, 64, 5)])
 @pytest.mark.parametrize("inner", [0, 80])
-def test_the_formula_of_modernbert_counts_what_torch_counts(inner: int, lengths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("matching", [False, True])
+def test_the_formula_of_modernbert_counts_what_torch_counts(matching: bool, inner: int, lengths: tuple[int, ...]) -> None:
     model = ModernBertConfig(num_layers=3, hidden_size=64, num_heads=4, intermediate_size=inner, max_position_embeddings=64)
     batches: list[Batch] = [on_meta(random_batch([length], nsp=False)) for length in lengths]
-    found = Sizes(sum(lengths), sum(n * n for n in lengths), sum(max(1, n // 6) for n in lengths), 0)
-    assert training_flops(model, 1000, found) == counted(ModernBertForMaskedLM(model, 1000).to("meta"), batches)
+    if matching:
+        batches = [replace(b, targets={**b.targets, "match": torch.zeros(len(b.ids_N), dtype=torch.int64, device="meta")}) for b in batches]
+    found = Sizes(sum(lengths), sum(n * n for n in lengths), sum(max(1, n // 6) for n in lengths), 0, sum(lengths) * matching)
+    assert training_flops(model, 1000, found) == counted(ModernBertForMaskedLM(model, 1000, matching=matching).to("meta"), batches)
 
 
 def test_a_local_layer_is_counted_by_the_pairs_within_its_window() -> None:

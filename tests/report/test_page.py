@@ -123,6 +123,7 @@ def test_a_run_without_nsp_has_one_loss_which_is_that_of_the_masked_words(tmp_pa
     page = Page(write_report([write_run(tmp_path / "run", lines)], tmp_path / "report.html"))
     assert page.curve("Masked-LM loss nats")["y"] == [line["loss"] for line in lines if line["kind"] == "train"]
     assert not any(caption.startswith("NSP") for caption in page.figures)
+    assert "NSP" not in page.text
 
 
 def test_a_byte_model_shows_bits_per_character_and_nothing_of_bert(tmp_path: Path) -> None:

@@ -42,7 +42,12 @@ def test_phases_share_out_the_tokens_and_the_time_of_the_run(tmp_path: Path) -> 
 def test_a_run_without_nsp_has_no_nsp_scores(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", metrics(nsp=False))
     assert [row["nsp_accuracy"] for row in summarize(folder)["phases"]] == [None, None]
-    assert " - " in summary_text(folder)
+    assert "NSP" not in summary_text(folder)
+
+
+def test_a_task_that_was_not_run_yet_is_a_note_and_no_table(tmp_path: Path) -> None:
+    text = summary_text(write_run(tmp_path / "run", metrics()))
+    assert text.count("not run yet") == text.count("note: docnames") == 2 and "median" not in text
 
 
 def test_a_byte_model_is_evaluated_by_its_last_validation_bits_per_character(tmp_path: Path) -> None:

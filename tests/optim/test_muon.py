@@ -1,0 +1,85 @@
+"""Muon of one's own loop: 16-bit parameters, and states that are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from overnight.optim import Lamb, Muon
+
+
+def network(dtype: torch.dtype) -> list[Tensor]:
+    """A matrix, which Muon steps, and a vector, which AdamW does."""
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape).to(torch.bfloat16).to(dtype)) for shape in ((8, 6), (64,))]
+
+
+def optimizer_of(params: list[Tensor]) -> Muon:
+    groups: list[dict[str, Any]] = [{"params": params[:1]}, {"params": params[1:], "muon": False}]
+    return Muon(groups, lr=1e-3)
+
+
+def step(params: list[Tensor], optimizer: torch.optim.Optimizer, number: int) -> None:
+    torch.manual_seed(number)
+    for p in params:
+        p.grad = (1e-4 * torch.randn(p.shape)).to(torch.bfloat16).to(p.dtype)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_parameters_go_where_fp32_ones_go(dtype: torch.dtype) -> None:
+    halves, wholes = network(dtype), network(torch.float32)
+    for p, q in zip(halves, wholes, strict=True):
+        q.data.copy_(p)
+    ours, reference = optimizer_of(halves), optimizer_of(wholes)
+    for number in range(60):
+        step(halves, ours, number)
+        for p, q in zip(halves, wholes, strict=True):
+            assert p.grad is not None
+            q.grad = p.grad.float()
+        reference.step()
+    for p, q in zip(halves, wholes, strict=True):
+        assert torch.equal(ours.state[p]["master"], q.detach()) and torch.equal(p.detach(), q.detach().to(dtype))
+        assert all(value.dtype == torch.float32 for value in ours.state[p].values())
+        assert set(ours.state[p]) == {*reference.state[q], "master"}
+
+
+def test_16_bit_parameters_go_on_from_a_saved_state_with_the_same_bits() -> None:
+    through, resumed = network(torch.bfloat16), network(torch.bfloat16)
+    ours, first = optimizer_of(through), optimizer_of(resumed)
+    for number in range(4):
+        step(through, ours, number)
+        step(resumed, first, number)
+    second = optimizer_of(resumed)
+    second.load_state_dict(first.state_dict())
+    for number in range(4, 8):
+        step(through, ours, number)
+        step(resumed, second, number)
+    assert all(torch.equal(p, q) for p, q in zip(through, resumed, strict=True))
+    assert all(torch.equal(ours.state[p]["master"], second.state[q]["master"]) for p, q in zip(through, resumed, strict=True))
+
+
+def test_a_parameter_that_became_fp32_has_no_master_that_could_be_stale() -> None:
+    params = network(torch.bfloat16)
+    optimizer = optimizer_of(params)
+    step(params, optimizer, 0)
+    for p in params:
+        p.grad = None
+        p.data = p.data.float()
+    step(params, optimizer, 1)
+    assert all("master" not in optimizer.state[p] for p in params)
+
+
+@pytest.mark.parametrize("other", [torch.optim.AdamW, Lamb])
+def test_the_state_of_another_optimizer_is_refused_and_changes_nothing(other: Callable[[list[Tensor]], torch.optim.Optimizer]) -> None:
+    params = network(torch.float32)[:1]
+    theirs, ours = other(params), Muon(params, lr=0.02)
+    step(params, theirs, 0)
+    with pytest.raises(ValueError, match=r"this is not the state of Muon but of (another optimizer|Lamb)"):
+        ours.load_state_dict(theirs.state_dict())
+    assert ours.param_groups[0]["lr"] == 0.02 and not ours.state
+    step(params, ours, 1)

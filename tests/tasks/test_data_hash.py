@@ -1,0 +1,42 @@
+"""The hash of the files of a task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overnight.tasks.data_hash import data_hash
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train" / "pos").mkdir(parents=True)
+    (tmp_path / "train" / "pos" / "0_9.txt").write_text("good")
+    (tmp_path / "train.csv").write_text("text,label\na,b\n")
+    (tmp_path / "dev.csv").write_text("text,label\nc,d\n")
+    return tmp_path
+
+
+def test_what_the_files_of_a_split_hold_and_how_they_are_called_counts(folder: Path) -> None:
+    found = [data_hash(folder)]
+    (folder / "dev.csv").write_text("text,label\nc,e\n")
+    found += [data_hash(folder), data_hash(folder / "dev.csv"), data_hash(folder / "train.csv", folder / "dev.csv")]
+    (folder / "dev.csv").rename(folder / "test.csv")
+    found.append(data_hash(folder))
+    (folder / "train" / "pos" / "0_9.txt").write_text("better")
+    found.append(data_hash(folder))
+    assert len(set(found)) == len(found) and all(len(each) == 16 for each in found)
+
+
+def test_what_else_lies_in_the_folder_and_where_it_lies_do_not(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    before = data_hash(folder)
+    (folder / "predictions.json").write_text("{}")
+    (folder / "runs").mkdir()
+    (folder / "runs" / "train.log").write_text("more")
+    assert data_hash(folder) == before
+    assert data_hash(folder.rename(tmp_path_factory.mktemp("other") / "place")) == before
+
+
+def test_what_is_not_there_has_none(folder: Path) -> None:
+    assert data_hash(folder, folder / "none.csv") == ""
