@@ -52,6 +52,8 @@ class EncodedTask:
     """Scores of simple rules on the same dev rows."""
     pairs: bool = False
     """Whether a row is two texts."""
+    columns: tuple[str, ...] = ()
+    """Of one's own table, the columns that its texts were read from."""
     class_weights: tuple[float, ...] = ()
     """Of each class in the loss; empty where all are alike."""
     selection: tuple[EncodedExamples, Evaluate] | None = None
@@ -139,6 +141,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         notes=notes + more,
         baselines=baselines,
         pairs=any(example.text_b is not None for example in train),
+        columns=task.columns,
         class_weights=weights,
         selection=(encoded(selection_rows), partial(evaluate, selection_rows)) if selection_rows else None,
     )

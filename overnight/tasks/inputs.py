@@ -37,12 +37,13 @@ Given = tuple[int, str | dict[str, str] | Broken]
 def read_input(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[Given | None]:
     """Yield what is to be answered for :func:`answered`: the lines of a file or of standard input, or the rows of a table.
 
-    The texts of a table are in the columns that the task was trained on, or in `text` (`text_a` and `text_b`); other columns, such as the
-    labels, are ignored. A row is called by its `id` (of the published tasks also `index`), or else by its line.
+    The texts of a table are in the columns that the task was trained on, or in `text` (of a pair `text_a`, or `text`, and `text_b`); other
+    columns, such as the labels, are ignored. A row is called by its `id` (of the published tasks also `index`), or else by its line.
 
     Args:
         path: `-` is standard input.
-        spec: of the task: `task`, and `columns`, where the columns of one's own table have other names.
+        spec: of the task: `task`, whether it is of `pairs`, where one's own table has other names of columns `columns`, and the columns of the
+            `texts` that it was trained on, where they are known.
         form: one of :data:`FORMATS`; by default .csv, .tsv, .jsonl and .parquet are tables by their ending, and all else is lines.
 
     Raises:
@@ -58,11 +59,8 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[G
     if form not in _TABLES or spec["task"] == "tokens":
         yield from _lines(path)
         return
-    choices, header = text_columns(str(spec["task"]))
-    names = dict(spec.get("columns") or {})
-    if names.get("text"):
-        choices = [tuple(name for name in (names["text"], names.get("text_b")) if name), *choices]
-    ids = (names.get("id") or "id",) if spec["task"] == "csv" else ("index", "id")
+    choices, header = _choices(spec)
+    ids = ((spec.get("columns") or {}).get("id") or "id",) if spec["task"] == "csv" else ("index", "id")
     keys = ("question", "context") if spec["task"] == "squad" else ("text_a", "text_b")
     where = "standard input" if path == "-" else path
     columns: tuple[str, ...] = ()
@@ -83,6 +81,22 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[G
             if not columns and form != "jsonl":
                 raise
             yield number, Broken(row_id if is_text(row_id) else str(number), error)
+
+
+def _choices(spec: Mapping[str, Any]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+    """Return what :func:`text_columns` does, the columns that the task was trained on first; of a task of pairs both of them."""
+    choices, header = text_columns(str(spec["task"]))
+    names = spec.get("columns") or {}
+    first, second = names.get("text"), names.get("text_b")
+    if spec.get("texts"):
+        choices = [tuple(spec["texts"]), *choices]
+    elif first:
+        choices = [(first, second) if second else (first,), *choices]
+    elif second:  # as training finds the first text
+        choices = [("text_a", second), ("text", second), *choices]
+    if spec.get("pairs"):
+        choices = [choice for choice in [*choices, ("text", "text_b")] if len(choice) == 2]
+    return choices, header
 
 
 def _lines(path: str) -> Iterator[Given | None]:

@@ -171,7 +171,17 @@ def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path 
         for name in ("dev", "test"):
             _check_labels(parts.get(name, []), labels, files.get(name, path))
     metric = {"classification": "accuracy", "multi_label": "micro_f1", "regression": "spearman"}[target.kind]
-    return TaskData("csv", target.kind, labels, parts["train"], parts["dev"], parts.get("test", []), metric, notes=notes)
+    return TaskData(
+        "csv",
+        target.kind,
+        labels,
+        parts["train"],
+        parts["dev"],
+        parts.get("test", []),
+        metric,
+        notes=notes,
+        columns=tuple(filter(None, texts)),
+    )
 
 
 def _check_labels(examples: list[Example], labels: tuple[str, ...], path: Path) -> None:

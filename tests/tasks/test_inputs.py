@@ -63,6 +63,12 @@ def test_the_columns_are_those_of_the_task(header: str, task: str, columns: dict
     assert rows(tmp_path / "in.csv", task, **columns) == [{"id": "a", **texts}]
 
 
+@pytest.mark.parametrize("first", ["text", "text_a"])
+def test_a_task_folder_of_before_finds_the_first_text_as_training_did(first: str, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text(f"{first},reply\na,b\n")
+    assert rows(tmp_path / "in.csv", "csv", text_b="reply") == [{"id": "2", "text_a": "a", "text_b": "b"}]
+
+
 def test_a_column_called_index_names_no_row_of_an_own_table(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("index,text\n0,one\n0,two\n")
     assert [row["id"] for row in rows(tmp_path / "in.csv", "csv")] == ["2", "3"]
