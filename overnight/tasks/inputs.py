@@ -21,6 +21,7 @@ Found = TypeVar("Found")
 _FIRST, _MOST, _CHARACTERS = 256, 4096, 1 << 24
 _TABLES = ("csv", "tsv", "jsonl", "parquet")
 FORMATS = (*_TABLES, "lines")
+_NO_TEXT = "is no text: bytes that are not UTF-8, or half of a surrogate pair; convert it"
 
 
 class Broken(NamedTuple):
@@ -75,6 +76,8 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[G
         row_id = next((cells[column] for column in ids if cells.get(column)), str(number))
         try:
             columns = columns or _columns(cells, choices, where)
+            if not is_text(row_id):
+                raise DataError(f"{where}:{number}: its id {_NO_TEXT}")
             yield number, {"id": row_id, **dict(zip(keys, _texts(cells, columns, f"{where}:{number}"), strict=False))}
         except DataError as error:
             # The columns of JSON may be others in the next row; those of the other tables are not.
@@ -161,7 +164,7 @@ def _texts(cells: Mapping[str, str], columns: tuple[str, ...], where: str) -> li
     if not any(texts):
         raise DataError(f"{where}: no text in column {columns[0]!r}")
     if not all(map(is_text, texts)):
-        raise DataError(f"{where}: is no text: bytes that are not UTF-8, or half of a surrogate pair; convert it")
+        raise DataError(f"{where}: {_NO_TEXT}")
     return texts
 
 
@@ -213,7 +216,9 @@ def answered(
             except DataError as error:
                 if not keep_going:
                     raise
-                broken[place] = {"id": str(fields.get("id", number)), "error": str(error)}
+                # A name of a column that is no text would keep the others from being written.
+                why = str(error).encode(errors="backslashreplace").decode()
+                broken[place] = {"id": str(fields.get("id", number)), "error": why}
         found = iter(answer(rows) if rows else ())
         for place in range(len(part)):
             yield broken[place] if place in broken else next(found)

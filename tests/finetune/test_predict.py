@@ -185,6 +185,23 @@ def test_a_row_that_cannot_be_used_has_an_error_in_its_place(
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == found
 
 
+@pytest.mark.parametrize(
+    ("form", "content"),
+    [
+        ("csv", b"id,text\na,an integer\ncaf\xe9,a string\nc,an object\n"),
+        ("jsonl", b'{"id": "a", "text": "an integer"}\n{"id": "\\ud83d", "text": "a string"}\n{"\\ud83d": 1}\n'),
+    ],
+)
+def test_an_id_or_a_column_that_is_no_text_costs_its_row_alone(form: str, content: bytes, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / f"in.{form}"
+    path.write_bytes(content)
+    found = list(predict_file(run, "classes", str(path), keep_going=True))
+    assert write_answers(found, tmp_path / "out.jsonl") == {"csv": 1, "jsonl": 2}[form]
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()] == found
+    assert found[0]["id"] == "a" and "label" in found[0]
+    assert found[1]["id"] == {"csv": "3", "jsonl": "2"}[form] and "its id is no text" in found[1]["error"]
+
+
 def test_questions_are_answered_from_their_context(run: Run) -> None:
     context = "The value is number nine. " + "Every class has a method. " * 10
     asked = [json.dumps({"id": i, "question": "What is the value?", "context": context}) for i in ("b", "a")]

@@ -167,6 +167,9 @@ def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_pat
         (lambda: model.embed(["\ud800"]), "text 1: is no valid text"),
         (lambda: task.predict(["a", {"words": "b"}]), "line 2: has the keys words"),
         (lambda: task.predict([3]), "line 1: is a int"),
+        (lambda: task.predict(["a", "\ud800"]), "line 2: is no valid text"),
+        (lambda: task.predict([("a", "\ud800")]), "line 1: is no valid text"),
+        (lambda: model.fill("\ud800 [MASK]"), "line 1: is no valid text"),
         (lambda: model.fill("nothing"), r"no \[MASK\]"),
         (lambda: overnight.load(trained_run.run_dir, task="sst2"), r"no fine-tuned task 'sst2' \(it has: classes\)"),
     ):
