@@ -146,7 +146,7 @@ def read_row(model: Trained, number: int, fields: Mapping[str, Any]) -> Any:
     """
     kind = model.facts["kind"]
     if kind == "spans":
-        return question_of(number, fields), fields.get("id", str(number))
+        return question_of(number, fields), str(fields.get("id", number))
     if kind == "token_classification":
         return sentence_of(number, fields)
     return _masked(model, number, fields) if kind == "mask" else _example(model, number, fields)
