@@ -67,6 +67,10 @@ class Trained:
     facts: dict[str, Any]
     """As in `task.json`: `kind`, `labels`, `spec`, `result`; of the pretrained model the kind `mask` alone."""
 
+    def __post_init__(self) -> None:
+        """Let the tokenizer take "[SEP]" in a text as text."""
+        self.tokenizer.encode_special_tokens = True
+
     def outputs(self, sequences: Sequence[Any]) -> list[np.ndarray]:
         """Return what the network says of sequences that have `ids`, and `segments` where there are two."""
         out: list[np.ndarray] = [np.empty(0)] * len(sequences)
@@ -146,10 +150,19 @@ def read_row(model: Trained, number: int, fields: Mapping[str, Any]) -> Any:
     """
     kind = model.facts["kind"]
     if kind == "spans":
-        return question_of(number, fields), str(fields.get("id", number))
+        return _question(model, number, fields), str(fields.get("id", number))
     if kind == "token_classification":
         return sentence_of(number, fields)
     return _masked(model, number, fields) if kind == "mask" else _example(model, number, fields)
+
+
+def _question(model: Trained, number: int, fields: Mapping[str, Any]) -> Question:
+    question, most = question_of(number, fields), question_answering.longest_question(model.longest)
+    if most < question_answering.MAX_QUESTION:
+        tokens = len(model.tokenizer.encode(question.question, add_special_tokens=False).ids)
+        if tokens > most:
+            raise DataError(f"line {number}: its question of {tokens} tokens leaves no room for the paragraph; the task takes up to {most}")
+    return question
 
 
 def _example(model: Trained, number: int, fields: Mapping[str, Any]) -> Example:

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import sys
 import threading
@@ -272,6 +273,15 @@ def test_answers_go_to_a_file_in_the_form_that_fits(run: Run, tmp_path: Path, ca
     assert capsys.readouterr().out.count("(1 answers)") == 2
     write_answers(given, None)
     assert json.loads(capsys.readouterr().out) == given[0]
+
+
+def test_a_question_that_leaves_no_room_for_its_context_costs_its_line_alone(run: Run) -> None:
+    lines = [
+        json.dumps({"id": name, "question": "integer " * n, "context": "The value."}) for name, n in (("a", 2), ("long", 40), ("c", 3))
+    ]
+    first, long, last = predict(run, "squad", lines, keep_going=True)
+    assert first["answer"] and last["answer"] and long["id"] == "long"
+    assert re.fullmatch(r"line 2: its question of \d+ tokens leaves no room for the paragraph; the task takes up to 28", long["error"])
 
 
 def test_an_empty_context_has_an_empty_answer(run: Run) -> None:

@@ -177,6 +177,15 @@ def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_pat
             what()
 
 
+def test_a_mark_in_a_text_is_text_whatever_was_asked_before(trained_run: BertRun) -> None:
+    asked, model = "The [SEP] of a [MASK].", overnight.load(trained_run.run_dir)
+    first = model.fill(asked)
+    model.embed(["An integer."])
+    assert model.fill(asked) == first != model.fill("The of a [MASK].")
+    (line,) = predict(trained_run, "mask", [asked])
+    assert line["masks"] == first
+
+
 def test_the_precision_is_that_which_is_asked_for(trained_run: BertRun, model: Model) -> None:
     half = overnight.load(trained_run.run_dir, precision="bf16")
     vectors, exact = half.embed(TEXTS), model.embed(TEXTS)
