@@ -130,6 +130,7 @@ def _conll_sentences(path: Path, tagged: bool) -> Iterator[Sentence]:
 
 
 def _json_sentences(path: Path, tagged: bool) -> Iterator[Sentence]:
+    seen: set[str] = set()
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
@@ -146,4 +147,8 @@ def _json_sentences(path: Path, tagged: bool) -> Iterator[Sentence]:
         assert isinstance(words, list)
         if tags is not None and len(tags) != len(words):
             raise DataError(f"{path}:{number}: has {len(words)} tokens and {len(tags)} tags; every token has one")
-        yield Sentence(str(row.get("id", number - 1)), tuple(words), None if tags is None else tuple(tags))
+        row_id = str(number - 1 if row.get("id") is None else row["id"])
+        if row_id in seen:
+            raise DataError(f"{path}:{number}: id {row_id!r} was used before")
+        seen.add(row_id)
+        yield Sentence(row_id, tuple(words), None if tags is None else tuple(tags))
