@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -13,7 +13,7 @@ from overnight.state_files import is_text, parse_json
 from overnight.tasks.classification import text_columns
 from overnight.tasks.conll import ENDINGS, Sentence, read_sentences
 from overnight.tasks.examples import Example
-from overnight.tasks.rows import Row, csv_rows, jsonl_rows, numbered, parquet_rows, raw_lines, text_lines, tsv_rows
+from overnight.tasks.rows import Row, csv_rows, jsonl_rows, numbered, parquet_columns, parquet_rows, raw_lines, text_lines, tsv_rows
 from overnight.tasks.squad import Question
 
 Found = TypeVar("Found")
@@ -64,6 +64,7 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[G
     ids = ((spec.get("columns") or {}).get("id") or "id",) if spec["task"] == "csv" else ("index", "id")
     keys = ("question", "context") if spec["task"] == "squad" else ("text_a", "text_b")
     where = "standard input" if path == "-" else path
+    known, unread = parquet_columns(Path(path)) if form == "parquet" and path != "-" else ([], "")
     columns: tuple[str, ...] = ()
     for row in _rows(path, form, where, choices, header):
         if row is None:
@@ -75,7 +76,7 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[G
             continue
         row_id = next((cells[column] for column in ids if cells.get(column)), str(number))
         try:
-            columns = columns or _columns(cells, choices, where)
+            columns = columns or _columns(known or list(cells), choices, where, unread)
             if not is_text(row_id):
                 raise DataError(f"{where}:{number}: its id {_NO_TEXT}")
             yield number, {"id": row_id, **dict(zip(keys, _texts(cells, columns, f"{where}:{number}"), strict=False))}
@@ -145,14 +146,14 @@ def _rows(path: str, form: str, where: str, choices: list[tuple[str, ...]], head
         raise DataError(f"{where}: holds no rows")
 
 
-def _columns(cells: Mapping[str, str], choices: list[tuple[str, ...]], where: str) -> tuple[str, ...]:
-    """Return the first of some ways to name the columns of texts that a row has."""
+def _columns(cells: Sequence[str], choices: list[tuple[str, ...]], where: str, unread: str) -> tuple[str, ...]:
+    """Return the first of some ways to name the columns of texts that a row has; `unread` says what other columns there are."""
     for choice in choices:
         if all(column in cells for column in choice):
             return choice
     needed = ", or ".join(" and ".join(f"`{column}`" for column in choice) for choice in choices)
     raise DataError(
-        f"{where}: is read as a table, has the columns {', '.join(cells)}, and needs {needed}; lines of text without names of columns "
+        f"{where}: is read as a table, has the columns {', '.join(cells)}{unread}, and needs {needed}; lines of text without names of columns "
         "go into a file of another ending"
     )
 
