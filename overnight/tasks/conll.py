@@ -14,6 +14,8 @@ from overnight.tasks.tables import read_text
 
 ENDINGS = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".txt", ".jsonl")
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation", "testa"), "test": ("test", "testb")}
+CONLL_ENDINGS = (*(ending for ending in ENDINGS if ending != ".jsonl"), *(f".{stem}" for stems in _SPLITS.values() for stem in stems))
+"""Of files that a folder is searched for, and that have one word a line."""
 # A file of CoNLL-2003 separates its documents by such a line.
 _DOCUMENT = "-DOCSTART-"
 # More tags than this are words, or ids, in the column of the tags.

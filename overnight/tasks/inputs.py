@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from overnight.errors import ConfigError, DataError
 from overnight.state_files import is_text, parse_json
 from overnight.tasks.classification import text_columns
-from overnight.tasks.conll import ENDINGS, Sentence, read_sentences
+from overnight.tasks.conll import CONLL_ENDINGS, Sentence, read_sentences
 from overnight.tasks.examples import Example
 from overnight.tasks.rows import Row, csv_rows, jsonl_rows, numbered, parquet_columns, parquet_rows, raw_lines, text_lines, tsv_rows
 from overnight.tasks.squad import Question
@@ -48,16 +48,16 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[G
         form: one of :data:`FORMATS`; by default .csv, .tsv, .jsonl and .parquet are tables by their ending, and all else is lines.
 
     Raises:
-        ConfigError: the format is none of them.
+        ConfigError: the format is none of them, or none of the task.
         DataError: the file cannot be read, is an empty table, or has no column of texts.
     """
     if form and form not in FORMATS:
         raise ConfigError(f"format = {form!r}: is not one of {', '.join(FORMATS)}")
-    if not form and spec["task"] == "tokens" and path != "-":
-        yield from _sentences(Path(path))
+    if spec["task"] == "tokens":
+        yield from _sentences(path, spec, form)
         return
     form = form or Path(path).suffix[1:]
-    if form not in _TABLES or spec["task"] == "tokens":
+    if form not in _TABLES:
         yield from _lines(path)
         return
     choices, header = _choices(spec)
@@ -107,12 +107,25 @@ def _lines(path: str) -> Iterator[Given | None]:
     return (None if line is None else (number, line) for number, line in numbered(text_lines(path)))
 
 
-def _sentences(path: Path) -> Iterator[Given | None]:
-    """Yield the sentences of a file for tagging: one word a line as in a CoNLL file, JSON lines, or by any other ending a sentence a line."""
-    if path.suffix not in ENDINGS or path.suffix in (".txt", ".jsonl"):
-        yield from _lines(str(path))
+def _sentences(path: str, spec: Mapping[str, Any], form: str) -> Iterator[Given | None]:
+    """Yield the sentences to tag: one word a line where training reads a file of such a name so, else a sentence a line, as JSON or as text.
+
+    Raises:
+        ConfigError: the format is one of tables.
+        DataError: a line of CoNLL is wrong.
+    """
+    if form not in ("", "lines", "jsonl"):
+        raise ConfigError(f"format = {form!r}: sentences to tag are lines or jsonl, or of CoNLL by the ending of their file; leave it out")
+    ending = Path(path).suffix
+    trained = {Path(spec.get(key) or "").suffix for key in ("path", "dev")} - {"", ".jsonl"}
+    if form or path == "-" or ending not in {*CONLL_ENDINGS, *trained}:
+        yield from _lines(path)
         return
-    for number, sentence in enumerate(read_sentences(path, tagged=False), 1):
+    try:
+        sentences = read_sentences(Path(path), tagged=False)
+    except DataError as error:
+        raise DataError(f"{error}; is read as CoNLL, and with --format=lines as a sentence a line") from None
+    for number, sentence in enumerate(sentences, 1):
         yield number, json.dumps({"id": sentence.id, "tokens": sentence.words})
 
 
