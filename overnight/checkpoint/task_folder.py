@@ -37,6 +37,8 @@ class _Facts:
     """Hash of the vocabulary beside it."""
     weights: str
     """XXH3-64 of `model.safetensors`."""
+    columns: list[str] | None = None
+    """Those that the texts of one's own table were read from; folders of before do not say."""
 
 
 def _remedy(folder: Path) -> str:

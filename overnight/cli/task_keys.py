@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from overnight.config.load import stored_run
 from overnight.config.schema import BertRun, ByteRun, Finetune, LinearProbe, Run
-from overnight.config.validate import environment_path
+from overnight.config.validate import environment_path, name_problems
 from overnight.errors import ConfigError
 
 # Sections of the help, with their keys; a key that is in none comes last.
@@ -191,9 +191,11 @@ def task_overrides(kind: type[Finetune] | type[LinearProbe], name: str, override
         known: whether the run's recipe has the task; of another, `task=` is found by its name, or by what its path names.
 
     Raises:
-        ConfigError: for a new name that says nothing of its task.
+        ConfigError: for a name that no task can have, or a new one that says nothing of its task.
     """
     part = _PART[kind]
+    if problem := next(name_problems(part, name), ""):
+        raise ConfigError(problem)
     if not known and not any(override.startswith("task=") for override in overrides):
         overrides = [f"task={_task_of(kind, name, overrides)}", *overrides]
     return [override if is_run_level(override) else f"{part}.{name}.{override}" for override in overrides]

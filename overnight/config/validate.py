@@ -61,8 +61,7 @@ def validate_run(run: Run) -> Iterator[str]:
         yield f"name = {run.name!r}: must be a word without '/'; it names the run folder"
     for kind in ("phases", "finetune", "linear_probe"):
         for name in getattr(run, kind, {}):
-            if not re.fullmatch(r"[\w-]+", name):
-                yield f"{kind}.{name}: a name must be of letters, digits, '_' and '-', so that overrides and files can have it"
+            yield from name_problems(kind, name)
     yield from _data_problems(run)
     yield from _model_problems(run.model)
     if not run.phases:
@@ -84,6 +83,19 @@ def validate_run(run: Run) -> Iterator[str]:
             yield f"linear_probe.{next(iter(run.linear_probe))}: transformer has no state that could be its features; only mlstm and lstm have"
         for name, probe in run.linear_probe.items():
             yield from _probe_problems(f"linear_probe.{name}", probe)
+
+
+def name_problems(kind: str, name: str) -> Iterator[str]:
+    """Yield why a phase or task cannot be called so.
+
+    Args:
+        kind: phases, finetune or linear_probe.
+        name: its key in the recipe.
+    """
+    if not re.fullmatch(r"[\w-]+", name):
+        yield f"{kind}.{name}: a name must be of letters, digits, '_' and '-', so that overrides and files can have it"
+    elif kind != "phases" and name in ("mask", "all"):
+        yield f"{kind}.{name}: is no name for a task: `mask` fills in [MASK] with the pretrained model, and `all` is every task; take another"
 
 
 # What only one tokenizer has. The other does nothing with it, so it may not be set there.

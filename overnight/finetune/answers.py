@@ -72,10 +72,16 @@ def errors(
         right, answered = (np.array([[label in each for label in labels] for each in side]) for side in sides)
         counts = {"right": right & answered, "too_many": answered & ~right, "too_few": right & ~answered}
         found = {"labels": list(labels), "counts": {name: flags.sum(0).tolist() for name, flags in counts.items()}}
-    wrong = [i for i, (example, answer) in enumerate(zip(examples, given, strict=True)) if answer != example.label]
+    wrong = [i for i, (example, answer) in enumerate(zip(examples, given, strict=True)) if not _is_right(example, answer)]
     distance = {i: _distance(kind, labels, examples[i], outputs[i]) for i in wrong}
     worst = sorted(wrong, key=lambda i: -distance[i])[:_WORST]
     return {**found, "worst": [_row(kind, examples[i], given[i], distance[i]) for i in worst]}
+
+
+def _is_right(example: Example, answer: Answer) -> bool:
+    if isinstance(answer, tuple):  # in the order of the network's outputs; the file has its own
+        return set(answer) == set(_classes(example))
+    return answer == example.label
 
 
 def _classes(example: Example) -> tuple[str, ...]:

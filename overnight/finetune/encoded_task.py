@@ -52,6 +52,8 @@ class EncodedTask:
     """Scores of simple rules on the same dev rows."""
     pairs: bool = False
     """Whether a row is two texts."""
+    columns: tuple[str, ...] = ()
+    """Of one's own table, the columns that its texts were read from."""
     class_weights: tuple[float, ...] = ()
     """Of each class in the loss; empty where all are alike."""
     selection: tuple[EncodedExamples, Evaluate] | None = None
@@ -139,6 +141,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         notes=notes + more,
         baselines=baselines,
         pairs=any(example.text_b is not None for example in train),
+        columns=task.columns,
         class_weights=weights,
         selection=(encoded(selection_rows), partial(evaluate, selection_rows)) if selection_rows else None,
     )
@@ -288,6 +291,9 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
         chosen = drawn([f"{q.context}\x00{q.question}" for q in placed], spec.max_train_examples, _DRAW)
         notes += (drawn_note(len(chosen), len(placed), "questions", by_label=False),)
         placed = [placed[i] for i in chosen]
+    if (most := question_answering.longest_question(spec.seq_len)) < question_answering.MAX_QUESTION:
+        room = f"seq_len = {spec.seq_len} leaves no room for a paragraph beside a question of more than {most} tokens"
+        notes += (f"{room}, which is not answered; use 128 or more",)
     with_null = any(q.impossible for q in (*placed, *data.dev))
     placed, selection_rows, more = hold_back(spec, placed, [q.context for q in placed])
     split_windows = {

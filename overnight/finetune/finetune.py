@@ -177,6 +177,7 @@ class _Tuning:
             "kind": task.kind,
             "labels": task.labels,
             "pairs": task.pairs,
+            "columns": task.columns,
             "vocab_size": self.begin.vocabulary.size,
             "tokenizer": self.begin.vocabulary.hash,
             "spec": asdict(self.spec),

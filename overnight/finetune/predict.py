@@ -67,6 +67,10 @@ class Trained:
     facts: dict[str, Any]
     """As in `task.json`: `kind`, `labels`, `spec`, `result`; of the pretrained model the kind `mask` alone."""
 
+    def __post_init__(self) -> None:
+        """Let the tokenizer take "[SEP]" in a text as text."""
+        self.tokenizer.encode_special_tokens = True
+
     def outputs(self, sequences: Sequence[Any]) -> list[np.ndarray]:
         """Return what the network says of sequences that have `ids`, and `segments` where there are two."""
         out: list[np.ndarray] = [np.empty(0)] * len(sequences)
@@ -146,10 +150,27 @@ def read_row(model: Trained, number: int, fields: Mapping[str, Any]) -> Any:
     """
     kind = model.facts["kind"]
     if kind == "spans":
-        return question_of(number, fields), fields.get("id", str(number))
+        return _question(model, number, fields), str(fields.get("id", number))
     if kind == "token_classification":
         return sentence_of(number, fields)
-    return _masked(model, number, fields) if kind == "mask" else example_of(number, fields)
+    return _masked(model, number, fields) if kind == "mask" else _example(model, number, fields)
+
+
+def _question(model: Trained, number: int, fields: Mapping[str, Any]) -> Question:
+    question, most = question_of(number, fields), question_answering.longest_question(model.longest)
+    if most < question_answering.MAX_QUESTION:
+        tokens = len(model.tokenizer.encode(question.question, add_special_tokens=False).ids)
+        if tokens > most:
+            raise DataError(f"line {number}: its question of {tokens} tokens leaves no room for the paragraph; the task takes up to {most}")
+    return question
+
+
+def _example(model: Trained, number: int, fields: Mapping[str, Any]) -> Example:
+    example = example_of(number, fields)
+    # Published tasks have rows with an empty text; in one's own table that is an error of training too.
+    if model.facts.get("pairs") and (example.text_b is None or (not example.text_b and model.facts["spec"]["task"] == "csv")):
+        raise DataError(f"line {number}: has no second text, and the task is of pairs: `text_a` and `text_b`, or a tab between the two")
+    return example
 
 
 def answer_rows(model: Trained, rows: Sequence[Any]) -> Iterator[dict[str, Any]]:
@@ -232,13 +253,15 @@ def predict_file(run: BertRun, name: str, path: str, keep_going: bool = False, f
         keep_going: as of :func:`predict`; so is a row of a table that cannot be used.
         form: of the file, as of :func:`overnight.tasks.inputs.read_input`.
     """
-    spec = {"task": "mask"} if name == "mask" else _facts(run, name)["spec"]
-    yield from _answers(load_trained(run, name), _given(path, spec, form), keep_going)
+    facts = {"spec": {"task": "mask"}} if name == "mask" else _facts(run, name)
+    yield from _answers(load_trained(run, name), _given(path, facts, form), keep_going)
 
 
-def _given(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[Given | None]:
+def _given(path: str, facts: Mapping[str, Any], form: str = "") -> Iterator[Given | None]:
     questions = None if form else question_lines(path)
-    return read_input(path, spec, form) if questions is None else enumerate(questions, 1)
+    if questions is not None:
+        return enumerate(questions, 1)
+    return read_input(path, {**facts["spec"], "pairs": facts.get("pairs"), "texts": facts.get("columns")}, form)
 
 
 def write_question_files(run: BertRun, name: str, path: str, folder: Path, form: str = "") -> None:
@@ -251,7 +274,7 @@ def write_question_files(run: BertRun, name: str, path: str, folder: Path, form:
     if facts["kind"] != "spans":
         raise DataError(f"--to={folder}: is a folder; only answers to questions are several files, name a file for those of {name!r}")
     model = _load_task(run, name, facts)
-    found = list(answered(_given(path, facts["spec"], form), partial(read_row, model), partial(_ask, model)))
+    found = list(answered(_given(path, facts, form), partial(read_row, model), partial(_ask, model)))
     write_json(folder / "predictions.json", {answer["id"]: answer["answer"] for answer, _ in found})
     write_json(folder / "nbest_predictions.json", {answer["id"]: nbest for answer, nbest in found})
     if any("null_odds" in answer for answer, _ in found):

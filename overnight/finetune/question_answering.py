@@ -53,6 +53,11 @@ class Window:
     """Position of its last token (inclusive)."""
 
 
+def longest_question(length: int) -> int:
+    """Return the most tokens of a question beside which a window of a length (T) has room for a token of the context; longer ones are cut, or refused."""
+    return min(MAX_QUESTION, length - 4)
+
+
 def windows(tokenizer: Tokenizer, vocabulary: Vocabulary, questions: Sequence[Question], length: int, stride: int) -> list[Window]:
     """Split the contexts into windows, each with its question.
 
@@ -77,7 +82,7 @@ def windows(tokenizer: Tokenizer, vocabulary: Vocabulary, questions: Sequence[Qu
         ids, offsets = contexts[unique[question.context]]
         query = question_ids[:MAX_QUESTION].tolist()
         max_tokens = length - len(query) - 3
-        if max_tokens < 1:
+        if len(query) > longest_question(length):
             raise ConfigError(
                 f"seq_len = {length}: leaves no room for the paragraph next to question {question.id} of {len(query)} tokens; use 128 or more"
             )

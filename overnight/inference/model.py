@@ -29,7 +29,7 @@ from overnight.inference.embedding import Vectors, check_embedding, embed_texts
 from overnight.interop.huggingface import load_pretrained
 from overnight.interop.layout import HEADS
 from overnight.interop.sources import read_source
-from overnight.state_files import read_mapping
+from overnight.state_files import is_text, read_mapping
 
 Text = str | Sequence[str] | Mapping[str, Any]
 """What is answered: a text, a pair of texts, or the fields of a JSON line (`question` and `context`, `tokens`, `id` and the like)."""
@@ -185,12 +185,12 @@ class Model:
 
         Raises:
             ConfigError: it is the model of a task, or has no masked-LM head.
-            DataError: there is no [MASK] in the text, or only behind what the encoder reads.
+            DataError: it is no text, or there is no [MASK] in it, or only behind what the encoder reads.
         """
         if self.kind != "mask" or self.trained.facts.get("lacks"):
             why = f"is of the task {self.task!r}" if self.kind != "mask" else "has no masked-LM head"
             raise ConfigError(f"{self.source}: {why}, so it fills in no [MASK]; load a pretrained model")
-        (answer,) = answer_rows(self.trained, [read_row(self.trained, 1, {"text": text})])
+        (answer,) = answer_rows(self.trained, [read_row(self.trained, 1, _fields(1, text))])
         return cast(list[list[dict[str, Any]]], answer["masks"])
 
     def check(self, texts: Sequence[Text]) -> None:
@@ -211,14 +211,23 @@ class Model:
 
 
 def _fields(number: int, text: Text) -> dict[str, Any]:
-    """Return a text as the fields of a JSON line."""
+    """Return a text as the fields of a JSON line.
+
+    Raises:
+        DataError: naming the line, when it is none.
+    """
     if isinstance(text, str):
-        return {"text": text}
-    if isinstance(text, Mapping):
-        return dict(text)
-    if isinstance(text, list | tuple) and len(text) == 2:
-        return {"text_a": text[0], "text_b": text[1]}
-    raise DataError(f"line {number}: is a {type(text).__name__}; it needs a text, a pair of texts, or an object with their names")
+        fields: dict[str, Any] = {"text": text}
+    elif isinstance(text, Mapping):
+        fields = dict(text)
+    elif isinstance(text, list | tuple) and len(text) == 2:
+        fields = {"text_a": text[0], "text_b": text[1]}
+    else:
+        raise DataError(f"line {number}: is a {type(text).__name__}; it needs a text, a pair of texts, or an object with their names")
+    for value in fields.values():
+        if not all(is_text(part) for part in (value if isinstance(value, list | tuple) else [value]) if isinstance(part, str)):
+            raise DataError(f"line {number}: is no valid text: half of a surrogate pair is no character")
+    return fields
 
 
 def _refuse_one(texts: Any) -> None:

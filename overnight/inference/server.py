@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
+from ipaddress import ip_address
 from typing import Any
 
 from overnight.errors import ConfigError, DataError
@@ -32,7 +33,9 @@ try:
 except ImportError:
     raise ConfigError("`overnight serve` needs the extra `serve`: pip install 'overnight[serve]'") from None
 
-_LOCAL = ["127.0.0.1", "localhost"]
+# What starlette 1.0 makes of `[::1]`, cut at its first colon; no name begins so.
+_BRACKET = "["
+_LOCAL = ["127.0.0.1", "[::1]", "localhost", _BRACKET]
 _EMBED = {"pooling": "mean", "layer": -1, "normalize": False}
 # The page needs nothing from elsewhere.
 _POLICY = (
@@ -63,7 +66,7 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
 
     Args:
         model: any trained encoder.
-        host: on which it listens. On loopback only requests to a local name are answered, so that no page of elsewhere reaches it
+        host: the address on which it listens. On loopback only requests to a local name are answered, so that no page of elsewhere reaches it
             by a name of its own that leads here (DNS rebinding).
         limits: of a request.
     """
@@ -109,9 +112,11 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
         Route("/predict", predict, methods=["POST"]),
         Route("/embed", embed, methods=["POST"]),
     ]
-    local = [Middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL, www_redirect=False)]
+    address = ip_address(host)
+    local = [*_LOCAL, f"[{host}]" if address.version == 6 else host]
+    guard = [Middleware(TrustedHostMiddleware, allowed_hosts=local, www_redirect=False)]
     handlers: Any = {_Refused: refused, ConfigError: refused, DataError: refused}
-    middleware = local if host in _LOCAL else []
+    middleware = guard if (getattr(address, "ipv4_mapped", None) or address).is_loopback else []
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
 
 
@@ -126,6 +131,13 @@ async def _wait(worker: Worker, kind: Any, texts: list[Any]) -> list[Any]:
         return await asyncio.wrap_future(worker.submit(kind, texts))
     except Busy:
         raise _Refused(503, "too many requests wait; come again") from None
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of it")
+
+
+_STRICT = json.JSONDecoder(parse_constant=_no_number)
 
 
 async def _body(request: Request, limits: Limits, allowed: tuple[str, ...]) -> dict[str, Any]:
@@ -151,7 +163,7 @@ async def _body(request: Request, limits: Limits, allowed: tuple[str, ...]) -> d
         raise _Refused(400, "the body ended before its length") from None
     try:
         text = content.decode()
-        fields = parse_json(text)
+        fields = parse_json(text, _STRICT)
     except UnicodeDecodeError as error:
         raise _Refused(400, f"the body is not UTF-8 (byte {error.start})") from None
     except ValueError as error:
@@ -219,8 +231,9 @@ def serve(model: Model, host: str, port: int, limits: Limits) -> None:
         ConfigError: the port is taken, or the host is none of this machine.
     """
     listening = listen(host, port, limits.waiting)
+    name, number = listening.getsockname()[:2]
     config = uvicorn.Config(
-        application(model, host, limits),
+        application(model, name, limits),
         log_level="warning",
         timeout_keep_alive=30,  # who reads what came asks again by the same connection; open ones count as requests (limit_concurrency)
         access_log=False,
@@ -230,7 +243,6 @@ def serve(model: Model, host: str, port: int, limits: Limits) -> None:
         timeout_graceful_shutdown=10,
         ws="none",
     )
-    name, number = listening.getsockname()[:2]
     print(f"serving on http://{f'[{name}]' if ':' in name else name}:{number} (Ctrl-C ends it)", flush=True)
     with listening:
         _Server(config).run([listening])

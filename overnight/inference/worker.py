@@ -89,13 +89,18 @@ class Worker:
     def _do(self, together: list[_Request]) -> None:
         # Who has gone in the meantime is not answered.
         wanted = [request for request in together if request.answers.set_running_or_notify_cancel()]
-        if not wanted:
-            return
+        if wanted:
+            self._answer_all(wanted)
+
+    def _answer_all(self, wanted: list[_Request]) -> None:
         try:
             found = self._answer(wanted[0].kind, [text for request in wanted for text in request.texts])
         except Exception as error:
-            for request in wanted:
-                request.answers.set_exception(error)
+            if len(wanted) == 1:
+                wanted[0].answers.set_exception(error)
+            else:  # what is wrong with one is not the others' error
+                for request in wanted:
+                    self._answer_all([request])
             return
         first = 0
         for request in wanted:

@@ -125,6 +125,7 @@ def _write_whole_folder(out: Path, fill: Callable[[Path], None]) -> None:
     """
     from safetensors import SafetensorError
 
+    out = out.resolve()  # `.` has no name of its own
     beside, old = (out.with_name(f".{out.name}.{word}") for word in ("partial", "old"))
     try:
         shutil.rmtree(beside, ignore_errors=True)  # what a killed export left

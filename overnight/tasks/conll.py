@@ -14,6 +14,8 @@ from overnight.tasks.tables import read_text
 
 ENDINGS = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".txt", ".jsonl")
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation", "testa"), "test": ("test", "testb")}
+CONLL_ENDINGS = (*(ending for ending in ENDINGS if ending != ".jsonl"), *(f".{stem}" for stems in _SPLITS.values() for stem in stems))
+"""Of files that a folder is searched for, and that have one word a line."""
 # A file of CoNLL-2003 separates its documents by such a line.
 _DOCUMENT = "-DOCSTART-"
 # More tags than this are words, or ids, in the column of the tags.
@@ -130,6 +132,7 @@ def _conll_sentences(path: Path, tagged: bool) -> Iterator[Sentence]:
 
 
 def _json_sentences(path: Path, tagged: bool) -> Iterator[Sentence]:
+    seen: set[str] = set()
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
@@ -146,4 +149,8 @@ def _json_sentences(path: Path, tagged: bool) -> Iterator[Sentence]:
         assert isinstance(words, list)
         if tags is not None and len(tags) != len(words):
             raise DataError(f"{path}:{number}: has {len(words)} tokens and {len(tags)} tags; every token has one")
-        yield Sentence(str(row.get("id", number - 1)), tuple(words), None if tags is None else tuple(tags))
+        row_id = str(number - 1 if row.get("id") is None else row["id"])
+        if row_id in seen:
+            raise DataError(f"{path}:{number}: id {row_id!r} was used before")
+        seen.add(row_id)
+        yield Sentence(row_id, tuple(words), None if tags is None else tuple(tags))

@@ -43,6 +43,8 @@ class TaskData:
     """What a reader of the score has to know: which split was made here, which rows were left out."""
     rows_together: int = 1
     """So many training rows at a time differ in one of their texts only, and are best seen in one batch; divides their number."""
+    columns: tuple[str, ...] = ()
+    """Of one's own table, the columns that its texts were read from."""
 
 
 def in_validation(text: str, seed: int, share: float = 0.1) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 from overnight.errors import ConfigError, DataError
 from overnight.state_files import is_text, parse_json
 from overnight.tasks.classification import text_columns
-from overnight.tasks.conll import ENDINGS, Sentence, read_sentences
+from overnight.tasks.conll import CONLL_ENDINGS, Sentence, read_sentences
 from overnight.tasks.examples import Example
-from overnight.tasks.rows import Row, csv_rows, jsonl_rows, numbered, parquet_rows, raw_lines, text_lines, tsv_rows
+from overnight.tasks.rows import Row, csv_rows, jsonl_rows, numbered, parquet_columns, parquet_rows, raw_lines, text_lines, tsv_rows
 from overnight.tasks.squad import Question
 
 Found = TypeVar("Found")
@@ -21,6 +21,7 @@ Found = TypeVar("Found")
 _FIRST, _MOST, _CHARACTERS = 256, 4096, 1 << 24
 _TABLES = ("csv", "tsv", "jsonl", "parquet")
 FORMATS = (*_TABLES, "lines")
+_NO_TEXT = "is no text: bytes that are not UTF-8, or half of a surrogate pair; convert it"
 
 
 class Broken(NamedTuple):
@@ -37,34 +38,33 @@ Given = tuple[int, str | dict[str, str] | Broken]
 def read_input(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[Given | None]:
     """Yield what is to be answered for :func:`answered`: the lines of a file or of standard input, or the rows of a table.
 
-    The texts of a table are in the columns that the task was trained on, or in `text` (`text_a` and `text_b`); other columns, such as the
-    labels, are ignored. A row is called by its `id` (of the published tasks also `index`), or else by its line.
+    The texts of a table are in the columns that the task was trained on, or in `text` (of a pair `text_a`, or `text`, and `text_b`); other
+    columns, such as the labels, are ignored. A row is called by its `id` (of the published tasks also `index`), or else by its line.
 
     Args:
         path: `-` is standard input.
-        spec: of the task: `task`, and `columns`, where the columns of one's own table have other names.
+        spec: of the task: `task`, whether it is of `pairs`, where one's own table has other names of columns `columns`, and the columns of the
+            `texts` that it was trained on, where they are known.
         form: one of :data:`FORMATS`; by default .csv, .tsv, .jsonl and .parquet are tables by their ending, and all else is lines.
 
     Raises:
-        ConfigError: the format is none of them.
+        ConfigError: the format is none of them, or none of the task.
         DataError: the file cannot be read, is an empty table, or has no column of texts.
     """
     if form and form not in FORMATS:
         raise ConfigError(f"format = {form!r}: is not one of {', '.join(FORMATS)}")
-    if not form and spec["task"] == "tokens" and path != "-":
-        yield from _sentences(Path(path))
+    if spec["task"] == "tokens":
+        yield from _sentences(path, spec, form)
         return
     form = form or Path(path).suffix[1:]
-    if form not in _TABLES or spec["task"] == "tokens":
+    if form not in _TABLES:
         yield from _lines(path)
         return
-    choices, header = text_columns(str(spec["task"]))
-    names = dict(spec.get("columns") or {})
-    if names.get("text"):
-        choices = [tuple(name for name in (names["text"], names.get("text_b")) if name), *choices]
-    ids = (names.get("id") or "id",) if spec["task"] == "csv" else ("index", "id")
+    choices, header = _choices(spec)
+    ids = ((spec.get("columns") or {}).get("id") or "id",) if spec["task"] == "csv" else ("index", "id")
     keys = ("question", "context") if spec["task"] == "squad" else ("text_a", "text_b")
     where = "standard input" if path == "-" else path
+    known, unread = parquet_columns(Path(path)) if form == "parquet" and path != "-" else ([], "")
     columns: tuple[str, ...] = ()
     for row in _rows(path, form, where, choices, header):
         if row is None:
@@ -76,7 +76,9 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[G
             continue
         row_id = next((cells[column] for column in ids if cells.get(column)), str(number))
         try:
-            columns = columns or _columns(cells, choices, where)
+            columns = columns or _columns(known or list(cells), choices, where, unread)
+            if not is_text(row_id):
+                raise DataError(f"{where}:{number}: its id {_NO_TEXT}")
             yield number, {"id": row_id, **dict(zip(keys, _texts(cells, columns, f"{where}:{number}"), strict=False))}
         except DataError as error:
             # The columns of JSON may be others in the next row; those of the other tables are not.
@@ -85,16 +87,45 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[G
             yield number, Broken(row_id if is_text(row_id) else str(number), error)
 
 
+def _choices(spec: Mapping[str, Any]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+    """Return what :func:`text_columns` does, the columns that the task was trained on first; of a task of pairs both of them."""
+    choices, header = text_columns(str(spec["task"]))
+    names = spec.get("columns") or {}
+    first, second = names.get("text"), names.get("text_b")
+    if spec.get("texts"):
+        choices = [tuple(spec["texts"]), *choices]
+    elif first:
+        choices = [(first, second) if second else (first,), *choices]
+    elif second:  # as training finds the first text
+        choices = [("text_a", second), ("text", second), *choices]
+    if spec.get("pairs"):
+        choices = [choice for choice in [*choices, ("text", "text_b")] if len(choice) == 2]
+    return choices, header
+
+
 def _lines(path: str) -> Iterator[Given | None]:
     return (None if line is None else (number, line) for number, line in numbered(text_lines(path)))
 
 
-def _sentences(path: Path) -> Iterator[Given | None]:
-    """Yield the sentences of a file for tagging: one word a line as in a CoNLL file, JSON lines, or by any other ending a sentence a line."""
-    if path.suffix not in ENDINGS or path.suffix in (".txt", ".jsonl"):
-        yield from _lines(str(path))
+def _sentences(path: str, spec: Mapping[str, Any], form: str) -> Iterator[Given | None]:
+    """Yield the sentences to tag: one word a line where training reads a file of such a name so, else a sentence a line, as JSON or as text.
+
+    Raises:
+        ConfigError: the format is one of tables.
+        DataError: a line of CoNLL is wrong.
+    """
+    if form not in ("", "lines", "jsonl"):
+        raise ConfigError(f"format = {form!r}: sentences to tag are lines or jsonl, or of CoNLL by the ending of their file; leave it out")
+    ending = Path(path).suffix
+    trained = {Path(spec.get(key) or "").suffix for key in ("path", "dev")} - {"", ".jsonl"}
+    if form or path == "-" or ending not in {*CONLL_ENDINGS, *trained}:
+        yield from _lines(path)
         return
-    for number, sentence in enumerate(read_sentences(path, tagged=False), 1):
+    try:
+        sentences = read_sentences(Path(path), tagged=False)
+    except DataError as error:
+        raise DataError(f"{error}; is read as CoNLL, and with --format=lines as a sentence a line") from None
+    for number, sentence in enumerate(sentences, 1):
         yield number, json.dumps({"id": sentence.id, "tokens": sentence.words})
 
 
@@ -128,14 +159,14 @@ def _rows(path: str, form: str, where: str, choices: list[tuple[str, ...]], head
         raise DataError(f"{where}: holds no rows")
 
 
-def _columns(cells: Mapping[str, str], choices: list[tuple[str, ...]], where: str) -> tuple[str, ...]:
-    """Return the first of some ways to name the columns of texts that a row has."""
+def _columns(cells: Sequence[str], choices: list[tuple[str, ...]], where: str, unread: str) -> tuple[str, ...]:
+    """Return the first of some ways to name the columns of texts that a row has; `unread` says what other columns there are."""
     for choice in choices:
         if all(column in cells for column in choice):
             return choice
     needed = ", or ".join(" and ".join(f"`{column}`" for column in choice) for choice in choices)
     raise DataError(
-        f"{where}: is read as a table, has the columns {', '.join(cells)}, and needs {needed}; lines of text without names of columns "
+        f"{where}: is read as a table, has the columns {', '.join(cells)}{unread}, and needs {needed}; lines of text without names of columns "
         "go into a file of another ending"
     )
 
@@ -147,7 +178,7 @@ def _texts(cells: Mapping[str, str], columns: tuple[str, ...], where: str) -> li
     if not any(texts):
         raise DataError(f"{where}: no text in column {columns[0]!r}")
     if not all(map(is_text, texts)):
-        raise DataError(f"{where}: is no text: bytes that are not UTF-8, or half of a surrogate pair; convert it")
+        raise DataError(f"{where}: {_NO_TEXT}")
     return texts
 
 
@@ -199,7 +230,9 @@ def answered(
             except DataError as error:
                 if not keep_going:
                     raise
-                broken[place] = {"id": str(fields.get("id", number)), "error": str(error)}
+                # A name of a column that is no text would keep the others from being written.
+                why = str(error).encode(errors="backslashreplace").decode()
+                broken[place] = {"id": str(fields.get("id", number)), "error": why}
         found = iter(answer(rows) if rows else ())
         for place in range(len(part)):
             yield broken[place] if place in broken else next(found)

@@ -16,6 +16,8 @@ import stat
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 from typing import IO, Any
 
@@ -216,27 +218,53 @@ def _of_json(number: int, line: str, where: str, lists: str) -> dict[str, str] |
 
 
 def parquet_rows(path: Path, lists: str = "") -> Iterator[Row]:
-    """Yield the rows of a Parquet file, numbered from 1, as :func:`jsonl_rows` does.
+    """Yield the rows of a Parquet file, numbered from 1, as :func:`jsonl_rows` does; columns of other types are left out.
 
     Raises:
         DataError: it is none, or damaged.
     """
+    number = 0
+    with _parquet(path) as file:
+        read = [place for place, field in enumerate(file.schema_arrow) if field.name == lists or _is_read(field.type)]
+        for batch in file.iter_batches(_ROWS, use_threads=False):
+            for row in batch.select(read).to_pylist():
+                number += 1
+                yield number, _plain(row, lists)
+
+
+def parquet_columns(path: Path, lists: str = "") -> tuple[list[str], str]:
+    """Return the columns of a Parquet file that are read, and what is to be said of the others.
+
+    Raises:
+        DataError: as :func:`parquet_rows`.
+    """
+    with _parquet(path) as file:
+        fields = list(file.schema_arrow)
+    read = [field.name for field in fields if field.name == lists or _is_read(field.type)]
+    others = ", ".join(f"{field.name}: {field.type}" for field in fields if field.name not in read)
+    return read, f" (and, neither texts nor numbers and so not read, {others})" if others else ""
+
+
+@contextlib.contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    number = 0
     try:
         with pq.ParquetFile(path, buffer_size=_BUFFER) as file:
-            for batch in file.iter_batches(_ROWS, use_threads=False):
-                for row in batch.to_pylist():
-                    number += 1
-                    try:
-                        cells: dict[str, str] | DataError = _plain(row, lists)
-                    except TypeError as error:
-                        cells = DataError(f"{path}:{number}: {error}; a column of texts, numbers or true and false is read")
-                    yield number, cells
+            yield file
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: cannot be read as Parquet: {error}") from None
+
+
+def _is_read(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    if types.is_dictionary(kind):
+        return _is_read(kind.value_type)
+    # pyarrow 16 has no is_string_view.
+    known = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
+    return str(kind) == "string_view" or any(is_of(kind) for is_of in known)
 
 
 def check_header(columns: Sequence[str], where: str) -> None:
@@ -253,10 +281,17 @@ def check_header(columns: Sequence[str], where: str) -> None:
 
 
 def _plain(row: Mapping[str, Any], lists: str) -> dict[str, str]:
-    """Return the cells of a row as texts; what is empty or nested is left out, but for the column of lists, which is JSON."""
+    """Return the cells of a row as texts; what is empty (of a number also NaN) or nested is left out, but for the column of lists, which is JSON."""
     cells: dict[str, str] = {}
     for column, cell in row.items():
-        # A nested value can be no text and no label; columns that are not used may be anything.
-        if cell is not None and (not isinstance(cell, dict | list | bytes) or (column == lists and isinstance(cell, list))):
-            cells[column] = cell.strip() if isinstance(cell, str) else json.dumps(cell, default=str)
+        if isinstance(cell, str):
+            cells[column] = cell.strip()
+        elif isinstance(cell, Decimal):
+            cells[column] = str(cell)
+        elif isinstance(cell, Real):
+            if cell == cell:  # NaN is not
+                cells[column] = json.dumps(cell, default=float)
+        # Else a nested value can be no text and no label; columns that are not used may be anything.
+        elif column == lists and isinstance(cell, list):
+            cells[column] = json.dumps(cell, default=str)
     return cells

@@ -13,7 +13,7 @@ from overnight.config.schema import Columns
 from overnight.errors import DataError
 from overnight.state_files import parse_json
 from overnight.tasks.examples import Example, TaskData, split_off
-from overnight.tasks.rows import Row, csv_rows, jsonl_rows, parquet_rows, tsv_rows
+from overnight.tasks.rows import Row, csv_rows, jsonl_rows, parquet_columns, parquet_rows, tsv_rows
 
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
 _ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -171,7 +171,17 @@ def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path 
         for name in ("dev", "test"):
             _check_labels(parts.get(name, []), labels, files.get(name, path))
     metric = {"classification": "accuracy", "multi_label": "micro_f1", "regression": "spearman"}[target.kind]
-    return TaskData("csv", target.kind, labels, parts["train"], parts["dev"], parts.get("test", []), metric, notes=notes)
+    return TaskData(
+        "csv",
+        target.kind,
+        labels,
+        parts["train"],
+        parts["dev"],
+        parts.get("test", []),
+        metric,
+        notes=notes,
+        columns=tuple(filter(None, texts)),
+    )
 
 
 def _check_labels(examples: list[Example], labels: tuple[str, ...], path: Path) -> None:
@@ -199,7 +209,11 @@ def _read(path: Path, lists: str = "") -> Iterator[Line]:
 def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None], _Target]:
     """Return the columns of the texts, and the target, from the first training row."""
     _, first = next(_read(train, names.labels or "labels"))
-    have = f"{train}: has the columns {', '.join(first)}"
+    unread = ""
+    if train.suffix == ".parquet":  # a column is there even if it is empty in the first row
+        known, unread = parquet_columns(train, names.labels or "labels")
+        first = dict.fromkeys(known, "") | first
+    have = f"{train}: has the columns {', '.join(first)}{unread}"
     for what, given in vars(names).items():
         for column in given.split(",") if what == "labels" else [given]:
             if column and column not in first:

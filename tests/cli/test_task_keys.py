@@ -137,6 +137,8 @@ def test_questions_of_ones_own_are_tuned_and_answered_from_files_of_their_format
             "--task=csv for a table of your own (.csv, .tsv, .jsonl, .parquet), --task=squad for questions",
         ),
         (["finetune", "mine", "--path=$OVERNIGHT_GONE/x"], "finetune.mine.path = '$OVERNIGHT_GONE/x': the environment variable"),
+        (["finetune", "reviews.v2", "--path=x.csv"], "finetune.reviews.v2: a name must be of letters, digits, '_' and '-'"),
+        (["finetune", "mask", "--path=x.csv"], "finetune.mask: is no name for a task: `mask` fills in [MASK]"),
         (["finetune", "mnly"], "did you mean 'mnli'?"),
         (["finetune", "csv", "--path=x.csv", "--precision=fp4"], "precision = 'fp4'"),
         (["finetune", "csv", "--path=x.csv", "--batch=3"], "finetune.csv.batch: is now finetune.csv.global_batch_size"),

@@ -28,6 +28,7 @@ IMPOSSIBLE = [
     ("phases", {}, "phases = {}: name at least one phase"),
     ("phases__a/b", {"steps": 1, "global_batch_size": 32}, "phases.a/b: a name must be of letters"),
     ("finetune", {"a.b": {}}, "finetune.a.b: a name must be of letters"),
+    ("finetune", {"all": {}}, "finetune.all: is no name for a task"),
     ("data__paths", [], "data.paths = []: name at least one file"),
     ("data__valid_fraction", 0.51, "data.valid_fraction = 0.51: must be 0 to 0.5"),
     ("data__test_fraction", 0.51, "data.test_fraction = 0.51: must be 0 to 0.5"),

@@ -282,6 +282,12 @@ def test_a_question_whose_answer_is_misplaced_is_not_trained_on(pretrained: Run,
     spec = Finetune(task="squad", path=str(questions), seq_len=512, max_misplaced_answers=0.5)
     problem = encode_task(spec, pretrained.data_dir, load_vocabulary(pretrained.data_dir))
     assert len(problem.train) == 11 and (problem.train.targets["start"] > 0).all()
+    assert not any("leaves no room" in note for note in problem.notes)
+    short = encode_task(dataclasses.replace(spec, seq_len=67), pretrained.data_dir, load_vocabulary(pretrained.data_dir))
+    assert (
+        "seq_len = 67 leaves no room for a paragraph beside a question of more than 63 tokens, which is not answered; use 128 or more"
+        in short.notes
+    )
 
 
 @hypothesis_settings(max_examples=40)

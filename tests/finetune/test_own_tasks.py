@@ -192,6 +192,12 @@ def test_the_errors_of_a_task_are_its_confusion_and_its_worst_rows(run: Path, tm
     assert "answered as" in out and f"object {found['worst'][0]['id']}" in out
 
 
+def test_classes_in_another_order_are_no_error() -> None:
+    rows = [Example("right", "t", None, ("b", "a")), Example("wrong", "t", None, ("b",))]
+    found = errors("multi_label", ("a", "b", "c"), rows, [np.array([1.0, 1.0, -1.0])] * 2)
+    assert [row["id"] for row in found["worst"]] == ["wrong"]
+
+
 def test_the_errors_of_a_regression_are_the_furthest_rows_and_long_texts_are_cut() -> None:
     rows = [Example(str(i), "long " * 100, "b", float(i)) for i in range(30)]
     found = errors("regression", (), rows, [np.array([0.0])] * 30)

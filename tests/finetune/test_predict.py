@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import sys
 import threading
@@ -38,7 +39,7 @@ def run(pretrained: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     shutil.copytree(pretrained.run_dir, folder / "run")
     words = [("integer division", "number"), ("string literal", "text"), ("raised exception", "error")]
     (folder / "classes.csv").write_text("text,label\n" + "".join(f"{w} {i},{label}\n" for i in range(12) for w, label in words))
-    (folder / "scores.csv").write_text("text_a,text_b,score\n" + "".join(f"class {i},object {i},{i / 10}\n" for i in range(40)))
+    (folder / "scores.csv").write_text("text,other,score\n" + "".join(f"class {i},object {i},{i / 10}\n" for i in range(40)))
     squad = folder / "squad"
     squad.mkdir()
     for name in ("train", "dev"):
@@ -52,7 +53,7 @@ def run(pretrained: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     tree = config.to_tree(pretrained)
     tree["finetune"] = {
         "classes": {**spec, "task": "csv", "path": str(folder / "classes.csv")},
-        "scores": {**spec, "task": "csv", "path": str(folder / "scores.csv")},
+        "scores": {**spec, "task": "csv", "path": str(folder / "scores.csv"), "columns": {"text_b": "other"}},
         "squad": {**spec, "task": "squad", "path": str(squad)},
     }
     result = dataclasses.replace(config.build_run(tree), out=str(folder / "run"))
@@ -78,9 +79,26 @@ def test_plain_lines_and_json_are_answered_alike(run: Run) -> None:
 
 
 def test_a_pair_is_two_columns_or_two_keys(run: Run) -> None:
-    tab, keys, single = answers(run, "scores", "class 3\tobject 3", '{"text_a": "class 3", "text_b": "object 3"}', "class 3 object 3")
-    assert tab["score"] == keys["score"] != single["score"]
+    tab, keys, other = answers(run, "scores", "class 3\tobject 3", '{"text_a": "class 3", "text_b": "object 3"}', "class 3 object\t3")
+    assert tab["score"] == keys["score"] != other["score"]
     assert set(tab) == {"id", "score"}
+
+
+def test_a_pair_is_read_from_the_columns_that_were_trained_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = json.loads((run.run_dir / "finetune" / "scores" / "task.json").read_text())
+    assert facts["columns"] == ["text", "other"] and facts["pairs"]
+    wanted = answers(run, "scores", "class 3\tobject 3")[0]["score"]
+    (tmp_path / "pair.csv").write_text("text,other\nclass 3,object 3\nclass 3,\n")
+    pair, lacking = predict_file(run, "scores", str(tmp_path / "pair.csv"), keep_going=True)
+    assert pair["score"] == wanted and "has no second text" in lacking["error"]
+    (tmp_path / "pair.jsonl").write_text('{"text": "class 3", "text_b": "object 3"}\n{"text": "class 3"}\n')
+    stored = list(predict_file(run, "scores", str(tmp_path / "pair.jsonl"), keep_going=True))
+    stdin(monkeypatch, (tmp_path / "pair.jsonl").read_bytes())
+    piped = list(predict_file(run, "scores", "-", keep_going=True))
+    assert stored[0] == piped[0] == {"id": "1", "score": wanted} and "error" in stored[1] and "error" in piped[1]
+    with pytest.raises(DataError, match="needs `text` and `other`, or `text_a` and `text_b`, or `text` and `text_b`"):
+        (tmp_path / "one.csv").write_text("text\nclass 3\n")
+        list(predict_file(run, "scores", str(tmp_path / "one.csv"), keep_going=True))
 
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl"])
@@ -168,6 +186,23 @@ def test_a_row_that_cannot_be_used_has_an_error_in_its_place(
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == found
 
 
+@pytest.mark.parametrize(
+    ("form", "content"),
+    [
+        ("csv", b"id,text\na,an integer\ncaf\xe9,a string\nc,an object\n"),
+        ("jsonl", b'{"id": "a", "text": "an integer"}\n{"id": "\\ud83d", "text": "a string"}\n{"\\ud83d": 1}\n'),
+    ],
+)
+def test_an_id_or_a_column_that_is_no_text_costs_its_row_alone(form: str, content: bytes, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / f"in.{form}"
+    path.write_bytes(content)
+    found = list(predict_file(run, "classes", str(path), keep_going=True))
+    assert write_answers(found, tmp_path / "out.jsonl") == {"csv": 1, "jsonl": 2}[form]
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()] == found
+    assert found[0]["id"] == "a" and "label" in found[0]
+    assert found[1]["id"] == {"csv": "3", "jsonl": "2"}[form] and "its id is no text" in found[1]["error"]
+
+
 def test_questions_are_answered_from_their_context(run: Run) -> None:
     context = "The value is number nine. " + "Every class has a method. " * 10
     asked = [json.dumps({"id": i, "question": "What is the value?", "context": context}) for i in ("b", "a")]
@@ -240,6 +275,15 @@ def test_answers_go_to_a_file_in_the_form_that_fits(run: Run, tmp_path: Path, ca
     assert json.loads(capsys.readouterr().out) == given[0]
 
 
+def test_a_question_that_leaves_no_room_for_its_context_costs_its_line_alone(run: Run) -> None:
+    lines = [
+        json.dumps({"id": name, "question": "integer " * n, "context": "The value."}) for name, n in (("a", 2), ("long", 40), ("c", 3))
+    ]
+    first, long, last = predict(run, "squad", lines, keep_going=True)
+    assert first["answer"] and last["answer"] and long["id"] == "long"
+    assert re.fullmatch(r"line 2: its question of \d+ tokens leaves no room for the paragraph; the task takes up to 28", long["error"])
+
+
 def test_an_empty_context_has_an_empty_answer(run: Run) -> None:
     assert answers(run, "squad", '{"question": "What?", "context": ""}')[0]["answer"] == ""
 
@@ -261,6 +305,7 @@ def test_masks_are_filled_with_pieces_and_their_probabilities(run: Run) -> None:
         ("classes", '{"words": "a"}', "line 2: has the keys words; it needs `text`, or `text_a` and `text_b`"),
         ("classes", '{"text": 3}', "line 2: .* as strings"),
         ("scores", '{"text_a": "a", "text_b": 1}', "line 2: .* as strings"),
+        ("scores", "one text", "line 2: has no second text, and the task is of pairs"),
         ("squad", '{"question": "What?"}', "line 2: .* needs `question` and `context`"),
         ("squad", "only a question", "line 2: .* needs `question` and `context`"),
         ("mask", "nothing to fill in", r"line 2: no \[MASK\]"),
@@ -269,7 +314,7 @@ def test_masks_are_filled_with_pieces_and_their_probabilities(run: Run) -> None:
     ],
 )
 def test_a_bad_line_is_named_by_its_number(task: str, line: str, message: str, run: Run) -> None:
-    good = {"squad": "What?\tThis.", "mask": "A [MASK]."}.get(task, "some text")
+    good = {"squad": "What?\tThis.", "mask": "A [MASK].", "scores": "a\tpair"}.get(task, "some text")
     with pytest.raises(DataError, match=message):
         answers(run, task, good, line)
 

@@ -167,11 +167,23 @@ def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_pat
         (lambda: model.embed(["\ud800"]), "text 1: is no valid text"),
         (lambda: task.predict(["a", {"words": "b"}]), "line 2: has the keys words"),
         (lambda: task.predict([3]), "line 1: is a int"),
+        (lambda: task.predict(["a", "\ud800"]), "line 2: is no valid text"),
+        (lambda: task.predict([("a", "\ud800")]), "line 1: is no valid text"),
+        (lambda: model.fill("\ud800 [MASK]"), "line 1: is no valid text"),
         (lambda: model.fill("nothing"), r"no \[MASK\]"),
         (lambda: overnight.load(trained_run.run_dir, task="sst2"), r"no fine-tuned task 'sst2' \(it has: classes\)"),
     ):
         with pytest.raises(DataError, match=message):
             what()
+
+
+def test_a_mark_in_a_text_is_text_whatever_was_asked_before(trained_run: BertRun) -> None:
+    asked, model = "The [SEP] of a [MASK].", overnight.load(trained_run.run_dir)
+    first = model.fill(asked)
+    model.embed(["An integer."])
+    assert model.fill(asked) == first != model.fill("The of a [MASK].")
+    (line,) = predict(trained_run, "mask", [asked])
+    assert line["masks"] == first
 
 
 def test_the_precision_is_that_which_is_asked_for(trained_run: BertRun, model: Model) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -20,7 +21,7 @@ pytest.importorskip("uvicorn")
 import overnight
 from overnight.cli.main import main
 from overnight.config import BertRun
-from overnight.inference.server import listen
+from overnight.inference.server import Limits, application, listen
 from overnight.inference.worker import Busy, Worker
 from tests.conftest import ROOT
 from tests.processes import Process
@@ -93,6 +94,7 @@ def test_it_says_what_it_serves_and_has_a_page(port: int) -> None:
         ("/predict", b'{"texts": ["\xff"]}', 400, "not UTF-8 (byte 12)"),
         ("/predict", b'{"texts": [', 400, "not JSON"),
         ("/predict", b"[" * 1500, 400, "not JSON"),
+        ("/predict", b'{"texts": [{"text": "a", "id": NaN}]}', 400, "not JSON (NaN is no number"),
         ("/predict", b'{"texts": ["\\ud800"]}', 400, "surrogate"),
         ("/predict", [], 400, "must be an object with a list of texts"),
         ("/predict", {"texts": []}, 400, "must be an object with a list of texts"),
@@ -113,6 +115,31 @@ def test_other_ways_to_ask_are_refused(port: int) -> None:
     assert ask(port, "/predict")[0] == 405
     assert ask(port, "/etc/passwd")[0] == 404
     assert ask(port, "/health", Host="elsewhere.example")[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("bound", "local"),
+    [("127.0.0.1", True), ("127.0.0.2", True), ("::1", True), ("::ffff:127.0.0.1", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_on_every_address_of_loopback_only_local_names_are_answered(bound: str, local: bool, trained_run: BertRun) -> None:
+    app = application(overnight.load(trained_run.run_dir), bound, Limits())
+
+    async def status(name: str) -> int:
+        answers: list[Any] = []
+
+        async def send(message: Any) -> None:
+            answers.append(message)
+
+        async def receive() -> Any:
+            return {"type": "http.request"}
+
+        scope = {"type": "http", "method": "GET", "path": "/health", "query_string": b"", "headers": [(b"host", name.encode())]}
+        await app(scope, receive, send)
+        return int(answers[0]["status"])
+
+    assert asyncio.run(status("evil.example")) == asyncio.run(status("evil.example:8000")) == (400 if local else 200)
+    own = f"[{bound}]:8000" if ":" in bound else f"{bound}:8000"
+    assert [asyncio.run(status(name)) for name in (own, "localhost:8000", "127.0.0.1", "[::1]:8000")] == [200] * 4
 
 
 def sent(port: int, content: bytes) -> bytes:
@@ -199,3 +226,22 @@ def test_requests_that_wait_are_answered_together_and_too_many_are_refused() -> 
     with pytest.raises(ValueError, match="no"):
         waiting[2].result()
     assert batches == [("a", [1]), ("a", [2, 3, 4]), ("bad", [5]), ("a", [6])]
+
+
+def test_a_request_that_cannot_be_answered_leaves_those_that_wait_with_it_their_answers() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def answer(kind: Any, texts: list[Any]) -> list[Any]:
+        begun.set()
+        go_on.wait()
+        return [60 // text for text in texts]
+
+    worker = Worker(answer, 4)
+    worker.submit("a", [1])
+    begun.wait()
+    good, bad, other = (worker.submit("a", texts) for texts in ([2, 3], [4, 0], [5]))
+    go_on.set()
+    worker.stop()
+    assert (good.result(), other.result()) == ([30, 20], [12])
+    with pytest.raises(ZeroDivisionError):
+        bad.result()

@@ -137,6 +137,18 @@ def test_onnxruntime_computes_what_pytorch_does_at_any_length(name: str, kind: K
             torch.testing.assert_close(torch.from_numpy(ours), wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_the_folder_to_write_may_be_the_working_one_and_has_a_name(
+    pretrained: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    source = str(pretrained.run_dir.resolve())
+    assert main(["export", "--from", source, "--to="]) == 2
+    assert "--to = '': name the folder to write" in capsys.readouterr().err and not list((tmp_path / "out").iterdir())
+    assert main(["export", "--from", source, "--to=."]) == 0
+    assert (tmp_path / "out" / "config.json").is_file() and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.heavy
 def test_the_command_writes_onnx_beside_the_rest_and_may_replace_it(pretrained: Run, tmp_path: Path, capsys: Captured) -> None:
     pytest.importorskip("onnxscript")

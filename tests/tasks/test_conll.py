@@ -52,6 +52,11 @@ def test_without_a_dev_file_sentences_are_split_off_and_equal_ones_stay_together
         ("t.jsonl", '{"tokens": ["a"], "tags": ["X", "Y"]}\n', r"t\.jsonl:1: has 1 tokens and 2 tags"),
         ("t.jsonl", '{"tokens": ["a"], "tags": null}\n', r"t\.jsonl:1: `tags` is null, where a list of texts belongs"),
         ("t.jsonl", '{"tokens": ["a", " "], "tags": ["X", "Y"]}\n', r"t\.jsonl:1: `tokens` is"),
+        (
+            "t.jsonl",
+            '{"id": "s", "tokens": ["a"], "tags": ["X"]}\n{"id": "s", "tokens": ["b"], "tags": ["Y"]}\n',
+            r"t\.jsonl:2: id 's' was used before",
+        ),
         ("t.jsonl", "[1]\n", r"t\.jsonl:1: `tokens` is null"),
         ("t.jsonl", "{", r"t\.jsonl:1: is not JSON"),
     ],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from overnight.errors import DataError
+from overnight.errors import ConfigError, DataError
 from overnight.tasks.classification import load_task
 from overnight.tasks.inputs import Broken, read_input
 
@@ -63,6 +64,12 @@ def test_the_columns_are_those_of_the_task(header: str, task: str, columns: dict
     assert rows(tmp_path / "in.csv", task, **columns) == [{"id": "a", **texts}]
 
 
+@pytest.mark.parametrize("first", ["text", "text_a"])
+def test_a_task_folder_of_before_finds_the_first_text_as_training_did(first: str, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text(f"{first},reply\na,b\n")
+    assert rows(tmp_path / "in.csv", "csv", text_b="reply") == [{"id": "2", "text_a": "a", "text_b": "b"}]
+
+
 def test_a_column_called_index_names_no_row_of_an_own_table(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("index,text\n0,one\n0,two\n")
     assert [row["id"] for row in rows(tmp_path / "in.csv", "csv")] == ["2", "3"]
@@ -88,6 +95,40 @@ def test_what_is_wrong_with_a_table_is_named(name: str, content: str, said: str,
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=said):
         rows(tmp_path / name, "sst2")
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "conll"),
+    [
+        ("test.conll", {}, True),
+        ("test.txt", {}, True),
+        ("eng.testb", {}, True),
+        ("new.ner", {"path": "data/train.ner"}, True),
+        ("new.ner", {"path": "data", "dev": None}, False),
+        ("lines", {}, False),
+    ],
+)
+def test_sentences_to_tag_are_read_as_training_reads_a_file_of_their_name(
+    name: str, spec: dict[str, Any], conll: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text("EU B-ORG\nrejects O\n\nPeter B-PER\n")
+    found = [content for _, content in filter(None, read_input(str(path), {"task": "tokens", **spec}))]
+    if conll:
+        assert [json.loads(str(content))["tokens"] for content in found] == [["EU", "rejects"], ["Peter"]]
+    lines = ["EU B-ORG\n", "rejects O\n", "\n", "Peter B-PER\n"]
+    assert found == lines or conll
+    assert [content for _, content in filter(None, read_input(str(path), {"task": "tokens", **spec}, "lines"))] == lines
+
+
+def test_sentences_to_tag_are_no_table_and_a_text_that_is_no_conll_says_how_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text\na word\n")
+    for form in ("csv", "tsv", "parquet"):
+        with pytest.raises(ConfigError, match=f"format = '{form}': sentences to tag are lines or jsonl"):
+            list(read_input(str(tmp_path / "in.csv"), {"task": "tokens"}, form))
+    (tmp_path / "in.txt").write_text("Peter came .\nHe saw it too .\n")
+    with pytest.raises(DataError, match=r"in\.txt:2: .* is read as CoNLL, and with --format=lines as a sentence a line"):
+        list(read_input(str(tmp_path / "in.txt"), {"task": "tokens"}))
 
 
 def test_other_files_are_lines_as_they_are(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import csv
 import dataclasses
 import datetime
 import json
+import math
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from overnight.config.schema import Columns
 from overnight.errors import DataError
 from overnight.tasks.classification import load_task
 from overnight.tasks.examples import TaskData, in_validation, split_off
+from overnight.tasks.inputs import Broken, read_input
 
 ROWS = [(f"text number {i}, with a comma", "good" if i % 3 else "bad") for i in range(200)]
 
@@ -189,6 +192,38 @@ def test_a_parquet_file_is_the_same_task_as_json_lines(tmp_path: Path) -> None:
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "t.parquet").read_bytes()[:-9])
     with pytest.raises(DataError, match=r"cut\.parquet: cannot be read as Parquet"):
         load_task("csv", tmp_path / "cut.parquet")
+
+
+def test_decimals_are_numbers_and_other_types_are_refused_where_they_are_named(tmp_path: Path) -> None:
+    path, days, marks = tmp_path / "t.parquet", [datetime.date(2020, 1, 1 + i) for i in range(20)], [float(i % 2) for i in range(20)]
+    table = {
+        "text": [f"text {i}" for i in range(20)],
+        "score": [Decimal(f"{i}.50") for i in range(20)],
+        "day": days,
+        "at": pa.array([1 + i for i in range(20)], pa.timestamp("ns")),
+        "mark": [None, math.nan, *marks[2:]],
+    }
+    pq.write_table(pa.table(table), path)
+    read = load_task("csv", path)
+    assert sorted(row.label for row in read.train + read.dev) == [i + 0.5 for i in range(20)]  # type: ignore[type-var]
+    refused = r"t\.parquet: has the columns text, score, mark \(and, neither texts nor numbers and so not read, day: date32\[day\], at: "
+    with pytest.raises(DataError, match=refused + r".*\), and no 'day', which columns\.label names"):
+        load_task("csv", path, columns=Columns(label="day"))
+    # Neither nothing nor NaN is a class, in whatever row it stands.
+    with pytest.raises(DataError, match=r"t\.parquet:1: column 'mark' is missing"):
+        load_task("csv", path, columns=Columns(label="mark"))
+    pq.write_table(pa.table({name: values[1:] for name, values in table.items()}), path)
+    with pytest.raises(DataError, match=r"t\.parquet:1: column 'mark' is missing"):
+        load_task("csv", path, columns=Columns(label="mark"))
+    pq.write_table(pa.table({"score": marks, "text": days}), path)
+    with pytest.raises(DataError, match=r"has the columns score \(and, .* text: date32\[day\]\), and needs .* `text`"):
+        list(read_input(str(path), {"task": "csv"}))
+
+
+def test_an_empty_text_in_the_first_row_of_a_parquet_file_costs_that_row_alone(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [None, "b"]}), tmp_path / "t.parquet")
+    first, second = (content for _, content in filter(None, read_input(str(tmp_path / "t.parquet"), {"task": "csv"})))
+    assert isinstance(first, Broken) and second == {"id": "2", "text_a": "b"}
 
 
 @pytest.mark.parametrize("how", ["list", "joined", "columns", "json in csv"])
