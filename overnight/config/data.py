@@ -96,7 +96,7 @@ class Data:
     on_truncated_file: Literal["error", "keep"] = "error"
     """What to do with a file or archive that ends early: stop, or keep and count what was readable."""
     max_invalid_lines: NonNegativeInt = 0
-    """Lines, rows or records that may be skipped because they do not parse or lack the field (count over all files)."""
+    """Lines, rows or records that may be skipped because they do not parse or lack the field (count over all files); a broken row of CSV counts as all the lines it spans."""
     workers: Annotated[int, Range(), MACHINE] = 0
     """Processes that prepare; 0 takes every core. The shards do not depend on it."""
     scheduler: Annotated[str, MACHINE] = ""

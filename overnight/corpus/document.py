@@ -78,17 +78,18 @@ class Input:
     source: Source
     reading: Reading
 
-    def skip(self, number: int | str, what: str) -> None:
+    def skip(self, number: int | str, what: str, lines: int = 1) -> None:
         """Count a line, row or record that cannot be used.
 
         Args:
             number: which of the file.
             what: what is wrong with it, as a sentence of which it is the subject.
+            lines: how many it takes up, all of which are lost.
 
         Raises:
-            DataError: when that is one more than `data.max_invalid_lines`.
+            DataError: when those skipped are now more than `data.max_invalid_lines`.
         """
-        self.source.skipped_lines += 1
+        self.source.skipped_lines += lines
         if sum(source.skipped_lines for source in self.reading.sources) > self.data.max_invalid_lines:
             raise DataError(
                 f"{self.name}:{number}: {what}; mend it, or allow more bad lines than data.max_invalid_lines={self.data.max_invalid_lines}"
