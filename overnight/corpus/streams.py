@@ -26,6 +26,10 @@ _BLOCK = 1 << 20
 _MAX_COPY = 16 << 30
 # Zstandard's library gives all that is in what it is given: 4 bytes may be 128 kB, so this is 32 MB at most.
 _ZSTD_STEP = 1 << 10
+# It keeps a window of what it has unpacked in memory: 8 MB as a rule, with `zstd --long=31`, as in the dumps of Reddit, 2 GB, the most there is.
+_ZSTD_WINDOW, _ZSTD_HEADER = 1 << 31, 18
+# First bytes of a frame of zstandard that holds no data, but what a program has noted, as `pzstd` does before every frame (RFC 8878, 3.1.2).
+_SKIPPABLE = [bytes([first]) for first in range(0x50, 0x60)]
 # Of a header of a tar archive that holds a name or attributes, which are read at once.
 _MAX_HEADER = 1 << 20
 
@@ -104,7 +108,7 @@ def unpacked(file: IO[bytes], name: str) -> tuple[io.BufferedReader, str]:
         opened = bz2.BZ2File(stream)
     elif magic.startswith(b"\xfd7zXZ\x00"):
         opened = lzma.LZMAFile(stream)  # noqa: SIM115
-    elif magic.startswith(b"\x28\xb5\x2f\xfd"):
+    elif magic.startswith(b"\x28\xb5\x2f\xfd") or (magic[:1] in _SKIPPABLE and magic[1:4] == b"\x2a\x4d\x18"):
         opened = _ZstdFile(stream)
     else:
         return stream, name
@@ -129,10 +133,16 @@ class _Unpacking(io.RawIOBase):
             block = self._file.read1(len(buffer))
         except EOFError:
             raise TruncatedError(f"{self._name}: the compressed file ends early") from None
+        except _WindowError as error:
+            raise DataError(f"{self._name}: {error}") from None
         except (OSError, zlib.error, lzma.LZMAError) as error:
             raise DataError(f"{self._name}: the compressed file is damaged ({error}); get it again") from None
         buffer[: len(block)] = block
         return len(block)
+
+
+class _WindowError(Exception):
+    """To unpack a frame takes more memory than there is, or than is taken."""
 
 
 class _ZstdFile(io.RawIOBase):
@@ -142,8 +152,8 @@ class _ZstdFile(io.RawIOBase):
         import zstandard
 
         self._file, self._module = file, zstandard
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._packed, self._inside, self._ready = b"", False, b""
+        self._frame = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+        self._packed, self._inside, self._ready, self._header = b"", False, b"", b""
 
     def read1(self, size: int) -> bytes:
         """Return up to `size` unpacked bytes, none at the end."""
@@ -153,18 +163,30 @@ class _ZstdFile(io.RawIOBase):
                 if self._inside:
                     raise EOFError
                 return b""
+            self._inside, self._header = True, (self._header + self._packed)[:_ZSTD_HEADER]
             try:
-                self._inside = True
                 self._ready = self._frame.decompress(self._packed)
             except self._module.ZstdError as error:
+                if "memory" in str(error):
+                    raise _WindowError(
+                        f"was packed with a window of {self._window() >> 20:,} MB, which is more than the memory there is, or than the "
+                        f"{_ZSTD_WINDOW >> 20:,} MB that are taken at most; pack it anew with a smaller one (zstd --long=27)"
+                    ) from None
                 raise OSError(error) from None
             self._packed = b""
             if self._frame.eof:
                 self._packed = self._frame.unused_data
-                self._frame = self._module.ZstdDecompressor().decompressobj()
-                self._inside = False
+                self._frame = self._module.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+                self._inside, self._header = False, b""
         block, self._ready = self._ready[:size], self._ready[size:]
         return block
+
+    def _window(self) -> int:
+        """Return the bytes of the window of a frame, by its header (RFC 8878, 3.1.1.1.2); of a frame in one segment, all that is in it."""
+        if self._header[4] & 0x20:
+            return int(self._module.frame_content_size(self._header))
+        exponent, mantissa = divmod(self._header[5], 8)
+        return (8 + mantissa) << (7 + exponent)
 
 
 def is_tar(stream: io.BufferedReader, name: str) -> bool:
