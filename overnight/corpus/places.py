@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -103,14 +104,23 @@ def _details(system: Any, inside: str, is_server: bool) -> dict[str, dict[str, A
     """
     if "*" in inside or "[" in inside:
         found: dict[str, dict[str, Any]] = system.glob(inside, detail=True)
-        found = {name: info for name, info in found.items() if info["type"] == "file"}
+        # As here: what begins with a dot must be asked for by name.
+        folder = re.split(r"[*[]", inside)[0].rpartition("/")[0]
+        asked = streams.is_hidden(_below(inside, folder))
+        found = {
+            name: info for name, info in found.items() if info["type"] == "file" and (asked or not streams.is_hidden(_below(name, folder)))
+        }
     elif not (is_server and inside.endswith("/")) and (info := system.info(inside))["type"] == "file":
         return {inside: info}
     else:
         found = system.find(inside, detail=True)
-        below = {name: name.lstrip("/").removeprefix(inside.strip("/")).lstrip("/") for name in found}
-        found = {name: info for name, info in found.items() if not streams.is_hidden(below[name])}
+        found = {name: info for name, info in found.items() if not streams.is_hidden(_below(name, inside))}
     return {name: system.info(name) for name in found} if is_server else found
+
+
+def _below(name: str, folder: str) -> str:
+    """Return the name of a file relative to a folder of a storage."""
+    return name.lstrip("/").removeprefix(folder.strip("/")).lstrip("/")
 
 
 def _version(info: dict[str, Any]) -> str:

@@ -41,7 +41,8 @@ class TruncatedError(Exception):
 def expand(path: str, key: str = "data.paths") -> list[Path]:
     """Return the files a path of `data.paths` stands for: itself, all in the folder below it, or all that its glob matches, sorted.
 
-    Hidden files and folders, whose names begin with a dot, are left out. `::` and what follows it is about the members of archives.
+    Hidden files and folders, whose names begin with a dot, are left out. Links are followed, but for those that lead back to a folder above them, and
+    what is below a folder is taken once, however many links lead there. `::` and what follows it is about the members of archives.
 
     Args:
         path: the path.
@@ -49,7 +50,7 @@ def expand(path: str, key: str = "data.paths") -> list[Path]:
 
     Raises:
         ConfigError: when it names an environment variable that is not set.
-        DataError: when there is no such file, or none in the folder.
+        DataError: when there is no such file, none in the folder, or a link that leads nowhere.
     """
     filled = config.environment_path(path.partition("::")[0], key)
     if filled.is_file():
@@ -61,8 +62,14 @@ def expand(path: str, key: str = "data.paths") -> list[Path]:
         return found
     if not glob.has_magic(str(filled)):
         raise DataError(f"{filled}: there is no such file or folder; correct {key}")
-    matches = (Path(match) for match in sorted(glob.glob(str(filled), recursive=True)) if not _in_a_loop(Path(match)))
-    found = [file for match in matches for file in (_files_below(match) if match.is_dir() else [match])]
+    found = []
+    for match in map(Path, sorted(glob.glob(str(filled), recursive=True))):
+        if _in_a_loop(match if match.is_dir() else match.parent):
+            continue
+        if match.is_dir():
+            found += _files_below(match)
+        elif _is_file(match):
+            found.append(match)
     if not found:
         raise DataError(f"{filled}: no file matches; correct {key}")
     return sorted(set(found))
@@ -74,13 +81,40 @@ def pattern(path: str) -> str:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file() and not is_hidden(str(file.relative_to(folder))))
+    """Return the files below a folder that are not hidden, sorted; a folder to which several paths lead is entered once, by one without links if there is one."""
+    found: list[Path] = []
+    entered: set[str] = set()
+    starts = [folder]
+    for start in starts:  # which grows by the links
+        for name, folders, files in os.walk(start):
+            here, below = Path(name), [Path(name, each) for each in sorted(folders) if not is_hidden(each)]
+            if _real(here) in entered:
+                folders[:] = []
+                continue
+            entered.add(_real(here))
+            links = {each.name: each for each in below if each.is_symlink()}
+            folders[:] = [each.name for each in below if each.name not in links]
+            starts += [each for each in links.values() if not _in_a_loop(each)]
+            found += [here / each for each in files if not is_hidden(each) and _is_file(here / each)]
+    return sorted(found)
 
 
-def _in_a_loop(path: Path) -> bool:
-    """Return whether a path passes through one folder twice, as `**` does where a link leads back to a folder above it."""
+def _is_file(path: Path) -> bool:
+    """Return whether a path is a file; a socket or the like is none.
+
+    Raises:
+        DataError: when it is a link that leads nowhere.
+    """
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path}: is a link to {os.readlink(path)}, where there is nothing; mend it or remove it")
+    return path.is_file()
+
+
+def _in_a_loop(folder: Path) -> bool:
+    """Return whether the path of a folder passes through one folder twice, as `**` does where a link leads back to a folder above it."""
     # Without "..", which passes through a folder twice and is no loop.
-    passed = [_real(parent) for parent in Path(os.path.abspath(path)).parents]
+    absolute = Path(os.path.abspath(folder))
+    passed = [_real(each) for each in (absolute, *absolute.parents)]
     return len(set(passed)) < len(passed)
 
 
