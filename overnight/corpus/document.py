@@ -10,6 +10,7 @@ from overnight.config import Data
 from overnight.errors import DataError
 
 if TYPE_CHECKING:
+    from overnight.corpus.places import StoredFile
     from overnight.corpus.wikipedia_dump import PartCounts
 
 
@@ -64,6 +65,8 @@ class Reading:
     total_bytes: int = 0
     """Bytes of the source files as they are stored; 0 when unknown."""
     done_bytes: int = 0
+    files: list[list[StoredFile]] = field(default_factory=list)
+    """Of each source, as they were listed once, before anything was written; none of what is built in or streamed from elsewhere by its own library."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ import dataclasses
 import errno
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,12 @@ import xxhash
 
 from overnight.config import Data
 from overnight.corpus import bytes as byte_text
-from overnight.corpus import document_table, file_parts, hub, places, pydocs, wikipedia_dump
+from overnight.corpus import document_table, file_parts, hub, pydocs, wikipedia_dump
 from overnight.corpus.cluster import check_scheduler, settle, workers_of
 from overnight.corpus.drops import Drops
 from overnight.corpus.exact_duplicates import first_occurrences
 from overnight.corpus.file_parts import Part
-from overnight.corpus.named_sources import named_paths, runs_of
+from overnight.corpus.named_sources import runs_of
 from overnight.corpus.paragraphs import without_repeated_paragraphs
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, check_found, documents_and_parts, start_reading
@@ -68,7 +68,12 @@ _WORK_VERSION = 3
 
 
 def prepare(
-    data: Data, folder: Path, log: Callable[[str], None] = print, shard_tokens: int = SHARD_TOKENS, given: list[str] | None = None
+    data: Data,
+    folder: Path,
+    log: Callable[[str], None] = print,
+    shard_tokens: int = SHARD_TOKENS,
+    given: list[str] | None = None,
+    leave_out: Sequence[Path] = (),
 ) -> Manifest:
     """Turn the text of `data.paths` into token shards; run again after an interruption, it resumes.
 
@@ -78,6 +83,7 @@ def prepare(
         log: called with plain lines that say what is done and how long is left.
         shard_tokens: tokens of a shard, about.
         given: the vocabulary of a checkpoint, in place of `data.vocab_file`.
+        leave_out: folders that are not read as text where a source has them in it, beside `folder`: that of the run.
 
     Returns:
         The manifest; at once when the folder is prepared already.
@@ -86,14 +92,14 @@ def prepare(
         ConfigError: the folder was prepared with other settings.
         DataError: a source cannot be used as it is (see `readers`), the disk is full, or the folder is in use.
     """
-    settings = settings_of(data)
+    settings, own = settings_of(data), [folder, *leave_out]
     if (manifest := _prepared(settings, folder, log)) is not None:
         check_given(given, folder)
         return manifest
     given = given_tokens(data, given)
     check_extras(data)
     check_scheduler(data)
-    reading = start_reading(data)
+    reading = start_reading(data, own)
     folder = folder.absolute() if data.scheduler else folder  # its workers are elsewhere
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +160,7 @@ def _run(
     given: list[str] | None,
 ) -> Manifest:
     settings = settings_of(data)
-    _begin(folder, _state(data, settings, shard_tokens, given), log, workers)
+    _begin(folder, _state(data, settings, reading, shard_tokens, given), log, workers)
     work = folder / "work"
     evaluation_ngrams(data, work, log)
     chunks, sources, names = _read_and_clean(data, work, workers, log, reading)
@@ -191,16 +197,16 @@ def _run(
     return manifest
 
 
-def _state(data: Data, settings: dict[str, Any], shard_tokens: int, given: list[str] | None) -> str:
+def _state(data: Data, settings: dict[str, Any], reading: Reading, shard_tokens: int, given: list[str] | None) -> str:
     """Return a hash of everything the intermediate files depend on."""
     sources: list[Any] = []
-    for _, path in named_paths(data):
-        if path == BUILTIN:
+    for source, files in zip(reading.sources, reading.files, strict=True):
+        if source.path == BUILTIN:
             sources.append(pydocs.environment())
-        elif path.startswith(hub.PREFIX):
-            sources.append(hub.version(path))
+        elif source.path.startswith(hub.PREFIX):
+            sources.append(hub.version(source.path))
         else:
-            sources.append([(file.name, file.size, file.version) for file in places.files(path)])
+            sources.append([(file.name, file.size, file.version) for file in files])
     sources += evaluation_files(data)
     sizes = [CHUNK_BYTES, wikipedia_dump.PART_BYTES, file_parts.PART_BYTES, shard_tokens]
     everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, *sizes, settings, sources, given]

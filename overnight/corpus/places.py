@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -37,12 +39,13 @@ def is_remote(path: str) -> bool:
     return "://" in path.partition("::")[0]
 
 
-def files(path: str, key: str = "data.paths") -> list[StoredFile]:
+def files(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -> list[StoredFile]:
     """Return the files a path of `data.paths` stands for: itself, all in the folder below it, or all that its glob matches, sorted.
 
     Args:
         path: the path.
         key: the setting that it is from, for messages.
+        leave_out: folders of this machine that are not entered on the way.
 
     Raises:
         ConfigError: when it names an environment variable that is not set, or an address that is none.
@@ -50,8 +53,8 @@ def files(path: str, key: str = "data.paths") -> list[StoredFile]:
     """
     if is_remote(path):
         return list(_remote(config.environment_text(path.partition("::")[0], key), key))
-    found = [(file, file.stat()) for file in streams.expand(path)]
-    return [StoredFile(str(file), stat.st_size, stat.st_mtime_ns, lambda file=file: _open(str(file))) for file, stat in found]  # type: ignore[misc]
+    found = [(str(file), file.stat()) for file in streams.expand(path, key, leave_out)]
+    return [StoredFile(name, stat.st_size, stat.st_mtime_ns, partial(_open, name)) for name, stat in found]
 
 
 def _open(name: str) -> io.BufferedReader:

@@ -8,12 +8,13 @@ import functools
 import glob
 import gzip
 import io
+import itertools
 import lzma
 import os
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -38,7 +39,7 @@ class TruncatedError(Exception):
     """A file ends before its format says it does."""
 
 
-def expand(path: str, key: str = "data.paths") -> list[Path]:
+def expand(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -> list[Path]:
     """Return the files a path of `data.paths` stands for: itself, all in the folder below it, or all that its glob matches, sorted.
 
     Hidden files and folders, whose names begin with a dot, are left out. Links are followed, but for those that lead back to a folder above them, and
@@ -47,16 +48,22 @@ def expand(path: str, key: str = "data.paths") -> list[Path]:
     Args:
         path: the path.
         key: the setting that it is from, for messages.
+        leave_out: folders that are not entered on the way; what the path itself names in one of them is taken.
 
     Raises:
         ConfigError: when it names an environment variable that is not set.
-        DataError: when there is no such file, none in the folder, or a link that leads nowhere.
+        DataError: when there is no such file, none in the folder, it is a folder to leave out, or a link leads nowhere.
     """
     filled = config.environment_path(path.partition("::")[0], key)
     if filled.is_file():
         return [filled]
+    closed = {_real(folder) for folder in leave_out}
     if filled.is_dir():
-        found = _files_below(filled)
+        if _real(filled) in closed:
+            raise DataError(
+                f"{filled}: is the folder of the prepared data or of the run (data.dir, out), so what is in it is no text; correct {key}, or set these to others"
+            )
+        found = _files_below(filled, closed)
         if not found:
             raise DataError(f"{filled}: the folder holds no files; put text files there or correct {key}")
         return found
@@ -64,10 +71,11 @@ def expand(path: str, key: str = "data.paths") -> list[Path]:
         raise DataError(f"{filled}: there is no such file or folder; correct {key}")
     found = []
     for match in map(Path, sorted(glob.glob(str(filled), recursive=True))):
-        if _in_a_loop(match if match.is_dir() else match.parent):
+        folder = match if match.is_dir() else match.parent
+        if _in_a_loop(folder) or (closed and not closed.isdisjoint(_matched(folder, filled))):
             continue
         if match.is_dir():
-            found += _files_below(match)
+            found += _files_below(match, closed)
         elif _is_file(match):
             found.append(match)
     if not found:
@@ -80,10 +88,13 @@ def pattern(path: str) -> str:
     return path.partition("::")[2]
 
 
-def _files_below(folder: Path) -> list[Path]:
-    """Return the files below a folder that are not hidden, sorted; a folder to which several paths lead is entered once, by one without links if there is one."""
+def _files_below(folder: Path, closed: set[str]) -> list[Path]:
+    """Return the files below a folder that are not hidden, sorted.
+
+    A folder to which several paths lead is entered once, by one without links if there is one; what is closed, by its real path, is not entered.
+    """
     found: list[Path] = []
-    entered: set[str] = set()
+    entered = set(closed)
     starts = [folder]
     for start in starts:  # which grows by the links
         for name, folders, files in os.walk(start):
@@ -97,6 +108,12 @@ def _files_below(folder: Path) -> list[Path]:
             starts += [each for each in links.values() if not _in_a_loop(each)]
             found += [here / each for each in files if not is_hidden(each) and _is_file(here / each)]
     return sorted(found)
+
+
+def _matched(folder: Path, pattern: Path) -> list[str]:
+    """Return the real paths of the folders on the way to one that a glob has matched, but for those that the glob names."""
+    named = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts))
+    return [_real(each) for each in (folder, *folder.parents) if len(each.parts) > len(named.parts)]
 
 
 def _is_file(path: Path) -> bool:
@@ -118,8 +135,12 @@ def _in_a_loop(folder: Path) -> bool:
     return len(set(passed)) < len(passed)
 
 
-@functools.lru_cache(maxsize=4096)
 def _real(folder: Path) -> str:
+    return _resolved(str(folder.absolute()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _resolved(folder: str) -> str:
     return os.path.realpath(folder)
 
 
