@@ -35,6 +35,7 @@ from overnight.corpus.settings import changed_settings, settings_of
 from overnight.corpus.shard_plan import shard_tasks
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
 from overnight.corpus.sift import evaluation_files, evaluation_ngrams, sift
+from overnight.corpus.source_files import change, files_read
 from overnight.corpus.tasks import (
     CLEANING,
     CleanTask,
@@ -95,6 +96,11 @@ def prepare(
     settings, own = settings_of(data), [folder, *leave_out]
     if (manifest := _prepared(settings, folder, log)) is not None:
         check_given(given, folder)
+        if said := change(manifest.source_files, data, own):
+            log(
+                f"warning: the source files have other names or sizes than when {folder} was prepared ({said}), which is used as it is; to read them anew, "
+                "prepare into another folder (data.dir), or delete this one and give runs that began with it a new folder"
+            )
         return manifest
     given = given_tokens(data, given)
     check_extras(data)
@@ -180,8 +186,9 @@ def _run(
     first, duplicates = names_by_split(chunks, splits), drops.counts["duplicates"]
     dropped, masked = (dict(sorted((+counts).items())) for counts in (outcome.drops.counts, outcome.masked))
     table = document_table.write_document_table(folder, chunks, splits, entries)
+    read = files_read(reading)
     manifest = Manifest(
-        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, first, dropped, masked, table
+        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, first, dropped, masked, table, read
     )
     for line in outcome_lines(outcome):
         log(line)

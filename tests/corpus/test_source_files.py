@@ -1,8 +1,9 @@
-"""What a preparation takes for its source files: never what the program itself writes."""
+"""What a preparation takes for its source files: never what the program itself writes, and it knows when they have changed since."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from overnight.cli.main import main
 from overnight.config import Data
 from overnight.corpus import pipeline
 from overnight.corpus.pipeline import prepare
-from overnight.corpus.shards import load_manifest
+from overnight.corpus.shards import load_manifest, save_manifest
 from overnight.errors import DataError
 from tests.corpus.folders import texts
 
@@ -64,7 +65,7 @@ def test_what_a_preparation_and_its_run_write_is_no_text_of_theirs(
     assert prepared(source, format=kind) == []
 
 
-def test_the_command_reads_the_folder_it_works_in_again_and_again(here: Path) -> None:
+def test_the_command_reads_the_folder_it_works_in_again_and_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "runs/demo").mkdir()
     (here / "runs/demo/run.json").write_text("[]")
     command = ["prepare", "demo", '--data.paths=["."]', "--data.valid_fraction=0.2", "--data.vocab_size=300", "--data.workers=1"]
@@ -72,6 +73,7 @@ def test_the_command_reads_the_folder_it_works_in_again_and_again(here: Path) ->
     for _ in range(2):
         assert main(command) == 0
     assert load_manifest(here / "data/demo").sources[0].documents == 41
+    assert "warning: the source files" not in capsys.readouterr().out
 
 
 def test_what_is_named_itself_is_read_wherever_it_lies(here: Path) -> None:
@@ -90,3 +92,45 @@ def test_what_is_named_itself_is_read_wherever_it_lies(here: Path) -> None:
         prepared("data/mine")
     with pytest.raises(DataError, match="runs/mine: is the folder of the prepared data or of the run"):
         prepared("runs/mine")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda here: (here / "new.txt").write_text("one more"), "now 41 files of {more:,} bytes, then 40 of {bytes:,}"),
+        (lambda here: (here / "00.txt").write_text("shorter."), "now 40 files of "),
+        (lambda here: (here / "00.txt").rename(here / "zz.txt"), "now 40 files of {bytes:,} bytes, then 40 of {bytes:,}"),
+        (lambda here: (here / "00.txt").unlink(), "now 39 files of "),
+    ],
+)
+def test_source_files_that_have_changed_since_are_warned_of_in_one_line(here: Path, change: Any, said: str) -> None:
+    size = sum(file.stat().st_size for file in here.glob("*.txt"))
+    prepared(".")
+    before = (OWN / "manifest.json").read_bytes()
+    assert prepared(".") == []
+    change(here)
+    (line,) = prepared(".")
+    assert (
+        line.startswith("warning: the source files have other names or sizes than when data/mine was prepared (") and "(data.dir)" in line
+    )
+    assert said.format(bytes=size, more=size + 8) in line
+    assert (OWN / "manifest.json").read_bytes() == before
+
+
+def test_no_warning_is_given_where_it_is_not_known_what_was_read_or_there_is_none_of_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEXTS", str(here))
+    prepared("$TEXTS/*.txt")
+    (here / "elsewhere").mkdir()
+    for file in here.glob("*.txt"):
+        file.rename(here / "elsewhere" / file.name)
+    assert prepared("$TEXTS/*.txt") == []  # gone, as where only the shards were copied
+    monkeypatch.setenv("TEXTS", str(here / "elsewhere"))
+    assert prepared("$TEXTS/*.txt") == []  # the same files at another place
+    (here / "elsewhere/new.txt").write_text("one more")
+    assert len(prepared("$TEXTS/*.txt")) == 1
+    save_manifest(OWN, dataclasses.replace(load_manifest(OWN), source_files=None))
+    tree = json.loads((OWN / "manifest.json").read_text())
+    assert tree["source_files"] is None
+    assert prepared("$TEXTS/*.txt") == []
