@@ -106,6 +106,6 @@ class Data:
     repeated_paragraphs: NonNegativeInt = 0
     """`wordpiece`: paragraphs that more than so many documents have are left out of all of them, and what a document repeats; 0 keeps them."""
     decontaminate: list[str] = dataclasses.field(default_factory=list)
-    """Files, folders, globs or tar archives with text of evaluations (`.json`, `.jsonl`, `.tsv`, `.csv`, plain text): documents that share an n-gram of words with it are dropped."""
+    """Files, folders, globs or archives (tar, zip) with text of evaluations (`.json`, `.jsonl`, `.tsv`, `.csv`, plain text): documents that share an n-gram of words with it are dropped."""
     decontaminate_words: PositiveInt = 13
     """Words of the n-grams of `decontaminate`; shorter texts are not looked for."""
