@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from overnight.corpus.wikipedia_dump import PartCounts
 
 
+def printable(name: str) -> str:
+    """Return a name as it is stored: that of a file may be no UTF-8, nor need a string in JSON be text."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 class Document(NamedTuple):
     """A text, the number that belongs to it, and where it is from."""
 

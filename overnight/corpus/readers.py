@@ -12,7 +12,7 @@ from pathlib import Path
 
 from overnight.config import Data
 from overnight.corpus import file_parts, hub, places, pydocs, streams, wikipedia_dump, zips
-from overnight.corpus.document import Document, OpenFile, Reading, Source
+from overnight.corpus.document import Document, OpenFile, Reading, Source, printable
 from overnight.corpus.file_parts import Part
 from overnight.corpus.formats import BY_KIND, recognized
 from overnight.corpus.named_sources import named_paths, read_as
@@ -158,8 +158,8 @@ class _Reader:
         except TruncatedError as error:
             if self.data.on_truncated_file == "error":
                 raise DataError(f"{error}; get it again, or set data.on_truncated_file=keep to use what is readable") from None
-            if name not in self.source.truncated:
-                self.source.truncated.append(name)
+            if printable(name) not in self.source.truncated:
+                self.source.truncated.append(printable(name))
             # Inside an archive everything behind the cut is lost as well: the archive's own stream says so next.
 
     def archive(self, members: Iterator[tuple[str, io.BufferedReader]], name: str) -> Iterator[Document | Part]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,12 @@ def test_what_is_named_itself_is_read_wherever_it_lies(here: Path) -> None:
         prepared("data/mine")
     with pytest.raises(DataError, match="runs/mine: is the folder of the prepared data or of the run"):
         prepared("runs/mine")
+
+
+def test_a_cut_file_whose_name_is_no_utf8_is_kept_as_its_name_is_stored(here: Path) -> None:
+    (here / os.fsdecode(b"caf\xe9.gz")).write_bytes(gzip.compress(os.urandom(3000).hex().encode())[:-900])
+    prepared(".", on_truncated_file="keep")
+    assert load_manifest(OWN).sources[0].truncated == [r"caf\udce9.gz"]
 
 
 @pytest.mark.parametrize(
