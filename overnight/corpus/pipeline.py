@@ -13,7 +13,7 @@ import dataclasses
 import errno
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ import xxhash
 
 from overnight.config import Data
 from overnight.corpus import bytes as byte_text
-from overnight.corpus import document_table, file_parts, hub, places, pydocs, wikipedia_dump
+from overnight.corpus import document_table, file_parts, hub, pydocs, wikipedia_dump
 from overnight.corpus.cluster import check_scheduler, settle, workers_of
 from overnight.corpus.drops import Drops
 from overnight.corpus.exact_duplicates import first_occurrences
 from overnight.corpus.file_parts import Part
-from overnight.corpus.named_sources import named_paths, runs_of
+from overnight.corpus.named_sources import runs_of
 from overnight.corpus.paragraphs import without_repeated_paragraphs
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, check_found, documents_and_parts, start_reading
@@ -36,6 +36,7 @@ from overnight.corpus.settings import changed_settings, settings_of
 from overnight.corpus.shard_plan import shard_tasks
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
 from overnight.corpus.sift import evaluation_files, evaluation_ngrams, sift
+from overnight.corpus.source_files import change, files_read
 from overnight.corpus.tasks import (
     CLEANING,
     CleanTask,
@@ -69,7 +70,12 @@ _WORK_VERSION = 3
 
 
 def prepare(
-    data: Data, folder: Path, log: Callable[[str], None] = print, shard_tokens: int = SHARD_TOKENS, given: list[str] | None = None
+    data: Data,
+    folder: Path,
+    log: Callable[[str], None] = print,
+    shard_tokens: int = SHARD_TOKENS,
+    given: list[str] | None = None,
+    leave_out: Sequence[Path] = (),
 ) -> Manifest:
     """Turn the text of `data.paths` into token shards; run again after an interruption, it resumes.
 
@@ -79,6 +85,7 @@ def prepare(
         log: called with plain lines that say what is done and how long is left.
         shard_tokens: tokens of a shard, about.
         given: the vocabulary of a checkpoint, in place of `data.vocab_file`.
+        leave_out: folders that are not read as text where a source has them in it, beside `folder`: that of the run.
 
     Returns:
         The manifest; at once when the folder is prepared already.
@@ -87,14 +94,19 @@ def prepare(
         ConfigError: the folder was prepared with other settings.
         DataError: a source cannot be used as it is (see `readers`), the disk is full, or the folder is in use.
     """
-    settings = settings_of(data)
+    settings, own = settings_of(data), [folder, *leave_out]
     if (manifest := _prepared(settings, folder, log)) is not None:
         check_given(given, folder)
+        if said := change(manifest.source_files, data, own):
+            log(
+                f"warning: the source files have other names or sizes than when {folder} was prepared ({said}), which is used as it is; to read them anew, "
+                "prepare into another folder (data.dir), or delete this one and give runs that began with it a new folder"
+            )
         return manifest
     given = given_tokens(data, given)
     check_extras(data)
     check_scheduler(data)
-    reading = start_reading(data)
+    reading = start_reading(data, own)
     folder = folder.absolute() if data.scheduler else folder  # its workers are elsewhere
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +167,7 @@ def _run(
     given: list[str] | None,
 ) -> Manifest:
     settings = settings_of(data)
-    _begin(folder, _state(data, settings, shard_tokens, given), log, workers)
+    _begin(folder, _state(data, settings, reading, shard_tokens, given), log, workers)
     work = folder / "work"
     evaluation_ngrams(data, work, log)
     chunks, sources, names = _read_and_clean(data, work, workers, log, reading)
@@ -175,8 +187,9 @@ def _run(
     first, duplicates = names_by_split(chunks, splits), drops.counts["duplicates"]
     dropped, masked = (dict(sorted((+counts).items())) for counts in (outcome.drops.counts, outcome.masked))
     table = document_table.write_document_table(folder, chunks, splits, entries)
+    read = files_read(reading)
     manifest = Manifest(
-        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, first, dropped, masked, table
+        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, first, dropped, masked, table, read
     )
     for line in outcome_lines(outcome):
         log(line)
@@ -192,16 +205,16 @@ def _run(
     return manifest
 
 
-def _state(data: Data, settings: dict[str, Any], shard_tokens: int, given: list[str] | None) -> str:
+def _state(data: Data, settings: dict[str, Any], reading: Reading, shard_tokens: int, given: list[str] | None) -> str:
     """Return a hash of everything the intermediate files depend on."""
     sources: list[Any] = []
-    for _, path in named_paths(data):
-        if path == BUILTIN:
+    for source, files in zip(reading.sources, reading.files, strict=True):
+        if source.path == BUILTIN:
             sources.append(pydocs.environment())
-        elif path.startswith(hub.PREFIX):
-            sources.append(hub.version(path))
+        elif source.path.startswith(hub.PREFIX):
+            sources.append(hub.version(source.path))
         else:
-            sources.append([(file.name, file.size, file.version) for file in places.files(path)])
+            sources.append([(file.name, file.size, file.version) for file in files])
     sources += evaluation_files(data)
     sizes = [CHUNK_BYTES, wikipedia_dump.PART_BYTES, file_parts.PART_BYTES, shard_tokens]
     everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, *sizes, settings, sources, given]
