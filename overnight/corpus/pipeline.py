@@ -8,7 +8,6 @@ below the data folder and is removed at the end. Nothing that is written depends
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import json
@@ -54,10 +53,11 @@ from overnight.corpus.text import check_extras, counted, outcome_lines
 from overnight.corpus.tokenizer import vocabulary
 from overnight.corpus.validation_split import check_share, names_by_split, share_for, sides, validation_lines
 from overnight.corpus.vocabulary import check_given, given_tokens, make_vocabulary
+from overnight.corpus.work_folder import begin, clear
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
 from overnight.errors import ConfigError, DataError
-from overnight.run_dir.atomic import is_unfinished, remove_unfinished, write_json
+from overnight.run_dir.atomic import remove_unfinished, write_json
 from overnight.run_dir.lock import preparation_lock
 from overnight.state_files import STRICT, read_json, sealed
 
@@ -136,7 +136,7 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
                 f"prepare: {folder} was cleaned by version {manifest.cleaning} of the rules, which now are version {CLEANING}; it is used as it is. "
                 "To clean it anew, delete it, and give runs that began with it a new folder"
             )
-        _clear(folder / "work")  # killed between the manifest and this
+        clear(folder / "work")  # killed between the manifest and this
         remove_unfinished(folder)
         return manifest
     log(f"prepare: {folder} lacks {', '.join(missing)}; preparing it again")
@@ -167,7 +167,7 @@ def _run(
     given: list[str] | None,
 ) -> Manifest:
     settings = settings_of(data)
-    _begin(folder, _state(data, settings, reading, shard_tokens, given), log, workers)
+    begin(folder, _state(data, settings, reading, shard_tokens, given), log, workers)
     work = folder / "work"
     evaluation_ngrams(data, work, log)
     chunks, sources, names = _read_and_clean(data, work, workers, log, reading)
@@ -200,7 +200,7 @@ def _run(
         log(line)
     save_manifest(folder, manifest)
     settle(workers)
-    _clear(work)
+    clear(work)
     remove_unfinished(folder)
     return manifest
 
@@ -219,53 +219,6 @@ def _state(data: Data, settings: dict[str, Any], reading: Reading, shard_tokens:
     sizes = [CHUNK_BYTES, wikipedia_dump.PART_BYTES, file_parts.PART_BYTES, shard_tokens]
     everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, *sizes, settings, sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
-
-
-def _begin(folder: Path, state: str, log: Callable[[str], None], workers: Workers) -> None:
-    """Keep what an interrupted preparation of the same kind left, and clear away that of another."""
-    marker = folder / "work" / "state.json"
-    if marker.exists() and read_json(marker, str, f"delete the folder {folder} and prepare again") == state:
-        log(f"prepare: continuing in {folder}")
-        return
-    left = [
-        folder / "manifest.json",
-        folder / "drops.json",
-        folder / document_table.NAME,
-        folder / "vocab.txt",
-        folder / "tokenizer.json",
-        *(path for split in SPLITS for path in folder.glob(f"{split}-*.arrow")),
-    ]
-    left = [path for path in left if path.exists()]
-    if not marker.exists():
-        # A preparation may be killed before its marker has its name.
-        foreign = [marker.parent] if any(not is_unfinished(path) for path in marker.parent.glob("*")) else []
-        if not (folder / "manifest.json").exists():
-            foreign += [*left, *folder.glob("report.html")]
-        if foreign:
-            raise DataError(f"{folder}: holds {foreign[0].name}, which no preparation left there; set data.dir to another folder")
-    if marker.exists():
-        log(f"prepare: {folder} holds the beginning of a preparation with other settings or sources; starting anew")
-        write_json(marker, "")  # from here on no worker begins a task of it
-        settle(workers)
-    for path in left:
-        path.unlink()
-    _clear(marker.parent)
-    write_json(marker, state)
-
-
-def _clear(work: Path) -> None:
-    """Remove the intermediate files of a preparation, its marker last: a folder `work` without one may be somebody's own."""
-    marker = work / "state.json"
-    if not marker.exists():
-        return
-    for path in work.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path != marker:
-            path.unlink()
-    marker.unlink()
-    with contextlib.suppress(OSError):
-        work.rmdir()
 
 
 @dataclasses.dataclass(frozen=True)
