@@ -121,7 +121,7 @@ def _prepare(options: argparse.Namespace, overrides: list[str]) -> None:
         said.append(text)
         log(text)
 
-    manifest = prepare(run.data, run.data_dir, log=told, given=initial_tokens(run))
+    manifest = prepare(run.data, run.data_dir, log=told, given=initial_tokens(run), leave_out=[run.run_dir])
     if not said:
         documents, tokens = (manifest.count("train", what) for what in ("documents", "tokens"))
         units = plural(tokens, "byte" if run.data.tokenizer == "bytes" else "token")

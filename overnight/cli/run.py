@@ -58,7 +58,7 @@ def run_all(run: Run, extend: bool = False) -> None:
 
     stage(1, f"prepare {', '.join(path for _, path in named_paths(run.data))}")
     data_dir = with_data(run).data_dir
-    prepare(run.data, data_dir, log=line.print, given=initial_tokens(run))
+    prepare(run.data, data_dir, log=line.print, given=initial_tokens(run), leave_out=[run.run_dir])
     if said := refresh_data_report(data_dir):
         line.print(said)
     run = settle_sizes(recipe, line.print, seconds_after)

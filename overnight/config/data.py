@@ -96,7 +96,7 @@ class Data:
     on_truncated_file: Literal["error", "keep"] = "error"
     """What to do with a file or archive that ends early: stop, or keep and count what was readable."""
     max_invalid_lines: NonNegativeInt = 0
-    """Lines, rows or records that may be skipped because they do not parse or lack the field (count over all files)."""
+    """Lines, rows or records that may be skipped because they do not parse or lack the field (count over all files); a broken row of CSV counts as all the lines it spans."""
     workers: Annotated[int, Range(), MACHINE] = 0
     """Processes that prepare; 0 takes every core. The shards do not depend on it."""
     scheduler: Annotated[str, MACHINE] = ""
@@ -106,6 +106,6 @@ class Data:
     repeated_paragraphs: NonNegativeInt = 0
     """`wordpiece`: paragraphs that more than so many documents have are left out of all of them, and what a document repeats; 0 keeps them."""
     decontaminate: list[str] = dataclasses.field(default_factory=list)
-    """Files, folders, globs or tar archives with text of evaluations (`.json`, `.jsonl`, `.tsv`, `.csv`, plain text): documents that share an n-gram of words with it are dropped."""
+    """Files, folders, globs or archives (tar, zip) with text of evaluations (`.json`, `.jsonl`, `.tsv`, `.csv`, plain text): documents that share an n-gram of words with it are dropped."""
     decontaminate_words: PositiveInt = 13
     """Words of the n-grams of `decontaminate`; shorter texts are not looked for."""

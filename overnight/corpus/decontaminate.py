@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from overnight.corpus import shingles, streams
+from overnight.corpus import shingles, streams, zips
+from overnight.corpus.document import OpenFile
 from overnight.corpus.near_duplicates import text_and_offsets
 from overnight.corpus.shards import checked_chunk, is_sealed, read_table, seal_chunk
 from overnight.corpus.streams import TruncatedError
@@ -32,7 +33,7 @@ _BATCH, _MAX_JSON = 8 << 20, 1 << 30
 def evaluation_texts(path: str, key: str = "data.decontaminate") -> Iterator[str]:
     """Yield the texts of a path, with compression undone and archives walked.
 
-    Of `.json` and `.jsonl` every string is a text, of `.tsv` and `.csv` every cell, of other files every paragraph. So labels and names
+    Of `.json` (one value, or one a line) and `.jsonl` every string is a text, of `.tsv` and `.csv` every cell, of other files every paragraph. So labels and names
     are texts too, but they have too few words to matter.
 
     Args:
@@ -47,14 +48,24 @@ def evaluation_texts(path: str, key: str = "data.decontaminate") -> Iterator[str
             yield from _texts_of_file(raw, str(file), streams.pattern(path), key)
 
 
-def _texts_of_file(raw: IO[bytes], name: str, pattern: str, key: str) -> Iterator[str]:
+def _texts_of_file(raw: IO[bytes], name: str, pattern: str, key: str, allowed: zips.Allowance | None = None) -> Iterator[str]:
+    """Yield the texts of a file, or of the members of an archive that match; `allowed` is what the zip archive around it may still unpack to."""
     again = f"get it again, or correct {key}"
+
+    def texts_of_members(members: Iterator[tuple[str, io.BufferedReader]]) -> Iterator[str]:
+        for member, content in members:
+            if not pattern or fnmatch.fnmatchcase(member, pattern):
+                yield from _texts_of_file(content, f"{name}:{member}", "", key, allowed)
+
     try:
         stream, inner = streams.unpacked(raw, name)
         if streams.is_tar(stream, inner):
-            for member, content in streams.members(stream, name):
-                if not pattern or fnmatch.fnmatchcase(member, pattern):
-                    yield from _texts_of_file(content, f"{name}:{member}", "", key)
+            yield from texts_of_members(streams.members(stream, name))
+            return
+        if zips.is_zip(stream, inner):
+            with streams.seekable(stream, name) as found:
+                allowed = allowed or zips.allowance(found, name)
+                yield from texts_of_members(zips.members(found, name, allowed))
             return
         lines = io.TextIOWrapper(cast(IO[bytes], stream), "utf-8-sig", newline="")
         kind = Path(inner).suffix.lower()
@@ -69,9 +80,21 @@ def _texts_of_file(raw: IO[bytes], name: str, pattern: str, key: str) -> Iterato
 
 
 def _json(lines: io.TextIOWrapper) -> Iterator[str]:
-    if len(text := lines.read(_MAX_JSON + 1)) > _MAX_JSON:
-        raise ValueError(f"has more than {_MAX_JSON >> 20} MB in one JSON value; make JSON lines of it")
-    yield from _strings(parse_json(text))
+    """Yield the strings of one value, or of one a line, as files of that name are read where they are text to train on."""
+    text = ""
+    while not text.strip() and (line := lines.readline(_MAX_JSON + 1)):
+        text += line
+    try:
+        first = parse_json(text)
+    except ValueError:
+        text += lines.read(max(_MAX_JSON + 1 - len(text), 0))
+        if len(text) > _MAX_JSON:
+            raise ValueError(f"has more than {_MAX_JSON >> 20} MB in one JSON value; make JSON lines of it") from None
+        yield from _strings(parse_json(text))
+        return
+    # A first line that is a value is all there is, or the first of several.
+    yield from _strings(first)
+    yield from _json_lines(lines)
 
 
 def _json_lines(lines: io.TextIOWrapper) -> Iterator[str]:
@@ -86,6 +109,13 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _strings(each)
+
+
+def _csv(lines: io.TextIOWrapper) -> Iterator[str]:
+    # As in `rows`: texts may be longer than the 128 KiB of the standard library.
+    csv.field_size_limit(OpenFile.max_bytes)
+    for row in csv.reader(lines):
+        yield from row
 
 
 def _paragraphs(lines: io.TextIOWrapper) -> Iterator[str]:
@@ -104,7 +134,7 @@ _READERS: dict[str, Callable[[io.TextIOWrapper], Iterator[str]]] = {
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".tsv": lambda lines: (cell for line in lines for cell in line.split("\t")),
-    ".csv": lambda lines: (cell for row in csv.reader(lines) for cell in row),
+    ".csv": _csv,
 }
 
 

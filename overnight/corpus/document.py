@@ -10,7 +10,13 @@ from overnight.config import Data
 from overnight.errors import DataError
 
 if TYPE_CHECKING:
+    from overnight.corpus.places import StoredFile
     from overnight.corpus.wikipedia_dump import PartCounts
+
+
+def printable(name: str) -> str:
+    """Return a name as it is stored: that of a file may be no UTF-8, nor need a string in JSON be text."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 class Document(NamedTuple):
@@ -64,6 +70,8 @@ class Reading:
     total_bytes: int = 0
     """Bytes of the source files as they are stored; 0 when unknown."""
     done_bytes: int = 0
+    files: list[list[StoredFile]] = field(default_factory=list)
+    """Of each source, as they were listed once, before anything was written; none of what is built in or streamed from elsewhere by its own library."""
 
 
 @dataclass
@@ -78,17 +86,18 @@ class Input:
     source: Source
     reading: Reading
 
-    def skip(self, number: int | str, what: str) -> None:
+    def skip(self, number: int | str, what: str, lines: int = 1) -> None:
         """Count a line, row or record that cannot be used.
 
         Args:
             number: which of the file.
             what: what is wrong with it, as a sentence of which it is the subject.
+            lines: how many it takes up, all of which are lost.
 
         Raises:
-            DataError: when that is one more than `data.max_invalid_lines`.
+            DataError: when those skipped are now more than `data.max_invalid_lines`.
         """
-        self.source.skipped_lines += 1
+        self.source.skipped_lines += lines
         if sum(source.skipped_lines for source in self.reading.sources) > self.data.max_invalid_lines:
             raise DataError(
                 f"{self.name}:{number}: {what}; mend it, or allow more bad lines than data.max_invalid_lines={self.data.max_invalid_lines}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow.compute as pc
 
+from overnight.corpus.document import printable
 from overnight.corpus.document_table import DocumentTable
 from overnight.corpus.prepared import Prepared, PreparedDocument
 from overnight.errors import ConfigError, DataError
@@ -64,9 +65,9 @@ def _candidates(prepared: Prepared, wanted: Wanted) -> Iterator[tuple[int, np.nd
     for entry in prepared.entries(wanted.split):
         rows = np.arange(entry.documents)
         if wanted.source:
-            known = _table(prepared).rows(entry)
-            of_source = [number for number, source in enumerate(prepared.manifest.sources) if wanted.source in source.path]
-            named = pc.match_substring(known.names, wanted.source).to_numpy(zero_copy_only=False)
+            known, part = _table(prepared).rows(entry), printable(wanted.source)
+            of_source = [number for number, source in enumerate(prepared.manifest.sources) if part in source.path]
+            named = pc.match_substring(known.names, part).to_numpy(zero_copy_only=False)
             rows = np.flatnonzero(named | np.isin(known.sources, of_source))
         yield first, rows
         first += entry.documents

@@ -8,12 +8,11 @@ below the data folder and is removed at the end. Nothing that is written depends
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,12 @@ import xxhash
 
 from overnight.config import Data
 from overnight.corpus import bytes as byte_text
-from overnight.corpus import document_table, file_parts, hub, places, pydocs, wikipedia_dump
+from overnight.corpus import document_table, file_parts, hub, pydocs, wikipedia_dump
 from overnight.corpus.cluster import check_scheduler, settle, workers_of
 from overnight.corpus.drops import Drops
 from overnight.corpus.exact_duplicates import first_occurrences
 from overnight.corpus.file_parts import Part
-from overnight.corpus.named_sources import named_paths, runs_of
+from overnight.corpus.named_sources import runs_of
 from overnight.corpus.paragraphs import without_repeated_paragraphs
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, check_found, documents_and_parts, start_reading
@@ -36,6 +35,7 @@ from overnight.corpus.settings import changed_settings, settings_of
 from overnight.corpus.shard_plan import shard_tasks
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
 from overnight.corpus.sift import evaluation_files, evaluation_ngrams, sift
+from overnight.corpus.source_files import change, files_read
 from overnight.corpus.tasks import (
     CLEANING,
     CleanTask,
@@ -53,10 +53,11 @@ from overnight.corpus.text import check_extras, counted, outcome_lines
 from overnight.corpus.tokenizer import vocabulary
 from overnight.corpus.validation_split import check_share, names_by_split, share_for, sides, validation_lines
 from overnight.corpus.vocabulary import check_given, given_tokens, make_vocabulary
+from overnight.corpus.work_folder import begin, clear
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
 from overnight.errors import ConfigError, DataError
-from overnight.run_dir.atomic import is_unfinished, remove_unfinished, write_json
+from overnight.run_dir.atomic import remove_unfinished, write_json
 from overnight.run_dir.lock import preparation_lock
 from overnight.state_files import STRICT, read_json, sealed
 
@@ -69,7 +70,12 @@ _WORK_VERSION = 3
 
 
 def prepare(
-    data: Data, folder: Path, log: Callable[[str], None] = print, shard_tokens: int = SHARD_TOKENS, given: list[str] | None = None
+    data: Data,
+    folder: Path,
+    log: Callable[[str], None] = print,
+    shard_tokens: int = SHARD_TOKENS,
+    given: list[str] | None = None,
+    leave_out: Sequence[Path] = (),
 ) -> Manifest:
     """Turn the text of `data.paths` into token shards; run again after an interruption, it resumes.
 
@@ -79,6 +85,7 @@ def prepare(
         log: called with plain lines that say what is done and how long is left.
         shard_tokens: tokens of a shard, about.
         given: the vocabulary of a checkpoint, in place of `data.vocab_file`.
+        leave_out: folders that are not read as text where a source has them in it, beside `folder`: that of the run.
 
     Returns:
         The manifest; at once when the folder is prepared already.
@@ -87,14 +94,19 @@ def prepare(
         ConfigError: the folder was prepared with other settings.
         DataError: a source cannot be used as it is (see `readers`), the disk is full, or the folder is in use.
     """
-    settings = settings_of(data)
+    settings, own = settings_of(data), [folder, *leave_out]
     if (manifest := _prepared(settings, folder, log)) is not None:
         check_given(given, folder)
+        if said := change(manifest.source_files, data, own):
+            log(
+                f"warning: the source files have other names or sizes than when {folder} was prepared ({said}), which is used as it is; to read them anew, "
+                "prepare into another folder (data.dir), or delete this one and give runs that began with it a new folder"
+            )
         return manifest
     given = given_tokens(data, given)
     check_extras(data)
     check_scheduler(data)
-    reading = start_reading(data)
+    reading = start_reading(data, own)
     folder = folder.absolute() if data.scheduler else folder  # its workers are elsewhere
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +135,7 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
                 f"prepare: {folder} was cleaned by version {manifest.cleaning} of the rules, which now are version {CLEANING}; it is used as it is. "
                 "To clean it anew, delete it, and give runs that began with it a new folder"
             )
-        _clear(folder / "work")  # killed between the manifest and this
+        clear(folder / "work")  # killed between the manifest and this
         remove_unfinished(folder)
         return manifest
     log(f"prepare: {folder} lacks {', '.join(missing)}; preparing it again")
@@ -154,7 +166,7 @@ def _run(
     given: list[str] | None,
 ) -> Manifest:
     settings = settings_of(data)
-    _begin(folder, _state(data, settings, shard_tokens, given), log, workers)
+    begin(folder, _state(data, settings, reading, shard_tokens, given), log, workers)
     work = folder / "work"
     evaluation_ngrams(data, work, log)
     chunks, sources, names = _read_and_clean(data, work, workers, log, reading)
@@ -174,8 +186,9 @@ def _run(
     first, duplicates = names_by_split(chunks, splits), drops.counts["duplicates"]
     dropped, masked = (dict(sorted((+counts).items())) for counts in (outcome.drops.counts, outcome.masked))
     table = document_table.write_document_table(folder, chunks, splits, entries)
+    read = files_read(reading)
     manifest = Manifest(
-        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, first, dropped, masked, table
+        FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, first, dropped, masked, table, read
     )
     for line in outcome_lines(outcome):
         log(line)
@@ -186,72 +199,25 @@ def _run(
         log(line)
     save_manifest(folder, manifest)
     settle(workers)
-    _clear(work)
+    clear(work)
     remove_unfinished(folder)
     return manifest
 
 
-def _state(data: Data, settings: dict[str, Any], shard_tokens: int, given: list[str] | None) -> str:
+def _state(data: Data, settings: dict[str, Any], reading: Reading, shard_tokens: int, given: list[str] | None) -> str:
     """Return a hash of everything the intermediate files depend on."""
     sources: list[Any] = []
-    for _, path in named_paths(data):
-        if path == BUILTIN:
+    for source, files in zip(reading.sources, reading.files, strict=True):
+        if source.path == BUILTIN:
             sources.append(pydocs.environment())
-        elif path.startswith(hub.PREFIX):
-            sources.append(hub.version(path))
+        elif source.path.startswith(hub.PREFIX):
+            sources.append(hub.version(source.path))
         else:
-            sources.append([(file.name, file.size, file.version) for file in places.files(path)])
+            sources.append([(file.name, file.size, file.version) for file in files])
     sources += evaluation_files(data)
     sizes = [CHUNK_BYTES, wikipedia_dump.PART_BYTES, file_parts.PART_BYTES, shard_tokens]
     everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, *sizes, settings, sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
-
-
-def _begin(folder: Path, state: str, log: Callable[[str], None], workers: Workers) -> None:
-    """Keep what an interrupted preparation of the same kind left, and clear away that of another."""
-    marker = folder / "work" / "state.json"
-    if marker.exists() and read_json(marker, str, f"delete the folder {folder} and prepare again") == state:
-        log(f"prepare: continuing in {folder}")
-        return
-    left = [
-        folder / "manifest.json",
-        folder / "drops.json",
-        folder / document_table.NAME,
-        folder / "vocab.txt",
-        folder / "tokenizer.json",
-        *(path for split in SPLITS for path in folder.glob(f"{split}-*.arrow")),
-    ]
-    left = [path for path in left if path.exists()]
-    if not marker.exists():
-        # A preparation may be killed before its marker has its name.
-        foreign = [marker.parent] if any(not is_unfinished(path) for path in marker.parent.glob("*")) else []
-        if not (folder / "manifest.json").exists():
-            foreign += [*left, *folder.glob("report.html")]
-        if foreign:
-            raise DataError(f"{folder}: holds {foreign[0].name}, which no preparation left there; set data.dir to another folder")
-    if marker.exists():
-        log(f"prepare: {folder} holds the beginning of a preparation with other settings or sources; starting anew")
-        write_json(marker, "")  # from here on no worker begins a task of it
-        settle(workers)
-    for path in left:
-        path.unlink()
-    _clear(marker.parent)
-    write_json(marker, state)
-
-
-def _clear(work: Path) -> None:
-    """Remove the intermediate files of a preparation, its marker last: a folder `work` without one may be somebody's own."""
-    marker = work / "state.json"
-    if not marker.exists():
-        return
-    for path in work.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path != marker:
-            path.unlink()
-    marker.unlink()
-    with contextlib.suppress(OSError):
-        work.rmdir()
 
 
 @dataclasses.dataclass(frozen=True)

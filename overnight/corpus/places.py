@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -36,12 +39,13 @@ def is_remote(path: str) -> bool:
     return "://" in path.partition("::")[0]
 
 
-def files(path: str, key: str = "data.paths") -> list[StoredFile]:
+def files(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -> list[StoredFile]:
     """Return the files a path of `data.paths` stands for: itself, all in the folder below it, or all that its glob matches, sorted.
 
     Args:
         path: the path.
         key: the setting that it is from, for messages.
+        leave_out: folders of this machine that are not entered on the way.
 
     Raises:
         ConfigError: when it names an environment variable that is not set, or an address that is none.
@@ -49,8 +53,8 @@ def files(path: str, key: str = "data.paths") -> list[StoredFile]:
     """
     if is_remote(path):
         return list(_remote(config.environment_text(path.partition("::")[0], key), key))
-    found = [(file, file.stat()) for file in streams.expand(path)]
-    return [StoredFile(str(file), stat.st_size, stat.st_mtime_ns, lambda file=file: _open(str(file))) for file, stat in found]  # type: ignore[misc]
+    found = [(str(file), file.stat()) for file in streams.expand(path, key, leave_out)]
+    return [StoredFile(name, stat.st_size, stat.st_mtime_ns, partial(_open, name)) for name, stat in found]
 
 
 def _open(name: str) -> io.BufferedReader:
@@ -103,14 +107,23 @@ def _details(system: Any, inside: str, is_server: bool) -> dict[str, dict[str, A
     """
     if "*" in inside or "[" in inside:
         found: dict[str, dict[str, Any]] = system.glob(inside, detail=True)
-        found = {name: info for name, info in found.items() if info["type"] == "file"}
+        # As here: what begins with a dot must be asked for by name.
+        folder = re.split(r"[*[]", inside)[0].rpartition("/")[0]
+        asked = streams.is_hidden(_below(inside, folder))
+        found = {
+            name: info for name, info in found.items() if info["type"] == "file" and (asked or not streams.is_hidden(_below(name, folder)))
+        }
     elif not (is_server and inside.endswith("/")) and (info := system.info(inside))["type"] == "file":
         return {inside: info}
     else:
         found = system.find(inside, detail=True)
-        below = {name: name.lstrip("/").removeprefix(inside.strip("/")).lstrip("/") for name in found}
-        found = {name: info for name, info in found.items() if not streams.is_hidden(below[name])}
+        found = {name: info for name, info in found.items() if not streams.is_hidden(_below(name, inside))}
     return {name: system.info(name) for name in found} if is_server else found
+
+
+def _below(name: str, folder: str) -> str:
+    """Return the name of a file relative to a folder of a storage."""
+    return name.lstrip("/").removeprefix(folder.strip("/")).lstrip("/")
 
 
 def _version(info: dict[str, Any]) -> str:

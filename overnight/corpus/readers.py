@@ -6,16 +6,17 @@ import codecs
 import dataclasses
 import fnmatch
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from overnight.config import Data
 from overnight.corpus import file_parts, hub, places, pydocs, streams, wikipedia_dump, zips
-from overnight.corpus.document import Document, OpenFile, Reading, Source
+from overnight.corpus.document import Document, OpenFile, Reading, Source, printable
 from overnight.corpus.file_parts import Part
 from overnight.corpus.formats import BY_KIND, recognized
 from overnight.corpus.named_sources import named_paths, read_as
+from overnight.corpus.places import StoredFile
 from overnight.corpus.streams import TruncatedError
 from overnight.errors import DataError
 
@@ -62,7 +63,7 @@ def documents_and_parts(given: Data, reading: Reading) -> Iterator[Document | Pa
     Raises:
         DataError: a source is missing, empty, cut, damaged, not UTF-8, has no such member, or has more bad lines than allowed.
     """
-    for number, source in enumerate(reading.sources):
+    for number, (source, files) in enumerate(zip(reading.sources, reading.files, strict=True)):
         data = read_as(given, source.name)
         found: Iterator[Document | Part]
         if source.path == BUILTIN:
@@ -70,7 +71,7 @@ def documents_and_parts(given: Data, reading: Reading) -> Iterator[Document | Pa
         elif source.path.startswith(hub.PREFIX):
             found = hub.read_dataset(source.path, data, source, reading)
         else:
-            found = _from_files(data, source, reading)
+            found = _from_files(data, source, files, reading)
         parts = 0
         for document in found:
             if not isinstance(document, Document):
@@ -84,24 +85,30 @@ def documents_and_parts(given: Data, reading: Reading) -> Iterator[Document | Pa
             check_found([source])
 
 
-def start_reading(data: Data) -> Reading:
-    """Return counters at zero; fail at once, before any work, when a path leads nowhere."""
+def start_reading(data: Data, leave_out: Sequence[Path] = ()) -> Reading:
+    """Return counters at zero and the files to read; fail at once, before any work, when a path leads nowhere.
+
+    Args:
+        data: the paths.
+        leave_out: folders of this machine that are not entered on the way, since they hold what the program itself writes.
+    """
     reading = Reading([Source(path, name=name) for name, path in named_paths(data)])
     for _, path in named_paths(data):
         if path.startswith("builtin:") and path != BUILTIN:
             raise DataError(f"data.paths: {path!r} is not built in; the only one is {BUILTIN!r}")
         if path.startswith(hub.PREFIX):
             hub.version(path)
-        elif path != BUILTIN:
-            reading.total_bytes += sum(file.size for file in places.files(path))
+        unlisted = path == BUILTIN or path.startswith(hub.PREFIX)
+        reading.files.append([] if unlisted else places.files(path, leave_out=leave_out))
+    reading.total_bytes = sum(file.size for files in reading.files for file in files)
     if not reading.sources:
         raise DataError("data.paths is empty; name at least one file, folder or archive")
     return reading
 
 
-def _from_files(data: Data, source: Source, reading: Reading) -> Iterator[Document | Part]:
+def _from_files(data: Data, source: Source, files: Sequence[StoredFile], reading: Reading) -> Iterator[Document | Part]:
     others: list[str] = []
-    for file in places.files(source.path):
+    for file in files:
         if wikipedia_dump.is_index(file.name):
             continue
         before = reading.done_bytes
@@ -151,8 +158,8 @@ class _Reader:
         except TruncatedError as error:
             if self.data.on_truncated_file == "error":
                 raise DataError(f"{error}; get it again, or set data.on_truncated_file=keep to use what is readable") from None
-            if name not in self.source.truncated:
-                self.source.truncated.append(name)
+            if printable(name) not in self.source.truncated:
+                self.source.truncated.append(printable(name))
             # Inside an archive everything behind the cut is lost as well: the archive's own stream says so next.
 
     def archive(self, members: Iterator[tuple[str, io.BufferedReader]], name: str) -> Iterator[Document | Part]:

@@ -39,13 +39,12 @@ def read_csv(file: OpenFile) -> Iterator[Document]:
     """Yield the text of each row of a comma-separated table with a header and double quotes (RFC 4180)."""
     # One setting of the standard library for the whole process: texts may be longer than its 128 KiB, and a quote that is never closed must not fill the memory.
     csv.field_size_limit(file.max_bytes)
-    reader = csv.reader((f"{line}\n" for _, line in lines(file)), strict=True)
-    yield from _table(file, _csv_rows(file, reader))
+    yield from _table(file, _csv_rows(file))
 
 
 def read_tsv(file: OpenFile) -> Iterator[Document]:
     """Yield the text of each row of a tab-separated table with a header, in which a quotation mark is a character like any other."""
-    yield from _table(file, ((number, line.split("\t")) for number, line in lines(file) if line))
+    yield from _table(file, ((number, 1, line.split("\t")) for number, line in lines(file) if line))
 
 
 def read_parquet(file: OpenFile) -> Iterator[Document]:
@@ -112,24 +111,38 @@ def _parquet_rows(file: OpenFile, stream: IO[bytes]) -> Iterator[Document]:
         raise DataError(f"{file.name}: is damaged behind row {number} ({error}); get it again") from None
 
 
-def _csv_rows(file: OpenFile, reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """Yield rows with the number of the line on which each begins; broken ones are counted."""
+def _csv_rows(file: OpenFile) -> Iterator[tuple[int, int, list[str]]]:
+    """Yield rows with the number of the line on which each begins, and how many it spans; broken ones are counted."""
+    began = opened = 0
+
+    def followed() -> Iterator[str]:
+        """Yield lines, and remember of a row of several on which its quotation mark was opened."""
+        nonlocal opened
+        for number, line in lines(file):
+            yield f"{line}\n"
+            if number >= began and (marks := line.replace('""', "").count('"')):
+                opened = number if bool(opened) != bool(marks % 2) else 0
+
+    reader = csv.reader(followed(), strict=True)
     while True:
-        number = reader.line_num + 1
+        began, opened = reader.line_num + 1, 0
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            file.skip(number, f"is no row of comma-separated values ({error}); a quotation mark inside a quoted text is written twice")
+            # The lines behind a quotation mark that is not closed are lost with its row.
+            span = reader.line_num - began + 1
+            more = f", up to line {reader.line_num:,}: close the quotation mark of line {opened or began:,}" if span > 1 else ""
+            file.skip(began, f"is no row of comma-separated values ({error}){more}; one inside a quoted text is written twice", span)
             continue
         if cells is None:
             return
         if cells:
-            yield number, cells
+            yield began, reader.line_num - began + 1, cells
 
 
-def _table(file: OpenFile, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Document]:
-    """Yield the documents of rows, the first of which names the columns."""
-    _, columns = next(rows, (0, []))
+def _table(file: OpenFile, rows: Iterator[tuple[int, int, list[str]]]) -> Iterator[Document]:
+    """Yield the documents of rows, the first of which names the columns; each comes with its first line and how many it spans."""
+    _, _, columns = next(rows, (0, 0, []))
     if not columns:
         return
     columns = [column.strip() for column in columns]
@@ -140,9 +153,12 @@ def _table(file: OpenFile, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Do
     hint = (
         "quote texts that hold a comma" if file.data.format == "csv" or file.name.lower().endswith(".csv") else "a text cannot hold a tab"
     )
-    for number, cells in rows:
+    for number, span, cells in rows:
         if len(cells) != len(columns):
-            file.skip(number, f"has {len(cells)} fields where the header has {len(columns)}: {', '.join(columns[:12])} ({hint})")
+            where = f", up to line {number + span - 1:,}," if span > 1 else ""
+            file.skip(
+                number, f"has{where} {len(cells)} fields where the header has {len(columns)}: {', '.join(columns[:12])} ({hint})", span
+            )
             continue
         row: dict[str, Any] = dict(zip(columns, cells, strict=True))
         for key in (file.data.label, _REVIEW.get(file.data.label, "")):

@@ -20,6 +20,7 @@ import xxhash
 
 from overnight.corpus.bytes import VOCABULARY_HASH
 from overnight.corpus.readers import Source
+from overnight.corpus.source_files import SourceFiles
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_json, write_whole
@@ -73,6 +74,8 @@ class Manifest:
     """Placeholders that were put for personal data, by kind."""
     documents_checksum: str = ""
     """XXH3-64 of `documents.arrow`; manifests without it have no such file."""
+    source_files: SourceFiles | None = None
+    """The files of this machine that were read; of manifests without it that is not known."""
 
     def count(self, split: str, what: str) -> int:
         """Return a sum over the shards of a split: `documents`, `sentences`, `tokens` or `bytes`."""

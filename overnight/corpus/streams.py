@@ -8,12 +8,13 @@ import functools
 import glob
 import gzip
 import io
+import itertools
 import lzma
 import os
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -26,6 +27,10 @@ _BLOCK = 1 << 20
 _MAX_COPY = 16 << 30
 # Zstandard's library gives all that is in what it is given: 4 bytes may be 128 kB, so this is 32 MB at most.
 _ZSTD_STEP = 1 << 10
+# It keeps a window of what it has unpacked in memory: 8 MB as a rule, with `zstd --long=31`, as in the dumps of Reddit, 2 GB, the most there is.
+_ZSTD_WINDOW, _ZSTD_HEADER = 1 << 31, 18
+# First bytes of a frame of zstandard that holds no data, but what a program has noted, as `pzstd` does before every frame (RFC 8878, 3.1.2).
+_SKIPPABLE = [bytes([first]) for first in range(0x50, 0x60)]
 # Of a header of a tar archive that holds a name or attributes, which are read at once.
 _MAX_HEADER = 1 << 20
 
@@ -34,31 +39,45 @@ class TruncatedError(Exception):
     """A file ends before its format says it does."""
 
 
-def expand(path: str, key: str = "data.paths") -> list[Path]:
+def expand(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -> list[Path]:
     """Return the files a path of `data.paths` stands for: itself, all in the folder below it, or all that its glob matches, sorted.
 
-    Hidden files and folders, whose names begin with a dot, are left out. `::` and what follows it is about the members of archives.
+    Hidden files and folders, whose names begin with a dot, are left out. Links are followed, but for those that lead back to a folder above them, and
+    what is below a folder is taken once, however many links lead there. `::` and what follows it is about the members of archives.
 
     Args:
         path: the path.
         key: the setting that it is from, for messages.
+        leave_out: folders that are not entered on the way; what the path itself names in one of them is taken.
 
     Raises:
         ConfigError: when it names an environment variable that is not set.
-        DataError: when there is no such file, or none in the folder.
+        DataError: when there is no such file, none in the folder, it is a folder to leave out, or a link leads nowhere.
     """
     filled = config.environment_path(path.partition("::")[0], key)
     if filled.is_file():
         return [filled]
+    closed = {_real(folder) for folder in leave_out}
     if filled.is_dir():
-        found = _files_below(filled)
+        if _real(filled) in closed:
+            raise DataError(
+                f"{filled}: is the folder of the prepared data or of the run (data.dir, out), so what is in it is no text; correct {key}, or set these to others"
+            )
+        found = _files_below(filled, closed)
         if not found:
             raise DataError(f"{filled}: the folder holds no files; put text files there or correct {key}")
         return found
     if not glob.has_magic(str(filled)):
         raise DataError(f"{filled}: there is no such file or folder; correct {key}")
-    matches = (Path(match) for match in sorted(glob.glob(str(filled), recursive=True)) if not _in_a_loop(Path(match)))
-    found = [file for match in matches for file in (_files_below(match) if match.is_dir() else [match])]
+    found = []
+    for match in map(Path, sorted(glob.glob(str(filled), recursive=True))):
+        folder = match if match.is_dir() else match.parent
+        if _in_a_loop(folder) or (closed and not closed.isdisjoint(_matched(folder, filled))):
+            continue
+        if match.is_dir():
+            found += _files_below(match, closed)
+        elif _is_file(match):
+            found.append(match)
     if not found:
         raise DataError(f"{filled}: no file matches; correct {key}")
     return sorted(set(found))
@@ -69,19 +88,59 @@ def pattern(path: str) -> str:
     return path.partition("::")[2]
 
 
-def _files_below(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file() and not is_hidden(str(file.relative_to(folder))))
+def _files_below(folder: Path, closed: set[str]) -> list[Path]:
+    """Return the files below a folder that are not hidden, sorted.
+
+    A folder to which several paths lead is entered once, by one without links if there is one; what is closed, by its real path, is not entered.
+    """
+    found: list[Path] = []
+    entered = set(closed)
+    starts = [folder]
+    for start in starts:  # which grows by the links
+        for name, folders, files in os.walk(start):
+            here, below = Path(name), [Path(name, each) for each in sorted(folders) if not is_hidden(each)]
+            if _real(here) in entered:
+                folders[:] = []
+                continue
+            entered.add(_real(here))
+            links = {each.name: each for each in below if each.is_symlink()}
+            folders[:] = [each.name for each in below if each.name not in links]
+            starts += [each for each in links.values() if not _in_a_loop(each)]
+            found += [here / each for each in files if not is_hidden(each) and _is_file(here / each)]
+    return sorted(found)
 
 
-def _in_a_loop(path: Path) -> bool:
-    """Return whether a path passes through one folder twice, as `**` does where a link leads back to a folder above it."""
+def _matched(folder: Path, pattern: Path) -> list[str]:
+    """Return the real paths of the folders on the way to one that a glob has matched, but for those that the glob names."""
+    named = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts))
+    return [_real(each) for each in (folder, *folder.parents) if len(each.parts) > len(named.parts)]
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether a path is a file; a socket or the like is none.
+
+    Raises:
+        DataError: when it is a link that leads nowhere.
+    """
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path}: is a link to {os.readlink(path)}, where there is nothing; mend it or remove it")
+    return path.is_file()
+
+
+def _in_a_loop(folder: Path) -> bool:
+    """Return whether the path of a folder passes through one folder twice, as `**` does where a link leads back to a folder above it."""
     # Without "..", which passes through a folder twice and is no loop.
-    passed = [_real(parent) for parent in Path(os.path.abspath(path)).parents]
+    absolute = Path(os.path.abspath(folder))
+    passed = [_real(each) for each in (absolute, *absolute.parents)]
     return len(set(passed)) < len(passed)
 
 
-@functools.lru_cache(maxsize=4096)
 def _real(folder: Path) -> str:
+    return _resolved(str(folder.absolute()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _resolved(folder: str) -> str:
     return os.path.realpath(folder)
 
 
@@ -104,7 +163,7 @@ def unpacked(file: IO[bytes], name: str) -> tuple[io.BufferedReader, str]:
         opened = bz2.BZ2File(stream)
     elif magic.startswith(b"\xfd7zXZ\x00"):
         opened = lzma.LZMAFile(stream)  # noqa: SIM115
-    elif magic.startswith(b"\x28\xb5\x2f\xfd"):
+    elif magic.startswith(b"\x28\xb5\x2f\xfd") or (magic[:1] in _SKIPPABLE and magic[1:4] == b"\x2a\x4d\x18"):
         opened = _ZstdFile(stream)
     else:
         return stream, name
@@ -129,10 +188,16 @@ class _Unpacking(io.RawIOBase):
             block = self._file.read1(len(buffer))
         except EOFError:
             raise TruncatedError(f"{self._name}: the compressed file ends early") from None
+        except _WindowError as error:
+            raise DataError(f"{self._name}: {error}") from None
         except (OSError, zlib.error, lzma.LZMAError) as error:
             raise DataError(f"{self._name}: the compressed file is damaged ({error}); get it again") from None
         buffer[: len(block)] = block
         return len(block)
+
+
+class _WindowError(Exception):
+    """To unpack a frame takes more memory than there is, or than is taken."""
 
 
 class _ZstdFile(io.RawIOBase):
@@ -142,8 +207,8 @@ class _ZstdFile(io.RawIOBase):
         import zstandard
 
         self._file, self._module = file, zstandard
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._packed, self._inside, self._ready = b"", False, b""
+        self._frame = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+        self._packed, self._inside, self._ready, self._header = b"", False, b"", b""
 
     def read1(self, size: int) -> bytes:
         """Return up to `size` unpacked bytes, none at the end."""
@@ -153,18 +218,30 @@ class _ZstdFile(io.RawIOBase):
                 if self._inside:
                     raise EOFError
                 return b""
+            self._inside, self._header = True, (self._header + self._packed)[:_ZSTD_HEADER]
             try:
-                self._inside = True
                 self._ready = self._frame.decompress(self._packed)
             except self._module.ZstdError as error:
+                if "memory" in str(error):
+                    raise _WindowError(
+                        f"was packed with a window of {self._window() >> 20:,} MB, which is more than the memory there is, or than the "
+                        f"{_ZSTD_WINDOW >> 20:,} MB that are taken at most; pack it anew with a smaller one (zstd --long=27)"
+                    ) from None
                 raise OSError(error) from None
             self._packed = b""
             if self._frame.eof:
                 self._packed = self._frame.unused_data
-                self._frame = self._module.ZstdDecompressor().decompressobj()
-                self._inside = False
+                self._frame = self._module.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
+                self._inside, self._header = False, b""
         block, self._ready = self._ready[:size], self._ready[size:]
         return block
+
+    def _window(self) -> int:
+        """Return the bytes of the window of a frame, by its header (RFC 8878, 3.1.1.1.2); of a frame in one segment, all that is in it."""
+        if self._header[4] & 0x20:
+            return int(self._module.frame_content_size(self._header))
+        exponent, mantissa = divmod(self._header[5], 8)
+        return (8 + mantissa) << (7 + exponent)
 
 
 def is_tar(stream: io.BufferedReader, name: str) -> bool:

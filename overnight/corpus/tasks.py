@@ -16,6 +16,7 @@ import pyarrow as pa
 from overnight.config import Data
 from overnight.corpus import dedup
 from overnight.corpus.bytes import framed
+from overnight.corpus.document import printable
 from overnight.corpus.drops import Drops
 from overnight.corpus.file_parts import Part, read_part
 from overnight.corpus.paragraphs import COLUMN, sentence_counts
@@ -64,13 +65,9 @@ def clean_task(documents: list[Document] | Part, path: Path, data: Data) -> Clea
         part = dataclasses.replace(documents, xml=b"") if done and isinstance(documents, DumpPart) else documents
         return CleanTask(None if done else [], None, None, [], [], path, data, part)
     labels = [document.label for document in documents] if data.label and not done else None
-    groups = [_printable(document.group) for document in documents] if data.group_field and not done else None
+    groups = [printable(document.group) for document in documents] if data.group_field and not done else None
     texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
-    return CleanTask(texts, labels, groups, [_printable(name) for name in names], [document.entry for document in documents], path, data)
-
-
-def _printable(name: str) -> str:
-    return name.encode("utf-8", "backslashreplace").decode()  # a file's name may be no UTF-8, nor may a string in JSON be text
+    return CleanTask(texts, labels, groups, [printable(name) for name in names], [document.entry for document in documents], path, data)
 
 
 def clean_chunk(task: CleanTask) -> PartCounts | None:
@@ -84,10 +81,10 @@ def clean_chunk(task: CleanTask) -> PartCounts | None:
     given, names, sources, labels, groups, happened = task.texts, task.names, task.sources, task.labels, task.groups, {}
     if task.part:
         documents, counts = read_part(task.part)
-        given, names = [document.text for document in documents], [_printable(document.name) for document in documents]
+        given, names = [document.text for document in documents], [printable(document.name) for document in documents]
         sources = [task.part.source] * len(given)
         labels = [document.label for document in documents] if task.data.label else None
-        groups = [_printable(document.group) for document in documents] if task.data.group_field else None
+        groups = [printable(document.group) for document in documents] if task.data.group_field else None
         happened["part"] = json.dumps(dataclasses.asdict(counts))
     as_bytes, outcome = task.data.tokenizer == "bytes", Outcome()
     texts: list[str | bytes] = []

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from overnight.config import Data
+from overnight.corpus.document import printable
 from overnight.corpus.streams import TruncatedError
 from overnight.corpus.wikitext import HIDDEN_NAMESPACES, plain
 from overnight.errors import DataError
@@ -191,7 +192,7 @@ def read_part(part: DumpPart) -> tuple[list[str], list[str], PartCounts]:
     """
     counts = PartCounts(part.source)
     hidden = HIDDEN_NAMESPACES | {name for name, number in part.namespaces.items() if number in (-2, 6, 14)}
-    dump = part.name.encode("utf-8", "backslashreplace").decode()
+    dump = printable(part.name)
     texts: list[str] = []
     names: list[str] = []
     for title, markup, _ in articles(part, counts):
@@ -211,7 +212,7 @@ def articles(part: DumpPart, counts: PartCounts | None = None) -> Iterator[tuple
     counts = counts or PartCounts(part.source)
     xml, truncated = (part.xml, False) if not part.path else _readable(part)
     if truncated:
-        counts.truncated.append(part.path)
+        counts.truncated.append(printable(part.path))
     for page in _pages(xml):
         title = _content(page, b"title", part)
         head = page[: page.find(b"<revision>")]

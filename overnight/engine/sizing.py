@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 import torch
 
 from overnight.checkpoint.run_corpus import with_data
-from overnight.config import BertRun, Data, Run
+from overnight.config import BertRun, Run
 from overnight.config.budget import deadline_of
 from overnight.console import table
-from overnight.corpus import hub, places
+from overnight.corpus import hub
 from overnight.corpus.named_sources import named_paths
 from overnight.corpus.readers import BUILTIN, start_reading
 from overnight.corpus.shards import Manifest, load_manifest
@@ -136,7 +136,7 @@ def settle_sizes(run: Run, log: Callable[[str], None], after: Callable[[BertRun]
 def first_choice(run: BertRun) -> Choice:
     """Return the choice by the peak of the device and the sizes of the files, before anything is prepared or timed."""
     device = set_up_machine(run)
-    text = _known_text(run) or _estimated_text(run.data)
+    text = _known_text(run) or _estimated_text(run)
     scores = _scores(run, text, [_guess(run, device)], _seconds(run, 0.0), _memory(device))
     return Choice(scores, _the_best(run, scores), text, _seconds(run, 0.0), [])
 
@@ -244,21 +244,21 @@ def _asked_vocabulary(manifest: Manifest) -> int:
     return int(manifest.settings.get("vocab_size", manifest.vocab_size))
 
 
-def _estimated_text(data: Data) -> Text:
+def _estimated_text(run: BertRun) -> Text:
     """Return about how much text there is, by the sizes of the files.
 
     Raises:
         ConfigError: when it is a data set of Hugging Face, of which nobody says how much text it has.
         DataError: when a path leads nowhere.
     """
+    data = run.data
     paths = [path for _, path in named_paths(data)]
     if unknown := next((path for path in paths if path.startswith(hub.PREFIX)), ""):
         raise ConfigError(
             f"model.size = auto: how much text {unknown} has is not known before it is prepared; prepare it first, with data.vocab_size, or give the sizes"
         )
-    start_reading(data)
-    files = [file for path in paths if path != BUILTIN for file in places.files(path)]
-    sizes = [file.size * (_UNPACKED if Path(file.name).suffix in _PACKED else 1.0) for file in files]
+    reading = start_reading(data, [run.data_dir, run.run_dir])
+    sizes = [file.size * (_UNPACKED if Path(file.name).suffix in _PACKED else 1.0) for files in reading.files for file in files]
     share = 1 - data.valid_fraction - data.test_fraction
     characters = share * (sum(sizes) + _BUILTIN * paths.count(BUILTIN))
     known = (

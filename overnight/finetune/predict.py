@@ -261,7 +261,9 @@ def _given(path: str, facts: Mapping[str, Any], form: str = "") -> Iterator[Give
     questions = None if form else question_lines(path)
     if questions is not None:
         return enumerate(questions, 1)
-    return read_input(path, {**facts["spec"], "pairs": facts.get("pairs"), "texts": facts.get("columns")}, form)
+    return read_input(
+        path, {**facts["spec"], "pairs": facts.get("pairs"), "texts": facts.get("columns"), "labels": facts.get("labels")}, form
+    )
 
 
 def write_question_files(run: BertRun, name: str, path: str, folder: Path, form: str = "") -> None:

@@ -16,8 +16,8 @@ ENDINGS = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".txt", ".jsonl")
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation", "testa"), "test": ("test", "testb")}
 CONLL_ENDINGS = (*(ending for ending in ENDINGS if ending != ".jsonl"), *(f".{stem}" for stems in _SPLITS.values() for stem in stems))
 """Of files that a folder is searched for, and that have one word a line."""
-# A file of CoNLL-2003 separates its documents by such a line.
-_DOCUMENT = "-DOCSTART-"
+DOCUMENT = "-DOCSTART-"
+"""A file of CoNLL-2003 separates its documents by lines that begin so."""
 # More tags than this are words, or ids, in the column of the tags.
 _MOST_TAGS = 1000
 
@@ -116,7 +116,7 @@ def _conll_sentences(path: Path, tagged: bool) -> Iterator[Sentence]:
     for number, line in enumerate([*read_text(path).split("\n"), ""], 1):
         cells = line.split("\t") if "\t" in line else line.split(" ")
         cells = [cell.strip() for cell in cells if cell.strip()]
-        if not cells or cells[0] == _DOCUMENT:
+        if not cells or cells[0] == DOCUMENT:
             if words:
                 yield Sentence(str(count), tuple(words), tuple(tags) if tags else None)
                 count += 1

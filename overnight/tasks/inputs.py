@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, TypeVar
 from overnight.errors import ConfigError, DataError
 from overnight.state_files import is_text, parse_json
 from overnight.tasks.classification import text_columns
-from overnight.tasks.conll import CONLL_ENDINGS, Sentence, read_sentences
+from overnight.tasks.conll import CONLL_ENDINGS, DOCUMENT, Sentence, read_sentences
 from overnight.tasks.examples import Example
 from overnight.tasks.rows import Row, csv_rows, jsonl_rows, numbered, parquet_columns, parquet_rows, raw_lines, text_lines, tsv_rows
 from overnight.tasks.squad import Question
+from overnight.tasks.tables import read_text
 
 Found = TypeVar("Found")
 # Rows answered at once, sorted by length among themselves: few at first, so that answers begin soon, then twice as many each time; and their characters.
@@ -43,7 +44,7 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[G
 
     Args:
         path: `-` is standard input.
-        spec: of the task: `task`, whether it is of `pairs`, where one's own table has other names of columns `columns`, and the columns of the
+        spec: of the task: `task`, its `labels`, whether it is of `pairs`, where one's own table has other names of columns `columns`, and the columns of the
             `texts` that it was trained on, where they are known.
         form: one of :data:`FORMATS`; by default .csv, .tsv, .jsonl and .parquet are tables by their ending, and all else is lines.
 
@@ -118,7 +119,8 @@ def _sentences(path: str, spec: Mapping[str, Any], form: str) -> Iterator[Given 
         raise ConfigError(f"format = {form!r}: sentences to tag are lines or jsonl, or of CoNLL by the ending of their file; leave it out")
     ending = Path(path).suffix
     trained = {Path(spec.get(key) or "").suffix for key in ("path", "dev")} - {"", ".jsonl"}
-    if form or path == "-" or ending not in {*CONLL_ENDINGS, *trained}:
+    named = ending in {*CONLL_ENDINGS, *trained} and (ending != ".txt" or _is_conll(Path(path), spec.get("labels") or ()))
+    if form or path == "-" or not named:
         yield from _lines(path)
         return
     try:
@@ -127,6 +129,13 @@ def _sentences(path: str, spec: Mapping[str, Any], form: str) -> Iterator[Given 
         raise DataError(f"{error}; is read as CoNLL, and with --format=lines as a sentence a line") from None
     for number, sentence in enumerate(sentences, 1):
         yield number, json.dumps({"id": sentence.id, "tokens": sentence.words})
+
+
+def _is_conll(path: Path, labels: Collection[str]) -> bool:
+    """Return whether a text, which may have a sentence a line as well, has a word a line: alone, or as many columns in each, of which the last is a tag of the task."""
+    columns = [line.split() for line in read_text(path).splitlines() if line.strip() and not line.startswith(DOCUMENT)]
+    tagged = all(len(words) > 1 and words[-1] in labels for words in columns)
+    return len({len(words) for words in columns}) == 1 and (tagged or len(columns[0]) == 1)
 
 
 def _rows(path: str, form: str, where: str, choices: list[tuple[str, ...]], header: tuple[str, ...]) -> Iterator[Row | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,17 @@ def test_look_shows_whole_documents_by_number_in_the_order_asked_for(folder: Pat
         document = prepared.document("valid", number)
         head, text = block.split("\n")
         assert head.startswith(f"valid {number}  {document.name}  ") and text == prepared.decoder.text(document.tokens)
+
+
+def test_look_finds_a_source_whose_name_is_no_utf8(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "folder").mkdir()
+    for name, text in {os.fsdecode(b"caf\xe9.txt"): texts(30), "b.txt": texts(10, seed=1)}.items():
+        (tmp_path / "folder" / name).write_text("\n".join(text))
+    found = prepared_folder(tmp_path, {}, paths=[str(tmp_path / "folder")], documents="line")
+    assert call("data", "look", found, "--source", os.fsdecode(b"caf\xe9"), "--limit", 2) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(r"/caf\udce9.txt#") == 2 and "b.txt" not in shown
+    assert call("data", "look", found, "--source", os.fsdecode(b"th\xe9")) == 1
 
 
 def test_look_shows_sentences_and_tokens(folder: Path, capsys: Captured) -> None:

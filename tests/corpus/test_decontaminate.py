@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import io
 import json
@@ -17,12 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overnight.config import Data
-from overnight.corpus import pipeline
+from overnight.corpus import pipeline, zips
 from overnight.corpus.decontaminate import evaluation_texts, find_evaluation_text, write_ngrams
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import seal_chunk, write_table
 from overnight.errors import DataError
 from overnight.state_files import SEAL
+from tests.corpus.test_zips import zip_of
 
 RNG = random.Random(0)
 QUESTION = "When did the hare, having slept too long beside the road, finally see that the tortoise had won?"
@@ -59,6 +61,38 @@ def test_every_format_gives_its_texts(tmp_path: Path, name: str, text: str) -> N
     archive(tmp_path / "all.tar.xz", {f"data/{name}": text, "other/no.txt": "other"})
     assert QUESTION in [" ".join(each.split()) for each in evaluation_texts(f"{tmp_path}/all.tar.xz::data/*")]
     assert "other" not in evaluation_texts(f"{tmp_path}/all.tar.xz::data/*")
+    inner = zip_of({name: text.encode()})
+    (tmp_path / "all.zip").write_bytes(zip_of({f"data/{name}": text.encode(), "data/inner.zip": inner, "other/no.txt": b"other"}))
+    zipped = [" ".join(each.split()) for each in evaluation_texts(f"{tmp_path}/all.zip::data/*")]
+    assert zipped.count(QUESTION) == 2 and "other" not in zipped
+    assert "other" in evaluation_texts(f"{tmp_path}/all.zip")
+
+
+def test_a_zip_archive_that_is_cut_or_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = zip_of({"a.txt": QUESTION.encode(), "b.txt": bytes(100_000)})
+    (tmp_path / "x.zip").write_bytes(content[:-40])
+    with pytest.raises(DataError, match=r"x\.zip: the zip archive ends early; get it again, or correct --with"):
+        list(evaluation_texts(str(tmp_path / "x.zip"), "--with"))
+    monkeypatch.setattr(zips, "_ALWAYS_ALLOWED", 1000)
+    (tmp_path / "x.zip").write_bytes(zip_of({"in.zip": content}))
+    with pytest.raises(DataError, match=r"x\.zip: unpacks to more than .* as a zip bomb does"):
+        list(evaluation_texts(str(tmp_path / "x.zip")))
+
+
+@pytest.mark.parametrize("between", ["\n", "\r\n\n"])
+def test_a_json_file_is_one_value_or_one_a_line(tmp_path: Path, between: str) -> None:
+    rows = [{"a": QUESTION, "n": 1}, {"a": "Two."}]
+    (tmp_path / "x.json").write_text("\n" + between.join(map(json.dumps, rows)) + "\n")
+    assert list(evaluation_texts(str(tmp_path / "x.json"))) == [QUESTION, "Two."]
+    for indent in (None, 2):
+        (tmp_path / "x.json").write_text("\n" + json.dumps(rows, indent=indent))
+        assert list(evaluation_texts(str(tmp_path / "x.json"))) == [QUESTION, "Two."]
+
+
+def test_a_cell_of_csv_may_be_as_long_as_a_text(tmp_path: Path) -> None:
+    csv.field_size_limit(131_072)
+    (tmp_path / "x.csv").write_text(f'n,text\n1,"{"word " * 40_000}"\n')
+    assert [len(cell) for cell in evaluation_texts(str(tmp_path / "x.csv"))] == [1, 4, 1, 200_000]
 
 
 @pytest.mark.parametrize(

@@ -139,15 +139,54 @@ def test_links_that_lead_back_are_not_followed_around(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "x.txt").write_text("once")
     (tmp_path / "a" / "b" / "up").symlink_to(tmp_path / "a")
-    (tmp_path / "a" / "self.txt").symlink_to("self.txt")
-    (tmp_path / "a" / "gone.txt").symlink_to("nowhere")
-    assert texts(tmp_path) == ["once"]
-    assert texts(f"{tmp_path}/**/x.txt") == ["once"]
+    (tmp_path / "above.txt").write_text("not below b")
+    assert texts(tmp_path / "a") == texts(tmp_path / "a" / "b") == ["once"]
+    assert texts(f"{tmp_path}/**/x.txt") == texts(f"{tmp_path}/a/**") == ["once"]
     assert texts(f"{tmp_path}/a/../a/b/*.txt") == ["once"]  # passes through a folder twice and is no loop
     (tmp_path / "beside").symlink_to(tmp_path / "a" / "b")
     assert texts(tmp_path / "beside") == ["once"]
-    with pytest.raises(DataError, match=r"self\.txt: there is no such file"):
-        read(tmp_path / "a" / "self.txt")
+
+
+def test_linked_folders_are_entered_once_and_by_their_own_path_if_they_have_one(tmp_path: Path) -> None:
+    for name in ("text/z/own.txt", "elsewhere/deep/linked.txt", "elsewhere/.hidden/no.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    for name, target in {"a": "z", "b": "../elsewhere", "c": "../elsewhere", ".d": "../elsewhere", "e": "../elsewhere/deep"}.items():
+        (tmp_path / "text" / name).symlink_to(target)
+    found, _ = read(tmp_path / "text")
+    assert [Path(document.name).relative_to(tmp_path) for document in found] == [
+        Path("text/b/deep/linked.txt"),
+        Path("text/z/own.txt"),
+    ]
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "only").symlink_to(tmp_path / "elsewhere")
+    assert texts(tmp_path / "links") == ["elsewhere/deep/linked.txt"]
+
+
+@pytest.mark.parametrize("path", ["", "/a", "/*", "/*/*.txt", "/**"])
+def test_a_link_that_leads_nowhere_is_refused_wherever_it_is_met(tmp_path: Path, path: str) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.txt").write_text("text")
+    (tmp_path / "a" / ".#x.txt").symlink_to("hidden, as an editor leaves it")
+    assert texts(f"{tmp_path}{path}") == ["text"]
+    for target in ("../nowhere", "y.txt"):
+        (tmp_path / "a" / "y.txt").symlink_to(target)
+        with pytest.raises(DataError, match=rf"a/y\.txt: is a link to {target}, where there is nothing; mend it or remove it"):
+            read(f"{tmp_path}{path}")
+        with pytest.raises(DataError, match=r"y\.txt: there is no such file"):
+            read(tmp_path / "a" / "y.txt")
+        (tmp_path / "a" / "y.txt").unlink()
+
+
+def test_globs_of_storage_leave_out_what_is_hidden_unless_they_name_it(storage: Any, tmp_path: Path) -> None:
+    for name in ("a.txt", ".b.txt", ".c/d.txt", "e/.f/g.txt"):
+        storage.pipe(f"/b/{name}", name.encode())
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    for root in ("memory://b", f"file://{tmp_path}", str(tmp_path)):
+        assert texts(f"{root}/*.txt") == texts(f"{root}/**/*.txt") == ["a.txt"]
+        assert texts(f"{root}/.c/*.txt") == [".c/d.txt"]
+        assert texts(f"{root}/.*.txt") == [".b.txt"]
 
 
 @pytest.fixture

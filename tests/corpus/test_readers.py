@@ -73,6 +73,33 @@ def test_several_packed_streams_in_one_file_are_all_read(tmp_path: Path, ending:
     assert read(tmp_path / f"a.txt{ending}")[0] == ["one two"]
 
 
+@pytest.mark.parametrize("log", [27, 31])
+def test_a_zstandard_file_with_a_long_window_is_read(tmp_path: Path, log: int) -> None:
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=log, enable_ldm=True)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()  # which does not know the size, as `zstd` in a pipe
+    packed = packer.compress(b"some words") + packer.flush()
+    assert zstandard.get_frame_parameters(packed).window_size == 1 << log
+    (tmp_path / "a.txt.zst").write_bytes(packed)
+    assert read(tmp_path)[0] == ["some words"]
+
+
+@pytest.mark.parametrize(("header", "window"), [(bytes([0, 22 << 3]), "4,096"), (b"\xe0" + (5 << 30).to_bytes(8, "little"), "5,120")])
+def test_a_zstandard_file_with_a_window_beyond_memory_says_what_it_needs(tmp_path: Path, header: bytes, window: str) -> None:
+    (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"first") + b"\x28\xb5\x2f\xfd" + header + bytes(20))
+    with pytest.raises(DataError, match=rf"a\.txt: was packed with a window of {window} MB, .* 2,048 MB .*; pack it anew"):
+        read(tmp_path)
+
+
+def test_frames_of_zstandard_that_hold_no_data_are_skipped(tmp_path: Path) -> None:
+    notes = [(0x184D2A50 + kind).to_bytes(4, "little") + (5000).to_bytes(4, "little") + bytes(5000) for kind in (0, 15)]
+    whole = notes[0] + zstandard.compress(b"one ") + notes[1] + zstandard.compress(b"two")
+    (tmp_path / "misnamed").write_bytes(whole)
+    assert read(tmp_path)[0] == ["one two"]
+    (tmp_path / "misnamed").write_bytes(whole[:2000])
+    with pytest.raises(DataError, match="ends early"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
 def test_a_truncated_file_is_refused_and_kept_only_if_asked(tmp_path: Path, ending: str) -> None:
     content = noise(4_000_000)

@@ -90,22 +90,40 @@ def test_a_column_that_is_absent_is_refused_with_those_there_are(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "lines", "message"),
     [
-        ("id,text\n1,a\n2,b,c\n3,d\n", r"x\.csv:3: has 3 fields where the header has 2: id, text \(quote texts"),
-        ("id,text\n1,a\n2\n3,d\n", r"x\.csv:3: has 1 fields where"),
-        ('id,text\n1,a\n2,"b"c\n3,d\n', r"x\.csv:3: is no row of comma-separated values .*written twice"),
-        ('id,text\n1,"a\nb"\n2,"b"c\n3,d\n', r"x\.csv:4: is no row"),
-        ('id,text\n1,a\n3,d\n2,"b\nnever closed\n', r"x\.csv:4: is no row"),
+        ("id,text\n1,a\n2,b,c\n3,d\n", 1, r"x\.csv:3: has 3 fields where the header has 2: id, text \(quote texts"),
+        ("id,text\n1,a\n2\n3,d\n", 1, r"x\.csv:3: has 1 fields where"),
+        ('id,text\n1,a\n2,"b\nb",c\n3,d\n', 2, r"x\.csv:3: has, up to line 4, 3 fields where"),
+        ('id,text\n1,a\n2,"b"c\n3,d\n', 1, r"x\.csv:3: is no row of comma-separated values .*written twice"),
+        ('id,text\n1,"a\nb"\n2,"b"c\n3,d\n', 1, r"x\.csv:4: is no row"),
+        (
+            'id,text\n1,a\n3,d\n2,"b\nnever closed\n',
+            2,
+            r"x\.csv:4: is no row .*, up to line 5: close the quotation mark of line 4; one inside",
+        ),
+        ('id,text\n1,a\n3,d\n"2\n","b\n\nnever closed\n', 4, r"x\.csv:4: is no row .*, up to line 7: close the quotation mark of line 5;"),
+        ('id,text\n1,a\n2,"b\n2,"b"\n3,d\n', 2, r"x\.csv:3: is no row .*, up to line 4: close the quotation mark of line 3;"),
     ],
 )
-def test_a_broken_row_is_named_by_its_first_line_and_counted(tmp_path: Path, content: str, message: str) -> None:
+def test_a_broken_row_is_named_by_its_first_line_and_counted_with_all_its_lines(
+    tmp_path: Path, content: str, lines: int, message: str
+) -> None:
     (tmp_path / "x.csv").write_text(content)
-    with pytest.raises(DataError, match=message + r".*max_invalid_lines=0"):
-        read(tmp_path)
-    found, source = read(tmp_path, max_invalid_lines=1)
+    for allowed in range(lines):
+        with pytest.raises(DataError, match=message + f".*max_invalid_lines={allowed}"):
+            read(tmp_path, max_invalid_lines=allowed)
+    found, source = read(tmp_path, max_invalid_lines=lines)
     assert [document.text for document in found][-1:] == ["d"]
-    assert (len(found), source.skipped_lines) == (2, 1)
+    assert (len(found), source.skipped_lines) == (2, lines)
+
+
+def test_the_rows_behind_a_quote_that_is_never_closed_are_not_lost_as_one_line(tmp_path: Path) -> None:
+    rows = "".join(f"{number},text\n" for number in range(1000))
+    (tmp_path / "x.csv").write_text(f'id,text\n1,good\n2,"never closed\n{rows}')
+    with pytest.raises(DataError, match=r"x\.csv:3: .*, up to line 1,003: close the quotation mark of line 3; .*max_invalid_lines=5"):
+        read(tmp_path, max_invalid_lines=5)
+    assert read(tmp_path, max_invalid_lines=1001)[1].skipped_lines == 1001
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:

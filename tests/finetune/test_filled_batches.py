@@ -1,4 +1,4 @@
-"""Batches of a task, filled up to few shapes, against the same batches as they are."""
+"""Batches of a task: filled up to few shapes, against the same batches as they are; and rows that belong together."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from overnight.batches.packing import Batch
@@ -82,3 +84,14 @@ def test_the_steps_of_a_task_have_few_shapes() -> None:
         for a, b in zip(before, after, strict=True):
             assert torch.equal(a.ids_N, b.ids_N[: len(a.ids_N)]) and a.lengths == b.lengths[: len(a.lengths)]
             assert torch.equal(a.targets["label"], b.targets["label"])
+
+
+@given(groups=st.integers(1, 12), together=st.integers(1, 4), groups_of_a_batch=st.integers(1, 5), step=st.integers(0, 20))
+def test_rows_that_belong_together_are_in_one_batch(groups: int, together: int, groups_of_a_batch: int, step: int) -> None:
+    rows = groups * together
+    examples = EncodedExamples([np.array([2, 3])] * rows, [np.zeros(2, np.int8)] * rows, {}, together)
+    batch = groups_of_a_batch * together
+    index, _ = examples.drawn(step, batch, batch, (0, 2))
+    first = index[::together]
+    assert (first % together == 0).all()
+    assert index.tolist() == [row + i for row in first for i in range(together)]

@@ -312,17 +312,6 @@ def test_an_epoch_covers_every_row_once_in_an_order_of_its_own(rows: int, batch:
         assert seen[:rows] != seen[rows : 2 * rows]
 
 
-@given(groups=st.integers(1, 12), together=st.integers(1, 4), groups_of_a_batch=st.integers(1, 5), step=st.integers(0, 20))
-def test_rows_that_belong_together_are_in_one_batch(groups: int, together: int, groups_of_a_batch: int, step: int) -> None:
-    rows = groups * together
-    examples = EncodedExamples([np.array([2, 3])] * rows, [np.zeros(2, np.int8)] * rows, {}, together)
-    batch = groups_of_a_batch * together
-    index, _ = examples.drawn(step, batch, batch, (0, 2))
-    first = index[::together]
-    assert (first % together == 0).all()
-    assert index.tolist() == [row + i for row in first for i in range(together)]
-
-
 def test_without_a_checkpoint_it_says_what_to_do(with_task: Task, classes: Path) -> None:
     run = with_task("csv", classes)
     shutil.rmtree(run.run_dir / "checkpoints")

@@ -101,7 +101,8 @@ def test_what_is_wrong_with_a_table_is_named(name: str, content: str, said: str,
     ("name", "spec", "conll"),
     [
         ("test.conll", {}, True),
-        ("test.txt", {}, True),
+        ("test.txt", {"labels": ["B-ORG", "B-PER", "O"]}, True),
+        ("test.txt", {"labels": ["B-ORG", "O"]}, False),
         ("eng.testb", {}, True),
         ("new.ner", {"path": "data/train.ner"}, True),
         ("new.ner", {"path": "data", "dev": None}, False),
@@ -126,9 +127,22 @@ def test_sentences_to_tag_are_no_table_and_a_text_that_is_no_conll_says_how_it_i
     for form in ("csv", "tsv", "parquet"):
         with pytest.raises(ConfigError, match=f"format = '{form}': sentences to tag are lines or jsonl"):
             list(read_input(str(tmp_path / "in.csv"), {"task": "tokens"}, form))
-    (tmp_path / "in.txt").write_text("Peter came .\nHe saw it too .\n")
-    with pytest.raises(DataError, match=r"in\.txt:2: .* is read as CoNLL, and with --format=lines as a sentence a line"):
-        list(read_input(str(tmp_path / "in.txt"), {"task": "tokens"}))
+    (tmp_path / "in.conll").write_text("Peter came .\nHe saw it too .\n")
+    with pytest.raises(DataError, match=r"in\.conll:2: .* is read as CoNLL, and with --format=lines as a sentence a line"):
+        list(read_input(str(tmp_path / "in.conll"), {"task": "tokens"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "conll"), [("Peter came .\n", False), ("Peter came .\nHe saw it too .\n", False), ("Peter\ncame\n\nIt\n", True)]
+)
+def test_a_plain_text_to_tag_has_a_sentence_a_line(text: str, conll: bool, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text(text)
+    found = [content for _, content in filter(None, read_input(str(tmp_path / "in.txt"), {"task": "tokens", "labels": ["O", "B-PER"]}))]
+    assert (
+        [json.loads(str(content))["tokens"] for content in found] == [["Peter", "came"], ["It"]]
+        if conll
+        else found == text.splitlines(True)
+    )
 
 
 def test_other_files_are_lines_as_they_are(tmp_path: Path) -> None:
