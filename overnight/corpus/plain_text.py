@@ -13,7 +13,11 @@ from overnight.corpus.streams import TruncatedError
 from overnight.errors import DataError
 
 _BLOCK = 1 << 20
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S)
+# A block of YAML opens with a key, so that a rule above prose opens none; its other lines are keys, items, comments, blank, or go on with what is above.
+_OPENS, _FIRST_KEY = re.compile(r"---\s*"), re.compile(r"""["']?[\w.-]{1,60}["']?[ \t]{0,9}:(?:\s|$)""")
+_YAML_LINE = re.compile(r"\s|$|[#\]}-]|[^\n:]{1,100}:(?:\s|$)")
+_CLOSES = re.compile(r"(?:---|\.\.\.)\s*")
+_MAX_FRONT_MATTER = 1 << 16
 
 
 def read_text(file: OpenFile) -> Iterator[Document]:
@@ -21,7 +25,22 @@ def read_text(file: OpenFile) -> Iterator[Document]:
     if file.data.documents == "file":
         yield from (Document(text, name=file.name) for text in _whole(file))
         return
-    found = lines(file)
+    yield from _cut(file, lines(file))
+
+
+def read_markdown(file: OpenFile) -> Iterator[Document]:
+    """Yield what :func:`read_text` does, without the block of YAML that may open the file."""
+    if file.data.documents != "file":
+        yield from _cut(file, _without_front_matter(lines(file)))
+        return
+    for text in _whole(file):
+        if text.startswith("---"):
+            text = "\n".join(line for _, line in _without_front_matter(enumerate(text.split("\n"))))
+        yield Document(text, name=file.name)
+
+
+def _cut(file: OpenFile, found: Iterator[tuple[int, str]]) -> Iterator[Document]:
+    """Yield the lines or paragraphs of numbered lines."""
     if file.data.gutenberg_license == "remove":
         found = gutenberg.without_license(found, file.source)
     if file.data.documents == "line":
@@ -30,11 +49,25 @@ def read_text(file: OpenFile) -> Iterator[Document]:
         yield from map(Document, _paragraphs(file, found))
 
 
-def read_markdown(file: OpenFile) -> Iterator[Document]:
-    """Yield what :func:`read_text` does, of a whole file without the block of YAML that may open it."""
-    for document in read_text(file):
-        whole = file.data.documents == "file"
-        yield document._replace(text=_FRONT_MATTER.sub("", document.text, count=1)) if whole else document
+def _without_front_matter(found: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield the numbered lines of a file without the block of YAML that may open it."""
+    block: list[tuple[int, str]] = []
+    size = 0
+    try:
+        for number, line in found:
+            block.append((number, line))
+            size += len(line)
+            if len(block) > 2 and _CLOSES.fullmatch(line):
+                block = []
+                break
+            expected = (_OPENS.fullmatch, _FIRST_KEY.match, _YAML_LINE.match)[min(len(block), 3) - 1]
+            if not expected(line) or size > _MAX_FRONT_MATTER:
+                break
+    except TruncatedError:
+        yield from block
+        raise
+    yield from block
+    yield from found
 
 
 def read_wiki(file: OpenFile) -> Iterator[Document]:
