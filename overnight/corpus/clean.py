@@ -40,7 +40,7 @@ _STRONG = re.compile(r"(\*\*|__)(?<!\w__)(?=[^\s*_])((?:[^\n]|\n(?!\n))*?)(?<=\S
 _EMPHASIS = re.compile(r"([*_])(?<![\w*_].)(?=[^\s*_])([^*_\n]*(?:\n(?!\n)[^*_\n]*)*?)(?<=[^\s*_])\1(?![\w*_])")
 
 _MARK_STARTS = frozenset(("", *"#-*=_~+>|`• \t0123456789"))
-_RULE = re.compile(r"(?:[-*_=~+#:][ \t]*){3,}$|`{3,}[\w+-]*$")
+_RULE = re.compile(r"(?:[-*_=~+#:•][ \t]*+){3,}+$|`{3,}[\w+-]*$")
 _HEADING = re.compile(r"#{1,6}[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$")
 _QUOTED = re.compile(r"(?:>[ \t]?)+")
 _ITEM = re.compile(r"(?:[-*+•]|\d{1,3}[.)])[ \t]+(?=\S)")
@@ -106,9 +106,10 @@ def _paragraphs(text: str) -> Iterator[str]:
             line = _QUOTED.sub("", line, count=1)
         if line[:1] == "|" and line[-1:] == "|":
             line = line.replace("|", " ").strip()
-        heading = _HEADING.match(line) if line[:1] == "#" else None
-        item = None if heading else _ITEM.match(line)
-        if not line or heading or item or _RULE.match(line):
+        rule = _RULE.match(line)  # `* * *` is no item
+        heading = _HEADING.match(line) if line[:1] == "#" and not rule else None
+        item = None if rule or heading else _ITEM.match(line)
+        if not line or rule or heading or item:
             yield from _one_line(" ".join(lines))
             lines = []
             if heading:

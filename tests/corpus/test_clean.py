@@ -23,6 +23,11 @@ from overnight.corpus.clean import clean
         ("> quoted\n> more", "quoted more"),
         ("list:\n- one\n- two\n1. three", "list:\n\none\n\ntwo\n\nthree"),
         ("above\n\n-----\n\nbelow", "above\n\nbelow"),
+        *(
+            (f"A.\n\n{rule}\n\nB.\n{rule}\nC.", "A.\n\nB.\n\nC.")
+            for rule in ("* * *", "- - -", "• • •", "+ + +", "*  *\t*", "> * * *", "•••", "- --", "# # #")
+        ),
+        ("- - a\n* *b*\n1. ---x\n•", "- a\n\nb\n\n---x •"),
         ("use `x` and ``y``", "use x and y"),
         ("```python\ncode\n```", "code"),
         ("== Head ==\n'''bold''' ''it'' [[a|b]] [[c]] {{t|{{u}}}}", "Head\n\nbold it b c"),
