@@ -31,7 +31,7 @@ def document_bytes(text: str) -> bytes:
 def without_markup(text: str) -> str:
     """Return a text without tags, comments and character references; its lines stay."""
     if "<" in text:
-        text = _TAG.sub(" ", markup.COMMENT.sub(" ", text))
+        text = _TAG.sub(" ", markup.without_comments(text, " "))
     return html.unescape(text) if "&" in text else text
 
 
