@@ -13,9 +13,11 @@ from overnight.corpus.streams import TruncatedError
 from overnight.errors import DataError
 
 _BLOCK = 1 << 20
-# A block of YAML opens with a key, so that a rule above prose opens none; its other lines are keys, items, comments, blank, or go on with what is above.
-_OPENS, _FIRST_KEY = re.compile(r"---\s*"), re.compile(r"""["']?[\w.-]{1,60}["']?[ \t]{0,9}:(?:\s|$)""")
-_YAML_LINE = re.compile(r"\s|$|[#\]}-]|[^\n:]{1,100}:(?:\s|$)")
+# YAML opens with a key, after comments if any, so that a rule above prose opens none. Its other lines are keys, items, comments, blank, or go on with
+# what is above.
+_KEY = r"""["']?[\w.-]{1,60}["']?[ \t]{0,9}:(?:[ \t\r]|$)"""
+_YAML_LINE = r"(?:[ \t\r#\]}-]|$|[^\n:]{1,100}:(?:[ \t\r]|$))"
+_FRONT_MATTER = re.compile(rf"---[ \t\r]*\n(?:#.*\n)*+{_KEY}.*\n(?:{_YAML_LINE}.*\n)*+(?:---|\.\.\.)\s*", re.M)
 _CLOSES = re.compile(r"(?:---|\.\.\.)\s*")
 _MAX_FRONT_MATTER = 1 << 16
 
@@ -52,21 +54,19 @@ def _cut(file: OpenFile, found: Iterator[tuple[int, str]]) -> Iterator[Document]
 def _without_front_matter(found: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     """Yield the numbered lines of a file without the block of YAML that may open it."""
     block: list[tuple[int, str]] = []
-    size = 0
+    size, closed = 0, False
     try:
         for number, line in found:
+            closed = bool(block) and _CLOSES.fullmatch(line) is not None
             block.append((number, line))
             size += len(line)
-            if len(block) > 2 and _CLOSES.fullmatch(line):
-                block = []
-                break
-            expected = (_OPENS.fullmatch, _FIRST_KEY.match, _YAML_LINE.match)[min(len(block), 3) - 1]
-            if not expected(line) or size > _MAX_FRONT_MATTER:
+            if closed or size > _MAX_FRONT_MATTER or not block[0][1].startswith("---"):
                 break
     except TruncatedError:
         yield from block
         raise
-    yield from block
+    if not (closed and _FRONT_MATTER.fullmatch("\n".join(line for _, line in block))):
+        yield from block
     yield from found
 
 

@@ -17,7 +17,7 @@ BODY = "# Heading\nWords.\n\nMore words.\n"
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-@pytest.mark.parametrize("block", [BLOCK, BLOCK[:-4] + "... \n", "---  \nlayout:\n---\n"])
+@pytest.mark.parametrize("block", [BLOCK, BLOCK[:-4] + "... \n", "---  \nlayout:\n---\n", "---\n# what follows\n#\n'x' :\n\n---\n"])
 def test_the_block_of_yaml_goes_whatever_a_document_is(tmp_path: Path, block: str, mark: str, end: str) -> None:
     path = tmp_path / "a.md"
     path.write_bytes((mark + block + BODY).replace("\n", end).encode())
@@ -36,6 +36,9 @@ def test_the_block_of_yaml_goes_whatever_a_document_is(tmp_path: Path, block: st
         "---\ntitle: without an end\n",
         "---\ntitle: without an end\n\nProse.\n",
         "---\n---\nMore.\n",
+        "---\n# Heading\n- item\n---\nMore.\n",
+        "---\n# Heading\n\nNote: prose.\n---\nMore.\n",
+        "---\ntitle: x\n\nProse.\n\nname: y\n---\nMore.\n",
         "--- title: x\n---\nMore.\n",
         "a\n---\ntitle: x\n---\nMore.\n",
         "---\n" + "key: value\n" * 10_000 + "---\nMore.\n",
