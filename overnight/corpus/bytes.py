@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 
 from overnight.corpus import markup
 
@@ -14,6 +15,8 @@ FRAME = 3
 """Bytes around the text of each document."""
 
 _TAG = markup.tags(f"{markup.BREAKING}|{markup.INLINE}")
+# Python makes no number of more than 4,300 digits; one of eight or more is no character anyway.
+_LONG_NUMBER = re.compile(r"&#(?=[0-9]{4000})0*+([0-9]{0,8})[0-9]*+")
 
 
 def document_bytes(text: str) -> bytes:
@@ -31,8 +34,8 @@ def document_bytes(text: str) -> bytes:
 def without_markup(text: str) -> str:
     """Return a text without tags, comments and character references; its lines stay."""
     if "<" in text:
-        text = _TAG.sub(" ", markup.COMMENT.sub(" ", text))
-    return html.unescape(text) if "&" in text else text
+        text = _TAG.sub(" ", markup.without_comments(text, " "))
+    return html.unescape(_LONG_NUMBER.sub(r"&#0\1", text)) if "&" in text else text
 
 
 def framed(line: str) -> bytes:

@@ -1,6 +1,7 @@
 """Raw text to clean paragraphs.
 
 Every pattern is behind a cheap test for a character it needs: most text needs none of them, and this runs over all of it.
+Each is linear in the length of the text, whatever it holds: what is never closed is not followed to the end of the text from every mark.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from overnight.corpus import markup
 
@@ -20,15 +21,17 @@ _ASCII_CONTROLS = {code: None for code in (*range(9), *range(14, 28), 127)} | {c
 _NEW_LINES = ("\r\n", "\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 
-_DROPPED_ELEMENT = re.compile(rf"<({markup.DROPPED}){markup.ATTRIBUTES}(?:/>|>.*?</\1\s*>)", re.S | re.I)
+_DROPPED_ELEMENT = re.compile(rf"<((?a:{markup.DROPPED})){markup.ATTRIBUTES}/?>", re.I)
+_DROPPED_END = {name: re.compile(rf"</{name}\s*>", re.I) for name in markup.DROPPED.split("|")}
 _BREAKING_TAG, _INLINE_TAG = markup.tags(markup.BREAKING), markup.tags(markup.INLINE)
 _TEMPLATE = re.compile(r"\{\{[^{}]{0,2000}\}\}")
 _TABLE = re.compile(r"^\{\|.*?^\|\}", re.S | re.M)
 _WIKI_FILE = re.compile(r"\[\[(?:File|Image|Category):[^\[\]]*\]\]", re.I)
 _WIKI_LINK = re.compile(r"\[\[(?:[^\[\]|]*\|)?([^\[\]|]*)\]\]")
-_WEB_LINK = re.compile(r"\[(?:https?|ftp)://\S+(?:[ \t]+([^\[\]]*))?\]")
-_WIKI_HEADING = re.compile(r"^(={2,6})[ \t]*(.*?)[ \t]*\1[ \t]*$", re.M)
-_WIKI_QUOTES = re.compile(r"'''(?=\S)([^\n]*?\S)'''|''(?<!''')(?=[^\s'])([^\n]*?[^\s'])''(?!')")
+_WEB_LINK = re.compile(r"\[(?:https?|ftp)://(?:[^\s\[]|\[(?!(?:https?|ftp)://)){1,2000}(?:[ \t]++([^\[\]]*+))?\]")
+_WIKI_HEADING = re.compile(r"^==.*$", re.M)
+_WIKI_QUOTES = re.compile(r"'''(?=\S)|''(?<!''')(?=[^\s'])")
+_WIKI_QUOTES_END = {"'''": re.compile(r"'''(?<=\S''')"), "''": re.compile(r"''(?<=[^\s']'')(?!')")}
 _MAGIC_WORD = re.compile(r"__(?:NO)?(?:TOC|EDITSECTION|INDEX|FORCETOC|GALLERY)__")
 _EMPTY_BRACKETS = re.compile(r"\((?<!\w\()[ \t,;:]*\)(?![\w(])")
 
@@ -36,12 +39,14 @@ _IMAGE = re.compile(r"!\[[^\[\]\n]*\]\([^()\s]*(?:[ \t]+\"[^\"\n]*\")?\)")
 _LINK = re.compile(r"\[([^\[\]\n]+)\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)?(?:[ \t]+\"[^\"\n]*\")?\)")
 _CODE = re.compile(r"`(?<!``)(`?)(?![`\s])([^`\n]+)(?<!\s)`\1(?!`)")
 # The mark comes first and the look-behind after it: a pattern that begins with a look-behind is tried at every character.
-_STRONG = re.compile(r"(\*\*|__)(?<!\w__)(?=[^\s*_])((?:[^\n]|\n(?!\n))*?)(?<=\S)\1(?!\w)")
-_EMPHASIS = re.compile(r"([*_])(?<![\w*_].)(?=[^\s*_])([^*_\n]*(?:\n(?!\n)[^*_\n]*)*?)(?<=[^\s*_])\1(?![\w*_])")
+_STRONG = re.compile(r"(?:\*\*|__)(?<!\w__)(?=[^\s*_])")
+_STRONG_END = {"**": re.compile(r"\*\*(?<=\S\*\*)(?!\w)"), "__": re.compile(r"__(?<=\S__)(?!\w)")}
+_LINE_END, _PARAGRAPH_END = re.compile(r"\n"), re.compile(r"\n\n")
+_EMPHASIS = re.compile(r"([*_])(?<![\w*_].)(?=[^\s*_])([^*_\n]*+(?:\n(?!\n)[^*_\n]*+)*?)(?<=[^\s*_])\1(?![\w*_])")
 
 _MARK_STARTS = frozenset(("", *"#-*=_~+>|`• \t0123456789"))
-_RULE = re.compile(r"(?:[-*_=~+#:][ \t]*){3,}$|`{3,}[\w+-]*$")
-_HEADING = re.compile(r"#{1,6}[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$")
+_RULE = re.compile(r"(?:[-*_=~+#:•][ \t]*+){3,}+$|`{3,}[\w+-]*$")
+_HEADING = re.compile(r"#{1,6}[ \t]+(.*)")
 _QUOTED = re.compile(r"(?:>[ \t]?)+")
 _ITEM = re.compile(r"(?:[-*+•]|\d{1,3}[.)])[ \t]+(?=\S)")
 
@@ -76,7 +81,7 @@ def without_markup(text: str) -> str:
     if "`" in text:
         text = _CODE.sub(r"\2", text)
     if "**" in text or "__" in text:
-        text = _STRONG.sub(_keep_dunder, text)
+        text = _without_marks(text, _STRONG, _STRONG_END, _PARAGRAPH_END, keep_names=True)
     if "*" in text or "_" in text:
         text = _EMPHASIS.sub(r"\2", text)
     if "(" in text and any(mark in text for mark in ("( ", "()", "(,", "(;")):
@@ -106,13 +111,15 @@ def _paragraphs(text: str) -> Iterator[str]:
             line = _QUOTED.sub("", line, count=1)
         if line[:1] == "|" and line[-1:] == "|":
             line = line.replace("|", " ").strip()
-        heading = _HEADING.match(line) if line[:1] == "#" else None
-        item = None if heading else _ITEM.match(line)
-        if not line or heading or item or _RULE.match(line):
+        rule = _RULE.match(line)  # `* * *` is no item
+        heading = _HEADING.match(line) if line[:1] == "#" and not rule else None
+        item = None if rule or heading else _ITEM.match(line)
+        if not line or rule or heading or item:
             yield from _one_line(" ".join(lines))
             lines = []
             if heading:
-                yield from _one_line(heading[1])
+                title = heading[1].rstrip("#")
+                yield from _one_line(title if title.endswith((" ", "\t")) else heading[1])
             elif item:
                 lines.append(line[item.end() :])
         else:
@@ -126,10 +133,26 @@ def _one_line(text: str) -> tuple[str, ...]:
 
 
 def _without_html(text: str) -> str:
-    text = markup.COMMENT.sub("", text)
-    text = _DROPPED_ELEMENT.sub("", text)
+    text = _without_elements(markup.without_comments(text))
     text = _BREAKING_TAG.sub("\n\n", text)
     return _INLINE_TAG.sub("", text)
+
+
+def _without_elements(text: str) -> str:
+    """Return a text without the elements that go with what is in them; one that is never closed stays."""
+    ends = {name: markup.Next(pattern, text) for name, pattern in _DROPPED_END.items()}
+    out: list[str] = []
+    kept = at = 0
+    while match := _DROPPED_ELEMENT.search(text, at):
+        end = match.end()
+        if not match[0].endswith("/>"):
+            closing = ends[match[1].lower()].after(end)
+            end = text.find(">", closing) + 1
+        at = end or match.start() + 1
+        if end:
+            out.append(text[kept : match.start()])
+            kept = end
+    return "".join(out) + text[kept:]
 
 
 def _unescape(match: re.Match[str]) -> str:
@@ -143,19 +166,52 @@ def _without_wiki(text: str) -> str:
         for _ in range(4):  # templates nest; deeper ones are rarer than text that only looks like one
             text = _TEMPLATE.sub("", text)
     if "{|" in text:
-        text = _TABLE.sub("", text)
+        end = text.rfind("\n|}") + 3  # behind it, no table ends
+        text = _TABLE.sub("", text[:end]) + text[end:]
     if "[[" in text:
         text = _WIKI_FILE.sub("", text)
         text = _WIKI_LINK.sub(r"\1", text)
     if "[http" in text or "[ftp" in text:
         text = _WEB_LINK.sub(r"\1", text)
     if "==" in text:
-        text = _WIKI_HEADING.sub(r"\n\n\2\n\n", text)
+        text = _WIKI_HEADING.sub(_wiki_heading, text)
     if "''" in text:
-        text = _WIKI_QUOTES.sub(r"\1\2", text)
+        text = _without_marks(text, _WIKI_QUOTES, _WIKI_QUOTES_END, _LINE_END)
     return _MAGIC_WORD.sub("", text) if "__" in text else text
 
 
-def _keep_dunder(match: re.Match[str]) -> str:
-    """Return what `__bold words__` leaves without its marks; the Python name `__init__` keeps them."""
-    return match[0] if match[1] == "__" and match[2].isidentifier() else match[2]
+def _wiki_heading(match: re.Match[str]) -> str:
+    """Return the title of a line in two to six `=` on each side between blank lines; another line as it is."""
+    line = match[0].rstrip(" \t")
+    left, right = len(line) - len(line.lstrip("=")), len(line) - len(line.rstrip("="))
+    level = min(left, right, 6, len(line) // 2)
+    return "\n\n" + line[level:-level].strip(" \t") + "\n\n" if level > 1 else match[0]
+
+
+def _without_marks(
+    text: str, opening: re.Pattern[str], closings: Mapping[str, re.Pattern[str]], limit: re.Pattern[str], keep_names: bool = False
+) -> str:
+    """Return a text without the marks of bold and italic.
+
+    Args:
+        text: with them.
+        opening: finds a mark that begins something.
+        closings: find, for each mark, one that ends it.
+        limit: ends all that is open.
+        keep_names: leave the Python name `__init__` as it is; of `__bold words__` the marks go.
+    """
+    ends = {mark: markup.Next(pattern, text) for mark, pattern in closings.items()}
+    limits = markup.Next(limit, text)
+    out: list[str] = []
+    kept = at = 0
+    while match := opening.search(text, at):
+        mark, (start, begin) = match[0], match.span()
+        end = ends[mark].after(begin + 1)
+        if end >= limits.after(begin):
+            at = start + 1
+            continue
+        at = end + len(mark)
+        if not (keep_names and mark == "__" and text[begin:end].isidentifier()):
+            out += (text[kept:start], text[begin:end])
+            kept = at
+    return "".join(out) + text[kept:]

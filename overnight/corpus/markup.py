@@ -20,7 +20,38 @@ _VALUE = r"""(?:"[^"]{0,400}"|'[^']{0,400}'|[^\s"'=<>][^\s"'<>]{0,400})"""
 _ATTRIBUTE = rf"""(?:\s{{1,9}}|(?<=["']))(?:[A-Za-z_:][\w:.-]{{0,60}}\s{{0,9}}=\s{{0,9}}{_VALUE}|(?:nowrap|noshade|compact|border|hidden|async|defer)(?![\w-]))"""
 ATTRIBUTES = rf"(?:{_ATTRIBUTE}){{0,30}}\s{{0,9}}"
 
-COMMENT = re.compile(r"<!--.*?-->|<!doctype\s[^<>]{1,300}>|<\?xml\s[^<>]{0,300}\?>", re.S | re.I)
+_COMMENT = re.compile(r"<!--.*?-->", re.S)
+_DECLARATION = re.compile(r"<!doctype\s[^<>]{1,300}>|<\?xml\s[^<>]{0,300}\?>", re.I)
+
+
+class Next:
+    """Where a pattern comes next in a text, for places that only grow.
+
+    Each match is looked for once: marks that are never closed would else all be followed to the end of the text.
+    """
+
+    def __init__(self, pattern: re.Pattern[str], text: str) -> None:
+        self._pattern, self._text, self._place = pattern, text, -1
+
+    def after(self, start: int) -> int:
+        """Return where the first match from a place on begins, the length of the text where there is none."""
+        if self._place < start:
+            match = self._pattern.search(self._text, start)
+            self._place = match.start() if match else len(self._text)
+        return self._place
+
+
+def without_comments(text: str, instead: str = "") -> str:
+    """Return a text without the comments and declarations of HTML.
+
+    Args:
+        text: with or without markup.
+        instead: what comes in place of each.
+    """
+    end = text.rfind("-->") + 3  # behind the last end, no comment ends
+    if end > 2:
+        text = _COMMENT.sub(instead, text[:end]) + text[end:]
+    return _DECLARATION.sub(instead, text)
 
 
 def tags(elements: str) -> re.Pattern[str]:

@@ -13,7 +13,13 @@ from overnight.corpus.streams import TruncatedError
 from overnight.errors import DataError
 
 _BLOCK = 1 << 20
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S)
+# YAML opens with a key, after comments if any, so that a rule above prose opens none. Its other lines are keys, items, comments, blank, or go on with
+# what is above.
+_KEY = r"""["']?[\w.-]{1,60}["']?[ \t]{0,9}:(?:[ \t\r]|$)"""
+_YAML_LINE = r"(?:[ \t\r#\]}-]|$|[^\n:]{1,100}:(?:[ \t\r]|$))"
+_FRONT_MATTER = re.compile(rf"---[ \t\r]*\n(?:#.*\n)*+{_KEY}.*\n(?:{_YAML_LINE}.*\n)*+(?:---|\.\.\.)\s*", re.M)
+_CLOSES = re.compile(r"(?:---|\.\.\.)\s*")
+_MAX_FRONT_MATTER = 1 << 16
 
 
 def read_text(file: OpenFile) -> Iterator[Document]:
@@ -21,7 +27,22 @@ def read_text(file: OpenFile) -> Iterator[Document]:
     if file.data.documents == "file":
         yield from (Document(text, name=file.name) for text in _whole(file))
         return
-    found = lines(file)
+    yield from _cut(file, lines(file))
+
+
+def read_markdown(file: OpenFile) -> Iterator[Document]:
+    """Yield what :func:`read_text` does, without the block of YAML that may open the file."""
+    if file.data.documents != "file":
+        yield from _cut(file, _without_front_matter(lines(file)))
+        return
+    for text in _whole(file):
+        if text.startswith("---"):
+            text = "\n".join(line for _, line in _without_front_matter(enumerate(text.split("\n"))))
+        yield Document(text, name=file.name)
+
+
+def _cut(file: OpenFile, found: Iterator[tuple[int, str]]) -> Iterator[Document]:
+    """Yield the lines or paragraphs of numbered lines."""
     if file.data.gutenberg_license == "remove":
         found = gutenberg.without_license(found, file.source)
     if file.data.documents == "line":
@@ -30,11 +51,23 @@ def read_text(file: OpenFile) -> Iterator[Document]:
         yield from map(Document, _paragraphs(file, found))
 
 
-def read_markdown(file: OpenFile) -> Iterator[Document]:
-    """Yield what :func:`read_text` does, of a whole file without the block of YAML that may open it."""
-    for document in read_text(file):
-        whole = file.data.documents == "file"
-        yield document._replace(text=_FRONT_MATTER.sub("", document.text, count=1)) if whole else document
+def _without_front_matter(found: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield the numbered lines of a file without the block of YAML that may open it."""
+    block: list[tuple[int, str]] = []
+    size, closed = 0, False
+    try:
+        for number, line in found:
+            closed = bool(block) and _CLOSES.fullmatch(line) is not None
+            block.append((number, line))
+            size += len(line)
+            if closed or size > _MAX_FRONT_MATTER or not block[0][1].startswith("---"):
+                break
+    except TruncatedError:
+        yield from block
+        raise
+    if not (closed and _FRONT_MATTER.fullmatch("\n".join(line for _, line in block))):
+        yield from block
+    yield from found
 
 
 def read_wiki(file: OpenFile) -> Iterator[Document]:

@@ -23,11 +23,14 @@ _FULL_WIDTH = "。！？｡．"
 _CLOSING = r"\"'”’)\]»*_」』）"
 # After an end comes a space and no small letter; or a small one, as some people begin, after a word too long for an abbreviation.
 _BEFORE_NEXT = r"(?= [^a-z])|(?<=[a-z]{5}\.)(?= )"
-# A sentence may end at one of these, with closing quotes or brackets, before white space.
-_END_ASCII = re.compile(rf"[.!?]+[\"')\]*_]*(?:{_BEFORE_NEXT})")
+# A sentence may end at one of these, with closing quotes or brackets, before white space. None is looked for inside of a run of them: where its
+# first ends nothing, no other does, and each would be followed to the end of the run.
+_END_ASCII = re.compile(rf"[.!?](?<![.!?].)[.!?]*+[\"')\]*_]*(?:{_BEFORE_NEXT})")
 # In German these two close, where a space follows.
-_AFTER = rf"]+[{_CLOSING}]*[“«]?(?:{_BEFORE_NEXT}|(?<=[{_FULL_WIDTH}」』）]))"
-_END, _END_RARE = re.compile(f"[.!?{_TERMINALS}{_AFTER}"), re.compile(f"[.!?{_TERMINALS}{_RARE_TERMINALS}{_AFTER}")
+_AFTER = rf"[{_CLOSING}]*[“«]?(?:{_BEFORE_NEXT}|(?<=[{_FULL_WIDTH}」』）]))"
+_END, _END_RARE = (
+    re.compile(f"{mark}(?<!{mark}.){mark}*{_AFTER}") for mark in (f"[.!?{_TERMINALS}]", f"[.!?{_TERMINALS}{_RARE_TERMINALS}]")
+)
 _RARE = re.compile("[\U00010a00-\U0001ffff]")
 _BEFORE_FIRST = " \"'“‘„«([*_-—–¿¡`"
 

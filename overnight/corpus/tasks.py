@@ -42,7 +42,7 @@ from overnight.errors import DataError
 from overnight.run_dir.atomic import write_json
 from overnight.state_files import read_json, sealed
 
-CLEANING = 3
+CLEANING = 4
 """Version of the rules by which text is cleaned and split into sentences: of :mod:`clean`, :mod:`sentences`, :mod:`markup`, :mod:`wikitext` and :mod:`bytes`."""
 
 

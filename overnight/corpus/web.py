@@ -6,7 +6,7 @@ import codecs
 import importlib.util
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from overnight.corpus.document import Document, OpenFile
 from overnight.corpus.plain_text import parts
@@ -93,8 +93,11 @@ def decoded(content: bytes, charset: str = "") -> str:
         if content.startswith(mark):
             return content[len(mark) :].decode(name, "replace")
     meta = _META_CHARSET.search(content, 0, 4096)
-    for named in (charset, meta[1].decode() if meta else "", "utf-8"):
-        if named and (known := map_encoding_to_html5(named, fallback_utf8=False)):
+    own = map_encoding_to_html5(meta[1].decode(), fallback_utf8=False) if meta else None
+    if own and own.startswith("utf-16"):
+        own = "utf-8"  # as the HTML standard has it: what can be read as ASCII is not in UTF-16
+    for known in (map_encoding_to_html5(charset, fallback_utf8=False) if charset else None, own, "utf-8"):
+        if known:
             text = content.decode(known, "replace")
             if text.count("\ufffd") <= len(text) * _MAX_REPLACED:
                 return text
@@ -164,11 +167,9 @@ def _page(response: bytes) -> str | None:
     if not kind.lower().startswith(_HTML_TYPES):
         return None
     body: bytes | None = response[end.end() :]
-    # Crawlers may keep a body as it was sent; Common Crawl has undone both and renamed their headers.
-    if headers.get("transfer-encoding", "").lower() == "chunked" and body is not None:
-        body = _unchunked(body)
-    if headers.get("content-encoding", "").lower() in ("gzip", "x-gzip", "deflate") and body is not None:
-        body = _inflated(body)
+    # Crawlers may keep a body as it was sent; Common Crawl has undone all codings and renamed their headers. The last was put on last.
+    for coding in reversed(f"{headers.get('content-encoding', '')},{headers.get('transfer-encoding', '')}".lower().split(",")):
+        body = _CODINGS.get(coding.strip(), _undone)(body) if body is not None else None
     charset = _CHARSET.search(kind)
     return None if body is None else decoded(body, charset[1] if charset else "")
 
@@ -193,3 +194,18 @@ def _inflated(body: bytes) -> bytes | None:
     except zlib.error:
         return None if body[:1] != b"<" else body
     return None if inflate.unconsumed_tail else found
+
+
+def _undone(body: bytes) -> bytes | None:
+    """Return the body of a page whose coding is unknown here: what the crawler has undone begins as a page does."""
+    return body if body.lstrip()[:1] == b"<" else None
+
+
+_CODINGS: dict[str, Callable[[bytes], bytes | None]] = {
+    "": lambda body: body,
+    "identity": lambda body: body,
+    "chunked": _unchunked,
+    "gzip": _inflated,
+    "x-gzip": _inflated,
+    "deflate": _inflated,
+}

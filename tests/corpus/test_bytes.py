@@ -36,6 +36,7 @@ from overnight.errors import DataError
         ("<sighs> 1 < 2 > 0, a<b and c>d, <wink-wink> <3 <", "<sighs> 1 < 2 > 0, a<b and c>d, <wink-wink> <3 <"),
         ("non\u00a0breaking\u2028line\x1cend", "non breaking line end"),
         ("&nbsp; &#8217; &#x27; &Garth; &#55296;", "\u2019 ' &Garth; \ufffd"),
+        (f"a &#{'0' * 5000}65; &#{'9' * 5000}; &#{'0' * 5000}", "a A \ufffd \ufffd"),
         ("", ""),
         ("<br />", ""),
         ("half \ud800 pair", "half ? pair"),

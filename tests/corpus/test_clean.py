@@ -23,6 +23,11 @@ from overnight.corpus.clean import clean
         ("> quoted\n> more", "quoted more"),
         ("list:\n- one\n- two\n1. three", "list:\n\none\n\ntwo\n\nthree"),
         ("above\n\n-----\n\nbelow", "above\n\nbelow"),
+        *(
+            (f"A.\n\n{rule}\n\nB.\n{rule}\nC.", "A.\n\nB.\n\nC.")
+            for rule in ("* * *", "- - -", "• • •", "+ + +", "*  *\t*", "> * * *", "•••", "- --", "# # #")
+        ),
+        ("- - a\n* *b*\n1. ---x\n•", "- a\n\nb\n\n---x •"),
         ("use `x` and ``y``", "use x and y"),
         ("```python\ncode\n```", "code"),
         ("== Head ==\n'''bold''' ''it'' [[a|b]] [[c]] {{t|{{u}}}}", "Head\n\nbold it b c"),
@@ -35,6 +40,14 @@ from overnight.corpus.clean import clean
         ("wrapped\nline\n\n  next \t para  ", "wrapped line\n\nnext para"),
         ("| a | b |\n|---|---|\n", "a b"),
         ("text <ref name='x'>gone</ref> stays<!-- gone -->", "text stays"),
+        ("a<ref name=x/> b <REF>c</Ref >d <math>e <ref>f</ref>g", "a b d <math>e g"),
+        ("a<script>b <\u017fcript>c</script>d <\u017ftyle>", "ad"),
+        ("<!-- a --><!doctype html>b <!-- c", "b <!-- c"),
+        ("{|\na\n|}\nb\n{|\nc", "b {| c"),
+        ("**a **b** __c__ __d e__ **f\n\ng** a__h i__", "a **b __c__ d e **f\n\ng** a__h i__"),
+        ("''a b'' '''c ''d''' e\n''f\n'''g''' h", "a b c ''d e ''f g h"),
+        ("[http://x.org/a[1] b] [http://y.org] [ftp://z c", "b [ftp://z c"),
+        ("=== a ==\n== b ===\n== c\n=====\n# d #e ##\n# f#", "= a\n\nb =\n\n== c\n\n=\n\nd #e\n\nf#"),
     ],
 )
 def test_markup_goes_and_text_stays(raw: str, expected: str) -> None:
@@ -104,3 +117,23 @@ def test_comparisons_lose_nothing(parts: list[str]) -> None:
     text = "so " + "".join(parts)
     assume(not re.search(r"<\s*/?\s*\w+\s*/?\s*>", text))
     assert clean(text).split() == text.split() == document_bytes(text).decode().split()
+
+
+HOSTILE = [
+    *("**ERROR 2026-11-01 connection 1 to host lost, retrying\n", "**a ", "__x ", "**", "'''a ", "''a ", "*a\n", "_a ", "`a "),
+    *("<!-- a ", "<ref>a ", "<ref name=a>", "</ref ", "<math>", "<a x=", "{| a\n", "{{a", "[[a|", "[http://", "[a](b "),
+    *("\n== a =", "\n#  a", "* ", "(, ", "&a"),
+]
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_what_is_never_closed_is_cleaned_in_linear_time(piece: str) -> None:
+    """Each text is 1 MB: the square of its marks would be up to hours."""
+    text = piece * (1_000_000 // len(piece))
+    clean(text)
+    document_bytes(text)
+
+
+@pytest.mark.parametrize("start", ["# a", "== a", "== ", "[http://a", "* ", "<ref>"])
+def test_a_long_gap_is_cleaned_in_linear_time(start: str) -> None:
+    assert clean(start + " " * 1_000_000 + "x").split()[-1] == "x"

@@ -96,6 +96,8 @@ def test_what_cannot_be_cut_is_read_whole(tmp_path: Path) -> None:
     assert read(tmp_path / "book.txt", 100, documents="paragraph")[1].licenses == 1
     assert same(tmp_path / "book.txt", 100, documents="paragraph", gutenberg_license="keep") > 2
     assert same(tmp_path / "book.txt", 100) == 0
+    (tmp_path / "a.md").write_text("---\ntitle: A\n---\n" + "Words.\n\n" * 50)
+    assert same(tmp_path / "a.md", 100, documents="paragraph") == same(tmp_path / "a.md", 100, documents="line") == 0
 
 
 def test_licenses_in_rows_are_counted_over_the_parts(tmp_path: Path) -> None:

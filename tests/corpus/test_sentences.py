@@ -75,3 +75,10 @@ def test_sentences_lose_and_add_nothing(raw: str) -> None:
     cleaned = clean(raw)
     assert "".join(sentences(cleaned)).replace(" ", "") == cleaned.replace(" ", "").replace("\n", "")
     assert all(sentence and "\n" not in sentence for sentence in sentences(cleaned))
+
+
+@pytest.mark.parametrize("marks", [".", "?!", ".)", "。", "。.", "…\u201c", "\U00011047", ". "])
+def test_a_run_of_marks_is_split_in_linear_time(marks: str) -> None:
+    """Each text is 500 kB: the square of its marks would be an hour."""
+    text = "Contents" + marks * (500_000 // len(marks)) + "x"
+    assert "".join(sentences(text)).replace(" ", "") == text.replace(" ", "")

@@ -26,6 +26,9 @@ def page(charset: str = "utf-8", meta: str = "") -> bytes:
     return PAGE.replace("{head}", f'<meta charset="{meta}">' if meta else "").encode(charset)
 
 
+PACKED = gzip.compress(page())
+
+
 def record(kind: str, body: bytes, address: str = "https://example.org/a", content_type: str = "text/plain") -> bytes:
     """A record of a web archive."""
     head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: {address}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -66,6 +69,12 @@ def test_a_page_is_its_main_content_or_all_its_text(tmp_path: Path, name: str) -
         ("utf-16", "", ""),
         ("utf-8-sig", "", "iso-8859-1"),
         ("utf-8", "iso-8859-1", "utf-8"),
+        ("utf-8", "utf-16", ""),
+        ("utf-8", "UTF-16LE", ""),
+        ("utf-8", "utf-16be", "nonsense"),
+        ("utf-8", "unicode", ""),
+        ("utf-16-le", "", "utf-16"),
+        ("utf-16-be", "utf-16", "utf-16be"),
     ],
 )
 def test_the_encoding_is_that_of_the_mark_the_server_the_page_or_its_bytes(charset: str, meta: str, named: str) -> None:
@@ -132,6 +141,38 @@ def test_a_warc_file_gives_the_pages_that_servers_answered_with(tmp_path: Path) 
     assert [document.text for document in found[:6]] == [TEXT] * 6
     assert len(found) == 7 and found[6].text.startswith("A heading")
     assert found[1].name == "https://example.org/latin"
+
+
+@pytest.mark.usefixtures("resiliparse")
+@pytest.mark.parametrize(
+    ("codings", "body"),
+    [
+        ("Content-Encoding: gzip, gzip", gzip.compress(gzip.compress(page()))),
+        ("Content-Encoding: deflate , X-GZIP", gzip.compress(zlib.compress(page()))),
+        ("Content-Encoding: identity", page()),
+        ("Content-Encoding:", page()),
+        ("Content-Encoding: gzip\r\nTransfer-Encoding: chunked", b"%x\r\n%b\r\n0\r\n\r\n" % (len(PACKED), PACKED)),
+        ("Transfer-Encoding: gzip, chunked", b"%x\r\n%b\r\n0\r\n\r\n" % (len(PACKED), PACKED)),
+    ],
+)
+def test_codings_of_a_page_are_undone_last_first(tmp_path: Path, codings: str, body: bytes) -> None:
+    (tmp_path / "x.warc").write_bytes(response(body, f"Content-Type: text/html\r\n{codings}"))
+    assert texts(tmp_path) == [TEXT]
+
+
+@pytest.mark.usefixtures("resiliparse")
+@pytest.mark.parametrize("codings", ["br", "zstd", "compress", "gzip, br", "br, gzip"])
+def test_a_page_in_an_unknown_coding_is_left_out(tmp_path: Path, codings: str) -> None:
+    body = gzip.compress(b"packed otherwise") if codings.endswith("gzip") else b"\x1b\x03packed otherwise"
+    (tmp_path / "x.warc").write_bytes(response(body, f"Content-Type: text/html\r\nContent-Encoding: {codings}") + response(page()))
+    assert texts(tmp_path) == [TEXT]
+
+
+@pytest.mark.usefixtures("resiliparse")
+@pytest.mark.parametrize("codings", ["br", "zstd"])
+def test_a_page_whose_coding_the_crawler_has_undone_is_kept(tmp_path: Path, codings: str) -> None:
+    (tmp_path / "x.warc").write_bytes(response(page(), f"Content-Type: text/html\r\nContent-Encoding: {codings}"))
+    assert texts(tmp_path) == [TEXT]
 
 
 @pytest.mark.parametrize("packed", [False, True])
