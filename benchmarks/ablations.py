@@ -61,6 +61,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "optimizer lamb, 3.5e-3": ("phases.*.optim={name: lamb, lr: 3.5e-3, schedule: $schedule}",),
     "optimizer lamb, 7e-3": ("phases.*.optim={name: lamb, lr: 7.0e-3, schedule: $schedule}",),
     "optimizer lamb, 1.4e-2": ("phases.*.optim={name: lamb, lr: 1.4e-2, schedule: $schedule}",),
+    "optimizer lamb, 2.8e-2": ("phases.*.optim={name: lamb, lr: 2.8e-2, schedule: $schedule}",),
     "optimizer lans, 3.5e-3": ("phases.*.optim={name: lans, lr: 3.5e-3, schedule: $schedule}",),
     "optimizer lans, 7e-3": ("phases.*.optim={name: lans, lr: 7.0e-3, schedule: $schedule}",),
     "optimizer lans, 1.4e-2": ("phases.*.optim={name: lans, lr: 1.4e-2, schedule: $schedule}",),
