@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from overnight.batches import concat_documents
 from overnight.batches.concat_documents import Documents, Joined
 from overnight.batches.order import key, order
-from overnight.batches.packing import IGNORED, StepBatches
+from overnight.batches.packing import IGNORED, Sizes, StepBatches
 from overnight.batches.streams import VALIDATION_STREAMS, Streams
 from overnight.config import BytePhase, Phase
 from overnight.corpus.shards import Shard
@@ -122,7 +122,7 @@ def test_steps_are_those_of_streams_that_walk_on(lengths: list[int], given_phase
         assert step.tokens == step.divisors()["byte"] == sum(len(stream[n][2]) for stream in expected)
         assert step.sequences == given_phase.global_batch_size
         windows = [len(stream[n][1]) for stream in expected]
-        assert step.sizes == (sum(windows), sum(read * read for read in windows), step.tokens, 0)
+        assert step.sizes == Sizes(sum(windows), sum(read * read for read in windows), step.tokens, 0)
         assert {batch.ids_BT.shape for batch in step.micro} == {(1, given_phase.seq_len)}
 
 
