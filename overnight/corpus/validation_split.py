@@ -96,7 +96,8 @@ def _above(share: float) -> float:
     """Return the next number above a share (0 to 1) that has two digits."""
     share = max(share, 1e-6)
     unit = 10.0 ** (math.floor(math.log10(share)) - 1)
-    return float(f"{(math.floor(share / unit) + 1) * unit:.2g}")
+    first = math.floor(share / unit)  # 0.29 / 0.01 is 28.999...
+    return next(above for steps in (1, 2) if (above := float(f"{(first + steps) * unit:.2g}")) > share)
 
 
 def names_by_split(chunks: Sequence[Path], splits: Sequence[np.ndarray]) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from overnight.config import Data
@@ -50,6 +50,7 @@ def test_few_validation_documents_are_warned_of_with_a_share_that_takes_more(tmp
 
 
 @given(nearest=st.floats(0, 0.999999))
+@example(nearest=0.29)
 def test_the_advised_share_takes_the_first_document_or_none_is_advised(nearest: float) -> None:
     with pytest.raises(DataError, match=r"^data\.valid_fraction = 1e-09 selects none of 24 documents for validation; ") as error:
         validation_split.check_share("data.valid_fraction", 1e-9, 0, 24, nearest)
