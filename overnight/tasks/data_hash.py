@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import xxhash
+from overnight.corpus.shards import checksum
 
-_BLOCK = 1 << 20
 # What readers of tasks take from a folder is called so; beside it may lie anything, such as answers written there.
 _SPLIT = re.compile(r"train|dev|valid|test", re.I)
 
@@ -30,18 +29,10 @@ def data_hash(*paths: Path) -> str:
 
 def _lines(path: Path) -> Iterator[str]:
     if path.is_file():
-        yield _content(path)
+        yield checksum(path)
         return
     for child in sorted(child for child in path.iterdir() if _SPLIT.search(child.name)):
         if child.is_file():
-            yield f"{child.name} {_content(child)}"
+            yield f"{child.name} {checksum(child)}"
         for file in sorted(file for file in child.rglob("*") if file.is_file()):
             yield f"{file.relative_to(path)} {file.stat().st_size}"
-
-
-def _content(path: Path) -> str:
-    state = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            state.update(block)
-    return state.hexdigest()
