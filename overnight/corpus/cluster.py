@@ -28,7 +28,7 @@ import xxhash
 
 import overnight
 from overnight.config import Data
-from overnight.corpus.workers import Workers
+from overnight.corpus.workers import Processes, Workers
 from overnight.display import plural
 from overnight.errors import ConfigError, UserError
 from overnight.machine import usable_cores
@@ -144,7 +144,8 @@ def workers_of(data: Data, folder: Path, log: Callable[[str], None]) -> Iterator
         UserError: the scheduler does not answer, or a worker is not fit.
     """
     if not data.scheduler:
-        yield data.workers or usable_cores()
+        with Processes(data.workers or usable_cores()) as processes:
+            yield processes
         return
     client = _connected(data.scheduler)
     try:
@@ -270,9 +271,6 @@ class DaskCluster:
                     self._remind()
 
         return result
-
-    def stop(self) -> None:
-        """Do nothing: what nobody waits for any more is forgotten by the scheduler."""
 
     def _remind(self) -> None:
         if not self._asked(self._client.nthreads) and time.monotonic() - self._last_said >= _REMIND_AFTER:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from multiprocessing import connection, get_context, parent_process
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from overnight.errors import UserError
 from overnight.signals import STOP_SIGNALS, hold_signals
@@ -29,20 +30,17 @@ class Engine(Protocol):
     def submit(self, function: Callable[[Any], R], task: Any) -> Callable[[], R]:
         """Begin a task; return what waits for its result."""
 
-    def stop(self) -> None:
-        """Begin no more; called after the last result, or an error."""
-
 
 Workers = int | Engine
-"""Number of processes of this machine, or another engine."""
+"""Number of processes of this machine, which end with the tasks; or an engine, which serves for many times."""
 
 
 def run_tasks(function: Callable[[T], R], tasks: Iterable[T], workers: Workers, size: Callable[[T], float] | None = None) -> Iterator[R]:
     """Apply a function to every task and yield the results in the order of the tasks.
 
     The tasks are drawn only as fast as they are worked off, so they may be a generator that reads a large file; or, where their sizes are
-    known, dealt all at once, the largest first, so that none of them is left over at the end for one worker alone.
-    With one worker, or one task, everything runs in this process; on a cluster nothing does.
+    known, dealt all at once, the largest first, so that none of the large is left over at the end for one worker alone.
+    On this machine one task, or all with one worker, run in this process; on a cluster none does.
 
     Args:
         function: a function of a module (it travels by name); its result and its exceptions must pickle.
@@ -53,18 +51,18 @@ def run_tasks(function: Callable[[T], R], tasks: Iterable[T], workers: Workers, 
     Raises:
         UserError: when a worker process was killed; the first exception of a task otherwise.
     """
-    tasks = iter(tasks)
     if isinstance(workers, int):
+        with Processes(workers) as engine:
+            yield from run_tasks(function, tasks, engine, size)
+        return
+    tasks = iter(tasks)
+    if isinstance(workers, Processes):
         head = list(islice(tasks, 2))
         tasks = chain(head, tasks)
-        if workers == 1 or len(head) < 2:
+        if workers.width() == 1 or len(head) < 2:
             yield from map(function, tasks)
             return
-        workers = Processes(workers)
-    try:
-        yield from _in_window(function, tasks, workers) if size is None else _largest_first(function, list(tasks), workers, size)
-    finally:
-        workers.stop()
+    yield from _in_window(function, tasks, workers) if size is None else _largest_first(function, list(tasks), workers, size)
 
 
 def _in_window(function: Callable[[T], R], tasks: Iterable[T], engine: Engine) -> Iterator[R]:
@@ -79,23 +77,32 @@ def _in_window(function: Callable[[T], R], tasks: Iterable[T], engine: Engine) -
 
 
 def _largest_first(function: Callable[[T], R], tasks: list[T], engine: Engine, size: Callable[[T], float]) -> Iterator[R]:
-    sizes = [size(task) for task in tasks]
-    order = sorted(range(len(tasks)), key=lambda number: -sizes[number])
+    # Those of about one size, to a power of two, in their own order, in which their results are wanted: else nothing is seen of what is done.
+    scales = [math.frexp(size(task))[1] for task in tasks]
+    order = sorted(range(len(tasks)), key=lambda number: -scales[number])
     pending = {number: engine.submit(function, tasks[number]) for number in order}
     for number in range(len(tasks)):
         yield pending.pop(number)()
 
 
 class Processes:
-    """The cores of this machine.
+    """The cores of this machine, until it is left.
 
     Args:
-        count: of processes, which start with the first task.
+        count: of processes, which start with the first task and import for a third of a second each: several rounds of tasks share them.
     """
 
     def __init__(self, count: int) -> None:
-        self._pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_start_worker)
+        self._pool: ProcessPoolExecutor | None = None
         self._count = count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # Wait for the tasks that run: they are seconds long and their outputs appear whole, so this leaves neither orphans nor halves.
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
 
     def width(self) -> int:
         """Return the number of processes."""
@@ -103,6 +110,8 @@ class Processes:
 
     def submit(self, function: Callable[[Any], R], task: Any) -> Callable[[], R]:
         """Begin a task; return what waits for its result."""
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(self._count, mp_context=get_context("spawn"), initializer=_start_worker)
         try:
             # The first call starts the processes: one that its parent left while starting it would print a traceback.
             with hold_signals():
@@ -117,10 +126,6 @@ class Processes:
                 raise _killed() from None
 
         return result
-
-    def stop(self) -> None:
-        """Wait for the tasks that run: they are seconds long and their outputs appear whole, so this leaves neither orphans nor halves."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _killed() -> UserError:

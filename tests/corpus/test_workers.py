@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overnight.corpus.workers import run_tasks
+from overnight.corpus.workers import Processes, run_tasks
 from overnight.errors import DataError, UserError
 
 R = TypeVar("R")
@@ -37,6 +39,20 @@ def test_results_come_in_order_from_other_processes() -> None:
     results = list(run_tasks(_square, range(40), 2))
     assert [square for square, _ in results] == [x * x for x in range(40)]
     assert os.getpid() not in {pid for _, pid in results}
+
+
+def test_several_rounds_of_tasks_share_the_processes_which_end_with_the_last() -> None:
+    with Processes(2) as engine:
+        first, second = ({pid for _, pid in run_tasks(_square, range(40), engine)} for _ in range(2))
+        assert len(first | second) <= 2
+        assert not any(os.getpid() in pids for pids in (first, second))
+    assert not multiprocessing.active_children()
+
+
+def test_after_an_error_nothing_more_is_begun_and_the_processes_end() -> None:
+    with pytest.raises(DataError, match="task 3"), Processes(2) as engine:
+        list(run_tasks(_fail, range(10), engine))
+    assert not multiprocessing.active_children()
 
 
 def test_one_worker_or_one_task_stays_in_this_process() -> None:
@@ -74,8 +90,7 @@ class _Recorded:
     """An engine of one worker that does a task when it is asked for its result, and keeps the order in which tasks were begun."""
 
     def __init__(self) -> None:
-        self.begun: list[int] = []
-        self.stopped = 0
+        self.begun: list[Any] = []
 
     def width(self) -> int:
         return 1
@@ -84,20 +99,12 @@ class _Recorded:
         self.begun.append(task)
         return lambda: function(task)
 
-    def stop(self) -> None:
-        self.stopped += 1
-
 
 @given(st.lists(st.integers(0, 100), max_size=30))
-def test_the_largest_task_is_dealt_first_and_results_stay_in_order(tasks: list[int]) -> None:
+def test_large_tasks_are_dealt_first_those_of_about_one_size_as_they_come_and_results_stay_in_order(sizes: list[int]) -> None:
     engine = _Recorded()
-    assert list(run_tasks(str, tasks, engine, lambda task: task)) == [str(task) for task in tasks]
-    assert engine.begun == sorted(tasks, reverse=True)
-    assert engine.stopped == 1
-
-
-def test_an_engine_is_stopped_also_after_an_error() -> None:
-    engine = _Recorded()
-    with pytest.raises(DataError, match="task 3"):
-        list(run_tasks(_fail, range(10), engine))
-    assert engine.stopped == 1
+    tasks = list(enumerate(sizes))
+    assert list(run_tasks(str, tasks, engine, lambda task: task[1])) == [str(task) for task in tasks]
+    assert sorted(engine.begun) == tasks
+    for (number, size), (later, next_size) in pairwise(engine.begun):
+        assert next_size.bit_length() < size.bit_length() or (next_size.bit_length() == size.bit_length() and later > number)
