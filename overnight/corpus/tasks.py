@@ -139,6 +139,7 @@ class CountTask:
 
     clean: Path
     take: np.ndarray
+    lowercase: bool
 
 
 def _texts(path: Path, take: np.ndarray) -> list[str]:
@@ -146,7 +147,7 @@ def _texts(path: Path, take: np.ndarray) -> list[str]:
 
 
 def count_chunk(task: CountTask) -> Counter[str]:
-    return count_words(_texts(task.clean, task.take))
+    return count_words(_texts(task.clean, task.take), task.lowercase)
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def _encoder(folder: Path, *written: tuple[int, int]) -> Encoder:
 
 
 def free_encoder() -> None:
-    """Free what this process remembers of words, which is some 25 MB, once all is tokenized: training may follow in it."""
+    """Free what this process remembers of words, which is some 25 MB, once all is tokenized."""
     _encoder.cache_clear()
 
 
@@ -249,6 +250,7 @@ class ShardTask:
 
 def make_shard(task: ShardTask) -> ShardEntry:
     """Write the documents of token chunks as one shard, with its entry for the manifest in a file of its own."""
+    free_encoder()
     path = task.folder / task.name
     if task.entry.exists() and path.exists():
         done: ShardEntry = read_json(task.entry, ShardEntry, f"delete the folder {task.folder} and prepare again")

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from overnight.corpus.words import WORD_OR_MARK, distinct_words, ragged
+from overnight.corpus.words import distinct_words, ragged
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_whole
 from overnight.state_files import read_mapping
@@ -70,10 +70,29 @@ def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
     return normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase)
 
 
-def count_words(texts: Iterable[str]) -> Counter[str]:
-    """Return how often each word of clean text occurs, in the order in which they first do; spaces and line ends separate words."""
-    words, places = distinct_words(" ".join(texts), marks=False)
-    return Counter(dict(zip(words, np.bincount(places, minlength=len(words)).tolist(), strict=True)))
+def count_words(texts: Iterable[str], lowercase: bool) -> Counter[str]:
+    """Return how often each word and each mark of clean text occurs, as BERT's rules split it, in the order in which they first do.
+
+    Args:
+        texts: of words one space or line end apart.
+        lowercase: as in :func:`build_tokenizer`.
+    """
+    parts, places = distinct_words(" ".join(texts), marks=True)
+    counts: dict[str, int] = {}
+    for part, count in zip(parts, np.bincount(places, minlength=len(parts)).tolist(), strict=True):
+        if part.isascii():  # the same as below, many times as fast
+            word = part.lower() if lowercase else part
+            counts[word] = counts.get(word, 0) + count
+        else:
+            for word in _words_of(part, lowercase):
+                counts[word] = counts.get(word, 0) + count
+    return Counter(counts)
+
+
+@lru_cache(1 << 16)
+def _words_of(part: str, lowercase: bool) -> tuple[str, ...]:
+    """Return the words and marks in letters that the marks of ASCII do not divide."""
+    return tuple(word for word, _ in _SPLITTER.pre_tokenize_str(_normalizer(lowercase).normalize_str(part)))
 
 
 def without_rare(words: Counter[str], most: int) -> Counter[str]:
@@ -85,40 +104,28 @@ def without_rare(words: Counter[str], most: int) -> Counter[str]:
     return words
 
 
-def parts_of_word(word: str, lowercase: bool) -> list[str]:
-    """Return what BERT's rules make of a word of clean text: a part for each run of letters and digits, and for each mark."""
-    if word.isascii():  # the same, five times as fast
-        return WORD_OR_MARK.findall(word.lower() if lowercase else word)
-    return [part for part, _ in _SPLITTER.pre_tokenize_str(_normalizer(lowercase).normalize_str(word))]
-
-
-def train_tokens(words: Mapping[str, int], size: int, lowercase: bool) -> list[str]:
+def train_tokens(words: Mapping[str, int], size: int) -> list[str]:
     """Train a WordPiece vocabulary that depends on the word counts alone, not on the run or the number of cores.
 
     The trainer numbers the characters of its alphabet, and those inside words, in the order of a hash table seeded anew
     each time, and settles equal counts by these numbers. Here both sets are given to it, sorted.
 
     Args:
-        words: white-space-separated words of clean text and how often each occurs.
+        words: words and marks and how often each occurs, of :func:`count_words`.
         size: number of tokens, the special ones included.
-        lowercase: as in :func:`build_tokenizer`.
 
     Returns:
         The tokens, id by id, the special ones first; fewer than `size` where the text has no more to give.
     """
-    counts: Counter[str] = Counter()
-    for word, count in words.items():
-        for part in parts_of_word(word, lowercase):
-            counts[part] += count
     chars: Counter[str] = Counter()
-    for part, count in counts.items():
-        for char in part:
+    for word, count in words.items():
+        for char in word:
             chars[char] += count
     alphabet = sorted(sorted(chars, key=lambda char: (-chars[char], char))[:ALPHABET])
-    inside = {char for part in counts for char in part[1:]}.intersection(alphabet)
-    if len(counts) > TRAINING_DISTINCT:
-        kept = sorted(counts, key=lambda part: (-counts[part], part))[:TRAINING_DISTINCT]
-        counts = Counter({part: counts[part] for part in kept})
+    inside = {char for word in words for char in word[1:]}.intersection(alphabet)
+    if len(words) > TRAINING_DISTINCT:
+        kept = sorted(words, key=lambda word: (-words[word], word))[:TRAINING_DISTINCT]
+        words = {word: words[word] for word in kept}
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
@@ -129,7 +136,7 @@ def train_tokens(words: Mapping[str, int], size: int, lowercase: bool) -> list[s
     )
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.train_from_iterator(_as_text(counts), trainer)
+    tokenizer.train_from_iterator(_as_text(words), trainer)
     ids = tokenizer.get_vocab()
     return sorted(ids, key=ids.__getitem__)
 

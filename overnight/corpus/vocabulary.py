@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from tokenizers import pre_tokenizers
 
 from overnight.config import Data, Run, environment_path
 from overnight.corpus.progress import Progress
@@ -19,8 +18,8 @@ from overnight.errors import ConfigError
 
 INIT = "init"
 """In a run folder, where the weights and the vocabulary lie that it begins from."""
-# Distinct words held while counting (about 100 bytes each); beyond, the rarest go, and with this limit of the trainer's the whole takes some 1.3 GB at most.
-MAX_WORDS = 4_000_000
+# Distinct words held while counting (about 150 bytes each), twice those that are trained on; beyond, the rarest go.
+MAX_WORDS = 1_000_000
 # Of characters; the tokenizer knows no longer one.
 _LONGEST_WORD = 100
 
@@ -78,9 +77,9 @@ def make_vocabulary(
         save_tokenizer(folder, given, data.lowercase)
         return given
     progress = Progress("vocabulary", log, "M words")
-    words, counted = _count_words(chunks, splits, workers, progress)
+    words, counted = _count_words(chunks, splits, data.lowercase, workers, progress)
     if given is None:
-        tokens = train_tokens(words, data.vocab_size, data.lowercase)
+        tokens = train_tokens(words, data.vocab_size)
         progress.end(counted, f"{plural(len(tokens), 'token')} from {plural(counted, 'word')}")
         if len(tokens) < data.vocab_size:
             log(f"vocabulary: the text gives no more than {len(tokens):,} of the {data.vocab_size:,} tokens of data.vocab_size")
@@ -93,10 +92,12 @@ def make_vocabulary(
     return tokens
 
 
-def _count_words(chunks: list[Path], splits: list[np.ndarray], workers: Workers, progress: Progress) -> tuple[Counter[str], int]:
-    """Return how often each word of the training documents occurs, and how many there are."""
+def _count_words(
+    chunks: list[Path], splits: list[np.ndarray], lowercase: bool, workers: Workers, progress: Progress
+) -> tuple[Counter[str], int]:
+    """Return how often each word and mark of the training documents occurs, and how many there are."""
     counted = 0
-    tasks = (CountTask(path, split == 1) for path, split in zip(chunks, splits, strict=True))
+    tasks = (CountTask(path, split == 1, lowercase) for path, split in zip(chunks, splits, strict=True))
     words: Counter[str] = Counter()
     for number, counts in enumerate(run_tasks(count_chunk, tasks, workers)):
         words.update(counts)
@@ -110,18 +111,14 @@ def new_words(words: Mapping[str, int], tokens: Sequence[str], lowercase: bool, 
     """Return the most frequent words that a vocabulary splits, or does not know at all; of equally frequent ones the first of the alphabet.
 
     Args:
-        words: white-space-separated words of clean text and how often each occurs.
+        words: words and marks and how often each occurs, of :func:`count_words`.
         tokens: the vocabulary.
         lowercase: as in :func:`build_tokenizer`.
         count: words at most. Those that occur once, and those that are not of letters alone, are left out.
     """
     tokenizer = build_tokenizer(tokens, lowercase)
-    splitter, counts = pre_tokenizers.BertPreTokenizer(), Counter[str]()
-    for word, times in words.items():
-        for part, _ in splitter.pre_tokenize_str(tokenizer.normalizer.normalize_str(word)):
-            if part.isalpha() and len(part) <= _LONGEST_WORD:
-                counts[part] += times
-    frequent = sorted((word for word, times in counts.items() if times > 1), key=lambda word: (-counts[word], word))
+    may_be = (word for word, times in words.items() if times > 1 and word.isalpha() and len(word) <= _LONGEST_WORD)
+    frequent = sorted(may_be, key=lambda word: (-words[word], word))
     found: list[str] = []
     for start in range(0, len(frequent), 10_000):
         some = frequent[start : start + 10_000]
