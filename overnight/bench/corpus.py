@@ -1,6 +1,6 @@
 """`overnight bench corpus`: raw text to shards, its time, memory and disk, beside examples that are written ahead by pure Python.
 
-`overnight prepare` is run on an archive, with near-duplicates. Its memory is measured again with several times the text. What reading, cleaning and so on
+`overnight prepare` is run on an archive, with near-duplicates. Its speed and memory are measured again with several times the text. What reading, cleaning and so on
 take alone is measured on a part, and what the loader takes to make masked batches out of the shards, because the peer's records have both. Rates are of megabytes
 of raw text; those by processor time are of one core, whatever else it does, and include the training of the vocabulary, which takes some seconds for any text.
 """
@@ -55,7 +55,7 @@ def run(
         tiny: 1 MB, to see that it runs.
         size: megabytes of text, 0: all of the source.
         text: source, as in `data.paths`; empty: the books where they are, else the documentation inside the Python environment.
-        times: of how many times the text memory is measured again.
+        times: of how many times the text speed and memory are measured again.
         workers: processes, 0: one for each core.
     """
     text = text or (_BOOKS if _there(_BOOKS) else "builtin:python-docs")
@@ -81,6 +81,7 @@ def run(
         total = sum(each.bytes for each in load_manifest(folder / "data").sources)
         theirs = None if peer == "none" else _peer_rate(part, folder / "data")
         add(*_costs(total, cost, folder / "data", workers, theirs))
+        once = rows[0].value
         add(*_stages(source, part, folder / "data", 1 if tiny else 3))
         add(_batches(folder / "data", total))
         if theirs is not None:
@@ -90,6 +91,8 @@ def run(
             larger = folder / "larger.tar.xz"
             pack(recombined(text, number * total), larger)
             more = prepared(str(larger), folder / "larger", settings)
+            size = sum(each.bytes for each in load_manifest(folder / "larger").sources)
+            add(Row(f"prepare, {number} times the text", size / 1e6 / more.seconds, "MB/s", peer="once", peer_value=once))
             add(Row(f"memory, {number} times the text", more.peak_memory / 1e6, "MB", peer="once", peer_value=cost.peak_memory / 1e6))
             shutil.rmtree(folder / "larger")
     print_result("corpus", rows)
@@ -140,7 +143,7 @@ def _stages(source: str, part: list[str], folder: Path, repeats: int) -> list[Ro
         "sign for near-duplicates": lambda: shingles.sketches(
             *shingles.ngram_hashes(flat, offsets, WORDS, whole_short=True), *bands_for(_THRESHOLD)
         ),
-        "count words": lambda: count_words(lines),
+        "count words": lambda: count_words(lines, True),
         "tokenize, all words new": lambda: Encoder(load_tokenizer(folder)).encode(lines),
         "tokenize, all words known": lambda: encoder.encode(lines),
         "write shards": lambda: write_shard(folder / "bench.arrow", *arrays),
