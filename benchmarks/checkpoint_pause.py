@@ -30,7 +30,7 @@ import torch
 
 from overnight.batches.batch_size import pad_to_multiple
 from overnight.bench.loop import recipe
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.checkpoint.writer import CheckpointWriter
 from overnight.config import Run
 from overnight.console import Line
@@ -97,7 +97,7 @@ def measure(model: str, saves: int, folder: Path) -> dict[str, Any]:
             if len(taken) == 2 * saves:
                 break
             saver = savers[len(taken) % 2]
-            stood = saver.save(work.model, optimizer, Progress(global_step=done.step))
+            stood = saver.save(work.model, optimizer, TrainingProgress(global_step=done.step))
             taken.append(Save(saver is savers[0], stood))
             quiet = 0
         start = time.perf_counter()

@@ -29,7 +29,7 @@ _STRICT = {"extra": "forbid"}
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """Where a run stands: with the weights and the moments, all that it takes to resume."""
 
     __pydantic_config__ = _STRICT
@@ -62,7 +62,7 @@ class _State:
 
     __pydantic_config__ = _STRICT
     version: int
-    progress: Progress
+    progress: TrainingProgress
     checksums: dict[str, str]
     """XXH3-64 of each part's file and, as `progress`, of the counters."""
 
@@ -75,7 +75,7 @@ def state_text(progress: Mapping[str, Any], checksums: Mapping[str, str]) -> str
     """Return what `state.json` holds.
 
     Args:
-        progress: the fields of :class:`Progress`.
+        progress: the fields of :class:`TrainingProgress`.
         checksums: of the parts' files.
     """
     checksums = {**checksums, "progress": _digest_of(progress)}
@@ -88,7 +88,7 @@ def _digest_of(progress: Any) -> str:
 
 def load_checkpoint(
     folder: Path, model: nn.Module, carry: dict[str, Tensor] | None = None
-) -> tuple[Progress, dict[str, Tensor], list[str]] | None:
+) -> tuple[TrainingProgress, dict[str, Tensor], list[str]] | None:
     """Fill the model from the newest whole checkpoint.
 
     Args:
@@ -119,7 +119,7 @@ def load_checkpoint(
     return None
 
 
-def read_checkpoint(checkpoint: Path) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor]]:
+def read_checkpoint(checkpoint: Path) -> tuple[TrainingProgress, dict[str, Tensor], dict[str, Tensor]]:
     """Return one checkpoint: counters, the model's tensors, the optimizer's tensors.
 
     Raises:
@@ -133,7 +133,7 @@ def read_checkpoint(checkpoint: Path) -> tuple[Progress, dict[str, Tensor], dict
     return progress, parts["model"], parts["optimizer"]
 
 
-def _contents(checkpoint: Path) -> tuple[Progress, dict[str, dict[str, Tensor]]]:
+def _contents(checkpoint: Path) -> tuple[TrainingProgress, dict[str, dict[str, Tensor]]]:
     """Return counters, and the tensors of every part."""
     try:
         state = _read_state(checkpoint / "state.json")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from overnight.checkpoint import reader
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.config import BertRun, Run
 from overnight.corpus.places import is_remote
 from overnight.corpus.shard_cache import local_copy
@@ -93,7 +93,7 @@ def same_vocabulary(folder: Path, expected: str, weights: Path) -> Vocabulary:
     return vocabulary
 
 
-def assert_same_corpus(progress: Progress, manifest: Manifest, folder: Path, run: Run) -> None:
+def assert_same_corpus(progress: TrainingProgress, manifest: Manifest, folder: Path, run: Run) -> None:
     """Check that a checkpoint was trained on the corpus that a folder holds now.
 
     Args:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight import config
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.config import Run
 from overnight.errors import ConfigError
 from overnight.optim.schedules import learning_rate
@@ -86,7 +86,7 @@ def claim_folder(run: Run, extend: bool = False) -> None:
     write_whole(path, [sealed_yaml(config.run_yaml(run)).encode()])
 
 
-def unrecorded_extensions(run: Run, progress: Progress) -> Iterator[dict[str, Any]]:
+def unrecorded_extensions(run: Run, progress: TrainingProgress) -> Iterator[dict[str, Any]]:
     """Yield the event of each extension of the run that its metrics do not hold, or no more after they were truncated to a checkpoint."""
     path, kept = run.run_dir / "metrics.jsonl", _kept(run)
     lines = read_lines(path, _REMEDY) if kept and path.exists() else ()

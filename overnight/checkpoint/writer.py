@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from overnight.checkpoint.reader import (
-    Progress,
+    TrainingProgress,
     checkpoint_name,
     file_digest,
     list_checkpoints,
@@ -67,7 +67,7 @@ class CheckpointWriter:
         """Why the last one could not be written; raised by the next :meth:`wait`."""
 
     def save(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, carry: Mapping[str, Tensor] | None = None
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, progress: TrainingProgress, carry: Mapping[str, Tensor] | None = None
     ) -> float:
         """Take a checkpoint of this moment. It holds whole tensors, whatever the number of processes.
 
@@ -163,7 +163,7 @@ def write_checkpoint(folder: Path, parts: Parts, progress: dict[str, Any]) -> No
     Args:
         folder: the run's `checkpoints`.
         parts: whole tensors on the host.
-        progress: the fields of :class:`overnight.checkpoint.reader.Progress`.
+        progress: the fields of :class:`overnight.checkpoint.reader.TrainingProgress`.
 
     Raises:
         DataError: when that fails; the checkpoints before it are untouched.

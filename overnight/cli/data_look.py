@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from overnight.console import Styled
-from overnight.corpus.look import Wanted, passages, search_pattern, wanted_documents
+from overnight.corpus.look import Selection, passages, search_pattern, selected_documents
 from overnight.corpus.prepared import Decoder, Prepared, PreparedDocument
 from overnight.display import plural
 from overnight.errors import ConfigError
@@ -38,9 +38,9 @@ def look(options: argparse.Namespace) -> int:
     if searching and pattern is None:
         raise ConfigError(f"--search {options.search!r}: is empty; give a word or a phrase")
     sample = options.random or (3 if not (searching or options.number or options.source) else 0)
-    wanted = Wanted(options.split, options.number or (), sample, options.seed, options.source)
+    selection = Selection(options.split, options.number or (), sample, options.seed, options.source)
     out, shown, read = Styled(), 0, 0
-    for document in wanted_documents(prepared, wanted):
+    for document in selected_documents(prepared, selection):
         read += 1
         text = prepared.decoder.text(document.tokens) if pattern else ""
         if pattern and not pattern.search(text):

@@ -88,12 +88,12 @@ def _download(options: argparse.Namespace, overrides: list[str]) -> None:
         download = Download(folder, source, options.retries, line)
         if source.mirror:
             line.print(f"mirror: {source.mirror.root}")
-        wanted = select(options.dataset, choice, source, Attempts(options.retries, stop, line.print))
-        download.run(wanted, options.jobs, options.verify)
-        for row in said(wanted, folder):
+        selected = select(options.dataset, choice, source, Attempts(options.retries, stop, line.print))
+        download.run(selected, options.jobs, options.verify)
+        for row in said(selected, folder):
             line.print(row)
     print("next:")
-    for one in wanted:
+    for one in selected:
         for command in next_command(one, folder):
             print(f"  {command}")
 

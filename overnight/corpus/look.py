@@ -20,7 +20,7 @@ _PART = re.compile(r"[^\W_]+|[^\s]")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Selection:
     """Which documents of a split to take; without numbers and a sample all of them."""
 
     split: str
@@ -33,22 +33,22 @@ class Wanted:
     """Only those in whose name, or in whose entry of `data.paths`, this stands."""
 
 
-def wanted_documents(prepared: Prepared, wanted: Wanted) -> Iterator[PreparedDocument]:
+def selected_documents(prepared: Prepared, selection: Selection) -> Iterator[PreparedDocument]:
     """Yield documents, in order; those of numbers in the order of these.
 
     Raises:
         DataError: when a number is none of the split, the split is empty, or the folder does not know the sources of its documents.
     """
-    if not prepared.manifest.count(wanted.split, "documents"):
+    if not prepared.manifest.count(selection.split, "documents"):
         others = ", ".join(prepared.splits()) or "nothing"
-        raise DataError(f"{prepared.folder}: {wanted.split} holds no document; there is {others}")
-    if wanted.numbers:
-        yield from (prepared.document(wanted.split, number) for number in wanted.numbers)
-    elif wanted.sample:
-        yield from _sample(prepared, wanted)
+        raise DataError(f"{prepared.folder}: {selection.split} holds no document; there is {others}")
+    if selection.numbers:
+        yield from (prepared.document(selection.split, number) for number in selection.numbers)
+    elif selection.sample:
+        yield from _sample(prepared, selection)
     else:
-        for first, rows in _candidates(prepared, wanted):
-            yield from (prepared.document(wanted.split, first + row) for row in rows.tolist())
+        for first, rows in _candidates(prepared, selection):
+            yield from (prepared.document(selection.split, first + row) for row in rows.tolist())
 
 
 def _table(prepared: Prepared) -> DocumentTable:
@@ -59,13 +59,13 @@ def _table(prepared: Prepared) -> DocumentTable:
     return prepared.table
 
 
-def _candidates(prepared: Prepared, wanted: Wanted) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield for each shard the number of its first document, and the rows of those of the wanted source."""
+def _candidates(prepared: Prepared, selection: Selection) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield for each shard the number of its first document, and the rows of those of the source that is asked for."""
     first = 1
-    for entry in prepared.entries(wanted.split):
+    for entry in prepared.entries(selection.split):
         rows = np.arange(entry.documents)
-        if wanted.source:
-            known, part = _table(prepared).rows(entry), printable(wanted.source)
+        if selection.source:
+            known, part = _table(prepared).rows(entry), printable(selection.source)
             of_source = [number for number, source in enumerate(prepared.manifest.sources) if part in source.path]
             named = pc.match_substring(known.names, part).to_numpy(zero_copy_only=False)
             rows = np.flatnonzero(named | np.isin(known.sources, of_source))
@@ -73,14 +73,14 @@ def _candidates(prepared: Prepared, wanted: Wanted) -> Iterator[tuple[int, np.nd
         first += entry.documents
 
 
-def _sample(prepared: Prepared, wanted: Wanted) -> Iterator[PreparedDocument]:
+def _sample(prepared: Prepared, selection: Selection) -> Iterator[PreparedDocument]:
     """Yield distinct documents at random: counted in a first pass, read in a second."""
-    counts = np.array([len(rows) for _, rows in _candidates(prepared, wanted)])
-    drawn = np.random.default_rng(wanted.seed).choice(counts.sum(), min(wanted.sample, int(counts.sum())), replace=False)
+    counts = np.array([len(rows) for _, rows in _candidates(prepared, selection)])
+    drawn = np.random.default_rng(selection.seed).choice(counts.sum(), min(selection.sample, int(counts.sum())), replace=False)
     ends = np.cumsum(counts)
-    for (first, rows), end in zip(_candidates(prepared, wanted), ends.tolist(), strict=True):
+    for (first, rows), end in zip(_candidates(prepared, selection), ends.tolist(), strict=True):
         inside = np.sort(drawn[(drawn >= end - len(rows)) & (drawn < end)]) - (end - len(rows))
-        yield from (prepared.document(wanted.split, first + int(row)) for row in rows[inside])
+        yield from (prepared.document(selection.split, first + int(row)) for row in rows[inside])
 
 
 def search_pattern(prepared: Prepared, text: str, regex: str, ignore_case: bool) -> re.Pattern[str] | None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from overnight.corpus.languages import language
-from overnight.corpus.look import Wanted, wanted_documents
+from overnight.corpus.look import Selection, selected_documents
 from overnight.corpus.prepared import Prepared, PreparedDocument
 from overnight.errors import ConfigError
 
@@ -141,7 +141,7 @@ def _languages(prepared: Prepared) -> Counter[str]:
     try:
         return Counter(
             language(prepared.decoder.text(document.tokens[:_LANGUAGE_TOKENS])) or "?"
-            for document in wanted_documents(prepared, Wanted("train", sample=_LANGUAGE_DOCUMENTS))
+            for document in selected_documents(prepared, Selection("train", sample=_LANGUAGE_DOCUMENTS))
         )
     except ConfigError:  # without the extra
         return Counter()
@@ -151,5 +151,5 @@ def sample_documents(prepared: Prepared, count: int, characters: int) -> list[tu
     """Return some training documents at random, with the beginnings of their texts."""
     if "train" not in prepared.splits():
         return []
-    chosen = list(wanted_documents(prepared, Wanted("train", sample=count)))
+    chosen = list(selected_documents(prepared, Selection("train", sample=count)))
     return [(document, prepared.decoder.text(document.tokens[:characters])[:characters]) for document in chosen]

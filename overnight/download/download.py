@@ -16,8 +16,8 @@ from overnight.download.connection import Source
 from overnight.download.jobs import Job, entry_of, jobs_of, megabytes
 from overnight.download.manifest import NAME, Entry, Manifest, sha256_of
 from overnight.download.patience import Attempts, LostError, StoppedError
-from overnight.download.progress import Progress
-from overnight.download.selection import Wanted
+from overnight.download.progress import DownloadProgress
+from overnight.download.selection import SelectedDataset
 from overnight.download.transfer import DiskFullError, Received, Transfer, put
 from overnight.download.unpack import Unpacked, unpack
 from overnight.errors import DataError, UserError
@@ -45,20 +45,20 @@ class Download:
         self._lost: set[str] = set()
         self._several = False
 
-    def run(self, wanted: Sequence[Wanted], jobs: int, verify: bool = False) -> None:
+    def run(self, selected: Sequence[SelectedDataset], jobs: int, verify: bool = False) -> None:
         """Get what is not there.
 
         Args:
-            wanted: the files.
+            selected: the datasets and their files.
             jobs: how many at once.
             verify: read what is there again.
 
         Raises:
             UserError: when a file could not be had; those that could are there and recorded.
         """
-        todo = jobs_of(wanted, self._folder, self._manifest, verify, self._line.print)
+        todo = jobs_of(selected, self._folder, self._manifest, verify, self._line.print)
         self._several = len(todo) > 1
-        waiting, progress = deque(todo), Progress(self._line)
+        waiting, progress = deque(todo), DownloadProgress(self._line)
         threads = [threading.Thread(target=self._work, args=(waiting,), daemon=True) for _ in range(min(jobs, len(todo)))]
         for thread in threads:
             thread.start()
@@ -176,11 +176,11 @@ class Download:
             self._line.print(self._lines.get())
 
 
-def said(wanted: Sequence[Wanted], folder: Path) -> list[str]:
+def said(selected: Sequence[SelectedDataset], folder: Path) -> list[str]:
     """Return what is said at the end: of each dataset where it is, its license and its citation."""
     manifest = Manifest(folder)
     lines = []
-    for one in wanted:
+    for one in selected:
         addresses = {file.address for file in one.files}
         sizes = [entry.size for entry in manifest.files.values() if entry.address in addresses]
         lines.append(f"{one.dataset.name}: {plural(len(sizes), 'file')}, {megabytes(sum(sizes))} in {folder}, recorded in {folder / NAME}")

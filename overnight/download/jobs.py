@@ -10,7 +10,7 @@ from pathlib import Path
 
 from overnight.download.datasets import Dataset, RemoteFile
 from overnight.download.manifest import Entry, Manifest, now, sha256_of
-from overnight.download.selection import Wanted
+from overnight.download.selection import SelectedDataset
 from overnight.download.transfer import DiskFullError, Received, part_size
 from overnight.errors import DataError
 
@@ -34,11 +34,11 @@ class Job:
     failed: Exception | None = None
 
 
-def jobs_of(wanted: Sequence[Wanted], folder: Path, manifest: Manifest, verify: bool, log: Callable[[str], None]) -> list[Job]:
+def jobs_of(selected: Sequence[SelectedDataset], folder: Path, manifest: Manifest, verify: bool, log: Callable[[str], None]) -> list[Job]:
     """Return what is to get, and record what someone has put there by hand.
 
     Args:
-        wanted: the files.
+        selected: the datasets and their files.
         folder: where they belong.
         manifest: of that folder.
         verify: read what is there, even if it has not been written since it came.
@@ -48,7 +48,7 @@ def jobs_of(wanted: Sequence[Wanted], folder: Path, manifest: Manifest, verify: 
         DataError: a file is in the way that did not come from here and is not what is published.
         DiskFullError: there is no room for what is to come, as far as sizes are known.
     """
-    jobs = [job for one in wanted for file in one.files if (job := _job(one.dataset, file, folder, manifest, verify, log))]
+    jobs = [job for one in selected for file in one.files if (job := _job(one.dataset, file, folder, manifest, verify, log))]
     coming = sum(max(0, job.total - part_size(folder / job.name)) for job in jobs)
     if coming > (free := shutil.disk_usage(folder).free):
         text = f"{folder}: has {megabytes(free)} free, and {megabytes(coming)} are to come"

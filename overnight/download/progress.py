@@ -14,7 +14,7 @@ _SPEED_OVER = 10.0
 _QUIET = 1.0
 
 
-class Progress:
+class DownloadProgress:
     """The progress of a download; it begins now.
 
     Args:

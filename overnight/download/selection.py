@@ -39,8 +39,8 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A dataset that was named, with the files that are wanted of it."""
+class SelectedDataset:
+    """A dataset that was named, with the files that are to be downloaded of it."""
 
     dataset: Dataset
     variants: tuple[str, ...]
@@ -65,7 +65,7 @@ def check(names: Sequence[str], choice: Choice) -> None:
             _variants(DATASETS[name], choice)
 
 
-def select(names: Sequence[str], choice: Choice, source: Source, attempts: Attempts) -> list[Wanted]:
+def select(names: Sequence[str], choice: Choice, source: Source, attempts: Attempts) -> list[SelectedDataset]:
     """Return the files of the datasets that are named, each once; :func:`check` comes first.
 
     Raises:
@@ -78,10 +78,10 @@ def select(names: Sequence[str], choice: Choice, source: Source, attempts: Attem
         if name == "wikipedia":
             language = choice.language or "en"
             files = tuple(wikipedia_files(language, choice.date or "latest", source, attempts))
-            found.append(Wanted(row, (language,), files))
+            found.append(SelectedDataset(row, (language,), files))
         else:
             variants = _variants(row, choice)
-            found.append(Wanted(row, variants, tuple(file for variant in variants for file in _files(row, variant))))
+            found.append(SelectedDataset(row, variants, tuple(file for variant in variants for file in _files(row, variant))))
     return found
 
 
@@ -120,32 +120,32 @@ def _categories(row: Dataset, year: str) -> list[str]:
     return [variant.partition("/")[2] for variant in row.variants if variant.startswith(f"{year}/")]
 
 
-def next_command(wanted: Wanted, folder: Path) -> list[str]:
+def next_command(selected: SelectedDataset, folder: Path) -> list[str]:
     """Return commands that use a dataset.
 
     Args:
-        wanted: the dataset.
+        selected: the dataset.
         folder: of the download.
     """
 
     def at(path: str) -> str:
         return shlex.quote(str(folder / path))
 
-    name, first = wanted.dataset.name, wanted.files[0].path
+    name, first = selected.dataset.name, selected.files[0].path
     if name == "wikipedia":
         return [f"overnight prepare bert-base --data.paths={at(first)}"]
     if name == "gutenberg":
         return [f"overnight prepare bert-base --data.paths={at('books')}"]
     if name == "amazon":
-        return [f"overnight prepare mlstm-small --data.paths={at(path)} --data.field=reviewText" for path in _paths(wanted)]
-    if name == "squad" and wanted.variants == ("2.0",):
+        return [f"overnight prepare mlstm-small --data.paths={at(path)} --data.field=reviewText" for path in _paths(selected)]
+    if name == "squad" and selected.variants == ("2.0",):
         return [f"overnight predict squad --from RUN --input {at('squad-v2.0/dev-v2.0.json')}"]
     if name == "glue":
-        return [f"overnight finetune {task} --from RUN --path={at(f'glue/{GLUE_FOLDERS[task]}')}" for task in wanted.variants]
+        return [f"overnight finetune {task} --from RUN --path={at(f'glue/{GLUE_FOLDERS[task]}')}" for task in selected.variants]
     if name == "blimp":
         return [f"overnight evaluate --from RUN --blimp {at('blimp')}"]
     return [f"overnight finetune {name} --from RUN --path={at(name)}"]
 
 
-def _paths(wanted: Wanted) -> list[str]:
-    return [file.path for file in wanted.files]
+def _paths(selected: SelectedDataset) -> list[str]:
+    return [file.path for file in selected.files]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.checkpoint.writer import CheckpointWriter
 from overnight.config import Phase, Run
 from overnight.console import Line
@@ -32,7 +32,7 @@ class PhaseContext:
     objective: Objective
     """Losses of the network, of which the backward pass adds up the gradients of all processes."""
     world: World
-    progress: Progress
+    progress: TrainingProgress
     writer: CheckpointWriter
     metrics: Metrics
     line: Line

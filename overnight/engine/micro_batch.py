@@ -19,7 +19,7 @@ from torch import nn
 from overnight.batches.batch_size import micro_batch, micro_batch_sizes
 from overnight.batches.loader import Samples
 from overnight.batches.streams import Streams
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.config import Phase, Run
 from overnight.distributed.collectives import ErrorOnOtherRank, all_reduce_max, raise_on_all_ranks
 from overnight.distributed.world import World
@@ -339,7 +339,7 @@ def schedule_of(
     return found
 
 
-def halve(schedule: MicroBatchSchedule, phase: Phase, progress: Progress, world: World, error: OutOfMemory) -> tuple[str, int]:
+def halve(schedule: MicroBatchSchedule, phase: Phase, progress: TrainingProgress, world: World, error: OutOfMemory) -> tuple[str, int]:
     """Have the step at which memory ran out taken again in smaller micro-batches; return a sentence on it, and their size.
 
     Raises:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from overnight.batches.packing import Provenance
 from overnight.checkpoint import reader
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.display import plural
 from overnight.distributed.collectives import assert_same_on_all_ranks, raise_on_all_ranks
 from overnight.distributed.wrap import distribute_like
@@ -71,13 +71,13 @@ class Recovery:
         self._record(bad, steps, samples)
         return moments
 
-    def _newest(self, model: nn.Module) -> tuple[Progress, dict[str, Tensor]]:
+    def _newest(self, model: nn.Module) -> tuple[TrainingProgress, dict[str, Tensor]]:
         """Fill a network from the newest checkpoint, if there is one; return the progress and the optimizer's tensors."""
         context = self.context
         context.carried.clear()
         with raise_on_all_ranks(context.world):
             found = reader.load_checkpoint(self.checkpoints, model, context.carried)
-        restored, moments, _ = found or (Progress(corpus=context.progress.corpus), {}, [])
+        restored, moments, _ = found or (TrainingProgress(corpus=context.progress.corpus), {}, [])
         assert_same_on_all_ranks({"newest checkpoint": {"step": restored.global_step}}, context.world)
         return restored, moments
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from overnight.batches.batch_size import sequences_before
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.config import Phase
 from overnight.distributed.collectives import all_reduce_sum, all_reduce_sums
 from overnight.distributed.world import World
@@ -75,7 +75,7 @@ class Throughput:
         self.running = running or {}
         self._since, self._all = Spent(), Spent()
 
-    def note(self, done: StepResult, progress: Progress, wait: bool) -> None:
+    def note(self, done: StepResult, progress: TrainingProgress, wait: bool) -> None:
         """Count a step; its losses stay on the device until they are read, with all before them.
 
         Args:
@@ -141,7 +141,7 @@ class Throughput:
             "(was the machine busy while it was measured?): no MFU from here on"
         )
 
-    def left(self, progress: Progress) -> dict[str, float]:
+    def left(self, progress: TrainingProgress) -> dict[str, float]:
         """Return seconds left in this phase and in each later one, at the same rate of tokens."""
         phases = list(self._phases.items())[self._number :]
         _, phase = phases[0]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from overnight.batches.batch_size import micro_batch
 from overnight.checkpoint import reader
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.checkpoint.run_identity import unrecorded_extensions
 from overnight.checkpoint.writer import CheckpointWriter
 from overnight.config import Phase, Run
@@ -132,11 +132,11 @@ class TrainingRun:
         self.objective = self.model.losses
         gc.collect()
 
-    def _restore(self, carried: dict[str, Tensor]) -> tuple[Progress, dict[str, Tensor], list[str]]:
+    def _restore(self, carried: dict[str, Tensor]) -> tuple[TrainingProgress, dict[str, Tensor], list[str]]:
         """Fill the network from the newest checkpoint; return the progress, the optimizer's tensors, and what was wrong with newer checkpoints."""
         with raise_on_all_ranks(self.world):
             found = reader.load_checkpoint(self.checkpoints, self.model, carried)
-            progress, moments, problems = found or (Progress(), {}, [])
+            progress, moments, problems = found or (TrainingProgress(), {}, [])
             if progress.phase and progress.phase not in self.run.phases:
                 raise DataError(f"{self.checkpoints} are of a phase {progress.phase!r} that the recipe does not have")
             self._same_optimizer(progress)
@@ -252,7 +252,7 @@ class TrainingRun:
             except TrainingError as error:
                 raise recovery.final_error(error, training.guard.provenance(error.step, error.worst)) from None
 
-    def finished(self, progress: Progress) -> bool:
+    def finished(self, progress: TrainingProgress) -> bool:
         """Return whether the last phase is done."""
         name = list(self.run.phases)[-1]
         return progress.phase == name and progress.step >= self._steps(name)
@@ -261,7 +261,7 @@ class TrainingRun:
         """Return the steps of a phase; of one whose end is still to be decided, more than any."""
         return self.phases[phase].steps if self.planner is None or self.planner.decays(phase) else math.inf
 
-    def _same_optimizer(self, progress: Progress) -> None:
+    def _same_optimizer(self, progress: TrainingProgress) -> None:
         theirs, ours = progress.optimizer, self.run.phases[progress.phase].optim.name if progress.phase else ""
         if theirs and theirs != ours:
             raise DataError(

@@ -20,7 +20,7 @@ from overnight.batches.mixture import MixedSamples, by_source, mixture, shares
 from overnight.batches.order import key
 from overnight.batches.streams import VALIDATION_STREAMS, Streams
 from overnight.checkpoint.initial import begin_from
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.checkpoint.run_corpus import assert_same_corpus, keep_corpus
 from overnight.config import BertPhase, BertRun, BytePhase, ByteRun, ModernBertConfig, Phase, Run
 from overnight.corpus.bytes import VOCABULARY_SIZE
@@ -74,7 +74,7 @@ class Workload(Protocol):
         """Return a zero state of the streams of an evaluation."""
         ...
 
-    def check_data(self, progress: Progress) -> None:
+    def check_data(self, progress: TrainingProgress) -> None:
         """Check that the data is still what a checkpoint is of."""
         ...
 
@@ -95,7 +95,7 @@ class _Prepared:
         self.fingerprint, self._folder, self._run = self.manifest.fingerprint(), run.data_dir, run
         self.shards = {split: open_shards(run.data_dir, split) for split in ("train", "valid")}
 
-    def check_data(self, progress: Progress) -> None:
+    def check_data(self, progress: TrainingProgress) -> None:
         """Check that the prepared data is still what a checkpoint is of."""
         assert_same_corpus(progress, load_manifest(self._folder), self._folder, self._run)
 

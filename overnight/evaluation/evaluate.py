@@ -23,7 +23,7 @@ MAX_TOKENS, PAIRS = 200_000, 100
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Requested:
     """What to measure."""
 
     texts: tuple[Text, ...] = ()
@@ -32,12 +32,12 @@ class Wanted:
     """Of each paradigm; 0 is all."""
 
 
-def evaluate_model(model: MaskedLM, wanted: Wanted, folder: Path, line: Line) -> dict[str, Any]:
+def evaluate_model(model: MaskedLM, requested: Requested, folder: Path, line: Line) -> dict[str, Any]:
     """Measure a model.
 
     Args:
         model: any.
-        wanted: what to measure.
+        requested: what to measure.
         folder: where what is done of BLiMP is written, so that it is not done again.
         line: where progress is shown.
 
@@ -49,14 +49,14 @@ def evaluate_model(model: MaskedLM, wanted: Wanted, folder: Path, line: Line) ->
     Raises:
         DataError: of what cannot be read or scored.
     """
-    paradigms = read_blimp(wanted.blimp) if wanted.blimp else []
+    paradigms = read_blimp(requested.blimp) if requested.blimp else []
     found: dict[str, Any] = {"model": model.digest, "checkpoint": model.name, "texts": {}}
-    for text in wanted.texts:
+    for text in requested.texts:
         found["texts"][text.name] = {**asdict(masked_score(model, text, line)), "precision": model.precision}
         line.clear()
     if paradigms:
-        scores = score_blimp(model, paradigms, wanted.pairs, folder, line)
-        found["blimp"] = {**blimp_results(scores, wanted.pairs), "precision": model.precision}
+        scores = score_blimp(model, paradigms, requested.pairs, folder, line)
+        found["blimp"] = {**blimp_results(scores, requested.pairs), "precision": model.precision}
         line.clear()
     return found
 
@@ -77,7 +77,7 @@ def evaluate_run(run: BertRun, line: Line) -> None:
         else:
             line.print(f"{data} holds no valid text, so there are no bits per character")
     blimp = environment_path(run.evaluation.blimp, "evaluation.blimp") if run.evaluation.blimp else None
-    found = evaluate_model(model, Wanted(texts, blimp, run.evaluation.blimp_pairs), run.run_dir / "evaluation", line)
+    found = evaluate_model(model, Requested(texts, blimp, run.evaluation.blimp_pairs), run.run_dir / "evaluation", line)
     for text in results_lines(found, groups=False):
         line.print(text)
     if found["texts"] or "blimp" in found:

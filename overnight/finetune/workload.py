@@ -16,7 +16,7 @@ from overnight.batches.batch_size import micro_batch
 from overnight.batches.order import key
 from overnight.batches.packing import Provenance, StepBatches
 from overnight.checkpoint import reader
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.config import OPTIMIZERS, BertPhase, BertRun, Finetune, Phase, Schedule
 from overnight.corpus.tokenizer import Vocabulary
 from overnight.distributed.world import World
@@ -179,7 +179,7 @@ class FinetuneWorkload:
     def validation_carry(self) -> None:
         """Return nothing: none is carried in validation either."""
 
-    def check_data(self, progress: Progress) -> None:
+    def check_data(self, progress: TrainingProgress) -> None:
         """Check nothing: the folder of a seed is named after all that decides its result."""
 
     def keep(self) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from overnight import config
 from overnight.checkpoint.initial import Initial
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.checkpoint.writer import Parts, write_checkpoint
 from overnight.config import BertConfig, BertRun
 from overnight.corpus.settings import settings_of
@@ -70,7 +70,7 @@ def import_encoder(source: str, out: Path) -> tuple[BertRun, list[str]]:
         save_tokenizer(beside / "corpus", initial.tokens, initial.lowercase)
         manifest = Manifest(FORMAT_VERSION, known.hash, known.size, settings_of(run.data), [], 0, 0, [])
         save_manifest(beside / "corpus", manifest)
-        progress = Progress(corpus=manifest.fingerprint(), phase="elsewhere", optimizer="lamb", step=1)
+        progress = TrainingProgress(corpus=manifest.fingerprint(), phase="elsewhere", optimizer="lamb", step=1)
         parts: Parts = {"model": {name: tensor.contiguous() for name, tensor in state.items()}, "optimizer": {}}
         write_checkpoint(beside / "checkpoints", parts, dataclasses.asdict(progress))
         end = {"kind": "phase", "phase": "elsewhere", "event": "end", "step": 1, "global_step": 0, "seconds": 0.0}

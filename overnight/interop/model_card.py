@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from overnight import __version__
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.config import BertRun
 from overnight.config.fields import MACHINE, hints
 from overnight.corpus.named_sources import named_paths
@@ -32,7 +32,12 @@ print(tokenizer.decode(inputs["input_ids"][0, found.start_logits.argmax() : foun
 
 
 def model_card(
-    run: BertRun, kind: Kind, progress: Progress | None, manifest: Manifest | None, license: str = "", task: Mapping[str, Any] | None = None
+    run: BertRun,
+    kind: Kind,
+    progress: TrainingProgress | None,
+    manifest: Manifest | None,
+    license: str = "",
+    task: Mapping[str, Any] | None = None,
 ) -> str:
     """Return a model card in Markdown, with the header that Hugging Face's hub reads. No path of this machine is in it.
 
@@ -76,7 +81,7 @@ def _use(task: str) -> str:
     return _PIPELINE.format(task=task, text="The capital of France is [MASK]." if task == "fill-mask" else "a text")
 
 
-def _steps(run: BertRun, progress: Progress) -> str:
+def _steps(run: BertRun, progress: TrainingProgress) -> str:
     done = (plural(progress.global_step, "step"), plural(progress.sequences, "sequence"), plural(progress.tokens, "token"))
     return f"{', '.join(done)}; seed {run.seed}."
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from overnight.checkpoint import reader
-from overnight.checkpoint.reader import CorruptCheckpoint, Progress
+from overnight.checkpoint.reader import CorruptCheckpoint, TrainingProgress
 from overnight.checkpoint.writer import CheckpointWriter
 from overnight.config import OPTIMIZERS, LambConfig
 from overnight.errors import DataError
@@ -45,7 +45,7 @@ def saved(folder: Path, *global_steps: int, name: str = "adamw", keep: int = 9) 
     steps(model, optimizer, 1)
     with CheckpointWriter(folder, keep=keep) as saver:
         for step in global_steps:
-            saver.save(model, optimizer, Progress(global_step=step, states={"metrics": {"mlm": [step / 3, 1]}}))
+            saver.save(model, optimizer, TrainingProgress(global_step=step, states={"metrics": {"mlm": [step / 3, 1]}}))
     return folder / f"step-{global_steps[-1]:07d}"
 
 
@@ -54,7 +54,7 @@ def test_model_and_optimizer_come_back_bit_by_bit_and_go_on_alike(name: str, tmp
     model = network()
     optimizer = build_optimizer(model, OPTIMIZERS[name](lr=0.01))
     steps(model, optimizer, 3)
-    progress = Progress(phase="short", step=3, global_step=13, tokens=7, seconds=0.1 + 0.2, states={"metrics": {"mlm": [1 / 3, 2]}})
+    progress = TrainingProgress(phase="short", step=3, global_step=13, tokens=7, seconds=0.1 + 0.2, states={"metrics": {"mlm": [1 / 3, 2]}})
     with CheckpointWriter(tmp_path, keep=3) as saver:
         saver.save(model, optimizer, progress)
 
@@ -122,8 +122,8 @@ def test_carried_state_comes_back_and_its_damage_is_seen(tmp_path: Path) -> None
     optimizer = build_optimizer(model, LambConfig())
     carry = {"hidden": torch.randn(3, 5), "cell": torch.randn(3, 5, dtype=torch.float64)}
     with CheckpointWriter(tmp_path, keep=3) as saver:
-        saver.save(model, optimizer, Progress(global_step=1))
-        saver.save(model, optimizer, Progress(global_step=2), carry)
+        saver.save(model, optimizer, TrainingProgress(global_step=1))
+        saver.save(model, optimizer, TrainingProgress(global_step=2), carry)
     found: dict[str, torch.Tensor] = {}
     assert reader.load_checkpoint(tmp_path, model, found) is not None
     assert found.keys() == carry.keys() and all(torch.equal(found[name], carry[name]) for name in carry)

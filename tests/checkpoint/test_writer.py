@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight.checkpoint import reader, writer
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.checkpoint.writer import CheckpointWriter
 from overnight.config import LambConfig, Run
 from overnight.errors import DataError, UserError
@@ -34,7 +34,7 @@ class Training:
     def __init__(self, device: str = "cpu") -> None:
         self.model = network().to(device)
         self.optimizer = build_optimizer(self.model, LambConfig(lr=0.01))
-        self.progress = Progress(states={"metrics": {"mlm": [0.5, 1]}})
+        self.progress = TrainingProgress(states={"metrics": {"mlm": [0.5, 1]}})
 
     def step(self) -> None:
         steps(self.model, self.optimizer, 1, self.progress.global_step)
@@ -81,7 +81,7 @@ def test_a_checkpoint_is_of_the_step_it_was_taken_at_though_the_training_goes_on
         assert reader.newest_checkpoint(tmp_path) is None
         gate.open.set()
     assert equal(content(tmp_path / "step-0000001"), then)
-    assert reader.read_checkpoint(tmp_path / "step-0000001")[0] == Progress(global_step=1, states={"metrics": {"mlm": [0.75, 1]}})
+    assert reader.read_checkpoint(tmp_path / "step-0000001")[0] == TrainingProgress(global_step=1, states={"metrics": {"mlm": [0.75, 1]}})
 
 
 def test_the_next_save_waits_for_the_one_in_flight_and_uses_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

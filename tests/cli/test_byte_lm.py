@@ -14,7 +14,7 @@ from torch import nn
 
 from overnight import config
 from overnight.byte_lm.features import extract_features
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.checkpoint.writer import CheckpointWriter
 from overnight.cli.main import main
 from overnight.corpus.bytes import document_bytes
@@ -58,7 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = strong(byte_model(run.model))
         optimizer = torch.optim.SGD([{"params": model.parameters(), "param_names": [n for n, _ in model.named_parameters()]}], lr=0.1)
         with CheckpointWriter(folder / "checkpoints", keep=2) as saver:
-            saver.save(model, optimizer, Progress(global_step=step))
+            saver.save(model, optimizer, TrainingProgress(global_step=step))
     return folder
 
 

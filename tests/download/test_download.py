@@ -21,7 +21,7 @@ from overnight.download.connection import Answer, Source, _open_file
 from overnight.download.datasets import DATASETS, Dataset, RemoteFile
 from overnight.download.download import Download
 from overnight.download.manifest import Manifest
-from overnight.download.selection import Wanted
+from overnight.download.selection import SelectedDataset
 from overnight.errors import DataError
 from tests.download.conftest import CONTENT, HOST, Pauses, checksum
 from tests.download.server import Handler, Site, cut, other, status
@@ -197,7 +197,7 @@ def test_a_publisher_who_asks_for_pauses_is_given_them(tmp_path: Path, pauses: P
     row = DATASETS["gutenberg"]
     files = tuple(file for variant in ("11", "84", "1342") for file in row.variants[variant])
     (tmp_path / "to").mkdir()
-    Download(tmp_path / "to", source, 0, Line(io.StringIO())).run([Wanted(row, ("11", "84", "1342"), files)], 3)
+    Download(tmp_path / "to", source, 0, Line(io.StringIO())).run([SelectedDataset(row, ("11", "84", "1342"), files)], 3)
     assert under_way == [0, 1, 2] and pauses.waited == [2.0] * 3
 
 

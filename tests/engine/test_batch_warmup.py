@@ -13,7 +13,7 @@ import torch
 
 from overnight.batches.batch_size import batch_size, sequences_before
 from overnight.checkpoint import reader
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.checkpoint.run_identity import claim_folder
 from overnight.config import Run
 from overnight.console import Line
@@ -104,4 +104,4 @@ def test_the_time_left_counts_the_true_batches(tiny: Make) -> None:
     speed = Throughput(run.phases, 0)
     # Of 26 sequences 4 are done, at one a second; 4 steps of 8 longer sequences follow.
     speed._all = Spent(seconds=4.0, tokens=64, sequences=4)
-    assert speed.left(Progress(step=2)) == {"short": 22.0, "long": pytest.approx(4 * 8 * 48 / 32)}
+    assert speed.left(TrainingProgress(step=2)) == {"short": 22.0, "long": pytest.approx(4 * 8 * 48 / 32)}

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight.batches.packing import Sizes
-from overnight.checkpoint.reader import Progress
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.config import Run
 from overnight.console import Line
 from overnight.distributed.world import World
@@ -237,7 +237,7 @@ def test_speed_counts_tokens_operations_and_waiting_since_the_last_line(tiny: Ma
 
     for processes in (1, 4):
         peak = Peak(1e9 * processes, measured=True)
-        meter, progress = Throughput(run.phases, 0, World(size=processes), operations, peak), Progress(phase="short")
+        meter, progress = Throughput(run.phases, 0, World(size=processes), operations, peak), TrainingProgress(phase="short")
         for _ in range(2):
             now[0] += 2.0
             meter.note(done, progress, wait=False)
