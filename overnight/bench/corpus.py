@@ -29,10 +29,10 @@ from overnight.bench.processes import Cost, measured
 from overnight.config import BertPhase
 from overnight.corpus import shingles
 from overnight.corpus.clean import clean
+from overnight.corpus.decompress import unpacked
 from overnight.corpus.near_duplicates import WORDS, bands_for
 from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import load_manifest, open_shards, write_shard
-from overnight.corpus.streams import unpacked
 from overnight.corpus.tokenizer import Encoder, count_words, load_tokenizer, load_tokens, load_vocabulary
 from overnight.machine import usable_cores
 

@@ -168,7 +168,7 @@ def _texts(options: argparse.Namespace, overrides: list[str]) -> list[Text]:
 def _measure(options: argparse.Namespace, model: MaskedLM, texts: list[Text], folder: Path, line: Line) -> dict[str, Any]:
     from overnight.evaluation.evaluate import PAIRS, Requested, evaluate_model
     from overnight.evaluation.results import flat_results
-    from overnight.report.yardsticks import results_lines
+    from overnight.report.evaluation_text import results_lines
 
     blimp = Path(options.blimp).expanduser() if options.blimp else None
     found = evaluate_model(model, Requested(tuple(texts), blimp, PAIRS if options.pairs is None else options.pairs), folder, line)

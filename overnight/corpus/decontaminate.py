@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from overnight.corpus import shingles, streams, zips
+from overnight.corpus import data_paths, decompress, shingles, zips
+from overnight.corpus.decompress import TruncatedError
 from overnight.corpus.document import OpenFile
 from overnight.corpus.near_duplicates import text_and_offsets
 from overnight.corpus.shards import checked_chunk, is_sealed, read_table, seal_chunk
-from overnight.corpus.streams import TruncatedError
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_whole
@@ -43,9 +43,9 @@ def evaluation_texts(path: str, key: str = "data.decontaminate") -> Iterator[str
     Raises:
         DataError: when there is no such file, or it is cut, not UTF-8 or not of its format.
     """
-    for file in streams.expand(path, key):
+    for file in data_paths.expand(path, key):
         with open(file, "rb") as raw:
-            yield from _texts_of_file(raw, str(file), streams.pattern(path), key)
+            yield from _texts_of_file(raw, str(file), data_paths.pattern(path), key)
 
 
 def _texts_of_file(raw: IO[bytes], name: str, pattern: str, key: str, allowed: zips.Allowance | None = None) -> Iterator[str]:
@@ -58,12 +58,12 @@ def _texts_of_file(raw: IO[bytes], name: str, pattern: str, key: str, allowed: z
                 yield from _texts_of_file(content, f"{name}:{member}", "", key, allowed)
 
     try:
-        stream, inner = streams.unpacked(raw, name)
-        if streams.is_tar(stream, inner):
-            yield from texts_of_members(streams.members(stream, name))
+        stream, inner = decompress.unpacked(raw, name)
+        if decompress.is_tar(stream, inner):
+            yield from texts_of_members(decompress.members(stream, name))
             return
         if zips.is_zip(stream, inner):
-            with streams.seekable(stream, name) as found:
+            with decompress.seekable(stream, name) as found:
                 allowed = allowed or zips.allowance(found, name)
                 yield from texts_of_members(zips.members(found, name, allowed))
             return

@@ -9,10 +9,10 @@ import zipfile
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from overnight.corpus import streams, zips
+from overnight.corpus import decompress, zips
+from overnight.corpus.decompress import TruncatedError
 from overnight.corpus.document import Document, OpenFile
 from overnight.corpus.plain_text import parts
-from overnight.corpus.streams import TruncatedError
 from overnight.corpus.web import decoded, page_text
 from overnight.errors import DataError
 
@@ -35,7 +35,7 @@ def read_epub(file: OpenFile) -> Iterator[Document]:
     """
     if not b"PK\x03\x04".startswith(file.stream.peek(4)[:4]):
         raise DataError(f"{file.name}: is no book in EPUB; correct data.format")
-    with streams.seekable(file.stream, file.name) as stream:
+    with decompress.seekable(file.stream, file.name) as stream:
         allowed = zips.allowance(stream, file.name)
         archive = zips.opened(stream, file.name)
         if archive is None:

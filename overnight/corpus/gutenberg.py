@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from overnight.corpus.decompress import TruncatedError
 from overnight.corpus.document import Source
-from overnight.corpus.streams import TruncatedError
 
 _START = re.compile(r"\s*\*{3} ?START OF TH(?:E|IS) PROJECT GUTENBERG|\s*\*END ?\*? ?THE SMALL PRINT! FOR", re.I)
 _END = re.compile(

@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from overnight import config
-from overnight.corpus import streams
+from overnight.corpus import data_paths
 from overnight.errors import ConfigError, DataError
 
 # What storage calls the version of a file's content: the first that it has.
@@ -53,7 +53,7 @@ def files(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) ->
     """
     if is_remote(path):
         return list(_remote(config.environment_text(path.partition("::")[0], key), key))
-    found = [(str(file), file.stat()) for file in streams.expand(path, key, leave_out)]
+    found = [(str(file), file.stat()) for file in data_paths.expand(path, key, leave_out)]
     return [StoredFile(name, stat.st_size, stat.st_mtime_ns, partial(_open, name)) for name, stat in found]
 
 
@@ -109,15 +109,17 @@ def _details(system: Any, inside: str, is_server: bool) -> dict[str, dict[str, A
         found: dict[str, dict[str, Any]] = system.glob(inside, detail=True)
         # As here: what begins with a dot must be asked for by name.
         folder = re.split(r"[*[]", inside)[0].rpartition("/")[0]
-        asked = streams.is_hidden(_below(inside, folder))
+        asked = data_paths.is_hidden(_below(inside, folder))
         found = {
-            name: info for name, info in found.items() if info["type"] == "file" and (asked or not streams.is_hidden(_below(name, folder)))
+            name: info
+            for name, info in found.items()
+            if info["type"] == "file" and (asked or not data_paths.is_hidden(_below(name, folder)))
         }
     elif not (is_server and inside.endswith("/")) and (info := system.info(inside))["type"] == "file":
         return {inside: info}
     else:
         found = system.find(inside, detail=True)
-        found = {name: info for name, info in found.items() if not streams.is_hidden(_below(name, inside))}
+        found = {name: info for name, info in found.items() if not data_paths.is_hidden(_below(name, inside))}
     return {name: system.info(name) for name in found} if is_server else found
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from overnight.config import Data
 from overnight.corpus import gutenberg
+from overnight.corpus.decompress import TruncatedError
 from overnight.corpus.document import Document, OpenFile
-from overnight.corpus.streams import TruncatedError
 from overnight.errors import DataError
 
 _BLOCK = 1 << 20

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overnight.config import Data
-from overnight.corpus import file_parts, hub, places, pydocs, streams, wikipedia_dump, zips
+from overnight.corpus import data_paths, decompress, file_parts, hub, places, pydocs, wikipedia_dump, zips
+from overnight.corpus.decompress import TruncatedError
 from overnight.corpus.document import Document, OpenFile, Reading, Source, printable
 from overnight.corpus.file_parts import Part
 from overnight.corpus.formats import BY_KIND, recognized
 from overnight.corpus.named_sources import named_paths, read_as
 from overnight.corpus.places import StoredFile
-from overnight.corpus.streams import TruncatedError
 from overnight.errors import DataError
 
 __all__ = ["BUILTIN", "Document", "Reading", "Source", "check_found", "documents", "documents_and_parts", "start_reading"]
@@ -113,7 +113,7 @@ def _from_files(data: Data, source: Source, files: Sequence[StoredFile], reading
             continue
         before = reading.done_bytes
         with file.open() as raw:
-            reader = _Reader(data, source, reading, streams.pattern(source.path), others)
+            reader = _Reader(data, source, reading, data_paths.pattern(source.path), others)
             for document in reader.file(raw, file.name):
                 reading.done_bytes = before + raw.tell()
                 yield document
@@ -143,11 +143,11 @@ class _Reader:
             yield from wikipedia_dump.stream_parts(raw, name, self.data)
             return
         try:
-            stream, inner = streams.unpacked(raw, name)
-            if streams.is_tar(stream, inner):
-                yield from self.archive(streams.members(stream, name), name)
+            stream, inner = decompress.unpacked(raw, name)
+            if decompress.is_tar(stream, inner):
+                yield from self.archive(decompress.members(stream, name), name)
             elif zips.is_zip(stream, inner):
-                with streams.seekable(stream, name) as found:
+                with decompress.seekable(stream, name) as found:
                     allowed = self.allowed or zips.allowance(found, name)
                     yield from dataclasses.replace(self, allowed=allowed).archive(zips.members(found, name, allowed), name)
             elif self.pattern:

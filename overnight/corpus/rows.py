@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
 from overnight.config import Data
-from overnight.corpus import streams
+from overnight.corpus import decompress
+from overnight.corpus.decompress import TruncatedError
 from overnight.corpus.document import Document, Input, OpenFile
 from overnight.corpus.plain_text import lines
-from overnight.corpus.streams import TruncatedError
 from overnight.errors import DataError
 from overnight.state_files import is_text
 
@@ -49,7 +49,7 @@ def read_tsv(file: OpenFile) -> Iterator[Document]:
 
 def read_parquet(file: OpenFile) -> Iterator[Document]:
     """Yield the text of each row of a Parquet file, some rows at a time, whatever the size of its row groups."""
-    with streams.seekable(file.stream, file.name) as stream:
+    with decompress.seekable(file.stream, file.name) as stream:
         yield from _parquet_rows(file, stream)
 
 

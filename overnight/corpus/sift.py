@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from overnight.config import Data
-from overnight.corpus import streams
+from overnight.corpus import data_paths
 from overnight.corpus.decontaminate import find_evaluation_text, write_ngrams
 from overnight.corpus.drops import SAMPLE_CHARS, SAMPLES, Drops
 from overnight.corpus.near_duplicates import find_near_duplicates
@@ -28,7 +28,7 @@ def evaluation_ngrams(data: Data, work: Path, log: Callable[[str], None]) -> Non
 
 def evaluation_files(data: Data) -> list[Any]:
     """Return what is to be compared to see whether a file of `data.decontaminate` has changed."""
-    files = [file for path in data.decontaminate for file in streams.expand(path, "data.decontaminate")]
+    files = [file for path in data.decontaminate for file in data_paths.expand(path, "data.decontaminate")]
     return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 

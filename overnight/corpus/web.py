@@ -8,9 +8,9 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 
+from overnight.corpus.decompress import TruncatedError
 from overnight.corpus.document import Document, OpenFile
 from overnight.corpus.plain_text import parts
-from overnight.corpus.streams import TruncatedError
 from overnight.errors import DataError
 
 _BLOCK = 1 << 20

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from overnight.config import Data
+from overnight.corpus.decompress import TruncatedError
 from overnight.corpus.document import printable
-from overnight.corpus.streams import TruncatedError
 from overnight.corpus.wikitext import HIDDEN_NAMESPACES, plain
 from overnight.errors import DataError
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, cast
 
-from overnight.corpus import streams
-from overnight.corpus.streams import TruncatedError
+from overnight.corpus import data_paths
+from overnight.corpus.decompress import TruncatedError
 from overnight.errors import DataError
 
 _MEMBER, _END = b"PK\x03\x04", b"PK\x05\x06"
@@ -84,7 +84,7 @@ def members(stream: io.BufferedReader, name: str, allowed: Allowance) -> Iterato
         raise DataError(f"{name}: is an office document; save its text as .txt, .html or .epub")
     for info in archive.infolist():
         link = stat.S_ISLNK(info.external_attr >> 16)
-        if not (info.is_dir() or link or streams.is_hidden(info.filename)):
+        if not (info.is_dir() or link or data_paths.is_hidden(info.filename)):
             yield info.filename, member(archive, info, name, allowed)
 
 
@@ -169,7 +169,7 @@ def _before_the_cut(stream: io.BufferedReader, name: str, allowed: Allowance) ->
         start = stream.tell()
         content = _Unsure(stream, method == zipfile.ZIP_DEFLATED, packed if sized else None)
         reader = _reader(partial(cast, IO[bytes], content), f"{name}:{file_name}", flags, allowed)
-        if not file_name.endswith("/") and not streams.is_hidden(file_name):
+        if not file_name.endswith("/") and not data_paths.is_hidden(file_name):
             yield file_name, reader
         if flags & 1 and not sized:
             raise cut

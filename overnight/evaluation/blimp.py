@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from overnight.corpus import streams
-from overnight.corpus.streams import TruncatedError
+from overnight.corpus import decompress
+from overnight.corpus.decompress import TruncatedError
 from overnight.errors import DataError, first_names
 from overnight.state_files import STRICT, digest, parse_json
 
@@ -125,11 +125,11 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
     if not path.exists():
         raise DataError(f"{path}: does not exist; {_HOW}")
     with open(path, "rb") as raw:
-        stream, inner = streams.unpacked(raw, str(path))
-        if not streams.is_tar(stream, inner):
+        stream, inner = decompress.unpacked(raw, str(path))
+        if not decompress.is_tar(stream, inner):
             yield str(path), stream.read()
             return
-        for member, content in streams.members(stream, str(path)):
+        for member, content in decompress.members(stream, str(path)):
             if member.endswith(".jsonl"):
                 yield f"{path}:{member}", content.read()
 
@@ -182,5 +182,5 @@ def chosen_pairs(paradigm: Paradigm, count: int) -> tuple[Pair, ...]:
 
 
 def digest_of_pairs(paradigms: Sequence[Paradigm]) -> str:
-    """Return a hash of all sentences, 16 hex digits: other pairs are another yardstick."""
+    """Return a hash of all sentences, 16 hex digits: other pairs are another evaluation."""
     return digest("\n".join("\t".join((p.name, pair.good, pair.bad)) for p in paradigms for pair in p.pairs).encode())

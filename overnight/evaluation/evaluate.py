@@ -16,7 +16,7 @@ from overnight.evaluation.masked_lm import MaskedLM, RunMaskedLM
 from overnight.evaluation.pseudo_likelihood import score_blimp
 from overnight.evaluation.results import blimp_results, keep_results, kept_results
 from overnight.evaluation.texts import Text, text_of_shards
-from overnight.report.yardsticks import results_lines
+from overnight.report.evaluation_text import results_lines
 
 MAX_TOKENS, PAIRS = 200_000, 100
 """Of a text, and of each paradigm, by default."""

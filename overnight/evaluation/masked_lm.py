@@ -1,4 +1,4 @@
-"""A masked language model as the yardsticks see it: a tokenizer, and the log-probabilities of true tokens at masked positions.
+"""A masked language model as the evaluations see it: a tokenizer, and the log-probabilities of true tokens at masked positions.
 
 Shapes: N tokens of a flat batch, S sequences, M predicted positions, D width, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Results of the yardsticks as files: `evaluation.json` of a run folder, which the report shows, and what `--json` writes."""
+"""Results of evaluations as files: `evaluation.json` of a run folder, which the report shows, and what `--json` writes."""
 
 from __future__ import annotations
 

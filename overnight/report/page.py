@@ -12,11 +12,11 @@ from typing import Any
 from overnight.config.describe import default_tree
 from overnight.display import duration, number, plural, points, rounded, share, yaml_text
 from overnight.errors import ConfigError, DataError, UserError
+from overnight.report.evaluation_text import blimp_line
 from overnight.report.plateau import plateau_text
 from overnight.report.run_reader import Record, RunFolder, read_folder
 from overnight.report.summary import facts_lines, quoted, summarize_folder, unit_text
 from overnight.report.task_errors import read_errors, row_text
-from overnight.report.yardsticks import blimp_line
 from overnight.run_dir.atomic import write_whole
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from overnight.config.schema import ENCODERS
 from overnight.console import table
 from overnight.display import duration, number, plural, points, scale_of, share, unit
+from overnight.report.evaluation_text import results_lines
 from overnight.report.plateau import plateau, plateau_text
 from overnight.report.run_reader import Record, RunFolder, read_folder
-from overnight.report.yardsticks import results_lines
 
 _VALIDATION = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
 

@@ -1,24 +1,19 @@
-"""Files of bytes, packed or not: folders and globs listed, gzip, bzip2, xz and zstandard unpacked, tar archives walked, all as streams."""
+"""Files of bytes, packed or not, as streams: gzip, bzip2, xz and zstandard unpacked, tar archives walked."""
 
 from __future__ import annotations
 
 import bz2
 import contextlib
-import functools
-import glob
 import gzip
 import io
-import itertools
 import lzma
-import os
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import IO, Any, cast
 
-from overnight import config
+from overnight.corpus.data_paths import is_hidden
 from overnight.errors import DataError
 
 _PACKED_ENDINGS = {".gz": "", ".bz2": "", ".xz": "", ".zst": "", ".tgz": ".tar", ".tbz2": ".tar", ".txz": ".tar", ".tzst": ".tar"}
@@ -37,116 +32,6 @@ _MAX_HEADER = 1 << 20
 
 class TruncatedError(Exception):
     """A file ends before its format says it does."""
-
-
-def expand(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -> list[Path]:
-    """Return the files a path of `data.paths` stands for: itself, all in the folder below it, or all that its glob matches, sorted.
-
-    Hidden files and folders, whose names begin with a dot, are left out. Links are followed, but for those that lead back to a folder above them, and
-    what is below a folder is taken once, however many links lead there. `::` and what follows it is about the members of archives.
-
-    Args:
-        path: the path.
-        key: the setting that it is from, for messages.
-        leave_out: folders that are not entered on the way; what the path itself names in one of them is taken.
-
-    Raises:
-        ConfigError: when it names an environment variable that is not set.
-        DataError: when there is no such file, none in the folder, it is a folder to leave out, or a link leads nowhere.
-    """
-    filled = config.environment_path(path.partition("::")[0], key)
-    if filled.is_file():
-        return [filled]
-    closed = {_real(folder) for folder in leave_out}
-    if filled.is_dir():
-        if _real(filled) in closed:
-            raise DataError(
-                f"{filled}: is the folder of the prepared data or of the run (data.dir, out), so what is in it is no text; correct {key}, or set these to others"
-            )
-        found = _files_below(filled, closed)
-        if not found:
-            raise DataError(f"{filled}: the folder holds no files; put text files there or correct {key}")
-        return found
-    if not glob.has_magic(str(filled)):
-        raise DataError(f"{filled}: there is no such file or folder; correct {key}")
-    found = []
-    for match in map(Path, sorted(glob.glob(str(filled), recursive=True))):
-        folder = match if match.is_dir() else match.parent
-        if _in_a_loop(folder) or (closed and not closed.isdisjoint(_matched(folder, filled))):
-            continue
-        if match.is_dir():
-            found += _files_below(match, closed)
-        elif _is_file(match):
-            found.append(match)
-    if not found:
-        raise DataError(f"{filled}: no file matches; correct {key}")
-    return sorted(set(found))
-
-
-def pattern(path: str) -> str:
-    """Return which members of an archive a path of `data.paths` stands for, as :mod:`fnmatch` has it; empty for all."""
-    return path.partition("::")[2]
-
-
-def _files_below(folder: Path, closed: set[str]) -> list[Path]:
-    """Return the files below a folder that are not hidden, sorted.
-
-    A folder to which several paths lead is entered once, by one without links if there is one; what is closed, by its real path, is not entered.
-    """
-    found: list[Path] = []
-    entered = set(closed)
-    starts = [folder]
-    for start in starts:  # which grows by the links
-        for name, folders, files in os.walk(start):
-            here, below = Path(name), [Path(name, each) for each in sorted(folders) if not is_hidden(each)]
-            if _real(here) in entered:
-                folders[:] = []
-                continue
-            entered.add(_real(here))
-            links = {each.name: each for each in below if each.is_symlink()}
-            folders[:] = [each.name for each in below if each.name not in links]
-            starts += [each for each in links.values() if not _in_a_loop(each)]
-            found += [here / each for each in files if not is_hidden(each) and _is_file(here / each)]
-    return sorted(found)
-
-
-def _matched(folder: Path, pattern: Path) -> list[str]:
-    """Return the real paths of the folders on the way to one that a glob has matched, but for those that the glob names."""
-    named = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts))
-    return [_real(each) for each in (folder, *folder.parents) if len(each.parts) > len(named.parts)]
-
-
-def _is_file(path: Path) -> bool:
-    """Return whether a path is a file; a socket or the like is none.
-
-    Raises:
-        DataError: when it is a link that leads nowhere.
-    """
-    if path.is_symlink() and not path.exists():
-        raise DataError(f"{path}: is a link to {os.readlink(path)}, where there is nothing; mend it or remove it")
-    return path.is_file()
-
-
-def _in_a_loop(folder: Path) -> bool:
-    """Return whether the path of a folder passes through one folder twice, as `**` does where a link leads back to a folder above it."""
-    # Without "..", which passes through a folder twice and is no loop.
-    absolute = Path(os.path.abspath(folder))
-    passed = [_real(each) for each in (absolute, *absolute.parents)]
-    return len(set(passed)) < len(passed)
-
-
-def _real(folder: Path) -> str:
-    return _resolved(str(folder.absolute()))
-
-
-@functools.lru_cache(maxsize=4096)
-def _resolved(folder: str) -> str:
-    return os.path.realpath(folder)
-
-
-def is_hidden(name: str) -> bool:
-    """Return whether a path relative to its source has a part that begins with a dot."""
-    return any(part.startswith(".") and part != "." for part in name.split("/"))
 
 
 def unpacked(file: IO[bytes], name: str) -> tuple[io.BufferedReader, str]:

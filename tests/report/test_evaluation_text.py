@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from overnight.errors import DataError
+from overnight.report.evaluation_text import blimp_line, masked_line
 from overnight.report.page import write_report
 from overnight.report.plateau import plateau, plateau_text
 from overnight.report.run_reader import read_folder
 from overnight.report.summary import summarize, summary_text
-from overnight.report.yardsticks import blimp_line, masked_line
 from overnight.state_files import sealed
 from tests.report.sample import metrics, settings, write_run
 from tests.report.test_page import Page
