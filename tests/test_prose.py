@@ -6,7 +6,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from overnight.config.old_names import METRICS, RENAMED
@@ -138,6 +138,13 @@ def missing_paths(page: str) -> list[str]:
     return sorted({file for file in files if not (ROOT / file).exists()}, key=files.index)
 
 
+def unnamed(paths: Iterable[str], page: str) -> list[str]:
+    """Return the modules, by their paths in the package, that the tree of the design page does not name in the row of their folder."""
+    rows = dict(re.findall(r"^  (\w+)/ +(.*)$", page, re.MULTILINE))
+    files = [path.removesuffix(".py").split("/") for path in paths]
+    return [f"{folder}/{name}" for folder, name in files if not re.search(rf"\b{name}\b", rows.get(folder, ""))]
+
+
 def test_docstrings_of_functions_open_with_an_imperative_verb() -> None:
     assert {name: found for name, tree in modules() if (found := no_imperatives(tree))} == {}
 
@@ -156,6 +163,12 @@ def test_no_text_has_an_old_word_or_a_british_spelling() -> None:
 def test_files_and_modules_that_the_documentation_names_exist() -> None:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
     assert {page.name: missing for page in pages if (missing := missing_paths(page.read_text(encoding="utf-8")))} == {}
+
+
+def test_the_tree_of_the_design_page_names_every_module() -> None:
+    package = ROOT / "overnight"
+    paths = [str(path.relative_to(package)) for path in sorted(package.glob("*/*.py")) if path.stem != "__init__"]
+    assert unnamed(paths, (ROOT / "docs" / "design.md").read_text(encoding="utf-8")) == []
 
 
 def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
@@ -196,6 +209,7 @@ def fine():
     assert wrong_words(tmp_path / "page.md") == ["goes on", "held-out", "finetune mine --length=", "--baseline"]
     page = "`tests/test_prose.py`, `benchmarks/gone.py`\n## One trip of x\n`corpus.readers`, then `corpus.gone`\n## Else\n`corpus.other`"
     assert missing_paths(page) == ["benchmarks/gone.py", "overnight/corpus/gone.py"]
+    assert unnamed(["a/one.py", "a/one_more.py", "b/two.py"], "  a/   one, two\n") == ["a/one_more", "b/two"]
     page = "`benchmarks/results/2026-11-23-cpu1-int8`, (`benchmarks/results/2026-11-22-cpu1-gone` and `2026-11-23-cpu2-absent`)"
     assert [path.rpartition("-")[2] for path in missing_paths(page)] == ["gone", "absent"]
     assert old_names({"tokenise_text", "normalize", "SpanReader", "widest", "placeholder"}) == ["SpanReader", "tokenise_text"]

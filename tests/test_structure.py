@@ -71,7 +71,7 @@ LONG_FILES: dict[str, str] = {}
 MAX_LINES = 400
 LONG_PARTS = {
     "training_steps": "the loop, which is read from top to bottom",
-    "Layerwise": "all that three optimizers share, in the one base class of the package",
+    "Layerwise": "all that three optimizers share, in one base class",
     "Samples": "an epoch from its plan to its batches; half of it says shapes and units",
     "linear_probe": "one task from its settings to its lines of results, in order",
     "encode_task": "the functions that score a task close over its rows",
