@@ -6,7 +6,7 @@
     python -m benchmarks.scaling_fit DIR                                                  # the law, its error, a picture
 
 A chain is one network with one batch, rate and vocabulary. Its trunk is trained at a constant rate. For every count of tokens T of --tokens the trunk
-stops at 0.6 T, and a copy of it is trained for 0.4 T more while the rate falls to 0 on a line (warm-up, hold, decay: the end of a run is what its
+stops at 0.6 T, and a copy of it is trained for 0.4 T more while the rate falls to 0 on a line (warm-up, stable, decay: the end of a run is what its
 branch has reached; Hägele et al. 2024, arXiv 2405.18392). So a run of each length costs 0.4 T, and all trunks together 0.6 of the longest. Text, masks,
 precision and rate are those of --recipe, without its budget.
 
@@ -133,8 +133,8 @@ class Sweep:
         warmup = max(_LEAST_WARMUP, _WARMUP * sum(chain.steps(min(chain.tokens))))
         optim = {**phase["optim"], "lr": chain.lr} | ({"base_width": chain.base_width} if phase["optim"]["name"] == "muon" else {})
         same = {**phase, "global_batch_size": chain.batch, "micro_batch_size": min(32, chain.batch), "seq_len": _LENGTH}
-        hold = {"name": "constant", "warmup_ratio": warmup / _LONGEST, "total_steps": _LONGEST}
-        phases = {"trunk": {**same, "steps": trunk, "optim": {**optim, "schedule": hold}}}
+        constant = {"name": "constant", "warmup_ratio": warmup / _LONGEST, "total_steps": _LONGEST}
+        phases = {"trunk": {**same, "steps": trunk, "optim": {**optim, "schedule": constant}}}
         if decay:
             fall = {"name": "wsd", "warmup_ratio": 0.0, "stable_ratio": 0.0}
             phases["decay"] = {**same, "steps": decay, "optim": {**optim, "schedule": fall, "reset_moments": False}}

@@ -288,7 +288,7 @@ def _budget_problems(run: Run) -> Iterator[str]:
     for name, phase in run.phases.items():
         key, schedule = f"phases.{name}.optim.schedule", phase.optim.schedule
         if schedule.name != "wsd":
-            yield f"{key}.name = {schedule.name}: a budget needs one that can end at any time; use wsd (warm-up, hold, decay), with stable_ratio=0.6 or so"
+            yield f"{key}.name = {schedule.name}: a budget needs one that can end at any time; use wsd (warm-up, stable, decay), with stable_ratio=0.6 or so"
         elif schedule.warmup_ratio + schedule.stable_ratio >= 1:
             yield f"{key}.stable_ratio = {schedule.stable_ratio}: leaves no decay, with which a budget ends; lower it"
         if schedule.total_steps or schedule.step_offset:

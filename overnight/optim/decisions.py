@@ -1,10 +1,10 @@
-"""The learning rate of a phase whose length is decided on the way: warm-up, hold, and a decay that may begin at any step.
+"""The learning rate of a phase whose length is decided on the way: warm-up, stable part, and a decay that may begin at any step.
 
 Each :class:`Decision` holds from its step on. The factor is a function of the step and the decisions alone, so a phase that is resumed, or
 trained again by the same decisions, takes the same rates. It is continuous: a decision changes where the curve goes, never where it is.
 
     warm-up  a line from where the curve is to 1 at update `warmup_steps`
-    hold     1
+    stable   1
     decay    the form of the schedule, of the share s that is left: s is 1 at `decay_begins`, falls on a line to 0 at `steps`, and where that
              end is moved, on a line from where it is to 0 at the new one
 """
@@ -30,7 +30,7 @@ class Decision:
     """Steps that were done; it holds from this step (from 0) on."""
     warmup_steps: int
     decay_begins: int | None
-    """First step (from 0) of the decay; None while the rate is held."""
+    """First step (from 0) of the decay; None before it is decided."""
     steps: int
     """Of the phase: decided, where the decay is, else expected."""
     why: str

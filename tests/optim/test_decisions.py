@@ -21,11 +21,11 @@ FORMS = [Schedule(name="wsd"), Schedule(name="wsd", power=2.0), Schedule(name="w
 
 
 @pytest.mark.parametrize("form", FORMS)
-@given(warmup=st.integers(0, 20), hold=st.integers(1, 30), decay=st.integers(1, 40))
-def test_one_decision_before_the_first_step_is_the_wsd_schedule(form: Schedule, warmup: int, hold: int, decay: int) -> None:
-    steps = warmup + hold + decay
-    fixed = Schedule(name="wsd", warmup_ratio=warmup / steps, stable_ratio=hold / steps, power=form.power, decay=form.decay)
-    decided = [decision(0, warmup, warmup + hold, steps)]
+@given(warmup=st.integers(0, 20), stable=st.integers(1, 30), decay=st.integers(1, 40))
+def test_one_decision_before_the_first_step_is_the_wsd_schedule(form: Schedule, warmup: int, stable: int, decay: int) -> None:
+    steps = warmup + stable + decay
+    fixed = Schedule(name="wsd", warmup_ratio=warmup / steps, stable_ratio=stable / steps, power=form.power, decay=form.decay)
+    decided = [decision(0, warmup, warmup + stable, steps)]
     # Where the decay begins, the shares of the steps are rounded.
     assert [decided_factor(form, decided, t) for t in range(steps)] == pytest.approx(
         [factor(fixed, t, steps) for t in range(steps)], rel=1e-9, abs=1e-7
