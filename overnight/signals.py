@@ -41,7 +41,7 @@ class Signals:
 
 @contextmanager
 def catch_signals() -> Iterator[Signals]:
-    """Within it, the signals of `STOPS` are noted instead of obeyed, so that the step in hand can end and be saved."""
+    """Within it, the signals of `STOP_SIGNALS` are noted instead of obeyed, so that the step in hand can end and be saved."""
     signals = Signals()
     before = {number: signal.signal(number, signals) for number in STOP_SIGNALS}
     try:

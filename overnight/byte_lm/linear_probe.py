@@ -1,4 +1,4 @@
-"""LinearProbe: the features of a frozen byte model and a labeled task to a logistic regression, its score, and the unit that says most.
+"""A linear probe: a logistic regression on the features of a frozen byte model, its score, and the unit that says most.
 
 Compared with it are the same network with random weights, and the counts of byte n-grams, scored by the same classifier on the same rows.
 """

@@ -152,7 +152,7 @@ def distance(x: npt.NDArray[np.float64], y: npt.NDArray[np.bool_], strength: flo
 
 
 def _off(gradient: npt.NDArray[np.float64], w: npt.NDArray[np.float64]) -> float:
-    """Return an optimum's gradient, without the penalty, is -sign(w) where w is not 0, and between -1 and 1 elsewhere."""
+    """Return how far the gradient is from that of an optimum: there it is -sign(w) where w is not 0, and between -1 and 1 elsewhere."""
     return float(np.where(w != 0, np.abs(gradient + np.sign(w)), np.abs(gradient) - 1).max())
 
 

@@ -31,7 +31,7 @@ _TASKS = {"finetune": Finetune, "linear-probe": LinearProbe}
 
 
 def complete(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser]) -> None:
-    """Answer a shell that asks how its line may go on, and end the process."""
+    """Answer a shell that asks how its line may continue, and end the process."""
     line, point = os.environ["COMP_LINE"], int(os.environ["COMP_POINT"])
     words = split_line(line, point)[3][int(os.environ["_ARGCOMPLETE"]) :]  # without the program
     name = words[0] if words else ""

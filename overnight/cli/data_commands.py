@@ -78,7 +78,7 @@ def _add_overlap(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--words", type=count, default=13, metavar="N", help="in a row that count as shared (default: 13)")
     command.add_argument("--split", choices=("train", "valid", "test"), default="train", help="default: train")
-    command.add_argument("--samples", type=seed, default=5, metavar="N", help="documents that are shown (default: 5)")
+    command.add_argument("--samples", type=number, default=5, metavar="N", help="documents that are shown (default: 5)")
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
@@ -91,7 +91,7 @@ def _overlap(options: argparse.Namespace, overrides: list[str]) -> int:
 def _add_diff(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", metavar="A", help="a prepared folder")
     command.add_argument("other", metavar="B", help="another one")
-    command.add_argument("--samples", type=seed, default=3, metavar="N", help="documents of each kind that are shown (default: 3)")
+    command.add_argument("--samples", type=number, default=3, metavar="N", help="documents of each kind that are shown (default: 3)")
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
@@ -107,6 +107,11 @@ def count(text: str, least: int = 1) -> int:
     if value < least:
         raise argparse.ArgumentTypeError(f"must be {least} or more")
     return value
+
+
+def number(text: str) -> int:
+    """Return a number on the command line that may be 0; argparse names this function where it is none."""
+    return count(text, 0)
 
 
 def seed(text: str) -> int:

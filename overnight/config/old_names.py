@@ -1,4 +1,4 @@
-"""The names that settings and metrics had before version 0.2: a recipe or a run folder that has one is refused with its new name."""
+"""The names that settings and metrics had in earlier states of the repository: a recipe or a run folder that has one is refused with its new name."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Recovery:
         to = context.progress.global_step
         data = f", passing over {plural(steps, 'step')} of data" if bad.skips_batches else ""
         text = ". ".join(part for part in (str(bad.error), provenance_text(samples)) if part)
-        message = f"phase {phase}: gone back from step {to + steps} to step {to} of the run{data}: {text}"
+        message = f"phase {phase}: rolled back from step {to + steps} to step {to} of the run{data}: {text}"
         context.line.print(message)
         place = {"phase": phase, "global_step": to, "from_step": to + steps, "to_step": to}
         skipped = {"cause": bad.error.event, "batches_skipped": context.progress.batches_skipped, "samples": samples}

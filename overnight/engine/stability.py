@@ -1,4 +1,4 @@
-"""What a phase of training must not go on with unseen: losses and weights that are not finite, spikes, replicas that differ, broken states."""
+"""What training must not silently continue with: losses and weights that are not finite, spikes, replicas that differ, broken states."""
 
 from __future__ import annotations
 

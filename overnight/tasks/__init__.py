@@ -1,1 +1,1 @@
-"""Fine-tuning tasks, their metrics, and prediction."""
+"""Readers of labeled data: tables, GLUE, SST, IMDB, SQuAD, CoNLL (no torch)."""

@@ -167,6 +167,7 @@ def test_json_lines_have_the_text_the_sentences_and_the_tokens(folder: Path, cap
         (["--number", "0"], "must be 1 or more", 2),
         (["--limit", "many"], "invalid count value: 'many'", 2),
         (["--seed", "-1"], "must be 0 or more", 2),
+        (["--seed", "one"], "invalid seed value: 'one'", 2),
         (["--number", "99999"], "there is no document 99,999 in train, which has documents 1 to", 1),
         (["--split", "test"], "test holds no document; there is train, valid", 1),
         (["--search", "a", "--regex", "b"], "--search and --regex: give one of them", 2),
@@ -179,6 +180,11 @@ def test_wrong_options_of_look_are_told(folder: Path, options: list[str], says: 
     assert call("data", "look", folder, *options) == code
     said = capsys.readouterr()
     assert says in said.err and said.out == ""
+
+
+def test_a_wrong_number_of_samples_is_not_called_a_seed(folder: Path, capsys: Captured) -> None:
+    assert call("data", "diff", folder, folder, "--samples", "many") == 2
+    assert "--samples: invalid number value: 'many'" in capsys.readouterr().err
 
 
 def test_a_folder_of_old_can_be_read_and_says_that_it_knows_no_sources(tmp_path: Path, capsys: Captured) -> None:

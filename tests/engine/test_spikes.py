@@ -192,7 +192,9 @@ def test_a_rollback_is_the_run_without_the_data_it_passed_over(
     assert_same_end(run, reference)
     (event,) = (line for line in lines(run, "event") if line["event"] == "rolled_back")
     assert (event["from_step"], event["to_step"], event["batches_skipped"], event["cause"]) == (11, 8, 3, cause)
-    assert event["message"].startswith("phase short: gone back from step 11 to step 8 of the run, passing over 3 steps of data: step 11: ")
+    assert event["message"].startswith(
+        "phase short: rolled back from step 11 to step 8 of the run, passing over 3 steps of data: step 11: "
+    )
     assert ("most of the gradient is in" in event["message"]) == (cause == "spike")
     assert event["samples"] == samples_of(run).provenance(10, 1, 0)
 
@@ -266,7 +268,7 @@ def test_a_crash_or_a_kill_after_a_rollback_changes_nothing(tiny: Make, tmp_path
     plant, real = spike(whole, 10), loop.clip_and_step
     with Process(_killed_in_step_13, killed, plant) as process:
         code, output = process.end()
-    assert code == -signal.SIGKILL and "gone back from step 11 to step 8" in output, output
+    assert code == -signal.SIGKILL and "rolled back from step 11 to step 8" in output, output
     with planted(plant):
         finish(whole)
         finish(killed)
