@@ -69,6 +69,8 @@ class Samples:
     cache: Path | None = None
 
     def __post_init__(self) -> None:
+        # What is known of the epochs changes as they are read: by the loader's thread, and where one asks for the provenance of a step.
+        self._lock = threading.RLock()
         self._sizes: list[int] = []
         self._epoch = -1
         self._plans: list[np.ndarray] = []
@@ -106,7 +108,8 @@ class Samples:
 
     def epoch_size(self) -> int:
         """Return samples in the first epoch."""
-        return int(self.sizes(0)[1])
+        with self._lock:
+            return int(self.sizes(0)[1])
 
     def passes(self, examples: int) -> dict[str, tuple[float, float]]:
         """Return the share of each source, and how often it is read in the first so many examples; nothing where there is no mixture."""
@@ -285,8 +288,9 @@ class Samples:
         """
         batch = batch_size(self.phase, step)
         bins = batch // micro_batch(self.phase, step, world)
-        epochs, samples = self.locate(sequences_before(self.phase, step) + np.arange(batch, dtype=np.int64))
-        numbers, rows = self.rows(epochs, samples)
+        with self._lock:
+            epochs, samples = self.locate(sequences_before(self.phase, step) + np.arange(batch, dtype=np.int64))
+            numbers, rows = self.rows(epochs, samples)
         if share := self._pairs(step):
             rows = matching.with_matching(rows, self._keys(_MATCH, epochs, samples), share, self.phase.seq_len)
         return StepSamples(epochs, samples, numbers, rows, balance_by_length(self.lengths(rows).tolist(), bins))

@@ -10,6 +10,7 @@ Shapes: B rows (streams), T bytes of a window, S groups of an epoch, K documents
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -80,6 +81,8 @@ class Streams:
         if phase.label_weight > 0 and self.documents.labels_D is None:
             raise DataError(f"label_weight = {phase.label_weight}, but the corpus was prepared without data.label; prepare it with one")
         self.groups = phase.num_document_groups or max(MIN_GROUPS, phase.global_batch_size)
+        # What is known of the epochs changes as they are read: by the loader's thread, and where one asks for the provenance of a step.
+        self._lock = threading.Lock()
         self._joined: dict[int, Joined] = {}
         # Bytes of the groups of the epochs so far, and the windows that each stream has read when it ends each of its groups (turns, B).
         self._lengths = np.zeros(0, np.int64)
@@ -140,19 +143,20 @@ class Streams:
         """
         batch, length = self.phase.global_batch_size, self.phase.seq_len
         mine, rows = self.stream_numbers(rank, world), micro_batch(self.phase, step, world)
-        numbers_B, windows_B = self._locate(step)
-        counts_B = np.minimum(self._lengths[numbers_B] - windows_B * length, length + 1)
-        # A stream may be an epoch behind another; the newest table is kept for those that will need it next.
-        epochs_B, newest = self._order_of(numbers_B), self._order_of(len(self._lengths) - 1)
-        self._joined = {epoch: self._join(epoch) for epoch in np.union1d(epochs_B[mine], newest).tolist()}
+        with self._lock:
+            numbers_B, windows_B = self._locate(step)
+            counts_B = np.minimum(self._lengths[numbers_B] - windows_B * length, length + 1)
+            # A stream may be an epoch behind another; the newest table is kept for those that will need it next.
+            epochs_B, newest = self._order_of(numbers_B), self._order_of(len(self._lengths) - 1)
+            joined = self._joined = {epoch: self._join(epoch) for epoch in np.union1d(epochs_B[mine], newest).tolist()}
         micro = []
         for first in range(mine.start, mine.stop, rows):
             streams = np.arange(first, first + rows)
             reads = []
             for epoch in np.unique(epochs_B[streams]).tolist():
                 here = streams[epochs_B[streams] == epoch]
-                starts = self._joined[epoch].starts_S[numbers_B[here] % self.groups] + windows_B[here] * length
-                reads.append((here - first, self._joined[epoch], starts, starts + counts_B[here]))
+                starts = joined[epoch].starts_S[numbers_B[here] % self.groups] + windows_B[here] * length
+                reads.append((here - first, joined[epoch], starts, starts + counts_B[here]))
             micro.append(self._batch(streams, windows_B[streams] == 0, reads))
         read_B, predicted = np.minimum(counts_B, length), int((counts_B - 1).sum())
         return StepBatches(tuple(micro), predicted, batch, Sizes(int(read_B.sum()), int((read_B**2).sum()), predicted, 0))
@@ -166,11 +170,12 @@ class Streams:
         """
         rows = micro_batch(self.phase, step, world)
         first = self.stream_numbers(number % world, world).start + number // world * rows
-        numbers_B, windows_B = self._locate(step)
+        with self._lock:
+            numbers_B, windows_B = self._locate(step)
+            joined_by_stream = {stream: self._join(self._order_of(int(numbers_B[stream]))) for stream in range(first, first + rows)}
         found: list[Provenance] = []
-        for stream in range(first, first + rows):
+        for stream, joined in joined_by_stream.items():
             epoch, group = divmod(int(numbers_B[stream]), self.groups)
-            joined = self._join(self._order_of(int(numbers_B[stream])))
             name, row = joined.document(int(joined.starts_S[group] + windows_B[stream] * self.phase.seq_len))
             found.append({"epoch": epoch, "stream": stream, "shard": name, "row": row})
         return found

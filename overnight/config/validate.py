@@ -363,13 +363,19 @@ def _finetune_problems(key: str, task: Finetune, model: EncoderConfig) -> Iterat
         yield f"{key}.global_batch_size = {batch}: cannot be split into micro-batches of {key}.micro_batch_size = {micro}; it must divide"
     if task.reinit_layers > model.num_layers:
         yield f"{key}.reinit_layers = {task.reinit_layers}: must be 0 to model.num_layers = {model.num_layers}"
-    if not task.seeds:
-        yield f"{key}.seeds = []: name at least one seed"
+    yield from _seeds_problems(key, task.seeds)
     if not task.path and task.task != "docnames":
         yield f"{key}.path = '': name the folder that holds the data of {task.task!r}"
     yield from _columns_problems(key, task)
     if task.dev and task.task not in ("csv", "squad", "tokens"):
         yield f"{key}.dev = {task.dev!r}: only csv, squad and tokens take a file of their own to score on; {task.task} has its own"
+
+
+def _seeds_problems(key: str, seeds: tuple[int, ...]) -> Iterator[str]:
+    if not seeds:
+        yield f"{key}.seeds = []: name at least one seed"
+    if len(set(seeds)) < len(seeds):
+        yield f"{key}.seeds = {list(seeds)}: names a seed twice, which gives the same result again; name each once"
 
 
 def _columns_problems(key: str, task: Finetune | LinearProbe) -> Iterator[str]:
@@ -381,8 +387,7 @@ def _columns_problems(key: str, task: Finetune | LinearProbe) -> Iterator[str]:
 
 
 def _probe_problems(key: str, task: LinearProbe) -> Iterator[str]:
-    if not task.seeds:
-        yield f"{key}.seeds = []: name at least one seed"
+    yield from _seeds_problems(key, task.seeds)
     if not task.path:
         yield f"{key}.path = '': name the folder that holds the data of {task.task!r}"
     yield from _columns_problems(key, task)

@@ -112,7 +112,7 @@ def train_seed(
     """Train a seed from its newest checkpoint, to its end or until it gets no better.
 
     Between two scorings the training is one that resumes, so that a seed scored on the way takes the same steps, bit by bit, as one
-    that is not. What was scored stays in `scores.jsonl` of its folder.
+    that is not. What was scored stays in `scores.jsonl` of its folder; it counts only while the state that was best lies there too.
 
     Args:
         run: of :func:`overnight.finetune.workload.seed_run`, with all steps.
@@ -124,6 +124,12 @@ def train_seed(
     folder, log = run.run_dir / "checkpoints", run.run_dir / "scores.jsonl"
     with raise_on_all_ranks(world):
         scores = read_results(log)
+        if scores and not (folder / reader.checkpoint_name(_best(scores)["step"])).is_dir():
+            # Of a seed that was finished: its checkpoints are deleted, and it is trained once more only because its result was, too.
+            scores = []
+            if world.main:
+                shutil.rmtree(folder, ignore_errors=True)
+                log.unlink(missing_ok=True)
     examples, evaluate = task.selection or (task.dev, task.evaluate)
     model: nn.Module | None = None
     for end in scoring_steps(spec, len(task.train), phase.global_batch_size, phase.steps):

@@ -107,9 +107,9 @@ def _recipe(run: BertRun) -> dict[str, Any]:
     """Return what the recipe says that decides what was learned, which is the same on any machine, without what is as ever."""
     tree: dict[str, Any] = {key: value for key, value in _said(run).items() if key not in ("name", "seed")}
     data = tree.setdefault("data", {})
-    for key in ("paths", "decontaminate"):
-        if key in data:
-            data[key] = [_place(path) for path in data[key]]
+    for part, key in ((data, "paths"), (data, "decontaminate"), *((source, "paths") for source in data.get("sources", {}).values())):
+        if key in part:
+            part[key] = [_place(path) for path in part[key]]
     for part, key in ((data, "vocab_file"), (tree, "init")):
         if key in part:
             part[key] = _place(part[key])

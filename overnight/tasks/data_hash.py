@@ -9,12 +9,12 @@ from pathlib import Path
 
 from overnight.corpus.shards import checksum
 
-# What readers of tasks take from a folder is called so; beside it may lie anything, such as answers written there.
-_SPLIT = re.compile(r"train|dev|valid|test", re.I)
+# What readers of tasks take from a folder is called so, or is what IMDB is downloaded as; beside it may lie anything, such as answers written there.
+_SPLIT = re.compile(r"train|dev|valid|test|^aclImdb", re.I)
 
 
 def data_hash(*paths: Path) -> str:
-    """Return a hash of what files hold, and of the files of each folder that are of a split by their name, 16 hex digits; empty where a path is not there.
+    """Return a hash of what files hold, and of the files of each folder that are of a split by their name, or all of IMDB, 16 hex digits; empty where a path is not there.
 
     Of folders below, such as those of IMDB's reviews, names and sizes count.
     """

@@ -148,6 +148,16 @@ def test_a_kill_between_two_scorings_changes_nothing(
     assert not list((run.run_dir / "finetune" / "mine.training").glob("*/checkpoints"))
 
 
+def test_a_seed_whose_result_was_deleted_is_trained_and_scored_once_more(with_task: Task, classes: Path) -> None:
+    run = with_task("csv", classes, epochs=2, keep_best=True)
+    tune(run)
+    first, made = weights(run), scores(run)
+    shutil.rmtree(kept(run))
+    tune(run)
+    assert weights(run) == first and len(scores(run)) == len(made)
+    assert [entry["value"] for entry in lines(run)] == [lines(run)[0]["value"]] * 2
+
+
 def test_rows_to_choose_by_are_held_back_of_each_class_and_never_trained_or_reported_on(with_task: Task, classes: Path) -> None:
     run = with_task("csv", classes, epochs=1, keep_best=True, select_share=0.2)
     said = tune(run)

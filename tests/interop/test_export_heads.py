@@ -15,14 +15,15 @@ import torch
 import yaml
 from torch import Tensor
 
+from overnight import config
 from overnight.checkpoint import task_folder
 from overnight.cli.main import main
-from overnight.config import BertConfig, EncoderConfig, ModernBertConfig, Run
+from overnight.config import BertConfig, BertRun, EncoderConfig, ModernBertConfig, Run
 from overnight.corpus.tokenizer import save_tokenizer
 from overnight.errors import ConfigError, DataError
 from overnight.interop.huggingface import export, load_pretrained, to_huggingface
 from overnight.interop.layout import HEADS, Kind
-from overnight.interop.model_card import _use
+from overnight.interop.model_card import _recipe, _use
 from overnight.models.encoders import masked_lm
 from overnight.models.heads import Classifier, QuestionAnswering
 from tests.interop.peers import PIECES, V, batch
@@ -241,6 +242,18 @@ def test_a_model_card_says_data_recipe_steps_scores_license_and_seed(pretrained:
     assert str(tmp_path) not in card and str(pretrained.data_dir.parent) not in card, "no path of this machine"
     assert main(["export", "--from", str(run), "--to", str(tmp_path / "out")]) == 0
     assert "## License\n\nNot stated." in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_recipe_of_a_model_card_names_no_folder_of_this_machine(pretrained: Run, tmp_path: Path) -> None:
+    tree = config.to_tree(pretrained)
+    here = {key: str(tmp_path / f"{key}.txt") for key in ("books", "web", "blimp")}
+    sources = {name: {"paths": [here[name], f"s3://bucket/{name}"], "weight": 1.0} for name in ("books", "web")}
+    tree["data"] |= {"paths": [], "sources": sources, "decontaminate": [here["blimp"]]}
+    run = config.build_run(tree)
+    assert isinstance(run, BertRun)
+    recipe = _recipe(run)
+    assert recipe["data"]["sources"]["web"]["paths"] == ["web.txt", "s3://bucket/web"]
+    assert str(tmp_path) not in str(recipe)
 
 
 def test_the_card_of_a_task_says_how_well_and_its_labels(pretrained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

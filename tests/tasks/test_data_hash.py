@@ -38,5 +38,20 @@ def test_what_else_lies_in_the_folder_and_where_it_lies_do_not(folder: Path, tmp
     assert data_hash(folder.rename(tmp_path_factory.mktemp("other") / "place")) == before
 
 
+def test_of_imdb_around_which_the_folder_lies_the_reviews_or_the_archive_count(tmp_path: Path) -> None:
+    review = tmp_path / "folder" / "aclImdb" / "train" / "neg" / "0_1.txt"
+    review.parent.mkdir(parents=True)
+    review.write_text("bad")
+    archive = tmp_path / "archive" / "aclImdb_v1.tar.gz"
+    archive.parent.mkdir()
+    archive.write_bytes(b"one")
+    before = [data_hash(tmp_path / "folder"), data_hash(archive.parent)]
+    (tmp_path / "folder" / "SHA256SUMS").write_text("of another file")
+    assert data_hash(tmp_path / "folder") == before[0]
+    review.write_text("worse")
+    archive.write_bytes(b"two")
+    assert len({*before, data_hash(tmp_path / "folder"), data_hash(archive.parent)}) == 4
+
+
 def test_what_is_not_there_has_none(folder: Path) -> None:
     assert data_hash(folder, folder / "none.csv") == ""
