@@ -7,7 +7,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -144,10 +144,17 @@ def _torch_features(machine: dict[str, Any]) -> Iterator[Finding]:
     yield Finding("ok", "torch", f"{torch.__version__}, {plural(machine['threads'], 'thread')}{capability}")
     gpu = bool(machine["gpus"])
     yield from _kernels(gpu)
-    flags = machine["cpu"]["flags"]
-    fast = torch.cuda.is_bf16_supported() if gpu else bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags))
-    by = "the GPU" if gpu else "the processor"
-    yield Finding("ok" if fast else "note", "bf16", f"in {by}'s hardware" if fast else f"not in {by}'s hardware: fp32 is as fast")
+    yield _bf16(gpu, machine["cpu"]["flags"])
+
+
+def _bf16(gpu: bool, flags: Sequence[str]) -> Finding:
+    import torch
+
+    from overnight.engine.precision import emulates_bf16
+
+    fast = not emulates_bf16(torch.device("cuda", 0)) if gpu else bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags))
+    by, instead = ("the GPU", "use precision=fp16") if gpu else ("the processor", "fp32 is as fast")
+    return Finding("ok" if fast else "note", "bf16", f"in {by}'s hardware" if fast else f"not in {by}'s hardware: {instead}")
 
 
 def _kernels(gpu: bool) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from overnight.config import Run
+from overnight.display import plural
 from overnight.distributed.wire import listening
 from overnight.errors import ConfigError, UserError
 
@@ -25,6 +26,8 @@ from overnight.errors import ConfigError, UserError
 TIMEOUT = timedelta(minutes=30)
 # How long for the others to come at all. A launcher ends those that wait for one that has died; without one, nobody would.
 JOIN = timedelta(minutes=5)
+# Of an error of NCCL: what failed and where, the kind of error, and the last that NCCL noted, which has the cause.
+_BACKEND_LINES = 6
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,12 @@ def device_of(run: Run) -> torch.device:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if world_size() == 1:
         return torch.device("cuda")
+    # torchrun and `launch` show all GPUs to each process. Others (srun --gpus-per-task=1) show each its own, which is then the first.
+    if count == 1 and "TORCHELASTIC_RESTART_COUNT" not in os.environ:
+        return torch.device("cuda", 0)
     if local_rank >= count:
         raise ConfigError(
-            f"LOCAL_RANK = {local_rank}: only {count} GPUs are visible to torch; start at most {count} processes on a machine"
+            f"LOCAL_RANK = {local_rank}: only {plural(count, 'GPU')} can be seen by torch; start at most {plural(count, 'process', 'processes')} on a machine"
         )
     return torch.device("cuda", local_rank)
 
@@ -101,11 +107,16 @@ def process_group(run: Run) -> Iterator[World]:
     try:
         yield world
     except RuntimeError as error:
-        if not _lost(error):
-            raise
-        raise UserError(
-            f"process {rank} lost another one, whose own message or the launcher's summary says why; the same command continues"
-        ) from None
+        if _lost(error):
+            raise UserError(
+                f"process {rank} lost another one, whose own message or the launcher's summary says why; the same command continues"
+            ) from None
+        if isinstance(error, dist.DistBackendError):
+            raise UserError(
+                f"process {rank} failed between the GPUs; the same command continues. {_backend_text(error)}\nWhere another process was "
+                "lost first, its own message or the launcher's summary says why"
+            ) from None
+        raise
     # Not after an error: leaving may wait for processes that have gone, and the frames of the error hold DDP, which would then be the last to
     # hold the group. Dropping that waits for gloo's thread with the interpreter held, and the thread may need it to drop a tensor: the
     # process would never end. cli.command ends it with the group as it is.
@@ -117,7 +128,7 @@ def _join(world: World) -> None:
     """Meet the other processes.
 
     Raises:
-        UserError: when one of them did not come, or was lost on the way.
+        UserError: when one of them did not come, or was lost on the way, or NCCL could not be set up.
     """
     # Small facts go between the hosts, over gloo, so that exchanging them does not wait for the devices.
     cuda = world.device.type == "cuda"
@@ -126,6 +137,8 @@ def _join(world: World) -> None:
         store = _store(world)
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=TIMEOUT, device_id=device)
     except (RuntimeError, OSError) as error:
+        if isinstance(error, dist.DistBackendError) and not _lost(error):
+            raise UserError(f"process {world.rank} of {world.size} could not join the others. {_backend_text(error)}") from None
         if isinstance(error, RuntimeError) and not _lost(error):
             raise
         place, minutes = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", JOIN.total_seconds() / 60
@@ -148,6 +161,14 @@ def _store(world: World) -> Any:
 
 
 def _lost(error: RuntimeError) -> bool:
+    """Return whether an error says that another process has gone. Those of NCCL may, or have causes of their own, which only their text tells."""
     # gloo has no error of its own.
     signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
-    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in signs)
+    ours = isinstance(error, dist.DistError) and not isinstance(error, dist.DistBackendError)
+    return ours or any(sign in str(error) for sign in signs)
+
+
+def _backend_text(error: RuntimeError) -> str:
+    """Return what NCCL said, without the frames of C++ behind it, and how it says more."""
+    said = [line for line in str(error).partition("Exception raised from")[0].splitlines() if line.strip()]
+    return "\n".join([*said[:_BACKEND_LINES], "NCCL_DEBUG=WARN in the environment has NCCL say more"])

@@ -16,8 +16,17 @@ from overnight.machine import memory_bytes
 
 _HEADROOM = 0.1
 """Share of the device's memory that an automatic micro-batch leaves free: blocks that no longer fit, and what others take."""
-# What is said by errors that are no torch.OutOfMemoryError: torch's allocator of the CPU, oneDNN, libraries of the GPU, C++.
-_SIGNS = ("can't allocate memory", "could not create a primitive", "ALLOC_FAILED", "CUDA error: out of memory", "std::bad_alloc")
+# What is said by errors that are no torch.OutOfMemoryError: torch's allocator of the CPU, oneDNN, C++, libraries of the GPU, its runtime, its driver, Triton.
+_SIGNS = (
+    "can't allocate memory",
+    "could not create a primitive",
+    "std::bad_alloc",
+    "ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # which cannot have its workspace
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+)
 
 HOW_TO_SAVE_MEMORY = (
     "Less memory is taken with memory.activation_checkpointing=selective or full, memory.optimizer_cpu_offload=true, a 16-bit precision, a shorter length, or on more "

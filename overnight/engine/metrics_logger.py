@@ -18,7 +18,7 @@ from overnight.distributed.stragglers import StragglerMonitor
 from overnight.engine.context import PhaseContext
 from overnight.engine.loop import StepResult
 from overnight.engine.memory import peak_gb
-from overnight.engine.precision import DTYPES, LossScale
+from overnight.engine.precision import DTYPES, LossScale, emulates_bf16
 from overnight.engine.spikes import minimized
 from overnight.engine.throughput import Throughput
 from overnight.models.attention import how
@@ -180,6 +180,8 @@ class MetricsLogger:
     def _gpu_paths(self, optimizer: torch.optim.Optimizer) -> Iterator[str]:
         """Yield which kernels a GPU takes, and why not the fastest."""
         device, model = self.context.world.device, self.run.model
+        if DTYPES[self.run.precision] == torch.bfloat16 and emulates_bf16(device):
+            yield "warning: this GPU has no bf16 and emulates it, which is slow and takes no tensor cores; use precision=fp16"
         if device.type == "cuda" and isinstance(optimizer, Layerwise):
             why = why_lists(device)
             yield f"optimizer: steps by lists of tensors, since {why}" if why else "optimizer: steps by Triton's kernels"

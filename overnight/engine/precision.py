@@ -93,6 +93,11 @@ def _in_a_layer(module: nn.Module, name: str) -> bool:
     return isinstance(module, nn.Linear) and ".layers." in name and module.in_features % 16 == module.out_features % 16 == 0
 
 
+def emulates_bf16(device: torch.device) -> bool:
+    """Return whether a GPU computes bf16 by means of fp32, which torch calls supported, too (`torch.cuda.is_bf16_supported`)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+
+
 def set_matmul_precision(precision: str, device: torch.device) -> None:
     """Set whether the fp32 matmuls of a GPU are TF32 (11 significant bits); a CPU has no TF32, and nothing changes there."""
     if device.type == "cuda":

@@ -25,6 +25,8 @@ from overnight.models.vocabulary_loss import TiedGradient, vocabulary_loss
 # Logits of the padding rows of the vocabulary: exp(-1e4) is exactly 0 in fp32, and so is their gradient.
 _NEVER = -1e4
 INIT_STD = 0.02
+_COMPILATIONS = 64
+"""Most compilations of the layers in one process: a network takes two, or four with local attention, and two more for each other mode."""
 
 
 def padded_vocabulary(size: int) -> int:
@@ -127,6 +129,9 @@ class EncoderLayers(nn.Module):
 
     def compile_layers(self) -> None:
         """Compile the layers with torch.compile: nearly all of the work, once for all numbers of tokens, sequences and lengths."""
+        # All networks of a process share the count of compilations, since their layers are one piece of code. Behind the limit, which is 8,
+        # layers would be trained uncompiled: sizes that are tried, rehearsals and phases come to more.
+        torch._dynamo.config.recompile_limit = max(_COMPILATIONS, torch._dynamo.config.recompile_limit)
         for layer in self.layers:
             layer.compile(dynamic=True)
 

@@ -75,3 +75,16 @@ def test_a_gpu_is_told_its_attention_and_its_steps_with_the_reason(tmp_path: Pat
         assert told["attention"][0] == told["LAMB, LANS, LARS"][0] == good
         assert attention in told["attention"][1] and steps in told["LAMB, LANS, LARS"][1]
     why_padded.cache_clear(), why_lists.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("capability", "state", "text"),
+    [((8, 0), "ok", "in the GPU's hardware"), ((7, 0), "note", "not in the GPU's hardware: use precision=fp16")],
+)
+def test_bf16_that_a_gpu_emulates_is_not_called_its_hardware(
+    capability: tuple[int, int], state: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)  # as torch says of a V100
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    found = subject._bf16(gpu=True, flags=[])
+    assert (found.state, found.text) == (state, text)

@@ -60,6 +60,12 @@ WRONG_TYPE = [
     ("list for str", "data__dir", ["a"], "data.dir = ['a']: input should be a valid string"),
     ("number for str", "name", 5, "name = 5: input should be a valid string"),
     ("number in paths", "data__paths", ["a", 5], "data.paths.1 = 5: input should be a valid string"),
+    (
+        "number of a GPU",
+        "compute__device",
+        "cuda:1",
+        "compute.device = 'cuda:1': input should be 'auto', 'cpu' or 'cuda'; take 'cuda', and choose one with CUDA_VISIBLE_DEVICES=1",
+    ),
     ("one beta", "phases__short__optim__betas", [0.9], "phases.short.optim.betas.1: is missing"),
     ("three betas", "phases__short__optim__betas", [0.9] * 3, "phases.short.optim.betas = [0.9, 0.9, 0.9]: tuple should have at most 2"),
     (

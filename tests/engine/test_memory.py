@@ -86,6 +86,20 @@ def test_what_says_that_there_is_no_memory() -> None:
     assert not is_out_of_memory(RuntimeError("shape mismatch")) and not is_out_of_memory(ValueError("can't allocate memory"))
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "CUDA driver error: out of memory",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_a_gpu_that_has_no_memory_left_is_understood_whoever_says_so(said: str) -> None:
+    assert is_out_of_memory(RuntimeError(said))
+
+
 def test_the_peak_is_that_since_it_was_restarted() -> None:
     if not reset_peak(CPU):
         pytest.skip("this system does not count the peak anew")

@@ -70,6 +70,16 @@ def test_all_of_a_step_is_on_the_device_and_the_host_waits_for_no_copy(kind: str
                 "layers: compiled, since the kernel needs compute capability 8.0, this GPU has 7.5",
             ],
         ),
+        (
+            "bf16",
+            (7, 0),
+            [
+                "warning: this GPU has no bf16 and emulates it, which is slow and takes no tensor cores; use precision=fp16",
+                "optimizer: steps by lists of tensors, since Triton needs compute capability 8.0, this GPU has 7.0",
+                "attention: sequences padded to the longest of a micro-batch, since the kernel needs compute capability 8.0, this GPU has 7.0",
+                "layers: compiled, since the kernel needs compute capability 8.0, this GPU has 7.0",
+            ],
+        ),
     ],
 )
 def test_a_run_on_a_gpu_prints_what_it_takes_and_why(

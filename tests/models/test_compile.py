@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from overnight.batches.loader import Samples
 from overnight.config import BertConfig, BertPhase, EncoderConfig, ModernBertConfig
 from overnight.models.encoders import MaskedLM, masked_lm
 from tests.batches.corpus import book_like, shard, words
+from tests.models.sample import random_batch
 
 MODELS = [
     BertConfig(num_layers=1, hidden_size=32, num_heads=2, max_position_embeddings=48, dropout=0.0, attention_dropout=0.0),
@@ -91,3 +93,23 @@ def test_compiled_layers_compute_the_same_and_are_compiled_in_the_first_two_step
                     assert evaluation(compiled, stream) == pytest.approx(evaluation(plain, stream), rel=1e-5)
     for (name, ours), theirs in zip(compiled.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_networks_of_many_sizes_in_one_process_are_all_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+        compiled.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch.nn.Module, "compile", functools.partialmethod(torch.nn.Module.compile, backend=backend))
+    torch._dynamo.reset()
+    # torch's is 8: the test would take long. It is as it was afterwards.
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=2):
+        for width in (8, 16, 24):
+            net = masked_lm(BertConfig(num_layers=1, hidden_size=width, num_heads=2), 64).eval()
+            net.encoder.compile_layers()
+            net.losses(random_batch([5, 3], vocab=64), torch.float32)
+    assert len(compiled) == 3
+    torch._dynamo.reset()
