@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from overnight.checkpoint.initial import Initial, with_tokens
-from overnight.checkpoint.reader import newest_checkpoint, read_checkpoint
+from overnight.checkpoint.reader import file_digest, newest_checkpoint, read_checkpoint
 from overnight.checkpoint.run_corpus import kept_vocabulary
 from overnight.config import BertRun, environment_text, stored_run
 from overnight.config.schema import ENCODERS
@@ -26,7 +26,7 @@ from overnight.interop.pytorch import read_torch
 from overnight.interop.tensorflow import read_bundle
 from overnight.interop.tokenizer_files import pieces_of
 from overnight.models.bert import padded_vocabulary
-from overnight.state_files import read_mapping
+from overnight.state_files import digest, read_mapping
 
 UNDERSTOOD = (
     "a run folder, a folder of Hugging Face (config.json, model.safetensors, tokenizer), a name of its hub (hf:bert-base-uncased), a folder of TensorFlow "
@@ -38,6 +38,8 @@ HUB = "hf:"
 """In front of a name of Hugging Face's hub, as of its data sets in `data.paths`."""
 # All that a hub may put on this disk for a name: no code, no weights of other frameworks.
 _HUB_FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "model.safetensors"]
+# What lies beside the weights, in a folder of any kind, and is read with them.
+_BESIDE = (*_CONFIGS, "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 _BRACKETED = re.compile(r"\[.*\]")
 
 
@@ -79,6 +81,42 @@ def read_source(source: str, lowercase: bool | None = None) -> Initial:
         stated = not _has_capitals(tokens) if lowercase is None else lowercase
     state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
     return Initial(source, model, tokens, stated, with_tokens(state, len(tokens), padded_vocabulary(len(tokens))))
+
+
+def source_digest(source: str) -> str:
+    """Return a checksum of the files that :func:`read_source` reads: it tells a checkpoint from another that was put in its place.
+
+    Empty where there are no such files, and for a name of the hub, which would have to be asked for what it has now.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    if source.startswith(HUB):
+        return ""
+    try:
+        found = [f"{file.name} {file_digest(file)}" for file in _files(Path(environment_text(source, "init")))]
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    return digest("\n".join(found).encode()) if found else ""
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the files of the weights, sizes and vocabulary that a path of this machine names."""
+    if (path / "run.yaml").is_file():
+        newest = newest_checkpoint(path / "checkpoints")
+        return [newest / "state.json"] if newest else []  # has the checksums of the others
+    index = _index(path)
+    if index is not None:
+        folder = index.parent
+        weights = [index, *(file for file in folder.iterdir() if file.name.startswith(f"{index.stem}.data-"))]
+    elif path.is_file():
+        folder, weights = path.parent, [path]
+    elif path.is_dir():
+        folder, whole = path, path / "model.safetensors"
+        weights = [whole] if whole.is_file() else [file for file in path.iterdir() if file.suffix in _TORCH]
+    else:
+        return []
+    return sorted([*weights, *(file for name in _BESIDE if (file := folder / name).is_file())])
 
 
 def _own(source: str, folder: Path) -> Initial:
