@@ -122,6 +122,26 @@ def test_the_casing_is_that_of_the_checkpoint(lowercase: bool, said_by: str, tmp
     assert (initial.lowercase, initial.tokens) == (lowercase, pieces)
 
 
+@pytest.mark.parametrize("vocabulary", ["vocab.txt", "tokenizer.json"])
+@pytest.mark.parametrize(("key", "value"), [("strip_accents", False), ("tokenize_chinese_chars", False), ("do_lower_case", False)])
+def test_a_tokenizer_whose_settings_split_text_in_another_way_is_refused(vocabulary: str, key: str, value: bool, tmp_path: Path) -> None:
+    write_model(tmp_path)
+    settings: dict[str, Any] = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True, "model_max_length": int(1e30)}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    if vocabulary == "vocab.txt":
+        (tmp_path / "tokenizer.json").unlink()
+        (tmp_path / "vocab.txt").write_text("\n".join(PIECES))
+    assert read_source(str(tmp_path)).lowercase
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {key: value}))
+    if vocabulary == "vocab.txt" and key == "do_lower_case":
+        assert not read_source(str(tmp_path)).lowercase, "nothing else says it"
+        return
+    with pytest.raises(
+        DataError, match=rf"tokenizer_config\.json: {key} = false splits text in another way than BERT's WordPiece in lower"
+    ):
+        read_source(str(tmp_path))
+
+
 def _spoil(folder: Path, what: str) -> None:
     config, weights, tokenizer = folder / "config.json", folder / "model.safetensors", folder / "tokenizer.json"
     tree = json.loads(tokenizer.read_text())
