@@ -61,6 +61,8 @@ class InitialFacts:
     lowercase: bool
     weights: str
     """XXH3-64 of `model.safetensors`."""
+    files: str = ""
+    """Checksum of the files that it was copied from; empty for a name of the hub, and in folders of an earlier version."""
 
 
 def initial_folder(run_dir: Path) -> Path:
@@ -72,8 +74,13 @@ def _remedy(folder: Path) -> str:
     return f"delete {folder}, unless the run has begun, and it is copied again"
 
 
-def write_initial(folder: Path, initial: Initial) -> None:
+def write_initial(folder: Path, initial: Initial, files: str) -> None:
     """Write what a run begins from; the folder appears whole, also where several processes write it at once.
+
+    Args:
+        folder: of :func:`initial_folder`.
+        initial: what it begins from.
+        files: checksum of the files that it was read from.
 
     Raises:
         UserError: it cannot be written.
@@ -91,10 +98,11 @@ def write_initial(folder: Path, initial: Initial) -> None:
             len(initial.tokens),
             initial.lowercase,
             file_digest(beside / "model.safetensors"),
+            files,
         )
         write_json(beside / "init.json", sealed(dataclasses.asdict(facts)))
         there = read_initial_facts(folder)
-        if there is not None and there.source == initial.source:
+        if there == facts:
             return  # another process of this run was first, and may be reading it
         shutil.rmtree(folder, ignore_errors=True)
         beside.rename(folder)

@@ -16,11 +16,10 @@ from torch import Tensor
 from overnight.config import EncoderConfig
 from overnight.errors import DataError, UserError
 from overnight.interop import bert_layout, modernbert_layout
-from overnight.interop.layout import HEADS, Kind, Layout, layers_of
+from overnight.interop.layout import HEADS, Kind, Layout, layers_of, read_object
 from overnight.interop.pytorch import read_torch
 from overnight.interop.tokenizer_files import pieces_of, tokenizer_config, with_template
 from overnight.run_dir.atomic import write_json, write_whole
-from overnight.state_files import parse_json
 
 _LAYOUTS: dict[str, Layout] = {"bert": bert_layout, "modernbert": modernbert_layout}
 _FILES = ("config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "README.md", "model.onnx")
@@ -89,7 +88,7 @@ def export(
     from safetensors.torch import save
 
     layout = _LAYOUTS[model.kind]
-    tokenizer = _read_json(tokenizer_folder / "tokenizer.json")
+    tokenizer = read_object(tokenizer_folder / "tokenizer.json")
     pieces = pieces_of(tokenizer, tokenizer_folder / "tokenizer.json")
     if out.exists():
         strange = [f.name for f in out.iterdir() if f.name not in _FILES] if out.is_dir() else [out.name]
@@ -168,7 +167,7 @@ def load_pretrained(folder: Path) -> Loaded:
         DataError: a file that is missing or damaged, a pickled checkpoint, an architecture that we do not have, or shapes that differ from the config.
     """
     path = folder / "config.json"
-    config = _read_json(path)
+    config = read_object(path)
     layout = _LAYOUTS.get(str(config.get("model_type")))
     if layout is None:
         raise DataError(f"{path}: model_type = {config.get('model_type')!r}; only 'bert' and 'modernbert' can be read")
@@ -228,15 +227,3 @@ def _instead(folder: Path) -> str:
     if (folder / "model.safetensors.index.json").is_file():
         return "; it is split into several files: load it with transformers and call save_pretrained(folder, max_shard_size='100GB')"
     return "; name a folder that transformers' save_pretrained wrote"
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = parse_json(path.read_bytes().decode())
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise DataError(f"{path}: is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: is a JSON {type(value).__name__}, not an object")
-    return value

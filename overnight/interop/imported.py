@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from overnight.corpus.shards import FORMAT_VERSION, Manifest, save_manifest
 from overnight.corpus.tokenizer import save_tokenizer, vocabulary
 from overnight.engine.workload import new_model
 from overnight.errors import ConfigError, UserError
-from overnight.interop.sources import HUB, is_source, read_source
+from overnight.interop.sources import HUB, is_source, read_source, source_digest
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.run_dir.environment import environment
 from overnight.state_files import STRICT, read_json, sealed, sealed_yaml
@@ -39,6 +40,8 @@ class ImportRecord:
     """The path, made absolute, or the name of the hub."""
     random: list[str]
     """Heads that the checkpoint lacked, which are drawn at random."""
+    files: str = ""
+    """What :func:`source_digest` says of it; empty for a name of the hub, and in folders of an earlier version."""
 
 
 def import_encoder(source: str, out: Path) -> tuple[BertRun, list[str]]:
@@ -57,7 +60,7 @@ def import_encoder(source: str, out: Path) -> tuple[BertRun, list[str]]:
     """
     if out.exists():
         raise UserError(f"{out}: exists; name another folder, or delete it")
-    initial = read_source(source)
+    files, initial = source_digest(source), read_source(source)
     run, known = _run(initial, out), vocabulary(initial.tokens, initial.lowercase)
     state, random = initial.state, [head for head in initial.lacks() if head != "mlm"]
     if random:  # as transformers does: a task trains the pooler, and nothing else asks for these
@@ -76,7 +79,7 @@ def import_encoder(source: str, out: Path) -> tuple[BertRun, list[str]]:
         end = {"kind": "phase", "phase": "elsewhere", "event": "end", "step": 1, "global_step": 0, "seconds": 0.0}
         write_whole(beside / "metrics.jsonl", [f"{json.dumps(end)}\n".encode()])
         write_json(beside / "env.json", sealed(environment()))
-        write_json(beside / "imported.json", sealed(dataclasses.asdict(ImportRecord(1, _absolute(source), random))))
+        write_json(beside / "imported.json", sealed(dataclasses.asdict(ImportRecord(1, _absolute(source), random, files))))
         write_whole(beside / "run.yaml", [sealed_yaml(config.run_yaml(run)).encode()])
         beside.rename(out)
     except OSError as error:
@@ -128,7 +131,7 @@ def run_folder(source: str) -> Path:
     """Return the run folder that a command is to work on: the one that is named, or `runs/NAME` for a checkpoint of others, imported where it is not yet.
 
     Raises:
-        ConfigError: `runs/NAME` is another run.
+        ConfigError: `runs/NAME` is another run, or was imported from other weights than lie there now.
         DataError, UserError: as of :func:`import_encoder`.
     """
     if not is_source(source):
@@ -136,12 +139,17 @@ def run_folder(source: str) -> Path:
     out = Path("runs") / _name(source)
     if out.exists():
         record = out / "imported.json"
-        found = read_json(record, ImportRecord, f"delete {out}") if record.is_file() else None
+        found: ImportRecord | None = read_json(record, ImportRecord, f"delete {out}") if record.is_file() else None
+        again = f"import it under another name: overnight import --from {source} --to runs/NAME"
         if found is None or found.source != _absolute(source):
+            raise ConfigError(f"{out}: is another run than {source}; {again}")
+        if found.files and found.files != source_digest(source):
             raise ConfigError(
-                f"{out}: is another run than {source}; import it under another name: overnight import --from {source} --to runs/NAME"
+                f"{out}: was imported from other weights than {source} has now; delete {out}, with what was fine-tuned in it, or {again}"
             )
+        print(f"{source}: imported before, as {out}, which is used", file=sys.stderr)
         return out
     _, notes = import_encoder(source, out)
-    print("\n".join([f"imported: {source} as {out}", *notes]))
+    # Standard output may be the answers of `predict`.
+    print("\n".join([f"imported: {source} as {out}", *notes]), file=sys.stderr)
     return out

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from overnight.checkpoint.initial import InitialFacts, initial_folder, read_initial_facts, write_initial
-from overnight.config import BertConfig, ModernBertConfig, Run
+from overnight.checkpoint.initial import Initial, InitialFacts, initial_folder, read_initial_facts, write_initial
+from overnight.config import BertConfig, ModernBertConfig, Run, build_run
 from overnight.errors import ConfigError
-from overnight.interop.sources import read_source
+from overnight.interop.sources import read_source, source_digest
 from overnight.models.modernbert import inner_size
 
 # How a network is trained, not what it is: these may be another's.
@@ -25,44 +25,48 @@ def completed_recipe(tree: dict[str, Any], run_dir: Path | None, writes: bool) -
     Args:
         tree: an unchecked recipe with an `init`.
         run_dir: where it is not what the recipe says.
-        writes: whether the weights are copied into the run folder, where they are not yet.
+        writes: whether the weights are copied into the run folder, where they are not yet and the recipe can be run.
 
     Raises:
-        ConfigError: the recipe says something else than the checkpoint, or the run folder was begun from another one.
+        ConfigError: the recipe is wrong, says something else than the checkpoint, or the run folder was begun from another one.
         DataError: the checkpoint cannot be used.
     """
     source = str(tree["init"])
     if run_dir is None:
         run_dir = Path(str(tree.get("out", Run.out)).replace("{name}", str(tree.get("name", ""))))
-    facts = _facts(source, run_dir, tree.get("data"), writes)
+    facts, initial = _facts(source, run_dir, tree.get("data"))
     model, data = tree.get("model") or {}, tree.get("data") or {}
     if not (isinstance(model, Mapping) and isinstance(data, Mapping)):
         return tree  # whoever reads it says what is wrong
     if problems := [*_model_problems(model, facts), *_data_problems(data, facts)]:
         raise ConfigError("\n".join(problems))
     sizes = {key: value for key, value in facts.model.items() if key not in _BEGINNING}
-    return {
+    whole = {
         **tree,
         "model": {**sizes, **model},
         "data": {**data, "vocab_size": facts.vocab_size, "lowercase": facts.lowercase},
     }
+    if initial is not None and writes:
+        build_run(whole)
+        write_initial(initial_folder(run_dir), initial, facts.files)
+    return whole
 
 
-def _facts(source: str, run_dir: Path, data: Any, writes: bool) -> InitialFacts:
-    """Return what is known of a checkpoint: from the run folder where it was copied there, else from itself."""
-    folder = initial_folder(run_dir)
-    facts = read_initial_facts(folder)
-    if facts is not None and facts.source == source:
-        return facts
-    if facts is not None and (run_dir / "run.yaml").exists():
+def _facts(source: str, run_dir: Path, data: Any) -> tuple[InitialFacts, Initial | None]:
+    """Return what is known of a checkpoint: from the run folder where it was copied there, else from itself, with its weights.
+
+    Until the run begins its copy is made anew where the files are others now; they may also be gone.
+    """
+    facts, begun = read_initial_facts(initial_folder(run_dir)), (run_dir / "run.yaml").exists()
+    if facts is not None and facts.source == source and (begun or source_digest(source) in ("", facts.files)):
+        return facts, None
+    if facts is not None and begun:
         raise ConfigError(
             f"init = {source!r}: {run_dir} was begun from {facts.source!r}; leave it so, or give this run its own folder (--out=...)"
         )
     lowercase = data.get("lowercase") if isinstance(data, Mapping) else None
-    initial = read_source(source, lowercase if isinstance(lowercase, bool) else None)
-    if writes:
-        write_initial(folder, initial)
-    return InitialFacts(1, source, dataclasses.asdict(initial.model), len(initial.tokens), initial.lowercase, "")
+    files, initial = source_digest(source), read_source(source, lowercase if isinstance(lowercase, bool) else None)
+    return InitialFacts(1, source, dataclasses.asdict(initial.model), len(initial.tokens), initial.lowercase, "", files), initial
 
 
 def _model_problems(model: Mapping[str, Any], facts: InitialFacts) -> Iterator[str]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from overnight.errors import DataError
 from overnight.models.bert import padded_vocabulary
+from overnight.state_files import parse_json
 
 Kind = Literal["pretraining", "masked_lm", "classification", "regression", "multi_label", "token_classification", "spans"]
 """Of a model: with its pretraining heads, with the masked-LM head alone, with a class, a number or several labels for a text, with a class for each
@@ -76,6 +77,23 @@ class Layout(Protocol):
 def as_fp32(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors as fp32 on the CPU, without gradients."""
     return {name: tensor.detach().to("cpu", torch.float32) for name, tensor in state.items()}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object of others, which may have larger numbers than ours: `model_max_length` is often 10^30.
+
+    Raises:
+        DataError: it cannot be read, or is none.
+    """
+    try:
+        value = parse_json(path.read_bytes().decode())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise DataError(f"{path}: is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: is a JSON {type(value).__name__}, not an object")
+    return value
 
 
 def layers_of(names: Iterable[str], prefix: str) -> int:

@@ -5,6 +5,7 @@ A folder of Hugging Face or a name of its hub, a checkpoint of TensorFlow by Goo
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from overnight.checkpoint.initial import Initial, with_tokens
-from overnight.checkpoint.reader import newest_checkpoint, read_checkpoint
+from overnight.checkpoint.reader import file_digest, newest_checkpoint, read_checkpoint
 from overnight.checkpoint.run_corpus import kept_vocabulary
 from overnight.config import BertRun, environment_text, stored_run
 from overnight.config.schema import ENCODERS
@@ -21,12 +22,12 @@ from overnight.corpus.tokenizer import build_tokenizer, load_tokens, read_tokens
 from overnight.errors import DataError
 from overnight.interop import bert_layout
 from overnight.interop.huggingface import Loaded, converted, load_pretrained
-from overnight.interop.layout import read_sizes
+from overnight.interop.layout import read_object, read_sizes
 from overnight.interop.pytorch import read_torch
 from overnight.interop.tensorflow import read_bundle
 from overnight.interop.tokenizer_files import pieces_of
 from overnight.models.bert import padded_vocabulary
-from overnight.state_files import read_mapping
+from overnight.state_files import digest, read_mapping
 
 UNDERSTOOD = (
     "a run folder, a folder of Hugging Face (config.json, model.safetensors, tokenizer), a name of its hub (hf:bert-base-uncased), a folder of TensorFlow "
@@ -38,6 +39,8 @@ HUB = "hf:"
 """In front of a name of Hugging Face's hub, as of its data sets in `data.paths`."""
 # All that a hub may put on this disk for a name: no code, no weights of other frameworks.
 _HUB_FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "model.safetensors"]
+# What lies beside the weights, in a folder of any kind, and is read with them.
+_BESIDE = (*_CONFIGS, "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 _BRACKETED = re.compile(r"\[.*\]")
 
 
@@ -70,15 +73,49 @@ def read_source(source: str, lowercase: bool | None = None) -> Initial:
         what = "is no checkpoint" if path.exists() else "does not exist"
         raise DataError(f"{path}: {what} that can be read; name {UNDERSTOOD}")
     state, model, vocab_size = loaded
-    tokens, stated = _tokenizer(folder)
+    tokens, lowered = _tokenizer(folder, lowercase)
     if len(tokens) > vocab_size:
         raise DataError(
             f"{folder}: its vocabulary has {len(tokens):,} tokens, and its network rows for {vocab_size:,}; put the right one there"
         )
-    if stated is None:
-        stated = not _has_capitals(tokens) if lowercase is None else lowercase
     state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
-    return Initial(source, model, tokens, stated, with_tokens(state, len(tokens), padded_vocabulary(len(tokens))))
+    return Initial(source, model, tokens, lowered, with_tokens(state, len(tokens), padded_vocabulary(len(tokens))))
+
+
+def source_digest(source: str) -> str:
+    """Return a checksum of the files that :func:`read_source` reads: it tells a checkpoint from another that was put in its place.
+
+    Empty where there are no such files, and for a name of the hub, which would have to be asked for what it has now.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    if source.startswith(HUB):
+        return ""
+    try:
+        found = [f"{file.name} {file_digest(file)}" for file in _files(Path(environment_text(source, "init")))]
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    return digest("\n".join(found).encode()) if found else ""
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the files of the weights, sizes and vocabulary that a path of this machine names."""
+    if (path / "run.yaml").is_file():
+        newest = newest_checkpoint(path / "checkpoints")
+        return [newest / "state.json"] if newest else []  # has the checksums of the others
+    index = _index(path)
+    if index is not None:
+        folder = index.parent
+        weights = [index, *(file for file in folder.iterdir() if file.name.startswith(f"{index.stem}.data-"))]
+    elif path.is_file():
+        folder, weights = path.parent, [path]
+    elif path.is_dir():
+        folder, whole = path, path / "model.safetensors"
+        weights = [whole] if whole.is_file() else [file for file in path.iterdir() if file.suffix in _TORCH]
+    else:
+        return []
+    return sorted([*weights, *(file for name in _BESIDE if (file := folder / name).is_file())])
 
 
 def _own(source: str, folder: Path) -> Initial:
@@ -148,32 +185,39 @@ def _nvidia(file: Path) -> Loaded:
     return converted((file, tensors), config, bert_layout, path)
 
 
-def _tokenizer(folder: Path) -> tuple[list[str], bool | None]:
-    """Return the vocabulary of a folder, and whether it says that text is put into lower case.
+def _tokenizer(folder: Path, lowercase: bool | None) -> tuple[list[str], bool]:
+    """Return the vocabulary of a folder, and whether text is put into lower case: as the folder says, or else as given, or else by its capitals.
 
     Raises:
         DataError: there is none, or it splits text in another way than BERT's.
     """
-    path = folder / "tokenizer.json"
+    path, said = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    settings = read_object(said) if said.is_file() else {}
     if path.is_file():
         tree = read_mapping(path, "copy it again")
         tokens = pieces_of(tree, path)
         normalizer = tree.get("normalizer") or {}
-        lowercase = normalizer.get("lowercase")
-        if not isinstance(lowercase, bool) or not _splits_like_ours(tree, tokens, lowercase):
+        stated = normalizer.get("lowercase")
+        if not isinstance(stated, bool) or not _splits_like_ours(tree, tokens, stated):
             raise DataError(f"{path}: splits text in another way than BERT's WordPiece; only that can be used here")
-        return tokens, lowercase
-    path = folder / "vocab.txt"
-    if not path.is_file():
-        raise DataError(f"{folder}: has no tokenizer (vocab.txt or tokenizer.json); copy it from where the checkpoint is from")
-    said = folder / "tokenizer_config.json"
-    lowercase = read_mapping(said, "copy it again").get("do_lower_case") if said.is_file() else None
-    return read_tokens(path), lowercase if isinstance(lowercase, bool) else None
+    else:
+        path = folder / "vocab.txt"
+        if not path.is_file():
+            raise DataError(f"{folder}: has no tokenizer (vocab.txt or tokenizer.json); copy it from where the checkpoint is from")
+        tokens, stated = read_tokens(path), settings.get("do_lower_case")
+        if not isinstance(stated, bool):
+            stated = not _has_capitals(tokens) if lowercase is None else lowercase
+    # transformers takes these before what tokenizer.json says.
+    for key, wanted in (("do_lower_case", stated), ("strip_accents", stated), ("tokenize_chinese_chars", True)):
+        if settings.get(key) not in (None, wanted):
+            raise DataError(
+                f"{said}: {key} = {json.dumps(settings[key])} splits text in another way than BERT's WordPiece "
+                f"{'in lower case' if stated else 'with capitals'} (as of {path.name}); only that can be used here"
+            )
+    return tokens, stated
 
 
 def _splits_like_ours(tree: Mapping[str, Any], tokens: list[str], lowercase: bool) -> bool:
-    import json
-
     ours = json.loads(build_tokenizer(tokens, lowercase).to_str())
     model, normalizer = tree["model"], tree.get("normalizer") or {}
     same = all(model.get(key) == ours["model"][key] for key in ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word"))

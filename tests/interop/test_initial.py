@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from overnight.checkpoint.initial import initial_folder, with_new_rows
 from overnight.checkpoint.reader import newest_checkpoint, read_checkpoint
@@ -192,6 +193,24 @@ def test_a_run_folder_that_began_elsewhere_is_not_begun_anew(recipe: Recipe, tmp
     shutil.copytree(tmp_path / "peer", tmp_path / "other")
     assert main(["pretrain", str(path), f"--init={tmp_path / 'other'}"]) == 2
     assert "was begun from" in capsys.readouterr().err
+
+
+def test_a_recipe_that_is_refused_copies_nothing(recipe: Recipe, tmp_path: Path, capsys: Captured) -> None:
+    assert main(["pretrain", str(recipe(phases__adapt__seq_len=-1))]) == 2
+    assert "phases.adapt.seq_len = -1" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_until_a_run_begins_it_follows_the_files_of_its_checkpoint_and_then_no_more(recipe: Recipe, tmp_path: Path) -> None:
+    path, weights = recipe(), tmp_path / "peer" / "model.safetensors"
+    assert main(["prepare", str(path)]) == 0
+    other = {name: tensor + 1 for name, tensor in load_file(weights).items()}
+    save_file(other, weights, metadata={"format": "pt"})
+    assert main(["pretrain", str(path)]) == 0
+    begun = BertWorkload(_stored(tmp_path), World()).untrained(torch.device("cpu")).state_dict()
+    assert torch.equal(begun["encoder.position.weight"], other["bert.embeddings.position_embeddings.weight"])
+    weights.write_bytes(b"nothing")
+    assert main(["pretrain", str(path)]) == 0
 
 
 def test_a_damaged_copy_is_refused(recipe: Recipe, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from overnight.cli.main import main
 from overnight.config import stored_run
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.interop.imported import import_encoder, run_folder
-from overnight.interop.sources import is_source, read_source
+from overnight.interop.sources import is_source, read_source, source_digest
 from overnight.models.encoders import masked_lm
 from tests.interop.peers import LETTERS, PIECES, V, batch, write_model, write_tokenizer
 
@@ -120,6 +120,26 @@ def test_the_casing_is_that_of_the_checkpoint(lowercase: bool, said_by: str, tmp
         assert read_source(str(tmp_path), lowercase=not lowercase).lowercase is lowercase
     initial = read_source(str(tmp_path))
     assert (initial.lowercase, initial.tokens) == (lowercase, pieces)
+
+
+@pytest.mark.parametrize("vocabulary", ["vocab.txt", "tokenizer.json"])
+@pytest.mark.parametrize(("key", "value"), [("strip_accents", False), ("tokenize_chinese_chars", False), ("do_lower_case", False)])
+def test_a_tokenizer_whose_settings_split_text_in_another_way_is_refused(vocabulary: str, key: str, value: bool, tmp_path: Path) -> None:
+    write_model(tmp_path)
+    settings: dict[str, Any] = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True, "model_max_length": int(1e30)}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    if vocabulary == "vocab.txt":
+        (tmp_path / "tokenizer.json").unlink()
+        (tmp_path / "vocab.txt").write_text("\n".join(PIECES))
+    assert read_source(str(tmp_path)).lowercase
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {key: value}))
+    if vocabulary == "vocab.txt" and key == "do_lower_case":
+        assert not read_source(str(tmp_path)).lowercase, "nothing else says it"
+        return
+    with pytest.raises(
+        DataError, match=rf"tokenizer_config\.json: {key} = false splits text in another way than BERT's WordPiece in lower"
+    ):
+        read_source(str(tmp_path))
 
 
 def _spoil(folder: Path, what: str) -> None:
@@ -252,14 +272,14 @@ def test_commands_take_a_checkpoint_where_they_take_a_run(tmp_path: Path, monkey
     (tmp_path / "mine.csv").write_text("text,label\n" + "".join(f"{a} good film,yes\n{a} bad film,no\n" for a in LETTERS))
     fast = ["--compute.device=cpu", "--compute.threads=1"]
     assert main(["finetune", "mine", "--from", "made/peer", "--path=mine.csv", "--seq_len=16", "--epochs=1", *fast]) == 0
-    out = capsys.readouterr().out
-    assert "imported: made/peer as runs/peer" in out and "mine: seed 0 pretrained" in out
+    said = capsys.readouterr()
+    assert "imported: made/peer as runs/peer" in said.err and "mine: seed 0 pretrained" in said.out
     (tmp_path / "masked.txt").write_text("the [MASK] film\n")
     assert main(["predict", "mask", "--from", "made/peer", "--input", "masked.txt", *fast]) == 0
-    said = capsys.readouterr().out
-    assert "imported" not in said
+    said = capsys.readouterr()
+    assert said.err == "made/peer: imported before, as runs/peer, which is used\n"
     pipe = transformers.pipeline("fill-mask", model="made/peer", top_k=5)
-    ours = json.loads(said)["masks"][0]
+    ours = json.loads(said.out)["masks"][0]
     assert [guess["token"] for guess in ours] == [guess["token_str"] for guess in pipe("the [MASK] film")]
     assert main(["export", "--from", "made/peer", "--to", "back", *fast]) == 0
     theirs, back = load_file("made/peer/model.safetensors"), load_file("back/model.safetensors")
@@ -268,6 +288,35 @@ def test_commands_take_a_checkpoint_where_they_take_a_run(tmp_path: Path, monkey
     write_model(tmp_path / "other" / "peer")
     with pytest.raises(ConfigError, match=r"runs/peer: is another run than other/peer; import it under another name: overnight import"):
         run_folder("other/peer")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_checkpoint_that_was_replaced_is_not_taken_for_the_one_that_was_imported(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "peer")
+    out = run_folder("peer")
+    assert run_folder("peer") == out
+    content = (tmp_path / "peer" / file).read_bytes()
+    (tmp_path / "peer" / file).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(
+        ConfigError, match=r"runs/peer: was imported from other weights than peer has now; delete runs/peer, .* or import it"
+    ):
+        run_folder("peer")
+    # An earlier version did not say what it had imported.
+    record = json.loads((out / "imported.json").read_text())
+    (out / "imported.json").write_text(json.dumps({key: record[key] for key in ("version", "source", "random")}))
+    assert run_folder("peer") == out
+
+
+def test_the_digest_of_a_source_is_of_the_files_that_are_read(tmp_path: Path) -> None:
+    write_model(tmp_path / "peer")
+    found = source_digest(str(tmp_path / "peer"))
+    assert found and source_digest("hf:some/bert") == source_digest(str(tmp_path / "none")) == ""
+    (tmp_path / "peer" / "README.md").write_text("of no account")
+    torch.save({}, tmp_path / "peer" / "training_args.bin")
+    assert source_digest(str(tmp_path / "peer")) == found
 
 
 @pytest.mark.parametrize("name", ["BertModel", "ModernBertModel"])
@@ -279,7 +328,7 @@ def test_an_encoder_without_heads_can_be_fine_tuned_and_nothing_else(
     (tmp_path / "mine.csv").write_text("text,label\n" + "".join(f"{a} good film,yes\n{a} bad film,no\n" for a in LETTERS))
     (tmp_path / "masked.txt").write_text("the [MASK] film\n")
     assert main(["finetune", "mine", "--from", "peer", "--path=mine.csv", "--seq_len=16", "--epochs=1"]) == 0
-    assert "it has no masked-LM head: it can be fine-tuned, and fills in no masks" in capsys.readouterr().out
+    assert "it has no masked-LM head: it can be fine-tuned, and fills in no masks" in capsys.readouterr().err
     assert main(["export", "--from", "peer", "--task=mine", "--to=out"]) == 0
     assert main(["export", "--from", "peer", "--to=all"]) == 1
     assert "has no masked-LM head to export; fine-tune it and export the task" in capsys.readouterr().err
