@@ -49,7 +49,7 @@ OLD_NAMES = re.compile(
 SETTINGS = "|".join(key.replace(".", r"\.").replace("*", r"[\w-]+") for key in RENAMED if "." in key)
 KEYS = "|".join(key for key in METRICS if "_" in key)
 OLD_WORDS = re.compile(
-    rf"held[- ]out|from scratch|\bverbs?\b(?! in the)|\b(?:goes|going|went|gone) on\b|\bjudg(?:e|es|ed)\b|(?<![\w.])(?:{SETTINGS})(?![\w.])|\b(?:{KEYS})\b|"
+    rf"held[- ]out|from scratch|\bverbs?\b(?! in the)|\b(?:go|goes|going|went|gone) on\b|\bjudg(?:e|es|ed)\b|(?<![\w.])(?:{SETTINGS})(?![\w.])|\b(?:{KEYS})\b|"
     r"--(?:baseline|max_rows|stride|max_answer|misplaced|print_config)\b|finetune [^`\n]*--(?:length|batch|warmup)=|overnight (?:transfer|featurise)\b",
     re.IGNORECASE,
 )

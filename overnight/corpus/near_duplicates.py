@@ -109,7 +109,7 @@ def _similar_pairs(task: PairTask) -> Iterator[np.ndarray]:
     for block in external_sort.merged(task.runs, task.low, task.high):
         records = np.concatenate([before, block])
         group = int(np.searchsorted(np.ascontiguousarray(records[:, 0]), records[-1, 0]))
-        before = records[[group, -1]]  # the last group may go on in the next block
+        before = records[[group, -1]]  # the last group may continue in the next block
         candidates = _candidates(records)
         for first in range(0, len(candidates), _PAIRS):
             pairs = candidates[first : first + _PAIRS]

@@ -13,7 +13,7 @@ from overnight.corpus.document import Document, OpenFile
 from overnight.errors import DataError
 
 _BLOCK = 1 << 20
-# YAML opens with a key, after comments if any, so that a rule above prose opens none. Its other lines are keys, items, comments, blank, or go on with
+# YAML opens with a key, after comments if any, so that a rule above prose opens none. Its other lines are keys, items, comments, blank, or continue with
 # what is above.
 _KEY = r"""["']?[\w.-]{1,60}["']?[ \t]{0,9}:(?:[ \t\r]|$)"""
 _YAML_LINE = r"(?:[ \t\r#\]}-]|$|[^\n:]{1,100}:(?:[ \t\r]|$))"
