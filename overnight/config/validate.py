@@ -369,6 +369,8 @@ def _finetune_problems(key: str, task: Finetune, model: EncoderConfig) -> Iterat
     yield from _columns_problems(key, task)
     if task.dev and task.task not in ("csv", "squad", "tokens"):
         yield f"{key}.dev = {task.dev!r}: only csv, squad and tokens take a file of their own to score on; {task.task} has its own"
+    if task.dev_share != Finetune.dev_share and task.task not in ("csv", "tokens"):
+        yield f"{key}.dev_share = {task.dev_share:g}: only csv and tokens split off a share that is yours to choose; {task.task} has its own"
 
 
 def _seeds_problems(key: str, seeds: tuple[int, ...]) -> Iterator[str]:

@@ -78,7 +78,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     if spec.task == "docnames":
         from overnight.tasks.docnames import load_docnames, overlap_baseline
 
-        task = load_docnames()
+        task = load_docnames(seed=spec.dev_seed)
         baselines = {"word overlap": overlap_baseline(task)}
     else:
         task, baselines = with_tokens(tokenizer, _load(spec)), {}
@@ -283,7 +283,7 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
 def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:
     from overnight.tasks.squad import Question, load_squad
 
-    data = load_squad(environment_path(spec.path, "finetune.path"), _dev(spec), spec.max_misplaced_answers)
+    data = load_squad(environment_path(spec.path, "finetune.path"), _dev(spec), spec.max_misplaced_answers, spec.dev_seed)
     # A question whose answers do not stand where its file says has nothing to learn from; one that has none has.
     placed = [q for q in data.train if q.impossible or any(answer.start >= 0 for answer in q.answers)]
     notes = data.notes
