@@ -257,7 +257,7 @@ class Finetune:
     """SQuAD: tokens by which successive windows of a long paragraph advance."""
     max_answer_length: PositiveInt = 30
     """SQuAD: longest answer (tokens)."""
-    max_misplaced_answers: float = 0.001
+    max_misplaced_answers: Fraction = 0.001
     """`squad`: share of answers (0 to 1) that may not stand at their `answer_start`; they are counted and not trained on. More are an error."""
     max_train_examples: NonNegativeInt = 0
     """Training rows (SQuAD: questions) used at most, drawn by a hash of their texts with each label in its share, the same for every seed; 0 is all."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from overnight.config import Finetune, environment_path
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
-from overnight.errors import ConfigError
+from overnight.errors import ConfigError, DataError
 from overnight.finetune import metrics, question_answering
 from overnight.finetune.answers import Answer, answer_of, errors, in_words
 from overnight.finetune.encode import encode_examples, with_tokens
@@ -202,7 +202,10 @@ def class_weights(wanted: str, task: TaskData) -> tuple[float, ...]:
             label, equals, number = part.rpartition("=")
             if not equals or label not in weights:
                 raise ConfigError(f"class_weights: {part!r} is not LABEL=WEIGHT with one of the labels {', '.join(task.labels)}")
-            weights[label] = number_of(number, f"class_weights: {label}", 0.0)
+            try:
+                weights[label] = number_of(number, f"class_weights: {label}", 0.0, what="weight")
+            except DataError as error:
+                raise ConfigError(str(error)) from None
     mean = sum(weights[label] * count for label, count in rows.items()) / rows.total()
     if mean == 0:
         raise ConfigError(f"class_weights = {wanted!r}: every class has weight 0")
