@@ -7,9 +7,11 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,12 +40,36 @@ def library(source: Path, *defines: str) -> ctypes.CDLL:
     Raises:
         NoCompiler: saying what is missing.
     """
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
+    try:
+        return ctypes.CDLL(str(_built(source, defines)))
+    except OSError as error:  # a compiler that is not there, a full disk, or a cache from which nothing may be run
+        raise NoCompiler(
+            f"{source.name} could not be built or loaded ({error}): set CC to a C compiler, XDG_CACHE_HOME to a folder that programs may be run from"
+        ) from None
+
+
+def compiler_words(variable: str, usual: Sequence[str]) -> list[str]:
+    """Return the command of a compiler, with the arguments that it is given; empty where none of the usual ones is there.
+
+    Args:
+        variable: of the environment, which goes first, such as `CC="ccache gcc"`.
+        usual: the names to look for.
+    """
+    given = os.environ.get(variable, "")
+    try:
+        words = shlex.split(given)
+    except ValueError:  # a quotation mark that is not closed
+        words = [given]
+    return words or [path for name in usual if (path := shutil.which(name))][:1]
+
+
+def _built(source: Path, defines: Sequence[str]) -> Path:
+    compiler = compiler_words("CC", ("cc", "gcc"))
+    if not compiler:
         raise NoCompiler("there is no C compiler: install gcc, or set CC")
-    command = [compiler, *_FLAGS, *(f"-D{define}" for define in defines)]
+    command = [*compiler, *_FLAGS, *(f"-D{define}" for define in defines)]
     text = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
     key = hashlib.blake2b(repr((text, command, version, _cpu())).encode(), digest_size=10).hexdigest()
     place = _cache() / f"{source.stem}-{key}.so"
     if not place.exists():
@@ -53,7 +79,7 @@ def library(source: Path, *defines: str) -> ctypes.CDLL:
             if done.returncode:
                 raise NoCompiler(f"{' '.join(command)} failed:\n{done.stderr.strip()[-2000:]}")
             built.rename(place)
-    return ctypes.CDLL(str(place))
+    return place
 
 
 def optional_library(source: Path) -> ctypes.CDLL | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from overnight import native
 from overnight.console import table
 from overnight.display import plural
 from overnight.run_dir.environment import environment, package_version
@@ -194,9 +195,9 @@ def _compilers() -> Iterator[Finding]:
         ("C++", "CXX", ["g++", "clang++", "c++"], "for torch.compile", "compute.torch_compile=true will not work on a CPU"),
     )
     for kind, variable, usual, use, without in kinds:
-        names = [os.environ[variable]] if os.environ.get(variable) else usual
-        found = next((path for name in names if (path := shutil.which(name))), None)
-        text = f"{found}, {use}" if found else f"none of {', '.join(names)}: {without}"
+        words = native.compiler_words(variable, usual)
+        found = bool(words and shutil.which(words[0]))
+        text = f"{' '.join(words)}, {use}" if found else f"none of {words[0] if words else ', '.join(usual)}: {without}"
         yield Finding("ok" if found else "note", f"{kind} compiler", text)
 
 

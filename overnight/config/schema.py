@@ -218,7 +218,7 @@ class Finetune:
     dev_share: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 0.1
     """`csv`, `tokens`: share (above 0, below 1) of the texts that is split off to score on where there is no file for that, of each class alike."""
     dev_seed: int = 0
-    """Which texts are split off; the seeds of the training all score on the same."""
+    """Which texts are split off, by it or by `select_on: train`; the seeds of the training all score on the same. Of `docnames`, which rows are made."""
     columns: Columns = field(default_factory=Columns)
     """Names of the columns of your own table."""
     class_weights: str = ""
@@ -257,7 +257,7 @@ class Finetune:
     """SQuAD: tokens by which successive windows of a long paragraph advance."""
     max_answer_length: PositiveInt = 30
     """SQuAD: longest answer (tokens)."""
-    max_misplaced_answers: float = 0.001
+    max_misplaced_answers: Fraction = 0.001
     """`squad`: share of answers (0 to 1) that may not stand at their `answer_start`; they are counted and not trained on. More are an error."""
     max_train_examples: NonNegativeInt = 0
     """Training rows (SQuAD: questions) used at most, drawn by a hash of their texts with each label in its share, the same for every seed; 0 is all."""

@@ -369,13 +369,15 @@ def _finetune_problems(key: str, task: Finetune, model: EncoderConfig) -> Iterat
     yield from _columns_problems(key, task)
     if task.dev and task.task not in ("csv", "squad", "tokens"):
         yield f"{key}.dev = {task.dev!r}: only csv, squad and tokens take a file of their own to score on; {task.task} has its own"
+    if task.dev_share != Finetune.dev_share and task.task not in ("csv", "tokens"):
+        yield f"{key}.dev_share = {task.dev_share:g}: only csv and tokens split off a share that is yours to choose; {task.task} has its own"
 
 
-def _seeds_problems(key: str, seeds: tuple[int, ...]) -> Iterator[str]:
+def _seeds_problems(key: str, seeds: list[int]) -> Iterator[str]:
     if not seeds:
         yield f"{key}.seeds = []: name at least one seed"
     if len(set(seeds)) < len(seeds):
-        yield f"{key}.seeds = {list(seeds)}: names a seed twice, which gives the same result again; name each once"
+        yield f"{key}.seeds = {seeds}: names a seed twice, which gives the same result again; name each once"
 
 
 def _columns_problems(key: str, task: Finetune | LinearProbe) -> Iterator[str]:

@@ -39,6 +39,10 @@ def is_remote(path: str) -> bool:
     return "://" in path.partition("::")[0]
 
 
+class NothingThere(DataError):
+    """Storage says that it has nothing at an address: no further try finds something."""
+
+
 def files(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -> list[StoredFile]:
     """Return the files a path of `data.paths` stands for: itself, all in the folder below it, or all that its glob matches, sorted.
 
@@ -49,7 +53,7 @@ def files(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) ->
 
     Raises:
         ConfigError: when it names an environment variable that is not set, or an address that is none.
-        DataError: when there is no such file, none in the folder, or the storage cannot be reached.
+        DataError: when there is no such file, none in the folder (of storage: a :class:`NothingThere`), or the storage cannot be reached.
     """
     if is_remote(path):
         return list(_remote(config.environment_text(path.partition("::")[0], key), key))
@@ -91,7 +95,7 @@ def _remote(address: str, key: str) -> Iterator[StoredFile]:
             ) from None
         details = {}
     if not details:
-        raise DataError(f"{shown}: there is no such file or folder, or nothing in it; correct {key}")
+        raise NothingThere(f"{shown}: there is no such file or folder, or nothing in it; correct {key}")
     for name, info in sorted(details.items()):
         shown = f"{parts.scheme}://{name.partition('?')[0].removeprefix(f'{parts.scheme}://').lstrip('/')}"
         yield StoredFile(shown, int(info.get("size") or 0), _version(info), _opener(system, name, shown, is_server))

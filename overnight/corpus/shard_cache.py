@@ -64,7 +64,8 @@ def local_copy(data: Data, run: str, log: Callable[[str], None] | None = None) -
     """
     address = environment_text(data.dir.replace("{name}", run), "data.dir").rstrip("/")
     root = environment_path(data.cache, "data.cache")
-    manifest = _tried(address, "manifest.json", lambda: _whole(address, "manifest.json"))
+    log = log or (lambda text: print(text, file=sys.stderr, flush=True))
+    manifest = _tried(address, "manifest.json", log, lambda: _whole(address, "manifest.json"))
     hashes = [hashlib.blake2b(known, digest_size=6).hexdigest() for known in (address.encode(), manifest)]
     folder = root / "-".join([PurePosixPath(address).name or "data", *hashes])
     if folder in _read_here:
@@ -72,7 +73,7 @@ def local_copy(data: Data, run: str, log: Callable[[str], None] | None = None) -
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder, "changed"):
-            _fetch(address, folder, manifest, int(data.cache_gb * 1e9), log or (lambda text: print(text, file=sys.stderr, flush=True)))
+            _fetch(address, folder, manifest, int(data.cache_gb * 1e9), log)
             used = _open_lock(folder, "read")
             fcntl.flock(used, fcntl.LOCK_SH)
             os.utime(used.name)
@@ -98,10 +99,10 @@ def _fetch(address: str, folder: Path, manifest: bytes, limit: int, log: Callabl
             f"fetch: {len(lacking)} of {len(known.shards)} shards of {address}, {sum(e.bytes for e in lacking) / 1e6:,.1f} MB, into {folder}"
         )
         for name in names:
-            content = _tried(address, name, lambda name=name: _whole(address, name))  # type: ignore[misc]
+            content = _tried(address, name, log, lambda name=name: _whole(address, name))  # type: ignore[misc]
             write_whole(folder / name, [content])
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(lambda entry: _fetch_shard(address, folder, entry), lacking))
+            list(pool.map(lambda entry: _fetch_shard(address, folder, entry, log), lacking))
     write_whole(folder / "manifest.json", [manifest])  # last: its presence says that the rest is there
 
 
@@ -109,12 +110,12 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else -1
 
 
-def _fetch_shard(address: str, folder: Path, entry: ShardEntry) -> None:
+def _fetch_shard(address: str, folder: Path, entry: ShardEntry, log: Callable[[str], None]) -> None:
     def once() -> None:
         with _opened(address, entry.name) as (blocks, _):
             write_whole(folder / entry.name, _checked(blocks, entry))
 
-    _tried(address, entry.name, once)
+    _tried(address, entry.name, log, once)
 
 
 def _checked(blocks: Iterator[bytes], entry: ShardEntry) -> Iterator[bytes]:
@@ -147,16 +148,19 @@ def _opened(address: str, name: str) -> Iterator[tuple[Iterator[bytes], int]]:
         yield iter(lambda: stream.read(_BLOCK), b""), file.size
 
 
-def _tried(address: str, name: str, call: Callable[[], Result]) -> Result:
+def _tried(address: str, name: str, log: Callable[[str], None], call: Callable[[], Result]) -> Result:
     """Return what a call returns, after some more tries where storage fails it.
 
     Raises:
-        DataError: of the last try.
+        DataError: of the last try; at once where storage has no such file.
     """
     for pause in _PAUSES:
         try:
             return call()
-        except (_Differs, DataError):
+        except places.NothingThere:
+            raise
+        except (_Differs, DataError) as error:
+            log(f"fetch: {name} did not arrive ({error}); tries again in {pause:g} s")
             time.sleep(pause)
     try:
         return call()

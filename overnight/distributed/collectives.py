@@ -21,8 +21,11 @@ from overnight.errors import ConfigError, UserError
 _OWN = (
     ("out",),
     ("data", "dir"),
+    ("data", "cache"),
+    ("data", "cache_gb"),
     ("data", "workers"),
     ("data", "scheduler"),
+    ("evaluation",),
     ("finetune",),
     ("linear_probe",),
     ("compute", "threads"),
@@ -101,7 +104,7 @@ def shared_facts(run: Run, corpus: str, world: World) -> dict[str, Any]:
         node = tree
         for parent in parents:
             node = node[parent]
-        node.pop(last, None)  # a setting of one family
+        node.pop(last, None)  # evaluation, finetune and linear_probe are of one family
     versions = {"overnight": __version__, "torch": torch.__version__}
     return {"recipe": tree, "data": corpus, "versions": versions, "device": world.device.type, "processes": world.size}
 

@@ -114,7 +114,8 @@ class _Prepared:
             DataError: where there are none.
         """
         if not self.shards[name]:
-            raise DataError(f"{self._folder} holds no {name} text; raise data.valid_fraction or add documents")
+            remedy = "lower" if name == "train" else "raise"
+            raise DataError(f"{self._folder} holds no {name} text; {remedy} data.valid_fraction or add documents")
         return self.shards[name]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from overnight.config import Finetune, environment_path
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
-from overnight.errors import ConfigError
+from overnight.errors import ConfigError, DataError
 from overnight.finetune import metrics, question_answering
 from overnight.finetune.answers import Answer, answer_of, errors, in_words
 from overnight.finetune.encode import encode_examples, with_tokens
@@ -78,7 +78,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     if spec.task == "docnames":
         from overnight.tasks.docnames import load_docnames, overlap_baseline
 
-        task = load_docnames()
+        task = load_docnames(seed=spec.dev_seed)
         baselines = {"word overlap": overlap_baseline(task)}
     else:
         task, baselines = with_tokens(tokenizer, _load(spec)), {}
@@ -202,7 +202,10 @@ def class_weights(wanted: str, task: TaskData) -> tuple[float, ...]:
             label, equals, number = part.rpartition("=")
             if not equals or label not in weights:
                 raise ConfigError(f"class_weights: {part!r} is not LABEL=WEIGHT with one of the labels {', '.join(task.labels)}")
-            weights[label] = number_of(number, f"class_weights: {label}", 0.0)
+            try:
+                weights[label] = number_of(number, f"class_weights: {label}", 0.0, what="weight")
+            except DataError as error:
+                raise ConfigError(str(error)) from None
     mean = sum(weights[label] * count for label, count in rows.items()) / rows.total()
     if mean == 0:
         raise ConfigError(f"class_weights = {wanted!r}: every class has weight 0")
@@ -283,7 +286,7 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
 def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:
     from overnight.tasks.squad import Question, load_squad
 
-    data = load_squad(environment_path(spec.path, "finetune.path"), _dev(spec), spec.max_misplaced_answers)
+    data = load_squad(environment_path(spec.path, "finetune.path"), _dev(spec), spec.max_misplaced_answers, spec.dev_seed)
     # A question whose answers do not stand where its file says has nothing to learn from; one that has none has.
     placed = [q for q in data.train if q.impossible or any(answer.start >= 0 for answer in q.answers)]
     notes = data.notes

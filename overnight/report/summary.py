@@ -254,7 +254,7 @@ def compare(
         return None, f"pretraining is ahead of {' and '.join(others)}, on a single seed: no spread to compare with"
     if median - others[best] > max(spreads):
         return True, f"pretraining wins by more than the spread; next is {best}"
-    return False, f"pretraining is ahead, but not by more than the spread of {best}"
+    return False, f"pretraining is ahead, but not by more than the spread of the seeds; next is {best}"
 
 
 def _missing_seeds(name: str, settings: Record, pretrained: dict[str, Any] | None, random: dict[str, Any] | None) -> list[str]:

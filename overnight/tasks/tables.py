@@ -106,8 +106,8 @@ def _whole(rows: Iterable[Row | None], path: Path) -> list[Line]:
     return good
 
 
-def number_of(cell: str, where: str, low: float = -sys.float_info.max, high: float = sys.float_info.max) -> float:
-    """Return a finite score from its text.
+def number_of(cell: str, where: str, low: float = -sys.float_info.max, high: float = sys.float_info.max, what: str = "score") -> float:
+    """Return a finite number from its text.
 
     Raises:
         DataError: naming where, the text and what is allowed.
@@ -115,9 +115,10 @@ def number_of(cell: str, where: str, low: float = -sys.float_info.max, high: flo
     try:
         value = float(cell)
     except ValueError:
-        raise DataError(f"{where}: score {cell!r} is not a number") from None
+        raise DataError(f"{where}: {what} {cell!r} is not a number") from None
     if not low <= value <= high:
-        raise DataError(f"{where}: score {cell!r} is not {f'between {low:g} and {high:g}' if high < 1e300 else 'finite'}")
+        above = f"{low:g} or more, and finite" if low > -1e300 else "finite"
+        raise DataError(f"{where}: {what} {cell!r} is not {f'between {low:g} and {high:g}' if high < 1e300 else above}")
     return value
 
 

@@ -47,6 +47,9 @@ def test_a_missing_compiler_and_a_wrong_data_folder_are_said(tmp_path: Path, mon
     monkeypatch.setenv("OVERNIGHT_DATA", str(tmp_path / "absent"))
     found = states(tmp_path)
     assert found["C++ compiler"] == "note" and found["OVERNIGHT_DATA"] == "missing"
+    (tmp_path / "ccache").touch(mode=0o700)
+    monkeypatch.setenv("CXX", "ccache g++")
+    assert states(tmp_path)["C++ compiler"] == "ok"
     monkeypatch.delenv("OVERNIGHT_DATA")
     assert states(tmp_path)["OVERNIGHT_DATA"] == "note"
 

@@ -137,6 +137,11 @@ IMPOSSIBLE = [
         [0, 1, 0],
         "finetune.names.seeds = [0, 1, 0]: names a seed twice, which gives the same result again; name each once",
     ),
+    *[
+        ("finetune__names__max_misplaced_answers", v, f"finetune.names.max_misplaced_answers = {v}: must be 0 to 1")
+        for v in (-1.0, 5.0, NAN)
+    ],
+    ("finetune__names__dev_share", 0.2, "finetune.names.dev_share = 0.2: only csv and tokens split off a share that is yours to choose"),
     ("finetune__names__task", "mrpc", "finetune.names.path = '': name the folder that holds the data of 'mrpc'"),
 ]
 

@@ -96,8 +96,11 @@ def test_a_connection_that_is_cut_is_tried_again(times: int, tmp_path: Path, mon
         return real(self, buffer[: max(1, min(len(buffer), 5000))])
 
     monkeypatch.setattr(places._Fetched, "readinto", cut)
-    assert load_manifest(copy(tmp_path)).count("train", "documents") > 10
+    said: list[str] = []
+    assert load_manifest(copy(tmp_path, said)).count("train", "documents") > 10
     assert left == {"train": 0, "manifest": 0}
+    tries = [line for line in said if "tries again in 0 s" in line]
+    assert len(tries) == 2 * times and "fetch: manifest.json did not arrive" in tries[0] and "connection reset" in tries[0]
 
 
 def test_a_storage_that_stays_away_is_an_error_that_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +136,8 @@ def test_a_shard_that_is_not_the_one_of_the_manifest_is_refused(fault: str, stor
     copy(tmp_path)
 
 
-def test_what_is_not_there_is_said(storage: Any, tmp_path: Path) -> None:
+def test_what_is_not_there_is_said_at_once(storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_cache, "_PAUSES", (1e9,))
     with pytest.raises(DataError, match=r"memory://bucket/none/manifest.json: there is no such file .*correct data\.dir"):
         copy(tmp_path, address="memory://bucket/none")
     storage.rm("/bucket/tiny/valid-00000.arrow")

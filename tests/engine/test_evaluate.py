@@ -21,6 +21,7 @@ from overnight.display import measures
 from overnight.engine import evaluate as module
 from overnight.engine.evaluate import evaluate
 from overnight.engine.pretrain import pretrain
+from overnight.engine.workload import ByteWorkload
 from overnight.errors import ConfigError, DataError
 from tests.conftest import tiny_tree
 from tests.recipe import change
@@ -99,3 +100,12 @@ def test_each_phase_begins_with_the_loss_of_a_model_without_context(run: Run, ti
     starts = [line for line in lines if line["kind"] == "phase" and line["event"] == "start"]
     assert [line["plateau_loss"] for line in starts] == [pytest.approx(context_free_loss(*counts), abs=1e-4)] * 2
     assert 0.5 * math.log(600) < starts[0]["plateau_loss"] < math.log(600)
+
+
+def test_a_split_without_text_says_which_way_the_share_is_to_go(run: Run) -> None:
+    workload = ByteWorkload.__new__(ByteWorkload)
+    workload._folder, workload.shards = run.data_dir, {"train": [], "valid": []}
+    with pytest.raises(DataError, match=r"holds no train text; lower data\.valid_fraction or add documents"):
+        workload.split("train")
+    with pytest.raises(DataError, match=r"holds no valid text; raise data\.valid_fraction or add documents"):
+        workload.split("valid")

@@ -142,7 +142,13 @@ def test_weights_of_classes_are_balanced_or_given_with_mean_one() -> None:
     )
     given = class_weights("c=d=3,b=2", task)
     assert np.array(given) / given[0] == pytest.approx([1, 2, 3]) and np.dot(given, [6, 2, 2]) == pytest.approx(10)
-    for wrong, message in (("e=1", "'e=1' is not LABEL=WEIGHT with one of the labels a, b, c=d"), ("b", "'b' is not LABEL=WEIGHT")):
+    refused = {
+        "e=1": "'e=1' is not LABEL=WEIGHT with one of the labels a, b, c=d",
+        "b": "'b' is not LABEL=WEIGHT",
+        "a=-1": "class_weights: a: weight '-1' is not 0 or more, and finite",
+        "a=x": "class_weights: a: weight 'x' is not a number",
+    }
+    for wrong, message in refused.items():
         with pytest.raises(ConfigError, match=message):
             class_weights(wrong, task)
     with pytest.raises(ConfigError, match="every class has weight 0"):

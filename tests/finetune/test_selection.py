@@ -210,3 +210,27 @@ def test_questions_and_sentences_are_held_back_too(task: str, tmp_path: Path, pr
     lengths = [len(ids) for ids in examples.ids]
     results, files = evaluate([np.zeros((max(lengths), 2), np.float32) for _ in lengths])
     assert encoded.metric in results and "predictions.json" in files and len(files["predictions.json"]) == 8
+
+
+def test_dev_seed_says_which_questions_are_scored_and_of_what_rows_docnames_is(
+    tmp_path: Path, pretrained: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = kept_vocabulary(pretrained)
+    paragraphs = [
+        {"context": f"print number {i}", "qas": [{"id": str(i), "question": "what?", "answers": [{"text": "number", "answer_start": 6}]}]}
+        for i in range(40)
+    ]
+    (tmp_path / "train.json").write_text(json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}))
+    spec = Finetune(task="squad", path=str(tmp_path / "train.json"), seq_len=24)
+
+    def scored(spec: Finetune) -> list[list[int]]:
+        return [ids.tolist() for ids in encode_task(spec, *corpus).dev.ids]
+
+    assert scored(spec) == scored(dataclasses.replace(spec, dev_seed=0)) != scored(dataclasses.replace(spec, dev_seed=1))
+
+    def made(seed: int) -> Any:
+        raise DataError(f"of seed {seed}")
+
+    monkeypatch.setattr("overnight.tasks.docnames.load_docnames", made)
+    with pytest.raises(DataError, match="of seed 3"):
+        encode_task(Finetune(dev_seed=3), *corpus)

@@ -135,7 +135,7 @@ def test_pretraining_wins_only_by_more_than_the_spread_of_the_seeds(
             "does not win: method 0 is best; pretraining is ahead of random init",
         ),
         ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.1, 0.63], False, "method 1 is best"),
-        ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.55, 0.62], False, "not by more than the spread of method 1"),
+        ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.55, 0.62], False, "not by more than the spread of the seeds; next is method 1"),
         ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.55, 0.40], True, "wins by more than the spread; next is method 0"),
         ([0.63, 0.62, 0.64], [0.7, 0.7, 0.7], [0.65, 0.40], False, "random init is best; pretraining is ahead of method 1"),
         ([0.63], [], [0.85], False, "method 0 is best"),
