@@ -121,11 +121,17 @@ def _sync(device: torch.device) -> Callable[[], object]:
     return torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
 
 
+def copied(device: torch.device) -> int:
+    """Return how many fp32 numbers the ceiling of a copy copies: 4.3 GB, or on a smaller GPU what takes half of its free memory, there and back."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 40
+    return min(1 << 30, free // 16)
+
+
 def ceilings(device: torch.device, tiny: bool) -> tuple[Row, Row]:
     """Return what the machine gives at most: bf16 matrix products of random data (TFLOP/s), and a large copy (GB/s read and written)."""
     n = 256 if tiny else 8192
     a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
-    x = torch.randn((1 << 20) if tiny else (1 << 30), device=device)
+    x = torch.randn((1 << 20) if tiny else copied(device), device=device)
     y = torch.empty_like(x)
     times = measure({"product": lambda: a @ b, "copy": lambda: y.copy_(x)}, warmup=3, repeats=3 if tiny else 15, sync=_sync(device))
     return (

@@ -9,17 +9,20 @@ from functools import partial
 
 import torch
 
-from overnight.batches.batch_size import micro_batch, pad_to_multiple
-from overnight.config import BatchWarmup, BertPhase, Run
+from overnight.batches.batch_size import micro_batch, micro_batch_sizes, pad_to_multiple
+from overnight.config import BatchWarmup, BertPhase, Phase, Run
 from overnight.config.optimizers import ClippingOptim
 from overnight.distributed.world import World
 from overnight.engine.loop import LoopConfig, training_steps
+from overnight.engine.memory import OutOfMemory, release
 from overnight.engine.precision import DTYPES
 from overnight.engine.workload import Workload, loss_weights
 from overnight.optim.groups import build_optimizer
 
 # Steps that are timed, after a first one: as many as take so long (s), within these.
 _SECONDS, _FEWEST, _MOST = 4.0, 4, 40
+# Sequences, where the phase leaves them open.
+_MICRO_BATCH = 32
 
 
 def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.device) -> float:
@@ -28,12 +31,29 @@ def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.de
     Args:
         workload: of the run, in this process alone.
         number: of the phase, from 0.
+
+    Raises:
+        OutOfMemory: when not even one sequence fits.
     """
     phase = list(run.phases.values())[number]
     if isinstance(phase, BertPhase):
         phase = dataclasses.replace(phase, batch_warmup=BatchWarmup())  # what is asked for is the full batch
+    most = micro_batch(phase, phase.steps) if phase.micro_batch_size else _MICRO_BATCH
+    while True:
+        size = max(size for size in micro_batch_sizes(phase) if size <= most)
+        try:
+            return _timed(run, workload, phase, number, size, device)
+        except OutOfMemory:
+            if size == 1:
+                raise
+            most = size // 2  # as training does
+        release(workload.model, device)
+
+
+def _timed(run: Run, workload: Workload, phase: Phase, number: int, size: int, device: torch.device) -> float:
+    """Return the median time of a step in micro-batches of a size (s)."""
     samples = workload.samples(phase, number, "train")
-    samples.set_micro_batch_size(micro_batch(phase, phase.steps) if phase.micro_batch_size else min(32, phase.global_batch_size))
+    samples.set_micro_batch_size(size)
     settings = LoopConfig(
         steps=_MOST + 1,
         lr=lambda step: 0.0,

@@ -72,7 +72,7 @@ def embed_texts(model: Trained, texts: Sequence[str], pooling: str, layer: int, 
             vectors_SD = first_tokens(hidden_ND, batch)
         else:
             lengths = moved(torch.tensor(batch.lengths), model.device)
-            vectors_SD = torch.segment_reduce(hidden_ND, "mean", lengths=lengths)
+            vectors_SD = torch.segment_reduce(hidden_ND, "mean", lengths=lengths, unsafe=True)
         if normalize:
             vectors_SD = torch.nn.functional.normalize(vectors_SD, dim=-1)
         out[index] = vectors_SD.cpu().numpy()[: len(index)]

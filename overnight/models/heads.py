@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from overnight.batches.packing import IGNORED, Batch
+from overnight.batches.packing import IGNORED, Batch, moved
 from overnight.config import BertConfig, EncoderConfig, ModernBertConfig
 from overnight.models.bert import Linear, first_tokens
 from overnight.models.encoders import encoder
@@ -41,10 +41,11 @@ def without_top(weights: Mapping[str, Tensor], count: int, layers: int) -> dict[
 
 def _padded(logits_NC: Tensor, batch: Batch) -> Tensor:
     """Return what belongs to each sequence as a row (S, T, C), -inf behind its end."""
-    lengths = torch.tensor(batch.lengths, device=logits_NC.device)
-    sequence_N = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-    out = logits_NC.new_full((len(lengths), max(batch.lengths), logits_NC.shape[1]), float("-inf"))
-    return out.index_put((sequence_N, batch.positions_N), logits_NC)
+    # Made on the host, which would otherwise wait for the device to say how many there are.
+    count, total = len(batch.lengths), len(logits_NC)
+    sequence_N = torch.repeat_interleave(torch.arange(count), torch.tensor(batch.lengths), output_size=total)
+    out = logits_NC.new_full((count, max(batch.lengths), logits_NC.shape[1]), float("-inf"))
+    return out.index_put((moved(sequence_N, logits_NC.device), batch.positions_N), logits_NC)
 
 
 class Classifier(nn.Module):

@@ -365,6 +365,14 @@ def test_the_gpu_benchmark_prints_what_it_has_whatever_happens(capsys: pytest.Ca
     assert row["name"].startswith("gate: fp32 losses")
 
 
+@pytest.mark.parametrize(("total_gb", "copied_gb"), [(80, 4.29), (8, 1.9), (4, 0.9)])
+def test_the_ceiling_of_a_copy_fits_into_half_of_a_small_gpu(total_gb: int, copied_gb: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = total_gb * 10**9 - 400_000_000  # torch and its libraries
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total_gb * 10**9))
+    taken = 4 * gpu.copied(torch.device("cuda"))
+    assert taken / 1e9 == pytest.approx(copied_gb, abs=0.01) and (2 * taken <= free / 2 or total_gb == 80)
+
+
 def raising(error: Exception) -> Any:
     raise error
 

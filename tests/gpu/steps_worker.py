@@ -14,21 +14,24 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from overnight.batches.packing import StepBatches
-from overnight.config import OPTIMIZERS
+from overnight.batches.packing import Batch, StepBatches
+from overnight.config import OPTIMIZERS, BertConfig, ModernBertConfig
 from overnight.distributed.world import World
 from overnight.engine.loop import LoopConfig, training_steps
 from overnight.engine.recurrent_state import RecurrentState
 from overnight.models import bert, modernbert
+from overnight.models.heads import Classifier, QuestionAnswering, TokenClassifier
+from overnight.models.modernbert import ModernBertForMaskedLM
 from overnight.optim import kernels
 from overnight.optim.groups import build_optimizer
-from tests.models.sample import modern, pretraining, random_batch
+from tests.models.sample import MODERN_SIZES, SIZES, VOCAB, modern, pretraining, random_batch
 from tests.models.test_bytes import batch as window
 from tests.models.test_bytes import model as byte_network
 
@@ -66,6 +69,8 @@ class Seen(TorchDispatchMode):
             and not kwargs.get("non_blocking")
         ):
             raise RuntimeError(f"the host waits for a copy from {args[0].device} to {to}")
+        if func is torch.ops.aten.segment_reduce.default and not kwargs.get("unsafe"):
+            raise RuntimeError("the host waits for the lengths that segment_reduce looks at")
         self.counts[func.name().partition("::")[2].removesuffix(".default")] += 1
         return func(*args, **kwargs)
 
@@ -139,6 +144,7 @@ WAITS: dict[str, Callable[[torch.Tensor], Any]] = {
     "a condition": bool,
     "numbers of unknown count": torch.nonzero,
     "a copy to the host": lambda x: x.cpu(),
+    "lengths that are looked at": lambda x: torch.segment_reduce(x[None], "sum", lengths=torch.ones(1, dtype=torch.int64, device=x.device)),
     "a wait": lambda x: torch.cuda.synchronize(),
 }
 
@@ -167,6 +173,38 @@ def step(given: StepBatches, path: str, optimizer: str, recompute: str, wait: Ca
     return {"attention": attention, "launches": dict(launches), "lists": lists}
 
 
+HEADS: dict[str, tuple[Callable[[Any], Any], dict[str, list[int]]]] = {
+    "classes": (lambda model: Classifier(model, VOCAB, 2), {"label": [0, 1, 0]}),
+    "tokens": (lambda model: TokenClassifier(model, VOCAB, 3), {"label": [1] * 42}),
+    "question": (lambda model: QuestionAnswering(model, VOCAB), {"start": [1, 2, 3], "end": [2, 3, 4]}),
+}
+"""Heads of fine-tuning and the targets of three sequences."""
+ENCODERS: dict[str, Any] = {"bert": BertConfig(**SIZES), "modernbert": ModernBertConfig(**MODERN_SIZES)}
+
+
+def head(make: Callable[[], Any], batch: Batch) -> dict[str, Any]:
+    """Take a training pass of a head, forward and backward."""
+    with CUDA:
+        net = make()
+    with Seen():
+        found, _ = net.train().losses(batch.to(CUDA), torch.bfloat16)
+        torch.stack(list(found.values())).sum().backward()
+    return {}
+
+
+def heads() -> dict[str, Callable[[], dict[str, Any]]]:
+    """Passes of all heads, by name; their batches have real numbers."""
+    plain = random_batch([20, 13, 9])
+    found: dict[str, Callable[[], dict[str, Any]]] = {
+        "head modernbert nsp": functools.partial(head, lambda: ModernBertForMaskedLM(ENCODERS["modernbert"], VOCAB, nsp=True), plain)
+    }
+    for name, (make, targets) in HEADS.items():
+        batch = replace(plain, predicted_M=None, targets={key: torch.tensor(values) for key, values in targets.items()})
+        for kind, model in ENCODERS.items():
+            found[f"head {kind} {name}"] = functools.partial(head, functools.partial(make, model), batch)
+    return found
+
+
 def faked() -> FakeTensorMode:
     """Return the mode in which tensors on the device are fake, with all in place that goes from the host to them."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -193,10 +231,11 @@ def main(file: str, every: bool) -> NoReturn:
     mode, given = faked(), {kind: prepared(kind) for kind, *_ in PATHS.values()}
     torch.cuda.synchronize = refused
     asked = {" | ".join(case): case for case in cases(every)} | {wait: ("bert", "adamw", "none", WAITS[wait]) for wait in WAITS}
-    for name, (path, *rest) in asked.items():
+    passes = {name: functools.partial(step, given[PATHS[path][0]], path, *rest) for name, (path, *rest) in asked.items()} | heads()
+    for name, take in passes.items():
         try:
             with mode:
-                found[name] = step(given[PATHS[path][0]], path, *rest)
+                found[name] = take()
         except Exception as error:
             frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
             places = [f"{frame.filename}:{frame.lineno}" for frame in frames[-4:]]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +125,22 @@ def test_the_peak_of_a_cpu_is_measured_and_moves_no_generator() -> None:
     peak = device_peak(torch.device("cpu"), "fp32", torch.float32)
     assert peak is not None and peak.measured and peak.flops > 1e8
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_first_product_in_which_libraries_begin_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, took = [0.0], iter([10.0, *[0.001] * 100])
+
+    def multiplier(weight: torch.Tensor, rows: int, times: int) -> Callable[[torch.Tensor], None]:
+        def product(x: torch.Tensor) -> None:
+            now[0] += next(took)
+
+        return product
+
+    monkeypatch.setattr(flops, "multiplier", multiplier)
+    monkeypatch.setattr(flops, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(flops, "_SIZES", {"cpu": (64,), "cuda": ()})
+    peak = flops._measured_peak.__wrapped__(torch.device("cpu"), torch.float32)
+    assert peak.flops == pytest.approx(2 * 64**3 / 0.001)
 
 
 def test_a_peak_says_where_it_is_from() -> None:

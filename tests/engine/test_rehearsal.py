@@ -1,0 +1,52 @@
+"""Steps that are timed beforehand are those that training would take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from overnight.batches.packing import Batch
+from overnight.config import Run
+from overnight.distributed.world import World
+from overnight.engine import rehearsal
+from overnight.engine.memory import OutOfMemory
+from overnight.engine.workload import Workload, build_workload
+
+CPU = torch.device("cpu")
+
+
+def rehearsed(run: Run, fits: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Workload, list[int]]:
+    """What is timed where micro-batches of so many sequences fit, and a list of those that are tried."""
+    workload, sizes = build_workload(run, World()), list[int]()
+    losses: Callable[..., Any] = workload.model.losses
+
+    def limited(batch: Batch, dtype: torch.dtype) -> Any:
+        sizes.append(len(batch.targets["nsp"]))  # the sequences behind them fill the stream up
+        if sizes[-1] > fits:
+            raise RuntimeError("CUDA error: out of memory")
+        return losses(batch, dtype)
+
+    monkeypatch.setattr(workload.model, "losses", limited)
+    monkeypatch.setattr(rehearsal, "_SECONDS", 0.0)
+    return workload, sizes
+
+
+@pytest.mark.parametrize(("asked", "tried"), [(8, [8, 4, 2]), (0, [8, 4, 2]), (2, [2])])
+def test_steps_that_do_not_fit_are_timed_in_smaller_micro_batches(
+    asked: int, tried: list[int], tiny: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny(**{"phases.short.micro_batch_size": asked})
+    workload, sizes = rehearsed(run, 3, monkeypatch)
+    assert rehearsal.seconds_per_step(run, workload, 0, CPU) > 0
+    assert list(dict.fromkeys(sizes)) == tried and sizes.count(2) == 4 * 5
+
+
+def test_a_network_of_which_not_one_sequence_fits_is_not_timed(tiny: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny()
+    workload, sizes = rehearsed(run, 0, monkeypatch)
+    with pytest.raises(OutOfMemory, match="step 1 ran out of memory"):
+        rehearsal.seconds_per_step(run, workload, 0, CPU)
+    assert sizes == [4, 2, 1]
