@@ -116,7 +116,7 @@ def predict(run: BertRun, name: str, lines: Iterable[str], keep_going: bool = Fa
         run: a finished run.
         name: a fine-tuned task of it; or `mask`, which fills in every [MASK] with the pretrained model.
         lines: JSON objects (`text`, or `text_a` and `text_b`; `question` and `context` for SQuAD, `tokens` for tags), or plain text,
-            a pair separated by a tab, words that are tagged by blanks. Empty lines are skipped.
+            a pair separated by a tab (which in a task of single texts is of the text), words that are tagged by blanks. Empty lines are skipped.
         keep_going: a line that cannot be used is answered by `id` and `error`. A text without a token is in any case, where it has classes or a number.
 
     Raises:
@@ -126,7 +126,8 @@ def predict(run: BertRun, name: str, lines: Iterable[str], keep_going: bool = Fa
 
 
 def _answers(model: Trained, given: Iterable[Given | None], keep_going: bool) -> Iterator[dict[str, Any]]:
-    return answered(given, partial(read_row, model), partial(answer_rows, model), keep_going)
+    pairs = model.facts.get("pairs") is not False or model.facts["kind"] == "spans"
+    return answered(given, partial(read_row, model), partial(answer_rows, model), keep_going, pairs=pairs)
 
 
 def load_trained(run: BertRun, name: str) -> Trained:
@@ -167,6 +168,9 @@ def _question(model: Trained, number: int, fields: Mapping[str, Any]) -> Questio
 
 def _example(model: Trained, number: int, fields: Mapping[str, Any]) -> Example:
     example = example_of(number, fields)
+    # Of a folder of Hugging Face it is not known.
+    if model.facts.get("pairs") is False and example.text_b is not None:
+        raise DataError(f"line {number}: is a pair; the task is of single texts: give it as one, `text`")
     # Published tasks have rows with an empty text; in one's own table that is an error of training too.
     if model.facts.get("pairs") and (example.text_b is None or (not example.text_b and model.facts["spec"]["task"] == "csv")):
         raise DataError(f"line {number}: has no second text, and the task is of pairs: `text_a` and `text_b`, or a tab between the two")

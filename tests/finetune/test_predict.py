@@ -84,6 +84,16 @@ def test_a_pair_is_two_columns_or_two_keys(run: Run) -> None:
     assert set(tab) == {"id", "score"}
 
 
+def test_a_tab_is_of_the_text_where_the_task_has_no_pairs(run: Run) -> None:
+    tab, json_text, first = answers(
+        run, "classes", "integer division\tstring literal", '{"text": "integer division\\tstring literal"}', "integer division"
+    )
+    assert tab["probabilities"] == json_text["probabilities"] != first["probabilities"]
+    for line in ('{"text_a": "integer division", "text_b": "string literal"}', '{"text": "integer division", "text_b": ""}'):
+        with pytest.raises(DataError, match="line 1: is a pair; the task is of single texts: give it as one, `text`"):
+            answers(run, "classes", line)
+
+
 def test_a_pair_is_read_from_the_columns_that_were_trained_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = json.loads((run.run_dir / "finetune" / "scores" / "task.json").read_text())
     assert facts["columns"] == ["text", "other"] and facts["pairs"]
