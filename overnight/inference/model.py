@@ -29,6 +29,7 @@ from overnight.inference.embedding import Vectors, check_embedding, embed_texts
 from overnight.interop.huggingface import load_pretrained
 from overnight.interop.layout import HEADS
 from overnight.interop.sources import read_source
+from overnight.interop.tokenizer_files import longest_text
 from overnight.state_files import is_text, read_mapping
 
 Text = str | Sequence[str] | Mapping[str, Any]
@@ -84,7 +85,8 @@ def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Mo
     run = dataclasses.replace(machine, model=initial.model)
     kind, labels = _head(path)
     if not kind:
-        return Model(_pretrained(initial, run), source, "", ())
+        trained = _pretrained(initial, run)
+        return Model(dataclasses.replace(trained, longest=longest_text(path, trained.longest)), source, "", ())
     return Model(_with_head(initial, run, path, kind, labels), source, path.resolve().name, ())
 
 
@@ -295,7 +297,7 @@ def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: 
         raise DataError(f"{folder}: its weights lack {missing[0]}, which its config.json promises; copy it again")
     reader.fill(network, {name: state[name] for name in wanted}, folder)
     network = at_work(network, run.precision, device)
-    longest = run.model.max_position_embeddings
+    longest = longest_text(folder, run.model.max_position_embeddings)
     spec = {"seq_len": longest, "doc_stride": min(DOC_STRIDE, longest // 4), "max_answer_length": MAX_ANSWER}
     facts = {"kind": kind, "labels": labels, "spec": spec, "result": {"metrics": {}}}
     tokenizer = build_tokenizer(initial.tokens, initial.lowercase)

@@ -66,6 +66,7 @@ def export(
     labels: Sequence[str] = (),
     card: str = "",
     more: Callable[[Path], None] | None = None,
+    longest: int = 0,
 ) -> None:
     """Write a model and its tokenizer as a folder that `transformers.AutoModelFor...` and `AutoTokenizer.from_pretrained` load.
 
@@ -80,6 +81,7 @@ def export(
         labels: the classes in the order of the classifier's outputs; none for regression.
         card: what `README.md` says; empty writes none.
         more: writes further files into the folder before it appears.
+        longest: tokens at which texts are cut, where that is less than the network has positions for.
 
     Raises:
         DataError: the tokenizer is missing or is not WordPiece.
@@ -107,7 +109,8 @@ def export(
         write_whole(folder / "model.safetensors", [weights])
         write_whole(folder / "vocab.txt", ["".join(f"{piece}\n" for piece in pieces).encode()])
         write_json(folder / "tokenizer.json", with_template(tokenizer, pieces))
-        write_json(folder / "tokenizer_config.json", tokenizer_config(tokenizer, model.max_position_embeddings, layout.MODEL_INPUTS))
+        most = min(longest or model.max_position_embeddings, model.max_position_embeddings)
+        write_json(folder / "tokenizer_config.json", tokenizer_config(tokenizer, most, layout.MODEL_INPUTS))
         if card:
             write_whole(folder / "README.md", [card.encode()])
         if more:

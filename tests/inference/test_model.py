@@ -140,6 +140,20 @@ def test_a_task_answers_as_the_command_does_and_so_does_its_export(trained_run: 
         task.predict([*["a"] * 599, 3])  # type: ignore[list-item]
 
 
+def test_an_exported_task_cuts_long_texts_where_the_run_cuts_them(trained_run: BertRun, tmp_path: Path) -> None:
+    positions = trained_run.model.max_position_embeddings
+    task, long = overnight.load(trained_run.run_dir, task="classes"), "The string literal of a class is an object. " * 9
+    export_run(trained_run, tmp_path / "out", "classes")
+    theirs = overnight.load(tmp_path / "out", device="cpu")
+    assert theirs.trained.longest == task.trained.longest == 32 < positions
+    assert theirs.predict([long])[0]["probabilities"] == pytest.approx(task.predict([long])[0]["probabilities"], abs=1e-4)
+    settings = tmp_path / "out" / "tokenizer_config.json"
+    tree = json.loads(settings.read_text())
+    for given, expected in ((10**30, positions), (20, 20), (None, positions)):
+        settings.write_text(json.dumps({**tree, "model_max_length": given}))
+        assert overnight.load(tmp_path / "out", device="cpu").trained.longest == expected
+
+
 def test_masks_are_filled_as_the_command_fills_them_also_from_an_export(trained_run: BertRun, model: Model, tmp_path: Path) -> None:
     text = "The [MASK] of an [MASK]."
     (said,) = predict(trained_run, "mask", [text])
