@@ -28,7 +28,7 @@ from overnight.finetune.workload import task_model
 from overnight.inference.embedding import Vectors, check_embedding, embed_texts
 from overnight.interop.huggingface import load_pretrained
 from overnight.interop.layout import HEADS
-from overnight.interop.sources import read_source
+from overnight.interop.sources import HUB, hub_folder, read_source
 from overnight.interop.tokenizer_files import longest_text
 from overnight.state_files import is_text, read_mapping
 
@@ -75,11 +75,13 @@ def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Mo
         return Model(_pretrained(read_source(str(path)), run), source, "", tuple(_tasks(path)))
     if task:
         raise ConfigError(f"task = {task!r}: {source} is no run folder; only that has fine-tuned tasks")
-    if not source.startswith("hf:") and not path.exists() and not path.with_name(f"{path.name}.index").exists():
+    if source.startswith(HUB):
+        path = hub_folder(source)
+    elif not path.exists() and not path.with_name(f"{path.name}.index").exists():
         raise ConfigError(f"{source}: does not exist; name a run folder, or a folder of Hugging Face")
     if (path / "config.json").is_file() and b'"model_type"' not in (path / "config.json").read_bytes():
         raise ConfigError(f"{source}: is an exported byte model; name a run of BERT or ModernBERT")
-    initial = read_source(source)
+    initial = read_source(str(path))
     machine = machine_run(overrides)
     assert isinstance(machine, BertRun)
     run = dataclasses.replace(machine, model=initial.model)
@@ -87,7 +89,12 @@ def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Mo
     if not kind:
         trained = _pretrained(initial, run)
         return Model(dataclasses.replace(trained, longest=longest_text(path, trained.longest)), source, "", ())
-    return Model(_with_head(initial, run, path, kind, labels), source, path.resolve().name, ())
+    return Model(_with_head(initial, run, path, kind, labels), source, _name(source), ())
+
+
+def _name(source: str) -> str:
+    """Return what the task of a folder of Hugging Face is called: the folder, or on its hub the end of its name."""
+    return Path(source.partition("@")[0]).name if source.startswith(HUB) else Path(source).resolve().name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,7 @@ from overnight.models.encoders import masked_lm
 from overnight.models.int8 import is_exact
 from overnight.models.layers import _onednn_linear
 from tests.conftest import ROOT, topics
-from tests.interop.peers import PIECES, V
+from tests.interop.peers import PIECES, V, in_cache
 
 TEXTS = ["An integer.", "", "The string literal of a class is an object. " * 9, "é [SEP] [MASK]", "raised"]
 
@@ -138,6 +138,17 @@ def test_a_task_answers_as_the_command_does_and_so_does_its_export(trained_run: 
     assert good["label"] == found[0]["label"] and set(empty) == set(dropped) == {"error"}
     with pytest.raises(DataError, match="line 600: is a int"):
         task.predict([*["a"] * 599, 3])  # type: ignore[list-item]
+
+
+def test_a_name_of_the_hub_keeps_the_head_of_its_task(trained_run: BertRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("huggingface_hub")
+    folder = in_cache(tmp_path / "cache", "me/classes", monkeypatch)
+    export_run(trained_run, folder, "classes")
+    found = overnight.load("hf:me/classes", device="cpu")
+    assert (found.task, found.kind, found.labels) == ("classes", "classification", ("error", "number", "text"))
+    assert found.predict(["a string"]) == overnight.load(folder, device="cpu").predict(["a string"])
+    with pytest.raises(DataError, match="hf:me/other: cannot be had from Hugging Face's hub"):
+        overnight.load("hf:me/other")
 
 
 def test_an_exported_task_cuts_long_texts_where_the_run_cuts_them(trained_run: BertRun, tmp_path: Path) -> None:
