@@ -26,11 +26,10 @@ from overnight.errors import ConfigError, DataError
 from overnight.finetune.predict import DOC_STRIDE, MAX_ANSWER, Trained, answer_rows, at_work, load_trained, read_row
 from overnight.finetune.workload import task_model
 from overnight.inference.embedding import Vectors, check_embedding, embed_texts
-from overnight.interop.huggingface import load_pretrained
-from overnight.interop.layout import HEADS
+from overnight.interop.huggingface import head_of, load_pretrained
 from overnight.interop.sources import HUB, hub_folder, read_source
 from overnight.interop.tokenizer_files import longest_text
-from overnight.state_files import is_text, read_mapping
+from overnight.state_files import is_text
 
 Text = str | Sequence[str] | Mapping[str, Any]
 """What is answered: a text, a pair of texts, or the fields of a JSON line (`question` and `context`, `tokens`, `id` and the like)."""
@@ -85,7 +84,7 @@ def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Mo
     machine = machine_run(overrides)
     assert isinstance(machine, BertRun)
     run = dataclasses.replace(machine, model=initial.model)
-    kind, labels = _head(path)
+    kind, labels = head_of(path)
     if not kind:
         trained = _pretrained(initial, run)
         return Model(dataclasses.replace(trained, longest=longest_text(path, trained.longest)), source, "", ())
@@ -277,22 +276,6 @@ def _pretrained(initial: Initial, run: BertRun) -> Trained:
     return Trained(network, tokenizer, known, device, DTYPES[run.precision], run.model.max_position_embeddings, facts)
 
 
-def _head(folder: Path) -> tuple[str, list[str]]:
-    """Return the kind of task that a folder of Hugging Face has a head of, and its classes; none of a pretrained model."""
-    path = folder / "config.json"
-    if not path.is_file():
-        return "", []
-    config = read_mapping(path, "copy it again")
-    architecture = str((config.get("architectures") or [""])[0])
-    fitting = [kind for kind, head in HEADS.items() if head.classifier and architecture.endswith(head.suffix)]
-    names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    labels = [str(names[key]) for key in sorted(names, key=int)]
-    kind = next((kind for kind in fitting if HEADS[kind].problem == config.get("problem_type")), fitting[0] if fitting else "")
-    if kind == "classification" and len(labels) == 1:
-        kind = "regression"
-    return kind, [] if kind in ("regression", "spans") else labels
-
-
 def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: list[str]) -> Trained:
     """Return the model of a task in a folder of Hugging Face."""
     known, device = vocabulary(initial.tokens, initial.lowercase), set_up_machine(run, predicts=True)
@@ -305,7 +288,13 @@ def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: 
     reader.fill(network, {name: state[name] for name in wanted}, folder)
     network = at_work(network, run.precision, device)
     longest = longest_text(folder, run.model.max_position_embeddings)
-    spec = {"seq_len": longest, "doc_stride": min(DOC_STRIDE, longest // 4), "max_answer_length": MAX_ANSWER}
+    reader_of = {"spans": "squad", "token_classification": "tokens"}
+    spec = {
+        "task": reader_of.get(kind, "csv"),
+        "seq_len": longest,
+        "doc_stride": min(DOC_STRIDE, longest // 4),
+        "max_answer_length": MAX_ANSWER,
+    }
     facts = {"kind": kind, "labels": labels, "spec": spec, "result": {"metrics": {}}}
     tokenizer = build_tokenizer(initial.tokens, initial.lowercase)
     return Trained(network, tokenizer, known, device, DTYPES[run.precision], longest, facts)

@@ -209,6 +209,26 @@ def converted(found: tuple[Path, Mapping[str, Tensor]], config: Mapping[str, Any
     return state, model, vocab_size
 
 
+def head_of(folder: Path) -> tuple[Kind | None, list[str]]:
+    """Return the kind of task that a folder of Hugging Face has a head of, and its classes; none of a pretrained model.
+
+    Raises:
+        DataError: its `config.json` cannot be read.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        return None, []
+    config = read_object(path)
+    architecture = str((config.get("architectures") or [""])[0])
+    fitting = [kind for kind, head in HEADS.items() if head.classifier and architecture.endswith(head.suffix)]
+    names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    labels = [str(names[key]) for key in sorted(names, key=int)]
+    kind = next((kind for kind in fitting if HEADS[kind].problem == config.get("problem_type")), fitting[0] if fitting else None)
+    if kind == "classification" and len(labels) == 1:
+        kind = "regression"
+    return kind, [] if kind in ("regression", "spans") else labels
+
+
 def _read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
     """Return the file of weights of a folder and its tensors: safetensors, or else a `pytorch_model.bin` of tensors alone."""
     from safetensors import SafetensorError

@@ -78,8 +78,9 @@ def read_source(source: str, lowercase: bool | None = None) -> Initial:
         raise DataError(
             f"{folder}: its vocabulary has {len(tokens):,} tokens, and its network rows for {vocab_size:,}; put the right one there"
         )
-    state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
-    return Initial(source, model, tokens, lowered, with_tokens(state, len(tokens), padded_vocabulary(len(tokens))))
+    encoder = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
+    whole = with_tokens(encoder, len(tokens), padded_vocabulary(len(tokens)))
+    return Initial(source, model, tokens, lowered, whole, headed=len(encoder) < len(state))
 
 
 def source_digest(source: str) -> str:

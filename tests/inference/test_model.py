@@ -140,6 +140,29 @@ def test_a_task_answers_as_the_command_does_and_so_does_its_export(trained_run: 
         task.predict([*["a"] * 599, 3])  # type: ignore[list-item]
 
 
+def test_predict_answers_by_the_head_of_a_folder_of_hugging_face(
+    trained_run: BertRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    export_run(trained_run, tmp_path / "out", "classes")
+    (tmp_path / "texts.txt").write_text("a string\n\na\tnumber\n")
+    ask = ["--from", "out", "--input", "texts.txt", "--compute.device=cpu"]
+    assert main(["predict", "classes", *ask]) == 0
+    said = capsys.readouterr()
+    assert said.err == "out: classes is answered by its own head (classification, error, number, text)\n"
+    model = overnight.load("out", device="cpu")
+    expected = model.predict([{"id": "1", "text": "a string"}, {"id": "3", "text_a": "a", "text_b": "number"}])
+    assert [json.loads(line) for line in said.out.splitlines()] == expected
+    assert not (tmp_path / "runs").exists()
+    assert main(["predict", "mask", *ask]) == 1
+    said = capsys.readouterr()
+    assert (
+        "its head of a task is left out: `overnight predict TASK`" in said.err
+        and "has no masked-LM head, so it fills in no [MASK]" in said.err
+    )
+    assert main(["predict", "classes", *ask, "--lr=1"]) == 2
+
+
 def test_a_name_of_the_hub_keeps_the_head_of_its_task(trained_run: BertRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("huggingface_hub")
     folder = in_cache(tmp_path / "cache", "me/classes", monkeypatch)
