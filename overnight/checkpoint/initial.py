@@ -41,6 +41,8 @@ class Initial:
     lowercase: bool
     state: dict[str, Tensor]
     """By our names: the encoder always; `pooler`, `mlm`, `nsp` and `match` where it has them."""
+    headed: bool = False
+    """Whether it also has the head of a task, which is left out."""
 
     def lacks(self) -> list[str]:
         """Return the heads that it does not have."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overnight.cli.evaluate_command import add_evaluate
 from overnight.cli.glue_commands import add_submission, finetune_all
 from overnight.cli.recipe_commands import Add, said_once
-from overnight.cli.task_keys import SOURCES, KeysHelp, add_source, next_commands, open_run, open_task
+from overnight.cli.task_keys import SOURCES, KeysHelp, add_source, check_keys, next_commands, open_run, open_task
 from overnight.config.schema import BertRun, ByteRun, Finetune, Run
 from overnight.display import for_stream, plural
 from overnight.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from overnight.finetune.predict import Trained
 
 
 def _add_finetune(add: Add) -> None:
@@ -64,20 +68,46 @@ def _add_predict(add: Add) -> None:
 
 
 def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
-    run = open_run(options, overrides, Run)
-    from overnight.finetune.predict import predict_file, write_answers, write_question_files
+    model = _task_of_others(options, overrides)
+    run = None if model else open_run(options, overrides, Run)
+    from overnight.finetune.predict import answer_file, load_trained, write_answers, write_question_files
 
     if isinstance(run, BertRun):
+        model = load_trained(run, options.task)
+    if model is not None:
         if options.to and (options.to.endswith("/") or Path(options.to).is_dir()):
-            write_question_files(run, options.task, options.input, Path(options.to), options.format)
+            write_question_files(model, options.input, Path(options.to), options.format)
             return
-        answers = predict_file(run, options.task, options.input, keep_going=True, form=options.format)
+        answers = answer_file(model, options.input, keep_going=True, form=options.format)
     else:
+        assert run is not None
         from overnight.byte_lm.classify import classify_file
 
         answers = classify_file(run, options.task, options.input, keep_going=True, form=options.format)
     if broken := write_answers(answers, Path(options.to) if options.to else None):
         raise DataError(f"{plural(broken, 'line')} could not be answered; each says why in its place")
+
+
+def _task_of_others(options: argparse.Namespace, overrides: list[str]) -> Trained | None:
+    """Return the task that a Hugging Face folder has a head of; none where a task of that name was fine-tuned in the run folder it was imported as."""
+    source, path = options.source, Path(options.source)
+    config = path / "config.json"
+    if options.task == "mask" or not (source.startswith("hf:") or (config.is_file() and not (path / "run.yaml").is_file())):
+        return None
+    check_keys("predict", overrides)
+    from overnight.inference.model import open_model
+    from overnight.interop.huggingface import head_of
+    from overnight.interop.imported import import_folder
+    from overnight.interop.sources import HUB, hub_folder
+
+    if (import_folder(source) / "finetune" / options.task / "task.json").is_file():
+        return None
+    kind, labels = head_of(hub_folder(source) if source.startswith(HUB) else path)
+    if kind is None:
+        return None
+    # Standard output is the answers.
+    print(f"{source}: {options.task} is answered by its own head ({', '.join([kind, *labels])})", file=sys.stderr)
+    return open_model(source, "", overrides).trained
 
 
 def _add_export(add: Add) -> None:

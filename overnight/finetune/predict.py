@@ -116,7 +116,7 @@ def predict(run: BertRun, name: str, lines: Iterable[str], keep_going: bool = Fa
         run: a finished run.
         name: a fine-tuned task of it; or `mask`, which fills in every [MASK] with the pretrained model.
         lines: JSON objects (`text`, or `text_a` and `text_b`; `question` and `context` for SQuAD, `tokens` for tags), or plain text,
-            a pair separated by a tab, words that are tagged by blanks. Empty lines are skipped.
+            a pair separated by a tab (which in a task of single texts is of the text), words that are tagged by blanks. Empty lines are skipped.
         keep_going: a line that cannot be used is answered by `id` and `error`. A text without a token is in any case, where it has classes or a number.
 
     Raises:
@@ -126,7 +126,8 @@ def predict(run: BertRun, name: str, lines: Iterable[str], keep_going: bool = Fa
 
 
 def _answers(model: Trained, given: Iterable[Given | None], keep_going: bool) -> Iterator[dict[str, Any]]:
-    return answered(given, partial(read_row, model), partial(answer_rows, model), keep_going)
+    pairs = model.facts.get("pairs") is not False or model.facts["kind"] == "spans"
+    return answered(given, partial(read_row, model), partial(answer_rows, model), keep_going, pairs=pairs)
 
 
 def load_trained(run: BertRun, name: str) -> Trained:
@@ -167,6 +168,9 @@ def _question(model: Trained, number: int, fields: Mapping[str, Any]) -> Questio
 
 def _example(model: Trained, number: int, fields: Mapping[str, Any]) -> Example:
     example = example_of(number, fields)
+    # Of a folder of Hugging Face it is not known.
+    if model.facts.get("pairs") is False and example.text_b is not None:
+        raise DataError(f"line {number}: is a pair; the task is of single texts: give it as one, `text`")
     # Published tasks have rows with an empty text; in one's own table that is an error of training too.
     if model.facts.get("pairs") and (example.text_b is None or (not example.text_b and model.facts["spec"]["task"] == "csv")):
         raise DataError(f"line {number}: has no second text, and the task is of pairs: `text_a` and `text_b`, or a tab between the two")
@@ -253,8 +257,12 @@ def predict_file(run: BertRun, name: str, path: str, keep_going: bool = False, f
         keep_going: as of :func:`predict`; so is a row of a table that cannot be used.
         form: of the file, as of :func:`overnight.tasks.inputs.read_input`.
     """
-    facts = {"spec": {"task": "mask"}} if name == "mask" else _facts(run, name)
-    yield from _answers(load_trained(run, name), _given(path, facts, form), keep_going)
+    yield from answer_file(load_trained(run, name), path, keep_going, form)
+
+
+def answer_file(model: Trained, path: str, keep_going: bool = False, form: str = "") -> Iterator[dict[str, Any]]:
+    """Answer the rows of a file as :func:`predict_file` does, with a model that is loaded."""
+    yield from _answers(model, _given(path, {"spec": {"task": "mask"}, **model.facts}, form), keep_going)
 
 
 def _given(path: str, facts: Mapping[str, Any], form: str = "") -> Iterator[Given | None]:
@@ -266,17 +274,15 @@ def _given(path: str, facts: Mapping[str, Any], form: str = "") -> Iterator[Give
     )
 
 
-def write_question_files(run: BertRun, name: str, path: str, folder: Path, form: str = "") -> None:
+def write_question_files(model: Trained, path: str, folder: Path, form: str = "") -> None:
     """Answer the questions of a file into a folder: `predictions.json`, `nbest_predictions.json` and, of SQuAD 2.0, `null_odds.json`.
 
     Raises:
         DataError: for a task that is not of questions.
     """
-    facts = _facts(run, name)
-    if facts["kind"] != "spans":
-        raise DataError(f"--to={folder}: is a folder; only answers to questions are several files, name a file for those of {name!r}")
-    model = _load_task(run, name, facts)
-    found = list(answered(_given(path, facts, form), partial(read_row, model), partial(_ask, model)))
+    if model.facts["kind"] != "spans":
+        raise DataError(f"--to={folder}: is a folder; only answers to questions are several files, name a file for those of another task")
+    found = list(answered(_given(path, model.facts, form), partial(read_row, model), partial(_ask, model)))
     write_json(folder / "predictions.json", {answer["id"]: answer["answer"] for answer, _ in found})
     write_json(folder / "nbest_predictions.json", {answer["id"]: nbest for answer, nbest in found})
     if any("null_odds" in answer for answer, _ in found):
@@ -299,10 +305,12 @@ def _load_masked_lm(run: BertRun) -> Trained:
     source = reader.newest_checkpoint(run.run_dir / "checkpoints")
     if source is None:
         raise DataError(f"{run.run_dir} has no checkpoint; run `overnight pretrain` first")
+    progress, state, _ = reader.read_checkpoint(source)
+    if "mlm.bias" not in state:  # of an imported encoder
+        raise DataError(f"{run.run_dir}: has no masked-LM head, so it fills in no [MASK]; name a pretrained model that has one")
     device = set_up_machine(run, predicts=True)
     corpus, vocabulary = kept_vocabulary(run)
     model = new_model(run, vocabulary, device)
-    progress, state, _ = reader.read_checkpoint(source)
     reader.fill(model, state, source)
     assert_same_corpus(progress, load_manifest(corpus), corpus, run)
     model = at_work(model, run.precision, device)

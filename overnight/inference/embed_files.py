@@ -55,7 +55,7 @@ def embed_files(model: Model, files: Sequence[str], pooling: str, layer: int, no
             return (Embedded(row_id, file, vector) for (row_id, _), vector in zip(rows, vectors, strict=True))
 
         given = read_input(file, {"task": "csv"}, "" if Path(file).suffix in _TABLES else "lines")
-        for found in answered(given, read, embed, keep_going=True, empty=True):
+        for found in answered(given, read, embed, keep_going=True, empty=True, pairs=False):
             yield found if isinstance(found, Embedded) else Embedded(found["id"], file, None, found["error"])
 
 

@@ -26,10 +26,10 @@ from overnight.errors import ConfigError, DataError
 from overnight.finetune.predict import DOC_STRIDE, MAX_ANSWER, Trained, answer_rows, at_work, load_trained, read_row
 from overnight.finetune.workload import task_model
 from overnight.inference.embedding import Vectors, check_embedding, embed_texts
-from overnight.interop.huggingface import load_pretrained
-from overnight.interop.layout import HEADS
-from overnight.interop.sources import read_source
-from overnight.state_files import is_text, read_mapping
+from overnight.interop.huggingface import head_of, load_pretrained
+from overnight.interop.sources import HUB, hub_folder, read_source
+from overnight.interop.tokenizer_files import longest_text
+from overnight.state_files import is_text
 
 Text = str | Sequence[str] | Mapping[str, Any]
 """What is answered: a text, a pair of texts, or the fields of a JSON line (`question` and `context`, `tokens`, `id` and the like)."""
@@ -74,18 +74,26 @@ def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Mo
         return Model(_pretrained(read_source(str(path)), run), source, "", tuple(_tasks(path)))
     if task:
         raise ConfigError(f"task = {task!r}: {source} is no run folder; only that has fine-tuned tasks")
-    if not source.startswith("hf:") and not path.exists() and not path.with_name(f"{path.name}.index").exists():
+    if source.startswith(HUB):
+        path = hub_folder(source)
+    elif not path.exists() and not path.with_name(f"{path.name}.index").exists():
         raise ConfigError(f"{source}: does not exist; name a run folder, or a folder of Hugging Face")
     if (path / "config.json").is_file() and b'"model_type"' not in (path / "config.json").read_bytes():
         raise ConfigError(f"{source}: is an exported byte model; name a run of BERT or ModernBERT")
-    initial = read_source(source)
+    initial = read_source(str(path))
     machine = machine_run(overrides)
     assert isinstance(machine, BertRun)
     run = dataclasses.replace(machine, model=initial.model)
-    kind, labels = _head(path)
+    kind, labels = head_of(path)
     if not kind:
-        return Model(_pretrained(initial, run), source, "", ())
-    return Model(_with_head(initial, run, path, kind, labels), source, path.resolve().name, ())
+        trained = _pretrained(initial, run)
+        return Model(dataclasses.replace(trained, longest=longest_text(path, trained.longest)), source, "", ())
+    return Model(_with_head(initial, run, path, kind, labels), source, _name(source), ())
+
+
+def _name(source: str) -> str:
+    """Return what the task of a folder of Hugging Face is called: the folder, or on its hub the end of its name."""
+    return Path(source.partition("@")[0]).name if source.startswith(HUB) else Path(source).resolve().name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,22 +276,6 @@ def _pretrained(initial: Initial, run: BertRun) -> Trained:
     return Trained(network, tokenizer, known, device, DTYPES[run.precision], run.model.max_position_embeddings, facts)
 
 
-def _head(folder: Path) -> tuple[str, list[str]]:
-    """Return the kind of task that a folder of Hugging Face has a head of, and its classes; none of a pretrained model."""
-    path = folder / "config.json"
-    if not path.is_file():
-        return "", []
-    config = read_mapping(path, "copy it again")
-    architecture = str((config.get("architectures") or [""])[0])
-    fitting = [kind for kind, head in HEADS.items() if head.classifier and architecture.endswith(head.suffix)]
-    names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    labels = [str(names[key]) for key in sorted(names, key=int)]
-    kind = next((kind for kind in fitting if HEADS[kind].problem == config.get("problem_type")), fitting[0] if fitting else "")
-    if kind == "classification" and len(labels) == 1:
-        kind = "regression"
-    return kind, [] if kind in ("regression", "spans") else labels
-
-
 def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: list[str]) -> Trained:
     """Return the model of a task in a folder of Hugging Face."""
     known, device = vocabulary(initial.tokens, initial.lowercase), set_up_machine(run, predicts=True)
@@ -295,8 +287,14 @@ def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: 
         raise DataError(f"{folder}: its weights lack {missing[0]}, which its config.json promises; copy it again")
     reader.fill(network, {name: state[name] for name in wanted}, folder)
     network = at_work(network, run.precision, device)
-    longest = run.model.max_position_embeddings
-    spec = {"seq_len": longest, "doc_stride": min(DOC_STRIDE, longest // 4), "max_answer_length": MAX_ANSWER}
+    longest = longest_text(folder, run.model.max_position_embeddings)
+    reader_of = {"spans": "squad", "token_classification": "tokens"}
+    spec = {
+        "task": reader_of.get(kind, "csv"),
+        "seq_len": longest,
+        "doc_stride": min(DOC_STRIDE, longest // 4),
+        "max_answer_length": MAX_ANSWER,
+    }
     facts = {"kind": kind, "labels": labels, "spec": spec, "result": {"metrics": {}}}
     tokenizer = build_tokenizer(initial.tokens, initial.lowercase)
     return Trained(network, tokenizer, known, device, DTYPES[run.precision], longest, facts)

@@ -60,4 +60,6 @@ def export_run(run: BertRun, out: Path, task: str | None = None, license: str = 
         state = read_weights(folder, facts)
     manifest = load_manifest(corpus) if (corpus / "manifest.json").is_file() else None
     card = model_card(run, kind, progress, manifest, license, facts)
-    export(state, kind, run.model, tokenizer, out, labels, card, more)
+    # As training and `predict` cut the texts of a task.
+    longest = 0 if facts is None else int(facts["spec"]["seq_len"])
+    export(state, kind, run.model, tokenizer, out, labels, card, more, longest)

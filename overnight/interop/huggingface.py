@@ -66,6 +66,7 @@ def export(
     labels: Sequence[str] = (),
     card: str = "",
     more: Callable[[Path], None] | None = None,
+    longest: int = 0,
 ) -> None:
     """Write a model and its tokenizer as a folder that `transformers.AutoModelFor...` and `AutoTokenizer.from_pretrained` load.
 
@@ -80,6 +81,7 @@ def export(
         labels: the classes in the order of the classifier's outputs; none for regression.
         card: what `README.md` says; empty writes none.
         more: writes further files into the folder before it appears.
+        longest: tokens at which texts are cut, where that is less than the network has positions for.
 
     Raises:
         DataError: the tokenizer is missing or is not WordPiece.
@@ -107,7 +109,8 @@ def export(
         write_whole(folder / "model.safetensors", [weights])
         write_whole(folder / "vocab.txt", ["".join(f"{piece}\n" for piece in pieces).encode()])
         write_json(folder / "tokenizer.json", with_template(tokenizer, pieces))
-        write_json(folder / "tokenizer_config.json", tokenizer_config(tokenizer, model.max_position_embeddings, layout.MODEL_INPUTS))
+        most = min(longest or model.max_position_embeddings, model.max_position_embeddings)
+        write_json(folder / "tokenizer_config.json", tokenizer_config(tokenizer, most, layout.MODEL_INPUTS))
         if card:
             write_whole(folder / "README.md", [card.encode()])
         if more:
@@ -204,6 +207,26 @@ def converted(found: tuple[Path, Mapping[str, Tensor]], config: Mapping[str, Any
         )
         raise DataError(f"{weights}: does not fit {path}: {found_there}")
     return state, model, vocab_size
+
+
+def head_of(folder: Path) -> tuple[Kind | None, list[str]]:
+    """Return the kind of task that a folder of Hugging Face has a head of, and its classes; none of a pretrained model.
+
+    Raises:
+        DataError: its `config.json` cannot be read.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        return None, []
+    config = read_object(path)
+    architecture = str((config.get("architectures") or [""])[0])
+    fitting = [kind for kind, head in HEADS.items() if head.classifier and architecture.endswith(head.suffix)]
+    names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    labels = [str(names[key]) for key in sorted(names, key=int)]
+    kind = next((kind for kind in fitting if HEADS[kind].problem == config.get("problem_type")), fitting[0] if fitting else None)
+    if kind == "classification" and len(labels) == 1:
+        kind = "regression"
+    return kind, [] if kind in ("regression", "spans") else labels
 
 
 def _read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:

@@ -112,6 +112,10 @@ def _notes(initial: Initial, random: list[str]) -> list[str]:
     notes = [f"it has no {' and no '.join(heads[head] for head in random)}: drawn at random"] if random else []
     if "mlm" in initial.lacks():
         notes.append("it has no masked-LM head: it can be fine-tuned, and fills in no masks")
+    if initial.headed:
+        notes.append(
+            "its head of a task is left out: `overnight predict TASK`, `serve` and overnight.load read it from the checkpoint itself"
+        )
     return notes
 
 
@@ -127,6 +131,11 @@ def _name(source: str) -> str:
     return path.name if path.is_dir() else path.parent.name
 
 
+def import_folder(source: str) -> Path:
+    """Return the run folder as which a command imports a checkpoint of others."""
+    return Path("runs") / _name(source)
+
+
 def run_folder(source: str) -> Path:
     """Return the run folder that a command is to work on: the one that is named, or `runs/NAME` for a checkpoint of others, imported where it is not yet.
 
@@ -136,7 +145,7 @@ def run_folder(source: str) -> Path:
     """
     if not is_source(source):
         return Path(source)
-    out = Path("runs") / _name(source)
+    out = import_folder(source)
     if out.exists():
         record = out / "imported.json"
         found: ImportRecord | None = read_json(record, ImportRecord, f"delete {out}") if record.is_file() else None

@@ -59,7 +59,7 @@ def read_source(source: str, lowercase: bool | None = None) -> Initial:
     if (path / "run.yaml").is_file():
         return _own(source, path)
     if source.startswith(HUB):
-        folder = _from_hub(source.removeprefix(HUB))
+        folder = hub_folder(source)
         loaded = load_pretrained(folder)
     elif index is not None:
         loaded, folder = _tensorflow(index), index.parent
@@ -78,8 +78,9 @@ def read_source(source: str, lowercase: bool | None = None) -> Initial:
         raise DataError(
             f"{folder}: its vocabulary has {len(tokens):,} tokens, and its network rows for {vocab_size:,}; put the right one there"
         )
-    state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
-    return Initial(source, model, tokens, lowered, with_tokens(state, len(tokens), padded_vocabulary(len(tokens))))
+    encoder = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
+    whole = with_tokens(encoder, len(tokens), padded_vocabulary(len(tokens)))
+    return Initial(source, model, tokens, lowered, whole, headed=len(encoder) < len(state))
 
 
 def source_digest(source: str) -> str:
@@ -236,15 +237,18 @@ def _has_capitals(tokens: list[str]) -> bool:
     return any(token != token.lower() for token in tokens if not _BRACKETED.fullmatch(token))
 
 
-def _from_hub(name: str) -> Path:
+def hub_folder(source: str) -> Path:
     """Return the folder in which a model of Hugging Face's hub lies, in the cache that transformers has too; downloaded where it is not there.
+
+    Args:
+        source: `hf:NAME`, or `hf:NAME@REVISION`.
 
     Raises:
         DataError: it cannot be had.
     """
     from huggingface_hub import snapshot_download
 
-    repository, _, revision = name.partition("@")
+    repository, _, revision = source.removeprefix(HUB).partition("@")
     try:
         folder = Path(snapshot_download(repository, revision=revision or None, allow_patterns=_HUB_FILES))
         if not (folder / "model.safetensors").is_file():
@@ -252,7 +256,7 @@ def _from_hub(name: str) -> Path:
     except Exception as error:  # the hub's own, those of its client for HTTP, OSError, ValueError
         why = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise DataError(
-            f"{HUB}{name}: cannot be had from Hugging Face's hub, nor is it in the cache of this machine ({why}). Correct the name, give a "
+            f"{source}: cannot be had from Hugging Face's hub, nor is it in the cache of this machine ({why}). Correct the name, give a "
             "network, or copy the model's folder here and name that"
         ) from None
     return folder

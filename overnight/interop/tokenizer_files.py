@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight.errors import DataError
+from overnight.interop.layout import read_object
 
 _SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 _BERT_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
@@ -46,6 +47,18 @@ def with_template(tokenizer: dict[str, Any], pieces: list[str]) -> dict[str, Any
         "special_tokens": {t: {"id": t, "ids": [pieces.index(t)], "tokens": [t]} for t in ("[CLS]", "[SEP]")},
     }
     return {**tokenizer, "post_processor": template, "truncation": None, "padding": None}
+
+
+def longest_text(folder: Path, positions: int) -> int:
+    """Return the tokens at which the texts of a Hugging Face folder are cut: its `model_max_length`, where the network has positions for so many.
+
+    Raises:
+        DataError: `tokenizer_config.json` cannot be read.
+    """
+    path = folder / "tokenizer_config.json"
+    longest = read_object(path).get("model_max_length") if path.is_file() else None
+    # Two of them are [CLS] and [SEP]. What nobody has set is 10^30.
+    return min(longest, positions) if type(longest) is int and longest > 2 else positions
 
 
 def tokenizer_config(tokenizer: dict[str, Any], longest: int, inputs: tuple[str, ...]) -> dict[str, Any]:

@@ -212,6 +212,7 @@ def answered(
     answer: Callable[[list[Found]], Iterator[Any]],
     keep_going: bool = False,
     empty: bool = False,
+    pairs: bool = True,
 ) -> Iterator[Any]:
     """Answer lines and rows some at a time, in their order; memory is that of so many.
 
@@ -221,6 +222,7 @@ def answered(
         answer: one answer a row, in order.
         keep_going: a line that cannot be read is answered by its `id`, or else its number, and `error`, which says why.
         empty: whether empty lines are answered too, and not skipped.
+        pairs: whether a tab parts a plain line into two texts; else it is of the text.
 
     Raises:
         DataError: of the first line that cannot be read, before any of those that are answered with it; not where it keeps going.
@@ -234,7 +236,7 @@ def answered(
                 if isinstance(content, Broken):
                     fields = {"id": content.id}
                     raise content.why
-                fields = _parse(number, content) if isinstance(content, str) else content
+                fields = _parse(number, content, pairs) if isinstance(content, str) else content
                 rows.append(read(number, fields))
             except DataError as error:
                 if not keep_going:
@@ -263,12 +265,13 @@ def _windows(given: Iterable[Given | None], empty: bool) -> Iterator[list[Given]
         yield part
 
 
-def _parse(number: int, text: str) -> dict[str, Any]:
+def _parse(number: int, text: str, pairs: bool) -> dict[str, Any]:
     if not is_text(text):
         raise DataError(f"line {number}: is not UTF-8; convert it")
     if not text.lstrip().startswith("{"):
-        first, tab, second = text.strip("\r\n").partition("\t")
-        return {"text_a": first, "text_b": second if tab else None}
+        text = text.strip("\r\n")
+        first, tab, second = text.partition("\t")
+        return {"text_a": first, "text_b": second} if pairs and tab else {"text_a": text, "text_b": None}
     try:
         fields = parse_json(text)
     except ValueError as error:

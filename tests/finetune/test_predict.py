@@ -26,7 +26,7 @@ from overnight.config import Run
 from overnight.console import Line
 from overnight.errors import DataError
 from overnight.finetune.finetune import finetune
-from overnight.finetune.predict import predict, predict_file, write_answers, write_question_files
+from overnight.finetune.predict import load_trained, predict, predict_file, write_answers, write_question_files
 from overnight.tasks import inputs as module
 from overnight.tasks.inputs import read_lines
 from tests.finetune.official_squad import evaluate_v2
@@ -82,6 +82,16 @@ def test_a_pair_is_two_columns_or_two_keys(run: Run) -> None:
     tab, keys, other = answers(run, "scores", "class 3\tobject 3", '{"text_a": "class 3", "text_b": "object 3"}', "class 3 object\t3")
     assert tab["score"] == keys["score"] != other["score"]
     assert set(tab) == {"id", "score"}
+
+
+def test_a_tab_is_of_the_text_where_the_task_has_no_pairs(run: Run) -> None:
+    tab, json_text, first = answers(
+        run, "classes", "integer division\tstring literal", '{"text": "integer division\\tstring literal"}', "integer division"
+    )
+    assert tab["probabilities"] == json_text["probabilities"] != first["probabilities"]
+    for line in ('{"text_a": "integer division", "text_b": "string literal"}', '{"text": "integer division", "text_b": ""}'):
+        with pytest.raises(DataError, match="line 1: is a pair; the task is of single texts: give it as one, `text`"):
+            answers(run, "classes", line)
 
 
 def test_a_pair_is_read_from_the_columns_that_were_trained_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +262,7 @@ def test_questions_without_an_answer_are_learned_scored_and_answered_by_nothing(
     assert kept.keys() == odds.keys() == nbest.keys() and all("" in {entry["text"] for entry in found} for found in nbest.values())
 
     questions = with_null.finetune["null"].path
-    write_question_files(with_null, "null", questions, tmp_path / "out")
+    write_question_files(load_trained(with_null, "null"), questions, tmp_path / "out")
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
     answered = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert len(answered) == 80 and {name: answered[name] for name in kept} == kept
@@ -261,7 +271,7 @@ def test_questions_without_an_answer_are_learned_scored_and_answered_by_nothing(
         next(a["null_odds"] for a in predict_file(with_null, "null", questions) if a["id"] == "3b")
     )
     with pytest.raises(DataError, match="only answers to questions are several files"):
-        write_question_files(with_null, "classes", questions, tmp_path)
+        write_question_files(load_trained(with_null, "classes"), questions, tmp_path)
 
 
 def test_answers_go_to_a_file_in_the_form_that_fits(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

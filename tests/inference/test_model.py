@@ -34,7 +34,7 @@ from overnight.models.encoders import masked_lm
 from overnight.models.int8 import is_exact
 from overnight.models.layers import _onednn_linear
 from tests.conftest import ROOT, topics
-from tests.interop.peers import PIECES, V
+from tests.interop.peers import PIECES, V, in_cache
 
 TEXTS = ["An integer.", "", "The string literal of a class is an object. " * 9, "é [SEP] [MASK]", "raised"]
 
@@ -118,14 +118,14 @@ def test_a_stream_without_end_is_answered_while_only_a_window_of_it_is_read(
 def test_a_task_answers_as_the_command_does_and_so_does_its_export(trained_run: BertRun, tmp_path: Path) -> None:
     task = overnight.load(trained_run.run_dir, task="classes")
     assert (task.kind, task.task, task.labels) == ("classification", "classes", ("error", "number", "text"))
-    texts: list[Any] = ["a string", {"id": "x", "text": "a number"}, ("one", "pair"), ["one", "pair"]]
+    texts: list[Any] = ["a string", {"id": "x", "text": "a number"}, "one\ttext"]
     found = task.predict(texts)
     assert [set(answer) for answer in found] == [
         {"label", "probabilities"},
         {"id", "label", "probabilities"},
-        *[{"label", "probabilities"}] * 2,
+        {"label", "probabilities"},
     ]
-    said = list(predict(trained_run, "classes", ["a string", '{"id": "x", "text": "a number"}', "one\tpair", "one\tpair"]))
+    said = list(predict(trained_run, "classes", ["a string", '{"id": "x", "text": "a number"}', "one\ttext"]))
     assert [answer["probabilities"] for answer in found] == [answer["probabilities"] for answer in said]
     assert overnight.load(trained_run.run_dir / "finetune" / "classes").predict(texts) == found
     export_run(trained_run, tmp_path / "out", "classes")
@@ -138,6 +138,54 @@ def test_a_task_answers_as_the_command_does_and_so_does_its_export(trained_run: 
     assert good["label"] == found[0]["label"] and set(empty) == set(dropped) == {"error"}
     with pytest.raises(DataError, match="line 600: is a int"):
         task.predict([*["a"] * 599, 3])  # type: ignore[list-item]
+
+
+def test_predict_answers_by_the_head_of_a_folder_of_hugging_face(
+    trained_run: BertRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    export_run(trained_run, tmp_path / "out", "classes")
+    (tmp_path / "texts.txt").write_text("a string\n\na\tnumber\n")
+    ask = ["--from", "out", "--input", "texts.txt", "--compute.device=cpu"]
+    assert main(["predict", "classes", *ask]) == 0
+    said = capsys.readouterr()
+    assert said.err == "out: classes is answered by its own head (classification, error, number, text)\n"
+    model = overnight.load("out", device="cpu")
+    expected = model.predict([{"id": "1", "text": "a string"}, {"id": "3", "text_a": "a", "text_b": "number"}])
+    assert [json.loads(line) for line in said.out.splitlines()] == expected
+    assert not (tmp_path / "runs").exists()
+    assert main(["predict", "mask", *ask]) == 1
+    said = capsys.readouterr()
+    assert (
+        "its head of a task is left out: `overnight predict TASK`" in said.err
+        and "has no masked-LM head, so it fills in no [MASK]" in said.err
+    )
+    assert main(["predict", "classes", *ask, "--lr=1"]) == 2
+
+
+def test_a_name_of_the_hub_keeps_the_head_of_its_task(trained_run: BertRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("huggingface_hub")
+    folder = in_cache(tmp_path / "cache", "me/classes", monkeypatch)
+    export_run(trained_run, folder, "classes")
+    found = overnight.load("hf:me/classes", device="cpu")
+    assert (found.task, found.kind, found.labels) == ("classes", "classification", ("error", "number", "text"))
+    assert found.predict(["a string"]) == overnight.load(folder, device="cpu").predict(["a string"])
+    with pytest.raises(DataError, match="hf:me/other: cannot be had from Hugging Face's hub"):
+        overnight.load("hf:me/other")
+
+
+def test_an_exported_task_cuts_long_texts_where_the_run_cuts_them(trained_run: BertRun, tmp_path: Path) -> None:
+    positions = trained_run.model.max_position_embeddings
+    task, long = overnight.load(trained_run.run_dir, task="classes"), "The string literal of a class is an object. " * 9
+    export_run(trained_run, tmp_path / "out", "classes")
+    theirs = overnight.load(tmp_path / "out", device="cpu")
+    assert theirs.trained.longest == task.trained.longest == 32 < positions
+    assert theirs.predict([long])[0]["probabilities"] == pytest.approx(task.predict([long])[0]["probabilities"], abs=1e-4)
+    settings = tmp_path / "out" / "tokenizer_config.json"
+    tree = json.loads(settings.read_text())
+    for given, expected in ((10**30, positions), (20, 20), (None, positions)):
+        settings.write_text(json.dumps({**tree, "model_max_length": given}))
+        assert overnight.load(tmp_path / "out", device="cpu").trained.longest == expected
 
 
 def test_masks_are_filled_as_the_command_fills_them_also_from_an_export(trained_run: BertRun, model: Model, tmp_path: Path) -> None:
@@ -169,6 +217,7 @@ def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_pat
         (lambda: task.predict([3]), "line 1: is a int"),
         (lambda: task.predict(["a", "\ud800"]), "line 2: is no valid text"),
         (lambda: task.predict([("a", "\ud800")]), "line 1: is no valid text"),
+        (lambda: task.predict(["a", ("one", "pair")]), "line 2: is a pair; the task is of single texts"),
         (lambda: model.fill("\ud800 [MASK]"), "line 1: is no valid text"),
         (lambda: model.fill("nothing"), r"no \[MASK\]"),
         (lambda: overnight.load(trained_run.run_dir, task="sst2"), r"no fine-tuned task 'sst2' \(it has: classes\)"),

@@ -8,6 +8,7 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import pytest
 import torch
 
 from overnight.batches.packing import Batch
@@ -44,6 +45,18 @@ def write_model(folder: Path, name: str = "BertForPreTraining", **more: Any) -> 
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return model.eval()
+
+
+def in_cache(cache: Path, name: str, patch: pytest.MonkeyPatch) -> Path:
+    """Return a folder that the hub's client takes for the downloaded model of that name."""
+    import huggingface_hub.constants
+
+    patch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    repository = cache / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("a" * 40)
+    return repository / "snapshots" / ("a" * 40)
 
 
 _IDS = {

@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 
 from overnight.cli.main import main
 from tests.conftest import ROOT, topics
-from tests.interop.peers import LETTERS, PIECES, write_model
-from tests.interop.test_sources import _in_cache
+from tests.interop.peers import LETTERS, PIECES, in_cache, write_model
 
 pytest.importorskip("transformers")
 MACHINE = ["--compute.device=cpu", "--compute.threads=1"]
@@ -27,7 +26,7 @@ EXTRA = {"run": SHORT, "finetune": ["--seq_len=32", "--epochs=1"], "evaluate": [
 
 def _files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write all that the page names: checkpoints, text and tables."""
-    write_model(_in_cache(folder / "cache", "google-bert/bert-base-uncased", monkeypatch))
+    write_model(in_cache(folder / "cache", "google-bert/bert-base-uncased", monkeypatch))
     write_model(folder / "uncased_L-12_H-768_A-12")
     torch.save({"model": load_file(folder / "uncased_L-12_H-768_A-12" / "model.safetensors")}, folder / "ckpt_8601.pt")
     (folder / "bert_config.json").write_text((folder / "uncased_L-12_H-768_A-12" / "config.json").read_text())

@@ -20,7 +20,7 @@ from overnight.errors import ConfigError, DataError, UserError
 from overnight.interop.imported import import_encoder, run_folder
 from overnight.interop.sources import is_source, read_source, source_digest
 from overnight.models.encoders import masked_lm
-from tests.interop.peers import LETTERS, PIECES, V, batch, write_model, write_tokenizer
+from tests.interop.peers import LETTERS, PIECES, V, batch, in_cache, write_model, write_tokenizer
 
 transformers = pytest.importorskip("transformers")
 Captured = pytest.CaptureFixture[str]
@@ -197,20 +197,8 @@ def test_rows_behind_the_vocabulary_are_left_out(tmp_path: Path) -> None:
     assert initial.state["encoder.word.weight"][: V - 3].any(1).all() and not initial.state["encoder.word.weight"][V - 3 :].any()
 
 
-def _in_cache(cache: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder that the hub's client takes for the downloaded model of that name."""
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    repository = cache / f"models--{name.replace('/', '--')}"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text("a" * 40)
-    return repository / "snapshots" / ("a" * 40)
-
-
 def test_a_name_of_the_hub_is_found_in_the_cache_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = _in_cache(tmp_path / "cache", "some/bert", monkeypatch)
+    folder = in_cache(tmp_path / "cache", "some/bert", monkeypatch)
     theirs = write_model(folder)
     initial = read_source("hf:some/bert")
     assert torch.equal(initial.state["encoder.position.weight"], theirs.bert.embeddings.position_embeddings.weight)
@@ -333,7 +321,7 @@ def test_an_encoder_without_heads_can_be_fine_tuned_and_nothing_else(
     assert main(["export", "--from", "peer", "--to=all"]) == 1
     assert "has no masked-LM head to export; fine-tune it and export the task" in capsys.readouterr().err
     assert main(["predict", "mask", "--from", "peer", "--input", "masked.txt"]) == 1
-    assert "mlm.dense.weight: absent there" in capsys.readouterr().err
+    assert "runs/peer: has no masked-LM head, so it fills in no [MASK]; name a pretrained model that has one" in capsys.readouterr().err
 
 
 def test_import_writes_a_run_folder_of_googles_bert(real_data: Path, tmp_path: Path, capsys: Captured) -> None:
