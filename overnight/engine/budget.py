@@ -18,9 +18,10 @@ from typing import NamedTuple
 from overnight.display import duration
 from overnight.optim.decisions import Decision, share_of_decay_left
 
-# Steps that are timed before the first decision, and seconds, or this share of the time; and the shares after which it is taken in any case, and
-# even on the first step alone.
-_TIMED_STEPS, _TIMED_SECONDS, _TIMED_SHARE, _TIMED_AT_MOST, _FIRST_AT_MOST = 5, 10.0, 0.01, 0.03, 0.3
+# Steps that are timed before a decision, and seconds, or this share of the time; and the share after which it is taken on fewer steps.
+_TIMED_STEPS, _TIMED_SECONDS, _TIMED_SHARE, _TIMED_AT_MOST = 5, 10.0, 0.01, 0.03
+# Intervals between looks without which no decision is taken: in a median of three, one step that stood still does not count.
+_LEAST_INTERVALS = 3
 # Looks at the clock: so many in a phase that is held, and one for so many parts of what is left of a decay.
 _LOOKS, _PARTS = 50, 8
 # Stretches over which the time of a step is measured, and steps of one at least.
@@ -69,8 +70,10 @@ class Moment(NamedTuple):
     """Time that is left for pretraining (s)."""
     seconds_per_step: float
     """With a full batch."""
+    timed: int
+    """Steps of the phase that this process has taken."""
     measured: bool
-    """Whether enough steps were timed for the first decision."""
+    """Whether they were enough for a decision."""
     time: str
     """ISO 8601."""
 
@@ -93,13 +96,18 @@ class Speed:
     """Full batches done and seconds, at each look."""
     warm: bool = False
     """Whether the first look is forgotten: what is laid out and compiled in the first step counts only as long as nothing else does."""
+    fastest: float = math.inf
+    """Seconds of a full batch in the fastest interval between looks, that of the first step among them."""
 
     def note(self, work: float, seconds: float) -> None:
         """Remember a look after so many full batches."""
+        if self.marks:
+            done, before = self.marks[-1]
+            self.fastest = min(self.fastest, (seconds - before) / (work - done))
         if len(self.marks) == 2 and not self.warm:
             del self.marks[0]
             self.warm = True
-        if len(self.marks) > 1 and self.marks[-1][0] - self.marks[-2][0] < _STRETCH:
+        if len(self.marks) > _LEAST_INTERVALS + 1 and self.marks[-1][0] - self.marks[-2][0] < _STRETCH:
             del self.marks[-1]
         self.marks.append((work, seconds))
         del self.marks[: -_STRETCHES - 1]
@@ -110,12 +118,17 @@ class Speed:
         return max(statistics.median(rates), 1e-9) if rates else math.inf
 
     def enough(self, left: float) -> bool:
-        """Return whether a first decision can be taken on it, with so much time left for pretraining (s)."""
+        """Return whether a decision can be taken on it, with so much time left for pretraining (s), as the clock has it.
+
+        A step that compiles for minutes, or in which the machine stands still, says nothing of those after it, and a decay that was begun for
+        it cannot be taken back. So one step alone, however slow, decides only where the time is over; two do where not even the faster fits twice.
+        """
         (first, began), (last, ended) = self.marks[0], self.marks[-1]
-        seconds = ended - began
-        timed = last - first >= _TIMED_STEPS and seconds >= min(_TIMED_SECONDS, _TIMED_SHARE * left)
-        # A first step that compiles for minutes says nothing of those after it.
-        return timed or (last > first and seconds >= (_TIMED_AT_MOST if self.warm else _FIRST_AT_MOST) * left)
+        if left <= 0:
+            return last > first
+        seconds, several = ended - began, len(self.marks) > _LEAST_INTERVALS
+        timed = several and last - first >= _TIMED_STEPS and seconds >= min(_TIMED_SECONDS, _TIMED_SHARE * left)
+        return timed or (several and seconds >= _TIMED_AT_MOST * left) or (self.warm and 2 * self.fastest > left)
 
 
 def reserve(after: float, budget: float) -> float:
@@ -183,13 +196,15 @@ def look(shares: Sequence[Share], number: int, decisions: Sequence[Decision], mo
     """
     newest, done = decisions[-1], moment.done
     wanted = planned_steps(shares, number, done, moment.left, moment.seconds_per_step)[0]
+    if not moment.measured:
+        after = done + max(1, moment.timed // 2)
+        if newest.decay_begins is not None:
+            return Look(newest.steps, after)
+        return Look(max(wanted if len(decisions) == 1 else newest.steps, after + 1), after)
     if newest.decay_begins is not None:
         return _in_decay(shares, number, decisions, moment, budget)
     least = done + max(1, math.ceil(_LEAST_DECAY * done))
     steps, share = max(wanted, least), shares[number]
-    if len(decisions) == 1 and not moment.measured:
-        after = done + max(1, done // 2)
-        return Look(max(steps, after + 1), after)
     begins = max(done, 1, steps - max(1, round(share.decay * steps)))
     after = done + max(1, steps // _LOOKS)
     if len(decisions) == 1 and begins > done:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -76,22 +75,23 @@ class Planner:
         whole = bytes(from_first(list(text.encode()), world)).decode()
         self.record: BudgetRecord = fitted(json.loads(whole), BudgetRecord, "budget.json of the first process", "start all anew")
         self.clock = RunClock(self.record.deadline)
-        self._number, self._epoch, self._next = 0, 0, 0
+        self._number, self._epoch, self._validation, self._began, self._next = 0, 0, 0, 0, 0
         self._speed = Speed()
         for name in phases:
             if known := self.record.of(name):
                 self._set_steps(name, known[-1].steps)
 
-    def begin(self, number: int, done: int, epoch: int, logger: MetricsLogger) -> None:
+    def begin(self, number: int, done: int, epoch: int, validation: int, logger: MetricsLogger) -> None:
         """Begin or resume a phase.
 
         Args:
             number: of the phase, from 0.
             done: steps of it.
             epoch: examples of an epoch.
+            validation: examples of an evaluation.
             logger: is told what was decided at this step: a checkpoint is written before a decision.
         """
-        self._number, self._epoch = number, epoch
+        self._number, self._epoch, self._validation, self._began = number, epoch, validation, done
         name, known = self._name, self.record.of(self._name)
         if not known:
             before = self.record.of(self.shares[number - 1].name)[-1] if number else None
@@ -179,8 +179,8 @@ class Planner:
         self._speed.note(self.shares[self._number].work(step), self.clock.of_steps())
         every = {"evaluation": self.run.logging.eval_every, "checkpoint": self.run.checkpoint.save_every}
         between = sum(self._pause(what) / steps for what, steps in every.items() if steps)
-        left = self._left()
-        moment = Moment(step, left, self._speed.seconds_per_step() + between, self._speed.enough(left), moment_text())
+        left, enough = self._left(), self._speed.enough(self._left(guess=False))
+        moment = Moment(step, left, self._speed.seconds_per_step() + between, step - self._began, enough, moment_text())
         found = look(self.shares, self._number, self.record.of(self._name), moment, self.record.seconds)
         if not (decision := found.decision):
             return [found.steps, found.next]
@@ -203,16 +203,24 @@ class Planner:
     def _set_steps(self, name: str, steps: int) -> None:
         self.phases[name] = dataclasses.replace(self.phases[name], steps=steps)
 
-    def _left(self) -> float:
-        """Return the time that is left for the steps of pretraining (s): each phase ends with an evaluation and a checkpoint."""
-        ends = (len(self.shares) - self._number) * (self._pause("evaluation") + self._pause("checkpoint"))
+    def _left(self, guess: bool = True) -> float:
+        """Return the time that is left for the steps of pretraining (s): each phase ends with an evaluation and a checkpoint.
+
+        Args:
+            guess: count an evaluation as it follows from the steps, before the first.
+        """
+        ends = (len(self.shares) - self._number) * sum(self._pause(what, guess) for what in ("evaluation", "checkpoint"))
         return self.clock.left() - reserve(self.record.after_seconds, self.record.seconds) - ends
 
-    def _pause(self, what: str) -> float:
-        """Return the time of an evaluation or a checkpoint (s); of an evaluation before the first, that of its forward passes, a third of a step's."""
-        seconds, batch = self._speed.seconds_per_step(), self.phases[self._name].global_batch_size
-        guess = self.run.logging.eval_examples / batch * seconds / 3 if what == "evaluation" and math.isfinite(seconds) else 0.0
-        return self.clock.pauses.get(what, guess)
+    def _pause(self, what: str, guess: bool = True) -> float:
+        """Return the time of an evaluation or a checkpoint (s); of an evaluation before the first, that of its forward passes, a third of a step's.
+
+        The first step, which may compile for minutes, is nothing to guess from.
+        """
+        known = 0.0
+        if guess and what == "evaluation" and self._speed.warm:
+            known = self._validation / self.phases[self._name].global_batch_size * self._speed.seconds_per_step() / 3
+        return self.clock.pauses.get(what, known)
 
     def _compare_clocks(self, logger: MetricsLogger) -> None:
         """Notice a time of day that was set anew."""

@@ -96,7 +96,8 @@ class Trainer:
         reset_peak(self.world.device)
         self._use_micro_batch()
         if planner := self.context.planner:
-            planner.begin(self.number, progress.step, self.samples.epoch_size(), self.logger)
+            validation = min(self.run.logging.eval_examples, self.validator.samples.epoch_size())
+            planner.begin(self.number, progress.step, self.samples.epoch_size(), validation, self.logger)
         if self.context.announces and not (planner and planner.measuring):
             self.logger.announce(self.phase, self.samples, self.optimizer)
         heartbeat = Heartbeat(self.run.run_dir)

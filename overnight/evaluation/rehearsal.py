@@ -7,6 +7,7 @@ import time
 import torch
 
 from overnight.config import BertRun
+from overnight.corpus.shards import load_manifest
 from overnight.distributed.world import World
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
@@ -39,4 +40,4 @@ def evaluation_seconds(run: BertRun) -> float:
             float(sum(loss.sum() for loss in workload.model.losses(batch.to(device), DTYPES[run.precision])[0].values()))
         took, tokens = time.perf_counter() - begun, step.tokens
     blimp = _PARADIGMS * (run.evaluation.blimp_pairs or _PAIRS) * _TOKENS_PER_PAIR if run.evaluation.blimp else 0
-    return took / max(1, tokens) * (MAX_TOKENS + blimp)
+    return took / max(1, tokens) * (min(MAX_TOKENS, load_manifest(run.data_dir).count("valid", "tokens")) + blimp)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import yaml
 from overnight import config
 from overnight.cli import time_plan
 from overnight.cli.main import main
+from overnight.corpus.shards import load_manifest
 from overnight.engine.budget_record import read_record
+from overnight.evaluation import rehearsal
 from overnight.report.summary import summarize
 from tests.cli.test_run import results, scores, write_recipe
 from tests.conftest import modern_settings, tiny_tree
@@ -48,11 +51,11 @@ def test_all_stages_end_in_time_and_it_says_so(recipe: Path, clock: FakeClock, c
     out = capsys.readouterr().out
     run = config.load_run(str(recipe), ["budget=2m"])
     record = read_record(run)
-    assert record is not None and record.after == {"opinion": 20.0, "evaluation": 5.0, "export and report": 15.0}
-    assert "what follows pretraining is estimated at opinion 20 s, evaluation 5 s, export and report 15 s" in out
+    assert record is not None and record.after == {"opinion": 20.0, "evaluation": 5.0, "export and report": 6.0}
+    assert "what follows pretraining is estimated at opinion 20 s, evaluation 5 s, export and report 6 s" in out
     # Two seeds, pretrained and not, of nine steps.
     assert record.trained is not None and record.done is not None and record.done - record.trained == 4 * 9 * clock.step_seconds
-    assert 10 < record.deadline - record.done < 30 and "before the deadline; what followed pretraining took 18 s, 40 s was estimated" in out
+    assert 10 < record.deadline - record.done < 30 and "before the deadline; what followed pretraining took 18 s, 31 s was estimated" in out
     assert "pretraining is not finished" not in out
     rows = summarize(run.run_dir)["phases"]
     assert [(row["steps"], row["finished"]) for row in rows] == [(record.of(name)[-1].steps, True) for name in ("short", "long")]
@@ -80,7 +83,7 @@ def test_killed_in_a_task_it_keeps_its_deadline_and_its_scores(recipe: Path, clo
 @pytest.mark.usefixtures("rehearsed")
 def test_a_budget_that_its_tasks_fill_is_refused_before_training_with_the_least(recipe: Path, clock: FakeClock, capsys: Captured) -> None:  # noqa: F811
     assert main(["run", str(recipe), "--budget=30s"]) == 2
-    assert "is estimated at 40 s; the least that leaves a tenth for pretraining is 1 min 00 s" in capsys.readouterr().err
+    assert "is estimated at 31 s; the least that leaves a tenth for pretraining is 1 min 00 s" in capsys.readouterr().err
     assert not (recipe.parent / "run" / "run.yaml").exists()
     assert main(["run", str(recipe), "--budget=1m"]) == 0, "a longer one begins anew"
 
@@ -91,6 +94,18 @@ def test_the_rehearsal_of_a_task_comes_near_and_writes_nothing(recipe: Path, tin
     after = time_plan.seconds_after_pretraining(run)
     assert list(after) == ["opinion", "evaluation", "export and report"] and 1 < after["opinion"] < 600 and 0 < after["evaluation"] < 600
     assert sorted(recipe.parent.rglob("*")) == before
+
+
+def test_the_evaluation_at_the_end_is_estimated_by_the_text_there_is(tiny_data: Path, monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
+    run = config.load_run(str(recipe), [f"data.dir={tiny_data}"])
+    assert isinstance(run, config.BertRun)
+    ticks = itertools.count()
+    monkeypatch.setattr(rehearsal.time, "perf_counter", lambda: float(next(ticks)))
+    tokens = load_manifest(tiny_data).count("valid", "tokens")
+    assert tokens < rehearsal.MAX_TOKENS
+    few = rehearsal.evaluation_seconds(run)
+    monkeypatch.setattr(rehearsal, "MAX_TOKENS", tokens // 2)
+    assert few == pytest.approx(2 * rehearsal.evaluation_seconds(run), rel=0.01), "of more tokens there are than are read, those that are"
 
 
 def test_a_linear_probe_is_rehearsed_too(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def simulate(shares: list[Share], machine: Machine, budget: float, after: float 
             done += 1
             if done == next_look and done < steps:
                 speed.note(share.work(done), now)
-                moment = Moment(done, end - now, speed.seconds_per_step(), speed.enough(end - now), "")
+                moment = Moment(done, end - now, speed.seconds_per_step(), done, speed.enough(end - now), "")
                 found = look(shares, number, decisions, moment, budget)
                 assert found.next > done and found.steps > done
                 steps, next_look = found.steps, found.next
@@ -196,7 +196,7 @@ def test_the_noise_of_the_clock_does_not_move_the_end_to_and_fro_by_a_step() -> 
 
 def test_steps_of_a_minute_are_timed_by_few() -> None:
     (decisions,) = simulate(ONE, lambda phase, now: 60.0, 3600.0).decisions
-    assert decisions[1].at <= 3 and decisions[1].seconds_per_step == 60.0
+    assert decisions[1].at <= 4 and decisions[1].seconds_per_step == 60.0
 
 
 def test_a_first_step_that_compiles_for_minutes_is_not_taken_for_the_speed() -> None:
@@ -204,6 +204,32 @@ def test_a_first_step_that_compiles_for_minutes_is_not_taken_for_the_speed() -> 
     (decisions,) = night.decisions
     assert decisions[1].seconds_per_step == pytest.approx(0.4) and decisions[1].warmup_steps > 200
     assert abs(night.ended - 3600) <= 0.01 * 3600
+
+
+@pytest.mark.parametrize("shares", [ONE, TWO])
+@pytest.mark.parametrize("slow", range(1, 8))
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8])
+def test_one_early_step_however_slow_leaves_the_rest_of_the_time_to_the_steps_after_it(
+    shares: list[Share], slow: int, share: float
+) -> None:
+    taken = [0]
+
+    def machine(phase: int, now: float) -> float:
+        taken[0] += 1
+        return share * 180.0 if taken[0] == slow else 0.4 * shares[phase].flops
+
+    night = simulate(shares, machine, 180.0)
+    assert_shaped(night)
+    assert 0.93 * 180.0 < night.ended < 182.0
+    decays = [next(d for d in decisions if d.decay_begins is not None) for decisions in night.decisions]
+    assert all(first.seconds_per_step < 1.0 + shares[number].flops for number, first in enumerate(decays)), "the slow one is not the speed"
+
+
+@pytest.mark.parametrize("steps", range(1, 12))
+def test_a_budget_of_a_few_steps_is_kept_where_it_is_not_less_than_three(steps: int) -> None:
+    night = simulate(ONE, lambda phase, now: 10.0, 10.5 * steps)
+    assert_shaped(night)
+    assert sum(night.steps) <= max(steps, 3)
 
 
 def test_one_pause_is_no_slower_machine() -> None:

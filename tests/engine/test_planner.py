@@ -42,6 +42,7 @@ class FakeClock(run_clock.Clock):
 
     def __init__(self, seconds: float = 0.5) -> None:
         self.now, self.set_forward, self.step_seconds, self.steps, self.stop_at = 1000.0, 0.0, seconds, 0, -1
+        self.slow: dict[int, float] = {}
 
     def wall(self) -> float:
         return 1_800_000_000 + self.now + self.set_forward
@@ -56,8 +57,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     fake, real = FakeClock(), loop.clip_and_step
 
     def step(*args: Any, **kwargs: Any) -> torch.Tensor:
-        fake.now += fake.step_seconds
         fake.steps += 1
+        fake.now += fake.slow.get(fake.steps, fake.step_seconds)
         if fake.steps == fake.stop_at:
             raise Stop
         return real(*args, **kwargs)
@@ -116,7 +117,7 @@ def test_a_batch_that_grows_is_counted_by_its_sequences_and_has_the_bits_of_its_
     assert_same_run(run, again)
     assert "it never comes to" not in said
     endless = tiny(
-        budget="20s",
+        budget="40s",
         **WSD,
         **LESS,
         **{"phases.short.batch_warmup": {"initial_batch_size": 2, "steps": 5000}},
@@ -143,6 +144,38 @@ def test_it_ends_on_time_says_what_it_does_and_is_done(tiny: Make, clock: FakeCl
     assert "all phases are done" in train(run)
     assert all(torch.equal(before[name], tensor) for name, tensor in parameters(run).items())
     assert record_of(run) == record and (run.run_dir / "metrics.jsonl").read_bytes() == lines
+
+
+@pytest.mark.parametrize(("slow", "seconds"), [(1, 6.0), (2, 40.0)])
+def test_one_slow_early_step_leaves_the_rest_of_the_time_to_those_after_it(
+    slow: int, seconds: float, tiny: Make, clock: FakeClock, tmp_path: Path
+) -> None:
+    # An evaluation of more examples than there are, and before the first one its time is a guess.
+    many = WSD | LESS | {"logging.eval_examples": 100_000, "logging.eval_every": 1000}
+    run = tiny(**many, budget="60s", out=str(tmp_path / "first"))
+    clock.slow[slow] = seconds
+    train(run)
+    record = record_of(run)
+    assert record.done is not None and abs(record.done - record.deadline) <= 2.0
+    assert clock.steps > (60 - seconds) / 0.5 - 8
+    decays = [next(d for d in record.of(name) if d.decay_begins is not None) for name in ("short", "long")]
+    assert all(decay.seconds_per_step < 2 for decay in decays)
+    clock.step_seconds = 7.0
+    assert_same_run(run, replayed(run, tiny(**many, budget="60s", out=str(tmp_path / "again"))))
+
+
+@pytest.mark.parametrize("killed", [20])
+def test_a_slow_first_step_after_it_was_resumed_is_not_the_speed_of_the_rest(killed: int, tiny: Make, clock: FakeClock) -> None:
+    run = tiny(**WSD, **LESS, budget="80s")
+    clock.stop_at = killed
+    with pytest.raises(Stop):
+        train(run)
+    known = record_of(run).decisions
+    clock.stop_at, clock.slow[killed + 1] = -1, 15.0
+    train(run)
+    record = record_of(run)
+    assert record.done is not None and abs(record.done - record.deadline) <= 2.0
+    assert all(decision.seconds_per_step < 2 for decision in record.decisions[len(known) :])
 
 
 @pytest.mark.parametrize("seed", range(3))
