@@ -149,8 +149,7 @@ class Streams:
             joined = self._joined = {epoch: self._join(epoch) for epoch in np.union1d(epochs_B[mine], newest).tolist()}
         micro = []
         for first in range(mine.start, mine.stop, rows):
-            streams = np.arange(first, first + rows)
-            reads = []
+            streams, reads = np.arange(first, first + rows), []
             for epoch in np.unique(epochs_B[streams]).tolist():
                 here = streams[epochs_B[streams] == epoch]
                 starts = joined[epoch].starts_S[numbers_B[here] % self.groups] + windows_B[here] * length
@@ -234,8 +233,8 @@ class Streams:
     def _join(self, epoch: int) -> Joined:
         """Return the documents in the order of an epoch, split into its groups."""
         if epoch not in self._joined:
-            documents = self.mixture.epoch(epoch) if self.mixture else self.documents
-            self._joined[epoch] = Joined(documents, key(*self.seed, _ORDER, epoch), self.groups)
+            found = self.mixture.epoch(epoch) if self.mixture else self.documents
+            self._joined[epoch] = Joined(found, key(*self.seed, _ORDER, epoch), self.groups)
         return self._joined[epoch]
 
     def _batch(self, streams: np.ndarray, fresh_B: np.ndarray, reads: list[tuple[np.ndarray, Joined, np.ndarray, np.ndarray]]) -> ByteBatch:
