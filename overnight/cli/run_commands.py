@@ -71,11 +71,11 @@ def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
         if options.to and (options.to.endswith("/") or Path(options.to).is_dir()):
             write_question_files(run, options.task, options.input, Path(options.to), options.format)
             return
-        answers = predict_file(run, options.task, options.input, keep_going=True, form=options.format)
+        answers = predict_file(run, options.task, options.input, form=options.format)
     else:
         from overnight.byte_lm.classify import classify_file
 
-        answers = classify_file(run, options.task, options.input, keep_going=True, form=options.format)
+        answers = classify_file(run, options.task, options.input, form=options.format)
     if broken := write_answers(answers, Path(options.to) if options.to else None):
         raise DataError(f"{plural(broken, 'line')} could not be answered; each says why in its place")
 
