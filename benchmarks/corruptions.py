@@ -40,7 +40,7 @@ from overnight.errors import UserError
 from overnight.finetune.samples import write_samples
 from overnight.run_dir.atomic import write_json
 from overnight.run_dir.environment import environment
-from overnight.state_files import SEAL
+from overnight.state_files import SEAL, file_digest
 
 KINDS = (
     "bit",
@@ -293,7 +293,7 @@ def trained(live: Path) -> Callable[[str], Any]:
 
 def digests(folder: Path, *patterns: str) -> dict[str, str]:
     """Checksums of files by name."""
-    return {path.name: reader.file_digest(path) for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()}
+    return {path.name: file_digest(path) for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()}
 
 
 def said(out: str) -> str:

@@ -36,6 +36,17 @@ def digest(content: bytes | memoryview) -> str:
     return xxhash.xxh3_64_hexdigest(content)
 
 
+def file_digest(path: Path) -> str:
+    """Return the XXH3-64 of a file's bytes, 16 hex digits."""
+    import xxhash
+
+    state = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            state.update(block)
+    return state.hexdigest()
+
+
 def digest_of(value: Any) -> str:
     """Return the checksum of a JSON value, whatever the order of its keys and its white space."""
     return digest(json.dumps(value, sort_keys=True).encode())

@@ -81,12 +81,10 @@ class Streams:
         if phase.label_weight > 0 and self.documents.labels_D is None:
             raise DataError(f"label_weight = {phase.label_weight}, but the corpus was prepared without data.label; prepare it with one")
         self.groups = phase.num_document_groups or max(MIN_GROUPS, phase.global_batch_size)
-        # What is known of the epochs changes as they are read: by the loader's thread, and where one asks for the provenance of a step.
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what follows, as in Samples
         self._joined: dict[int, Joined] = {}
         # Bytes of the groups of the epochs so far, and the windows that each stream has read when it ends each of its groups (turns, B).
-        self._lengths = np.zeros(0, np.int64)
-        self._ends = np.zeros((0, phase.global_batch_size), np.int64)
+        self._lengths, self._ends = np.zeros(0, np.int64), np.zeros((0, phase.global_batch_size), np.int64)
 
     def stream_numbers(self, rank: int = 0, world: int = 1) -> range:
         """Return the streams of one process: neighbors, so that the states of all processes on end are in the order of the streams.
@@ -151,8 +149,7 @@ class Streams:
             joined = self._joined = {epoch: self._join(epoch) for epoch in np.union1d(epochs_B[mine], newest).tolist()}
         micro = []
         for first in range(mine.start, mine.stop, rows):
-            streams = np.arange(first, first + rows)
-            reads = []
+            streams, reads = np.arange(first, first + rows), []
             for epoch in np.unique(epochs_B[streams]).tolist():
                 here = streams[epochs_B[streams] == epoch]
                 starts = joined[epoch].starts_S[numbers_B[here] % self.groups] + windows_B[here] * length
@@ -225,8 +222,7 @@ class Streams:
             turns = len(self._lengths) // batch
             windows = -(-self._lengths[: turns * batch] // self.phase.seq_len)
             self._ends = np.cumsum(windows.reshape(turns, batch), axis=0)
-        turn = (self._ends <= step).sum(0)
-        streams = np.arange(batch)
+        turn, streams = (self._ends <= step).sum(0), np.arange(batch)
         read = np.where(turn > 0, self._ends[turn - 1, streams], 0)
         return turn * batch + streams, step - read
 

@@ -22,17 +22,18 @@ from overnight.tasks.examples import Example
 from overnight.tasks.inputs import Given, answered, example_of, read_input
 
 
-def classify_file(run: Run, name: str, path: str, keep_going: bool = False, form: str = "") -> Iterator[dict[str, Any]]:
+def classify_file(run: Run, name: str, path: str, form: str = "") -> Iterator[dict[str, Any]]:
     """Answer the rows of a file one by one, in order: a table with the column of the task, or lines as :func:`classify` takes them.
+
+    One that cannot be used is answered by `id` and `error`.
 
     Args:
         run: as of :func:`classify`.
         name: a task of a linear probe of the run.
         path: .csv, .tsv, .jsonl and .parquet are tables; any other file, and standard input (`-`), is read line by line.
-        keep_going: a line or row that cannot be used is answered by `id` and `error`.
         form: of the file, as of :func:`overnight.tasks.inputs.read_input`.
     """
-    yield from _answers(run, name, read_input(path, _facts(run.run_dir, name)["spec"], form), keep_going)
+    yield from _answers(run, name, read_input(path, _facts(run.run_dir, name)["spec"], form), keep_going=True)
 
 
 def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -47,7 +48,7 @@ def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, An
         ConfigError: for `mask`, which is for BERT.
         DataError: when there is no such classifier, it is of other weights, or a line (named by its number) cannot be used.
     """
-    yield from _answers(run, name, enumerate(lines, 1), False)
+    yield from _answers(run, name, enumerate(lines, 1), keep_going=False)
 
 
 def _answers(run: Run, name: str, given: Iterable[Given | None], keep_going: bool) -> Iterator[dict[str, Any]]:

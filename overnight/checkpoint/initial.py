@@ -17,13 +17,13 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from overnight.checkpoint.reader import CorruptCheckpoint, file_digest, read_tensors
+from overnight.checkpoint.reader import CorruptCheckpoint, read_tensors
 from overnight.config import BertRun, EncoderConfig
 from overnight.corpus.tokenizer import Vocabulary, build_tokenizer, load_tokens, save_tokenizer, vocabulary
 from overnight.corpus.vocabulary import INIT
 from overnight.errors import DataError, UserError
 from overnight.run_dir.atomic import write_json, write_whole
-from overnight.state_files import STRICT, read_json, sealed
+from overnight.state_files import STRICT, file_digest, read_json, sealed
 
 _VOCABULARY = ("encoder.word.weight", "mlm.bias")
 """Tensors with a row for each token."""

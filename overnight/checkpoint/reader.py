@@ -15,24 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from overnight.distributed.wrap import distribute_like, full_tensor_cpu
 from overnight.errors import DataError
-from overnight.state_files import parse_json
+from overnight.state_files import STRICT, digest_of, file_digest, parse_json
 
 VERSION = 2
-_STRICT = {"extra": "forbid"}
 
 
 @dataclass
 class TrainingProgress:
     """Where a run stands: with the weights and the moments, all that it takes to resume."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     corpus: str = ""
     """Hash of the data that it was trained on; empty before the first step."""
     phase: str = ""
@@ -60,7 +58,7 @@ class TrainingProgress:
 class _State:
     """`state.json`."""
 
-    __pydantic_config__ = _STRICT
+    __pydantic_config__ = STRICT
     version: int
     progress: TrainingProgress
     checksums: dict[str, str]
@@ -78,12 +76,8 @@ def state_text(progress: Mapping[str, Any], checksums: Mapping[str, str]) -> str
         progress: the fields of :class:`TrainingProgress`.
         checksums: of the parts' files.
     """
-    checksums = {**checksums, "progress": _digest_of(progress)}
+    checksums = {**checksums, "progress": digest_of(progress)}
     return json.dumps({"version": VERSION, "progress": progress, "checksums": checksums}, indent=1)
-
-
-def _digest_of(progress: Any) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(progress, sort_keys=True).encode())
 
 
 def load_checkpoint(
@@ -155,7 +149,7 @@ def read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
 
     Args:
         path: a safetensors file.
-        digest: of :func:`file_digest`.
+        digest: of :func:`overnight.state_files.file_digest`.
 
     Raises:
         FileNotFoundError: when there is none.
@@ -185,7 +179,7 @@ def _read_state(path: Path) -> _State:
     if version != VERSION:
         raise DataError(f"{path.parent} has format version {version}, this program reads {VERSION}; continue with the one that wrote it")
     digests = tree.get("checksums")
-    if isinstance(digests, dict) and "progress" in digests and digests["progress"] != _digest_of(tree.get("progress")):
+    if isinstance(digests, dict) and "progress" in digests and digests["progress"] != digest_of(tree.get("progress")):
         raise CorruptCheckpoint(f"{path} was changed: the checksum of its counters differs")
     try:
         return TypeAdapter(_State).validate_json(content, strict=True)
@@ -244,15 +238,6 @@ def list_checkpoints(folder: Path) -> list[Path]:
         (step, checkpoint.suffix == "", checkpoint) for checkpoint in folder.glob("step-*") if (step := step_of(checkpoint)) is not None
     ]
     return [checkpoint for _, _, checkpoint in sorted(found, reverse=True)]
-
-
-def file_digest(path: Path) -> str:
-    """Return XXH3-64 of a file's bytes."""
-    digest = xxhash.xxh3_64()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

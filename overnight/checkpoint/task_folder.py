@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from overnight.checkpoint.reader import CorruptCheckpoint, file_digest, read_tensors
+from overnight.checkpoint.reader import CorruptCheckpoint, read_tensors
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_json
-from overnight.state_files import fitted, read_mapping, sealed
+from overnight.state_files import file_digest, fitted, read_mapping, sealed
 
 
 @dataclass(frozen=True)

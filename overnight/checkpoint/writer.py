@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from overnight.checkpoint.reader import (
     TrainingProgress,
     checkpoint_name,
-    file_digest,
     list_checkpoints,
     newest_checkpoint,
     optimizer_entries,
@@ -38,6 +37,7 @@ from overnight.distributed.collectives import raise_on_all_ranks
 from overnight.distributed.world import World
 from overnight.errors import DataError
 from overnight.run_dir.atomic import sync
+from overnight.state_files import file_digest
 
 Parts = dict[str, dict[str, Tensor]]
 """The tensors of a checkpoint by part (`model`, `optimizer`, `carry`) and name."""

@@ -22,12 +22,15 @@ def finetune_all(options: argparse.Namespace, overrides: list[str]) -> None:
     rest = [text for text in overrides if not text.startswith("path=")]
     with said_once():
         run = open_run(options, (), BertRun)
-        from overnight.finetune.glue import FOLDERS, suite_table, task_folders
+        from overnight.download.datasets import GLUE_FOLDERS
+        from overnight.finetune.glue import suite_table, task_folders
 
         folders, absent = task_folders(environment_path(given, "finetune.path")) if given else ({}, [])
         names = list(folders if given else run.finetune)
         if not names:
-            where = f"{given}: holds none of the folders {', '.join(FOLDERS.values())}" if given else "the recipe of the run has no tasks"
+            where = (
+                f"{given}: holds none of the folders {', '.join(GLUE_FOLDERS.values())}" if given else "the recipe of the run has no tasks"
+            )
             raise ConfigError(f"{where}; name the folder that holds GLUE with --path=")
         runs = {}
         for name in names:

@@ -78,12 +78,12 @@ def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
         if options.to and (options.to.endswith("/") or Path(options.to).is_dir()):
             write_question_files(model, options.input, Path(options.to), options.format)
             return
-        answers = answer_file(model, options.input, keep_going=True, form=options.format)
+        answers = answer_file(model, options.input, form=options.format)
     else:
         assert run is not None
         from overnight.byte_lm.classify import classify_file
 
-        answers = classify_file(run, options.task, options.input, keep_going=True, form=options.format)
+        answers = classify_file(run, options.task, options.input, form=options.format)
     if broken := write_answers(answers, Path(options.to) if options.to else None):
         raise DataError(f"{plural(broken, 'line')} could not be answered; each says why in its place")
 

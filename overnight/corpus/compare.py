@@ -252,18 +252,17 @@ def _place(code: int) -> Place:
     return SPLITS[code >> int(_SPLIT)], code & ((1 << int(_SPLIT)) - 1)
 
 
-def first_difference(a: str, b: str, around: int = 8, most: int = 20) -> tuple[str, str, str]:
-    """Return where two texts begin to differ: the words before, and those of each up to where they agree again.
+# Words that are shown before the first difference of two texts, and of each of its sides at most.
+_AROUND, _MOST = 8, 20
 
-    Args:
-        around: words before.
-        most: words of each side.
-    """
+
+def first_difference(a: str, b: str) -> tuple[str, str, str]:
+    """Return where two texts begin to differ: the words before, and those of each up to where they agree again."""
     one, two = a.split(), b.split()
     same = next((number for number, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), min(len(one), len(two)))
     # The next words are compared among each other; all words of two books would take minutes.
-    left, right = one[same : same + 10 * most], two[same : same + 10 * most]
+    left, right = one[same : same + 10 * _MOST], two[same : same + 10 * _MOST]
     steps = SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
     _, i, j, k, m = next((step for step in steps if step[0] != "equal"), ("", 0, 0, 0, 0))
     first = same + i
-    return " ".join(one[max(0, first - around) : first]), " ".join(left[i:j][:most]), " ".join(right[k:m][:most])
+    return " ".join(one[max(0, first - _AROUND) : first]), " ".join(left[i:j][:_MOST]), " ".join(right[k:m][:_MOST])

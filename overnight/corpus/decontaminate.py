@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from overnight.corpus import data_paths, decompress, shingles, zips
+from overnight.corpus.csv_cells import next_cells
 from overnight.corpus.decompress import TruncatedError
 from overnight.corpus.document import OpenFile
 from overnight.corpus.near_duplicates import text_and_offsets
@@ -112,9 +113,8 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _csv(lines: io.TextIOWrapper) -> Iterator[str]:
-    # As in `rows`: texts may be longer than the 128 KiB of the standard library.
-    csv.field_size_limit(OpenFile.max_bytes)
-    for row in csv.reader(lines):
+    reader = csv.reader(lines)
+    while (row := next_cells(reader, OpenFile.max_bytes)) is not None:
         yield from row
 
 

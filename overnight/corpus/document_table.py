@@ -18,10 +18,11 @@ import pyarrow.compute as pc
 
 from overnight.corpus import dedup
 from overnight.corpus.bytes import FRAME
-from overnight.corpus.shards import SPLITS, Manifest, ShardEntry, checked_chunk, checksum, read_table
+from overnight.corpus.shards import SPLITS, Manifest, ShardEntry, checked_chunk, read_table
 from overnight.corpus.tasks import token_path
 from overnight.errors import DataError
 from overnight.run_dir.atomic import sync
+from overnight.state_files import file_digest
 
 NAME = "documents.arrow"
 _AGAIN = "prepare again, which makes it anew"
@@ -61,7 +62,7 @@ def write_document_table(folder: Path, chunks: Sequence[Path], splits: Sequence[
             for batch in _regrouped(_batches(chunks, splits, kind), sizes):
                 writer.write_batch(batch)
     sync(path)
-    found = checksum(path)
+    found = file_digest(path)
     os.replace(path, folder / NAME)
     sync(folder)
     return found
@@ -111,7 +112,7 @@ class DocumentTable:
         self.path = folder / NAME
         if not self.path.is_file():
             raise DataError(f"{self.path}: is missing, and the manifest names it; {_AGAIN}")
-        if (found := checksum(self.path)) != manifest.documents_checksum:
+        if (found := file_digest(self.path)) != manifest.documents_checksum:
             raise DataError(f"{self.path}: is damaged, its checksum is {found}, the manifest says {manifest.documents_checksum}; {_AGAIN}")
         self._shards = [entry.name for entry in manifest.shards]
         self._file = pa.ipc.open_file(pa.memory_map(str(self.path)))

@@ -7,7 +7,7 @@ records, sealed with its checksum. A merge holds one block of each of its runs, 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -65,7 +65,7 @@ def merge_runs(task: MergeTask) -> None:
         run.unlink(missing_ok=True)
 
 
-def few_runs(runs: list[Path], work: Path, name: str, workers: Workers, merge: Callable[[MergeTask], None] = merge_runs) -> list[Path]:
+def few_runs(runs: list[Path], work: Path, name: str, workers: Workers) -> list[Path]:
     """Merge runs, in processes, until there are :data:`FAN_IN` at most, which are returned.
 
     Args:
@@ -73,14 +73,13 @@ def few_runs(runs: list[Path], work: Path, name: str, workers: Workers, merge: C
         work: folder of those that are made, `NAME-LEVEL-NUMBER.run`.
         name: of what is sorted.
         workers: processes; the runs do not depend on it.
-        merge: what is called with each task.
     """
     level = 0
     while len(runs) > FAN_IN:
         level += 1
         groups = [runs[first : first + FAN_IN] for first in range(0, len(runs), FAN_IN)]
         tasks = [MergeTask(group, work / f"{name}-{level}-{number:05d}.run") for number, group in enumerate(groups)]
-        for _ in run_tasks(merge, tasks, workers):
+        for _ in run_tasks(merge_runs, tasks, workers):
             pass
         runs = [task.merged for task in tasks]
     return runs

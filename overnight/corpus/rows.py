@@ -9,6 +9,7 @@ from typing import IO, Any
 
 from overnight.config import Data
 from overnight.corpus import decompress
+from overnight.corpus.csv_cells import next_cells
 from overnight.corpus.decompress import TruncatedError
 from overnight.corpus.document import Document, Input, OpenFile
 from overnight.corpus.plain_text import lines
@@ -37,8 +38,6 @@ def read_json_lines(file: OpenFile) -> Iterator[Document]:
 
 def read_csv(file: OpenFile) -> Iterator[Document]:
     """Yield the text of each row of a comma-separated table with a header and double quotes (RFC 4180)."""
-    # One setting of the standard library for the whole process: texts may be longer than its 128 KiB, and a quote that is never closed must not fill the memory.
-    csv.field_size_limit(file.max_bytes)
     yield from _table(file, _csv_rows(file))
 
 
@@ -127,7 +126,7 @@ def _csv_rows(file: OpenFile) -> Iterator[tuple[int, int, list[str]]]:
     while True:
         began, opened = reader.line_num + 1, 0
         try:
-            cells = next(reader, None)
+            cells = next_cells(reader, file.max_bytes)
         except csv.Error as error:
             # The lines behind a quotation mark that is not closed are lost with its row.
             span = reader.line_num - began + 1

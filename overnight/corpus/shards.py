@@ -24,7 +24,7 @@ from overnight.corpus.source_files import SourceFiles
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_json, write_whole
-from overnight.state_files import STRICT, fitted, read_json, read_mapping, sealed
+from overnight.state_files import STRICT, file_digest, fitted, read_json, read_mapping, sealed
 
 FORMAT_VERSION = 3
 SPLITS = ("train", "valid", "test")
@@ -170,7 +170,7 @@ def read_table(path: Path) -> pa.RecordBatch:
 
 def seal_chunk(path: Path) -> None:
     """Write the checksum of an intermediate Arrow file beside it, as the sign that it is done."""
-    write_json(_beside(path), sealed({"bytes": path.stat().st_size, "xxh3_64": checksum(path)}))
+    write_json(_beside(path), sealed({"bytes": path.stat().st_size, "xxh3_64": file_digest(path)}))
 
 
 def is_sealed(path: Path) -> bool:
@@ -187,7 +187,7 @@ def checked_chunk(path: Path) -> Path:
     again = f"delete the folder {path.parent.parent} and prepare again"
     written = read_json(_beside(path), _Chunk, again)
     try:
-        same = path.stat().st_size == written.bytes and checksum(path) == written.xxh3_64
+        same = path.stat().st_size == written.bytes and file_digest(path) == written.xxh3_64
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; {again}") from None
     if not same:
@@ -258,18 +258,9 @@ def check_shard(folder: Path, entry: ShardEntry, verify: bool = True) -> Path:
         raise DataError(f"{path}: the shard is missing; prepare again, which makes it anew")
     if path.stat().st_size != entry.bytes:
         raise DataError(f"{path}: the shard has {path.stat().st_size} bytes, the manifest says {entry.bytes}; {again}")
-    if verify and (found := checksum(path)) != entry.checksum:
+    if verify and (found := file_digest(path)) != entry.checksum:
         raise DataError(f"{path}: the shard is damaged, its checksum is {found}, the manifest says {entry.checksum}; {again}")
     return path
-
-
-def checksum(path: Path) -> str:
-    """Return XXH3-64 of a file, 16 hex digits."""
-    state = xxhash.xxh3_64()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            state.update(block)
-    return state.hexdigest()
 
 
 def save_manifest(folder: Path, manifest: Manifest) -> None:

@@ -26,7 +26,6 @@ from overnight.corpus.shards import (
     SPLITS,
     ShardEntry,
     checked_chunk,
-    checksum,
     is_sealed,
     read_labels,
     read_lists,
@@ -40,7 +39,7 @@ from overnight.corpus.tokenizer import Encoder, count_words, load_tokenizer
 from overnight.corpus.wikipedia_dump import DumpPart, PartCounts
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_json
-from overnight.state_files import read_json, sealed
+from overnight.state_files import file_digest, read_json, sealed
 
 CLEANING = 4
 """Version of the rules by which text is cleaned and split into sentences: of :mod:`clean`, :mod:`sentences`, :mod:`markup`, :mod:`wikitext` and :mod:`bytes`."""
@@ -254,7 +253,7 @@ def make_shard(task: ShardTask) -> ShardEntry:
     path = task.folder / task.name
     if task.entry.exists() and path.exists():
         done: ShardEntry = read_json(task.entry, ShardEntry, f"delete the folder {task.folder} and prepare again")
-        if checksum(path) != done.checksum:
+        if file_digest(path) != done.checksum:
             raise DataError(f"{path}: the shard was cut short or changed, its checksum differs; delete it and prepare again")
         return done
     tokens, lengths, counts, labels = [], [], [], []
@@ -269,6 +268,6 @@ def make_shard(task: ShardTask) -> ShardEntry:
             labels.append(column[first:last])
     flat, sentence_lengths, documents_ = np.concatenate(tokens), np.concatenate(lengths), np.concatenate(counts)
     size = write_shard(path, flat, sentence_lengths, documents_, pa.concat_arrays(labels) if labels else None)
-    entry = ShardEntry(task.name, task.split, len(documents_), len(sentence_lengths), len(flat), size, checksum(path), task.source)
+    entry = ShardEntry(task.name, task.split, len(documents_), len(sentence_lengths), len(flat), size, file_digest(path), task.source)
     write_json(task.entry, sealed(dataclasses.asdict(entry)))
     return entry

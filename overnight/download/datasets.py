@@ -41,7 +41,7 @@ class Dataset:
 
 
 GLUE_FOLDERS = {
-    "cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "qqp": "QQP", "stsb": "STS-B", "mnli": "MNLI", "qnli": "QNLI", "rte": "RTE", "wnli": "WNLI",
+    "cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "qqp": "QQP", "mnli": "MNLI", "qnli": "QNLI", "rte": "RTE", "wnli": "WNLI",
 }  # fmt: skip
 """The folder of each GLUE task, as its archive has it."""
 _GLUE_ARCHIVES = {

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +12,8 @@ from pathlib import Path
 
 from overnight.errors import DataError, UserError
 from overnight.run_dir.atomic import write_json
-from overnight.run_dir.lock import try_lock
-from overnight.state_files import STRICT, parse_json, read_json, sealed
+from overnight.run_dir.lock import holder_of, sign, try_lock
+from overnight.state_files import STRICT, read_json, sealed
 
 NAME = "download.json"
 _REMEDY = "move it away: files whose checksums are published are known again, others are got again once they are moved away too"
@@ -115,14 +112,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".download.lock").open("a+", encoding="utf-8") as file:
         if not try_lock(file):
-            file.seek(0)
-            try:
-                holder = parse_json(file.read())
-                who = f"process {holder['pid']} on {holder['host']}"
-            except (ValueError, KeyError, TypeError):  # it has the lock and not yet written its name
-                who = "which has just begun"
-            raise UserError(f"{folder}: another download writes there, {who}; wait until it ends, or name another folder with --to")
-        file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
-        file.flush()
+            raise UserError(
+                f"{folder}: another download writes there, {holder_of(file)}; wait until it ends, or name another folder with --to"
+            )
+        sign(file)
         yield

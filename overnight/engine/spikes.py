@@ -27,6 +27,8 @@ WINDOW, LEAST = 64, 32
 _SIGMA = 1.4826
 # The least deviation (of a logarithm: 1 %), for curves that are smooth, as those of a whole-batch descent are.
 _QUIET = 0.01
+# Tensors, and samples of a micro-batch, that a message names.
+_NAMED = 3
 
 
 class Spike(TrainingError):
@@ -137,7 +139,7 @@ def _gradients(optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor, Tens
     return [(name, p, p.grad) for name, p in named if p.grad is not None]
 
 
-def largest_gradients(optimizer: torch.optim.Optimizer, count: int = 3) -> str:
+def largest_gradients(optimizer: torch.optim.Optimizer) -> str:
     """Return the tensors that make up most of a gradient, in words, with their usual share where the second moments tell it.
 
     Shares of the squared norm, since clipping changes no share. LANS normalizes each gradient before it enters the moments, so its
@@ -152,7 +154,7 @@ def largest_gradients(optimizer: torch.optim.Optimizer, count: int = 3) -> str:
         before = (usual / usual.sum()).tolist()
     shares = (now / now.sum()).tolist()
     found = []
-    for at in sorted(range(len(named)), key=lambda at: -shares[at])[:count]:
+    for at in sorted(range(len(named)), key=lambda at: -shares[at])[:_NAMED]:
         beside = f", usually {share(before[at])}" if before else ""
         found.append(f"{named[at][0]} ({share(shares[at])} of it{beside})")
     return "most of the gradient is in " + ", ".join(found)
@@ -169,11 +171,11 @@ def worst_micro_batch(parts: Sequence[Tensor], world: World) -> int:
     return int(torch.nan_to_num(all_reduce_sum(losses, world), nan=math.inf).argmax())
 
 
-def provenance_text(found: Sequence[Provenance], count: int = 3) -> str:
+def provenance_text(found: Sequence[Provenance]) -> str:
     """Return where the sequences of the worst micro-batch come from, in words, of the first; empty for none."""
     if not found:
         return ""
     kind = "stream" if "stream" in found[0] else "sample"
-    first = ", ".join(f"{s[kind]} of epoch {s['epoch']} ({s['shard']} row {s['row']})" for s in found[:count])
-    more = f" and {len(found) - count} more" if len(found) > count else ""
+    first = ", ".join(f"{s[kind]} of epoch {s['epoch']} ({s['shard']} row {s['row']})" for s in found[:_NAMED])
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return f"The micro-batch with the largest loss holds the {kind}s {first}{more}"

@@ -17,14 +17,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from overnight.batches.packing import Batch
-from overnight.checkpoint.reader import file_digest
 from overnight.config import Run
 from overnight.corpus.tokenizer import Vocabulary
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
 from overnight.errors import ConfigError, DataError
 from overnight.evaluation.masked_lm import batch_tokens, joined, logit_rows, of_logits, plain_tokenizer
-from overnight.state_files import digest
+from overnight.state_files import digest, file_digest
 
 _SPECIAL = {"cls": ("cls_token", "bos_token"), "sep": ("sep_token", "eos_token"), "mask": ("mask_token",)}
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")

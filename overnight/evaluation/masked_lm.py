@@ -23,6 +23,7 @@ from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
 from overnight.engine.workload import new_model, set_up_encoder
 from overnight.errors import DataError
+from overnight.state_files import file_digest
 
 # Logits at once: on a CPU they stay in the cache, on a GPU they are large enough for its kernels.
 _CPU_LOGITS, _GPU_LOGITS = 1 << 21, 1 << 26
@@ -76,7 +77,7 @@ class RunMaskedLM:
         assert_same_corpus(progress, load_manifest(corpus), corpus, run)
         set_up_encoder(self.model, run, self.device)
         self.model.eval()
-        self.name, self.digest = place.name, reader.file_digest(place / "model.safetensors")
+        self.name, self.digest = place.name, file_digest(place / "model.safetensors")
         self.precision: str = run.precision
         self.longest = run.model.max_position_embeddings
         self.batch_tokens = batch_tokens(self.device, self.vocabulary.size)

@@ -12,13 +12,12 @@ from typing import Any
 from overnight.checkpoint.task_folder import read_facts
 from overnight.console import table
 from overnight.display import measure, plural, scale_of
+from overnight.download.datasets import GLUE_FOLDERS
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_whole
 from overnight.run_dir.task_results import read_results
 from overnight.tasks.tables import read_tsv
 
-FOLDERS = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "qqp": "QQP", "mnli": "MNLI", "qnli": "QNLI", "rte": "RTE", "wnli": "WNLI"}  # fmt: skip
-"""What the folder of each task is called where all of GLUE lies together."""
 # Task and split → the name that the server expects, and the rows of the published file.
 _OFFICIAL = {
     ("cola", "test"): ("CoLA", 1063),
@@ -50,11 +49,11 @@ _PUBLISHED: dict[str, tuple[tuple[str, float | None, float | None], ...]] = {
 
 def task_folders(path: Path) -> tuple[dict[str, Path], list[str]]:
     """Return the tasks of a folder that holds all of GLUE, with the folder of each, and the names of those that cannot be trained on."""
-    found = {task: path / name for task, name in FOLDERS.items()}
+    found = {task: path / name for task, name in GLUE_FOLDERS.items()}
     there = {
         task: folder for task, folder in found.items() if any((folder / f).is_file() for f in ("train.tsv", "msr_paraphrase_train.txt"))
     }
-    return there, [FOLDERS[task] for task in found if task not in there]
+    return there, [GLUE_FOLDERS[task] for task in found if task not in there]
 
 
 def write_submission(run_dir: Path, to: Path) -> list[str]:
@@ -74,7 +73,7 @@ def write_submission(run_dir: Path, to: Path) -> list[str]:
     for path in sorted(run_dir.glob("finetune/*/task.json")):
         facts = read_facts(path.parent)
         rank = (float(facts["result"]["value"]), path.parent)
-        if facts["spec"]["task"] in FOLDERS:
+        if facts["spec"]["task"] in GLUE_FOLDERS:
             best[facts["spec"]["task"]] = max(best.get(facts["spec"]["task"], rank), rank)
     files: dict[str, bytes] = {}
     said, missing = [], []

@@ -247,22 +247,23 @@ def _load_task(run: BertRun, name: str, facts: dict[str, Any]) -> Trained:
     return Trained(model, load_tokenizer(folder), vocabulary, device, DTYPES[run.precision], facts["spec"]["seq_len"], facts)
 
 
-def predict_file(run: BertRun, name: str, path: str, keep_going: bool = False, form: str = "") -> Iterator[dict[str, Any]]:
+def predict_file(run: BertRun, name: str, path: str, form: str = "") -> Iterator[dict[str, Any]]:
     """Answer the rows of a file one by one, in order: a table with the columns of the task, or lines as :func:`predict` takes them.
+
+    One that cannot be used is answered by `id` and `error`.
 
     Args:
         run: a finished run.
         name: as of :func:`predict`.
         path: .csv, .tsv, .jsonl and .parquet are tables, a .json may be questions in SQuAD's format; any other file, and standard input (`-`), is lines.
-        keep_going: as of :func:`predict`; so is a row of a table that cannot be used.
         form: of the file, as of :func:`overnight.tasks.inputs.read_input`.
     """
-    yield from answer_file(load_trained(run, name), path, keep_going, form)
+    yield from answer_file(load_trained(run, name), path, form)
 
 
-def answer_file(model: Trained, path: str, keep_going: bool = False, form: str = "") -> Iterator[dict[str, Any]]:
+def answer_file(model: Trained, path: str, form: str = "") -> Iterator[dict[str, Any]]:
     """Answer the rows of a file as :func:`predict_file` does, with a model that is loaded."""
-    yield from _answers(model, _given(path, {"spec": {"task": "mask"}, **model.facts}, form), keep_going)
+    yield from _answers(model, _given(path, {"spec": {"task": "mask"}, **model.facts}, form), keep_going=True)
 
 
 def _given(path: str, facts: Mapping[str, Any], form: str = "") -> Iterator[Given | None]:

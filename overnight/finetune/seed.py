@@ -123,13 +123,7 @@ def train_seed(
     per_epoch = len(task.train) / phase.global_batch_size
     folder, log = run.run_dir / "checkpoints", run.run_dir / "scores.jsonl"
     with raise_on_all_ranks(world):
-        scores = read_results(log)
-        if scores and not (folder / reader.checkpoint_name(_best(scores)["step"])).is_dir():
-            # Of a seed that was finished: its checkpoints are deleted, and it is trained once more only because its result was, too.
-            scores = []
-            if world.main:
-                shutil.rmtree(folder, ignore_errors=True)
-                log.unlink(missing_ok=True)
+        scores = _standing_scores(log, folder, world)
     examples, evaluate = task.selection or (task.dev, task.evaluate)
     model: nn.Module | None = None
     for end in scoring_steps(spec, len(task.train), phase.global_batch_size, phase.steps):
@@ -170,6 +164,20 @@ def _until(run: BertRun, end: int) -> BertRun:
     ((what, phase),) = run.phases.items()
     schedule = replace(phase.optim.schedule, total_steps=phase.steps)
     return replace(run, phases={what: replace(phase, steps=end, optim=replace(phase.optim, schedule=schedule))})
+
+
+def _standing_scores(log: Path, folder: Path, world: World) -> list[dict[str, Any]]:
+    """Return what was scored of a seed that is not finished.
+
+    The checkpoints of one that is are deleted; where it is trained once more, because its result was deleted too, it begins afresh.
+    """
+    scores = read_results(log)
+    if not scores or (folder / reader.checkpoint_name(_best(scores)["step"])).is_dir():
+        return scores
+    if world.main:
+        shutil.rmtree(folder, ignore_errors=True)
+        log.unlink(missing_ok=True)
+    return []
 
 
 def _best(scores: list[dict[str, Any]]) -> dict[str, Any]:

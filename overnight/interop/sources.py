@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from overnight.checkpoint.initial import Initial, with_tokens
-from overnight.checkpoint.reader import file_digest, newest_checkpoint, read_checkpoint
+from overnight.checkpoint.reader import newest_checkpoint, read_checkpoint
 from overnight.checkpoint.run_corpus import kept_vocabulary
 from overnight.config import BertRun, environment_text, stored_run
 from overnight.config.schema import ENCODERS
@@ -27,7 +27,7 @@ from overnight.interop.pytorch import read_torch
 from overnight.interop.tensorflow import read_bundle
 from overnight.interop.tokenizer_files import pieces_of
 from overnight.models.bert import padded_vocabulary
-from overnight.state_files import digest, read_mapping
+from overnight.state_files import digest, file_digest, read_mapping
 
 UNDERSTOOD = (
     "a run folder, a folder of Hugging Face (config.json, model.safetensors, tokenizer), a name of its hub (hf:bert-base-uncased), a folder of TensorFlow "

@@ -37,15 +37,12 @@ def run_lock(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("a+", encoding="utf-8") as file:
         while not try_lock(file):
             if time.monotonic() >= deadline:
-                file.seek(0)
                 raise UserError(
-                    f"{folder} is being written by another job, {_holder(file.read())}; wait until it ends, stop it, "
+                    f"{folder} is being written by another job, {holder_of(file)}; wait until it ends, stop it, "
                     "or give this run its own folder (--out=...)"
                 )
             time.sleep(0.1)
-        file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
-        file.flush()
+        sign(file)
         yield
 
 
@@ -76,9 +73,18 @@ def _started_again() -> bool:
     return any(os.environ.get(name, "0") not in ("", "0") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
 
 
-def _holder(text: str) -> str:
+def sign(file: TextIO) -> None:
+    """Write into the file of a lock that was taken who has it."""
+    file.truncate(0)
+    file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
+    file.flush()
+
+
+def holder_of(file: TextIO) -> str:
+    """Return who has a lock that could not be taken, in words."""
+    file.seek(0)
     try:
-        holder = parse_json(text)
+        holder = parse_json(file.read())
         return f"process {holder['pid']} on {holder['host']}"
     except (ValueError, KeyError, TypeError):  # It has the lock and not yet written its name.
         return "which has just begun"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from overnight.corpus.shards import checksum
+from overnight.state_files import file_digest
 
 # What readers of tasks take from a folder is called so, or is what IMDB is downloaded as; beside it may lie anything, such as answers written there.
 _SPLIT = re.compile(r"train|dev|valid|test|^aclImdb", re.I)
@@ -29,10 +29,10 @@ def data_hash(*paths: Path) -> str:
 
 def _lines(path: Path) -> Iterator[str]:
     if path.is_file():
-        yield checksum(path)
+        yield file_digest(path)
         return
     for child in sorted(child for child in path.iterdir() if _SPLIT.search(child.name)):
         if child.is_file():
-            yield f"{child.name} {checksum(child)}"
+            yield f"{child.name} {file_digest(child)}"
         for file in sorted(file for file in child.rglob("*") if file.is_file()):
             yield f"{file.relative_to(path)} {file.stat().st_size}"

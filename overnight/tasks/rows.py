@@ -21,6 +21,7 @@ from numbers import Real
 from pathlib import Path
 from typing import IO, Any
 
+from overnight.corpus.csv_cells import next_cells
 from overnight.errors import DataError
 from overnight.state_files import parse_json
 
@@ -154,7 +155,7 @@ def csv_rows(lines: Iterable[str | None], where: str) -> Iterator[Row | None]:
         taken: list[str] = []
         begin = number
         try:
-            cells = _cells_of(csv.reader(following(taken), strict=True))
+            cells = next_cells(csv.reader(following(taken), strict=True), _LONGEST) or []
             number += len(taken)
         except csv.Error as error:
             wrong = DataError(f"{where}:{begin}: {error}; a quotation mark inside a quoted text is written twice")
@@ -181,16 +182,6 @@ def _returned(lines: Iterable[str | None]) -> Iterator[str | None]:
             yield from io.StringIO(line, newline="")
         else:
             yield line
-
-
-def _cells_of(reader: Any) -> list[str]:
-    """Return the next row; the module's own limit on a field, one for the whole process, is 128 KiB."""
-    before = csv.field_size_limit(_LONGEST)
-    try:
-        cells: list[str] = next(reader)
-    finally:
-        csv.field_size_limit(before)
-    return cells
 
 
 def jsonl_rows(lines: Iterable[str | None], where: str, lists: str = "") -> Iterator[Row | None]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from overnight.corpus import shards, tokenizer
 from overnight.corpus.readers import Source
 from overnight.errors import DataError
-from overnight.state_files import SEAL
+from overnight.state_files import SEAL, file_digest
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def prepared(tmp_path: Path) -> Path:
     tokenizer.save_tokenizer(tmp_path, pieces, lowercase=True)
     path = tmp_path / "train-00000.arrow"
     size = shards.write_shard(path, np.arange(6, dtype=np.uint16), np.array([1, 2, 3], np.int32), np.array([2, 1], np.int32))
-    entry = shards.ShardEntry(path.name, "train", 2, 3, 6, size, shards.checksum(path))
+    entry = shards.ShardEntry(path.name, "train", 2, 3, 6, size, file_digest(path))
     shards.save_manifest(
         tmp_path,
         shards.Manifest(

@@ -71,14 +71,13 @@ class Stop(Exception):
     """What stands for a crash inside one process."""
 
 
-@pytest.mark.parametrize("at", [1, 3, 5, 6, 7, 9])
-def test_a_crash_in_any_phase_does_not_change_the_result(at: int, tiny: Make, undisturbed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, real, count = tiny(), loop.clip_and_step, 0
+def stop_after(steps: int, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, count = loop.clip_and_step, 0
 
     def crash(*args: Any, **kwargs: Any) -> torch.Tensor:
         nonlocal count
         count += 1
-        if count == at + 1:
+        if count == steps + 1:
             raise Stop
         return real(*args, **kwargs)
 
@@ -86,6 +85,12 @@ def test_a_crash_in_any_phase_does_not_change_the_result(at: int, tiny: Make, un
         patch.setattr(loop, "clip_and_step", crash)
         with pytest.raises(Stop):
             finish(run)
+
+
+@pytest.mark.parametrize("at", [1, 3, 5, 6, 7, 9])
+def test_a_crash_in_any_phase_does_not_change_the_result(at: int, tiny: Make, undisturbed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny()
+    stop_after(at, run, monkeypatch)
     finish(run)
     assert_same_run(run, undisturbed)
 
@@ -213,9 +218,23 @@ def test_a_folder_of_another_recipe_is_refused_with_the_fields_that_differ(tiny:
         finish(tiny(seed=7))
 
 
-def test_hardware_settings_may_change_between_resumes(tiny: Make) -> None:
-    finish(tiny())
-    finish(tiny(**{"phases.short.micro_batch_size": 8, "checkpoint.keep_latest_k": 5}))
+def test_hardware_settings_may_change_between_resumes(tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = {"model.dropout": 0.0, "model.attention_dropout": 0.0}
+    whole, run = (tiny(**quiet, out=str(tmp_path / name)) for name in ("whole", "resumed"))
+    finish(whole)
+    stop_after(4, run, monkeypatch)
+    other = {
+        "phases.short.micro_batch_size": 2,
+        "phases.long.micro_batch_size": 4,
+        "checkpoint.keep_latest_k": 5,
+        "checkpoint.save_every": 1,
+    }
+    finish(tiny(**quiet, **other, out=str(tmp_path / "resumed")))
+    assert len(reader.list_checkpoints(run.run_dir / "checkpoints")) == 5
+    a, b = parameters(whole), parameters(run)
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=2e-6, msg=name)
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 8])

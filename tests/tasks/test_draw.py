@@ -102,7 +102,7 @@ def test_docnames_and_numbers_are_drawn_too(pretrained: Run, tmp_path: Path, mon
 
     rows = [Example(str(i), "open file", f"opens a file {i}", str(i // 100)) for i in range(200)]
     made = TaskData("docnames", "classification", ("0", "1"), rows, rows[::50], [], "accuracy")
-    monkeypatch.setattr(docnames, "load_docnames", lambda: made)
+    monkeypatch.setattr(docnames, "load_docnames", lambda seed: made)
     assert Counter(read(pretrained).train.targets["label"].tolist()) == {0: 20, 1: 20}
     scores = read(pretrained, task="csv", path=str(table(tmp_path, lambda i: i / 10, "score"))).train.targets["label"]
     assert len(scores) == 40 and scores.min() < 4 and scores.max() > 16
