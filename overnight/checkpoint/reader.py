@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from overnight.distributed.wrap import distribute_like, full_tensor_cpu
 from overnight.errors import DataError
+from overnight.optim.offload import host_copy, moves, offloaded
 from overnight.state_files import STRICT, digest_of, file_digest, parse_json
 
 VERSION = 2
@@ -268,6 +269,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Te
         DataError: when it is of parameters that the optimizer does not have, or of other shapes; the optimizer is as it was.
     """
     owned = {name: p for group in optimizer.param_groups for name, p in zip(group["param_names"], group["params"], strict=True)}
+    # Never through the device: it may have no room for all of it.
+    on_host = {name for group in optimizer.param_groups if offloaded(group) for name in group["param_names"]}
     states: dict[str, dict[str, Any]] = {name: {} for name in owned}
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
@@ -278,4 +281,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Te
             raise DataError(f"the optimizer's state {key} is of shape {tuple(value.shape)}, the parameter of {tuple(owned[name].shape)}")
         states[name][entry] = torch.zeros_like(value) if entry == "step" and restart_count else value
     for name, p in owned.items():
-        optimizer.state[p] = {entry: distribute_like(p, value) for entry, value in states[name].items()}
+        optimizer.state[p] = {
+            entry: host_copy(value, p.device) if name in on_host and moves(value) else distribute_like(p, value)
+            for entry, value in states[name].items()
+        }

@@ -22,7 +22,6 @@ from overnight.engine.precision import DTYPES
 from overnight.engine.stability import StabilityGuard
 from overnight.engine.validator import Validator
 from overnight.engine.workload import loss_weights
-from overnight.optim.offload import offload
 from overnight.optim.schedules import decay_factors, learning_rates
 from overnight.run_dir.lock import Heartbeat
 from overnight.signals import Interrupted
@@ -90,8 +89,6 @@ class Trainer:
         with raise_on_all_ranks(self.world):
             if self.world.main:  # The others find its plans of the first epoch in the folder.
                 self.samples.epoch_size(), self.validator.samples.epoch_size()
-        if self.run.memory.optimizer_cpu_offload and self.world.device.type == "cuda":  # a CPU is its own host
-            offload(self.optimizer)
         self.schedule = schedule_of(self.context, self.name, self.samples, self.optimizer, self.logger)
         reset_peak(self.world.device)
         self._use_micro_batch()

@@ -35,6 +35,7 @@ from overnight.errors import ConfigError, DataError, TrainingError
 from overnight.machine import use_large_pages
 from overnight.models.flops import device_peak
 from overnight.optim.groups import build_optimizer
+from overnight.optim.offload import offload
 from overnight.run_dir.atomic import write_json
 from overnight.run_dir.environment import environment
 from overnight.run_dir.metrics import Metrics, open_loggers
@@ -220,6 +221,8 @@ class TrainingRun:
         while True:
             progress, metrics = context.progress, context.metrics
             optimizer = build_optimizer(self.model, phase.optim)
+            if self.run.memory.optimizer_cpu_offload and context.world.device.type == "cuda":  # a CPU is its own host
+                offload(optimizer)
             if progress.phase == name:
                 reader.restore_optimizer(optimizer, moments)
             else:

@@ -17,7 +17,8 @@ def kept_copies(keep: bool = True) -> Iterator[None]:
     """Keep the copies of weights that are made within it; no weight may change there.
 
     Args:
-        keep: False keeps none: with FSDP2 whole weights are there for a layer's time only, and so should be their copies.
+        keep: False keeps none: with FSDP2 whole weights are there for a layer's time only, and their copies until its backward pass, or where
+            that computes the layer again for its time.
     """
     global _kept
     before, _kept = _kept, {} if keep else None

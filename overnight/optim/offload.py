@@ -33,15 +33,15 @@ def chunks(params: Sequence[Tensor]) -> Iterator[slice]:
 @contextmanager
 def on_device(state: MutableMapping[Tensor, dict[str, Any]], params: Sequence[Tensor]) -> Iterator[None]:
     """Copy the state of some parameters to their device; afterwards it is on the host, as changed, also what is new."""
-    hosts = [{name: value for name, value in state[p].items() if _moves(value) and value.device.type == "cpu"} for p in params]
+    hosts = [{name: value for name, value in state[p].items() if moves(value) and value.device.type == "cpu"} for p in params]
     for p, host in zip(params, hosts, strict=True):
         for name, value in host.items():
             state[p][name] = value.to(p.device, non_blocking=True, copy=True)
     yield
     for p, host in zip(params, hosts, strict=True):
         for name, value in state[p].items():
-            if _moves(value):
-                state[p][name] = host[name].copy_(value, non_blocking=True) if name in host else _host_copy(value)
+            if moves(value):
+                state[p][name] = host[name].copy_(value, non_blocking=True) if name in host else host_copy(value, value.device)
     if params and params[0].device.type == "cuda":
         # A checkpoint reads the host's memory without asking the device, and the next chunk needs this one's room.
         torch.cuda.synchronize(params[0].device)
@@ -53,8 +53,8 @@ def offload(optimizer: torch.optim.Optimizer) -> None:
         group["offload"] = True
     for state in optimizer.state.values():
         for name, value in state.items():
-            if _moves(value) and value.device.type != "cpu":
-                state[name] = _host_copy(value)
+            if moves(value) and value.device.type != "cpu":
+                state[name] = host_copy(value, value.device)
 
 
 def offloaded(group: dict[str, Any]) -> bool:
@@ -75,11 +75,12 @@ def step_in_chunks(optimizer: torch.optim.Optimizer) -> None:
         optimizer.param_groups = groups
 
 
-def _moves(value: Any) -> bool:
+def moves(value: Any) -> bool:
     """Return whether a value moves to the host: moments do; counts are small, and wanted on the device."""
     return isinstance(value, Tensor) and value.ndim > 0
 
 
-def _host_copy(value: Tensor) -> Tensor:
+def host_copy(value: Tensor, device: torch.device) -> Tensor:
+    """Return a copy on the host of what a step needs on a device."""
     # Only between pinned memory and the device do copies run at the speed of the bus.
-    return torch.empty_like(value, device="cpu", pin_memory=value.device.type == "cuda").copy_(value)
+    return torch.empty_like(value, device="cpu", pin_memory=device.type == "cuda").copy_(value)

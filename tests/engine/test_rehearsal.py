@@ -50,3 +50,14 @@ def test_a_network_of_which_not_one_sequence_fits_is_not_timed(tiny: Callable[..
     with pytest.raises(OutOfMemory, match="step 1 ran out of memory"):
         rehearsal.seconds_per_step(run, workload, 0, CPU)
     assert sizes == [4, 2, 1]
+
+
+@pytest.mark.parametrize(("device", "asked", "timed"), [("cpu", 0, 32), ("cuda", 0, 256), ("cuda", 64, 64)])
+def test_an_open_micro_batch_is_timed_with_more_sequences_on_a_gpu(
+    device: str, asked: int, timed: int, tiny: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(rehearsal, "_timed", lambda run, workload, phase, number, size, device: sizes.append(size) or 1.0)
+    run = tiny(**{"phases.short.global_batch_size": 512, "phases.short.micro_batch_size": asked})
+    assert rehearsal.seconds_per_step(run, None, 0, torch.device(device)) == 1.0  # type: ignore[arg-type]
+    assert sizes == [timed]

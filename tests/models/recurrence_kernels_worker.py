@@ -34,7 +34,7 @@ WINDOWS |= {f"lstm, gradient of {which}": (SIZES["small"], False, which, torch.f
 WINDOWS |= {f"small {str(dtype)[6:]}": (SIZES["small"], True, "hc", dtype) for dtype in (torch.bfloat16, torch.float16)}
 PLACES = [(40, 2, 7), (5, 5, 130), (3, 9, 2100), (64, 4, 3)]
 """Places, rows and columns."""
-GPUS = (80, 90, 100)
+GPUS = (75, 80, 90, 100)
 
 
 def arguments(name: str) -> dict[str, Any]:

@@ -122,8 +122,11 @@ def interpret(cases: Iterable[str] = QUICK) -> dict[str, Any]:
     return found
 
 
+GPUS = (80, 90, 100)
+
+
 def compile_all() -> dict[str, dict[str, int]]:
-    """Accesses of four numbers at once in the machine code of each kernel."""
+    """Accesses of four numbers at once in the machine code of each kernel for each GPU."""
     import triton.language as tl
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
@@ -147,9 +150,10 @@ def compile_all() -> dict[str, dict[str, int]]:
         signature = {arg: "constexpr" if arg in flags else kinds.get(arg, "*i64") for arg in kernel.arg_names}
         tables = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind[0] == "*"}
         source = ASTSource(kernel, signature, {(kernel.arg_names.index(arg),): value for arg, value in flags.items()}, tables)
-        built = compile(source, target=GPUTarget("cuda", 90, 32), options=kernels._OPTIONS)
-        found[name] = {way: len(re.findall(rf"\b{way}\.global[.\w:]*\.v4\.", built.asm["ptx"])) for way in ("ld", "st")}
-        found[name]["pairs"] = len(re.findall(r"\b(?:ld|st)\.global[.\w:]*\.v2\.", built.asm["ptx"]))
+        for gpu in GPUS:
+            text = compile(source, target=GPUTarget("cuda", gpu, 32), options=kernels._OPTIONS).asm["ptx"]
+            found[f"{name} {gpu}"] = {way: len(re.findall(rf"\b{way}\.global[.\w:]*\.v4\.", text)) for way in ("ld", "st")}
+            found[f"{name} {gpu}"]["pairs"] = len(re.findall(r"\b(?:ld|st)\.global[.\w:]*\.v2\.", text))
     return found
 
 

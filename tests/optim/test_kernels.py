@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels import compiled_by, interpreted_by, needs_gpu, needs_interpreter, needs_triton
-from tests.optim.kernels_worker import CASES, QUICK, SIZES, trajectory
+from tests.optim.kernels_worker import CASES, GPUS, QUICK, SIZES, trajectory
 from tests.optim.problem import CLASSES, draw
 
 each = pytest.mark.parametrize("name", list(CLASSES))
@@ -75,13 +75,16 @@ def test_a_capture_before_a_first_step_is_refused(interpreted: Any) -> None:
 @needs_triton
 @pytest.mark.heavy  # tests/gpu/test_launches.py compiles for one GPU
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton brings its assembler for Linux")
-def test_compiled_kernels_read_and_write_four_numbers_at_once(compiled: Any) -> None:
+@pytest.mark.parametrize("gpu", GPUS)
+def test_compiled_kernels_read_and_write_four_numbers_at_once(gpu: int, compiled: Any) -> None:
     """x, g, m, v and back m, v; x, m, v (and g) and back x; x, g, v and back x, v."""
-    found = {name: (counts["ld"], counts["st"]) for name, counts in compiled.items()}
+    suffix = f" {gpu}"
+    here = {name.removesuffix(suffix): counts for name, counts in compiled.items() if name.endswith(suffix)}
+    found = {name: (counts["ld"], counts["st"]) for name, counts in here.items()}
     assert {name: found[name] for name in ("lamb moments", "lans moments")} == {"lamb moments": (4, 2), "lans moments": (4, 2)}
     assert (found["lamb"], found["lans"], found["lars"], found["norms"]) == ((3, 1), (4, 1), (3, 2), (1, 0))
     # Four numbers of 16 bits are a pair of words: the gradient and the parameter.
-    assert found["lans bf16"] == (3, 1) and compiled["lans bf16"]["pairs"] == 2
+    assert found["lans bf16"] == (3, 1) and here["lans bf16"]["pairs"] == 2
 
 
 def test_without_triton_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

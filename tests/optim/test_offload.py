@@ -59,7 +59,7 @@ def test_an_offloaded_optimizer_gives_the_same_bits(name: str, piece: int, monke
 def test_the_memory_on_the_host_is_used_again_and_a_step_sees_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHUNK", 40)
     net = network()
-    optimizer, moves = build_optimizer(net, OPTIMIZERS[name]()), module._moves
+    optimizer, moves = build_optimizer(net, OPTIMIZERS[name]()), module.moves
     offload(optimizer)
     places: list[dict[int, int]] = []
     for _ in range(3):
@@ -87,3 +87,16 @@ def test_pieces_hold_everything_once_and_in_order(monkeypatch: pytest.MonkeyPatc
     tensors = [torch.empty(n) for n in (4, 6, 1, 30, 2, 2)]
     assert [tensors[here] for here in module.chunks(tensors)] == [tensors[:2], tensors[2:3], tensors[3:4], tensors[4:]]
     assert list(module.chunks([])) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_checkpoint_has_of_an_offloaded_optimizer_never_goes_to_the_device(name: str) -> None:
+    _, saved, _ = trained(name, offloads=False)
+    on_device = build_optimizer(network().to("meta"), OPTIMIZERS[name]())
+    restore_optimizer(on_device, saved)
+    assert {value.device.type for state in on_device.state.values() for value in state.values()} == {"meta"}
+    optimizer = build_optimizer(network().to("meta"), OPTIMIZERS[name]())
+    offload(optimizer)
+    restore_optimizer(optimizer, saved)
+    kept = {(value.ndim > 0, value.device.type) for state in optimizer.state.values() for value in state.values()}
+    assert kept == {(True, "cpu"), (False, "meta")}  # the counts of steps
