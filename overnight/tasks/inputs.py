@@ -13,7 +13,19 @@ from overnight.state_files import is_text, parse_json
 from overnight.tasks.classification import text_columns
 from overnight.tasks.conll import CONLL_ENDINGS, DOCUMENT, Sentence, read_sentences
 from overnight.tasks.examples import Example
-from overnight.tasks.rows import Row, csv_rows, jsonl_rows, numbered, parquet_columns, parquet_rows, raw_lines, text_lines, tsv_rows
+from overnight.tasks.rows import (
+    LongLine,
+    Row,
+    csv_rows,
+    is_too_long,
+    jsonl_rows,
+    numbered,
+    parquet_columns,
+    parquet_rows,
+    raw_lines,
+    text_lines,
+    tsv_rows,
+)
 from overnight.tasks.squad import Question
 from overnight.tasks.tables import read_text
 
@@ -105,7 +117,11 @@ def _choices(spec: Mapping[str, Any]) -> tuple[list[tuple[str, ...]], tuple[str,
 
 
 def _lines(path: str) -> Iterator[Given | None]:
-    return (None if line is None else (number, line) for number, line in numbered(text_lines(path)))
+    for number, line in numbered(text_lines(path)):
+        if isinstance(line, LongLine):
+            yield number, Broken(str(number), line.problem(f"line {number}"))
+        else:
+            yield None if line is None else (number, line)
 
 
 def _sentences(path: str, spec: Mapping[str, Any], form: str) -> Iterator[Given | None]:
@@ -195,14 +211,15 @@ def read_lines(path: str) -> Iterator[str]:
     """Yield the lines of a file, or of standard input for `-`.
 
     Raises:
-        DataError: when there is no such file or it is not UTF-8.
+        DataError: when there is no such file, it is not UTF-8, or a line is too long.
     """
-    number = 0
+    number, where = 0, "standard input" if path == "-" else path
     try:
         for number, raw in enumerate(filter(None, raw_lines(path)), 1):
+            if is_too_long(raw):
+                raise LongLine().problem(f"{where}: line {number}")
             yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        where = "standard input" if path == "-" else path
         raise DataError(f"{where}: line {number}: is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
 
 
