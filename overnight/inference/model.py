@@ -84,7 +84,7 @@ def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Mo
     machine = machine_run(overrides)
     assert isinstance(machine, BertRun)
     run = dataclasses.replace(machine, model=initial.model)
-    kind, labels = head_of(path)
+    kind, labels = head_of(path, initial.headed)
     if not kind:
         trained = _pretrained(initial, run)
         return Model(dataclasses.replace(trained, longest=longest_text(path, trained.longest)), source, "", ())

@@ -140,6 +140,23 @@ def test_a_task_answers_as_the_command_does_and_so_does_its_export(trained_run: 
         task.predict([*["a"] * 599, 3])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"problem_type": "regression"}, r"config\.json: problem_type = 'regression' with 3 outputs \(id2label\); only one number"),
+        ({"architectures": None}, r"config\.json: architectures is missing, and the weights have the head of a task: name it"),
+        ({"id2label": {"0": "a", "1": "b", "2": "a"}}, r"config\.json: id2label: 2 classes are called 'a'; give each a name of its own"),
+        ({"id2label": {"0": "a", "1": "b", "x": "c"}}, r"config\.json: id2label: must name the outputs from 0 on, each once"),
+    ],
+)
+def test_a_head_whose_answers_nobody_names_is_refused(change: dict[str, Any], message: str, trained_run: BertRun, tmp_path: Path) -> None:
+    export_run(trained_run, tmp_path / "out", "classes")
+    path = tmp_path / "out" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataError, match=message):
+        overnight.load(tmp_path / "out", device="cpu")
+
+
 def test_predict_answers_by_the_head_of_a_folder_of_hugging_face(
     trained_run: BertRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
