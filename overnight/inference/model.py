@@ -61,9 +61,9 @@ def load(
 
 def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Model:
     """Load a trained encoder as :func:`load` does, with run-level overrides as the command line has them."""
-    path = Path(source)
-    if (path / "task.json").is_file() and path.parent.name == "finetune" and not task:
-        path, task = path.parent.parent, path.resolve().name
+    path, whole = Path(source), Path(os.path.abspath(source))  # `.` may be such a folder
+    if (whole / "task.json").is_file() and whole.parent.name == "finetune" and not task:
+        path, task = whole.parent.parent, whole.name
     if (path / "run.yaml").is_file():
         run = stored_run(path, overrides)
         if not isinstance(run, BertRun):

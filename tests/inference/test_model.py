@@ -205,6 +205,15 @@ def test_an_exported_task_cuts_long_texts_where_the_run_cuts_them(trained_run: B
         assert overnight.load(tmp_path / "out", device="cpu").trained.longest == expected
 
 
+@pytest.mark.parametrize(("inside", "name"), [("finetune/classes", "."), ("finetune", "classes"), ("finetune/classes", "../classes/")])
+def test_the_folder_of_a_task_is_known_by_any_of_its_names(
+    inside: str, name: str, trained_run: BertRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained_run.run_dir / inside)
+    found = overnight.load(name)
+    assert (found.task, found.kind) == ("classes", "classification")
+
+
 def test_masks_are_filled_as_the_command_fills_them_also_from_an_export(trained_run: BertRun, model: Model, tmp_path: Path) -> None:
     text = "The [MASK] of an [MASK]."
     (said,) = predict(trained_run, "mask", [text])
