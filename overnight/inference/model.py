@@ -214,7 +214,7 @@ class Model:
     def _answers(self, texts: Sequence[Text], first: int) -> Iterator[dict[str, Any]]:
         rows = [read_row(self.trained, number, _fields(number, text)) for number, text in enumerate(texts, first)]
         for text, answer in zip(texts, answer_rows(self.trained, rows), strict=True):
-            named = isinstance(text, Mapping) and "id" in text
+            named = isinstance(text, Mapping) and text.get("id") is not None
             yield {key: value for key, value in answer.items() if key != "id" or named}
 
 

@@ -260,7 +260,8 @@ def answered(
                     raise
                 # A name of a column that is no text would keep the others from being written.
                 why = str(error).encode(errors="backslashreplace").decode()
-                broken[place] = {"id": str(fields.get("id", number)), "error": why}
+                given_id = fields.get("id")
+                broken[place] = {"id": str(given_id if _is_id(given_id) else number), "error": why}
         found = iter(answer(rows) if rows else ())
         for place in range(len(part)):
             yield broken[place] if place in broken else next(found)
@@ -299,6 +300,24 @@ def _parse(number: int, text: str, pairs: bool) -> dict[str, Any]:
     return fields
 
 
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def id_of(number: int, fields: Mapping[str, Any]) -> str:
+    """Return what a line is called: its `id`, a text or a number, or where it has none or null the number of the line.
+
+    Raises:
+        DataError: naming the line, when its id is something else.
+    """
+    value = fields.get("id")
+    if value is None:
+        return str(number)
+    if not _is_id(value):
+        raise DataError(f"line {number}: its id is a {type(value).__name__}; it needs a text or a number")
+    return str(value)
+
+
 def example_of(number: int, fields: Mapping[str, Any]) -> Example:
     """Return the text or pair of texts of a line.
 
@@ -309,7 +328,7 @@ def example_of(number: int, fields: Mapping[str, Any]) -> Example:
     second = fields.get("text_b")
     if not isinstance(text, str) or not isinstance(second, str | None):
         raise DataError(f"line {number}: has the keys {', '.join(fields)}; it needs `text`, or `text_a` and `text_b`, as strings")
-    return Example(str(fields.get("id", number)), text, second, None)
+    return Example(id_of(number, fields), text, second, None)
 
 
 def sentence_of(number: int, fields: Mapping[str, Any]) -> Sentence:
@@ -323,7 +342,7 @@ def sentence_of(number: int, fields: Mapping[str, Any]) -> Sentence:
         words = [word for part in (text, fields.get("text_b")) for word in str(part or "").split()]
     if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
         raise DataError(f"line {number}: has the keys {', '.join(fields)}; it needs `tokens`, a list of words, or `text`")
-    return Sentence(str(fields.get("id", number)), tuple(words), None)
+    return Sentence(id_of(number, fields), tuple(words), None)
 
 
 def question_of(number: int, fields: Mapping[str, Any]) -> Question:

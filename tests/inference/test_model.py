@@ -231,6 +231,8 @@ def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_pat
         (lambda: model.embed("one text"), "is one str; give a list"),
         (lambda: model.embed(["a"], "max"), "pooling = 'max': must be one of mean, first"),
         (lambda: model.embed(["a"], layer=2), "layer = 2: must be from 0, .* to 1"),
+        (lambda: model.embed(["a"], layer=1.0), r"layer = 1\.0: must be a whole number"),  # type: ignore[call-overload]
+        (lambda: model.embed(["a"], layer="1"), "layer = '1': must be a whole number"),  # type: ignore[call-overload]
         (lambda: overnight.load(tmp_path / "none"), "does not exist; name a run folder"),
         (lambda: overnight.load(trained_run.run_dir, precision="fp7"), "precision"),
     ):
@@ -241,6 +243,7 @@ def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_pat
         (lambda: model.embed(["\ud800"]), "text 1: is no valid text"),
         (lambda: task.predict(["a", {"words": "b"}]), "line 2: has the keys words"),
         (lambda: task.predict([3]), "line 1: is a int"),
+        (lambda: task.predict(["a", {"id": ["x"], "text": "b"}]), "line 2: its id is a list; it needs a text or a number"),
         (lambda: task.predict(["a", "\ud800"]), "line 2: is no valid text"),
         (lambda: task.predict([("a", "\ud800")]), "line 1: is no valid text"),
         (lambda: task.predict(["a", ("one", "pair")]), "line 2: is a pair; the task is of single texts"),
