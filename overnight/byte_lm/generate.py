@@ -18,6 +18,8 @@ from overnight.models.bytes import ByteModel
 
 # What stands before every document: the model has seen no other beginning.
 _OPENING = b"\n "
+# What a generator of torch takes.
+_SEEDS = (-(1 << 63), (1 << 64) - 1)
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ def generate(
     """
     if clamped:
         check_unit(model, clamped[0])
+    if clamped and not abs(clamped[1]) <= torch.finfo(dtype).max:
+        raise ConfigError(f"--value = {clamped[1]}: must be a finite number of {str(dtype).removeprefix('torch.')}")
+    if not _SEEDS[0] <= seed <= _SEEDS[1]:
+        raise ConfigError(f"--seed = {seed}: must be from {_SEEDS[0]} to {_SEEDS[1]}")
     if temperature < 0 or not math.isfinite(temperature):
         raise ConfigError(f"--temperature = {temperature}: must be 0 or more")
     if length < 1:
@@ -85,7 +91,12 @@ def generate(
                 if unit.state == "hidden":  # the logits are made of it
                     hidden_BTH[:, -1, unit.number] = value
         logits = model.logits(hidden_BTH[:, -1]).flatten().double().cpu()
-        byte = int(logits.argmax()) if temperature == 0 else int((logits / temperature).softmax(0).multinomial(1, generator=chance))
+        if not logits.isfinite().all():
+            because = f"--value = {clamped[1]} is too large" if clamped else "its weights are damaged"
+            raise ConfigError(f"the model's logits are not finite: {because}")
+        # The largest is 0 first: divided by a small temperature it would be infinite.
+        scaled = (logits - logits.max()) / (temperature or 1.0)
+        byte = int(logits.argmax()) if temperature == 0 else int(scaled.softmax(0).multinomial(1, generator=chance))
         text.append(byte)
         chunks = [[byte] if reach is None else text[-reach:]]
         if decoded := decoder.decode(bytes([byte]), final=done == length - 1):

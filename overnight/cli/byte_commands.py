@@ -113,8 +113,10 @@ def _generate(options: argparse.Namespace, overrides: list[str]) -> None:
 
     held = None if options.unit is None else (chosen_unit(run.run_dir, options.unit), options.value)
     model, dtype = ready_model(run)
-    print(options.prompt, end="")
-    for piece in generate(model, options.prompt, options.length, options.temperature, options.seed, held, dtype):
+    pieces = generate(model, options.prompt, options.length, options.temperature, options.seed, held, dtype)
+    # What is wrong with the numbers is said before the first piece.
+    print(options.prompt + next(pieces, ""), end="", flush=True)
+    for piece in pieces:
         print(piece, end="", flush=True)
     print()
 

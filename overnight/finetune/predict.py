@@ -37,7 +37,7 @@ from overnight.models.bert import Linear, padded_vocabulary
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example
-from overnight.tasks.inputs import Given, answered, example_of, question_of, read_input, sentence_of
+from overnight.tasks.inputs import Given, answered, example_of, id_of, question_of, read_input, sentence_of
 from overnight.tasks.squad import Question, question_lines
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def read_row(model: Trained, number: int, fields: Mapping[str, Any]) -> Any:
     """
     kind = model.facts["kind"]
     if kind == "spans":
-        return _question(model, number, fields), str(fields.get("id", number))
+        return _question(model, number, fields), id_of(number, fields)
     if kind == "token_classification":
         return sentence_of(number, fields)
     return _masked(model, number, fields) if kind == "mask" else _example(model, number, fields)

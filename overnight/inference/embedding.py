@@ -35,6 +35,8 @@ def check_embedding(model: Trained, pooling: str, layer: int) -> int:
     if pooling not in get_args(Pooling):
         raise ConfigError(f"pooling = {pooling!r}: must be one of {', '.join(get_args(Pooling))}")
     layers = len(model.network.encoder.layers)
+    if type(layer) is not int:
+        raise ConfigError(f"layer = {layer!r}: must be a whole number")
     if not -layers - 1 <= layer <= layers:
         raise ConfigError(
             f"layer = {layer}: must be from 0, the embedding table, to {layers}, the last; -1 is the last, {-layers - 1} the table"

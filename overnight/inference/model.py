@@ -61,9 +61,9 @@ def load(
 
 def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Model:
     """Load a trained encoder as :func:`load` does, with run-level overrides as the command line has them."""
-    path = Path(source)
-    if (path / "task.json").is_file() and path.parent.name == "finetune" and not task:
-        path, task = path.parent.parent, path.resolve().name
+    path, whole = Path(source), Path(os.path.abspath(source))  # `.` may be such a folder
+    if (whole / "task.json").is_file() and whole.parent.name == "finetune" and not task:
+        path, task = whole.parent.parent, whole.name
     if (path / "run.yaml").is_file():
         run = stored_run(path, overrides)
         if not isinstance(run, BertRun):
@@ -84,7 +84,7 @@ def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Mo
     machine = machine_run(overrides)
     assert isinstance(machine, BertRun)
     run = dataclasses.replace(machine, model=initial.model)
-    kind, labels = head_of(path)
+    kind, labels = head_of(path, initial.headed)
     if not kind:
         trained = _pretrained(initial, run)
         return Model(dataclasses.replace(trained, longest=longest_text(path, trained.longest)), source, "", ())
@@ -214,7 +214,7 @@ class Model:
     def _answers(self, texts: Sequence[Text], first: int) -> Iterator[dict[str, Any]]:
         rows = [read_row(self.trained, number, _fields(number, text)) for number, text in enumerate(texts, first)]
         for text, answer in zip(texts, answer_rows(self.trained, rows), strict=True):
-            named = isinstance(text, Mapping) and "id" in text
+            named = isinstance(text, Mapping) and text.get("id") is not None
             yield {key: value for key, value in answer.items() if key != "id" or named}
 
 

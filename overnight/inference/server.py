@@ -25,6 +25,7 @@ from overnight.state_files import is_text, parse_json
 try:
     import uvicorn
     from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.requests import ClientDisconnect, Request
@@ -101,6 +102,10 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
         # What is left of a body that was refused is not waited for.
         return JSONResponse({"error": str(error)}, status, headers={"Connection": "close"} if status in (408, 413) else None)
 
+    async def elsewhere(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
@@ -115,7 +120,7 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
     address = ip_address(host)
     local = [*_LOCAL, f"[{host}]" if address.version == 6 else host]
     guard = [Middleware(TrustedHostMiddleware, allowed_hosts=local, www_redirect=False)]
-    handlers: Any = {_Refused: refused, ConfigError: refused, DataError: refused}
+    handlers: Any = {_Refused: refused, ConfigError: refused, DataError: refused, HTTPException: elsewhere}
     middleware = guard if (getattr(address, "ipv4_mapped", None) or address).is_loopback else []
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
 

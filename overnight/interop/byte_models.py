@@ -25,6 +25,7 @@ from overnight.config.schema import ByteLMConfig
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
 from overnight.errors import ConfigError, DataError, UserError
+from overnight.interop.byte_readme import byte_readme
 from overnight.models.bytes import BYTES, ByteModel, Layer, byte_model
 from overnight.run_dir.atomic import write_json, write_whole
 
@@ -32,22 +33,6 @@ _FILES = ("config.json", "model.safetensors", "README.md", "tasks.jsonl", "lock"
 # Nothing is known of how an imported model was trained; a recipe must have a phase.
 _ELSEWHERE = {"elsewhere": {"steps": 1, "global_batch_size": 1}}
 _MATRICES = ("w_x", "w_h", "w_mx", "w_mh")
-_README = """# A byte model of overnight
-
-`model.safetensors`, fp32. H is the width, E that of the embedding; y = x W^T, so a row of a matrix belongs to an output.
-
-| tensor | shape | |
-|---|---|---|
-| `embedding.weight` | 256, E | a row for each byte value |
-| `layers.N.w_x`, `layers.N.w_h` | 4H, E (H from the second layer on); 4H, H | to the gates, in the order i, f, g, o |
-| `layers.N.w_mx`, `layers.N.w_mh` | H, E (H); H, H | `mlstm` only: m = (W_mx x) * (W_mh h) |
-| `layers.N.b` | 4H | |
-| `layers.N.g.w_x` and so on | as the rows | with `weight_norm`: the row is g v/|v|, and v is what lies under the matrix's own name |
-| `decoder.weight`, `decoder.bias` | 256, H; 256 | logits of the next byte |
-
-c = sigmoid(f) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c). A text is read as the UTF-8 bytes of a line feed, a space, the text, a space.
-`config.json` is a recipe; of its keys only `model` says something about these tensors.
-"""
 
 
 def load_byte_model(folder: Path) -> tuple[ByteModel, ByteLMConfig]:
@@ -160,7 +145,7 @@ def _write(out: Path, state: Mapping[str, Tensor], tree: Mapping[str, Any]) -> N
         whole = {name: tensor.to(torch.float32).contiguous() for name, tensor in state.items()}
         write_whole(out / "model.safetensors", [save(whole, metadata={"format": "pt"})])
         write_json(out / "config.json", dict(tree))
-        write_whole(out / "README.md", [_README.encode()])
+        write_whole(out / "README.md", [byte_readme(str(tree["model"]["kind"]), whole).encode()])
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {error}") from None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -209,24 +210,52 @@ def converted(found: tuple[Path, Mapping[str, Tensor]], config: Mapping[str, Any
     return state, model, vocab_size
 
 
-def head_of(folder: Path) -> tuple[Kind | None, list[str]]:
+def head_of(folder: Path, headed: bool = False) -> tuple[Kind | None, list[str]]:
     """Return the kind of task that a folder of Hugging Face has a head of, and its classes; none of a pretrained model.
 
+    Args:
+        folder: with a `config.json`, or there is none.
+        headed: whether the weights are known to have such a head.
+
     Raises:
-        DataError: its `config.json` cannot be read.
+        DataError: its `config.json` cannot be read, or does not say what the head answers.
     """
     path = folder / "config.json"
     if not path.is_file():
         return None, []
     config = read_object(path)
-    architecture = str((config.get("architectures") or [""])[0])
+    named = config.get("architectures")
+    if headed and not named:
+        raise DataError(
+            f'{path}: architectures is missing, and the weights have the head of a task: name it, as ["BertForSequenceClassification"]'
+        )
+    architecture, problem = str(named[0]) if isinstance(named, list) and named else "", config.get("problem_type")
     fitting = [kind for kind, head in HEADS.items() if head.classifier and architecture.endswith(head.suffix)]
+    kind = next((kind for kind in fitting if HEADS[kind].problem == problem), fitting[0] if fitting else None)
+    if kind is None or kind == "spans":
+        return kind, []
+    labels = _labels(config, path)
+    if kind == "regression" and config.get("id2label") and len(labels) > 1:
+        raise DataError(f"{path}: problem_type = 'regression' with {len(labels)} outputs (id2label); only one number can be answered")
+    if kind == "regression" or (kind == "classification" and len(labels) == 1):
+        return "regression", []
+    return kind, labels
+
+
+def _labels(config: Mapping[str, Any], path: Path) -> list[str]:
+    """Return the names of the classes of a `config.json`, in the order of the outputs.
+
+    Raises:
+        DataError: an output has no name, or two have one.
+    """
     names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    labels = [str(names[key]) for key in sorted(names, key=int)]
-    kind = next((kind for kind in fitting if HEADS[kind].problem == config.get("problem_type")), fitting[0] if fitting else None)
-    if kind == "classification" and len(labels) == 1:
-        kind = "regression"
-    return kind, [] if kind in ("regression", "spans") else labels
+    if not isinstance(names, dict) or names.keys() != {str(number) for number in range(len(names))}:
+        raise DataError(f"{path}: id2label: must name the outputs from 0 on, each once")
+    labels = [str(names[str(number)]) for number in range(len(names))]
+    name, times = Counter(labels).most_common(1)[0]
+    if times > 1:
+        raise DataError(f"{path}: id2label: {times} classes are called {name!r}; give each a name of its own")
+    return labels
 
 
 def _read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:

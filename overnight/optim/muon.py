@@ -61,6 +61,10 @@ class Muon(torch.optim.Optimizer):
             raise ValueError(f"betas = {group['betas']}: each must be 0 or more and below 1")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        unreal = [p for p in group["params"] if not p.is_floating_point()]
+        if unreal:
+            self.param_groups.pop()
+            raise ValueError(f"a tensor is {unreal[0].dtype}: only real floating-point tensors can be optimized")
         bad = [p for p in group["params"] if p.ndim != 2]
         if group["muon"] and bad:
             self.param_groups.pop()

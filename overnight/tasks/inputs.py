@@ -13,7 +13,19 @@ from overnight.state_files import is_text, parse_json
 from overnight.tasks.classification import text_columns
 from overnight.tasks.conll import CONLL_ENDINGS, DOCUMENT, Sentence, read_sentences
 from overnight.tasks.examples import Example
-from overnight.tasks.rows import Row, csv_rows, jsonl_rows, numbered, parquet_columns, parquet_rows, raw_lines, text_lines, tsv_rows
+from overnight.tasks.rows import (
+    LongLine,
+    Row,
+    csv_rows,
+    is_too_long,
+    jsonl_rows,
+    numbered,
+    parquet_columns,
+    parquet_rows,
+    raw_lines,
+    text_lines,
+    tsv_rows,
+)
 from overnight.tasks.squad import Question
 from overnight.tasks.tables import read_text
 
@@ -105,7 +117,11 @@ def _choices(spec: Mapping[str, Any]) -> tuple[list[tuple[str, ...]], tuple[str,
 
 
 def _lines(path: str) -> Iterator[Given | None]:
-    return (None if line is None else (number, line) for number, line in numbered(text_lines(path)))
+    for number, line in numbered(text_lines(path)):
+        if isinstance(line, LongLine):
+            yield number, Broken(str(number), line.problem(f"line {number}"))
+        else:
+            yield None if line is None else (number, line)
 
 
 def _sentences(path: str, spec: Mapping[str, Any], form: str) -> Iterator[Given | None]:
@@ -195,14 +211,15 @@ def read_lines(path: str) -> Iterator[str]:
     """Yield the lines of a file, or of standard input for `-`.
 
     Raises:
-        DataError: when there is no such file or it is not UTF-8.
+        DataError: when there is no such file, it is not UTF-8, or a line is too long.
     """
-    number = 0
+    number, where = 0, "standard input" if path == "-" else path
     try:
         for number, raw in enumerate(filter(None, raw_lines(path)), 1):
+            if is_too_long(raw):
+                raise LongLine().problem(f"{where}: line {number}")
             yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        where = "standard input" if path == "-" else path
         raise DataError(f"{where}: line {number}: is not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
 
 
@@ -243,7 +260,8 @@ def answered(
                     raise
                 # A name of a column that is no text would keep the others from being written.
                 why = str(error).encode(errors="backslashreplace").decode()
-                broken[place] = {"id": str(fields.get("id", number)), "error": why}
+                given_id = fields.get("id")
+                broken[place] = {"id": str(given_id if _is_id(given_id) else number), "error": why}
         found = iter(answer(rows) if rows else ())
         for place in range(len(part)):
             yield broken[place] if place in broken else next(found)
@@ -282,6 +300,24 @@ def _parse(number: int, text: str, pairs: bool) -> dict[str, Any]:
     return fields
 
 
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def id_of(number: int, fields: Mapping[str, Any]) -> str:
+    """Return what a line is called: its `id`, a text or a number, or where it has none or null the number of the line.
+
+    Raises:
+        DataError: naming the line, when its id is something else.
+    """
+    value = fields.get("id")
+    if value is None:
+        return str(number)
+    if not _is_id(value):
+        raise DataError(f"line {number}: its id is a {type(value).__name__}; it needs a text or a number")
+    return str(value)
+
+
 def example_of(number: int, fields: Mapping[str, Any]) -> Example:
     """Return the text or pair of texts of a line.
 
@@ -292,7 +328,7 @@ def example_of(number: int, fields: Mapping[str, Any]) -> Example:
     second = fields.get("text_b")
     if not isinstance(text, str) or not isinstance(second, str | None):
         raise DataError(f"line {number}: has the keys {', '.join(fields)}; it needs `text`, or `text_a` and `text_b`, as strings")
-    return Example(str(fields.get("id", number)), text, second, None)
+    return Example(id_of(number, fields), text, second, None)
 
 
 def sentence_of(number: int, fields: Mapping[str, Any]) -> Sentence:
@@ -306,7 +342,7 @@ def sentence_of(number: int, fields: Mapping[str, Any]) -> Sentence:
         words = [word for part in (text, fields.get("text_b")) for word in str(part or "").split()]
     if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
         raise DataError(f"line {number}: has the keys {', '.join(fields)}; it needs `tokens`, a list of words, or `text`")
-    return Sentence(str(fields.get("id", number)), tuple(words), None)
+    return Sentence(id_of(number, fields), tuple(words), None)
 
 
 def question_of(number: int, fields: Mapping[str, Any]) -> Question:

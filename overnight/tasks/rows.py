@@ -28,7 +28,7 @@ from overnight.state_files import parse_json
 Row = tuple[int, dict[str, str] | DataError]
 """The line on which a row begins (from 1), and column → text, or what is wrong with it."""
 
-# Bytes of a line, and characters of a field: what is longer ends there.
+# Bytes of a line, and characters of a field: what is longer is an error, of which no more is held.
 _LONGEST = 1 << 24
 # Bytes of a pipe at a time.
 _CHUNK = 1 << 16
@@ -36,10 +36,24 @@ _CHUNK = 1 << 16
 _PAUSE = 0.05
 # Rows of a Parquet file in memory at once, and what is read of it in one go.
 _ROWS, _BUFFER = 1000, 1 << 20
+_QUOTED = "a quotation mark inside a quoted text is written twice"
+
+
+class LongLine(str):
+    """Stands for a line of more bytes than a line may have."""
+
+    def problem(self, where: str) -> DataError:
+        """Return what is wrong with it, by where it stands."""
+        return DataError(f"{where}: has more than {_LONGEST:,} bytes, and no line may; cut the text")
+
+
+def is_too_long(raw: bytes) -> bool:
+    """Return whether a line of :func:`raw_lines` is the beginning of one that has more bytes than a line may."""
+    return len(raw) - raw.endswith(b"\n") > _LONGEST
 
 
 def raw_lines(path: str) -> Iterator[bytes | None]:
-    """Yield the lines of a file, or of standard input for `-`, and None where the next one does not come at once.
+    """Yield the lines of a file, or of standard input for `-`, and None where the next one does not come at once; see :func:`is_too_long`.
 
     Raises:
         DataError: when there is no such file.
@@ -56,10 +70,11 @@ def raw_lines(path: str) -> Iterator[bytes | None]:
 
 
 def _stored(file: IO[bytes]) -> Iterator[bytes]:
-    while line := file.readline(_LONGEST):
+    most = _LONGEST + 1  # its end
+    while line := file.readline(most):
         rest = line
-        while len(rest) == _LONGEST and not rest.endswith(b"\n"):
-            rest = file.readline(_LONGEST)
+        while len(rest) == most and not rest.endswith(b"\n"):
+            rest = file.readline(most)
         yield line
 
 
@@ -73,7 +88,7 @@ def _arriving(descriptor: int) -> Iterator[bytes | None]:
         for part in whole:
             yield bytes(begun) + part + b"\n"
             begun.clear()
-        begun += rest[: _LONGEST - len(begun)]
+        begun += rest[: _LONGEST + 1 - len(begun)]
         if not chunk:
             break
     if begun:
@@ -81,13 +96,16 @@ def _arriving(descriptor: int) -> Iterator[bytes | None]:
 
 
 def text_lines(path: str) -> Iterator[str | None]:
-    """Yield lines as :func:`raw_lines` does, as text; bytes that are not UTF-8 become lone surrogates, which :func:`is_text` finds."""
+    """Yield lines as :func:`raw_lines` does, as text; bytes that are not UTF-8 become lone surrogates, which :func:`is_text` finds.
+
+    For a line that is too long stands a :class:`LongLine`.
+    """
     first = True
     for raw in raw_lines(path):
         if raw is None:
             yield None
             continue
-        yield raw.decode("utf-8-sig" if first else "utf-8", "surrogateescape")
+        yield LongLine("...") if is_too_long(raw) else raw.decode("utf-8-sig" if first else "utf-8", "surrogateescape")
         first = False
 
 
@@ -117,7 +135,11 @@ def tsv_rows(lines: Iterable[str | None], where: str, header: tuple[str, ...] = 
             yield None
             continue
         cells = line.rstrip("\r\n").split("\t")
-        if not columns:
+        if isinstance(line, LongLine):
+            if not columns:
+                raise line.problem(f"{where}:{number}")
+            yield number, line.problem(f"{where}:{number}")
+        elif not columns:
             columns = tuple(cells)
             check_header(columns, where)
         elif not line.strip():
@@ -139,6 +161,8 @@ def csv_rows(lines: Iterable[str | None], where: str) -> Iterator[Row | None]:
     def following(taken: list[str]) -> Iterator[str]:
         while line := again.popleft() if again else next(filter(None, source), ""):
             taken.append(line)
+            if isinstance(line, LongLine):
+                raise line.problem(f"{where}:{number + len(taken) - 1}")
             yield line
 
     columns: list[str] | None = None
@@ -157,8 +181,8 @@ def csv_rows(lines: Iterable[str | None], where: str) -> Iterator[Row | None]:
         try:
             cells = next_cells(csv.reader(following(taken), strict=True), _LONGEST) or []
             number += len(taken)
-        except csv.Error as error:
-            wrong = DataError(f"{where}:{begin}: {error}; a quotation mark inside a quoted text is written twice")
+        except (csv.Error, DataError) as error:
+            wrong = error if isinstance(error, DataError) else DataError(f"{where}:{begin}: {error}; {_QUOTED}")
             if columns is None:
                 raise wrong from None
             again.extendleft(reversed(taken[1:]))
@@ -194,6 +218,8 @@ def jsonl_rows(lines: Iterable[str | None], where: str, lists: str = "") -> Iter
     for number, line in numbered(lines):
         if line is None:
             yield None
+        elif isinstance(line, LongLine):
+            yield number, line.problem(f"{where}:{number}")
         elif line.strip():
             yield number, _of_json(number, line, where, lists)
 

@@ -116,6 +116,11 @@ def test_a_transformer_reads_all_of_its_text_again() -> None:
         text(model, clamped=(Unit(0), 1.0))
 
 
+def test_the_smallest_temperature_takes_the_likeliest_byte(model: ByteModel) -> None:
+    likeliest = text(model, "go on: ", temperature=0.0)
+    assert text(model, "go on: ", temperature=1e-308) == text(model, "go on: ", temperature=5e-324) == likeliest
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -124,6 +129,10 @@ def test_a_transformer_reads_all_of_its_text_again() -> None:
         ({"temperature": -1.0}, "must be 0 or more"),
         ({"temperature": math.nan}, "must be 0 or more"),
         ({"length": 0}, "must be 1 or more"),
+        ({"clamped": (Unit(3), math.nan)}, "--value = nan: must be a finite number"),
+        ({"clamped": (Unit(3), 1e300)}, r"--value = 1e\+300: must be a finite number of float32"),
+        ({"clamped": (Unit(3, "hidden"), 3e38)}, r"logits are not finite: --value = 3e\+38 is too large"),
+        ({"seed": 99999999999999999999}, "--seed = 99999999999999999999: must be from -9223372036854775808 to 18446744073709551615"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, object], said: str, model: ByteModel) -> None:

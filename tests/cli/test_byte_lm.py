@@ -185,6 +185,14 @@ def test_a_mistake_is_said_and_ends_with_2(argv: tuple[str, ...], said: str, run
     assert said in capsys.readouterr().err
 
 
+def test_nothing_is_printed_before_the_numbers_of_a_continuation_are_checked(run_folder: Path, capsys: Captured) -> None:
+    assert call("generate", "--from", run_folder, "--prompt", "It ", "--unit", 3, "--value", "nan") == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "--value = nan: must be a finite number" in said.err
+    assert call("generate", "--from", run_folder, "--prompt", "It ", "--length", 1) == 0
+    assert capsys.readouterr().out.startswith("It ")
+
+
 def test_a_run_without_a_checkpoint_and_a_damaged_one_are_said(run_folder: Path, capsys: Captured) -> None:
     newest = run_folder / "checkpoints" / "step-0000002" / "model.safetensors"
     newest.write_bytes(newest.read_bytes()[:-4] + b"xxxx")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import itertools
 import json
@@ -26,7 +27,7 @@ from overnight.config import Run
 from overnight.console import Line
 from overnight.errors import DataError
 from overnight.finetune.finetune import finetune
-from overnight.finetune.predict import load_trained, predict, predict_file, write_answers, write_question_files
+from overnight.finetune.predict import answer_rows, load_trained, predict, predict_file, read_row, write_answers, write_question_files
 from overnight.tasks import inputs as module
 from overnight.tasks.inputs import read_lines
 from tests.finetune.official_squad import evaluate_v2
@@ -82,6 +83,25 @@ def test_a_pair_is_two_columns_or_two_keys(run: Run) -> None:
     tab, keys, other = answers(run, "scores", "class 3\tobject 3", '{"text_a": "class 3", "text_b": "object 3"}', "class 3 object\t3")
     assert tab["score"] == keys["score"] != other["score"]
     assert set(tab) == {"id", "score"}
+
+
+@pytest.mark.parametrize("name", ["classes", "squad"])
+def test_an_id_is_a_text_or_a_number_and_null_is_none(name: str, run: Run) -> None:
+    fields = {"text": "a string", "question": "What?", "context": "This value."}
+    lines = [json.dumps({"id": row_id, **fields}) for row_id in (None, 7, "x", True, {"a": 1})]
+    found = list(module.answered(enumerate(lines, 1), *_reader_of(run, name), keep_going=True))
+    assert [answer["id"] for answer in found] == ["1", "7", "x", "4", "5"]
+    assert [answer.get("error", "") for answer in found] == [
+        "",
+        "",
+        "",
+        *(f"line {n}: its id is a {kind}; it needs a text or a number" for n, kind in ((4, "bool"), (5, "dict"))),
+    ]
+
+
+def _reader_of(run: Run, name: str) -> tuple[Any, Any]:
+    model = load_trained(run, name)  # type: ignore[arg-type]
+    return functools.partial(read_row, model), functools.partial(answer_rows, model)
 
 
 def test_a_tab_is_of_the_text_where_the_task_has_no_pairs(run: Run) -> None:

@@ -140,6 +140,23 @@ def test_a_task_answers_as_the_command_does_and_so_does_its_export(trained_run: 
         task.predict([*["a"] * 599, 3])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"problem_type": "regression"}, r"config\.json: problem_type = 'regression' with 3 outputs \(id2label\); only one number"),
+        ({"architectures": None}, r"config\.json: architectures is missing, and the weights have the head of a task: name it"),
+        ({"id2label": {"0": "a", "1": "b", "2": "a"}}, r"config\.json: id2label: 2 classes are called 'a'; give each a name of its own"),
+        ({"id2label": {"0": "a", "1": "b", "x": "c"}}, r"config\.json: id2label: must name the outputs from 0 on, each once"),
+    ],
+)
+def test_a_head_whose_answers_nobody_names_is_refused(change: dict[str, Any], message: str, trained_run: BertRun, tmp_path: Path) -> None:
+    export_run(trained_run, tmp_path / "out", "classes")
+    path = tmp_path / "out" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataError, match=message):
+        overnight.load(tmp_path / "out", device="cpu")
+
+
 def test_predict_answers_by_the_head_of_a_folder_of_hugging_face(
     trained_run: BertRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,6 +205,15 @@ def test_an_exported_task_cuts_long_texts_where_the_run_cuts_them(trained_run: B
         assert overnight.load(tmp_path / "out", device="cpu").trained.longest == expected
 
 
+@pytest.mark.parametrize(("inside", "name"), [("finetune/classes", "."), ("finetune", "classes"), ("finetune/classes", "../classes/")])
+def test_the_folder_of_a_task_is_known_by_any_of_its_names(
+    inside: str, name: str, trained_run: BertRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained_run.run_dir / inside)
+    found = overnight.load(name)
+    assert (found.task, found.kind) == ("classes", "classification")
+
+
 def test_masks_are_filled_as_the_command_fills_them_also_from_an_export(trained_run: BertRun, model: Model, tmp_path: Path) -> None:
     text = "The [MASK] of an [MASK]."
     (said,) = predict(trained_run, "mask", [text])
@@ -205,6 +231,8 @@ def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_pat
         (lambda: model.embed("one text"), "is one str; give a list"),
         (lambda: model.embed(["a"], "max"), "pooling = 'max': must be one of mean, first"),
         (lambda: model.embed(["a"], layer=2), "layer = 2: must be from 0, .* to 1"),
+        (lambda: model.embed(["a"], layer=1.0), r"layer = 1\.0: must be a whole number"),  # type: ignore[call-overload]
+        (lambda: model.embed(["a"], layer="1"), "layer = '1': must be a whole number"),  # type: ignore[call-overload]
         (lambda: overnight.load(tmp_path / "none"), "does not exist; name a run folder"),
         (lambda: overnight.load(trained_run.run_dir, precision="fp7"), "precision"),
     ):
@@ -215,6 +243,7 @@ def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_pat
         (lambda: model.embed(["\ud800"]), "text 1: is no valid text"),
         (lambda: task.predict(["a", {"words": "b"}]), "line 2: has the keys words"),
         (lambda: task.predict([3]), "line 1: is a int"),
+        (lambda: task.predict(["a", {"id": ["x"], "text": "b"}]), "line 2: its id is a list; it needs a text or a number"),
         (lambda: task.predict(["a", "\ud800"]), "line 2: is no valid text"),
         (lambda: task.predict([("a", "\ud800")]), "line 1: is no valid text"),
         (lambda: task.predict(["a", ("one", "pair")]), "line 2: is a pair; the task is of single texts"),

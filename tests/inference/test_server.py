@@ -61,6 +61,12 @@ def ask(port: int, path: str, body: Any = None, method: str = "", **headers: str
         connection.close()
 
 
+def test_unknown_paths_and_methods_are_answered_in_json(port: int) -> None:
+    assert ask(port, "/nothing") == (404, {"error": "Not Found"})
+    assert ask(port, "/predict") == (405, {"error": "Method Not Allowed"})
+    assert ask(port, "/health", {}, "DELETE") == (405, {"error": "Method Not Allowed"})
+
+
 def test_fifty_clients_at_once_have_each_their_own_answers(port: int, trained_run: BertRun) -> None:
     task = overnight.load(trained_run.run_dir, task="classes")
     texts = [[f"integer {n} " * (n % 7 + 1), f"string {n}"] for n in range(50)]

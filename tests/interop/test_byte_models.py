@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from overnight.config import CausalLMConfig, RecurrentLMConfig
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.interop.byte_models import import_byte_model, load_byte_model, without_weight_norm
+from overnight.interop.byte_readme import byte_readme
+from overnight.models.bytes import byte_model
 from tests.interop.byte_formula import Arrays, bits, random_arrays, read, write_openai
 
 TEXT = "\n The film — “Ödipus” — was dull. ".encode()
@@ -210,6 +214,21 @@ def test_an_imported_folder_says_what_it_holds_and_is_replaced_by_the_next(tmp_p
     (ours / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match=r"holds 'thesis\.txt', which no export wrote"):
         import_byte_model(tmp_path / "model.pt", ours)
+
+
+@pytest.mark.parametrize("label", [False, True])
+@pytest.mark.parametrize("kind", ["mlstm", "lstm", "lstm with weight norm", "transformer"])
+def test_the_readme_of_an_export_names_every_tensor_and_no_other(kind: str, label: bool) -> None:
+    model: Any = CausalLMConfig(num_layers=2, hidden_size=8, num_heads=2, max_position_embeddings=16)
+    if kind != "transformer":
+        model = RecurrentLMConfig(kind=kind[:5].strip(), num_layers=2, hidden_size=8, embedding_size=4, weight_norm=" " in kind)  # type: ignore[arg-type]
+    names = [re.sub(r"\.\d+\.", ".N.", name) for name in byte_model(model, label=label).state_dict()]
+    text = byte_readme(model.kind, byte_model(model, label=label).state_dict())
+    listed = [name for row in re.findall(r"^\| (`.*?) \|", text, re.M) for name in re.findall(r"`(.*?)`", row)]
+    # `.bias` behind a weight is its bias.
+    listed = [listed[place - 1].replace("weight", "bias") if name == ".bias" else name for place, name in enumerate(listed)]
+    assert {name for name in listed if ".g." not in name} == {name for name in names if ".g." not in name}
+    assert ("`layers.N.g.w_x` and so on" in text) is (" " in kind) and ("i, f, g, o" in text) is (kind != "transformer")
 
 
 def test_a_folder_that_holds_no_byte_model_is_refused(tmp_path: Path) -> None:

@@ -30,6 +30,15 @@ def step(params: list[Tensor], optimizer: torch.optim.Optimizer, number: int) ->
     optimizer.step()
 
 
+@pytest.mark.parametrize("muon", [True, False])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
+def test_tensors_that_are_not_real_floating_point_are_refused(dtype: torch.dtype, muon: bool) -> None:
+    optimizer = Muon(network(torch.float32)[:1])
+    with pytest.raises(ValueError, match=f"a tensor is {dtype}: only real floating-point tensors can be optimized"):
+        optimizer.add_param_group({"params": [torch.zeros(3, 3, dtype=dtype)], "muon": muon})
+    assert len(optimizer.param_groups) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_parameters_go_where_fp32_ones_go(dtype: torch.dtype) -> None:
     halves, wholes = network(dtype), network(torch.float32)

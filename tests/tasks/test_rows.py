@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from overnight.errors import ConfigError, DataError
 from overnight.tasks import inputs, rows
-from overnight.tasks.inputs import Broken, Given, answered, read_input
-from overnight.tasks.rows import csv_rows, jsonl_rows, parquet_rows, raw_lines, text_lines, tsv_rows
+from overnight.tasks.inputs import Broken, Given, answered, read_input, read_lines
+from overnight.tasks.rows import csv_rows, is_too_long, jsonl_rows, parquet_rows, raw_lines, text_lines, tsv_rows
 from overnight.tasks.tables import read_csv, read_jsonl, read_tsv
 
 CELL = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
@@ -136,18 +136,55 @@ def test_where_no_line_follows_at_once_what_came_is_answered(monkeypatch: pytest
         assert list(found) == []
 
 
-def test_a_line_ends_where_it_is_too_long_and_the_next_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_held_of_a_line_that_is_too_long_and_the_next_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_LONGEST", 10)
     content = b"a" * 35 + b"\n" + b"b" * 9 + b"\n" + b"c" * 10 + b"\nd"
     (tmp_path / "lines").write_bytes(content)
-    expected = [b"a" * 10, b"b" * 9 + b"\n", b"c" * 10, b"d"]
+    expected = [b"a" * 11, b"b" * 9 + b"\n", b"c" * 10 + b"\n", b"d"]
     assert list(raw_lines(str(tmp_path / "lines"))) == expected
     reading, writing = os.pipe()
     os.write(writing, content)
     os.close(writing)
     with open(reading, "rb") as file:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(file))
-        assert [line and line[:10] for line in raw_lines("-")] == [line[:10] for line in expected]
+        found = list(filter(None, raw_lines("-")))
+    assert [line[:11] for line in found] == expected and list(map(is_too_long, found)) == list(map(is_too_long, expected)) == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "broken"),
+    [
+        ("t.txt", "one\n{long}\nthree\n", [2]),
+        ("t.csv", "text\none\n{long}\nthree\n", [3]),
+        ("t.csv", 'text\n"one\n{long}\n"\nthree\n', [2, 3, 4]),
+        ("t.tsv", "text\none\n{long}\nthree\n", [3]),
+        ("t.jsonl", '{{"text": "one"}}\n{{"text": "{long}"}}\n{{"text": "three"}}\n', [2]),
+    ],
+)
+def test_a_line_that_is_too_long_is_an_error_in_its_place(
+    name: str, content: str, broken: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "_LONGEST", 40)
+    (tmp_path / name).write_text(content.format(long="a" * 60))
+    found = dict(filter(None, read_input(str(tmp_path / name), {"task": "csv"})))
+    assert [number for number, given in found.items() if isinstance(given, Broken)] == broken
+    assert "has more than 40 bytes, and no line may" in "".join(str(given.why) for given in found.values() if isinstance(given, Broken))
+    assert "three" in str(list(found.values())[-1]) or broken[-1] == 4
+    with pytest.raises(DataError, match=r"line \d: has more than 40 bytes"):
+        list(read_lines(str(tmp_path / name)))
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_a_header_that_is_too_long_is_refused(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_LONGEST", 40)
+    (tmp_path / f"t.{ending}").write_text("a" * 60 + "\none\n")
+    with pytest.raises(DataError, match=rf"t\.{ending}:1: has more than 40 bytes"):
+        list(read_input(str(tmp_path / f"t.{ending}"), {"task": "csv"}))
 
 
 def test_a_parquet_file_is_read_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
