@@ -159,7 +159,7 @@ def test_print_config_gives_a_recipe_that_gives_itself(command: str, recipe: Pat
         (["--na=x"], ["na = 'x'", "unknown key"]),
         (["--name"], ["--name", "has no value"]),
         (["name=x"], ["'name=x'", "--key=value"]),
-        (["--name=[a"], ["name = '[a'", "not a YAML value"]),
+        (["--seed=[a"], ["seed = '[a'", "not a YAML value"]),
     ],
 )
 def test_a_wrong_override_names_key_value_and_what_is_allowed_before_any_work(
