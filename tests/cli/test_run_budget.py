@@ -96,7 +96,9 @@ def test_the_rehearsal_of_a_task_comes_near_and_writes_nothing(recipe: Path, tin
     assert sorted(recipe.parent.rglob("*")) == before
 
 
-def test_the_evaluation_at_the_end_is_estimated_by_the_text_there_is(tiny_data: Path, monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
+def test_the_evaluation_at_the_end_is_estimated_by_the_text_there_is(
+    tiny_data: Path, monkeypatch: pytest.MonkeyPatch, recipe: Path
+) -> None:
     run = config.load_run(str(recipe), [f"data.dir={tiny_data}"])
     assert isinstance(run, config.BertRun)
     ticks = itertools.count()
