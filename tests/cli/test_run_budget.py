@@ -61,7 +61,9 @@ def test_all_stages_end_in_time_and_it_says_so(recipe: Path, clock: FakeClock, c
     assert [(row["steps"], row["finished"]) for row in rows] == [(record.of(name)[-1].steps, True) for name in ("short", "long")]
     before = results(run)
     assert main(["run", str(recipe), "--budget=2m"]) == 0
-    assert "all phases are done" in (again := capsys.readouterr().out) and "budget 2m: done at " in again
+    assert "done in " in out and "this command took " not in out
+    again = capsys.readouterr().out
+    assert "all phases are done" in again and "this command took " in again and "done in " not in again and "budget 2m: done at " in again
     assert results(run) == before and read_record(run) == record
 
 
@@ -94,6 +96,33 @@ def test_the_rehearsal_of_a_task_comes_near_and_writes_nothing(recipe: Path, tin
     after = time_plan.seconds_after_pretraining(run)
     assert list(after) == ["opinion", "evaluation", "export and report"] and 1 < after["opinion"] < 600 and 0 < after["evaluation"] < 600
     assert sorted(recipe.parent.rglob("*")) == before
+
+
+@pytest.mark.usefixtures("rehearsed")
+def test_a_night_that_failed_before_training_keeps_its_time_by_the_same_recipe_and_begins_anew_by_a_mended_one(
+    recipe: Path,
+    clock: FakeClock,  # noqa: F811
+    capsys: Captured,
+) -> None:
+    command = ["run", str(recipe), "--budget=8h"]
+    assert main([*command, "--data.paths=nowhere"]) != 0
+    begun = read_record(config.load_run(str(recipe), ["budget=8h"]))
+    assert begun is not None
+    clock.now += 7200
+    capsys.readouterr()
+    assert main([*command, "--data.paths=nowhere"]) != 0
+    assert "budget 8h: its time began at" in capsys.readouterr().out
+    assert read_record(config.load_run(str(recipe), ["budget=8h"])) == begun
+    assert main([*command, "--data.paths=elsewhere"]) != 0
+    assert "budget 8h: its time begins now" in capsys.readouterr().out
+    record = read_record(config.load_run(str(recipe), ["budget=8h"]))
+    assert record is not None and (record.started, record.deadline) == (begun.started + 7200, begun.deadline + 7200)
+
+
+def test_a_budget_is_not_extended_and_that_is_said_before_anything_is_done(recipe: Path, capsys: Captured) -> None:
+    assert main(["run", str(recipe), "--budget=8h", "--extend"]) == 2
+    assert "--extend: a run with a budget ends with it" in capsys.readouterr().err
+    assert not (recipe.parent / "run").exists()
 
 
 def test_the_evaluation_at_the_end_is_estimated_by_the_text_there_is(
