@@ -9,7 +9,6 @@ below the data folder and is removed at the end. Nothing that is written depends
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +56,7 @@ from overnight.corpus.work_folder import begin, clear
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
 from overnight.errors import ConfigError, DataError
-from overnight.run_dir.atomic import remove_unfinished, write_json
+from overnight.run_dir.atomic import FULL, how_to_make_room, remove_unfinished, write_json
 from overnight.run_dir.lock import preparation_lock
 from overnight.state_files import STRICT, read_json, sealed
 
@@ -113,7 +112,7 @@ def prepare(
         with preparation_lock(folder), workers_of(data, folder, log) as workers:
             return _run(data, folder, log, reading, shard_tokens, workers, given)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in FULL:
             raise
         raise DataError(_full_disk(folder, reading, error)) from None
 
@@ -152,7 +151,7 @@ def _full_disk(folder: Path, reading: Reading, error: OSError) -> str:
     )
     return (
         f"{folder}: cannot write ({error.strerror}); {known} about {max(2 * text, 10_000_000) / 1e6:.0f} MB while preparing, "
-        f"{shutil.disk_usage(folder).free / 1e6:.0f} MB are free; make room and run the same command again, which continues"
+        f"{shutil.disk_usage(folder).free / 1e6:.0f} MB are free; {how_to_make_room(error.errno)}, and run the same command again, which continues"
     )
 
 
