@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,30 @@ def test_a_night_that_failed_before_training_keeps_its_time_by_the_same_recipe_a
     assert "budget 8h: its time begins now" in capsys.readouterr().out
     record = read_record(config.load_run(str(recipe), ["budget=8h"]))
     assert record is not None and (record.started, record.deadline) == (begun.started + 7200, begun.deadline + 7200)
+
+
+def test_the_plan_of_a_run_that_lies_elsewhere_finds_its_data_and_shows_what_was_decided(
+    recipe: Path,
+    tiny_data: Path,
+    clock: FakeClock,  # noqa: F811
+    capsys: Captured,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_data, "prepared")
+    assert main(["pretrain", str(recipe), "--budget=50s", "--data.dir=prepared"]) == 0
+    shutil.copytree("run", "elsewhere/copy")
+    monkeypatch.chdir("elsewhere")
+    capsys.readouterr()
+    assert main(["plan", "copy", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    record = read_record(config.stored_run(Path("copy")))
+    assert record is not None and plan["prepared"] and plan["time"] is None
+    assert {phase["name"]: phase["steps"] for phase in plan["phases"]} == {name: record.of(name)[-1].steps for name in ("short", "long")}
+    assert main(["plan", "copy"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"as this run has decided on its way: short {record.of('short')[-1].steps} steps, its rate decays from step" in said
 
 
 def test_a_budget_is_not_extended_and_that_is_said_before_anything_is_done(recipe: Path, capsys: Captured) -> None:
