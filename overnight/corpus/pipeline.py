@@ -50,7 +50,7 @@ from overnight.corpus.tasks import (
 )
 from overnight.corpus.text import check_extras, counted, outcome_lines
 from overnight.corpus.tokenizer import vocabulary
-from overnight.corpus.validation_split import check_share, names_by_split, share_for, sides, validation_lines
+from overnight.corpus.validation_split import check_share, names_by_split, share_for, sides, validation_lines, whole_files
 from overnight.corpus.vocabulary import check_given, given_tokens, make_vocabulary
 from overnight.corpus.work_folder import begin, clear
 from overnight.corpus.workers import Workers, run_tasks
@@ -194,7 +194,7 @@ def _run(
     if not manifest.count("train", "documents"):
         raise DataError(f"no document is left to train on; dropped: {counted(dropped)}; allow more of them")
     write_json(folder / "drops.json", sealed(outcome.drops.as_json()))
-    for line in validation_lines(manifest, partial(share_for, chunks, splits)):
+    for line in validation_lines(manifest, partial(share_for, chunks, splits), partial(whole_files, chunks)):
         log(line)
     save_manifest(folder, manifest)
     settle(workers)
@@ -317,8 +317,9 @@ def _decide(chunks: list[Path], data: Data, workers: Workers, log: Callable[[str
     log(
         f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(drops.counts['duplicates'], 'duplicate')}, {short:,} short"
     )
-    check_share("data.valid_fraction", data.valid_fraction, num_validation, trained, lowest)
-    check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - highest)
+    files = partial(whole_files, chunks)
+    check_share("data.valid_fraction", data.valid_fraction, num_validation, trained, lowest, files)
+    check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - highest, files)
     return splits, drops, short
 
 
