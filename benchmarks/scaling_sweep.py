@@ -188,7 +188,7 @@ def train(sweep: Sweep, chain: Chain, tokens: int) -> dict[str, Any]:
     run = sweep.run(chain, branch, trunk, decay)
     pretrain(run, Line(), extend=True)
     score = masked_score(RunMaskedLM(run), text_of_shards(run.data_dir, "valid", sweep.evaluated), Line())
-    lines, per_token = train_lines(branch), characters_per_token(load_manifest(run.data_dir))
+    lines, per_token = train_lines(branch), characters_per_token(load_manifest(run.data_dir), run.data_dir)
     seen = lines[-1]["tokens"]
     result = {
         **{name: value for name, value in asdict(chain).items() if name != "tokens"},

@@ -24,8 +24,10 @@ def check_folder(run: Run, extend: bool = False) -> None:
         extend: it may also hold a shorter one, of which this run is a continuation (:func:`not_longer`).
 
     Raises:
-        ConfigError: when it belongs to another recipe, naming the fields that differ.
+        ConfigError: when it belongs to another recipe, naming the fields that differ, or when a run with a budget is to be extended.
     """
+    if run.budget and extend:
+        raise ConfigError(f"--extend: a run with a budget ends with it (budget = {run.budget!r}); give a longer one its own folder")
     path = run.run_dir / "run.yaml"
     if not path.exists():
         return

@@ -36,13 +36,12 @@ from overnight.checkpoint.reader import (
 from overnight.distributed.collectives import raise_on_all_ranks
 from overnight.distributed.world import World
 from overnight.errors import DataError
-from overnight.run_dir.atomic import sync
+from overnight.run_dir.atomic import FULL, how_to_make_room, sync
 from overnight.state_files import file_digest
 
 Parts = dict[str, dict[str, Tensor]]
 """The tensors of a checkpoint by part (`model`, `optimizer`, `carry`) and name."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Bytes of a checkpoint that are not tensors: the names in three headers, the counters.
 _BESIDE_TENSORS = 1 << 18
 
@@ -268,8 +267,8 @@ def _remove(checkpoint: Path) -> None:
 
 def _remedy(error: Exception, folder: Path, needed: int) -> str:
     code = error.errno if isinstance(error, OSError) else int((re.findall(r"os error (\d+)", str(error)) or [0])[0])
-    if code in _FULL:
-        return f"It takes {needed / 1e6:,.1f} MB, and {shutil.disk_usage(folder if folder.exists() else folder.parent).free / 1e6:,.1f} MB are free there: make room"
+    if code in FULL:
+        return f"It takes {needed / 1e6:,.1f} MB, and {shutil.disk_usage(folder if folder.exists() else folder.parent).free / 1e6:,.1f} MB are free there: {how_to_make_room(code)}"
     return "Mend that"
 
 

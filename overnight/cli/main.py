@@ -32,6 +32,7 @@ class Terminated(BaseException):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 done, 1 failed, 2 usage, 130 interrupted, 143 terminated, 138 SIGUSR1."""
+    _print_anything()
     try:
         with _signals_raise():
             with said_once():
@@ -81,6 +82,13 @@ def command() -> NoReturn:
         with suppress(OSError, ValueError):  # its reader has gone
             stream.flush()
     os._exit(code)
+
+
+def _print_anything() -> None:
+    """Let streams whose encoding is not UTF-8 (LC_ALL=C, PYTHONIOENCODING) show what they cannot as `\\xe4`; else a name would end a run in its middle."""
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _refuse_processes(command: str) -> None:

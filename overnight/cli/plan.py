@@ -10,25 +10,28 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 import torch
 
 from overnight.batches.batch_size import batch_size, batch_warmup, sequences_before
+from overnight.checkpoint.run_corpus import with_data
 from overnight.cli.ascii_plot import Panel, Stretch, draw
 from overnight.cli.source_plan import SourcePlan, epoch_sizes, source_plans, sources_text
-from overnight.cli.time_plan import TimePlan, time_plan, time_plan_text
+from overnight.cli.time_plan import TimePlan, decided_steps, decided_text, decisions_of, time_plan, time_plan_text
 from overnight.config import BertPhase, BertRun, ByteRun, Optim, Phase, Run
 from overnight.config.optimizers import LayerwiseOptim
 from overnight.config.schema import ENCODERS
 from overnight.console import table
+from overnight.corpus.places import is_remote
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.display import plural, share
 from overnight.models.bert import padded_vocabulary
 from overnight.models.bytes import BYTES, byte_model
 from overnight.models.encoders import masked_lm
+from overnight.optim.decisions import Decision
 from overnight.optim.groups import parameter_groups
 from overnight.optim.schedules import learning_rate, peak_lr, reference, resolved
 
@@ -142,6 +145,8 @@ class Plan:
     time: TimePlan | None = None
     """What the budget of the run comes to, by which the phases have their steps; None where there is none, or nothing is prepared to be timed."""
     budget: str = ""
+    decisions: list[Decision] = field(default_factory=list)
+    """What the folder of the run has decided of its budget already; nothing is timed then."""
 
 
 def make_plan(run: Run) -> Plan:
@@ -152,12 +157,13 @@ def make_plan(run: Run) -> Plan:
     Raises:
         DataError: when the prepared data cannot be read.
     """
+    if not is_remote(run.data.dir):  # else all of it would be fetched
+        run = with_data(run)
     prepared = (run.data_dir / "manifest.json").is_file()
-    time = time_plan(run) if run.budget and prepared else None
-    if time:
-        run = dataclasses.replace(
-            run, phases={name: dataclasses.replace(phase, steps=time.steps[name]) for name, phase in run.phases.items()}
-        )
+    decisions = decisions_of(run)
+    time = time_plan(run) if run.budget and prepared and not decisions else None
+    if steps := decided_steps(run, decisions) if decisions else time.steps if time else {}:
+        run = dataclasses.replace(run, phases={name: dataclasses.replace(phase, steps=steps[name]) for name, phase in run.phases.items()})
     assert isinstance(run, BertRun | ByteRun)
     bert = isinstance(run, BertRun)
     vocabulary = BYTES if not bert else load_vocabulary(run.data_dir).size if prepared else run.data.vocab_size
@@ -180,6 +186,7 @@ def make_plan(run: Run) -> Plan:
         ],
         time=time,
         budget=run.budget,
+        decisions=decisions,
     )
 
 
@@ -259,7 +266,9 @@ def plan_text(plan: Plan, tensors: bool = False) -> str:
         f"{plan.name}: {_network(model)}\nvocabulary {plan.vocabulary:,} {source if model['kind'] in ENCODERS else 'bytes'}",
         _parts_text(plan),
     ]
-    if plan.time:
+    if plan.decisions:
+        blocks.append(decided_text(plan.budget, {phase.name: phase.steps for phase in plan.phases}, plan.decisions))
+    elif plan.time:
         blocks.append(time_plan_text(plan.time))
     elif plan.budget:
         blocks.append(f"budget {plan.budget}: no step can be timed before the data is prepared; the steps below are shares of it")

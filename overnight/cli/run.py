@@ -38,15 +38,16 @@ def run_all(run: Run, extend: bool = False) -> None:
         raise ConfigError(f"evaluation.blimp = {blimp!r}: does not exist; name blimp.tar.xz or its folder, or leave it out")
     from overnight.checkpoint.run_corpus import with_data
     from overnight.checkpoint.run_identity import check_folder, claim_folder
-    from overnight.engine.budget_record import begin_record, close_record
+    from overnight.engine.budget_record import begin_command, close_record
     from overnight.engine.pretrain import pretrain
     from overnight.engine.size_record import chosen_before
     from overnight.engine.sizing import settle_sizes, settle_vocabulary
 
     line, start, recipe = Line(), time.perf_counter(), run
     check_folder(chosen_before(run), extend)
+    resumed = (run.run_dir / "run.yaml").exists()
     if run.budget:
-        begin_record(run)
+        begin_command(run, line.print)
     run = settle_vocabulary(run, line.print)
     tasks = [*(f"fine-tune {name}" for name in finetunes), *(f"probe on {name}" for name in probes)]
     tasks += ["evaluate"] * isinstance(run, BertRun)
@@ -95,7 +96,8 @@ def run_all(run: Run, extend: bool = False) -> None:
     write_samples(with_data(run))
     line.print(summary_text(run.run_dir))
     line.print(refresh_report(run.run_dir))
-    line.print(f"done in {duration(time.perf_counter() - start)}; model in {run.run_dir / 'export'}")
+    took = "this command took" if resumed else "done in"
+    line.print(f"{took} {duration(time.perf_counter() - start)}; model in {run.run_dir / 'export'}")
     if run.budget:
         line.print(close_record(run))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,12 +11,14 @@ from tempfile import TemporaryDirectory
 from overnight.batches.matching import too_short
 from overnight.byte_lm.rehearsal import probe_seconds
 from overnight.checkpoint.run_corpus import with_data
-from overnight.config import BertPhase, BertRun, ByteRun, Run
+from overnight.config import BertPhase, BertRun, ByteRun, Run, identity
 from overnight.config.budget import deadline_of
+from overnight.config.load import stored_run
 from overnight.display import duration, plural
 from overnight.distributed.world import World
 from overnight.engine import run_clock
 from overnight.engine.budget import least_budget, planned_steps, reserve, seconds_text
+from overnight.engine.budget_record import read_record
 from overnight.engine.planner import shares
 from overnight.engine.rehearsal import seconds_per_step
 from overnight.engine.run_clock import time_of_day
@@ -23,6 +26,7 @@ from overnight.engine.training_run import set_up_machine
 from overnight.engine.workload import build_workload
 from overnight.evaluation.rehearsal import evaluation_seconds
 from overnight.finetune.rehearsal import finetune_seconds
+from overnight.optim.decisions import Decision
 
 # Time that the last two stages take at most where networks are small (s): three times that of night-cpu. What larger ones take above it, the share of a
 # budget that is kept free pays.
@@ -84,6 +88,37 @@ def time_plan(run: Run) -> TimePlan:
     least, named = least_budget(0.0, sum(after.values())), dict(zip(run.phases, steps, strict=True))
     without = [name for name, phase in run.phases.items() if isinstance(phase, BertPhase) and too_short(phase, named[name])]
     return TimePlan(run.budget, deadline, left, seconds, named, without, after, least)
+
+
+def decisions_of(run: Run) -> list[Decision]:
+    """Return what a run folder has decided of the length of its phases; none where no speed was measured there, or it holds another run."""
+    if not run.budget or not (run.run_dir / "run.yaml").exists() or not (record := read_record(run)) or record.budget != run.budget:
+        return []
+    if identity(stored_run(run.run_dir)) != identity(run) or all(len(record.of(name)) < 2 for name in run.phases):
+        return []
+    return record.decisions
+
+
+def decided_steps(run: Run, decisions: Sequence[Decision]) -> dict[str, int]:
+    """Return the steps of every phase as decisions have them; those of which none is measured keep their ratio to the last that is."""
+    known = {name: [decision for decision in decisions if decision.phase == name] for name in run.phases}
+    found = {name: mine[-1].steps for name, mine in known.items() if len(mine) > 1}
+    last = next(reversed(found))
+    return {
+        name: found.get(name) or max(1, round(found[last] / run.phases[last].steps * phase.steps)) for name, phase in run.phases.items()
+    }
+
+
+def decided_text(budget: str, steps: Mapping[str, int], decisions: Sequence[Decision]) -> str:
+    """Return the steps of the phases and where their decays begin, as far as they are decided."""
+    begins = {decision.phase: decision.decay_begins for decision in decisions}
+    said = [
+        f"{name} {plural(count, 'step')}, its rate decays from step {begin:,}"
+        if (begin := begins.get(name)) is not None
+        else f"{name} about {plural(count, 'step')}"
+        for name, count in steps.items()
+    ]
+    return f"budget {budget}: as this run has decided on its way: {'; '.join(said)}"
 
 
 def time_plan_text(plan: TimePlan) -> str:

@@ -34,7 +34,7 @@ def load_run(recipe: str, overrides: Sequence[str] = (), completed: Callable[[di
 
     Args:
         recipe: a shipped recipe's name or a YAML file.
-        overrides: `phases.long.optim.lr=4e-3` and the like; values are YAML.
+        overrides: `phases.long.optim.lr=4e-3` and the like; values are YAML, but those of keys that are text, or lists of it, are taken as they stand.
         completed: fills in what a recipe with an `init` leaves out.
 
     Raises:
@@ -213,10 +213,14 @@ def _override(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.removeprefix("--").partition("=")
     if not equals:
         raise ConfigError(f"{override!r}: an override is written key=value, such as --phases.long.optim.lr=4e-3")
-    try:
-        value, _ = parse_yaml(text)
-    except ValueError as error:
-        raise ConfigError(f"{key} = {text!r} is not a YAML value: {error}") from None
+    kind = _field_type(key.split("."), tree)
+    # What is text is taken as it stands: YAML would cut `logs #1` short, and read dates, numbers and mappings. So no path needs brackets or quotes.
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    value: Any = [text] if kind == list[str] else text
+    if kind not in (str, list[str]) or quoted or (kind == list[str] and text[:1] in ("", "[")):
+        value = _yaml_value(key, text)
+    if get_origin(kind) is list and not isinstance(value, list):
+        value = [value]
     *parents, last = key.split(".")
     node: Any = tree
     for part in parents:
@@ -225,13 +229,14 @@ def _override(tree: dict[str, Any], override: str) -> None:
             raise ConfigError(f"{key}: {part!r} holds no keys")
     if not isinstance(node, dict):
         raise ConfigError(f"{key}: {parents[-1]!r} is a value, it holds no keys")
-    # `--data.paths=my/folder` should not need YAML's brackets, nor `--name=2026` its quotes.
-    kind = _field_type(key.split("."), tree)
-    if get_origin(kind) is list and not isinstance(value, list):
-        value = [value]
-    if kind is str and not isinstance(value, str):
-        value = text
     node[last] = value
+
+
+def _yaml_value(key: str, text: str) -> Any:
+    try:
+        return parse_yaml(text)[0]
+    except ValueError as error:
+        raise ConfigError(f"{key} = {text!r} is not a YAML value: {error}") from None
 
 
 def _field_type(parts: Sequence[str], tree: Any) -> Any:

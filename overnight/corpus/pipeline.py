@@ -9,7 +9,6 @@ below the data folder and is removed at the end. Nothing that is written depends
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -51,13 +50,13 @@ from overnight.corpus.tasks import (
 )
 from overnight.corpus.text import check_extras, counted, outcome_lines
 from overnight.corpus.tokenizer import vocabulary
-from overnight.corpus.validation_split import check_share, names_by_split, share_for, sides, validation_lines
+from overnight.corpus.validation_split import check_share, names_by_split, share_for, sides, validation_lines, whole_files
 from overnight.corpus.vocabulary import check_given, given_tokens, make_vocabulary
 from overnight.corpus.work_folder import begin, clear
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
 from overnight.errors import ConfigError, DataError
-from overnight.run_dir.atomic import remove_unfinished, write_json
+from overnight.run_dir.atomic import FULL, how_to_make_room, remove_unfinished, write_json
 from overnight.run_dir.lock import preparation_lock
 from overnight.state_files import STRICT, read_json, sealed
 
@@ -113,7 +112,7 @@ def prepare(
         with preparation_lock(folder), workers_of(data, folder, log) as workers:
             return _run(data, folder, log, reading, shard_tokens, workers, given)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in FULL:
             raise
         raise DataError(_full_disk(folder, reading, error)) from None
 
@@ -152,7 +151,7 @@ def _full_disk(folder: Path, reading: Reading, error: OSError) -> str:
     )
     return (
         f"{folder}: cannot write ({error.strerror}); {known} about {max(2 * text, 10_000_000) / 1e6:.0f} MB while preparing, "
-        f"{shutil.disk_usage(folder).free / 1e6:.0f} MB are free; make room and run the same command again, which continues"
+        f"{shutil.disk_usage(folder).free / 1e6:.0f} MB are free; {how_to_make_room(error.errno)}, and run the same command again, which continues"
     )
 
 
@@ -195,7 +194,7 @@ def _run(
     if not manifest.count("train", "documents"):
         raise DataError(f"no document is left to train on; dropped: {counted(dropped)}; allow more of them")
     write_json(folder / "drops.json", sealed(outcome.drops.as_json()))
-    for line in validation_lines(manifest, partial(share_for, chunks, splits)):
+    for line in validation_lines(manifest, partial(share_for, chunks, splits), partial(whole_files, chunks)):
         log(line)
     save_manifest(folder, manifest)
     settle(workers)
@@ -318,8 +317,9 @@ def _decide(chunks: list[Path], data: Data, workers: Workers, log: Callable[[str
     log(
         f"deduplicate: {plural(trained, 'document')} to train on, {apart}; dropped {plural(drops.counts['duplicates'], 'duplicate')}, {short:,} short"
     )
-    check_share("data.valid_fraction", data.valid_fraction, num_validation, trained, lowest)
-    check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - highest)
+    files = partial(whole_files, chunks)
+    check_share("data.valid_fraction", data.valid_fraction, num_validation, trained, lowest, files)
+    check_share("data.test_fraction", data.test_fraction, tested, trained, 1 - highest, files)
     return splits, drops, short
 
 

@@ -8,7 +8,6 @@ the others wait, and a copy that one of them reads, by a lock that ends with the
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -29,7 +28,7 @@ from overnight.corpus import places
 from overnight.corpus.bytes import VOCABULARY_HASH
 from overnight.corpus.shards import ShardEntry, load_manifest
 from overnight.errors import DataError
-from overnight.run_dir.atomic import write_whole
+from overnight.run_dir.atomic import FULL, how_to_make_room, write_whole
 from overnight.run_dir.lock import try_lock
 
 _BLOCK = 4 << 20
@@ -79,9 +78,11 @@ def local_copy(data: Data, run: str, log: Callable[[str], None] | None = None) -
             os.utime(used.name)
             _read_here[folder] = used
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in FULL:
             raise
-        raise DataError(f"{root}: cannot write ({error.strerror}); make room, or name another folder with data.cache") from None
+        raise DataError(
+            f"{root}: cannot write ({error.strerror}); {how_to_make_room(error.errno)}, or name another folder with data.cache"
+        ) from None
     return folder
 
 

@@ -66,7 +66,17 @@ def sides(
     return splits, (min(places, default=1.0), max(places, default=0.0))
 
 
-def check_share(key: str, fraction: float, num_validation: int, trained: int, nearest: float) -> None:
+def whole_files(chunks: Sequence[Path]) -> bool:
+    """Return whether any document is a whole file, of which `data.documents` can make several; of rows, pages, paragraphs and lines it cannot.
+
+    Args:
+        chunks: clean documents.
+    """
+    # What is a part of a file is called file#number or file#title; a page of WARC by its address.
+    return any("#" not in name and not name.startswith("http") for path in chunks for name in read_table(path).column("name").to_pylist())
+
+
+def check_share(key: str, fraction: float, num_validation: int, trained: int, nearest: float, files: Callable[[], bool]) -> None:
     """Check that a share of the documents takes some, and leaves some to train on.
 
     Args:
@@ -74,6 +84,7 @@ def check_share(key: str, fraction: float, num_validation: int, trained: int, ne
         num_validation: documents that it takes.
         trained: documents that are left.
         nearest: share that would take the first.
+        files: as :func:`whole_files`.
 
     Raises:
         DataError: saying which share would do.
@@ -82,7 +93,7 @@ def check_share(key: str, fraction: float, num_validation: int, trained: int, ne
         return
     part = "validation" if "valid" in key else "the test"
     documents = plural(trained + num_validation, "document")
-    more = "make more documents with --data.documents=paragraph"
+    more = "make more documents with --data.documents=paragraph" if files() else "add documents"
     if not trained:
         raise DataError(f"{key} = {fraction} leaves none of {documents} to train on; lower it (0 turns {part} off), or {more}")
     enough = _above(nearest)
@@ -115,11 +126,16 @@ def names_by_split(chunks: Sequence[Path], splits: Sequence[np.ndarray]) -> dict
     return {split: names for split, names in found.items() if names}
 
 
-def share_for(chunks: Sequence[Path], splits: Sequence[np.ndarray], documents: int) -> float:
-    """Return the `valid_fraction` that would take so many documents, or one half."""
+def share_for(chunks: Sequence[Path], splits: Sequence[np.ndarray], documents: int) -> float | None:
+    """Return the least `valid_fraction` of two digits that would take so many documents; None where none may, or would leave one to train on."""
     kept = (read_table(path).filter(pa.array(split > 0)) for path, split in zip(chunks, splits, strict=True))
-    positions = np.sort(np.concatenate([np.sort(dedup.hash_position(side_hashes([table])))[:documents] for table in kept]))
-    return min(float(positions[min(documents, len(positions)) - 1]) * 1.01 + 1e-4, 0.5)
+    # Of each chunk the first, and the last.
+    found = (np.sort(dedup.hash_position(side_hashes([table]))) for table in kept)
+    positions = np.sort(np.concatenate([each if len(each) <= documents else np.append(each[:documents], each[-1]) for each in found]))
+    if len(positions) <= documents:
+        return None
+    share = _above(float(positions[documents - 1]))
+    return share if share <= LARGEST_SHARE and share < positions[-1] else None
 
 
 def without_validation(manifest: Manifest) -> dict[str, int]:
@@ -130,35 +146,43 @@ def without_validation(manifest: Manifest) -> dict[str, int]:
     return {name: count for name, count in found["train"].items() if not found["valid"][name]}
 
 
-def validation_lines(manifest: Manifest, share: Callable[[int], float]) -> Iterator[str]:
+def validation_lines(manifest: Manifest, share: Callable[[int], float | None], files: Callable[[], bool]) -> Iterator[str]:
     """Yield what `prepare` says of the validation part: how much it is, of which documents, and a warning where it is too little.
 
     Args:
-        share: gives the `valid_fraction` that would take so many documents.
+        share: gives the `valid_fraction` that would take so many documents, as :func:`share_for`.
+        files: as :func:`whole_files`.
     """
     documents, tokens = (manifest.count("valid", what) for what in ("documents", "tokens"))
+    fraction = manifest.settings["valid_fraction"]
     if not documents:
+        wanted = share(LEAST_DOCUMENTS) or share(1)
+        way = f"with --data.valid_fraction={wanted:g}" if wanted else "with more documents"
         yield (
-            "warning: no document is for validation (data.valid_fraction = 0), and pretraining needs some to measure on: prepare into another folder with "
-            f"--data.valid_fraction={share(LEAST_DOCUMENTS):.2g}"
+            "warning: no document is for validation (data.valid_fraction = 0), and pretraining needs some to measure on: prepare into another folder "
+            f"{way}"
         )
         return
     for name, count in without_validation(manifest).items():
+        more = f"make more documents of it (data.sources.{name}.documents = paragraph or line)" if files() else "add documents to it"
         yield (
             f"warning: none of the {plural(count, 'document')} of source {name} is for validation, so no loss says how well it is learned: "
-            f"raise data.valid_fraction = {manifest.settings['valid_fraction']:g}, or make more documents of it (data.sources.{name}.documents = paragraph or line)"
+            + (f"raise data.valid_fraction = {fraction:g}, or " if fraction < LARGEST_SHARE else "")
+            + more
         )
     names = manifest.first_documents.get("valid", [])
     more = ", ..." if documents > 3 else ""
     yield f"validation: {documents:,} documents, {tokens:,} tokens: {', '.join(names[:3])}{more} (manifest.json names {len(names)})"
     if documents < LEAST_DOCUMENTS or tokens < LEAST_TOKENS:
-        hint = (
-            f"--data.valid_fraction={share(LEAST_DOCUMENTS):.2g} would take about {LEAST_DOCUMENTS} documents"
-            if documents < LEAST_DOCUMENTS
-            else ""
-        )
-        hint = hint or f"raise data.valid_fraction above {manifest.settings['valid_fraction']:g}"
+        hints = ["add text"]
+        if documents < LEAST_DOCUMENTS:
+            if wanted := share(LEAST_DOCUMENTS):
+                hints.insert(0, f"--data.valid_fraction={wanted:g} would take about {LEAST_DOCUMENTS} documents")
+        elif fraction < LARGEST_SHARE:
+            hints.insert(0, f"raise data.valid_fraction above {fraction:g}")
+        if files():
+            hints.append("make more documents of it (data.documents = paragraph or line)")
         yield (
             f"warning: scores on {documents:,} validation documents of {tokens:,} tokens say little of others (at least {LEAST_DOCUMENTS} documents and "
-            f"{LEAST_TOKENS:,} tokens would be better): {hint}; or add text, or make more documents of it (data.documents = paragraph or line)"
+            f"{LEAST_TOKENS:,} tokens would be better): {'; or '.join(hints)}"
         )

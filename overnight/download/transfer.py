@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
 import os
@@ -18,7 +17,7 @@ from overnight.download.connection import Answer, Source
 from overnight.download.datasets import RemoteFile
 from overnight.download.patience import Attempts, StoppedError, TemporaryError
 from overnight.errors import DataError
-from overnight.run_dir.atomic import sync, write_json
+from overnight.run_dir.atomic import FULL, how_to_make_room, sync, write_json
 from overnight.state_files import read_json
 
 MAX_UNANNOUNCED = 1 << 32
@@ -219,8 +218,8 @@ class Transfer:
                 self._count(rest[:written])
                 rest = rest[written:]
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                text = f"{self._part}: {error.strerror} after {self._hashed:,} bytes, which are kept; make room, and {_SAME}"
+            if error.errno in FULL:
+                text = f"{self._part}: {error.strerror} after {self._hashed:,} bytes, which are kept; {how_to_make_room(error.errno)}, and {_SAME}"
                 raise DiskFullError(text) from None
             raise DataError(f"{self._part}: cannot be written ({error.strerror}); {_SAME}") from None
 

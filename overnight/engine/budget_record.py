@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from overnight.config import Run
+import xxhash
+
+from overnight.config import Run, to_tree
 from overnight.config.budget import deadline_of
 from overnight.display import duration
 from overnight.engine import run_clock
@@ -39,6 +43,8 @@ class BudgetRecord:
     """When pretraining was done."""
     done: float | None = None
     """When everything was done."""
+    recipe: str = ""
+    """XXH3-64 of the recipe with which `overnight run` began; empty where another command did."""
 
     @property
     def seconds(self) -> float:
@@ -58,6 +64,30 @@ class BudgetRecord:
 def record_path(run: Run) -> Path:
     """Return where the record of a run lies."""
     return run.run_dir / "budget.json"
+
+
+def begin_command(run: Run, log: Callable[[str], None]) -> None:
+    """Begin the time of a run, or resume it; it begins anew where no training did, and the recipe was mended since.
+
+    Args:
+        run: as its recipe has it, with all that is open.
+
+    Raises:
+        ConfigError, DataError: as :func:`begin_record`.
+    """
+    known, recipe = read_record(run), xxhash.xxh3_64_hexdigest(json.dumps(to_tree(run), sort_keys=True))
+    if known is not None and not known.decisions and not (run.run_dir / "run.yaml").exists():
+        if known.recipe not in ("", recipe):
+            record_path(run).unlink()
+            log(f"budget {run.budget}: its time begins now; before, another recipe had it, and no training began")
+        elif known.budget == run.budget:
+            log(
+                f"budget {run.budget}: its time began at {time_of_day(known.started)}, and ends at {time_of_day(known.deadline)}; no training has "
+                f"begun: delete {record_path(run)} to begin it anew"
+            )
+    record = begin_record(run)
+    if not record.recipe and not record.decisions:
+        write_record(run, dataclasses.replace(record, recipe=recipe))
 
 
 def begin_record(run: Run) -> BudgetRecord:

@@ -14,7 +14,6 @@ from overnight.distributed.collectives import assert_same_on_all_ranks, raise_on
 from overnight.distributed.world import process_group
 from overnight.engine.budget_record import check_budget
 from overnight.engine.training_run import TrainingRun
-from overnight.errors import ConfigError
 from overnight.run_dir.lock import run_lock
 
 
@@ -33,8 +32,6 @@ def pretrain(run: Run, line: Line | None = None, extend: bool = False) -> Path:
             # First what can fail: a folder is claimed by a run that can begin.
             training = TrainingRun(find_data(run), line or Line(), world)
             check_folder(run, extend)
-            if run.budget and extend:
-                raise ConfigError(f"--extend: a run with a budget ends with it (budget = {run.budget!r}); give a longer one its own folder")
         assert_same_on_all_ranks(shared_facts(run, training.workload.fingerprint, world), world)
         with raise_on_all_ranks(world):
             if world.main:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from overnight.config import ModernBertConfig
+from overnight.corpus.document_table import open_document_table
 from overnight.corpus.shards import Manifest
 from overnight.models.modernbert import inner_size
 
@@ -65,10 +67,15 @@ def layer_parameters(model: ModernBertConfig) -> int:
     return model.num_layers * (4 * h * h + 3 * h * inner_size(model))
 
 
-def characters_per_token(manifest: Manifest) -> float:
-    """Return bytes of a prepared text for each of its tokens, which are nearly its characters."""
+def characters_per_token(manifest: Manifest, folder: Path) -> float:
+    """Return characters of the documents of a prepared folder for each of their tokens.
+
+    Of a folder that was prepared before their characters were kept, the bytes of its sources, which count what was dropped, too.
+    """
     tokens = sum(shard.tokens for shard in manifest.shards)
-    return sum(source.bytes for source in manifest.sources) / max(1, tokens)
+    table = open_document_table(folder, manifest)
+    known = sum(int(table.rows(shard).characters.sum()) for shard in manifest.shards) if table else 0
+    return (known or sum(source.bytes for source in manifest.sources)) / max(1, tokens)
 
 
 def worth(amount: float, first: float, fades: float) -> float:

@@ -235,7 +235,7 @@ def _known_text(run: BertRun) -> Text | None:
     vocabulary = _asked_vocabulary(manifest)
     if run.data.vocab_size not in (0, vocabulary):
         return None
-    per_token = characters_per_token(manifest)
+    per_token = characters_per_token(manifest, folder)
     return Text(per_token * manifest.count("train", "tokens"), {vocabulary: per_token})
 
 

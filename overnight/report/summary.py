@@ -15,6 +15,8 @@ from overnight.report.evaluation_text import results_lines
 from overnight.report.plateau import plateau, plateau_text
 from overnight.report.run_reader import Record, RunFolder, read_folder
 
+# Rounding of the difference of two scores: 0.725 - 0.625 is more than 0.1.
+_ROUNDING = 1e-9
 _VALIDATION = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
 
 
@@ -252,7 +254,7 @@ def compare(
     spreads = [found["spread"] for found in (pretrained, random) if found["spread"] is not None]
     if not spreads:
         return None, f"pretraining is ahead of {' and '.join(others)}, on a single seed: no spread to compare with"
-    if median - others[best] > max(spreads):
+    if median - others[best] > max(spreads) + _ROUNDING:
         return True, f"pretraining wins by more than the spread; next is {best}"
     return False, f"pretraining is ahead, but not by more than the spread of the seeds; next is {best}"
 

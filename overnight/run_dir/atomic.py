@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -12,6 +13,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp", re.S)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a write for which there is no room."""
+
+
+def how_to_make_room(code: int | None) -> str:
+    """Return what to do after an error of :data:`FULL`: where a limit is reached, free room on the disk does not help."""
+    if code == errno.ENOSPC:
+        return "make room"
+    return "a limit on the size of files (ulimit -f, the file system) or a quota is reached: raise it"
 
 
 def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:

@@ -80,6 +80,19 @@ def files(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*")}
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_is_not_utf_8_shows_what_it_cannot_as_escapes(encoding: str, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2))
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    assert call("plan", recipe, "--name=Müller ▁ 中") == 0
+    assert call("plan", "中.yaml") == 2
+    out.flush()
+    err.flush()
+    assert "\\u2581 \\u4e2d: BERT" in out.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+    assert "no recipe '\\u4e2d.yaml'" in err.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+
+
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     script = """
 import sys
@@ -159,7 +172,7 @@ def test_print_config_gives_a_recipe_that_gives_itself(command: str, recipe: Pat
         (["--na=x"], ["na = 'x'", "unknown key"]),
         (["--name"], ["--name", "has no value"]),
         (["name=x"], ["'name=x'", "--key=value"]),
-        (["--name=[a"], ["name = '[a'", "not a YAML value"]),
+        (["--seed=[a"], ["seed = '[a'", "not a YAML value"]),
     ],
 )
 def test_a_wrong_override_names_key_value_and_what_is_allowed_before_any_work(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,9 @@ def test_all_stages_end_in_time_and_it_says_so(recipe: Path, clock: FakeClock, c
     assert [(row["steps"], row["finished"]) for row in rows] == [(record.of(name)[-1].steps, True) for name in ("short", "long")]
     before = results(run)
     assert main(["run", str(recipe), "--budget=2m"]) == 0
-    assert "all phases are done" in (again := capsys.readouterr().out) and "budget 2m: done at " in again
+    assert "done in " in out and "this command took " not in out
+    again = capsys.readouterr().out
+    assert "all phases are done" in again and "this command took " in again and "done in " not in again and "budget 2m: done at " in again
     assert results(run) == before and read_record(run) == record
 
 
@@ -96,7 +99,60 @@ def test_the_rehearsal_of_a_task_comes_near_and_writes_nothing(recipe: Path, tin
     assert sorted(recipe.parent.rglob("*")) == before
 
 
-def test_the_evaluation_at_the_end_is_estimated_by_the_text_there_is(tiny_data: Path, monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
+@pytest.mark.usefixtures("rehearsed")
+def test_a_night_that_failed_before_training_keeps_its_time_by_the_same_recipe_and_begins_anew_by_a_mended_one(
+    recipe: Path,
+    clock: FakeClock,  # noqa: F811
+    capsys: Captured,
+) -> None:
+    command = ["run", str(recipe), "--budget=8h"]
+    assert main([*command, "--data.paths=nowhere"]) != 0
+    begun = read_record(config.load_run(str(recipe), ["budget=8h"]))
+    assert begun is not None
+    clock.now += 7200
+    capsys.readouterr()
+    assert main([*command, "--data.paths=nowhere"]) != 0
+    assert "budget 8h: its time began at" in capsys.readouterr().out
+    assert read_record(config.load_run(str(recipe), ["budget=8h"])) == begun
+    assert main([*command, "--data.paths=elsewhere"]) != 0
+    assert "budget 8h: its time begins now" in capsys.readouterr().out
+    record = read_record(config.load_run(str(recipe), ["budget=8h"]))
+    assert record is not None and (record.started, record.deadline) == (begun.started + 7200, begun.deadline + 7200)
+
+
+def test_the_plan_of_a_run_that_lies_elsewhere_finds_its_data_and_shows_what_was_decided(
+    recipe: Path,
+    tiny_data: Path,
+    clock: FakeClock,  # noqa: F811
+    capsys: Captured,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_data, "prepared")
+    assert main(["pretrain", str(recipe), "--budget=50s", "--data.dir=prepared"]) == 0
+    shutil.copytree("run", "elsewhere/copy")
+    monkeypatch.chdir("elsewhere")
+    capsys.readouterr()
+    assert main(["plan", "copy", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    record = read_record(config.stored_run(Path("copy")))
+    assert record is not None and plan["prepared"] and plan["time"] is None
+    assert {phase["name"]: phase["steps"] for phase in plan["phases"]} == {name: record.of(name)[-1].steps for name in ("short", "long")}
+    assert main(["plan", "copy"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"as this run has decided on its way: short {record.of('short')[-1].steps} steps, its rate decays from step" in said
+
+
+def test_a_budget_is_not_extended_and_that_is_said_before_anything_is_done(recipe: Path, capsys: Captured) -> None:
+    assert main(["run", str(recipe), "--budget=8h", "--extend"]) == 2
+    assert "--extend: a run with a budget ends with it" in capsys.readouterr().err
+    assert not (recipe.parent / "run").exists()
+
+
+def test_the_evaluation_at_the_end_is_estimated_by_the_text_there_is(
+    tiny_data: Path, monkeypatch: pytest.MonkeyPatch, recipe: Path
+) -> None:
     run = config.load_run(str(recipe), [f"data.dir={tiny_data}"])
     assert isinstance(run, config.BertRun)
     ticks = itertools.count()

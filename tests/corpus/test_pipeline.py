@@ -359,6 +359,7 @@ def test_a_full_disk_is_told_with_what_is_needed_and_it_continues(corpus: Path, 
     process = start(tmp_path, corpus, tmp_path / "out", workers, limit=9_000)
     output, _ = process.communicate(timeout=HANG)
     assert "refused:" in output and "need about" in output and "MB are free" in output and "continues" in output, output
+    assert "ulimit -f" in output and "make room" not in output, "free room is not what is missing"
     assert not list((tmp_path / "out").rglob("*.tmp"))
     prepare(settings(corpus), tmp_path / "out", silent, shard_tokens=4000)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")

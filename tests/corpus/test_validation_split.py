@@ -53,7 +53,7 @@ def test_few_validation_documents_are_warned_of_with_a_share_that_takes_more(tmp
 @example(nearest=0.29)
 def test_the_advised_share_takes_the_first_document_or_none_is_advised(nearest: float) -> None:
     with pytest.raises(DataError, match=r"^data\.valid_fraction = 1e-09 selects none of 24 documents for validation; ") as error:
-        validation_split.check_share("data.valid_fraction", 1e-9, 0, 24, nearest)
+        validation_split.check_share("data.valid_fraction", 1e-9, 0, 24, nearest, lambda: True)
     advised = re.search(
         r"use at least (\S+) \(0 turns validation off\), or make more documents with --data\.documents=paragraph$", str(error.value)
     )
@@ -66,9 +66,43 @@ def test_the_advised_share_takes_the_first_document_or_none_is_advised(nearest: 
 def test_a_share_that_cannot_leave_a_document_to_train_on_is_not_advised() -> None:
     for fraction, taken, trained in ((0.1, 0, 1), (0.5, 3, 0)):
         with pytest.raises(DataError) as error:
-            validation_split.check_share("data.test_fraction", fraction, taken, trained, 0.2)
+            validation_split.check_share("data.test_fraction", fraction, taken, trained, 0.2, lambda: True)
         assert "use at least" not in str(error.value) and "the test off" in str(error.value)
-    validation_split.check_share("data.test_fraction", 0.0, 0, 1, 0.2)
+    validation_split.check_share("data.test_fraction", 0.0, 0, 1, 0.2, lambda: True)
+
+
+@pytest.mark.parametrize("count", range(20, 60, 4))
+def test_the_share_that_is_advised_is_above_that_which_took_too_few(tmp_path: Path, count: int) -> None:
+    lines = list[str]()
+    prepare(data(write(tmp_path / "text", count), 0.2), tmp_path / "out", lines.append)
+    for warning in (line for line in lines if "would take about" in line):
+        assert 0.2 < float(warning.split("--data.valid_fraction=")[1].split()[0]) <= 0.5
+
+
+def test_what_cannot_help_is_not_advised(tmp_path: Path) -> None:
+    for name, text, split in (("lines", "{0}", "line"), ("rows", '{{"text": "{0}"}}', "file")):
+        lines = list[str]()
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"a.{'jsonl' if name == 'rows' else 'txt'}").write_text("".join(text.format(f"line {i} of it") + "\n" for i in range(8)))
+        prepare(data(folder, 0.5, documents=split), tmp_path / f"{name}-out", lines.append)
+        (warning,) = (line for line in lines if line.startswith("warning: scores on"))
+        assert warning.endswith("tokens would be better): add text")
+        with pytest.raises(DataError, match=r"none of 8 documents .*, or add documents$"):
+            prepare(data(folder, 1e-9, documents=split), tmp_path / f"{name}-none", lambda _: None)
+
+
+def test_three_files_are_not_advised_a_share_but_more_documents(tmp_path: Path) -> None:
+    lines = list[str]()
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(f"some text {number}\n\nand more of it\n")
+    prepare(data(folder, 0.0, documents="file"), tmp_path / "none", lines.append)
+    prepare(data(folder, 0.5, documents="file"), tmp_path / "half", lines.append)
+    none, few = (line for line in lines if line.startswith("warning: no document") or line.startswith("warning: scores"))
+    assert re.search(r"--data.valid_fraction=0\.\d+$", none)
+    assert few.endswith("add text; or make more documents of it (data.documents = paragraph or line)")
 
 
 def test_dropped_documents_decide_no_advised_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ import yaml
 from overnight import config
 from overnight.cli.main import main
 from overnight.config import BertRun, ModernBertConfig
+from overnight.corpus.pipeline import prepare
+from overnight.corpus.shards import load_manifest
 from overnight.distributed.world import World
 from overnight.engine import sizing
 from overnight.engine.memory import OutOfMemory
+from overnight.engine.scaling_law import characters_per_token
 from overnight.engine.size_record import read_record, with_sizes
 from overnight.engine.size_rule import LADDER, step_flops
 from overnight.engine.sizing import first_choice, settle_sizes, settle_vocabulary, timed_choice
@@ -196,6 +200,21 @@ def test_text_in_storage_is_measured_where_it_is_and_a_data_set_of_unknown_size_
 
 def test_prepared_text_decides_the_vocabulary(recipe: Path, machine: Machine) -> None:
     assert settle_vocabulary(load(recipe, "data.vocab_size=0"), quiet).data.vocab_size == 600
+
+
+def test_the_characters_of_a_text_are_those_of_the_documents_that_are_kept(tmp_path: Path, tiny_data: Path) -> None:
+    once, twice = (tmp_path / name for name in ("once", "twice"))
+    for folder, copies in ((once, 1), (twice, 2)):
+        folder.mkdir()
+        for copy in range(copies):
+            shutil.copy(tiny_data.parent / "topics.jsonl", folder / f"{copy}.jsonl")
+    per_token = []
+    for folder in (once, twice):
+        run = config.build_run(tiny_tree(tmp_path, folder) | {"name": folder.name})
+        target = tmp_path / f"{folder.name}-data"
+        prepare(run.data, target, log=lambda text: None)
+        per_token.append(characters_per_token(load_manifest(target), target))
+    assert per_token[0] == pytest.approx(per_token[1], rel=1e-3)
 
 
 def test_text_of_another_vocabulary_is_refused(recipe: Path, machine: Machine) -> None:

@@ -112,6 +112,8 @@ def test_a_repeated_seed_counts_once_with_its_last_value(tmp_path: Path) -> None
         ([0.67], [0.50], None, "ahead of random init, on a single seed"),
         ([0.67, 0.66, 0.68], [0.50], True, "wins by more than the spread"),
         ([0.52, 0.50, 0.54], [0.50], False, "ahead, but not by more"),
+        ([0.725, 0.625], [0.575], False, "ahead, but not by more"),
+        ([0.65, 0.60], [0.575], False, "ahead, but not by more"),
         ([0.67, 0.66], [], None, "not compared"),
         ([], [0.5], None, "not run yet"),
     ],
