@@ -63,16 +63,7 @@ def generate(
     Raises:
         ConfigError: for a unit that the model does not have, or numbers that make no sense.
     """
-    if clamped:
-        check_unit(model, clamped[0])
-    if clamped and not abs(clamped[1]) <= torch.finfo(dtype).max:
-        raise ConfigError(f"--value = {clamped[1]}: must be a finite number of {str(dtype).removeprefix('torch.')}")
-    if not _SEEDS[0] <= seed <= _SEEDS[1]:
-        raise ConfigError(f"--seed = {seed}: must be from {_SEEDS[0]} to {_SEEDS[1]}")
-    if temperature < 0 or not math.isfinite(temperature):
-        raise ConfigError(f"--temperature = {temperature}: must be 0 or more")
-    if length < 1:
-        raise ConfigError(f"--length = {length}: must be 1 or more")
+    _check_numbers(model, length, temperature, seed, clamped, dtype)
     model.eval()
     device = next(model.parameters()).device
     state, prepared = model.zero_state(1), model.prepared(dtype)
@@ -101,6 +92,21 @@ def generate(
         chunks = [[byte] if reach is None else text[-reach:]]
         if decoded := decoder.decode(bytes([byte]), final=done == length - 1):
             yield decoded
+
+
+def _check_numbers(
+    model: ByteModel, length: int, temperature: float, seed: int, clamped: tuple[Unit, float] | None, dtype: torch.dtype
+) -> None:
+    if clamped:
+        check_unit(model, clamped[0])
+    if clamped and not abs(clamped[1]) <= torch.finfo(dtype).max:
+        raise ConfigError(f"--value = {clamped[1]}: must be a finite number of {str(dtype).removeprefix('torch.')}")
+    if not _SEEDS[0] <= seed <= _SEEDS[1]:
+        raise ConfigError(f"--seed = {seed}: must be from {_SEEDS[0]} to {_SEEDS[1]}")
+    if temperature < 0 or not math.isfinite(temperature):
+        raise ConfigError(f"--temperature = {temperature}: must be 0 or more")
+    if length < 1:
+        raise ConfigError(f"--length = {length}: must be 1 or more")
 
 
 def check_unit(model: ByteModel, unit: Unit) -> None:

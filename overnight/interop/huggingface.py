@@ -17,7 +17,7 @@ from torch import Tensor
 from overnight.config import EncoderConfig
 from overnight.errors import DataError, UserError
 from overnight.interop import bert_layout, modernbert_layout
-from overnight.interop.layout import HEADS, Kind, Layout, layers_of, read_object
+from overnight.interop.layout import HEADS, Kind, Layout, layers_of, read_mapping_of_others
 from overnight.interop.pytorch import read_torch
 from overnight.interop.tokenizer_files import pieces_of, tokenizer_config, with_template
 from overnight.run_dir.atomic import write_json, write_whole
@@ -91,7 +91,7 @@ def export(
     from safetensors.torch import save
 
     layout = _LAYOUTS[model.kind]
-    tokenizer = read_object(tokenizer_folder / "tokenizer.json")
+    tokenizer = read_mapping_of_others(tokenizer_folder / "tokenizer.json")
     pieces = pieces_of(tokenizer, tokenizer_folder / "tokenizer.json")
     if out.exists():
         strange = [f.name for f in out.iterdir() if f.name not in _FILES] if out.is_dir() else [out.name]
@@ -171,7 +171,7 @@ def load_pretrained(folder: Path) -> Loaded:
         DataError: a file that is missing or damaged, a pickled checkpoint, an architecture that we do not have, or shapes that differ from the config.
     """
     path = folder / "config.json"
-    config = read_object(path)
+    config = read_mapping_of_others(path)
     layout = _LAYOUTS.get(str(config.get("model_type")))
     if layout is None:
         raise DataError(f"{path}: model_type = {config.get('model_type')!r}; only 'bert' and 'modernbert' can be read")
@@ -223,7 +223,7 @@ def head_of(folder: Path, headed: bool = False) -> tuple[Kind | None, list[str]]
     path = folder / "config.json"
     if not path.is_file():
         return None, []
-    config = read_object(path)
+    config = read_mapping_of_others(path)
     named = config.get("architectures")
     if headed and not named:
         raise DataError(

@@ -79,7 +79,7 @@ def as_fp32(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", torch.float32) for name, tensor in state.items()}
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_mapping_of_others(path: Path) -> dict[str, Any]:
     """Read a JSON object of others, which may have larger numbers than ours: `model_max_length` is often 10^30.
 
     Raises:

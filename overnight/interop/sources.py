@@ -22,7 +22,7 @@ from overnight.corpus.tokenizer import build_tokenizer, load_tokens, read_tokens
 from overnight.errors import DataError
 from overnight.interop import bert_layout
 from overnight.interop.huggingface import Loaded, converted, load_pretrained
-from overnight.interop.layout import read_object, read_sizes
+from overnight.interop.layout import read_mapping_of_others, read_sizes
 from overnight.interop.pytorch import read_torch
 from overnight.interop.tensorflow import read_bundle
 from overnight.interop.tokenizer_files import pieces_of
@@ -193,7 +193,7 @@ def _tokenizer(folder: Path, lowercase: bool | None) -> tuple[list[str], bool]:
         DataError: there is none, or it splits text in another way than BERT's.
     """
     path, said = folder / "tokenizer.json", folder / "tokenizer_config.json"
-    settings = read_object(said) if said.is_file() else {}
+    settings = read_mapping_of_others(said) if said.is_file() else {}
     if path.is_file():
         tree = read_mapping(path, "copy it again")
         tokens = pieces_of(tree, path)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight.errors import DataError
-from overnight.interop.layout import read_object
+from overnight.interop.layout import read_mapping_of_others
 
 _SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 _BERT_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
@@ -56,7 +56,7 @@ def longest_text(folder: Path, positions: int) -> int:
         DataError: `tokenizer_config.json` cannot be read.
     """
     path = folder / "tokenizer_config.json"
-    longest = read_object(path).get("model_max_length") if path.is_file() else None
+    longest = read_mapping_of_others(path).get("model_max_length") if path.is_file() else None
     # Two of them are [CLS] and [SEP]. What nobody has set is 10^30.
     return min(longest, positions) if type(longest) is int and longest > 2 else positions
 
