@@ -10,7 +10,9 @@ from overnight.config import Data
 from overnight.corpus.pipeline import prepare
 
 GERMAN = "Der schöne Bär läuft über die Straße und hört die Vögel."
-ENGLISH = "The beautiful bear walks over the road, past a café, and hears all of the birds that sing in the trees on its way home to the others."
+ENGLISH = (
+    "The beautiful bear walks over the road, past a café, and hears all of the birds that sing in the trees on its way home to the others."
+)
 
 
 @pytest.mark.parametrize(("text", "lowercase", "warns"), [(GERMAN, True, True), (GERMAN, False, False), (ENGLISH, True, False)])
