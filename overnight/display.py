@@ -103,6 +103,11 @@ def folded(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
+def width_of(stream: TextIO) -> int:
+    """Return how wide a table for a stream may be: as its terminal is; for a file or a pipe as it needs."""
+    return shutil.get_terminal_size().columns if stream.isatty() else 10_000
+
+
 def for_stream(text: str, stream: TextIO) -> str:
     """Break lines between words where a terminal would break them anywhere; text for a file or a pipe stays as it is."""
     return folded(text, shutil.get_terminal_size().columns) if stream.isatty() else text

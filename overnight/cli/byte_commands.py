@@ -10,7 +10,7 @@ from typing import get_args, get_type_hints
 from overnight.cli.recipe_commands import Add
 from overnight.cli.task_keys import KeysHelp, add_source, open_run, open_task
 from overnight.config.schema import ByteRun, LinearProbe
-from overnight.display import for_stream, plural
+from overnight.display import for_stream, plural, width_of
 from overnight.errors import ConfigError
 
 _FEATURES = get_args(get_type_hints(LinearProbe)["features"])
@@ -34,7 +34,7 @@ def _linear_probe(options: argparse.Namespace, overrides: list[str]) -> None:
     if (run.run_dir / "run.yaml").exists():
         from overnight.report.page import refresh_report
 
-        print(for_stream(f"{summary_text(run.run_dir)}\n{refresh_report(run.run_dir)}", sys.stdout))
+        print(for_stream(f"{summary_text(run.run_dir, width_of(sys.stdout))}\n{refresh_report(run.run_dir)}", sys.stdout))
 
 
 def _add_extract_features(add: Add) -> None:

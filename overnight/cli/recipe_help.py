@@ -64,11 +64,15 @@ def recipe_help(command: str, recipe: str | None, parser: argparse.ArgumentParse
         ConfigError: when the recipe is not there or cannot be read.
     """
     tree = config.read_recipe(recipe) if recipe else {}
+    width = min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
     lines = [f"usage: overnight {command} RECIPE [options] [--key=value ...]", "", "examples:"]
     examples = [(f"overnight {command} {words}", why) for words, why in _EXAMPLES[command]]
     examples.append((f"overnight {command} {recipe or 'mlstm-small'} --help", "the keys of that recipe"))
     wide = max(len(words) for words, _ in examples)
-    lines += [f"  {words:{wide}}  {why}" for words, why in examples]
+    if wide + max(len(why) for _, why in examples) + 4 <= width:
+        lines += [f"  {words:{wide}}  {why}" for words, why in examples]
+    else:  # folded, the columns would not be any
+        lines += [line for words, why in examples for line in (f"  {words}", f"      {why}")]
     lines += ["", f"RECIPE is a YAML file or one of: {', '.join(config.recipes())}", ""]
     actions = [action for action in parser._actions if action.option_strings]
     options = [(", ".join(action.option_strings) + (f"={action.metavar}" if action.metavar else ""), action.help) for action in actions]
@@ -80,7 +84,6 @@ def recipe_help(command: str, recipe: str | None, parser: argparse.ArgumentParse
     lines += ["", f"keys of {recipe}, where model.kind={kind}:" if kind else "keys of a recipe:", *_keys(command, kind, tree, recipe or "")]
     if command in _SECTIONS_OF:
         lines += ["", "the other keys of a recipe: overnight run --help"]
-    width = min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
     return "\n".join(folded(line, width) for line in lines)
 
 

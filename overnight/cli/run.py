@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,7 @@ from overnight.console import Line
 from overnight.corpus.named_sources import named_paths
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.vocabulary import initial_tokens
-from overnight.display import duration, plural
+from overnight.display import duration, plural, width_of
 from overnight.errors import ConfigError
 from overnight.report.data_page import refresh_data_report
 
@@ -94,7 +95,7 @@ def run_all(run: Run, extend: bool = False) -> None:
     from overnight.report.summary import summary_text
 
     write_samples(with_data(run))
-    line.print(summary_text(run.run_dir))
+    line.print(summary_text(run.run_dir, width_of(sys.stdout)))
     line.print(refresh_report(run.run_dir))
     took = "this command took" if resumed else "done in"
     line.print(f"{took} {duration(time.perf_counter() - start)}; model in {run.run_dir / 'export'}")

@@ -12,7 +12,7 @@ from overnight.cli.glue_commands import add_submission, finetune_all
 from overnight.cli.recipe_commands import Add, said_once
 from overnight.cli.task_keys import SOURCES, KeysHelp, add_source, check_keys, next_commands, open_run, open_task
 from overnight.config.schema import BertRun, ByteRun, Finetune, Run
-from overnight.display import for_stream, plural
+from overnight.display import for_stream, plural, width_of
 from overnight.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.report.task_errors import errors_lines
 
     finetune(run, options.task)
-    said = [summary_text(run.run_dir), *errors_lines(run.run_dir / "finetune" / options.task)]
+    said = [summary_text(run.run_dir, width_of(sys.stdout)), *errors_lines(run.run_dir / "finetune" / options.task)]
     print(for_stream("\n".join([*said, refresh_report(run.run_dir), next_commands(run.run_dir, options.task)]), sys.stdout))
 
 

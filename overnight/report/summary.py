@@ -266,8 +266,11 @@ def _missing_seeds(name: str, settings: Record, pretrained: dict[str, Any] | Non
     return [f"{name} {init}: seed {', '.join(map(str, missing))} not run yet" for init, missing in gone.items() if missing]
 
 
-def summary_text(run_dir: Path) -> str:
+def summary_text(run_dir: Path, width: int = 10_000) -> str:
     """Return the results of a run folder as plain text, for the end of `overnight run`.
+
+    Args:
+        width: of the tables (characters).
 
     Raises:
         DataError: when the folder cannot be read.
@@ -276,13 +279,13 @@ def summary_text(run_dir: Path) -> str:
     head = [found["name"], found["device"], duration(found["seconds"])]
     if found["tokens"]:
         head.append(f"{plural(found['tokens'], 'token')} seen")
-    lines = ["  ".join(head), *facts_lines(found["samples"]), "", table(_phase_cells(found["phases"], found["of_bytes"]))]
+    lines = ["  ".join(head), *facts_lines(found["samples"]), "", table(_phase_cells(found["phases"], found["of_bytes"]), width=width)]
     lines += ["", plateau_text(found["plateau"])] if found["plateau"] else []
     if found["evaluation"]:
         lines += ["", f"evaluated at {found['evaluation']['checkpoint']}", *results_lines(found["evaluation"], groups=False)]
     for task in found["tasks"]:
         if task["metric"]:  # what is not run yet is a note
-            lines += ["", *_task_lines(task)]
+            lines += ["", *_task_lines(task, width)]
     lines += _sample_lines(found["samples"])
     if found["notes"]:
         lines += ["", *(f"note: {note}" for note in found["notes"])]
@@ -339,7 +342,7 @@ def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> list[list[st
     return cells
 
 
-def _task_lines(task: dict[str, Any]) -> list[str]:
+def _task_lines(task: dict[str, Any], width: int) -> list[str]:
     how = (task["scale"], task["unit"])
     seeds = sorted({seed for init in ("pretrained", "random") for seed in (task[init] or {"values": {}})["values"]})
     cells = [[f"{task['name']}, {task['metric']}", *(f"seed {seed}" for seed in seeds), "median", "spread"]]
@@ -352,7 +355,7 @@ def _task_lines(task: dict[str, Any]) -> list[str]:
                 cells.append([f"{label}, mismatched", *("" for _ in seeds), share(mismatched, *how), ""])
     for baseline in task["baselines"]:
         cells.append([baseline["method"], *("" for _ in seeds), share(baseline["value"], *how), ""])
-    return [table(cells), *([unit_text(task)] if task["best_unit"] else []), task["verdict"]]
+    return [table(cells, width=width), *([unit_text(task)] if task["best_unit"] else []), task["verdict"]]
 
 
 def unit_text(task: dict[str, Any]) -> str:

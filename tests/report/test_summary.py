@@ -202,6 +202,15 @@ def test_the_text_holds_every_seed_the_median_the_spread_and_the_verdict(tmp_pat
     assert len(table) == 2 and len({len(row) for row in table}) == 1, "columns are aligned"
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_tables_fit_a_narrow_terminal_in_columns(tmp_path: Path, width: int) -> None:
+    folder = write_run(tmp_path / "run", metrics() + finetunings([0.67, 0.66, 0.68], [0.50, 0.49, 0.51]))
+    phases, task = [block.splitlines() for block in summary_text(folder, width).split("\n\n")[1:3]]
+    assert all(len(line) <= width for line in [*phases, *task[:4]])
+    assert re.fullmatch(r"long +50 +3\.294 +43\.2 % +82\.8 % +45 s +7,807", phases[-1])
+    assert task[2].startswith("random init ") and len(task) == 5
+
+
 def test_the_device_is_the_gpu_unless_the_run_asked_for_the_cpu(tmp_path: Path) -> None:
     machine = {"cpu": {"model": "P", "cores": 8}, "gpus": [{"name": "Card"}, {"name": "Card"}]}
     assert summarize(write_run(tmp_path / "a", [], environment=machine))["device"] == "2 x Card"
