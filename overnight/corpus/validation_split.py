@@ -157,10 +157,10 @@ def validation_lines(manifest: Manifest, share: Callable[[int], float | None], f
     fraction = manifest.settings["valid_fraction"]
     if not documents:
         wanted = share(LEAST_DOCUMENTS) or share(1)
-        way = f"with --data.valid_fraction={wanted:g}" if wanted else "with more documents"
+        remedy = f"with --data.valid_fraction={wanted:g}" if wanted else "with more documents"
         yield (
             "warning: no document is for validation (data.valid_fraction = 0), and pretraining needs some to measure on: prepare into another folder "
-            f"{way}"
+            f"{remedy}"
         )
         return
     for name, count in without_validation(manifest).items():

@@ -111,8 +111,8 @@ def share_of_accents(chunks: Sequence[Path]) -> float:
     letters, marked = 0, 0
     for path in chunks[:: -(-len(chunks) // _SAMPLES)]:
         text = read_table(path).column("text")
-        pieces = (text[row].as_py()[:_SAMPLE] for row in range(min(len(text), _SAMPLE_ROWS)))
-        for character, count in Counter("".join(pieces)).items():
+        samples = (text[row].as_py()[:_SAMPLE] for row in range(min(len(text), _SAMPLE_ROWS)))
+        for character, count in Counter("".join(samples)).items():
             parts = unicodedata.normalize("NFD", character)
             letters += count * character.isalpha()
             marked += count * any(unicodedata.category(part) == "Mn" for part in parts)

@@ -204,11 +204,7 @@ class Planner:
         self.phases[name] = dataclasses.replace(self.phases[name], steps=steps)
 
     def _left(self, guess: bool = True) -> float:
-        """Return the time that is left for the steps of pretraining (s): each phase ends with an evaluation and a checkpoint.
-
-        Args:
-            guess: count an evaluation as it follows from the steps, before the first.
-        """
+        """Return the time that is left for the steps of pretraining (s): each phase ends with an evaluation and a checkpoint (see `_pause`)."""
         ends = (len(self.shares) - self._number) * sum(self._pause(what, guess) for what in ("evaluation", "checkpoint"))
         return self.clock.left() - reserve(self.record.after_seconds, self.record.seconds) - ends
 

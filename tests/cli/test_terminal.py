@@ -1,0 +1,39 @@
+"""What is printed fits the terminal: its encoding, and its width."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_main import Captured, call, recipe
+
+__all__ = ["recipe"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_is_not_utf_8_shows_what_it_cannot_as_escapes(encoding: str, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2))
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    assert call("plan", recipe, "--name=Müller ▁ 中") == 0
+    assert call("plan", "中.yaml") == 2
+    out.flush()
+    err.flush()
+    assert "\\u2581 \\u4e2d: BERT" in out.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+    assert "no recipe '\\u4e2d.yaml'" in err.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 110])
+def test_the_examples_of_a_help_stand_in_columns_or_on_lines_of_their_own(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert call("run", "--help") == 0
+    lines = capsys.readouterr().out.splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("  overnight run demo") and "--phases" not in line)
+    beside, own = lines[at].endswith("minutes, no data needed"), lines[at + 1] == "      minutes, no data needed"
+    assert beside is (columns == 110) and own is (columns < 110)
+    assert all(len(line) <= max(columns, 76) for line in lines[: at + 12])
