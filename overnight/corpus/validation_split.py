@@ -172,7 +172,7 @@ def validation_lines(manifest: Manifest, share: Callable[[int], float | None], f
         )
     names = manifest.first_documents.get("valid", [])
     more = ", ..." if documents > 3 else ""
-    yield f"validation: {documents:,} documents, {tokens:,} tokens: {', '.join(names[:3])}{more} (manifest.json names {len(names)})"
+    yield f"validation: {plural(documents, 'document')}, {tokens:,} tokens: {', '.join(names[:3])}{more} (manifest.json names {len(names)})"
     if documents < LEAST_DOCUMENTS or tokens < LEAST_TOKENS:
         hints = ["add text"]
         if documents < LEAST_DOCUMENTS:
@@ -183,6 +183,6 @@ def validation_lines(manifest: Manifest, share: Callable[[int], float | None], f
         if files():
             hints.append("make more documents of it (data.documents = paragraph or line)")
         yield (
-            f"warning: scores on {documents:,} validation documents of {tokens:,} tokens say little of others (at least {LEAST_DOCUMENTS} documents and "
+            f"warning: scores on {plural(documents, 'validation document')} of {tokens:,} tokens say little of others (at least {LEAST_DOCUMENTS} documents and "
             f"{LEAST_TOKENS:,} tokens would be better): {'; or '.join(hints)}"
         )
