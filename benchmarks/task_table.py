@@ -116,7 +116,8 @@ def largest_class(task: str) -> float | None:
 
 def cell(lines: list[dict[str, Any]], init: str) -> str:
     """Return the median and the spread of an initialization, in percent."""
-    values = [100 * line["value"] for line in lines if line["init"] == init]
+    # The official script for SQuAD gives percent.
+    values = [line["value"] * (1 if line["metric"] == "f1" else 100) for line in lines if line["init"] == init]
     if not values:
         return "-"
     return f"{statistics.median(values):.1f} ({max(values) - min(values):.1f})"
