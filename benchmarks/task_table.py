@@ -27,6 +27,7 @@ import psutil
 import scipy.stats
 
 from overnight.config import environment_path
+from overnight.display import scale_of
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.run_dir.environment import environment
 from overnight.run_dir.task_results import read_results
@@ -116,8 +117,7 @@ def largest_class(task: str) -> float | None:
 
 def cell(lines: list[dict[str, Any]], init: str) -> str:
     """Return the median and the spread of an initialization, in percent."""
-    # The official script for SQuAD gives percent.
-    values = [line["value"] * (1 if line["metric"] == "f1" else 100) for line in lines if line["init"] == init]
+    values = [scale_of(line["task"]) * line["value"] for line in lines if line["init"] == init]
     if not values:
         return "-"
     return f"{statistics.median(values):.1f} ({max(values) - min(values):.1f})"

@@ -15,7 +15,7 @@ from overnight.corpus.shards import read_table
 from overnight.corpus.tasks import CountTask, count_chunk
 from overnight.corpus.tokenizer import build_tokenizer, load_tokens, read_tokens, save_tokenizer, train_tokens, without_rare
 from overnight.corpus.workers import Workers, run_tasks
-from overnight.display import plural
+from overnight.display import plural, share
 from overnight.errors import ConfigError
 
 INIT = "init"
@@ -84,9 +84,9 @@ def make_vocabulary(
     progress = Progress("vocabulary", log, "M words")
     words, counted = _count_words(chunks, splits, data.lowercase, workers, progress)
     if given is None:
-        if data.lowercase and (share := share_of_accents(chunks)) > _MANY_ACCENTS:
+        if data.lowercase and (accents := share_of_accents(chunks)) > _MANY_ACCENTS:
             log(
-                f"warning: data.lowercase = true takes away accents and other marks, too, and {100 * share:.1f} % of the letters of this text have one "
+                f"warning: data.lowercase = true takes away accents and other marks, too, and {share(accents)} of the letters of this text have one "
                 '("schön" becomes "schon"); --data.lowercase=false keeps them, and capitals'
             )
         tokens = train_tokens(words, data.vocab_size)
