@@ -85,7 +85,7 @@ def command() -> NoReturn:
 
 
 def _print_anything() -> None:
-    """Let streams whose encoding is not UTF-8 (LC_ALL=C, PYTHONIOENCODING) show what they cannot as `\\xe4`; else a name would end a run in its middle."""
+    """Let streams whose encoding is not UTF-8 (another locale, PYTHONIOENCODING) show what they cannot as `\\xe4`; else a name would end a run in its middle."""
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -77,7 +77,7 @@ def count_words(texts: Iterable[str], lowercase: bool) -> Counter[str]:
         texts: of words one space or line end apart.
         lowercase: as in :func:`build_tokenizer`.
     """
-    parts, places = distinct_words(" ".join(texts), marks=True)
+    parts, places = distinct_words(" ".join(texts))
     counts: dict[str, int] = {}
     for part, count in zip(parts, np.bincount(places, minlength=len(parts)).tolist(), strict=True):
         if part.isascii():  # the same as below, many times as fast
@@ -294,7 +294,7 @@ class Encoder:
             tokens [N], tokens of each sentence [S] (int32, none empty), sentences of each document [D] (int32).
         """
         ends = (f" {_SENTENCE_END} ", f" {_SENTENCE_END} {_DOCUMENT_END} ")
-        parts, places = distinct_words("".join(text.replace("\n", ends[0]) + ends[1] for text in documents), marks=True)
+        parts, places = distinct_words("".join(text.replace("\n", ends[0]) + ends[1] for text in documents))
         ids = self._of_parts(parts)
         offsets = np.cumsum([0, *map(len, ids)])
         flat = np.fromiter(chain.from_iterable(ids), np.uint32, int(offsets[-1]))

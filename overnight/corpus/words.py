@@ -1,4 +1,4 @@
-"""The distinct words of a text: words.c, or without a C compiler the same with pyarrow, at half the speed."""
+"""The distinct words and marks of a text: words.c, or without a C compiler the same with pyarrow, at half the speed."""
 
 from __future__ import annotations
 
@@ -19,37 +19,36 @@ from overnight import native
 WORD_OR_MARK = re.compile(r"[!-/:-@\[-`{-~]|[^!-/:-@\[-`{-~]+")
 _SOURCE = Path(__file__).with_name("words.c")
 # Of a byte: 1 separates words, 2 is a word of its own.
-_SPACES, _MARKS = (np.zeros(256, np.uint8) for _ in range(2))
-_SPACES[[ord(" "), ord("\n")]] = _MARKS[[ord(" "), ord("\n")]] = 1
-_MARKS[list(string.punctuation.encode())] = 2
+_KINDS = np.zeros(256, np.uint8)
+_KINDS[[ord(" "), ord("\n")]] = 1
+_KINDS[list(string.punctuation.encode())] = 2
 
 
-def distinct_words(text: str, marks: bool) -> tuple[list[str], np.ndarray]:
-    """Return the words of a text, each once, in the order in which they first occur, and of each place which word it is.
+def distinct_words(text: str) -> tuple[list[str], np.ndarray]:
+    """Return the words and marks of a text, each once, in the order in which they first occur, and of each place which word it is.
 
     Args:
-        text: of words that spaces and line ends separate; other white space is part of a word.
-        marks: every mark of ASCII is a word of its own, and separates others.
+        text: of words that spaces and line ends separate, and marks of ASCII, each of which is a word of its own; other white space is part of a word.
 
     Returns:
         words: all different, none empty.
         places: int32 [W], numbers of words.
     """
     if (library := _library()) is None:
-        return _plain_words(text, marks)
+        return _plain_words(text)
     content = text.encode()
     flat = np.frombuffer(content, np.uint8)
-    kinds, count = _MARKS if marks else _SPACES, ctypes.c_long()
+    count = ctypes.c_long()
     slots = 1 << max(10, (len(content) // 20).bit_length())
     while True:
-        # Untouched, the ends of these take no memory. Words without marks have a byte between them.
-        places = np.empty(len(content) if marks else len(content) // 2 + 1, np.int32)
+        # Untouched, the ends of these take no memory.
+        places = np.empty(len(content), np.int32)
         starts, ends = np.empty(slots // 2, np.int64), np.empty(slots // 2, np.int64)
         table = np.zeros(slots, np.uint32)
         size = library.distinct(
             native.address(flat),
             ctypes.c_long(len(flat)),
-            native.address(kinds),
+            native.address(_KINDS),
             native.address(table),
             ctypes.c_long(slots),
             native.address(places),
@@ -81,9 +80,9 @@ def _library() -> ctypes.CDLL | None:
     return library
 
 
-def _plain_words(text: str, marks: bool) -> tuple[list[str], np.ndarray]:
+def _plain_words(text: str) -> tuple[list[str], np.ndarray]:
     column = pc.split_pattern(pa.array([text.replace("\n", " ")], pa.large_string()), " ").values.dictionary_encode()
-    parts = [WORD_OR_MARK.findall(word) if marks else [word] * bool(word) for word in column.dictionary.to_pylist()]
+    parts = [WORD_OR_MARK.findall(word) for word in column.dictionary.to_pylist()]
     numbers: dict[str, int] = {}
     flat = np.fromiter((numbers.setdefault(part, len(numbers)) for part in chain.from_iterable(parts)), np.int32)
     offsets = np.cumsum([0, *map(len, parts)])
