@@ -307,7 +307,9 @@ def _decide(chunks: list[Path], data: Data, workers: Workers, log: Callable[[str
         dropped = outcome_of(chunks).drops.counts
         if set(dropped) != {"min_chars"}:
             raise DataError(f"no document is left: {counted(dropped)}; allow more of them, or name other sources")
-        raise DataError(f"all {short} documents are shorter than data.min_chars; lower it or name other sources")
+        raise DataError(
+            f"{plural(short, 'document')} found, and none of data.min_chars = {data.min_chars} characters; lower it or name other sources"
+        )
     if data.label and all(_unlabeled(path) for path in chunks):
         raise DataError(f"no document has a number under data.label = {data.label!r}; correct it, or leave it out")
     stay, drops = sift(chunks, first, data, workers, log)
