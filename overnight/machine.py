@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
+
+# The C library's, which musl and macOS lack.
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def usable_cores() -> int:
@@ -30,3 +34,9 @@ def use_large_pages() -> None:
     handing it out again. To be called before the first such tensor, since torch looks at the variable once.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
+def release_free_memory() -> None:
+    """Return to the system what was freed and the C library keeps, where it can."""
+    if _trim is not None:
+        _trim(0)

@@ -7,7 +7,6 @@ is the largest.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from overnight.batches.packing import Batch
+from overnight.machine import release_free_memory
 
 # Sizes in an octave: what is rounded up to one of eight is 1/16 larger on average. A batch of more tokens has finer ones: most are as large as may be,
 # and so of one size.
@@ -31,8 +31,6 @@ def keep_few_kernels() -> None:
         os.environ.setdefault(name, str(_KERNELS))
 
 
-# The C library's, which musl and macOS lack.
-_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _TRIM_AFTER = 1 << 15
 _answered = 0
 
@@ -47,9 +45,9 @@ def give_memory_back(tokens: int) -> None:
     """
     global _answered
     _answered += tokens
-    if _answered >= _TRIM_AFTER and _trim is not None:
+    if _answered >= _TRIM_AFTER:
         _answered = 0
-        _trim(0)
+        release_free_memory()
 
 
 def rounded_up(count: int, sizes: int = _IN_AN_OCTAVE) -> int:

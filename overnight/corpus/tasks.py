@@ -38,6 +38,7 @@ from overnight.corpus.text import Outcome, kept_text
 from overnight.corpus.tokenizer import Encoder, count_words, load_tokenizer
 from overnight.corpus.wikipedia_dump import DumpPart, PartCounts
 from overnight.errors import DataError
+from overnight.machine import release_free_memory
 from overnight.run_dir.atomic import write_json
 from overnight.state_files import file_digest, read_json, sealed
 
@@ -191,7 +192,9 @@ def _encoder(folder: Path, *written: tuple[int, int]) -> Encoder:
 
 def free_encoder() -> None:
     """Free what this process remembers of words, which is some 25 MB, once all is tokenized."""
-    _encoder.cache_clear()
+    if _encoder.cache_info().currsize:
+        _encoder.cache_clear()
+        release_free_memory()
 
 
 def _write_tokens(task: TokenTask, kind: int, path: Path, encoder: Encoder) -> None:

@@ -14,7 +14,10 @@ from itertools import chain, islice
 from multiprocessing import connection, get_context, parent_process
 from typing import Any, Protocol, Self, TypeVar
 
+import pyarrow as pa
+
 from overnight.errors import UserError
+from overnight.machine import release_free_memory
 from overnight.signals import STOP_SIGNALS, hold_signals
 
 T = TypeVar("T")
@@ -55,6 +58,7 @@ def run_tasks(function: Callable[[T], R], tasks: Iterable[T], workers: Workers, 
         with Processes(workers) as engine:
             yield from run_tasks(function, tasks, engine, size)
         return
+    _release_memory()  # of what came before
     tasks = iter(tasks)
     if isinstance(workers, Processes):
         head = list(islice(tasks, 2))
@@ -115,7 +119,7 @@ class Processes:
         try:
             # The first call starts the processes: one that its parent left while starting it would print a traceback.
             with hold_signals():
-                pending: Future[R] = self._pool.submit(function, task)
+                pending: Future[R] = self._pool.submit(_run_in_worker, function, task)
         except BrokenProcessPool:
             raise _killed() from None
 
@@ -140,6 +144,24 @@ def _start_worker() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+# By which the last task of this process was run.
+_last: Callable[[Any], Any] | None = None
+
+
+def _run_in_worker(function: Callable[[T], R], task: T) -> R:
+    """Run a task, and before the first of another kind return what those before have freed, on top of which its memory would come."""
+    global _last
+    if _last not in (None, function):
+        _release_memory()
+    _last = function
+    return function(task)
+
+
+def _release_memory() -> None:
+    pa.default_memory_pool().release_unused()
+    release_free_memory()
 
 
 def _end_with_parent() -> None:

@@ -93,7 +93,7 @@ def test_batches_of_natural_lengths_have_few_shapes() -> None:
 
 def test_memory_is_given_back_once_in_32768_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
-    monkeypatch.setattr(few_shapes, "_trim", lambda keep: given.append(keep))
+    monkeypatch.setattr(few_shapes, "release_free_memory", lambda: given.append(0))
     monkeypatch.setattr(few_shapes, "_answered", 0)
     for _ in range(100):
         few_shapes.give_memory_back(4096)

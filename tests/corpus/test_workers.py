@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overnight import machine
 from overnight.corpus.workers import Processes, run_tasks
 from overnight.errors import DataError, UserError
 
@@ -39,6 +41,29 @@ def test_results_come_in_order_from_other_processes() -> None:
     results = list(run_tasks(_square, range(40), 2))
     assert [square for square, _ in results] == [x * x for x in range(40)]
     assert os.getpid() not in {pid for _, pid in results}
+
+
+def _leave_holes(count: int) -> int:
+    """Free blocks below one that stays, so that the C library does not return them by itself; returns resident bytes."""
+    blocks = [bytes(2000) for _ in range(count)]
+    _kept.append(bytes(2000))
+    del blocks
+    return _resident(count)
+
+
+def _resident(_: int) -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+_kept: list[bytes] = []
+
+
+@pytest.mark.skipif(machine._trim is None, reason="the C library has no malloc_trim")
+def test_a_process_returns_what_one_kind_of_task_freed_before_the_next_kind() -> None:
+    count = 50_000  # 100 MB
+    with Processes(1) as process:
+        before, after = (process.submit(task, count)() for task in (_leave_holes, _resident))
+    assert before - after > 1000 * count
 
 
 def test_several_rounds_of_tasks_share_the_processes_which_end_with_the_last() -> None:
