@@ -16,6 +16,7 @@ from overnight.console import Status, facts
 from overnight.display import plural, share
 from overnight.distributed.stragglers import StragglerMonitor
 from overnight.engine.context import PhaseContext
+from overnight.engine.core_waits import CoreWaits
 from overnight.engine.loop import StepResult
 from overnight.engine.memory import peak_gb
 from overnight.engine.precision import DTYPES, LossScale, emulates_bf16
@@ -49,6 +50,7 @@ class MetricsLogger:
         self.speed = Throughput(context.phases, number, context.world, context.workload.flops, context.peak, state.get("running"))
         self.noise: dict[str, list[float]] = state.get("noise", {})
         self.stragglers = StragglerMonitor(context.world)
+        self.core_waits = CoreWaits() if context.world.device.type == "cpu" else None
         self.values: dict[str, Any] = {}
         self.known = {"validation accuracy": "", "checkpoint": ""}
         """What the progress shows beside the values of the last line, in words."""
@@ -66,6 +68,8 @@ class MetricsLogger:
         """Count a step; with `wait` the device has then done it."""
         self.speed.note(done, self.context.progress, wait)
         self.stragglers.note(done.waited, done.worked)
+        if self.core_waits and (said := self.core_waits.look()):
+            self.event("busy_cores", said)
 
     def place(self, step: int) -> dict[str, str | int | float]:
         """Return where a line of metrics belongs."""

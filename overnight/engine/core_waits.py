@@ -1,0 +1,57 @@
+"""Whether the threads of a training get the cores that they compute on: all of a step wait for the one that does not."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from overnight.display import share
+
+# Seconds between two looks, and the share of them that a thread may wait: those that load batches and write checkpoints take a few hundredths.
+_EVERY, _MUCH = 20.0, 0.25
+
+
+class CoreWaits:
+    """How long the threads of this process were ready to run and had no core, as Linux counts it; elsewhere it is never long.
+
+    Args:
+        threads: folder of the system with one of each thread.
+    """
+
+    said = False
+    """Whether this process has said it; it does so once, whatever it trains after another."""
+
+    def __init__(self, threads: Path = Path("/proc/self/task")) -> None:
+        self._threads = threads
+        self._since, self._waited = time.monotonic(), self._waits()
+
+    def look(self) -> str:
+        """Return what is wrong where a thread waited for a quarter of the time since the last look; nothing within 20 s of it, and nothing twice."""
+        now = time.monotonic()
+        seconds = now - self._since
+        if CoreWaits.said or seconds < _EVERY:
+            return ""
+        before = self._waited
+        self._since, self._waited = now, self._waits()
+        longest = max((waited - before.get(thread, 0.0) for thread, waited in self._waited.items()), default=0.0) / seconds
+        if longest < _MUCH:
+            return ""
+        CoreWaits.said = True
+        threads = torch.get_num_threads()
+        fewer = f", or continue it with fewer than its {threads} threads (compute.threads)" if threads > 1 else ""
+        return (
+            f"warning: for {share(min(longest, 1.0))} of the last {seconds:.0f} s a thread of this training was kept from its core by others. "
+            f"All threads of a step wait for the slowest, so it may be many times slower: let it have the cores for itself{fewer}"
+        )
+
+    def _waits(self) -> dict[str, float]:
+        """Return how long each thread has waited so far (s)."""
+        found: dict[str, float] = {}
+        for file in self._threads.glob("*/schedstat"):
+            try:
+                found[file.parent.name] = int(file.read_text(encoding="ascii").split()[1]) / 1e9
+            except (OSError, ValueError, IndexError):
+                continue  # a thread that has ended
+        return found
