@@ -83,7 +83,8 @@ class SortTask:
 def sort_hashes(task: SortTask) -> None:
     """Write the run of the first halves of the hashes of some chunks."""
     if not is_sealed(task.run):
-        halves = np.concatenate([_halves(checked_chunk(path))[:, 0] for path in task.chunks])
+        # Copies: a view would keep its whole file mapped, which of thousands of chunks is a GB.
+        halves = np.concatenate([_halves(checked_chunk(path))[:, 0].copy() for path in task.chunks])
         external_sort.write_run(task.run, np.stack([halves, np.arange(task.first, task.first + len(halves), dtype=np.uint64)], axis=1))
 
 

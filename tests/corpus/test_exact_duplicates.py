@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from overnight.corpus import exact_duplicates, external_sort
 from overnight.corpus.exact_duplicates import first_occurrences
-from overnight.corpus.shards import seal_chunk, write_table
+from overnight.corpus.shards import checked_chunk, seal_chunk, write_table
 from overnight.errors import DataError
 
 # Few, so that many are equal, and with first halves that others have.
@@ -86,3 +86,16 @@ def test_one_document_many_times_takes_no_more_memory_than_a_block(tmp_path: Pat
     )
     assert np.flatnonzero(first_occurrences(chunks, 1)).tolist() == [0, 500]
     assert len(sizes) == 50 and max(sizes) <= 17
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not tell what is mapped")
+def test_no_chunk_stays_mapped_while_their_hashes_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped = list[int]()
+
+    def counted(path: Path) -> Path:
+        mapped.append(Path("/proc/self/maps").read_text().count(str(tmp_path)))
+        return checked_chunk(path)
+
+    monkeypatch.setattr(exact_duplicates, "checked_chunk", counted)
+    first_occurrences(chunks_of(tmp_path / "work", [[bytes([number] * 16)] for number in range(20)]), 1)
+    assert len(mapped) > 20 and max(mapped) < 10
