@@ -82,8 +82,8 @@ def test_a_server_that_does_not_say_how_long_a_file_is_is_read_to_its_end(site: 
 
 def test_a_file_that_changes_between_two_parts_is_an_error(site: Site) -> None:
     def replaced(handler: Handler, content: bytes) -> None:
+        site.files["/large.txt"] = content.replace(b"line", b"LINE")  # before the answer: the next part is asked for at its end
         handler.serve(content)
-        site.files["/large.txt"] = content.replace(b"line", b"LINE")
 
     site.files["/large.txt"] = LARGE.encode()
     site.faults["/large.txt"] = [Handler.serve, replaced]  # the first tells whether there are parts
@@ -94,8 +94,8 @@ def test_a_file_that_changes_between_two_parts_is_an_error(site: Site) -> None:
 
 def test_a_file_that_is_cut_between_two_parts_is_an_error(site: Site) -> None:
     def shortened(handler: Handler, content: bytes) -> None:
-        handler.serve(content)
         site.files["/large.txt"] = content[:1000]
+        handler.serve(content)
 
     site.files["/large.txt"] = LARGE.encode()
     site.faults["/large.txt"] = [Handler.serve, shortened]
