@@ -92,12 +92,12 @@ def filled_masks(run: BertRun) -> list[dict[str, Any]]:
 
 
 def _maskable(shards: list[Shard], vocabulary: Vocabulary, letters: np.ndarray, seed: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield sentences of different documents in an order drawn by the seed, each with the place of a word that is one token.
+    """Yield different sentences of different documents in an order drawn by the seed, each with the place of a word that is one token.
 
     Args:
         letters: int [V], letters of each token, 0 where it is no word or the beginning of one.
     """
-    chance, seen = np.random.default_rng(seed), set()
+    chance, seen, said = np.random.default_rng(seed), set(), set()
     starts = np.cumsum([0, *(len(shard.sentence_starts) - 1 for shard in shards)])
     for _ in range(_DRAWS if starts[-1] else 0):
         number = int(chance.integers(starts[-1]))
@@ -109,8 +109,9 @@ def _maskable(shards: list[Shard], vocabulary: Vocabulary, letters: np.ndarray, 
             continue
         inside = np.append(vocabulary.continuation[tokens], False)
         whole = (letters[tokens] >= _LETTERS) & ~inside[1:]
-        if whole.any() and (letters[tokens] > 0).mean() > 0.7:  # prose, not a table or a formula
+        if whole.any() and (letters[tokens] > 0).mean() > 0.7 and tokens.tobytes() not in said:  # prose, not a table or a formula
             seen.add(document)
+            said.add(tokens.tobytes())
             yield tokens, int(chance.choice(np.flatnonzero(whole)))
 
 

@@ -76,7 +76,7 @@ def rotate(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((turned, parts[:, 2:]), 1).view_as(qkv)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """How the flat tokens of a batch are seen by attention."""
 

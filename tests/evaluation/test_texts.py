@@ -43,7 +43,9 @@ def test_prepared_data_gives_its_normalized_text_but_for_sentences_with_unknown_
     assert found.name == "valid" and tokenizer.token_to_id("[UNK]") not in known
     assert "[UNK]" not in " ".join(found.passages) and set("".join(found.passages)) <= wanted | {" "}
     short, train = text_of_shards(tiny_data, "valid", 3000), text_of_shards(tiny_data, "train", 3000)
-    assert set(short.passages) < set(found.passages) and not set(short.passages) & set(train.passages)
+    assert set(short.passages) < set(found.passages)
+    # Without the sentences that have an unknown token, two documents may be the same one sentence.
+    assert all(len(passage) < 200 for passage in set(short.passages) & set(train.passages))
 
 
 def test_decoded_text_gives_back_the_tokens_of_the_shards(tiny_data: Path) -> None:

@@ -278,17 +278,18 @@ def test_only_the_top_layers_are_left_out() -> None:
 
 
 def test_the_best_epoch_is_kept_where_that_is_asked_for(run: Path, tmp_path: Path, capsys: Captured) -> None:
-    for name, count in (("train", 40), ("dev", 20)):
-        (tmp_path / f"{name}.csv").write_text("text,score\n" + "".join(f"object {i},{i * 7 % 11}\n" for i in range(count)))
-    words = ["finetune", "mine", "--from", str(run), f"--path={tmp_path}", *FAST, "--epochs=4", "--lr=1e-2"]
+    for name, sign in (("train", 1), ("dev", -1)):  # what is learned of the one is wrong in the other: the last epoch is not the best
+        rows = (f"{'integer division' if i % 2 else 'string literal'} {i},{sign * (5 * (i % 2) + i % 3)}\n" for i in range(40))
+        (tmp_path / f"{name}.csv").write_text("text,score\n" + "".join(rows))
+    words = ["finetune", "mine", "--from", str(run), f"--path={tmp_path}", *FAST, "--epochs=4", "--lr=2e-3"]
     assert main([*words, "--keep_best=true", "--select_on=dev"]) == 0
     shown = re.findall(r"epoch (\d)  pearson [-\d.]+  spearman ([-\d.]+)", capsys.readouterr().out)
     assert [epoch for epoch, _ in shown] == ["1", "2", "3", "4"] and len({value for _, value in shown}) > 1
     entry = kept(run, "mine", "task.json")["result"]
     best, at = max((float(value), -int(epoch)) for epoch, value in shown)
     assert round(100 * entry["value"], 1) == best and entry["epoch"] == -at < 4
-    answers = kept(run, "mine", "predictions.json")
-    assert scipy.stats.spearmanr(list(answers.values()), [i * 7 % 11 for i in range(20)]).statistic == pytest.approx(entry["value"])
+    answers, right = kept(run, "mine", "predictions.json"), [-5 * (i % 2) - i % 3 for i in range(40)]
+    assert scipy.stats.spearmanr(list(answers.values()), right).statistic == pytest.approx(entry["value"])
     found = answered(run, "mine", tmp_path / "dev.csv", capsys)
     assert [a["score"] for a in found] == pytest.approx(list(answers.values()), rel=1e-3)
     # Without the choice the last epoch is kept.

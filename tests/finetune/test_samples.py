@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -31,12 +32,17 @@ def run(pretrained: Run, tmp_path: Path) -> Run:
     return dataclasses.replace(pretrained, out=str(tmp_path / "run"))
 
 
+def plain(text: str) -> str:
+    """Return a text without the spaces that decoding leaves before some marks."""
+    return re.sub(r" (?=[.,;:?!])", "", text)
+
+
 def test_masked_words_are_of_validation_sentences_and_the_guesses_are_those_of_predict(run: Run) -> None:
     tokenizer, found = load_tokenizer(run.data_dir), filled_masks(run)
-    validation = " ".join(tokenizer.decode(shard.tokens.tolist()) for shard in open_shards(run.data_dir, "valid"))
+    validation = plain(" ".join(tokenizer.decode(shard.tokens.tolist()) for shard in open_shards(run.data_dir, "valid")))
     assert 1 <= len(found) <= module.SENTENCES and len({mask["text"] for mask in found}) == len(found)
     for mask, answer in zip(found, predict(run, "mask", [mask["text"] for mask in found]), strict=True):
-        assert mask["text"].count("[MASK]") == 1 and mask["text"].replace("[MASK]", mask["word"]) in validation
+        assert mask["text"].count("[MASK]") == 1 and plain(mask["text"].replace("[MASK]", mask["word"])) in validation
         assert len(mask["word"]) >= 4 and mask["word"].isalpha()
         assert mask["guesses"] == answer["masks"][0][:3]
         shares = [guess["probability"] for guess in mask["guesses"]]
