@@ -50,6 +50,13 @@ def test_masked_words_are_of_validation_sentences_and_the_guesses_are_those_of_p
     assert found == filled_masks(run), "the same again"
 
 
+def test_a_sentence_that_several_documents_have_is_shown_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SENTENCES", 40)
+    monkeypatch.setattr(module, "open_shards", lambda *args, **options: open_shards(*args, **options) * 3)
+    sentences = [mask["text"].replace("[MASK]", mask["word"]) for mask in filled_masks(run)]
+    assert len(set(sentences)) == len(sentences) > 5
+
+
 def test_damaged_samples_are_made_anew_and_refused_by_the_report(run: Run) -> None:
     path = run.run_dir / "samples.json"
     write_samples(run)
