@@ -257,7 +257,14 @@ class Row:
 
 
 def rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Return the variants by their gain, the greatest first; the base has none, and those that share no seed with it are left out."""
+    """Return the variants by their gain, the greatest first; the base has none, and those that share no seed with it are left out.
+
+    Raises:
+        SystemExit: when not all were scored on the same validation text, such as that of another version's preparation.
+    """
+    if len(texts := {r["scores"]["characters"]: r["variant"] for r in results}) > 1:
+        said = ", ".join(f"{characters:,} characters ({name})" for characters, name in texts.items())
+        raise SystemExit(f"the results were scored on different texts: {said}; train all again with another --out and --work")
     base = {r["seed"]: r["scores"]["bits_per_character"] for r in results if r["variant"] == BASE}
     found = []
     for name in dict.fromkeys(r["variant"] for r in results):

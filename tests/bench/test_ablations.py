@@ -33,7 +33,8 @@ def study(recipe: str, tmp_path: Path) -> Study:
 
 def result(variant: str, seed: int, bits: float) -> dict[str, Any]:
     """A result as the study keeps it."""
-    return {"variant": variant, "seed": seed, "steps": 10, "scores": {"bits_per_character": bits, "masked_accuracy": 0.25, "blimp": None}}
+    scores = {"bits_per_character": bits, "masked_accuracy": 0.25, "blimp": None, "characters": 800}
+    return {"variant": variant, "seed": seed, "steps": 10, "scores": scores}
 
 
 def test_an_override_is_written_for_every_phase_with_the_values_of_the_base(tiny: Callable[..., BertRun]) -> None:
@@ -98,6 +99,13 @@ def test_the_table_is_sorted_by_the_gain_against_the_same_seed() -> None:
     assert lines[5].startswith("| **base** |  | 3.100 ± 0.141 |") and lines[6].startswith("| bad | -0.500 | 3.500 | 25.0 | - | 10 | 1 |")
     assert lines[-1] == "- later: not trained, refused: unknown key"
     assert mean_and_spread([None, 2.0], ".1f") == "2.0"
+
+
+def test_scores_of_different_texts_are_not_compared() -> None:
+    other = result("prepared later", 0, 2.9)
+    other["scores"]["characters"] = 1790
+    with pytest.raises(SystemExit, match=r"800 characters \(base\), 1,790 characters \(prepared later\); train all again"):
+        rows([result(BASE, 0, 3.0), other])
 
 
 @pytest.mark.slow
