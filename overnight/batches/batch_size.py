@@ -11,6 +11,9 @@ import numpy as np
 from overnight.config import BatchWarmup, BertPhase, Phase
 from overnight.errors import ConfigError
 
+USUAL_MICRO_BATCH = 32
+"""Sequences of a micro-batch where it is left open and cannot be found by trial: near the best of a CPU."""
+
 
 def batch_warmup(phase: Phase) -> BatchWarmup:
     """Return how the batch of a phase begins; that of a byte model, whose sequences are read on from step to step, cannot grow."""

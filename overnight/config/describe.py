@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from overnight.config.fields import Tagged, hints
 from overnight.config.reading import member
@@ -128,6 +128,8 @@ def _default(kind: Any, name: str) -> str:
 
 
 def _type_name(hint: Any) -> str:
+    if get_origin(hint) is Union:
+        return "|".join(_type_name(option) for option in get_args(hint))
     if get_origin(hint) is Literal:
         return "|".join(filter(None, get_args(hint)))
     if get_origin(hint) in (list, tuple):

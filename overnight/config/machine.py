@@ -16,8 +16,8 @@ class Compute:
     """Where to train."""
     threads: NonNegativeInt = 0
     """CPU threads; 0 takes every core."""
-    torch_compile: bool = False
-    """Compile the layers with torch.compile (pays on a GPU, needs a C++ compiler on a CPU). On a GPU of compute capability 8.0 or newer, those of BERT in 16 bits are computed by kernels of their own instead."""
+    torch_compile: bool | Literal["auto"] = False
+    """Compile the layers with torch.compile (pays on a GPU, needs a C++ compiler on a CPU); auto does so where there are a GPU and Triton. On a GPU of compute capability 8.0 or newer, those of BERT in 16 bits are computed by kernels of their own instead."""
     cuda_graphs: bool = False
     """mLSTM and LSTM on a GPU: capture the steps of a window as CUDA graphs, so that the host need not launch each; takes memory. Not yet tried on a GPU."""
     deterministic: bool = False

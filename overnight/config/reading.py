@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from overnight.config.fields import Tagged, hints
 from overnight.config.optimizers import OPTIMIZERS
@@ -70,6 +70,10 @@ def _boolean_problems(kind: Any, value: Any, key: str) -> Iterator[str]:
     if get_origin(kind) in (list, tuple) and isinstance(value, list | tuple):
         for number, each in enumerate(value):
             yield from _boolean_problems(get_args(kind)[0], each, f"{key}.{number}")
+    elif get_origin(kind) is Union and bool in get_args(kind):
+        words = [word for option in get_args(kind) for word in get_args(option)]
+        if not isinstance(value, bool) and value not in words:
+            yield f"{key} = {value!r}: must be true, false or {', '.join(words)}"
     elif kind in (int, float, bool) and isinstance(value, bool) != (kind is bool):
         yield f"{key} = {value!r}: must be {({int: 'a whole number', float: 'a number', bool: 'true or false'})[kind]}"
 

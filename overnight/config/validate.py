@@ -269,7 +269,7 @@ def _machine_problems(run: Run) -> Iterator[str]:
         )
     if isinstance(run, BertRun):
         return
-    if run.compute.torch_compile:
+    if run.compute.torch_compile is True:
         yield f"compute.torch_compile = true: {kind} is not compiled; its recurrence is written by hand"
     if run.precision in ("fp8", "int8"):
         yield f"precision = {run.precision}: the matrix products of {kind} are not made in 8 bits; use bf16"

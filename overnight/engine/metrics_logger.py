@@ -22,6 +22,7 @@ from overnight.engine.memory import peak_gb
 from overnight.engine.precision import DTYPES, LossScale, emulates_bf16
 from overnight.engine.spikes import minimized
 from overnight.engine.throughput import Throughput
+from overnight.engine.workload import compiles_layers
 from overnight.models.attention import how
 from overnight.models.fused_layer import why_not
 from overnight.optim.batch import why_lists
@@ -192,9 +193,13 @@ class MetricsLogger:
         if device.type == "cuda" and isinstance(model, BertConfig | ModernBertConfig):
             size, dropped = model.hidden_size // model.num_heads, getattr(model, "attention_dropout", 0.0)
             yield f"attention: {how(device, DTYPES[self.run.precision], size, dropped)}"
-            if isinstance(model, BertConfig) and self.run.compute.torch_compile and self.run.precision != "fp8":
+            if not compiles_layers(self.run, device):
+                yield "layers: not compiled; compute.torch_compile=auto does so where Triton is"
+            elif isinstance(model, BertConfig) and self.run.precision != "fp8":
                 why = why_not(device, DTYPES[self.run.precision], model.hidden_size, model.num_heads, dropped)
                 yield f"layers: compiled, since {why}" if why else "layers: by Triton's kernels between the products"
+            else:
+                yield "layers: compiled"
 
 
 def not_learned(phase: Phase, step: int, every: int, losses: Mapping[str, float]) -> str:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from overnight.batches.batch_size import micro_batch, micro_batch_sizes
+from overnight.batches.batch_size import USUAL_MICRO_BATCH, micro_batch, micro_batch_sizes
 from overnight.batches.loader import Samples
 from overnight.batches.streams import Streams
 from overnight.checkpoint.reader import TrainingProgress
@@ -39,7 +39,7 @@ from overnight.engine.memory import (
 )
 from overnight.engine.metrics_logger import MetricsLogger
 from overnight.engine.precision import DTYPES
-from overnight.errors import ConfigError
+from overnight.engine.workload import compiles_layers
 from overnight.models.weight_copies import kept_copies
 from overnight.optim.offload import offloaded
 from overnight.optim.state import local
@@ -160,23 +160,22 @@ class BatchSizeFinder:
             optimizer_bytes: memory that the state of the optimizer will take besides (bytes).
 
         Raises:
-            ConfigError: where memory cannot be measured.
             OutOfMemory: where one sequence does not fit.
         """
         device, world = self.world.device, self.world
-        if all_reduce_max(int(not reset_peak(device)), world):
-            problem = ConfigError("micro_batch_size = 0: this system does not tell the memory of a process; give the number of sequences")
-            raise problem if world.main else ErrorOnOtherRank(problem.exit_code)
         choices = micro_batch_sizes(self.samples.phase, world.size)
         if self.run.logging.grad_noise_every:  # which is seen between micro-batches
             choices = choices[:-1]
+        if all_reduce_max(int(not reset_peak(device)), world):
+            found = max(size for size in choices if size <= USUAL_MICRO_BATCH)
+            return found, f"micro-batch {found}, as usual: none was tried, since this system does not tell the memory of a process"
         space, was_training = memory_budget(device), self.model.training
         space = space._replace(limit=space.limit - optimizer_bytes)
         self.model.train()
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             found, tried = search(choices, self.measure, space, device.type == "cpu", world)
         self.model.train(was_training)
-        if self.run.compute.torch_compile:
+        if compiles_layers(self.run, device):
             torch._dynamo.reset()
         (chosen,) = (trial for trial in tried if trial.micro_batch == found)
         return found, (
@@ -192,7 +191,7 @@ class BatchSizeFinder:
             OutOfMemory: where the others wait for this process in the middle of a pass, and cannot be informed.
         """
         device, fsdp = self.world.device, hasattr(self.objective, "set_requires_gradient_sync")
-        if self.run.compute.torch_compile:
+        if compiles_layers(self.run, device):
             # Else the shapes that are tried would use up the number of those that are compiled at all.
             torch._dynamo.reset()
         batch, took, failed = self.samples.longest(count), [], ""
@@ -291,7 +290,7 @@ def conditions(run: Run, phase: Phase, world: World) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "activation_checkpointing": run.memory.activation_checkpointing,
         "optimizer_cpu_offload": run.memory.optimizer_cpu_offload,
-        "torch_compile": run.compute.torch_compile,
+        "torch_compile": compiles_layers(run, world.device),
         "cuda_graphs": run.compute.cuda_graphs,
         "strategy": run.distributed.strategy,
     }

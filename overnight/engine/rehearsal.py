@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from overnight.batches.batch_size import micro_batch, micro_batch_sizes, pad_to_multiple
+from overnight.batches.batch_size import USUAL_MICRO_BATCH, micro_batch, micro_batch_sizes, pad_to_multiple
 from overnight.config import BatchWarmup, BertPhase, Phase, Run
 from overnight.config.optimizers import ClippingOptim
 from overnight.distributed.world import World
@@ -21,8 +21,8 @@ from overnight.optim.groups import build_optimizer
 
 # Steps that are timed, after a first one: as many as take so long (s), within these.
 _SECONDS, _FEWEST, _MOST = 4.0, 4, 40
-# Sequences, where the phase leaves them open: near the best of a CPU; on a GPU, for which training takes the most that fit, enough for its speed.
-_MICRO_BATCH = {"cpu": 32, "cuda": 256}
+# Sequences, where the phase leaves them open; on a GPU, for which training takes the most that fit, enough for its speed.
+_MICRO_BATCH = {"cpu": USUAL_MICRO_BATCH, "cuda": 256}
 
 
 def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.device) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from overnight.batches.batch_size import sequences_before
+from overnight.batches.batch_size import USUAL_MICRO_BATCH, sequences_before
 from overnight.config import BertRun, ModernBertConfig
 from overnight.display import plural
 from overnight.engine.budget import planned_steps
@@ -219,14 +219,17 @@ def score(run: BertRun, shape: Shape, text: Text, timed: Sequence[Timed], second
 
 
 def memory_of(run: BertRun) -> float:
-    """Return about how many bytes the training of a run takes: its state, and the activations of the largest micro-batch."""
+    """Return about how many bytes the training of a run takes: its state, and the activations of the largest micro-batch.
+
+    One that is left open is found so that it fits; a network for which it would be a small one is not worth its time.
+    """
     model = run.model
     assert isinstance(model, ModernBertConfig)
     rows = padded_vocabulary(run.data.vocab_size)
     state = _STATE_BYTES * (layer_parameters(model) + rows * model.hidden_size)
     most = 0.0
     for phase in run.phases.values():
-        tokens = min(phase.micro_batch_size or phase.global_batch_size, phase.global_batch_size) * phase.seq_len
+        tokens = min(phase.micro_batch_size or USUAL_MICRO_BATCH, phase.global_batch_size) * phase.seq_len
         pairs = 4 * tokens * phase.seq_len * (model.hidden_size // HEAD)
         most = max(
             most, model.num_layers * (_ACTIVATION_BYTES * tokens * model.hidden_size + pairs) + 6 * tokens * phase.mlm_probability * rows

@@ -5,6 +5,7 @@ Everything else of pretraining is the same for both.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from dataclasses import replace
 from typing import Any, Protocol
@@ -39,6 +40,8 @@ from overnight.models.modernbert import ModernBertForMaskedLM
 _TRAIN, _VALIDATION = 0, 1
 # Bytes of a window that are recomputed at once (`memory.activation_checkpointing: full`).
 _SEGMENT = 16
+# The least compute capability that Triton, and so what torch.compile makes for a GPU, runs on.
+_TRITON = (7, 0)
 # Tokens that are counted for the loss without context and the bias of the decoder (a second for each 200 M): it is as exact as they are many.
 _COUNTED = 20_000_000
 
@@ -238,8 +241,15 @@ def set_up_encoder(model: Any, run: Run, device: torch.device) -> None:
         to_fp8(model, device)
     model.encoder.recompute_layers(run.memory.activation_checkpointing)
     # What 8 bits put in the place of the linear maps is not what is fused.
-    if run.compute.torch_compile and (run.precision == "fp8" or model.encoder.fuse_layers(device, DTYPES[run.precision])):
+    if compiles_layers(run, device) and (run.precision == "fp8" or model.encoder.fuse_layers(device, DTYPES[run.precision])):
         model.encoder.compile_layers()
+
+
+def compiles_layers(run: Run, device: torch.device) -> bool:
+    """Return whether the layers of an encoder are compiled, or taken by kernels of their own, on a device."""
+    if run.compute.torch_compile != "auto":
+        return run.compute.torch_compile
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _TRITON and importlib.util.find_spec("triton") is not None
 
 
 def loss_weights(phase: Phase, step: int) -> dict[str, float]:

@@ -20,7 +20,7 @@ from overnight.engine import loop, memory
 from overnight.engine.memory import OutOfMemory, is_out_of_memory, memory_budget, peak_gb, reset_peak
 from overnight.engine.micro_batch import BatchSizeFinder
 from overnight.engine.pretrain import pretrain
-from overnight.errors import ConfigError, DataError
+from overnight.errors import DataError
 from overnight.models import vocabulary_loss
 from tests.conftest import CLOCK
 from tests.engine.planted_faults import planted
@@ -248,10 +248,16 @@ def test_an_automatic_micro_batch_is_the_one_that_could_have_been_given(
     assert {name: line["micro_batch_size"] for name, line in events.items()} == {"short": found, "long": found_long}
 
 
-def test_an_automatic_micro_batch_needs_a_system_that_tells_memory(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_automatic_micro_batch_is_the_usual_one_where_the_system_does_not_tell_memory(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("overnight.engine.micro_batch.reset_peak", lambda device: False)
-    with pytest.raises(ConfigError, match="give the number of sequences"):
-        finish(tiny(**{"phases.short.micro_batch_size": 0}))
+    monkeypatch.setattr(BatchSizeFinder, "measure", lambda self, count: pytest.fail("a trial"))
+    run = tiny(**{"phases.short.micro_batch_size": 0}, out=str(tmp_path / "open"))
+    assert "micro-batch 8, as usual: none was tried, since this system does not tell the memory of a process" in finish(run)
+    given = tiny(**{"phases.short.micro_batch_size": 8}, out=str(tmp_path / "given"))
+    finish(given)
+    assert_same(run, given)
 
 
 def test_an_automatic_micro_batch_leaves_two_where_noise_is_measured(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:

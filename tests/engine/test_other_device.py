@@ -13,6 +13,7 @@ from overnight.distributed.world import World
 from overnight.engine.loop import LoopConfig, training_steps
 from overnight.engine.metrics_logger import MetricsLogger
 from overnight.engine.recurrent_state import RecurrentState
+from overnight.engine.workload import compiles_layers
 from overnight.models.attention import why_padded
 from overnight.models.bert import BertForPretraining
 from overnight.models.bytes import ByteModel
@@ -95,3 +96,22 @@ def test_a_run_on_a_gpu_prints_what_it_takes_and_why(
         logger = SimpleNamespace(run=run, context=SimpleNamespace(world=World(device=torch.device(device))))
         assert list(MetricsLogger._gpu_paths(logger, optimizer)) == expected  # type: ignore[arg-type]
     why_lists.cache_clear(), why_padded.cache_clear(), why_not.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "capability", "triton", "compiled"),
+    [
+        ("auto", "cuda", (7, 0), True, True),
+        ("auto", "cuda", (9, 0), False, False),
+        ("auto", "cuda", (6, 1), True, False),
+        ("auto", "cpu", (9, 0), True, False),
+        (True, "cpu", (9, 0), False, True),
+        (False, "cuda", (9, 0), True, False),
+    ],
+)
+def test_auto_compiles_where_there_are_a_gpu_and_triton(
+    setting: Any, device: str, capability: tuple[int, int], triton: bool, compiled: bool, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if triton else None)
+    assert compiles_layers(tiny(compute={"torch_compile": setting}), torch.device(device)) is compiled
