@@ -9,8 +9,13 @@ import pydoc_data.topics
 import re
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+# Read by oneDNN when torch begins. Networks of tests are small and of many shapes: to make the kernel of a shape takes longer than all its products.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "20000")
 
 import pytest
 from hypothesis import settings
@@ -40,6 +45,16 @@ def no_sync() -> Iterator[None]:
     """Let the disk take its time: no test cuts the power, and under load a sync takes long."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def collect_young() -> Iterator[None]:
+    """Have the end of a training look for garbage among young objects only: its end would come a quarter of a second later."""
+    from overnight.engine import training_run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_run, "gc", SimpleNamespace(collect=partial(gc.collect, 1)))
         yield
 
 

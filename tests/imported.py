@@ -1,6 +1,7 @@
 """What the processes of :mod:`tests.processes` have imported before they begin."""
 
 import gc
+import os
 
 import torch
 import torch._dynamo  # the first optimizer would import it
@@ -21,4 +22,5 @@ import tests.optim.sharded_worker  # noqa: F401
 from overnight import config
 
 config.load_run("demo")  # what checks a recipe is made when the first is read
+os.fsync = lambda descriptor: None  # as in the tests themselves
 gc.freeze()
