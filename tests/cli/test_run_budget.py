@@ -48,6 +48,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("rehearsed")
 def test_all_stages_end_in_time_and_it_says_so(recipe: Path, clock: FakeClock, capsys: Captured) -> None:  # noqa: F811
+    clock.step_seconds = 0.5
     assert main(["run", str(recipe), "--budget=2m"]) == 0
     out = capsys.readouterr().out
     run = config.load_run(str(recipe), ["budget=2m"])
@@ -70,7 +71,7 @@ def test_all_stages_end_in_time_and_it_says_so(recipe: Path, clock: FakeClock, c
 
 @pytest.mark.usefixtures("rehearsed")
 def test_killed_in_a_task_it_keeps_its_deadline_and_its_scores(recipe: Path, clock: FakeClock, capsys: Captured, tmp_path: Path) -> None:  # noqa: F811
-    clock.stop_at = 175
+    clock.stop_at, clock.step_seconds = 175, 0.5
     with pytest.raises(Stop):
         main(["run", str(recipe), "--budget=2m"])
     clock.stop_at, clock.now = -1, clock.now + 5
