@@ -34,6 +34,7 @@ from typing import Any
 from benchmarks.timed_training import (
     NO_BUDGET,
     Yardstick,
+    assert_same_text,
     data_override,
     keep_study,
     prepare,
@@ -262,9 +263,7 @@ def rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
     Raises:
         SystemExit: when not all were scored on the same validation text, such as that of another version's preparation.
     """
-    if len(texts := {r["scores"]["characters"]: r["variant"] for r in results}) > 1:
-        said = ", ".join(f"{characters:,} characters ({name})" for characters, name in texts.items())
-        raise SystemExit(f"the results were scored on different texts: {said}; train all again with another --out and --work")
+    assert_same_text({f"{r['variant']}, seed {r['seed']}": r["scores"] for r in results})
     base = {r["seed"]: r["scores"]["bits_per_character"] for r in results if r["variant"] == BASE}
     found = []
     for name in dict.fromkeys(r["variant"] for r in results):

@@ -38,6 +38,7 @@ from benchmarks.mlm_peer import Settings, Size
 from benchmarks.plots import Spread, by_minutes, figure
 from benchmarks.timed_training import (
     Yardstick,
+    assert_same_text,
     data_override,
     keep_study,
     prepare,
@@ -264,6 +265,7 @@ def write(out: Path) -> None:
     results = read_results(out, "[abcd]-*.json")
     if not results:
         raise SystemExit(f"{out} holds no result; leave --draw out to train")
+    assert_same_text({f"{r['name']}, {r['minutes']:g} min, seed {r['seed']}": r["scores"] for r in results})
     lines = list(table(results))
     print("\n".join(["", *lines]), flush=True)
     write_whole(out / "table.md", ["\n".join([*lines, ""]).encode()])

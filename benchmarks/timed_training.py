@@ -241,3 +241,18 @@ def keep_study(out: Path, study: Mapping[str, Any]) -> None:
 def read_results(out: Path, names: str) -> list[dict[str, Any]]:
     """Return the results of a campaign so far, in the order of their names, which match a pattern."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob(names))]
+
+
+def assert_same_text(scores: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse to compare scores of different validation texts, such as those that two versions prepared.
+
+    Args:
+        scores: of an evaluation, by what was trained; those without `characters` are passed over.
+
+    Raises:
+        SystemExit: when there are two texts.
+    """
+    texts = {found["characters"]: name for name, found in scores.items() if found.get("characters")}
+    if len(texts) > 1:
+        said = ", ".join(f"{characters:,} characters ({name})" for characters, name in texts.items())
+        raise SystemExit(f"the results were scored on different texts: {said}; train all again with another --out and --work")

@@ -211,8 +211,12 @@ def not_learned(phase: Phase, step: int, every: int, losses: Mapping[str, float]
     """
     if not isinstance(phase, BertPhase) or losses.get("match", 0.0) < _LEARNED:
         return ""
-    last = min(phase.token_matching_steps or phase.steps, phase.steps)
-    if not step - every < last <= step:
+    falls, left = min(phase.token_matching_steps or phase.steps, phase.steps), phase.final_token_matching
+    fallen, ended = falls < phase.steps and step - every < falls <= step, step == phase.steps and (left or falls == phase.steps)
+    if not (fallen or ended):
         return ""
-    key, shown = "token_matching_steps" if last < phase.steps else "steps", f"{losses['match']:.2f}"
-    return f"token matching is not learned after {last:,} steps (loss {shown}; below 0.1 when it is), and tasks that compare texts will show it: raise {key} or token_matching"
+    text = f"token matching is not learned after {step if ended else falls:,} steps (loss {losses['match']:.2f}; below 0.1 when it is)"
+    if fallen and not ended and left:
+        return f"{text}; {share(left)} of the sequences continue with it, and the end of the phase says if that is too little"
+    key = "token_matching_steps" if falls < phase.steps else "steps"
+    return f"{text}, and tasks that compare texts will show it: raise {key} or token_matching"

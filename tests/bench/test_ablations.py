@@ -104,7 +104,7 @@ def test_the_table_is_sorted_by_the_gain_against_the_same_seed() -> None:
 def test_scores_of_different_texts_are_not_compared() -> None:
     other = result("prepared later", 0, 2.9)
     other["scores"]["characters"] = 1790
-    with pytest.raises(SystemExit, match=r"800 characters \(base\), 1,790 characters \(prepared later\); train all again"):
+    with pytest.raises(SystemExit, match=r"800 characters \(base, seed 0\), 1,790 characters \(prepared later, seed 0\); train"):
         rows([result(BASE, 0, 3.0), other])
 
 

@@ -128,3 +128,13 @@ def test_the_picture_has_a_line_for_each_and_can_be_drawn_again(tmp_path: Path) 
     write(tmp_path)
     assert (tmp_path / "quality.svg").read_text() == drawn
     assert len(json.loads((tmp_path / "summary.json").read_text())["results"]) == 8
+
+
+def test_results_that_were_scored_on_different_texts_are_not_drawn_together(tmp_path: Path) -> None:
+    for row, characters in (("c", 800), ("d", 1790)):
+        (tmp_path / f"{row}-3m-seed0.json").write_text(json.dumps(result(row, 3, 0, 2.0, characters=characters)))
+    with pytest.raises(
+        SystemExit, match=r"800 characters \(overnight, BERT as published, 3 min, seed 0\), 1,790 characters \(overnight, modern"
+    ):
+        write(tmp_path)
+    assert not (tmp_path / "table.md").exists()

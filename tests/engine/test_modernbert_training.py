@@ -17,6 +17,7 @@ from overnight.corpus.shards import open_shards
 from overnight.distributed.world import World
 from overnight.engine import loop
 from overnight.engine.evaluate import evaluate
+from overnight.engine.metrics_logger import not_learned
 from overnight.engine.workload import BertWorkload, token_counts
 from overnight.errors import DataError
 from tests.conftest import modern_settings
@@ -134,6 +135,19 @@ def test_token_matching_that_is_not_learned_in_its_steps_is_said_once(steps: int
     lines = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
     [event] = [line for line in lines if line.get("event") == "token_matching" and line["phase"] == "short"]
     assert event["message"].startswith(f"token matching is not learned after {at} steps (loss 1.") and said in event["message"]
+
+
+def test_what_goes_on_with_fewer_sequences_is_judged_again_at_the_end_of_the_phase(tiny: Make) -> None:
+    falling = {"token_matching": 0.8, "token_matching_steps": 4, "final_token_matching": 0.2}
+    run = tiny(**modern_settings(), **{f"phases.short.{key}": value for key, value in falling.items()})
+    finish(run)
+    events = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+    first, last = (line["message"] for line in events if line.get("event") == "token_matching")
+    assert first.startswith("token matching is not learned after 4 steps (loss 1.")
+    assert first.endswith("20.0 % of the sequences continue with it, and the end of the phase says if that is too little")
+    assert last.startswith("token matching is not learned after 6 steps") and last.endswith("raise token_matching_steps or token_matching")
+    phase = run.phases["short"]
+    assert not_learned(phase, 6, 1, {"match": 0.05}) == "" == not_learned(phase, 5, 1, {"match": 1.0})
 
 
 def test_a_run_is_evaluated_and_a_checkpoint_of_bert_is_refused(tiny: Make, pretrained: Run) -> None:
