@@ -115,8 +115,10 @@ def _cgroup_free(folder: Path = Path("/sys/fs/cgroup")) -> float:
 
 
 def release(model: nn.Module, device: torch.device) -> None:
-    """Drop the gradients, what a failed pass left behind, and what the allocator of a GPU keeps for later."""
+    """Drop the gradients, captured graphs, what a failed pass left behind, and what the allocator of a GPU keeps for later."""
     model.zero_grad(set_to_none=True)
+    if graphs := getattr(model, "graphs", None):  # of micro-batches that are not taken again
+        graphs.captured.clear()
     gc.collect()  # where frames hold on to each other, they hold on to activations
     if device.type == "cuda":
         torch.cuda.empty_cache()

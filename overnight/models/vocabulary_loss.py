@@ -20,6 +20,8 @@ from overnight.models import encoder_native
 from overnight.models.layers import _product, eager_cpu, weight_gradient
 from overnight.models.weight_copies import copy_of
 
+# Logits that are held at once where there is no gradient: half a GB, in fp32 and once more in the softmax.
+_LOGITS = 1 << 26
 # Slices of at most this many logits (4 MB in fp32) stay in the cache between the softmax and its gradient.
 _SLICE = 1 << 20
 
@@ -58,6 +60,13 @@ def vocabulary_loss(
         return _VocabularyLoss.apply(x_MD, weight_VD, bias_V, labels_M), None
     if not count_correct and torch.is_grad_enabled() and _has_kernel(x_MD.device) and not torch.compiler.is_compiling():
         return _VocabularyLossOnGpu.apply(x_MD, weight_VD, bias_V, labels_M, tied), None
+    # An evaluation keeps nothing for a backward pass; it must not take more memory than the training whose micro-batches fit.
+    rows = max(1, _LOGITS // len(weight_VD))
+    if not torch.is_grad_enabled() and len(x_MD) > rows:
+        parts = zip(x_MD.split(rows), labels_M.split(rows), strict=True)
+        found = [vocabulary_loss(x, weight_VD, bias_V, labels, count_correct) for x, labels in parts]
+        losses, counts = zip(*found, strict=True)
+        return torch.stack(losses).sum(), torch.stack(counts).sum() if count_correct else None
     logits = F.linear(x_MD, weight_VD.to(x_MD.dtype), bias_V.to(x_MD.dtype)).float()
     loss = F.cross_entropy(logits, labels_M, reduction="sum", ignore_index=IGNORED)
     return loss, (logits.argmax(-1) == labels_M).sum() if count_correct else None

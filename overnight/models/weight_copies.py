@@ -32,7 +32,8 @@ def copy_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a weight in another type, without a gradient: its kept copy where there is one, else a new one; itself where it is of that type."""
     if weight.dtype == dtype:
         return weight.detach()
-    if _kept is None:
+    # What is made of parameters is made anew in each micro-batch: its copies would be of no use to another, and stay until the step ends.
+    if _kept is None or not weight.is_leaf:
         return weight.detach().to(dtype)
     key = id(weight), dtype
     if key not in _kept:

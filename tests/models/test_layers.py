@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ from overnight.models import attention as attend
 from overnight.models import layers
 from overnight.models.attention import attention, layout
 from overnight.models.layers import dropout, keep_mask, layer_norm, linear
+from overnight.models.weight_copies import copy_of, kept_copies
 from tests.models.sample import random_batch
 
 
@@ -193,3 +196,15 @@ def test_attention_dropout_keeps_the_mean() -> None:
     where = layout(random_batch([6, 4] * 4000), 0.2, torch.float64)
     mean = attention(qkv.repeat(4000, 1), 2, where, 0.2).view(4000, 10, 4).mean(0)
     torch.testing.assert_close(mean, reference(qkv, 2, (6, 4)), rtol=0.0, atol=0.05)
+
+
+def test_copies_of_weights_are_kept_for_a_step_but_not_of_what_each_micro_batch_makes_anew() -> None:
+    weight = torch.randn(4, 4, requires_grad=True)
+    with kept_copies():
+        assert copy_of(weight, torch.bfloat16) is copy_of(weight, torch.bfloat16)
+        joined = torch.cat([weight, weight])
+        copies = [copy_of(joined, torch.bfloat16) for _ in range(2)]
+        assert copies[0] is not copies[1] and torch.equal(copies[0], joined.detach().to(torch.bfloat16))
+        gone = weakref.ref(joined)
+        del joined
+        assert gone() is None

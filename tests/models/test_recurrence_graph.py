@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from overnight.engine.memory import release
 from overnight.models.recurrence import Workspace, recur
 from overnight.models.recurrence_graph import Graphs, Tensors
+from tests.models.test_bytes import model
 from tests.models.test_recurrence import ARGUMENTS, drawn, with_gradients
 
 
@@ -121,3 +123,13 @@ def test_a_copy_of_a_model_has_graphs_of_its_own() -> None:
     graphs.run("same", lambda x: (x,), torch.ones(2))
     copied = copy.deepcopy(graphs)
     assert not copied.captured and copied.capture is record and copied.most == 3
+
+
+def test_a_micro_batch_that_is_given_up_takes_its_graphs_with_it() -> None:
+    """Else those of the trials fill all places, and what is trained afterwards has none."""
+    net, graphs = model("mlstm"), Graphs(record)
+    net.graphs = graphs
+    with_gradients(recur, drawn(5, 2, 16, 4, True, torch.float32), "h", torch.float32, Workspace(), graphs)
+    assert len(graphs.captured) == 2
+    release(net, torch.device("cpu"))
+    assert not graphs.captured

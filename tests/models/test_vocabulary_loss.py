@@ -85,3 +85,21 @@ def test_no_row_at_all_is_a_loss_of_zero() -> None:
     x, w, b, labels = problem(0)
     ours, _ = both(x, w, b, labels)
     assert all((t == 0).all() for t in ours)
+
+
+@pytest.mark.parametrize("count_correct", [False, True])
+def test_without_a_gradient_few_logits_are_held_at_once_and_the_sums_are_those_of_all(
+    count_correct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w, b, labels = problem(100)
+    labels[::7] = IGNORED
+    held, real = list[int](), F.linear
+    monkeypatch.setattr(F, "linear", lambda *given: (logits := real(*given), held.append(logits.numel()))[0])
+    with torch.no_grad():
+        loss, correct = vocabulary_loss(x, w, b, labels, count_correct)
+        assert held == [100 * 50]
+        monkeypatch.setattr(module, "_LOGITS", 40 * 50)
+        sliced, sliced_correct = vocabulary_loss(x, w, b, labels, count_correct)
+    assert held[1:] == [40 * 50, 40 * 50, 20 * 50]
+    torch.testing.assert_close(sliced, loss, rtol=1e-6, atol=0)
+    assert sliced_correct == correct and (correct is not None) == count_correct
