@@ -1,9 +1,12 @@
-"""What this machine has: cores and memory, and how its memory is handed out."""
+"""What this machine has: cores, memory and what Triton needs, and how its memory is handed out."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
+import shutil
+import sysconfig
 from pathlib import Path
 
 # The C library's, which musl and macOS lack.
@@ -40,3 +43,16 @@ def release_free_memory() -> None:
     """Return to the system what was freed and the C library keeps, where it can."""
     if _trim is not None:
         _trim(0)
+
+
+def why_no_triton() -> str:
+    """Return why Triton cannot launch kernels on a GPU of this machine; empty where it can. Before the first one it compiles a piece of C."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed: pip install triton"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton needs a C compiler: install gcc, or set CC"
+    scheme = sysconfig.get_default_scheme()  # Debian's own Python has one whose folder of headers is empty; Triton looks where this does
+    headers = sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme)
+    if not (Path(headers) / "Python.h").is_file():
+        return "Triton needs the headers of Python (Python.h): install python3-dev"
+    return ""

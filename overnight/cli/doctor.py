@@ -191,7 +191,13 @@ def _has(module: str, name: str) -> bool:
 
 def _compilers() -> Iterator[Finding]:
     kinds = (
-        ("C", "CC", ["cc", "gcc"], "for LAMB, LANS and LARS on a CPU", "on a CPU, LAMB, LANS and LARS take four times as long"),
+        (
+            "C",
+            "CC",
+            ["cc", "gcc"],
+            "for LAMB, LANS and LARS on a CPU, and for Triton on a GPU",
+            "on a CPU, LAMB, LANS and LARS take four times as long; on a GPU Triton does not work",
+        ),
         ("C++", "CXX", ["g++", "clang++", "c++"], "for torch.compile", "compute.torch_compile=true will not work on a CPU"),
     )
     for kind, variable, usual, use, without in kinds:

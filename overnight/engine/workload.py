@@ -5,7 +5,6 @@ Everything else of pretraining is the same for both.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import replace
 from typing import Any, Protocol
@@ -31,7 +30,8 @@ from overnight.distributed.world import World
 from overnight.engine.loop import StepResult
 from overnight.engine.precision import DTYPES, to_fp8
 from overnight.engine.recurrent_state import RecurrentState
-from overnight.errors import DataError
+from overnight.errors import ConfigError, DataError
+from overnight.machine import why_no_triton
 from overnight.models.bytes import ByteModel, byte_model
 from overnight.models.encoders import MaskedLM, masked_lm
 from overnight.models.flops import training_flops
@@ -246,10 +246,17 @@ def set_up_encoder(model: Any, run: Run, device: torch.device) -> None:
 
 
 def compiles_layers(run: Run, device: torch.device) -> bool:
-    """Return whether the layers of an encoder are compiled, or taken by kernels of their own, on a device."""
-    if run.compute.torch_compile != "auto":
-        return run.compute.torch_compile
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _TRITON and importlib.util.find_spec("triton") is not None
+    """Return whether the layers of an encoder are compiled, or taken by kernels of their own, on a device.
+
+    Raises:
+        ConfigError: when the recipe asks for it on a GPU where Triton does not work.
+    """
+    asked, why = run.compute.torch_compile, why_no_triton() if device.type == "cuda" else ""
+    if asked == "auto":
+        return device.type == "cuda" and not why and torch.cuda.get_device_capability(device) >= _TRITON
+    if asked and why:
+        raise ConfigError(f"compute.torch_compile = true: {why}; or set it to auto")
+    return asked
 
 
 def loss_weights(phase: Phase, step: int) -> dict[str, float]:

@@ -10,12 +10,12 @@ Shapes: N tokens, D width, F inner width, H heads, E = D / H.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from overnight.machine import why_no_triton
 from overnight.models.attention import Layout, flash, flash_backward, why_padded
 from overnight.models.layers import weight_gradient
 from overnight.models.vocabulary_loss import TiedGradient
@@ -38,8 +38,8 @@ def why_not(device: torch.device, dtype: torch.dtype, width: int, heads: int, at
     padded = why_padded(device, dtype, width // heads, attention_dropout, True)
     if padded:
         return padded
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed: pip install triton"
+    if why := why_no_triton():
+        return why
     return f"its kernels take a width of up to {_WIDEST}, not {width}" if width > _WIDEST else ""
 
 

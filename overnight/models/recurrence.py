@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from overnight.machine import why_no_triton
 from overnight.models import layers, recurrence_native, recurrence_plain
 from overnight.models.recurrence_graph import Graphs
 
@@ -231,11 +232,11 @@ def _pointwise(table: Tensor, dtype: torch.dtype) -> ModuleType:
 
 @functools.cache
 def _kernels() -> ModuleType | None:
-    """Return recurrence_kernels.py, where there is Triton; to look for it takes longer than a step."""
-    try:
-        from overnight.models import recurrence_kernels
-    except ImportError:
+    """Return recurrence_kernels.py, where Triton works; to look for it takes longer than a step."""
+    if why_no_triton():
         return None
+    from overnight.models import recurrence_kernels
+
     return recurrence_kernels
 
 

@@ -7,7 +7,6 @@ Shapes: M predicted positions, D width, V vocabulary. The gradient of the logits
 from __future__ import annotations
 
 import functools
-import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from overnight.batches.packing import IGNORED
+from overnight.machine import why_no_triton
 from overnight.models import encoder_native
 from overnight.models.layers import _product, eager_cpu, weight_gradient
 from overnight.models.weight_copies import copy_of
@@ -115,7 +115,7 @@ def _in_place(logits: Tensor, labels: Tensor) -> Tensor:
 @functools.cache
 def _has_kernel(device: torch.device) -> bool:
     """Return whether vocabulary_kernels.py can be used on a device."""
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cuda" and not why_no_triton() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 class _VocabularyLossOnGpu(torch.autograd.Function):

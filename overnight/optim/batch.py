@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from overnight.machine import why_no_triton
 from overnight.optim import native
 from overnight.optim.offload import chunks
 from overnight.optim.state import local, state_dtype
@@ -83,8 +83,8 @@ def why_lists(device: torch.device) -> str:
         return "" if native.available() else "there is no C compiler"
     if device.type != "cuda":
         return f"there are no kernels for a device of type {device.type}"
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed: pip install triton"
+    if why := why_no_triton():
+        return why
     capability = torch.cuda.get_device_capability(device)
     return "" if capability >= _TRITON_CAPABILITY else "Triton needs compute capability 8.0, this GPU has {}.{}".format(*capability)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sysconfig
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from overnight.engine.loop import LoopConfig, training_steps
 from overnight.engine.metrics_logger import MetricsLogger
 from overnight.engine.recurrent_state import RecurrentState
 from overnight.engine.workload import compiles_layers
+from overnight.errors import ConfigError
 from overnight.models.attention import why_padded
 from overnight.models.bert import BertForPretraining
 from overnight.models.bytes import ByteModel
@@ -115,3 +118,24 @@ def test_auto_compiles_where_there_are_a_gpu_and_triton(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if triton else None)
     assert compiles_layers(tiny(compute={"torch_compile": setting}), torch.device(device)) is compiled
+
+
+def test_a_gpu_on_which_triton_cannot_compile_trains_without_it_and_says_why(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    for name in ("compiler", "headers"):
+        with monkeypatch.context() as patch:
+            patch.delenv("CC", raising=False)
+            patch.setattr(shutil, "which", lambda program, there=name: "/usr/bin/gcc" if there == "headers" else None)
+            patch.setattr(sysconfig, "get_path", lambda *of: "/nowhere")
+            why_lists.cache_clear()
+            why = (
+                "Triton needs the headers of Python (Python.h)"
+                if name == "headers"
+                else "Triton needs a C compiler: install gcc, or set CC"
+            )
+            assert why_lists(gpu).startswith(why) and not compiles_layers(tiny(compute={"torch_compile": "auto"}), gpu)
+            with pytest.raises(ConfigError, match=r"compute.torch_compile = true: Triton needs .*; or set it to auto"):
+                compiles_layers(tiny(compute={"torch_compile": True}), gpu)
+    why_lists.cache_clear()
