@@ -16,9 +16,10 @@ TORCH ?= $(PINNED)
 # Every torch for CUDA asks for its own Triton; that of constraints.txt goes with the torch there.
 FREE := torch==$(if $(filter-out $(PINNED),$(TORCH)),|triton==)
 BIN := .venv/bin
-# One thread for each of the two test processes, so that they do not fight for the cores; whole files, so that their fixtures are made once, in
-# the order of their names, since files of one long test would else come last; what was compiled is kept, also where Python is told not to.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Three processes, since tests that start others wait a fifth of the time, of one thread each, so that they do not fight for the cores; whole files, so that
+# their fixtures are made once, in the order of their names, since files of one long test would else come last; what was compiled is kept, also where
+# Python is told not to.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-all pytest coverage docs lint format install clean
 .DEFAULT_GOAL := demo
@@ -26,7 +27,9 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 
 demo: .venv/installed
 	$(BIN)/overnight run demo
 
-test: lint pytest
+# Side by side: most of the time the type checker has a core of its own.
+test: .venv/installed
+	@$(MAKE) --no-print-directory -j2 lint pytest
 
 test-all: lint
 	$(PYTEST) $(PYTEST_ARGS)

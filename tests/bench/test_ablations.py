@@ -68,6 +68,7 @@ def test_what_cannot_be_trained_or_changes_nothing_is_said(recipe: str, tmp_path
     assert (here.refusal("nsp"), here.refusal("no nsp"), here.refusal(BASE)) == ("is the base", "", "")
 
 
+@pytest.mark.heavy
 def test_every_variant_can_be_trained_but_for_settings_of_the_other_network(recipe: str, tmp_path: Path) -> None:
     """A misspelled one would be refused for ever, and nobody would notice."""
 
@@ -108,7 +109,7 @@ def test_scores_of_different_texts_are_not_compared() -> None:
         rows([result(BASE, 0, 3.0), other])
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_command_trains_the_base_and_the_variants_and_does_nothing_twice(
     recipe: str, tmp_path: Path, calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

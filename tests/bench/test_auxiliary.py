@@ -10,6 +10,7 @@ import pytest
 from benchmarks.auxiliary import WEIGHTS, Trial, blind, main, report
 
 
+@pytest.mark.heavy
 def test_the_command_trains_with_every_weight_and_does_nothing_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["good", "bad"]
     reviews = [{"reviewText": f"review {i} was {words[i % 2]} {'la ' * (i % 9)}", "overall": 5.0 - 4 * (i % 2)} for i in range(1500)]

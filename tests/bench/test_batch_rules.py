@@ -79,6 +79,7 @@ def test_the_frequencies_are_the_entropy_of_the_validation_bytes(text: tuple[lis
     assert "| 4 | 32 | 3.000 (2.000–4.000), lr 0.001 | -, lr 0.00071 |" in lines[-2] and lines[-1].startswith("| 16 | 8 | -, ")
 
 
+@pytest.mark.heavy
 def test_the_command_runs_all_of_it(text: tuple[list[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_rules, "TINY", replace(SMALL, times=(2,), seeds=(1,)))
     main(["--tiny", "--workers", "1", "--paths", *text[0], "--data", str(text[1]), "--out", str(tmp_path)])

@@ -99,6 +99,7 @@ def test_a_training_is_the_same_twice_and_ends_where_its_loss_is_not_finite() ->
     assert (lost.valid_loss, lost.loss, lost.train_loss) == (None, None, None)
 
 
+@pytest.mark.heavy
 def test_the_tiny_study_writes_its_files_and_does_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

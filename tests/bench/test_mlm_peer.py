@@ -102,6 +102,7 @@ def test_a_clock_saves_the_times_on_the_way_and_leaves_out_what_saving_takes(tmp
     assert stopped == [False] * (LEAST_STEPS - 1) + [True]
 
 
+@pytest.mark.heavy
 def test_a_seed_gives_the_same_training_and_it_learns(tiny_data: Path, tmp_path: Path) -> None:
     text, tuned = Text.read(tiny_data, 32), Settings(batch=8, lr=5e-3, dropout=0.0)
     first, again, other = (valid_loss(run_trainer(text, TINY, tuned, seed, 20, Clock(), tmp_path), text) for seed in (1, 1, 2))
@@ -109,6 +110,7 @@ def test_a_seed_gives_the_same_training_and_it_learns(tiny_data: Path, tmp_path:
     assert first is not None and first < math.log(text.vocabulary.size) - 0.3, "better than knowing nothing"
 
 
+@pytest.mark.heavy
 def test_a_training_leaves_folders_that_transformers_loads(tiny_data: Path, tmp_path: Path) -> None:
     sizes = ["--layers", "1", "--width", "32", "--heads", "2", "--length", "32", "--threads", "1"]
     tuned = ["--batch", "4", "--lr", "5e-3", "--warmup", "0.1", "--bf16", "--dropout", "0"]

@@ -77,6 +77,7 @@ def test_runs_on_the_plateau_and_other_chains_are_not_fitted() -> None:
     assert usable(rows, 0.15) == rows[:1]
 
 
+@pytest.mark.heavy
 def test_the_fit_is_written_beside_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     points = [{**point, "name": "size-x", "masked_accuracy": 0.4} for point in planted()]
     (tmp_path / "results.json").write_text(json.dumps({"points": points}))
@@ -123,6 +124,7 @@ def test_a_trunk_is_trained_once_for_all_lengths() -> None:
     assert work_of(chain, [100]) == pytest.approx(0.6 * 300 + 0.4 * 600) and work_of(chain, chain.tokens) == 0
 
 
+@pytest.mark.heavy
 def test_a_sweep_that_was_killed_continues_and_does_nothing_twice(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = scaling_sweep.masked_score, []
 

@@ -84,6 +84,7 @@ def test_answers_are_the_same_to_the_rounding_of_batches(answer: Any, expected: 
     assert is_same(answer, expected) is same
 
 
+@pytest.mark.heavy
 def test_the_load_test_runs_and_says_what_it_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     words = ["--model=bert-tiny", "--clients=3", "--requests=2", "--think=0.01", "--machine=here", f"--to={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["serve_load", *words])

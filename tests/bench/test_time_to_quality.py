@@ -42,7 +42,7 @@ def result(row: str, minutes: float, seed: int, bits: float, **scores: float) ->
     return {**facts, "scores": {"bits_per_character": bits, **scores}}
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_all_four_are_trained_on_one_text_and_nothing_is_done_twice(
     arguments: list[str], tmp_path: Path, calls: Calls, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,6 +74,7 @@ def test_all_four_are_trained_on_one_text_and_nothing_is_done_twice(
     assert calls[before:] == calls.of("prepare")[-1:] and (out / "table.md").read_text() in capsys.readouterr().out + "\n"
 
 
+@pytest.mark.heavy
 def test_a_campaign_that_was_stopped_trains_anew_only_what_has_no_result(arguments: list[str], tmp_path: Path, calls: Calls) -> None:
     arguments += ["--only", "a", "c"]
     main(arguments)

@@ -31,7 +31,8 @@ GROWING = {"phases.short.batch_warmup": {"initial_batch_size": 2, "steps": 5}}
 
 
 @pytest.mark.parametrize("name", sorted(config.recipes()))
-def test_the_plan_of_every_shipped_recipe_is_what_training_does(name: str) -> None:
+def test_the_plan_of_every_shipped_recipe_is_what_training_does(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where nothing is that a recipe has made
     run = config.load_run(name, ["data.dir=nowhere"])
     plan = make_plan(run)
     assert not plan.prepared and plan.vocabulary == (run.data.vocab_size if isinstance(run, BertRun) else 256)

@@ -54,7 +54,7 @@ def test_the_plant_would_be_seen() -> None:
     assert code not in (0, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="needs a C compiler on Linux")
 def test_processes_end_as_documented_also_where_gloo_is_late(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.process_ends", "--ends=1", "--late=5000", f"--out={tmp_path}"]
