@@ -1,5 +1,5 @@
 # make demo   text in, a pretrained, fine-tuned, measured and exported model out, in minutes
-# make test   linters, type checker and tests; make test-all: also those that take half a minute each
+# make test   linters, type checker and tests; make test-all: also those that take half a minute each, and more examples of each property
 # make coverage   the quick tests, with the lines they do not reach; make docs: the documentation as a site, in site/
 # Each makes .venv first, with the exact versions of constraints.txt; nothing else to type.
 #
@@ -32,7 +32,7 @@ test: .venv/installed
 	@$(MAKE) --no-print-directory -j2 lint pytest
 
 test-all: lint
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) --hypothesis-profile=all $(PYTEST_ARGS)
 
 # The tests alone, as on every other Python and torch, where the linters would say the same.
 pytest: .venv/installed

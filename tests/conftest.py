@@ -27,7 +27,8 @@ from tests.recipe import change
 # A suite that a script starts in the background ignores Ctrl-C, and so would every process that it starts, to be interrupted by a test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-settings.register_profile("ci", deadline=None, derandomize=True)
+settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("all", deadline=None, derandomize=True, max_examples=200)
 
 ROOT = Path(__file__).parent.parent
 CLOCK = ("seconds", "tokens_per_s", "sequences_per_s", "mfu", "data_wait_fraction", "memory_gb", "straggler_wait_fraction")
