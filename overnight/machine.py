@@ -10,7 +10,10 @@ import sysconfig
 from pathlib import Path
 
 # The C library's, which musl and macOS lack.
-_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+_trim, _tune = (getattr(ctypes.CDLL(None), name, None) for name in ("malloc_trim", "mallopt"))
+# By glibc's malloc.h. In the environment they are named otherwise, as are all of the newer form.
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+_TUNED = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def usable_cores() -> int:
@@ -37,6 +40,17 @@ def use_large_pages() -> None:
     handing it out again. To be called before the first such tensor, since torch looks at the variable once.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what is freed for what is asked for next, unless the environment tunes it otherwise.
+
+    It gives blocks of 32 MB and more back to Linux at once, which hands out the same memory in the next step page by page, filled with zeros: of the
+    gradients of a large vocabulary and of the weights' copies in 16 bits that takes a tenth of a step, on virtual machines a third.
+    """
+    if _tune is not None and not any(name in os.environ for name in _TUNED):
+        _tune(_MMAP_MAX, 0)
+        _tune(_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def release_free_memory() -> None:

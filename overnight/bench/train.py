@@ -21,7 +21,7 @@ from overnight.bench.sizes import MODELS, MODERN_MODELS, REVIEW_LENGTHS, VOCABUL
 from overnight.config import AdamWConfig, EncoderConfig, ModernBertConfig
 from overnight.engine.loop import clip
 from overnight.errors import UserError
-from overnight.machine import use_large_pages
+from overnight.machine import keep_freed_memory, use_large_pages
 from overnight.models.encoders import masked_lm
 from overnight.models.modernbert import inner_size
 from overnight.optim.groups import build_optimizer
@@ -74,7 +74,9 @@ def run(peer: str = "transformers", tiny: bool = False) -> None:
         peer: `transformers` or `none`.
         tiny: the smallest sizes.
     """
-    use_large_pages()  # As a run on a CPU does; the peer, in the same process, gains as much.
+    # As a run on a CPU does; the peer, in the same process, gains as much.
+    use_large_pages()
+    keep_freed_memory()
     rows = []
     for case in TINY if tiny else CASES:
         rows.append(measure_case(case, peer))

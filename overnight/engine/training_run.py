@@ -32,7 +32,7 @@ from overnight.engine.throughput import peak_of_all
 from overnight.engine.trainer import Trainer
 from overnight.engine.workload import Workload, build_workload
 from overnight.errors import ConfigError, DataError, TrainingError
-from overnight.machine import use_large_pages
+from overnight.machine import keep_freed_memory, use_large_pages
 from overnight.models.flops import device_peak
 from overnight.optim.groups import build_optimizer
 from overnight.optim.offload import offload
@@ -61,6 +61,8 @@ def set_up_machine(run: Run, predicts: bool = False) -> torch.device:
         raise ConfigError("precision = int8: is for CPUs; take bf16, or compute.device=cpu")
     if device.type == "cpu":
         use_large_pages()
+        if not predicts:
+            keep_freed_memory()
     set_matmul_precision(run.precision, device)
     if run.compute.deterministic:
         set_deterministic(device)

@@ -34,9 +34,17 @@ def _eager_16_bits(x: Tensor) -> bool:
 
 def _product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ w.T + bias of matrices, on a CPU by oneDNN."""
-    if x.dtype == torch.float32 and x.device.type == "cpu" and _onednn_linear is not None:
+    # Of 16 bits torch asks it too, but first copies the bias into every row of the result.
+    asked = x.dtype == torch.float32 or (bias is not None and _onednn_16_bits(x.dtype))
+    if asked and x.device.type == "cpu" and _onednn_linear is not None:
         return _onednn_linear(x, w, bias, "none", [], "")
     return F.linear(x, w, bias)
+
+
+@functools.cache
+def _onednn_16_bits(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN multiplies in this type here."""
+    return dtype == torch.bfloat16 and _onednn_linear is not None and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # type: ignore[no-any-return]
 
 
 def packed(weight: Tensor) -> Tensor | None:
@@ -46,7 +54,7 @@ def packed(weight: Tensor) -> Tensor | None:
     """
     if weight.device.type != "cpu" or _onednn_linear is None:
         return None
-    if weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+    if weight.dtype == torch.float32 or _onednn_16_bits(weight.dtype):
         return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1024)  # type: ignore[no-any-return]
     return None
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from overnight import machine
 from overnight.checkpoint import reader
 from overnight.config import OPTIMIZERS, Run
 from overnight.distributed.world import World
@@ -199,6 +200,26 @@ def test_large_pages_are_asked_for_on_a_cpu_unless_the_user_has_said_otherwise(t
             patch.setattr(training_run, "device_of", lambda run, found=device: found)
             training_run.set_up_machine(tiny())
             assert os.environ.get(name) == after
+
+
+@pytest.mark.parametrize(("device", "predicts", "keeps"), [(CPU, False, True), (CPU, True, False), (torch.device("cuda"), False, False)])
+def test_freed_memory_is_kept_by_trainings_on_a_cpu(
+    device: torch.device, predicts: bool, keeps: bool, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(machine, "_tune", lambda *values: told.append(values))
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda how: None)
+    monkeypatch.setattr(training_run, "device_of", lambda run: device)
+    training_run.set_up_machine(tiny(), predicts)
+    assert len(told) == 2 * keeps
+
+
+def test_the_users_own_tuning_of_the_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(machine, "_tune", lambda *values: told.append(values))
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.mmap_max=65536")
+    machine.keep_freed_memory()
+    assert not told
 
 
 def test_determinism_is_asked_of_torch_for_a_gpu_before_its_libraries_begin(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
