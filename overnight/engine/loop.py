@@ -352,7 +352,7 @@ def clip(parameters: Sequence[Tensor], max_norm: float, names: Sequence[str] | N
     if names is not None and not torch.isfinite(norm):
         bad = nonfinite_tensors((name, p.grad) for name, p in zip(names, parameters, strict=True) if p.grad is not None)
         raise FloatingPointError(f"the gradient of {first_names(bad) or 'all tensors together'} is not finite")
-    if max_norm > 0:
+    if max_norm > 0 and not (norm.device.type == "cpu" and norm + 1e-6 <= max_norm):  # a CPU knows where the factor is 1
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
 

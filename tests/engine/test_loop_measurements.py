@@ -237,3 +237,17 @@ def test_each_group_takes_its_share_of_the_learning_rate() -> None:
     for _ in training_steps(model, model.losses, optimizer, work, settings(steps=1, lr=lambda step: 0.01)):
         rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
     assert rates == {"matrices": 0.02, "embeddings": 0.04, "vectors": 0.01}
+
+
+def test_gradients_below_the_bound_are_not_passed_over_and_are_as_torch_leaves_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaled: list[float] = []
+    real = torch.nn.utils.clip_grads_with_norm_
+    monkeypatch.setattr(torch.nn.utils, "clip_grads_with_norm_", lambda *given: (scaled.append(given[1]), real(*given)))
+    for bound, passes in ((0.1, 1), (1e-7, 2), (1e3, 2), (0.0, 2)):
+        ours, theirs = torch.ones(50), torch.ones(50)
+        ours.grad, theirs.grad = torch.full((50,), 0.3), torch.full((50,), 0.3)
+        norm = loop.clip([ours], bound)
+        assert len(scaled) == passes
+        if bound:
+            real([theirs], bound, norm)
+        assert torch.equal(ours.grad, theirs.grad)
