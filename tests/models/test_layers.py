@@ -29,9 +29,13 @@ def test_linear_passes_gradcheck(bias: bool) -> None:
     assert torch.autograd.gradcheck(linear, inputs)
 
 
+@pytest.mark.parametrize("intel", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rows", "inner", "outer"), [(1, 1, 1), (7, 5, 3), (130, 64, 192), (33, 192, 64)])
-def test_linear_equals_torch_and_its_gradients_have_the_type_of_the_weight(dtype: torch.dtype, rows: int, inner: int, outer: int) -> None:
+def test_linear_equals_torch_and_its_gradients_have_the_type_of_the_weight(
+    dtype: torch.dtype, rows: int, inner: int, outer: int, intel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "_intel", lambda: intel)
     x, weight, bias = (doubles(*shape, seed=seed).detach().float() for seed, shape in enumerate([(rows, inner), (outer, inner), (outer,)]))
     results = []
     for apply in (linear, F.linear):
