@@ -81,6 +81,9 @@ class _Tuning:
         missing = [(init, seed) for init, seeds in inits.items() for seed in seeds if (init, seed) not in done]
         # All have read what is done before one writes more.
         assert_same_on_all_ranks({"settings": self.config_hash, "missing": missing}, self.world)
+        if self.world.main:  # of a seed that was killed once it was recorded
+            for init, seed in done:
+                shutil.rmtree(self._folder(init, seed) / "checkpoints", ignore_errors=True)
         if not missing:
             self.line.print(f"{self.name}: done already")
             return self.mine
@@ -116,13 +119,17 @@ class _Tuning:
         """Where the metrics of the seeds lie, and while they are trained their checkpoints."""
         return self.folder.with_name(f"{self.name}.training")
 
+    def _folder(self, init: Any, seed: Any) -> Path:
+        """Return the folder of the training of a seed."""
+        return self._work / f"{self.config_hash}-{init}-{seed}"
+
     def _append(self, entry: dict[str, Any]) -> None:
         self.mine.append(append_result(self.log, entry) if self.world.main else entry)
 
     def _seed(self, init: str, seed: int, announces: bool) -> None:
         """Fine-tune, score and record one seed."""
         start, task, what = time.perf_counter(), self.task, f"{self.name} seed {seed} {init}"
-        folder = self._work / f"{self.config_hash}-{init}-{seed}"
+        folder = self._folder(init, seed)
         trained = self.begin.train(self.spec, task, seed, init, what, folder, announces)
         model = trained.model
 
