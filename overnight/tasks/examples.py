@@ -78,9 +78,7 @@ def split(examples: list[Example], seed: int, where: str) -> tuple[list[Example]
     for example in examples:
         (dev if in_validation(f"{example.text_a}\x00{example.text_b or ''}", seed) else train).append(example)
     if not train or not dev:
-        raise DataError(
-            f"{where}: {len(examples)} rows are too few to split off a tenth for evaluation; give a dev file next to the train file"
-        )
+        raise DataError(f"{where}: {len(examples)} rows are too few to split off a tenth for evaluation; give more of them")
     return train, dev
 
 
@@ -90,7 +88,7 @@ def split_off(
     seed: int,
     share: float,
     where: str,
-    remedy: str = "give a dev file next to the train file",
+    remedy: str = "put the rows to score on beside those to train on, as dev.* and train.* in a folder, and name that",
 ) -> set[int]:
     """Return the rows to score on where there is no file for that: a share of the different texts, of each label alike, drawn by a hash.
 

@@ -36,6 +36,7 @@ _CHUNK = 1 << 16
 _PAUSE = 0.05
 # Rows of a Parquet file in memory at once, and what is read of it in one go.
 _ROWS, _BUFFER = 1000, 1 << 20
+NO_TEXT = "is no text: bytes that are not UTF-8, or half of a surrogate pair; convert it"
 _QUOTED = "a quotation mark inside a quoted text is written twice"
 
 

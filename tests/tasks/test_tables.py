@@ -104,7 +104,22 @@ BAD = {
     "a column twice": ("t.csv", "text,label,label\na,x,y\nb,y,x\n", r"t\.csv:1: has 2 columns called 'label'; which one is meant"),
     "a column twice in tabs": ("t.tsv", "text\ttext\tlabel\na\tb\tx\nb\tc\ty\n", r"t\.tsv:1: has 2 columns called 'text'"),
     "a quotation mark that never ends": ("t.csv", 'text,label\n"a,x\nb,y\n', r"t\.csv:2: .*inside a quoted text is written twice"),
-    "too few to split": ("t.csv", "text,label\na,x\nb,y\n", r"2 rows are too few to split off 0\.1 of them"),
+    "too few to split": (
+        "t.csv",
+        "text,label\na,x\nb,y\n",
+        r"2 rows are too few to split off 0\.1 of them .*, as dev\.\* and train\.\* in a folder",
+    ),
+    "half a character": (
+        "t.jsonl",
+        '{"text": "a\\ud83d", "label": "x"}\n',
+        r"t\.jsonl:1: column 'text' is no text: .*half of a surrogate pair",
+    ),
+    "half a character of a label": ("t.jsonl", '{"text": "a", "label": "\\ud83d"}\n', r"t\.jsonl:1: column 'label' is no text"),
+    "half a character in a list": (
+        "t.jsonl",
+        '{"text": "a", "labels": ["\\ud83d"]}\n',
+        r"t\.jsonl:1: column 'labels' is .*, not a list of texts",
+    ),
 }
 
 
