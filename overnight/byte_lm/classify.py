@@ -42,7 +42,7 @@ def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, An
     Args:
         run: settings of a run folder or of an exported model, as :func:`overnight.config.stored_run` gives them.
         name: a task of a linear probe of it.
-        lines: JSON objects (`text`), or plain text. Empty lines are skipped.
+        lines: JSON objects (`text`), or plain text, of which a tab is a part. Empty lines are skipped.
 
     Raises:
         ConfigError: for `mask`, which is for BERT.
@@ -76,7 +76,7 @@ def _answers(run: Run, name: str, given: Iterable[Given | None], keep_going: boo
             shares = {label: float(f"{value:.5g}") for label, value in zip(labels, p, strict=True)}
             yield {"id": row.id, "label": labels[int(p.argmax())], "probabilities": shares}
 
-    yield from answered(given, read, answer, keep_going)
+    yield from answered(given, read, answer, keep_going, pairs=False)
 
 
 def _probabilities(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
