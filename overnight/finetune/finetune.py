@@ -174,8 +174,9 @@ class _Tuning:
             splits[split] = "".join(f"{row_id}\t{answer}\n" for row_id, answer in rows_of(given))
         if not self.world.main:
             return
-        beside = self.folder.with_name(f".{self.name}.tmp")
-        shutil.rmtree(beside, ignore_errors=True)
+        beside, old = (self.folder.with_name(f".{self.name}.{word}") for word in ("tmp", "old"))
+        for left in (beside, old):  # by a kill
+            shutil.rmtree(left, ignore_errors=True)
         beside.mkdir(parents=True)
         weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
         write_whole(beside / "model.safetensors", [serialize(weights)])
@@ -198,5 +199,7 @@ class _Tuning:
         write_facts(beside, facts)
         for split, rows in splits.items():
             write_whole(beside / f"{split}.tsv", [f"index\tprediction\n{rows}".encode()])
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder.exists():  # to delete it takes time, in which a kill would leave none
+            self.folder.rename(old)
         beside.rename(self.folder)
+        shutil.rmtree(old, ignore_errors=True)

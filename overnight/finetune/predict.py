@@ -16,7 +16,7 @@ from overnight.batches.few_shapes import by_tokens, filled_up, give_memory_back,
 from overnight.batches.packing import Batch
 from overnight.checkpoint import reader
 from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary, task_vocabulary
-from overnight.checkpoint.task_folder import read_facts, read_weights
+from overnight.checkpoint.task_folder import folders_of_tasks, read_facts, read_weights
 from overnight.config import BertRun
 from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import load_tokenizer
@@ -294,7 +294,7 @@ def _facts(run: BertRun, name: str) -> dict[str, Any]:
     """Return what `task.json` says of a fine-tuned task."""
     path = run.run_dir / "finetune" / name / "task.json"
     if not path.exists():
-        have = ", ".join(sorted(p.parent.name for p in run.run_dir.glob("finetune/*/task.json"))) or "none"
+        have = ", ".join(folder.name for folder in folders_of_tasks(run.run_dir)) or "none"
         raise DataError(
             f"{run.run_dir} has no fine-tuned task {name!r} (it has: {have}); run `overnight finetune {name}` first, or ask for `mask`"
         )

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast, overload
 
 from overnight.checkpoint import reader
 from overnight.checkpoint.initial import Initial
+from overnight.checkpoint.task_folder import folders_of_tasks
 from overnight.config import BertRun, machine_run, stored_run
 from overnight.corpus.tokenizer import build_tokenizer, vocabulary
 from overnight.engine.precision import DTYPES
@@ -70,8 +71,8 @@ def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Mo
             raise ConfigError(f"{path}: model.kind = {run.model.kind!r}: is of bytes; name a run of BERT or ModernBERT")
         # An encoder of others may lack the heads of pretraining.
         if task or not (path / "imported.json").is_file():
-            return Model(load_trained(run, task or "mask"), source, task, tuple(_tasks(path)))
-        return Model(_pretrained(read_source(str(path)), run), source, "", tuple(_tasks(path)))
+            return Model(load_trained(run, task or "mask"), source, task, _tasks(path))
+        return Model(_pretrained(read_source(str(path)), run), source, "", _tasks(path))
     if task:
         raise ConfigError(f"task = {task!r}: {source} is no run folder; only that has fine-tuned tasks")
     if source.startswith(HUB):
@@ -260,8 +261,8 @@ def _joined(parts: list[Vectors], width: int) -> Any:
     return np.concatenate(parts) if parts else np.empty((0, width), np.float32)
 
 
-def _tasks(folder: Path) -> list[str]:
-    return sorted(path.parent.name for path in folder.glob("finetune/*/task.json"))
+def _tasks(folder: Path) -> tuple[str, ...]:
+    return tuple(path.name for path in folders_of_tasks(folder))
 
 
 def _pretrained(initial: Initial, run: BertRun) -> Trained:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from overnight.checkpoint.task_folder import folders_of_tasks
 from overnight.config import Run
 from overnight.console import Line
 from overnight.finetune import finetune as module
@@ -73,3 +75,26 @@ def test_the_checkpoints_of_what_was_recorded_before_a_kill_are_deleted_by_the_n
     tune(run)
     assert len(left) == 1 and all((folder / "metrics.jsonl").is_file() for folder in left)
     assert not list(run.run_dir.glob("finetune/*/*/checkpoints"))
+
+
+def test_a_kill_while_an_older_model_is_deleted_leaves_the_newer_one(
+    with_task: Task, classes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(with_task("csv", classes))
+    run = with_task("csv", classes, lr=1e-3)
+    real = module.shutil.rmtree
+
+    def cut(path: Path, **settings: Any) -> None:
+        if (path / "task.json").is_file():
+            raise Stop
+        real(path, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.shutil, "rmtree", cut)
+        with pytest.raises(Stop):
+            tune(run)
+    folder = run.run_dir / "finetune" / "mine"
+    assert json.loads((folder / "task.json").read_text())["spec"]["lr"] == 1e-3
+    assert folders_of_tasks(run.run_dir) == [folder] and (folder.parent / ".mine.old" / "task.json").is_file()
+    tune(run)
+    assert sorted(place.name for place in folder.parent.iterdir()) == ["mine", "mine.training"]
