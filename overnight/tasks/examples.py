@@ -82,6 +82,21 @@ def split(examples: list[Example], seed: int, where: str) -> tuple[list[Example]
     return train, dev
 
 
+def strata(examples: Sequence[Example]) -> list[str]:
+    """Return what rows are shared out by, so that each class is in its share: their class, of several the rarest, of none and of a number nothing.
+
+    Nearly every set of many classes is there once, so sets as they are would be no share of anything.
+    """
+    counts = Counter(label for example in examples if isinstance(example.label, tuple) for label in example.label)
+    return [_stratum(example.label, counts) for example in examples]
+
+
+def _stratum(label: str | float | tuple[str, ...] | None, counts: Counter[str]) -> str:
+    if isinstance(label, tuple):
+        return min(label, key=lambda one: (counts[one], one), default="")
+    return label if isinstance(label, str) else ""
+
+
 def split_off(
     texts: Sequence[str],
     labels: Sequence[str],

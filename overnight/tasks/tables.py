@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from overnight.config.schema import Columns
 from overnight.errors import DataError
 from overnight.state_files import is_text, parse_json
-from overnight.tasks.examples import Example, TaskData, split_off
+from overnight.tasks.examples import Example, TaskData, split_off, strata
 from overnight.tasks.rows import NO_TEXT, Row, csv_rows, jsonl_rows, parquet_columns, parquet_rows, tsv_rows
 
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
@@ -161,10 +161,7 @@ def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path 
         labels = target.columns if len(target.columns) > 1 else _classes(parts["train"], files["train"], target.kind)
     if "dev" not in parts:
         rows = parts["train"]
-        scored = split_off(
-            [f"{r.text_a}\x00{r.text_b or ''}" for r in rows],
-            [str(r.label) if target.kind != "regression" else "" for r in rows], seed, share, str(path),
-        )  # fmt: skip
+        scored = split_off([f"{r.text_a}\x00{r.text_b or ''}" for r in rows], strata(rows), seed, share, str(path))
         parts["train"], parts["dev"] = ([r for i, r in enumerate(rows) if (i in scored) == side] for side in (False, True))
         alike = "" if target.kind == "regression" else ", of each class alike"
         notes = (f"scored on {len(parts['dev'])} rows split off {files['train'].name} by a hash of their texts{alike}",)

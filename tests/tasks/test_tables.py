@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import json
 import math
+import random
 from decimal import Decimal
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from overnight.config.schema import Columns
 from overnight.errors import DataError
 from overnight.tasks.classification import load_task
-from overnight.tasks.examples import TaskData, in_validation, split_off
+from overnight.tasks.examples import TaskData, drawn, in_validation, split_off, strata
 from overnight.tasks.inputs import Broken, read_input
 
 ROWS = [(f"text number {i}, with a comma", "good" if i % 3 else "bad") for i in range(200)]
@@ -164,6 +165,25 @@ def test_a_table_to_score_on_is_named_beside_that_to_train_on(tmp_path: Path) ->
     assert (len(read.train), len(read.dev), read.notes) == (200, 9, ())
     with pytest.raises(DataError, match=r"nowhere\.csv: cannot be read"):
         load_task("csv", train, dev=tmp_path / "nowhere.csv")
+
+
+def test_rows_of_many_sets_of_classes_are_split_off_and_drawn_with_each_class_in_its_share(tmp_path: Path) -> None:
+    chance, names = random.Random(0), [f"c{i}" for i in range(14)]
+    sets = [[] if chance.random() < 0.6 else [name for name in names if chance.random() < 0.4] for _ in range(1000)]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps({"text": f"row {i}", "labels": each}) + "\n" for i, each in enumerate(sets)))
+    read = load_task("csv", path)
+    fewer = [read.train[i] for i in drawn([row.text_a for row in read.train], 200, 0, strata(read.train))]
+    assert (len(read.train), len(read.dev), len(fewer)) == (900, 100, 200)
+    for part in (read.train, read.dev, fewer):
+        empty, classes = sum(not row.label for row in part) / len(part), sum(len(row.label) for row in part) / len(part)  # type: ignore[arg-type]
+        assert empty == pytest.approx(sum(not each for each in sets) / 1000, abs=0.05)
+        assert classes == pytest.approx(sum(map(len, sets)) / 1000, abs=0.3)
+    # Every set is another one.
+    path.write_text(
+        "".join(json.dumps({"text": f"row {i}", "labels": [f"c{j}" for j in range(9) if (i + 1) >> j & 1]}) + "\n" for i in range(300))
+    )
+    assert len(load_task("csv", path).dev) == 30
 
 
 def test_one_class_and_too_many_classes_are_refused(tmp_path: Path) -> None:
