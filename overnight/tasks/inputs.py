@@ -118,7 +118,17 @@ def _choices(spec: Mapping[str, Any]) -> tuple[list[tuple[str, ...]], tuple[str,
 
 
 def _lines(path: str) -> Iterator[Given | None]:
+    """Yield lines.
+
+    Raises:
+        DataError: a .json is no JSON lines, of which each line would be taken for a text.
+    """
+    begins = Path(path).suffix != ".json"
     for number, line in numbered(text_lines(path)):
+        if not begins and line and (text := line.strip()):
+            if text.startswith("[") or text == "{":
+                raise DataError(f"{path}: is one JSON value, where each line is an object of its own; write it so, as .jsonl")
+            begins = True
         if isinstance(line, LongLine):
             yield number, Broken(str(number), line.problem(f"line {number}"))
         else:
