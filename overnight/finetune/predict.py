@@ -167,7 +167,7 @@ def _question(model: Trained, number: int, fields: Mapping[str, Any]) -> Questio
 
 def _example(model: Trained, number: int, fields: Mapping[str, Any]) -> Example:
     example = example_of(number, fields)
-    # Of a folder of Hugging Face it is not known.
+    # Of a folder of others it is not known.
     if model.facts.get("pairs") is False and example.text_b is not None:
         raise DataError(f"line {number}: is a pair; the task is of single texts: give it as one, `text`")
     # Published tasks have rows with an empty text; in one's own table that is an error of training too.

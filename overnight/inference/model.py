@@ -27,7 +27,7 @@ from overnight.errors import ConfigError, DataError
 from overnight.finetune.predict import DOC_STRIDE, MAX_ANSWER, Trained, answer_rows, at_work, load_trained, read_row
 from overnight.finetune.workload import task_model
 from overnight.inference.embedding import Vectors, check_embedding, embed_texts
-from overnight.interop.huggingface import head_of, load_pretrained, question_settings
+from overnight.interop.huggingface import head_of, load_pretrained, task_settings
 from overnight.interop.sources import HUB, hub_folder, read_source
 from overnight.interop.tokenizer_files import longest_text
 from overnight.state_files import is_text
@@ -290,11 +290,14 @@ def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: 
     network = at_work(network, run.precision, device)
     longest = longest_text(folder, run.model.max_position_embeddings)
     reader_of = {"spans": "squad", "token_classification": "tokens"}
-    # What an export says of questions goes before what the scripts of others do.
-    asked = {"doc_stride": min(DOC_STRIDE, longest // 4), "max_answer_length": MAX_ANSWER}
-    asked |= question_settings(folder) if kind == "spans" else {}
-    metrics = {"null_threshold": asked.pop("null_threshold")} if "null_threshold" in asked else {}
-    spec = {"task": reader_of.get(kind, "csv"), "seq_len": longest, **asked}
-    facts = {"kind": kind, "labels": labels, "spec": spec, "result": {"metrics": metrics}}
+    said = task_settings(folder)
+    spec = {
+        "task": reader_of.get(kind, "csv"),
+        "seq_len": longest,
+        "doc_stride": said.get("doc_stride", min(DOC_STRIDE, longest // 4)),
+        "max_answer_length": said.get("max_answer_length", MAX_ANSWER),
+    }
+    metrics = {"null_threshold": said.get("null_threshold")}
+    facts = {"kind": kind, "labels": labels, "pairs": said.get("pairs"), "spec": spec, "result": {"metrics": metrics}}
     tokenizer = build_tokenizer(initial.tokens, initial.lowercase)
     return Trained(network, tokenizer, known, device, DTYPES[run.precision], longest, facts)

@@ -64,12 +64,14 @@ def export_run(run: BertRun, out: Path, task: str | None = None, license: str = 
     card = model_card(run, kind, progress, manifest, license, facts)
     # As training and `predict` cut the texts of a task.
     longest = 0 if facts is None else int(facts["spec"]["seq_len"])
-    questions = _questions(facts) if facts is not None and kind == "spans" else None
-    export(state, kind, run.model, tokenizer, out, labels, card, more, longest, questions)
+    settings = None if facts is None else _settings(facts)
+    export(state, kind, run.model, tokenizer, out, labels, card, more, longest, settings)
 
 
-def _questions(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how the questions of a task are asked and answered, as :func:`question_settings` reads it."""
+def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a task is asked and answered, as :func:`overnight.interop.huggingface.task_settings` reads it."""
+    if facts["kind"] != "spans":
+        return {"pairs": facts["pairs"]} if facts["kind"] != "token_classification" else {}
     threshold = facts["result"].get("metrics", {}).get("null_threshold")
     settings = {key: facts["spec"][key] for key in ("doc_stride", "max_answer_length")}
     return settings | ({} if threshold is None else {"null_threshold": threshold})

@@ -87,15 +87,17 @@ def test_an_export_asks_and_answers_nothing_as_the_run_does(with_null: BertRun, 
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"doc_stride": 0}, r"config\.json: question_answering\.doc_stride = 0: no export wrote this"),
-        ({"null_threshold": "high"}, r"question_answering\.null_threshold = 'high'"),
-        ({"other": 1}, r"question_answering\.other = 1"),
-        (3, r"question_answering = 3"),
+        ({"doc_stride": 0}, r"config\.json: overnight_task\.doc_stride = 0: no export wrote this"),
+        ({"null_threshold": "high"}, r"overnight_task\.null_threshold = 'high'"),
+        ({"other": 1}, r"overnight_task\.other = 1"),
+        ({"pairs": 1}, r"overnight_task\.pairs = 1"),
+        ({"doc_stride": True}, r"overnight_task\.doc_stride = True"),
+        (3, r"overnight_task = 3"),
     ],
 )
-def test_an_export_that_says_something_else_of_questions_is_refused(said: Any, message: str, with_null: BertRun, tmp_path: Path) -> None:
+def test_an_export_that_says_something_else_of_its_task_is_refused(said: Any, message: str, with_null: BertRun, tmp_path: Path) -> None:
     export_run(with_null, tmp_path / "out", "null")
     path = tmp_path / "out" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "question_answering": said}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "overnight_task": said}))
     with pytest.raises(DataError, match=message):
         overnight.load(tmp_path / "out", device="cpu")
