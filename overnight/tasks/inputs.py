@@ -200,7 +200,7 @@ def _columns(cells: Sequence[str], choices: list[tuple[str, ...]], where: str, u
     for choice in choices:
         if all(column in cells for column in choice):
             return choice
-    needed = ", or ".join(" and ".join(f"`{column}`" for column in choice) for choice in choices)
+    needed = ", or ".join(" and ".join(f"`{column}`" for column in choice) for choice in dict.fromkeys(choices))
     raise DataError(
         f"{where}: is read as a table, has the columns {', '.join(cells)}{unread}, and needs {needed}; lines of text without names of columns "
         "go into a file of another ending"

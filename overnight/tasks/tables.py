@@ -113,7 +113,7 @@ def number_of(cell: str, where: str, low: float = -sys.float_info.max, high: flo
         DataError: naming where, the text and what is allowed.
     """
     try:
-        value = float(cell)
+        value = float(cell.replace("_", "no"))  # which Python takes between digits
     except ValueError:
         raise DataError(f"{where}: {what} {cell!r} is not a number") from None
     if not low <= value <= high:
