@@ -28,8 +28,13 @@ def by_id(answers: Sequence[Mapping[str, Any]], path: Path) -> dict[str, str]:
     return found
 
 
+def _print_error(answer: Mapping[str, Any]) -> None:
+    if "error" in answer:
+        print(f"{answer['id']}: {answer['error']}", file=sys.stderr)
+
+
 def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> int:
-    """Print answers as JSON lines, or write them to a file: whole or not at all, and as `{id: text}` where they are texts and it is a .json.
+    """Print answers as JSON lines, or write them to a file: whole or not at all, and as `{id: text}`, without errors, where they are texts and it is a .json.
 
     Returns:
         how many of them are an `error`; each is also said on standard error where the answers go to a file.
@@ -43,8 +48,8 @@ def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> int:
         nonlocal count, broken
         for answer in answers:
             count, broken = count + 1, broken + ("error" in answer)
-            if path is not None and "error" in answer:
-                print(f"{answer['id']}: {answer['error']}", file=sys.stderr)
+            if path is not None:
+                _print_error(answer)
             yield (json.dumps(answer, ensure_ascii=False) + "\n").encode()
 
     if path is None:
@@ -52,12 +57,14 @@ def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> int:
             print(line.decode(), end="", flush=True)
         return broken
     if path.suffix == ".json":
-        given = list(answers)
-        if all("answer" in answer for answer in given):
-            write_json(path, by_id(given, path))
-            print(f"written: {path} ({len(given):,} answers)")
-            return 0
-        answers = given
+        answers = given = list(answers)
+        texts = [answer for answer in given if "answer" in answer]
+        if texts or not given:  # questions, of which some may be errors: these have no text
+            for answer in given:
+                _print_error(answer)
+            write_json(path, by_id(texts, path))
+            print(f"written: {path} ({len(texts):,} answers)")
+            return len(given) - len(texts)
     write_whole(path, lines())
     print(f"written: {path} ({count:,} answers)")
     return broken

@@ -271,6 +271,18 @@ def test_a_question_that_leaves_no_room_for_its_context_costs_its_line_alone(run
     assert re.fullmatch(r"line 2: its question of \d+ tokens leaves no room for the paragraph; the task takes up to 28", long["error"])
 
 
+def test_a_question_that_is_an_error_leaves_the_file_in_the_form_of_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [
+        {"id": "a", "answer": "one", "probability": 0.5},
+        {"id": "b", "error": "no room"},
+        {"id": "c", "answer": "", "probability": 1.0},
+    ]
+    assert write_answers(given, tmp_path / "out.json") == 1
+    assert json.loads((tmp_path / "out.json").read_text()) == {"a": "one", "c": ""}
+    said = capsys.readouterr()
+    assert said.err == "b: no room\n" and "(2 answers)" in said.out
+
+
 def test_an_empty_context_has_an_empty_answer(run: Run) -> None:
     assert answers(run, "squad", '{"question": "What?", "context": ""}')[0]["answer"] == ""
 
