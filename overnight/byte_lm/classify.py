@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overnight.byte_lm.features import extract_features
+from overnight.byte_lm.logistic import Classifier
 from overnight.config import Run
 from overnight.corpus.bytes import document_bytes
 from overnight.engine.precision import DTYPES
@@ -42,7 +43,7 @@ def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, An
     Args:
         run: settings of a run folder or of an exported model, as :func:`overnight.config.stored_run` gives them.
         name: a task of a linear probe of it.
-        lines: JSON objects (`text`), or plain text. Empty lines are skipped.
+        lines: JSON objects (`text`), or plain text, of which a tab is a part. Empty lines are skipped.
 
     Raises:
         ConfigError: for `mask`, which is for BERT.
@@ -58,6 +59,7 @@ def _answers(run: Run, name: str, given: Iterable[Given | None], keep_going: boo
     model, settings = load_byte_model(run.run_dir)
     model = without_weight_norm(model, settings).to(device)
     weights_KF, bias_K = np.array(facts["weights"], np.float64), np.array(facts["bias"], np.float64)
+    classifier = Classifier(1.0, weights_KF, bias_K, 0.0)
     wanted = len(features.split("+")) * settings.hidden_size
     if weights_KF.shape != (1 if len(labels) == 2 else len(labels), wanted):
         raise DataError(
@@ -72,11 +74,12 @@ def _answers(run: Run, name: str, given: Iterable[Given | None], keep_going: boo
 
     def answer(rows: list[Example]) -> Iterator[dict[str, Any]]:
         found = extract_features(model, [document_bytes(row.text_a) for row in rows], features, DTYPES[run.precision])
-        for row, p in zip(rows, _probabilities(found @ weights_KF.T + bias_K), strict=True):
+        # Not the largest probability: of scores above 37 all are 1.
+        for row, best, p in zip(rows, classifier.predict(found), _probabilities(found @ weights_KF.T + bias_K), strict=True):
             shares = {label: float(f"{value:.5g}") for label, value in zip(labels, p, strict=True)}
-            yield {"id": row.id, "label": labels[int(p.argmax())], "probabilities": shares}
+            yield {"id": row.id, "label": labels[int(best)], "probabilities": shares}
 
-    yield from answered(given, read, answer, keep_going)
+    yield from answered(given, read, answer, keep_going, pairs=False)
 
 
 def _probabilities(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -41,6 +41,11 @@ class _Facts:
     """Those that the texts of one's own table were read from; folders of before do not say."""
 
 
+def folders_of_tasks(run_dir: Path) -> list[Path]:
+    """Return the folders of the fine-tuned tasks of a run, by name, without what a kill left of one (`.TASK.tmp`)."""
+    return sorted(path.parent for path in run_dir.glob("finetune/[!.]*/task.json"))
+
+
 def _remedy(folder: Path) -> str:
     return f"delete {folder} and run `overnight finetune {folder.name} --from {folder.parent.parent}` again"
 

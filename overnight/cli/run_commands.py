@@ -70,7 +70,8 @@ def _add_predict(add: Add) -> None:
 def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
     model = _task_of_others(options, overrides)
     run = None if model else open_run(options, overrides, Run)
-    from overnight.finetune.predict import answer_file, load_trained, write_answers, write_question_files
+    from overnight.finetune.answer_files import write_answers
+    from overnight.finetune.predict import answer_file, load_trained, write_question_files
 
     if isinstance(run, BertRun):
         model = load_trained(run, options.task)

@@ -54,7 +54,10 @@ def text_of_files(data: Data, max_tokens: int) -> Text:
     Raises:
         DataError: a source is missing, empty or damaged (see :mod:`overnight.corpus.readers`).
     """
-    kept = sample(((passage.encode(), len(passage), passage) for passage in _of_files(data)), max_tokens * CHARACTERS_PER_TOKEN)
+    try:
+        kept = sample(((passage.encode(), len(passage), passage) for passage in _of_files(data)), max_tokens * CHARACTERS_PER_TOKEN)
+    except DataError as error:  # of a reader, which knows the key of a recipe
+        raise DataError(str(error).replace("data.paths", "--text")) from None
     where = ", ".join(path for _, path in named_paths(data))
     return Text(where, _some(kept, where))
 

@@ -19,7 +19,7 @@ from overnight.finetune.answers import Answer, answer_of, errors, in_words
 from overnight.finetune.encode import encode_examples, with_tokens
 from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.entities import are_entities
-from overnight.tasks.examples import Example, TaskData, drawn, drawn_note, split_off
+from overnight.tasks.examples import Example, TaskData, drawn, drawn_note, split_off, strata
 from overnight.tasks.tables import number_of
 
 # All seeds of a task train on the same rows, so that their spread is that of the training alone.
@@ -122,10 +122,9 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     train, notes, together = task.train, task.notes, task.rows_together
     by_label = task.kind != "regression"
     if 0 < spec.max_train_examples < len(train):
-        labels = [str(example.label) for example in train] if by_label else ()
-        train = [train[i] for i in drawn([_text(example) for example in train], spec.max_train_examples, _DRAW, labels)]
+        train = [train[i] for i in drawn([_text(example) for example in train], spec.max_train_examples, _DRAW, strata(train))]
         notes, together = (*notes, drawn_note(len(train), len(task.train), by_label=by_label)), 1
-    labels = [str(example.label) if by_label and together == 1 else "" for example in train]
+    labels = strata(train) if together == 1 else [""] * len(train)
     train, selection_rows, more = hold_back(spec, train, [_text(example) for example in train], labels, together)
     tests = {"test": task.test, **task.extra}
     return EncodedTask(

@@ -81,6 +81,9 @@ class _Tuning:
         missing = [(init, seed) for init, seeds in inits.items() for seed in seeds if (init, seed) not in done]
         # All have read what is done before one writes more.
         assert_same_on_all_ranks({"settings": self.config_hash, "missing": missing}, self.world)
+        if self.world.main:  # of a seed that was killed once it was recorded
+            for init, seed in done:
+                shutil.rmtree(self._folder(init, seed) / "checkpoints", ignore_errors=True)
         if not missing:
             self.line.print(f"{self.name}: done already")
             return self.mine
@@ -116,13 +119,17 @@ class _Tuning:
         """Where the metrics of the seeds lie, and while they are trained their checkpoints."""
         return self.folder.with_name(f"{self.name}.training")
 
+    def _folder(self, init: Any, seed: Any) -> Path:
+        """Return the folder of the training of a seed."""
+        return self._work / f"{self.config_hash}-{init}-{seed}"
+
     def _append(self, entry: dict[str, Any]) -> None:
         self.mine.append(append_result(self.log, entry) if self.world.main else entry)
 
     def _seed(self, init: str, seed: int, announces: bool) -> None:
         """Fine-tune, score and record one seed."""
         start, task, what = time.perf_counter(), self.task, f"{self.name} seed {seed} {init}"
-        folder = self._work / f"{self.config_hash}-{init}-{seed}"
+        folder = self._folder(init, seed)
         trained = self.begin.train(self.spec, task, seed, init, what, folder, announces)
         model = trained.model
 
@@ -167,8 +174,9 @@ class _Tuning:
             splits[split] = "".join(f"{row_id}\t{answer}\n" for row_id, answer in rows_of(given))
         if not self.world.main:
             return
-        beside = self.folder.with_name(f".{self.name}.tmp")
-        shutil.rmtree(beside, ignore_errors=True)
+        beside, old = (self.folder.with_name(f".{self.name}.{word}") for word in ("tmp", "old"))
+        for left in (beside, old):  # by a kill
+            shutil.rmtree(left, ignore_errors=True)
         beside.mkdir(parents=True)
         weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
         write_whole(beside / "model.safetensors", [serialize(weights)])
@@ -191,5 +199,7 @@ class _Tuning:
         write_facts(beside, facts)
         for split, rows in splits.items():
             write_whole(beside / f"{split}.tsv", [f"index\tprediction\n{rows}".encode()])
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder.exists():  # to delete it takes time, in which a kill would leave none
+            self.folder.rename(old)
         beside.rename(self.folder)
+        shutil.rmtree(old, ignore_errors=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from overnight.checkpoint.task_folder import read_facts
+from overnight.checkpoint.task_folder import folders_of_tasks, read_facts
 from overnight.console import table
 from overnight.display import measure, plural, scale_of
 from overnight.download.datasets import GLUE_FOLDERS
@@ -70,9 +70,9 @@ def write_submission(run_dir: Path, to: Path) -> list[str]:
         DataError: when the run has no task of GLUE with answers for its test rows.
     """
     best: dict[str, tuple[float, Path]] = {}
-    for path in sorted(run_dir.glob("finetune/*/task.json")):
-        facts = read_facts(path.parent)
-        rank = (float(facts["result"]["value"]), path.parent)
+    for folder in folders_of_tasks(run_dir):
+        facts = read_facts(folder)
+        rank = (float(facts["result"]["value"]), folder)
         if facts["spec"]["task"] in GLUE_FOLDERS:
             best[facts["spec"]["task"]] = max(best.get(facts["spec"]["task"], rank), rank)
     files: dict[str, bytes] = {}

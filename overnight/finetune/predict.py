@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +16,7 @@ from overnight.batches.few_shapes import by_tokens, filled_up, give_memory_back,
 from overnight.batches.packing import Batch
 from overnight.checkpoint import reader
 from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary, task_vocabulary
-from overnight.checkpoint.task_folder import read_facts, read_weights
+from overnight.checkpoint.task_folder import folders_of_tasks, read_facts, read_weights
 from overnight.config import BertRun
 from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import load_tokenizer
@@ -27,6 +25,7 @@ from overnight.engine.training_run import set_up_machine
 from overnight.engine.workload import new_model
 from overnight.errors import DataError
 from overnight.finetune import question_answering
+from overnight.finetune.answer_files import by_id
 from overnight.finetune.answers import answer_of, probabilities
 from overnight.finetune.encode import Encoded, encode_examples, join, without_tokens
 from overnight.finetune.encoded_examples import EncodedExamples
@@ -34,7 +33,7 @@ from overnight.finetune.entities import are_entities, entities
 from overnight.finetune.tagging import encode_sentences, tags_of
 from overnight.finetune.workload import task_model
 from overnight.models.bert import Linear, padded_vocabulary
-from overnight.run_dir.atomic import write_json, write_whole
+from overnight.run_dir.atomic import write_json
 from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example
 from overnight.tasks.inputs import Given, answered, example_of, id_of, question_of, read_input, sentence_of
@@ -168,7 +167,7 @@ def _question(model: Trained, number: int, fields: Mapping[str, Any]) -> Questio
 
 def _example(model: Trained, number: int, fields: Mapping[str, Any]) -> Example:
     example = example_of(number, fields)
-    # Of a folder of Hugging Face it is not known.
+    # Of a folder of others it is not known.
     if model.facts.get("pairs") is False and example.text_b is not None:
         raise DataError(f"line {number}: is a pair; the task is of single texts: give it as one, `text`")
     # Published tasks have rows with an empty text; in one's own table that is an error of training too.
@@ -279,12 +278,12 @@ def write_question_files(model: Trained, path: str, folder: Path, form: str = ""
     """Answer the questions of a file into a folder: `predictions.json`, `nbest_predictions.json` and, of SQuAD 2.0, `null_odds.json`.
 
     Raises:
-        DataError: for a task that is not of questions.
+        DataError: for a task that is not of questions, or where two of them have one id.
     """
     if model.facts["kind"] != "spans":
         raise DataError(f"--to={folder}: is a folder; only answers to questions are several files, name a file for those of another task")
     found = list(answered(_given(path, model.facts, form), partial(read_row, model), partial(_ask, model)))
-    write_json(folder / "predictions.json", {answer["id"]: answer["answer"] for answer, _ in found})
+    write_json(folder / "predictions.json", by_id([answer for answer, _ in found], folder / "predictions.json"))
     write_json(folder / "nbest_predictions.json", {answer["id"]: nbest for answer, nbest in found})
     if any("null_odds" in answer for answer, _ in found):
         write_json(folder / "null_odds.json", {answer["id"]: answer["null_odds"] for answer, _ in found})
@@ -295,7 +294,7 @@ def _facts(run: BertRun, name: str) -> dict[str, Any]:
     """Return what `task.json` says of a fine-tuned task."""
     path = run.run_dir / "finetune" / name / "task.json"
     if not path.exists():
-        have = ", ".join(sorted(p.parent.name for p in run.run_dir.glob("finetune/*/task.json"))) or "none"
+        have = ", ".join(folder.name for folder in folders_of_tasks(run.run_dir)) or "none"
         raise DataError(
             f"{run.run_dir} has no fine-tuned task {name!r} (it has: {have}); run `overnight finetune {name}` first, or ask for `mask`"
         )
@@ -356,35 +355,3 @@ def _guesses(model: Trained, ids: list[int], shares: list[float]) -> list[dict[s
 
 def _round(value: float) -> float:
     return float(f"{value:.5g}")
-
-
-def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> int:
-    """Print answers as JSON lines, or write them to a file: whole or not at all, and as `{id: text}` where they are texts and it is a .json.
-
-    Returns:
-        how many of them are an `error`; each is also said on standard error where the answers go to a file.
-    """
-    count, broken = 0, 0
-
-    def lines() -> Iterator[bytes]:
-        nonlocal count, broken
-        for answer in answers:
-            count, broken = count + 1, broken + ("error" in answer)
-            if path is not None and "error" in answer:
-                print(f"{answer['id']}: {answer['error']}", file=sys.stderr)
-            yield (json.dumps(answer, ensure_ascii=False) + "\n").encode()
-
-    if path is None:
-        for line in lines():
-            print(line.decode(), end="", flush=True)
-        return broken
-    if path.suffix == ".json":
-        given = list(answers)
-        if all("answer" in answer for answer in given):
-            write_json(path, {answer["id"]: answer["answer"] for answer in given})
-            print(f"written: {path} ({len(given):,} answers)")
-            return 0
-        answers = given
-    write_whole(path, lines())
-    print(f"written: {path} ({count:,} answers)")
-    return broken

@@ -69,6 +69,8 @@ class _Searching:
         for folder in self.folder.glob("*"):
             if folder.name.partition("-")[0] not in self.hashes:  # of another search
                 shutil.rmtree(folder)
+        for its in self.done:  # of a trial that was killed once it was recorded
+            shutil.rmtree(self.folder / f"{its}-{self.seed}" / "checkpoints", ignore_errors=True)
         for number, settings in enumerate(self.settings, 1):
             if self.hashes[number - 1] not in self.done and self._fits(number):
                 self._trial(number, settings, task)

@@ -37,7 +37,7 @@ def embed_files(model: Model, files: Sequence[str], pooling: str, layer: int, no
     Args:
         model: any trained encoder.
         files: lines of text or of JSON (`text`, `id`), also .jsonl; .csv, .tsv and .parquet with a column `text`; `-` is standard input. An empty
-            line is an empty text, and what would be a pair elsewhere (a tab, `text_b`) is one text.
+            line or cell is an empty text, and what would be a pair elsewhere (a tab, `text_b`) is one text.
         pooling, layer, normalize: as of :meth:`overnight.inference.model.Model.embed`.
 
     Raises:
@@ -54,7 +54,7 @@ def embed_files(model: Model, files: Sequence[str], pooling: str, layer: int, no
             vectors = embed_texts(model.trained, [text for _, text in rows], pooling, layer, normalize)
             return (Embedded(row_id, file, vector) for (row_id, _), vector in zip(rows, vectors, strict=True))
 
-        given = read_input(file, {"task": "csv"}, "" if Path(file).suffix in _TABLES else "lines")
+        given = read_input(file, {"task": "csv"}, "" if Path(file).suffix in _TABLES else "lines", empty=True)
         for found in answered(given, read, embed, keep_going=True, empty=True, pairs=False):
             yield found if isinstance(found, Embedded) else Embedded(found["id"], file, None, found["error"])
 

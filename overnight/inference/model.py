@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast, overload
 
 from overnight.checkpoint import reader
 from overnight.checkpoint.initial import Initial
+from overnight.checkpoint.task_folder import folders_of_tasks
 from overnight.config import BertRun, machine_run, stored_run
 from overnight.corpus.tokenizer import build_tokenizer, vocabulary
 from overnight.engine.precision import DTYPES
@@ -26,7 +27,7 @@ from overnight.errors import ConfigError, DataError
 from overnight.finetune.predict import DOC_STRIDE, MAX_ANSWER, Trained, answer_rows, at_work, load_trained, read_row
 from overnight.finetune.workload import task_model
 from overnight.inference.embedding import Vectors, check_embedding, embed_texts
-from overnight.interop.huggingface import head_of, load_pretrained
+from overnight.interop.huggingface import head_of, load_pretrained, task_settings
 from overnight.interop.sources import HUB, hub_folder, read_source
 from overnight.interop.tokenizer_files import longest_text
 from overnight.state_files import is_text
@@ -70,8 +71,8 @@ def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Mo
             raise ConfigError(f"{path}: model.kind = {run.model.kind!r}: is of bytes; name a run of BERT or ModernBERT")
         # An encoder of others may lack the heads of pretraining.
         if task or not (path / "imported.json").is_file():
-            return Model(load_trained(run, task or "mask"), source, task, tuple(_tasks(path)))
-        return Model(_pretrained(read_source(str(path)), run), source, "", tuple(_tasks(path)))
+            return Model(load_trained(run, task or "mask"), source, task, _tasks(path))
+        return Model(_pretrained(read_source(str(path)), run), source, "", _tasks(path))
     if task:
         raise ConfigError(f"task = {task!r}: {source} is no run folder; only that has fine-tuned tasks")
     if source.startswith(HUB):
@@ -260,8 +261,8 @@ def _joined(parts: list[Vectors], width: int) -> Any:
     return np.concatenate(parts) if parts else np.empty((0, width), np.float32)
 
 
-def _tasks(folder: Path) -> list[str]:
-    return sorted(path.parent.name for path in folder.glob("finetune/*/task.json"))
+def _tasks(folder: Path) -> tuple[str, ...]:
+    return tuple(path.name for path in folders_of_tasks(folder))
 
 
 def _pretrained(initial: Initial, run: BertRun) -> Trained:
@@ -289,12 +290,14 @@ def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: 
     network = at_work(network, run.precision, device)
     longest = longest_text(folder, run.model.max_position_embeddings)
     reader_of = {"spans": "squad", "token_classification": "tokens"}
+    said = task_settings(folder)
     spec = {
         "task": reader_of.get(kind, "csv"),
         "seq_len": longest,
-        "doc_stride": min(DOC_STRIDE, longest // 4),
-        "max_answer_length": MAX_ANSWER,
+        "doc_stride": said.get("doc_stride", min(DOC_STRIDE, longest // 4)),
+        "max_answer_length": said.get("max_answer_length", MAX_ANSWER),
     }
-    facts = {"kind": kind, "labels": labels, "spec": spec, "result": {"metrics": {}}}
+    metrics = {"null_threshold": said.get("null_threshold")}
+    facts = {"kind": kind, "labels": labels, "pairs": said.get("pairs"), "spec": spec, "result": {"metrics": metrics}}
     tokenizer = build_tokenizer(initial.tokens, initial.lowercase)
     return Trained(network, tokenizer, known, device, DTYPES[run.precision], longest, facts)

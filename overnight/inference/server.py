@@ -77,7 +77,7 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
     async def predict(request: Request) -> Response:
         fields = await _body(request, limits, ("texts",))
         model.check(fields["texts"])
-        return JSONResponse({"answers": await _wait(worker, "predict", fields["texts"])})
+        return JSONResponse({"answers": await _wait(request, worker, "predict", fields["texts"])})
 
     async def embed(request: Request) -> Response:
         fields = await _body(request, limits, ("texts", *_EMBED))
@@ -87,7 +87,7 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
         check_embedding(model.trained, pooling, layer)
         if not all(isinstance(text, str) for text in fields["texts"]):
             raise _Refused(400, "texts: each must be a string")
-        vectors = await _wait(worker, (pooling, layer, normalize), fields["texts"])
+        vectors = await _wait(request, worker, (pooling, layer, normalize), fields["texts"])
         return JSONResponse({"embeddings": [vector.tolist() for vector in vectors]})
 
     async def health(request: Request) -> Response:
@@ -129,11 +129,31 @@ def _answers(model: Model, kind: Any, texts: list[Any]) -> list[Any]:
     return list(embed_texts(model.trained, texts, *kind))
 
 
-async def _wait(worker: Worker, kind: Any, texts: list[Any]) -> list[Any]:
+async def _wait(request: Request, worker: Worker, kind: Any, texts: list[Any]) -> list[Any]:
+    """Return the answers to a request; a client that leaves before takes it out of the queue.
+
+    Raises:
+        _Refused: 503 too many wait, 400 the client has left, which nobody reads.
+    """
     try:
-        return await asyncio.wrap_future(worker.submit(kind, texts))
+        waiting = worker.submit(kind, texts)
     except Busy:
         raise _Refused(503, "too many requests wait; come again") from None
+    answers, gone = asyncio.wrap_future(waiting), asyncio.ensure_future(_end(request))
+    try:
+        await asyncio.wait((answers, gone), return_when=asyncio.FIRST_COMPLETED)
+        if answers.done():
+            return answers.result()
+        raise _Refused(400, "the client has left")
+    finally:
+        gone.cancel()
+        waiting.cancel()
+
+
+async def _end(request: Request) -> None:
+    """Return when a client whose body is read leaves."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _no_number(name: str) -> None:
@@ -213,10 +233,9 @@ def listen(host: str, port: int, waiting: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(address[:2], family=family, backlog=2 * waiting)
-    except OSError as error:
-        raise ConfigError(
-            f"--host = {host}, --port = {port}: cannot be listened on: {error.strerror}; --port=0 is any that is free"
-        ) from None
+    except (OSError, UnicodeError) as error:  # a name with an empty part is none of IDNA
+        why = error.strerror if isinstance(error, OSError) else "no such name"
+        raise ConfigError(f"--host = {host}, --port = {port}: cannot be listened on: {why}; --port=0 is any that is free") from None
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
     return listening
 

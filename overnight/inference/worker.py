@@ -53,8 +53,19 @@ class Worker:
         try:
             self._queue.put_nowait(request)
         except queue.Full:
-            raise Busy from None
+            if not self._drop_gone():
+                raise Busy from None
+            return self.submit(kind, texts)
         return request.answers
+
+    def _drop_gone(self) -> bool:
+        """Take those out of the queue that nobody waits for any more; returns whether there were any."""
+        with self._queue.mutex:
+            waiting = list(self._queue.queue)
+            kept = [request for request in waiting if request is None or not request.answers.cancelled()]
+            self._queue.queue.clear()
+            self._queue.queue.extend(kept)
+            return len(kept) < len(waiting)
 
     def waiting(self) -> int:
         """Return how many requests wait."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from overnight.checkpoint import reader
 from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary, task_vocabulary
@@ -62,4 +64,14 @@ def export_run(run: BertRun, out: Path, task: str | None = None, license: str = 
     card = model_card(run, kind, progress, manifest, license, facts)
     # As training and `predict` cut the texts of a task.
     longest = 0 if facts is None else int(facts["spec"]["seq_len"])
-    export(state, kind, run.model, tokenizer, out, labels, card, more, longest)
+    settings = None if facts is None else _settings(facts)
+    export(state, kind, run.model, tokenizer, out, labels, card, more, longest, settings)
+
+
+def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a task is asked and answered, as :func:`overnight.interop.huggingface.task_settings` reads it."""
+    if facts["kind"] != "spans":
+        return {"pairs": facts["pairs"]} if facts["kind"] != "token_classification" else {}
+    threshold = facts["result"].get("metrics", {}).get("null_threshold")
+    settings = {key: facts["spec"][key] for key in ("doc_stride", "max_answer_length")}
+    return settings | ({} if threshold is None else {"null_threshold": threshold})

@@ -23,6 +23,8 @@ from overnight.interop.tokenizer_files import pieces_of, tokenizer_config, with_
 from overnight.run_dir.atomic import write_json, write_whole
 
 _LAYOUTS: dict[str, Layout] = {"bert": bert_layout, "modernbert": modernbert_layout}
+TASK = "overnight_task"
+"""Key of `config.json` under which an export says how its task is asked and answered, which transformers leaves alone."""
 _FILES = ("config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json", "README.md", "model.onnx")
 
 
@@ -68,6 +70,7 @@ def export(
     card: str = "",
     more: Callable[[Path], None] | None = None,
     longest: int = 0,
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a model and its tokenizer as a folder that `transformers.AutoModelFor...` and `AutoTokenizer.from_pretrained` load.
 
@@ -83,6 +86,7 @@ def export(
         card: what `README.md` says; empty writes none.
         more: writes further files into the folder before it appears.
         longest: tokens at which texts are cut, where that is less than the network has positions for.
+        settings: of a task, what :func:`task_settings` reads back.
 
     Raises:
         DataError: the tokenizer is missing or is not WordPiece.
@@ -93,13 +97,10 @@ def export(
     layout = _LAYOUTS[model.kind]
     tokenizer = read_mapping_of_others(tokenizer_folder / "tokenizer.json")
     pieces = pieces_of(tokenizer, tokenizer_folder / "tokenizer.json")
-    if out.exists():
-        strange = [f.name for f in out.iterdir() if f.name not in _FILES] if out.is_dir() else [out.name]
-        if strange:
-            raise UserError(f"{out}: exists and holds {strange[0]!r}, which no export wrote; name another folder")
+    _check_ours(out)
     tensors = to_huggingface(state, kind, len(pieces))
     assert not labels or len(labels) == len(state["head.bias"]), (labels, state["head.bias"].shape)
-    config = layout.export_config(kind, model, pieces)
+    config = layout.export_config(kind, model, pieces) | ({TASK: dict(settings)} if settings else {})
     if HEADS[kind].classifier and kind != "spans":
         config |= _classes(labels, len(state["head.bias"]), HEADS[kind].problem)
 
@@ -118,6 +119,17 @@ def export(
             more(folder)
 
     _write_whole_folder(out, fill)
+
+
+def _check_ours(out: Path) -> None:
+    """Check that a folder to write is not there, or is an earlier export.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    strange = [f.name for f in out.iterdir() if f.name not in _FILES] if out.is_dir() else [out.name] * out.exists()
+    if strange:
+        raise UserError(f"{out}: exists and holds {strange[0]!r}, which no export wrote; name another folder")
 
 
 def _write_whole_folder(out: Path, fill: Callable[[Path], None]) -> None:
@@ -240,6 +252,25 @@ def head_of(folder: Path, headed: bool = False) -> tuple[Kind | None, list[str]]
     if kind == "regression" or (kind == "classification" and len(labels) == 1):
         return "regression", []
     return kind, labels
+
+
+def task_settings(folder: Path) -> dict[str, Any]:
+    """Return what the `config.json` of an export says of its task; of a folder of others nothing.
+
+    Returns:
+        whether it is of `pairs` of texts; of questions `doc_stride`, `max_answer_length`, and `null_threshold` where some have no answer.
+
+    Raises:
+        DataError: it cannot be read, or a value is none of that kind.
+    """
+    path = folder / "config.json"
+    found = read_mapping_of_others(path).get(TASK, {})
+    kinds = {"pairs": bool, "doc_stride": int, "max_answer_length": int, "null_threshold": int | float}
+    for key, value in found.items() if isinstance(found, dict) else [("", found)]:
+        kind = kinds.get(key)
+        if kind is None or not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)) or (kind is int and value < 1):
+            raise DataError(f"{path}: {TASK}{f'.{key}' if key else ''} = {value!r}: no export wrote this; export the task again")
+    return dict(found)
 
 
 def _labels(config: Mapping[str, Any], path: Path) -> list[str]:

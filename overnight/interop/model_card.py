@@ -11,13 +11,14 @@ from typing import Any
 import yaml
 
 from overnight import __version__
-from overnight.checkpoint.reader import TrainingProgress
+from overnight.checkpoint.reader import TrainingProgress, newest_checkpoint
 from overnight.config import BertRun
 from overnight.config.fields import MACHINE, hints
 from overnight.corpus.named_sources import named_paths
 from overnight.corpus.shards import Manifest
 from overnight.display import measures, number, plural, scale_of, share
 from overnight.interop.layout import HEADS, Kind
+from overnight.state_files import file_digest
 
 _PIPELINE = """from transformers import pipeline
 
@@ -132,11 +133,16 @@ def _said(value: Any) -> Any:
 
 
 def _scores(run: BertRun) -> Iterator[str]:
-    path = run.run_dir / "evaluation.json"
+    """Yield a table of what was measured of the newest checkpoint; what was of an older one is not of these weights."""
+    path, newest = run.run_dir / "evaluation.json", newest_checkpoint(run.run_dir / "checkpoints")
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if newest is None or found.get("model") != file_digest(newest / "model.safetensors"):
+        found = {}
     rows = []
     for name, score in found.get("texts", {}).items():
-        rows.append(f"| bits per character of {Path(name).name} | {number(score['bits_per_character'], 3)} |")
+        rows.append(
+            f"| bits per character of {', '.join(Path(part).name for part in name.split(', '))} | {number(score['bits_per_character'], 3)} |"
+        )
         rows.append(f"| masked accuracy at 15 % | {share(score['masked_accuracy'])} |")
     if isinstance(blimp := found.get("blimp"), dict):
         rows.append(f"| BLiMP | {share(blimp['accuracy'])} |")

@@ -42,8 +42,10 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 
 def results_of(path: Path, name: str, config_hash: str) -> list[dict[str, Any]]:
-    """Return the lines of a task with the same settings."""
-    return [entry for entry in read_results(path) if entry["name"] == name and entry.get("config_hash") == config_hash]
+    """Return the lines of a task with some settings; where others have put a model into its folder since, only those behind that."""
+    mine = [entry for entry in read_results(path) if entry["name"] == name]
+    others = (place for place, entry in enumerate(mine, 1) if entry.get("init") == "pretrained" and entry.get("config_hash") != config_hash)
+    return [entry for entry in mine[max(others, default=0) :] if entry.get("config_hash") == config_hash]
 
 
 def append_result(path: Path, entry: dict[str, Any]) -> dict[str, Any]:

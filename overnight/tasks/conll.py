@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from overnight.errors import DataError
-from overnight.state_files import parse_json
+from overnight.state_files import is_text, parse_json
 from overnight.tasks.examples import split_off
+from overnight.tasks.rows import NO_TEXT
 from overnight.tasks.tables import read_text
 
 ENDINGS = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".txt", ".jsonl")
@@ -20,6 +22,11 @@ DOCUMENT = "-DOCSTART-"
 """A file of CoNLL-2003 separates its documents by lines that begin so."""
 # More tags than this are words, or ids, in the column of the tags.
 _MOST_TAGS = 1000
+
+# Columns of CoNLL-U: the number of a word, its form, its lemma, its part of speech, and six others.
+_CONLL_U = 10
+_COMMENT = re.compile(r"# \w+( \w+)? = ")
+_AS_TWO_COLUMNS = r"""awk -F'\t' '/^([0-9]+\t|$)/ {print $2 "\t" $4}' FILE.conllu > FILE.conll"""
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,8 @@ def _conll_sentences(path: Path, tagged: bool) -> Iterator[Sentence]:
                 count += 1
             words, tags = [], []
             continue
+        if path.suffix == ".conllu" and (_COMMENT.match(line) or len(cells) == _CONLL_U):
+            raise DataError(f"{path}:{number}: is CoNLL-U, which numbers its words; take their forms and tags: {_AS_TWO_COLUMNS}")
         columns = columns or len(cells)
         if len(cells) != columns or (tagged and columns < 2):
             wanted = f"{columns} columns as in the lines before" if columns > 1 else "a word and its tag"
@@ -147,6 +156,8 @@ def _json_sentences(path: Path, tagged: bool) -> Iterator[Sentence]:
             ):
                 raise DataError(f"{path}:{number}: `{name}` is {json.dumps(values)[:60]}, where a list of texts belongs")
         assert isinstance(words, list)
+        if not all(map(is_text, [*words, *(tags or [])])):
+            raise DataError(f"{path}:{number}: a token or a tag {NO_TEXT}")
         if tags is not None and len(tags) != len(words):
             raise DataError(f"{path}:{number}: has {len(words)} tokens and {len(tags)} tags; every token has one")
         row_id = str(number - 1 if row.get("id") is None else row["id"])

@@ -78,10 +78,23 @@ def split(examples: list[Example], seed: int, where: str) -> tuple[list[Example]
     for example in examples:
         (dev if in_validation(f"{example.text_a}\x00{example.text_b or ''}", seed) else train).append(example)
     if not train or not dev:
-        raise DataError(
-            f"{where}: {len(examples)} rows are too few to split off a tenth for evaluation; give a dev file next to the train file"
-        )
+        raise DataError(f"{where}: {len(examples)} rows are too few to split off a tenth for evaluation; give more of them")
     return train, dev
+
+
+def strata(examples: Sequence[Example]) -> list[str]:
+    """Return what rows are shared out by, so that each class is in its share: their class, of several the rarest, of none and of a number nothing.
+
+    Nearly every set of many classes is there once, so sets as they are would be no share of anything.
+    """
+    counts = Counter(label for example in examples if isinstance(example.label, tuple) for label in example.label)
+    return [_stratum(example.label, counts) for example in examples]
+
+
+def _stratum(label: str | float | tuple[str, ...] | None, counts: Counter[str]) -> str:
+    if isinstance(label, tuple):
+        return min(label, key=lambda one: (counts[one], one), default="")
+    return label if isinstance(label, str) else ""
 
 
 def split_off(
@@ -90,7 +103,7 @@ def split_off(
     seed: int,
     share: float,
     where: str,
-    remedy: str = "give a dev file next to the train file",
+    remedy: str = "put the rows to score on beside those to train on, as dev.* and train.* in a folder, and name that",
 ) -> set[int]:
     """Return the rows to score on where there is no file for that: a share of the different texts, of each label alike, drawn by a hash.
 

@@ -14,6 +14,7 @@ from overnight.tasks.classification import text_columns
 from overnight.tasks.conll import CONLL_ENDINGS, DOCUMENT, Sentence, read_sentences
 from overnight.tasks.examples import Example
 from overnight.tasks.rows import (
+    NO_TEXT,
     LongLine,
     Row,
     csv_rows,
@@ -34,7 +35,6 @@ Found = TypeVar("Found")
 _FIRST, _MOST, _CHARACTERS = 256, 4096, 1 << 24
 _TABLES = ("csv", "tsv", "jsonl", "parquet")
 FORMATS = (*_TABLES, "lines")
-_NO_TEXT = "is no text: bytes that are not UTF-8, or half of a surrogate pair; convert it"
 
 
 class Broken(NamedTuple):
@@ -48,7 +48,7 @@ Given = tuple[int, str | dict[str, str] | Broken]
 """A line of text or of JSON, or the fields of a row, by the number of its line; also instead of them what is wrong."""
 
 
-def read_input(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[Given | None]:
+def read_input(path: str, spec: Mapping[str, Any], form: str = "", empty: bool = False) -> Iterator[Given | None]:
     """Yield what is to be answered for :func:`answered`: the lines of a file or of standard input, or the rows of a table.
 
     The texts of a table are in the columns that the task was trained on, or in `text` (of a pair `text_a`, or `text`, and `text_b`); other
@@ -59,6 +59,7 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[G
         spec: of the task: `task`, its `labels`, whether it is of `pairs`, where one's own table has other names of columns `columns`, and the columns of the
             `texts` that it was trained on, where they are known.
         form: one of :data:`FORMATS`; by default .csv, .tsv, .jsonl and .parquet are tables by their ending, and all else is lines.
+        empty: whether an empty cell of a table is a text.
 
     Raises:
         ConfigError: the format is none of them, or none of the task.
@@ -91,8 +92,8 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "") -> Iterator[G
         try:
             columns = columns or _columns(known or list(cells), choices, where, unread)
             if not is_text(row_id):
-                raise DataError(f"{where}:{number}: its id {_NO_TEXT}")
-            yield number, {"id": row_id, **dict(zip(keys, _texts(cells, columns, f"{where}:{number}"), strict=False))}
+                raise DataError(f"{where}:{number}: its id {NO_TEXT}")
+            yield number, {"id": row_id, **dict(zip(keys, _texts(cells, columns, f"{where}:{number}", empty), strict=False))}
         except DataError as error:
             # The columns of JSON may be others in the next row; those of the other tables are not.
             if not columns and form != "jsonl":
@@ -117,7 +118,17 @@ def _choices(spec: Mapping[str, Any]) -> tuple[list[tuple[str, ...]], tuple[str,
 
 
 def _lines(path: str) -> Iterator[Given | None]:
+    """Yield lines.
+
+    Raises:
+        DataError: a .json is no JSON lines, of which each line would be taken for a text.
+    """
+    begins = Path(path).suffix != ".json"
     for number, line in numbered(text_lines(path)):
+        if not begins and line and (text := line.strip()):
+            if text.startswith("[") or text == "{":
+                raise DataError(f"{path}: is one JSON value, where each line is an object of its own; write it so, as .jsonl")
+            begins = True
         if isinstance(line, LongLine):
             yield number, Broken(str(number), line.problem(f"line {number}"))
         else:
@@ -189,21 +200,21 @@ def _columns(cells: Sequence[str], choices: list[tuple[str, ...]], where: str, u
     for choice in choices:
         if all(column in cells for column in choice):
             return choice
-    needed = ", or ".join(" and ".join(f"`{column}`" for column in choice) for choice in choices)
+    needed = ", or ".join(" and ".join(f"`{column}`" for column in choice) for choice in dict.fromkeys(choices))
     raise DataError(
         f"{where}: is read as a table, has the columns {', '.join(cells)}{unread}, and needs {needed}; lines of text without names of columns "
         "go into a file of another ending"
     )
 
 
-def _texts(cells: Mapping[str, str], columns: tuple[str, ...], where: str) -> list[str]:
+def _texts(cells: Mapping[str, str], columns: tuple[str, ...], where: str, empty: bool) -> list[str]:
     if missing := [column for column in columns if column not in cells]:
         raise DataError(f"{where}: has no {missing[0]!r} (it has {', '.join(cells)})")
     texts = [cells[column] for column in columns]
-    if not any(texts):
+    if not (empty or any(texts)):
         raise DataError(f"{where}: no text in column {columns[0]!r}")
     if not all(map(is_text, texts)):
-        raise DataError(f"{where}: {_NO_TEXT}")
+        raise DataError(f"{where}: {NO_TEXT}")
     return texts
 
 

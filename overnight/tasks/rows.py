@@ -36,6 +36,7 @@ _CHUNK = 1 << 16
 _PAUSE = 0.05
 # Rows of a Parquet file in memory at once, and what is read of it in one go.
 _ROWS, _BUFFER = 1000, 1 << 20
+NO_TEXT = "is no text: bytes that are not UTF-8, or half of a surrogate pair; convert it"
 _QUOTED = "a quotation mark inside a quoted text is written twice"
 
 
@@ -139,11 +140,11 @@ def tsv_rows(lines: Iterable[str | None], where: str, header: tuple[str, ...] = 
             if not columns:
                 raise line.problem(f"{where}:{number}")
             yield number, line.problem(f"{where}:{number}")
+        elif not line.strip():
+            continue
         elif not columns:
             columns = tuple(cells)
             check_header(columns, where)
-        elif not line.strip():
-            continue
         elif len(cells) != len(columns):
             yield number, DataError(f"{where}:{number}: {len(cells)} tab-separated fields where {len(columns)} belong")
         else:
@@ -190,8 +191,8 @@ def csv_rows(lines: Iterable[str | None], where: str) -> Iterator[Row | None]:
             yield begin, wrong
             continue
         if columns is None:
-            columns = [cell.strip() for cell in cells]
-            check_header(columns, where)
+            columns = [cell.strip() for cell in cells] or None
+            check_header(columns or (), where)
         elif cells and len(cells) != len(columns):
             belong = f"{len(columns)} belong: {', '.join(columns)}"
             yield begin, DataError(f"{where}:{begin}: {len(cells)} fields where {belong}; quote texts that hold a comma")

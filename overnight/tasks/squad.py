@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight.errors import DataError
-from overnight.state_files import parse_json
+from overnight.state_files import is_text, parse_json
 from overnight.tasks.examples import in_validation
 from overnight.tasks.tables import read_text
 
@@ -127,6 +127,12 @@ def _find(folder: Path, words: tuple[str, ...], *published: str) -> Path:
 
 
 def _check_answers(path: Path, questions: list[Question]) -> None:
+    if odd := [q.id for q in questions if not is_text(f"{q.id}{q.question}{q.context}")]:
+        named = ", ".join(map(ascii, odd[:5]))
+        raise DataError(
+            f"{path}: {len(odd):,} of {len(questions):,} questions, or their context, have half of a surrogate pair, which is no character, "
+            f"first {named}; take it out"
+        )
     if empty := [q.id for q in questions if not q.context.strip()]:
         raise DataError(
             f"{path}: {len(empty):,} of {len(questions):,} questions have an empty context, first {', '.join(empty[:5])}; "

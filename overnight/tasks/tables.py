@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 
 from overnight.config.schema import Columns
 from overnight.errors import DataError
-from overnight.state_files import parse_json
-from overnight.tasks.examples import Example, TaskData, split_off
-from overnight.tasks.rows import Row, csv_rows, jsonl_rows, parquet_columns, parquet_rows, tsv_rows
+from overnight.state_files import is_text, parse_json
+from overnight.tasks.examples import Example, TaskData, split_off, strata
+from overnight.tasks.rows import NO_TEXT, Row, csv_rows, jsonl_rows, parquet_columns, parquet_rows, tsv_rows
 
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
 _ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -113,7 +113,7 @@ def number_of(cell: str, where: str, low: float = -sys.float_info.max, high: flo
         DataError: naming where, the text and what is allowed.
     """
     try:
-        value = float(cell)
+        value = float(cell.replace("_", "no"))  # which Python takes between digits
     except ValueError:
         raise DataError(f"{where}: {what} {cell!r} is not a number") from None
     if not low <= value <= high:
@@ -161,10 +161,7 @@ def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path 
         labels = target.columns if len(target.columns) > 1 else _classes(parts["train"], files["train"], target.kind)
     if "dev" not in parts:
         rows = parts["train"]
-        scored = split_off(
-            [f"{r.text_a}\x00{r.text_b or ''}" for r in rows],
-            [str(r.label) if target.kind != "regression" else "" for r in rows], seed, share, str(path),
-        )  # fmt: skip
+        scored = split_off([f"{r.text_a}\x00{r.text_b or ''}" for r in rows], strata(rows), seed, share, str(path))
         parts["train"], parts["dev"] = ([r for i, r in enumerate(rows) if (i in scored) == side] for side in (False, True))
         alike = "" if target.kind == "regression" else ", of each class alike"
         notes = (f"scored on {len(parts['dev'])} rows split off {files['train'].name} by a hash of their texts{alike}",)
@@ -254,6 +251,9 @@ def _examples(path: Path, texts: tuple[str, str | None], target: _Target, id_col
         for column in (column_a, column_b):
             if column and not cells.get(column):
                 raise DataError(f"{where}: column {column!r} {_absent(column, cells)}")
+        for column in filter(None, (column_a, column_b, id_column, *target.columns)):
+            if not is_text(cells.get(column, "")):
+                raise DataError(f"{where}: column {column!r} {NO_TEXT}")
         row_id = cells.get(id_column) or str(index)
         if row_id in seen:
             raise DataError(f"{where}: id {row_id!r} was used before")
@@ -285,7 +285,7 @@ def _label(cells: Mapping[str, str], target: _Target, where: str, optional: bool
         labels = parse_json(cell)
     except ValueError as error:
         raise DataError(f"{where}: column {target.columns[0]!r} is no JSON list: {error}") from None
-    if not isinstance(labels, list) or not all(isinstance(label, str) and label for label in labels):
+    if not isinstance(labels, list) or not all(isinstance(label, str) and label and is_text(label) for label in labels):
         raise DataError(f"{where}: column {target.columns[0]!r} is {cell}, not a list of texts")
     return tuple(dict.fromkeys(labels))
 

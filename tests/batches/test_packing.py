@@ -34,3 +34,10 @@ def test_divisors_count_targets_over_the_micro_batches_but_not_the_ignored() -> 
 
     step = StepBatches((batch([5, IGNORED, 0], [0, 1]), batch([IGNORED], [1])), tokens=9, sequences=3)
     assert step.divisors() == {"mlm": 2, "nsp": 3}
+
+
+def test_a_number_that_is_the_mark_of_no_class_is_a_target_like_any_other() -> None:
+    empty = torch.zeros(0, dtype=torch.long)
+    scores = torch.tensor([float(IGNORED), 3.0, float(IGNORED)])
+    step = StepBatches((Batch(empty, empty, empty, empty, (), targets={"label": scores}),), tokens=9, sequences=3)
+    assert step.divisors() == {"label": 3}

@@ -66,7 +66,22 @@ def test_lines_in_every_form_are_answered_alike_and_a_bad_one_is_named(folder: P
     plain, named = classify(stored_run(folder), "mine", ["a good film\n", "\n", '{"id": "x", "text": "a good film"}'])
     assert plain["probabilities"] == named["probabilities"] and [plain["id"], named["id"]] == ["1", "x"]
     with pytest.raises(DataError, match="line 2: is a pair; the classifier was fitted to single texts"):
-        list(classify(stored_run(folder), "mine", ["one", "two\ttexts"]))
+        list(classify(stored_run(folder), "mine", ["one", '{"text_a": "two", "text_b": "texts"}']))
+
+
+def test_a_tab_is_of_the_text_as_it_is_in_a_task_of_single_texts(folder: Path) -> None:
+    go(folder)
+    tab, blank = classify(stored_run(folder), "mine", ["a good\tfilm", "a good film"])
+    assert tab["probabilities"] == blank["probabilities"]
+
+
+def test_of_scores_whose_probabilities_are_all_1_the_highest_is_the_answer(folder: Path) -> None:
+    go(folder, 3)
+    path = folder / "linear_probe" / "mine" / "classifier.json"
+    facts = {key: value for key, value in json.loads(path.read_text()).items() if key != SEAL}
+    path.write_text(json.dumps(facts | {"weights": [[0.0] * 24] * 3, "bias": [40.0, 60.0, 50.0]}))
+    (answer,) = classify(stored_run(folder), "mine", ["a film"])
+    assert answer["label"] == "fair"
 
 
 def test_what_is_not_there_is_said_with_a_command_that_works(folder: Path) -> None:

@@ -122,6 +122,25 @@ def test_nothing_is_done_twice_and_other_settings_are_done_again(folder: Path, m
     assert {e["features"] for e in go(folder, "features=mean") if e["kind"] == "linear_probe"} == {"mean"}
 
 
+def test_a_return_to_earlier_features_that_is_cut_off_does_every_seed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    once = go(folder, "seeds=[0, 3]")
+    go(folder, "seeds=[0, 3]", "features=mean")
+    real = module.append_result
+
+    def cut(log: Path, entry: dict[str, Any]) -> Any:
+        if entry.get("seed") == 3:
+            raise KeyboardInterrupt
+        return real(log, entry)
+
+    monkeypatch.setattr(module, "append_result", cut)
+    with pytest.raises(KeyboardInterrupt):
+        go(folder, "seeds=[0, 3]")
+    monkeypatch.undo()
+    go(folder, "seeds=[0, 3]")
+    again = read_results(folder / "tasks.jsonl")[2 * len(once) :]
+    assert [(e["kind"], e.get("init"), e.get("seed")) for e in again] == [(e["kind"], e.get("init"), e.get("seed")) for e in once]
+
+
 def test_other_rows_are_done_again(folder: Path) -> None:
     once = go(folder)
     [table] = folder.parent.rglob("train.csv")

@@ -61,12 +61,15 @@ def test_decoded_text_gives_back_the_tokens_of_the_shards(tiny_data: Path) -> No
     assert found.tolist() == tokens
 
 
-def test_sources_without_text_and_data_of_bytes_are_refused(tmp_path: Path, tiny_data: Path) -> None:
-    with pytest.raises(DataError, match="there is no such file"):
+def test_sources_without_text_are_refused_by_the_option_that_names_them_and_so_are_bytes(tmp_path: Path, tiny_data: Path) -> None:
+    with pytest.raises(DataError, match="there is no such file or folder; correct --text"):
         text_of_files(Data(paths=[str(tmp_path / "no.txt")]), 10)
     (tmp_path / "empty.txt").write_text(" \n")
-    with pytest.raises(DataError, match="holds no text"):
+    with pytest.raises(DataError, match="holds no text to predict; name another with --text"):
         text_of_files(Data(paths=[str(tmp_path / "empty.txt")]), 10)
+    (tmp_path / "nothing.txt").write_text("")
+    with pytest.raises(DataError, match=r"holds no text; correct --text or data\.format"):
+        text_of_files(Data(paths=[str(tmp_path / "nothing.txt")]), 10)
     with pytest.raises(DataError, match="test: holds no text to predict; name another with --text"):
         text_of_shards(tiny_data, "test", 10)
     with pytest.raises(DataError, match="is missing, so the folder is not prepared"):

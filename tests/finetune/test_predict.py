@@ -26,11 +26,11 @@ from overnight.cli.main import main
 from overnight.config import Run
 from overnight.console import Line
 from overnight.errors import DataError
+from overnight.finetune.answer_files import write_answers
 from overnight.finetune.finetune import finetune
-from overnight.finetune.predict import answer_rows, load_trained, predict, predict_file, read_row, write_answers, write_question_files
+from overnight.finetune.predict import answer_rows, load_trained, predict, predict_file, read_row, write_question_files
 from overnight.tasks import inputs as module
 from overnight.tasks.inputs import read_lines
-from tests.finetune.official_squad import evaluate_v2
 
 
 @pytest.fixture(scope="module")
@@ -240,58 +240,6 @@ def test_questions_are_answered_from_their_context(run: Run) -> None:
     assert first["answer"] == second["answer"] == plain["answer"] and 0 < first["probability"] <= 1
 
 
-@pytest.fixture(scope="module")
-def with_null(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run with a task in which every second question has no answer."""
-    folder = tmp_path_factory.mktemp("null")
-    shutil.copytree(run.run_dir, folder / "run")
-    path = folder / "questions.json"
-    context = "The {} value is number seven."
-    paragraphs = [
-        {
-            "context": context.format(i),
-            "qas": [
-                {
-                    "id": f"{i}a",
-                    "question": "What is it?",
-                    "answers": [{"text": "seven", "answer_start": context.format(i).index("seven")}],
-                },
-                {"id": f"{i}b", "question": "Who was raised?", "is_impossible": True, "answers": []},
-            ],
-        }
-        for i in range(40)
-    ]
-    path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
-    spec = {"task": "squad", "epochs": 10, "global_batch_size": 8, "micro_batch_size": 8, "lr": 3e-3, "seq_len": 32, "doc_stride": 8}
-    result = dataclasses.replace(
-        config.build_run({**config.to_tree(run), "finetune": {"null": {**spec, "path": str(path)}}}), out=str(folder / "run")
-    )
-    finetune(result, "null", Line(io.StringIO()))
-    return result
-
-
-def test_questions_without_an_answer_are_learned_scored_and_answered_by_nothing(with_null: Run, tmp_path: Path) -> None:
-    folder = with_null.run_dir / "finetune" / "null"
-    kept, odds, nbest = (json.loads((folder / f"{name}.json").read_text()) for name in ("predictions", "null_odds", "nbest_predictions"))
-    result = json.loads((folder / "task.json").read_text())["result"]["metrics"]
-    scores = evaluate_v2({name: ["seven"] if name.endswith("a") else [] for name in kept}, kept)
-    assert {name: result[name] for name in scores} == pytest.approx(scores) and result["f1"] > 90
-    assert all((odds[name] > result["null_threshold"]) == (answer == "") for name, answer in kept.items())
-    assert kept.keys() == odds.keys() == nbest.keys() and all("" in {entry["text"] for entry in found} for found in nbest.values())
-
-    questions = with_null.finetune["null"].path
-    write_question_files(load_trained(with_null, "null"), questions, tmp_path / "out")
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
-    answered = json.loads((tmp_path / "out" / "predictions.json").read_text())
-    assert len(answered) == 80 and {name: answered[name] for name in kept} == kept
-    assert {a["id"]: a["answer"] for a in predict_file(with_null, "null", questions)} == answered
-    assert json.loads((tmp_path / "out" / "null_odds.json").read_text())["3b"] == pytest.approx(
-        next(a["null_odds"] for a in predict_file(with_null, "null", questions) if a["id"] == "3b")
-    )
-    with pytest.raises(DataError, match="only answers to questions are several files"):
-        write_question_files(load_trained(with_null, "classes"), questions, tmp_path)
-
-
 def test_answers_go_to_a_file_in_the_form_that_fits(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = answers(run, "squad", '{"id": "é", "question": "What?", "context": "This value."}')
     write_answers(given, tmp_path / "predictions.json")
@@ -303,6 +251,17 @@ def test_answers_go_to_a_file_in_the_form_that_fits(run: Run, tmp_path: Path, ca
     assert json.loads(capsys.readouterr().out) == given[0]
 
 
+def test_two_questions_of_one_id_are_refused_where_a_file_would_lose_one(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"id": 7, "question": "What?", "context": "A value."}\n' * 2)
+    with pytest.raises(DataError, match="'7' is that of several questions"):
+        write_answers(predict_file(run, "squad", str(tmp_path / "in.jsonl")), tmp_path / "out.json")
+    with pytest.raises(DataError, match="'7' is that of several questions"):
+        write_question_files(load_trained(run, "squad"), str(tmp_path / "in.jsonl"), tmp_path / "out")
+    with pytest.raises(DataError, match="only answers to questions are several files"):
+        write_question_files(load_trained(run, "classes"), str(tmp_path / "in.jsonl"), tmp_path / "out")
+    assert not [*tmp_path.glob("out*")]
+
+
 def test_a_question_that_leaves_no_room_for_its_context_costs_its_line_alone(run: Run) -> None:
     lines = [
         json.dumps({"id": name, "question": "integer " * n, "context": "The value."}) for name, n in (("a", 2), ("long", 40), ("c", 3))
@@ -310,6 +269,18 @@ def test_a_question_that_leaves_no_room_for_its_context_costs_its_line_alone(run
     first, long, last = predict(run, "squad", lines, keep_going=True)
     assert first["answer"] and last["answer"] and long["id"] == "long"
     assert re.fullmatch(r"line 2: its question of \d+ tokens leaves no room for the paragraph; the task takes up to 28", long["error"])
+
+
+def test_a_question_that_is_an_error_leaves_the_file_in_the_form_of_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [
+        {"id": "a", "answer": "one", "probability": 0.5},
+        {"id": "b", "error": "no room"},
+        {"id": "c", "answer": "", "probability": 1.0},
+    ]
+    assert write_answers(given, tmp_path / "out.json") == 1
+    assert json.loads((tmp_path / "out.json").read_text()) == {"a": "one", "c": ""}
+    said = capsys.readouterr()
+    assert said.err == "b: no room\n" and "(2 answers)" in said.out
 
 
 def test_an_empty_context_has_an_empty_answer(run: Run) -> None:

@@ -78,6 +78,16 @@ def test_tables_and_several_files_are_embedded_one_after_another(trained_run: Be
     np.testing.assert_allclose([one["embedding"] for one in found], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize(("name", "content"), [("in.csv", "id,text\nx,\ny,two\n"), ("in.tsv", "id\ttext\nx\t\ny\ttwo\n")])
+def test_an_empty_cell_is_an_empty_text_as_an_empty_line_is(
+    name: str, content: str, trained_run: BertRun, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / name).write_text(content)
+    assert main(["embed", "--from", str(trained_run.run_dir), str(tmp_path / name)]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    np.testing.assert_allclose([one["embedding"] for one in found], overnight.load(trained_run.run_dir).embed(["", "two"]), atol=1e-6)
+
+
 def test_lines_without_end_are_embedded_while_only_some_are_held(trained_run: BertRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "_MOST", 8)
     read = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -168,7 +169,7 @@ def test_predict_answers_by_the_head_of_a_folder_of_hugging_face(
     said = capsys.readouterr()
     assert said.err == "out: classes is answered by its own head (classification, error, number, text)\n"
     model = overnight.load("out", device="cpu")
-    expected = model.predict([{"id": "1", "text": "a string"}, {"id": "3", "text_a": "a", "text_b": "number"}])
+    expected = model.predict([{"id": "1", "text": "a string"}, {"id": "3", "text": "a\tnumber"}])
     assert [json.loads(line) for line in said.out.splitlines()] == expected
     assert not (tmp_path / "runs").exists()
     assert main(["predict", "mask", *ask]) == 1
@@ -203,6 +204,24 @@ def test_an_exported_task_cuts_long_texts_where_the_run_cuts_them(trained_run: B
     for given, expected in ((10**30, positions), (20, 20), (None, positions)):
         settings.write_text(json.dumps({**tree, "model_max_length": given}))
         assert overnight.load(tmp_path / "out", device="cpu").trained.longest == expected
+
+
+def test_an_exported_task_of_single_texts_takes_a_tab_as_text_as_the_run_does(
+    trained_run: BertRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export_run(trained_run, tmp_path / "out", "classes")
+    found = []
+    for source in (trained_run.run_dir, tmp_path / "out"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a string\tor a number\n")))
+        assert main(["predict", "classes", "--from", str(source)]) == 0
+        found.append(json.loads(capsys.readouterr().out)["probabilities"])
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
+    with pytest.raises(DataError, match="line 1: is a pair; the task is of single texts"):
+        overnight.load(tmp_path / "out", device="cpu").predict([("a", "b")])
+    # Folders of others do not say.
+    path = tmp_path / "out" / "config.json"
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "overnight_task"}))
+    assert "label" in overnight.load(tmp_path / "out", device="cpu").predict([("a", "b")])[0]
 
 
 @pytest.mark.parametrize(("inside", "name"), [("finetune/classes", "."), ("finetune", "classes"), ("finetune/classes", "../classes/")])

@@ -21,6 +21,7 @@ pytest.importorskip("uvicorn")
 import overnight
 from overnight.cli.main import main
 from overnight.config import BertRun
+from overnight.inference import server
 from overnight.inference.server import Limits, application, listen
 from overnight.inference.worker import Busy, Worker
 from tests.conftest import ROOT
@@ -194,7 +195,12 @@ def test_a_port_that_is_taken_and_settings_that_are_wrong_are_named(trained_run:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", "--from", source, f"--port={taken.getsockname()[1]}"]) == 2
     assert "cannot be listened on: Address already in use" in capsys.readouterr().err
-    for word, message in (("--port=70000", "--port = 70000"), ("--timeout=0", "--timeout = 0"), ("--max-texts=0", "--max-texts = 0")):
+    for word, message in (
+        ("--host=a..b", "--host = a..b"),
+        ("--port=70000", "--port = 70000"),
+        ("--timeout=0", "--timeout = 0"),
+        ("--max-texts=0", "--max-texts = 0"),
+    ):
         assert main(["serve", "--from", source, word]) == 2
         assert message in capsys.readouterr().err
 
@@ -232,6 +238,74 @@ def test_requests_that_wait_are_answered_together_and_too_many_are_refused() -> 
     with pytest.raises(ValueError, match="no"):
         waiting[2].result()
     assert batches == [("a", [1]), ("a", [2, 3, 4]), ("bad", [5]), ("a", [6])]
+
+
+def test_who_has_left_is_not_answered_and_makes_room_for_others() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    answered: list[Any] = []
+
+    def answer(kind: Any, texts: list[Any]) -> list[Any]:
+        begun.set()
+        go_on.wait()
+        answered.extend(texts)
+        return texts
+
+    worker = Worker(answer, 2)
+    worker.submit("a", [1])
+    begun.wait()
+    left = [worker.submit("a", [2]), worker.submit("a", [3])]
+    with pytest.raises(Busy):
+        worker.submit("a", [4])
+    assert left[0].cancel()
+    stays = worker.submit("a", [5])
+    with pytest.raises(Busy):
+        worker.submit("a", [6])
+    go_on.set()
+    worker.stop()
+    assert answered == [1, 3, 5] and stays.result() == [5]
+
+
+def test_a_client_that_leaves_takes_its_request_out_of_the_queue(trained_run: BertRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, answered = threading.Event(), threading.Event(), list[Any]()
+
+    def answers(model: Any, kind: Any, texts: list[Any]) -> list[Any]:
+        begun.set()
+        go_on.wait()
+        answered.extend(texts)
+        return [np.zeros(1) for _ in texts]
+
+    monkeypatch.setattr(server, "_answers", answers)
+    app = application(overnight.load(trained_run.run_dir), "127.0.0.1", Limits())
+
+    async def embed(text: str, leaves: bool) -> list[Any]:
+        body = {"type": "http.request", "body": json.dumps({"texts": [text]}).encode()}
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            if body:
+                return {"type": body.pop("type"), "body": body.pop("body")}
+            if not leaves:
+                await asyncio.Event().wait()
+            return {"type": "http.disconnect"}
+
+        await app(
+            {"type": "http", "method": "POST", "path": "/embed", "query_string": b"", "headers": [(b"host", b"localhost")]}, receive, send
+        )
+        return sent
+
+    async def go() -> list[Any]:
+        first = asyncio.create_task(embed("a", leaves=False))
+        await asyncio.to_thread(begun.wait)
+        await asyncio.wait_for(embed("gone", leaves=True), 20)
+        second = asyncio.create_task(embed("b", leaves=False))
+        go_on.set()
+        return await asyncio.gather(first, second)
+
+    assert [sent[0]["status"] for sent in asyncio.run(go())] == [200, 200]
+    assert answered == ["a", "b"]
 
 
 def test_a_request_that_cannot_be_answered_leaves_those_that_wait_with_it_their_answers() -> None:

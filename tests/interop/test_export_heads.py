@@ -244,6 +244,23 @@ def test_a_model_card_says_data_recipe_steps_scores_license_and_seed(pretrained:
     assert "## License\n\nNot stated." in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_a_model_card_has_the_scores_of_its_own_weights_alone_and_names_each_text(pretrained: Run, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(pretrained.run_dir, run)
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text("The class defines a method. It returns an integer.\n\n" * 4)
+    texts = [str(tmp_path / f"{name}.txt") for name in ("one", "two")]
+
+    def card() -> str:
+        assert main(["export", "--from", str(run), "--to", str(tmp_path / "out")]) == 0
+        return (tmp_path / "out" / "README.md").read_text()
+
+    assert main(["evaluate", "--from", str(run), "--text", *texts]) == 0
+    assert "| bits per character of one.txt, two.txt |" in card()
+    assert main(["pretrain", str(run), "--extend", "--phases.long.steps=6"]) == 0
+    assert "12 steps" in card() and "None were measured" in card()
+
+
 def test_the_recipe_of_a_model_card_names_no_folder_of_this_machine(pretrained: Run, tmp_path: Path) -> None:
     tree = config.to_tree(pretrained)
     here = {key: str(tmp_path / f"{key}.txt") for key in ("books", "web", "blimp")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ from overnight.errors import DataError
 from overnight.tasks.conll import Sentence, load_tokens, read_sentences
 
 CONLL = "-DOCSTART- -X- O O\n\nEU NNP I-NP B-ORG\nrejects VBZ I-VP O\n\n\n-DOCSTART- -X- O O\n\nPeter NNP I-NP B-PER\nBlackburn NNP I-NP I-PER\n"
+
+CONLL_U = (
+    "# sent_id = 1\n1-2\tdu\t_\t_\t_\t_\t_\t_\t_\t_\n1\tde\tde\tADP\t_\t_\t_\t_\t_\t_\n"
+    "2\t#\tx\tSYM\t_\t_\t_\t_\t_\tSpaceAfter=No\n\n1\ta\ta\tX\t_\t_\t_\t_\t_\t_\n"
+)
 
 
 def test_the_columns_of_conll_2003_are_words_first_and_tags_last(tmp_path: Path) -> None:
@@ -58,6 +64,9 @@ def test_without_a_dev_file_sentences_are_split_off_and_equal_ones_stay_together
             r"t\.jsonl:2: id 's' was used before",
         ),
         ("t.jsonl", "[1]\n", r"t\.jsonl:1: `tokens` is null"),
+        ("t.jsonl", '{"tokens": ["a\\ud83d"], "tags": ["X"]}\n', r"t\.jsonl:1: a token or a tag is no text: .*half of a surrogate pair"),
+        ("t.conllu", "# sent_id = 1\n1\ta\n", r"t\.conllu:1: is CoNLL-U, which numbers its words; take their forms and tags: awk"),
+        ("t.conllu", "1\ta\ta\tX\t_\t_\t_\t_\t_\tSpaceAfter=No\n", r"t\.conllu:1: is CoNLL-U"),
         ("t.jsonl", "{", r"t\.jsonl:1: is not JSON"),
     ],
 )
@@ -65,6 +74,17 @@ def test_a_bad_file_is_refused_with_its_place(name: str, text: str, message: str
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=message):
         load_tokens(tmp_path / name)
+
+
+def test_the_command_for_conll_u_takes_forms_and_parts_of_speech(tmp_path: Path) -> None:
+    (tmp_path / "t.conllu").write_text(CONLL_U)
+    with pytest.raises(DataError, match=r"t\.conllu:1: is CoNLL-U") as error:
+        read_sentences(tmp_path / "t.conllu", tagged=True)
+    command = str(error.value).partition("tags: ")[2].replace("FILE", str(tmp_path / "t"))
+    subprocess.run(command, shell=True, check=True)
+    assert read_sentences(tmp_path / "t.conll", tagged=True) == [Sentence("0", ("de", "#"), ("ADP", "SYM")), Sentence("1", ("a",), ("X",))]
+    (tmp_path / "own.conllu").write_text("# SYM\na X\n")
+    assert read_sentences(tmp_path / "own.conllu", tagged=True) == [Sentence("0", ("#", "a"), ("SYM", "X"))]
 
 
 def test_an_unknown_tag_and_two_files_of_a_split_are_refused(tmp_path: Path) -> None:

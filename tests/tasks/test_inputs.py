@@ -148,3 +148,15 @@ def test_a_plain_text_to_tag_has_a_sentence_a_line(text: str, conll: bool, tmp_p
 def test_other_files_are_lines_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "in.json").write_text('{"text": "a"}\nplain\n')
     assert list(read_input(str(tmp_path / "in.json"), {"task": "csv"})) == [(1, '{"text": "a"}\n'), (2, "plain\n")]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("value", [[{"text": "a"}, {"text": "b"}], {"texts": ["a"]}])
+def test_a_file_that_is_one_json_value_is_no_lines_of_text(value: Any, indent: int | None, tmp_path: Path) -> None:
+    (tmp_path / "in.json").write_text("\n" + json.dumps(value, indent=indent) + "\n")
+    rows = read_input(str(tmp_path / "in.json"), {"task": "csv"})
+    if isinstance(value, dict) and indent is None:  # the only line
+        assert len(list(rows)) == 2
+        return
+    with pytest.raises(DataError, match=r"in\.json: is one JSON value, where each line is an object of its own; write it so, as \.jsonl"):
+        list(rows)

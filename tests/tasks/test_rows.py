@@ -50,6 +50,12 @@ def test_lines_of_a_csv_may_end_in_a_carriage_return_alone(tmp_path: Path) -> No
     assert found == list(read_csv(tmp_path / "t.csv")) and [number for number, _ in filter(None, found)] == [2, 3, 5]
 
 
+@pytest.mark.parametrize("read", [csv_rows, tsv_rows])
+def test_empty_lines_before_the_names_of_the_columns_are_none(read: Any) -> None:
+    mark = "," if read is csv_rows else "\t"
+    assert list(read(["\n", "\r\n", f"text{mark}label\n", f"a{mark}x\n"], "t")) == [(4, {"text": "a", "label": "x"})]
+
+
 def test_a_quotation_mark_that_is_never_closed_takes_its_own_line_alone() -> None:
     content = 'text,label\n"a\nb",x\n"open,y\nc,z\nd "e",w\n"f"g,v\nh,u\n'
     found = dict(filter(None, csv_rows(io.StringIO(content, newline=""), "t.csv")))

@@ -77,6 +77,14 @@ def test_missing_files_and_questions_without_answer_are_named(tmp_path: Path) ->
         load_squad(tmp_path / "my-train-a.json")
 
 
+def test_half_a_character_is_refused_before_it_is_trained_on_and_costs_its_question_alone_where_it_is_asked(tmp_path: Path) -> None:
+    parts = [_squad((f"{i}", [("cat", 4)]), context=f"The cat {i}{chr(0xD83D) * (i == 7)}.")["data"][0] for i in range(60)]
+    path = _write(tmp_path / "all.json", {"data": parts})
+    with pytest.raises(DataError, match=r"1 of 60 questions, or their context, have half of a surrogate pair, .* first '7'; take it out"):
+        load_squad(path)
+    assert len(list(question_lines(str(path)) or ())) == 60
+
+
 def test_questions_that_say_that_they_have_no_answer_are_read_and_no_others(tmp_path: Path) -> None:
     root = _squad(("a", [("cat", 4)]), ("b", []))
     root["data"][0]["paragraphs"][0]["qas"][1] |= {"is_impossible": True, "plausible_answers": [{"text": "mat", "answer_start": 0}]}

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import json
 import math
+import random
 from decimal import Decimal
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from overnight.config.schema import Columns
 from overnight.errors import DataError
 from overnight.tasks.classification import load_task
-from overnight.tasks.examples import TaskData, in_validation, split_off
+from overnight.tasks.examples import TaskData, drawn, in_validation, split_off, strata
 from overnight.tasks.inputs import Broken, read_input
 
 ROWS = [(f"text number {i}, with a comma", "good" if i % 3 else "bad") for i in range(200)]
@@ -96,6 +97,7 @@ BAD = {
         r"t\.jsonl:2: column 'text' is missing \(there are label\)",
     ),
     "score is no number": ("t.csv", "text,score\na,1\nb,many\n", r"t\.csv:3: score 'many' is not a number"),
+    "score is a code": ("t.csv", "text,score\na,1\nb,2020_1\n", r"t\.csv:3: score '2020_1' is not a number"),
     "score is infinite": ("t.csv", "text,score\na,1\nb,inf\n", r"t\.csv:3: score 'inf' is not finite"),
     "id twice": ("t.csv", "id,text,label\n1,a,x\n1,b,y\n", r"t\.csv:3: id '1' was used before"),
     "another ending": ("t.xls", "text,label\n", r"t\.xls: a table ends in \.csv, \.tsv, \.jsonl"),
@@ -104,7 +106,22 @@ BAD = {
     "a column twice": ("t.csv", "text,label,label\na,x,y\nb,y,x\n", r"t\.csv:1: has 2 columns called 'label'; which one is meant"),
     "a column twice in tabs": ("t.tsv", "text\ttext\tlabel\na\tb\tx\nb\tc\ty\n", r"t\.tsv:1: has 2 columns called 'text'"),
     "a quotation mark that never ends": ("t.csv", 'text,label\n"a,x\nb,y\n', r"t\.csv:2: .*inside a quoted text is written twice"),
-    "too few to split": ("t.csv", "text,label\na,x\nb,y\n", r"2 rows are too few to split off 0\.1 of them"),
+    "too few to split": (
+        "t.csv",
+        "text,label\na,x\nb,y\n",
+        r"2 rows are too few to split off 0\.1 of them .*, as dev\.\* and train\.\* in a folder",
+    ),
+    "half a character": (
+        "t.jsonl",
+        '{"text": "a\\ud83d", "label": "x"}\n',
+        r"t\.jsonl:1: column 'text' is no text: .*half of a surrogate pair",
+    ),
+    "half a character of a label": ("t.jsonl", '{"text": "a", "label": "\\ud83d"}\n', r"t\.jsonl:1: column 'label' is no text"),
+    "half a character in a list": (
+        "t.jsonl",
+        '{"text": "a", "labels": ["\\ud83d"]}\n',
+        r"t\.jsonl:1: column 'labels' is .*, not a list of texts",
+    ),
 }
 
 
@@ -149,6 +166,25 @@ def test_a_table_to_score_on_is_named_beside_that_to_train_on(tmp_path: Path) ->
     assert (len(read.train), len(read.dev), read.notes) == (200, 9, ())
     with pytest.raises(DataError, match=r"nowhere\.csv: cannot be read"):
         load_task("csv", train, dev=tmp_path / "nowhere.csv")
+
+
+def test_rows_of_many_sets_of_classes_are_split_off_and_drawn_with_each_class_in_its_share(tmp_path: Path) -> None:
+    chance, names = random.Random(0), [f"c{i}" for i in range(14)]
+    sets = [[] if chance.random() < 0.6 else [name for name in names if chance.random() < 0.4] for _ in range(1000)]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps({"text": f"row {i}", "labels": each}) + "\n" for i, each in enumerate(sets)))
+    read = load_task("csv", path)
+    fewer = [read.train[i] for i in drawn([row.text_a for row in read.train], 200, 0, strata(read.train))]
+    assert (len(read.train), len(read.dev), len(fewer)) == (900, 100, 200)
+    for part in (read.train, read.dev, fewer):
+        empty, classes = sum(not row.label for row in part) / len(part), sum(len(row.label) for row in part) / len(part)  # type: ignore[arg-type]
+        assert empty == pytest.approx(sum(not each for each in sets) / 1000, abs=0.05)
+        assert classes == pytest.approx(sum(map(len, sets)) / 1000, abs=0.3)
+    # Every set is another one.
+    path.write_text(
+        "".join(json.dumps({"text": f"row {i}", "labels": [f"c{j}" for j in range(9) if (i + 1) >> j & 1]}) + "\n" for i in range(300))
+    )
+    assert len(load_task("csv", path).dev) == 30
 
 
 def test_one_class_and_too_many_classes_are_refused(tmp_path: Path) -> None:

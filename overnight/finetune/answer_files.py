@@ -1,0 +1,70 @@
+"""Answers of a trained model as files: JSON lines, or `{id: text}` as the scripts of SQuAD read it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from overnight.errors import DataError
+from overnight.run_dir.atomic import write_json, write_whole
+
+
+def by_id(answers: Sequence[Mapping[str, Any]], path: Path) -> dict[str, str]:
+    """Return answers to questions as `{id: text}`.
+
+    Raises:
+        DataError: two have one id, of which one would be lost.
+    """
+    found = {answer["id"]: answer["answer"] for answer in answers}
+    if len(found) < len(answers):
+        twice = next(name for name, count in Counter(answer["id"] for answer in answers).items() if count > 1)
+        raise DataError(
+            f"{path}: is to have one answer for each id, and {twice!r} is that of several questions; give each its own, or name a .jsonl"
+        )
+    return found
+
+
+def _print_error(answer: Mapping[str, Any]) -> None:
+    if "error" in answer:
+        print(f"{answer['id']}: {answer['error']}", file=sys.stderr)
+
+
+def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> int:
+    """Print answers as JSON lines, or write them to a file: whole or not at all, and as `{id: text}`, without errors, where they are texts and it is a .json.
+
+    Returns:
+        how many of them are an `error`; each is also said on standard error where the answers go to a file.
+
+    Raises:
+        DataError: two texts that are to be a `{id: text}` have one id.
+    """
+    count, broken = 0, 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal count, broken
+        for answer in answers:
+            count, broken = count + 1, broken + ("error" in answer)
+            if path is not None:
+                _print_error(answer)
+            yield (json.dumps(answer, ensure_ascii=False) + "\n").encode()
+
+    if path is None:
+        for line in lines():
+            print(line.decode(), end="", flush=True)
+        return broken
+    if path.suffix == ".json":
+        answers = given = list(answers)
+        texts = [answer for answer in given if "answer" in answer]
+        if texts or not given:  # questions, of which some may be errors: these have no text
+            for answer in given:
+                _print_error(answer)
+            write_json(path, by_id(texts, path))
+            print(f"written: {path} ({len(texts):,} answers)")
+            return len(given) - len(texts)
+    write_whole(path, lines())
+    print(f"written: {path} ({count:,} answers)")
+    return broken

@@ -1,0 +1,100 @@
+"""A task that is done with other settings in between, or cut off at its very end, ends with the folder that its results speak of."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overnight.checkpoint.task_folder import folders_of_tasks
+from overnight.config import Run
+from overnight.console import Line
+from overnight.finetune import finetune as module
+from overnight.finetune import search as searching
+from overnight.finetune.finetune import finetune
+from overnight.run_dir.task_results import read_results
+from tests.finetune.conftest import Task
+
+
+class Stop(BaseException):
+    """What stands for a kill."""
+
+
+def tune(run: Run) -> str:
+    """Fine-tune; returns what was printed."""
+    out = io.StringIO()
+    finetune(run, "mine", Line(out))
+    return out.getvalue()
+
+
+def test_a_return_to_earlier_settings_that_is_cut_off_does_every_seed_again(
+    with_task: Task, classes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = with_task("csv", classes, seeds=[0, 1]), with_task("csv", classes, seeds=[0, 1], lr=1e-3)
+    tune(first)
+    tune(second)
+    real = module._Tuning._seed
+
+    def cut(self: Any, init: str, seed: int, announces: bool) -> None:
+        if seed == 1:
+            raise Stop
+        real(self, init, seed, announces)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Tuning, "_seed", cut)
+        with pytest.raises(Stop):
+            tune(first)
+    tune(first)
+    found = read_results(first.run_dir / "tasks.jsonl")
+    hashes = [entry["config_hash"] for entry in found]
+    assert [entry["seed"] for entry in found] == [0, 1] * 3 and hashes[0] == hashes[4] == hashes[5] != hashes[2]
+    best = max(found[4:], key=lambda entry: entry["value"])
+    assert json.loads((first.run_dir / "finetune" / "mine" / "task.json").read_text())["result"]["seed"] == best["seed"]
+    assert tune(first) == "mine: done already\n"
+
+
+@pytest.mark.parametrize("search", [{}, {"lr": [3e-3, 1e-3]}])
+def test_the_checkpoints_of_what_was_recorded_before_a_kill_are_deleted_by_the_next_call(
+    search: dict[str, Any], with_task: Task, classes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, owner = with_task("csv", classes, search=search), searching if search else module
+    real = owner.append_result
+
+    def cut(log: Any, entry: Any) -> None:
+        real(log, entry)
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, "append_result", cut)
+        with pytest.raises(Stop):
+            tune(run)
+    left = {place.parent for place in run.run_dir.glob("finetune/*/*/checkpoints")}
+    tune(run)
+    assert len(left) == 1 and all((folder / "metrics.jsonl").is_file() for folder in left)
+    assert not list(run.run_dir.glob("finetune/*/*/checkpoints"))
+
+
+def test_a_kill_while_an_older_model_is_deleted_leaves_the_newer_one(
+    with_task: Task, classes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(with_task("csv", classes))
+    run = with_task("csv", classes, lr=1e-3)
+    real = module.shutil.rmtree
+
+    def cut(path: Path, **settings: Any) -> None:
+        if (path / "task.json").is_file():
+            raise Stop
+        real(path, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.shutil, "rmtree", cut)
+        with pytest.raises(Stop):
+            tune(run)
+    folder = run.run_dir / "finetune" / "mine"
+    assert json.loads((folder / "task.json").read_text())["spec"]["lr"] == 1e-3
+    assert folders_of_tasks(run.run_dir) == [folder] and (folder.parent / ".mine.old" / "task.json").is_file()
+    tune(run)
+    assert sorted(place.name for place in folder.parent.iterdir()) == ["mine", "mine.training"]
