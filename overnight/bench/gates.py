@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from overnight.batches.packing import Batch
 from overnight.bench.measure import Row
-from overnight.bench.sizes import full_batch
+from overnight.bench.sizes import full_batch, set_up_layers
 from overnight.config import BertConfig
 from overnight.models import attention as attend
 from overnight.models.bert import BertForPretraining
@@ -98,14 +98,13 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 def gradient_gate(device: torch.device) -> Row:
-    """Return relative difference of all gradients of the encoder, of fused layers (where they cannot be, of compiled ones) in bf16 on a GPU, and in fp32 on the CPU."""
+    """Return relative difference of all gradients of the encoder, of fused layers (where they cannot be, of compiled ones, if those can) in bf16 on a GPU, and in fp32 on the CPU."""
     net, batch = _gate_model()
     generator, found = torch.Generator().manual_seed(2), []
     weight = torch.randn(len(batch.ids_N), 128, generator=generator)
     for where, dtype in ((torch.device("cpu"), torch.float32), (device, torch.bfloat16 if device.type == "cuda" else torch.float32)):
         here = copy.deepcopy(net).to(where)
-        if where.type == "cuda" and here.encoder.fuse_layers(where, dtype):
-            here.encoder.compile_layers()
+        set_up_layers(here.encoder, where, dtype)
         (here.encoder(batch.to(where), dtype).float() * weight.to(where)).sum().backward()
         found.append(torch.cat([p.grad.double().cpu().flatten() for p in here.encoder.parameters() if p.grad is not None]))
     error = float((found[1] - found[0]).norm() / found[0].norm())

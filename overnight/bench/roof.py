@@ -14,7 +14,7 @@ from torch import Tensor
 
 from overnight.batches.packing import Batch, Sizes
 from overnight.bench.measure import Row, Timing, measure, print_result, rate_row, result, time_row
-from overnight.bench.sizes import MODELS, VOCABULARY, full_batch
+from overnight.bench.sizes import MODELS, VOCABULARY, full_batch, set_up_layers
 from overnight.config import BertConfig, LambConfig
 from overnight.models.attention import attention, layout
 from overnight.models.bert import BertForPretraining
@@ -66,8 +66,7 @@ def measured(case: Case, device: torch.device) -> list[Row]:
     batch = full_batch(case.sequences, case.length, round(0.15 * case.length)).to(device)
     torch.manual_seed(0)
     net = BertForPretraining(model, VOCABULARY).to(device).train()
-    if device.type == "cuda" and net.encoder.fuse_layers(device, dtype):
-        net.encoder.compile_layers()
+    set_up_layers(net.encoder, device, dtype)
     sync = torch.cuda.synchronize if device.type == "cuda" else None
     shapes = product_shapes(model, batch)
     products = {name: product(*shape, device, dtype) for name, shape in shapes.items()}

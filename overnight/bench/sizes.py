@@ -9,7 +9,9 @@ import torch
 
 from overnight.batches.packing import Batch, Sizes
 from overnight.config import BertConfig, EncoderConfig, ModernBertConfig
+from overnight.models.bert import EncoderLayers
 from overnight.models.flops import training_flops
+from overnight.models.fused_layer import why_not_compiled
 
 VOCABULARY = 30522
 
@@ -69,6 +71,12 @@ def batch_of(lengths: Sequence[int], predictions: Sequence[int], vocabulary: int
         predicted_M=predicted,
         targets={"mlm": ids[predicted], "nsp": torch.randint(0, 2, (len(lengths),), generator=generator)},
     )
+
+
+def set_up_layers(encoder: EncoderLayers, device: torch.device, dtype: torch.dtype) -> None:
+    """Have the layers of an encoder on a GPU computed by their own kernels, where that cannot be compiled, and where neither can as they are."""
+    if device.type == "cuda" and encoder.fuse_layers(device, dtype) and not why_not_compiled(device):
+        encoder.compile_layers()
 
 
 def sequence_flops(model: EncoderConfig, length: int) -> float:

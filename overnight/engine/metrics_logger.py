@@ -23,9 +23,8 @@ from overnight.engine.precision import DTYPES, LossScale, emulates_bf16
 from overnight.engine.spikes import minimized
 from overnight.engine.throughput import Throughput
 from overnight.engine.workload import compiles_layers
-from overnight.machine import why_no_triton
 from overnight.models.attention import how
-from overnight.models.fused_layer import why_not
+from overnight.models.fused_layer import why_not, why_not_compiled
 from overnight.optim.batch import why_lists
 from overnight.optim.groups import group_lines
 from overnight.optim.layerwise import Layerwise
@@ -195,8 +194,8 @@ class MetricsLogger:
             size, dropped = model.hidden_size // model.num_heads, getattr(model, "attention_dropout", 0.0)
             yield f"attention: {how(device, DTYPES[self.run.precision], size, dropped)}"
             if not compiles_layers(self.run, device):
-                why = why_no_triton() if self.run.compute.torch_compile == "auto" else "compute.torch_compile is false"
-                yield f"layers: not compiled, since {why or 'this GPU is older than Triton takes'}"
+                why = why_not_compiled(device) if self.run.compute.torch_compile == "auto" else "compute.torch_compile is false"
+                yield f"layers: not compiled, since {why}"
             elif isinstance(model, BertConfig) and self.run.precision != "fp8":
                 why = why_not(device, DTYPES[self.run.precision], model.hidden_size, model.num_heads, dropped)
                 yield f"layers: compiled, since {why}" if why else "layers: by Triton's kernels between the products"

@@ -101,6 +101,13 @@ def test_a_run_on_a_gpu_prints_what_it_takes_and_why(
     why_lists.cache_clear(), why_padded.cache_clear(), why_not.cache_clear()
 
 
+def test_a_gpu_that_is_too_old_for_torch_compile_is_refused_before_the_first_step(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 0))
+    monkeypatch.setattr("overnight.models.fused_layer.why_no_triton", lambda: "")
+    with pytest.raises(ConfigError, match=r"true: torch.compile needs compute capability 7.0, this GPU has 6.0; or set it to auto"):
+        compiles_layers(tiny(compute={"torch_compile": True}), torch.device("cuda"))
+
+
 @pytest.mark.parametrize(
     ("setting", "device", "capability", "triton", "compiled"),
     [
