@@ -1,4 +1,4 @@
-"""The benchmarks of a GPU for which Triton makes no kernels: they measure the forms that training takes there."""
+"""The benchmarks of an older GPU, or one for which Triton makes no kernels: they measure the forms that training takes there."""
 
 from __future__ import annotations
 
@@ -26,6 +26,19 @@ def test_only_those_layers_are_compiled_that_training_would_compile(
     sizes.set_up_layers(net.encoder, torch.device("cuda"), torch.bfloat16)
     why_padded.cache_clear(), why_not.cache_clear()
     assert asked == [net.encoder] * compiled
+
+
+def test_a_gpu_without_bf16_is_measured_in_fp16(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.dtype] = []
+    real = BertForPretraining.losses
+    monkeypatch.setattr(BertForPretraining, "losses", lambda net, batch, dtype: (seen.append(dtype), real(net, batch, torch.float32))[1])
+    monkeypatch.setattr(gpu, "GATES", ())
+    monkeypatch.setattr(gpu, "why_lists", lambda device: "they are none of this claim")
+    monkeypatch.setattr("overnight.bench.sizes.emulates_bf16", lambda device: True)
+    gpu.run(tiny=True)
+    names = [row["name"] for row in assert_result(capsys.readouterr().out, "gpu")]
+    assert {"ceiling: fp16 product", "bert-tiny 32 fp16", "mLSTM H32 fp16"} <= set(names) and not any("bf16" in name for name in names)
+    assert set(seen) == {torch.float16}
 
 
 def test_optimizers_without_kernels_are_left_out_and_all_else_is_measured(
