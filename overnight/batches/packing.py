@@ -98,7 +98,9 @@ class StepBatches:
         totals: dict[str, int] = {}
         for batch in self.micro:
             for name, target in batch.targets.items():
-                totals[name] = totals.get(name, 0) + int((target != IGNORED).sum())
+                # A number to predict may be any, -100 among them; only ids are left out by it.
+                count = target.numel() if target.is_floating_point() else int((target != IGNORED).sum())
+                totals[name] = totals.get(name, 0) + count
         return totals
 
 

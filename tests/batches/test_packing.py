@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight.batches.packing import IGNORED, Batch, StepBatches, balance_by_length
+from overnight.batches.streams import ByteBatch
 
 
 @given(st.integers(1, 8), st.integers(1, 12), st.data())
@@ -34,3 +35,11 @@ def test_divisors_count_targets_over_the_micro_batches_but_not_the_ignored() -> 
 
     step = StepBatches((batch([5, IGNORED, 0], [0, 1]), batch([IGNORED], [1])), tokens=9, sequences=3)
     assert step.divisors() == {"mlm": 2, "nsp": 3}
+
+
+def test_a_number_that_is_the_mark_of_ignored_ids_counts_as_any_other() -> None:
+    # Labels in decibels or per cent are often -100, and their loss is in the sum.
+    numbers = ByteBatch(
+        torch.zeros(2, 3, dtype=torch.int64), torch.arange(2), torch.ones(2, dtype=torch.bool), {"label": torch.tensor([-100.0, 3.0])}
+    )
+    assert StepBatches((numbers,), 6, 2).divisors() == {"label": 2}
