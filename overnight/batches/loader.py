@@ -99,11 +99,11 @@ class Samples:
         self.phase = replace(self.phase, micro_batch_size=size)
 
     def set_mask_rate(self, rate: Callable[[int], float]) -> None:
-        """Predict another share of the tokens at each step, at most that of the phase."""
+        """Predict another share of the tokens in the batch of each number, at most that of the phase."""
         self._mask_rate = rate
 
     def set_share_of_pairs(self, share: Callable[[int], float]) -> None:
-        """Make another share of the sequences at each step a pair for token matching."""
+        """Make another share of the sequences in the batch of each number a pair for token matching."""
         self._pairs = share
 
     def epoch_size(self) -> int:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from overnight.batches.packing import Batch
 from overnight.bench.measure import Row
-from overnight.bench.sizes import full_batch
+from overnight.bench.sizes import DTYPES, full_batch, set_up_layers, sixteen_bits
 from overnight.config import BertConfig
 from overnight.models import attention as attend
 from overnight.models.bert import BertForPretraining
@@ -51,6 +51,11 @@ def _gate_model() -> tuple[BertForPretraining, Batch]:
     return net, uneven_batch(model, 1000)
 
 
+def _dtype(device: torch.device) -> torch.dtype:
+    """Return the type of activations in which a device trains."""
+    return DTYPES[sixteen_bits(device) if device.type == "cuda" else "fp32"]
+
+
 def packed_gate(device: torch.device) -> Row:
     """Return relative difference of the encoder's output with variable-length attention, and with padded attention in fp32 on the CPU.
 
@@ -59,10 +64,10 @@ def packed_gate(device: torch.device) -> Row:
     """
     net, batch = _gate_model()
     reference = _encoded(net, batch, torch.float32, torch.device("cpu"))
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = _dtype(device)
     error = float((_encoded(net, batch, dtype, device) - reference).norm() / reference.norm())
     varlen = attend.layout(batch.to(device), 0.0, dtype, size=64).varlen
-    _require(error < (0.03 if dtype == torch.bfloat16 else 1e-5), f"the packed encoder differs by {error:.2g} from the reference")
+    _require(error < (0.03 if dtype.itemsize == 2 else 1e-5), f"the packed encoder differs by {error:.2g} from the reference")
     return Row(f"gate: packed encoder ({'varlen' if varlen else 'padded'} {str(dtype)[6:]})", error, "error")
 
 
@@ -98,14 +103,13 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 def gradient_gate(device: torch.device) -> Row:
-    """Return relative difference of all gradients of the encoder, of fused layers (where they cannot be, of compiled ones) in bf16 on a GPU, and in fp32 on the CPU."""
+    """Return relative difference of all gradients of the encoder, of fused layers (where they cannot be, of compiled ones, if those can) in 16 bits on a GPU, and in fp32 on the CPU."""
     net, batch = _gate_model()
     generator, found = torch.Generator().manual_seed(2), []
     weight = torch.randn(len(batch.ids_N), 128, generator=generator)
-    for where, dtype in ((torch.device("cpu"), torch.float32), (device, torch.bfloat16 if device.type == "cuda" else torch.float32)):
+    for where, dtype in ((torch.device("cpu"), torch.float32), (device, _dtype(device))):
         here = copy.deepcopy(net).to(where)
-        if where.type == "cuda" and here.encoder.fuse_layers(where, dtype):
-            here.encoder.compile_layers()
+        set_up_layers(here.encoder, where, dtype)
         (here.encoder(batch.to(where), dtype).float() * weight.to(where)).sum().backward()
         found.append(torch.cat([p.grad.double().cpu().flatten() for p in here.encoder.parameters() if p.grad is not None]))
     error = float((found[1] - found[0]).norm() / found[0].norm())
@@ -118,7 +122,7 @@ def dropout_gate(device: torch.device) -> Row:
 
     Values that are rows of the identity show which weights were kept; with the same seed they are the same for any values.
     """
-    heads, size, p, dtype = 2, 64, 0.125, torch.bfloat16 if device.type == "cuda" else torch.float32
+    heads, size, p, dtype = 2, 64, 0.125, _dtype(device)
     batch = uneven_batch(BertConfig(max_position_embeddings=size), 1000)
     tokens, where = len(batch.ids_N), attend.layout(batch.to(device), p, dtype, size=size)
     qkv = torch.randn(tokens, 3, heads, size, generator=torch.Generator().manual_seed(1)).to(dtype)

@@ -20,10 +20,11 @@ from overnight.batches.packing import Batch
 from overnight.bench import optim
 from overnight.bench.gates import GATES
 from overnight.bench.measure import Row, measure, print_result, rate_row, result, time_row
-from overnight.bench.sizes import MODELS, VOCABULARY, full_batch, sequence_flops
+from overnight.bench.sizes import DTYPES, MODELS, VOCABULARY, full_batch, sequence_flops, set_up_layers, sixteen_bits
 from overnight.config import LambConfig
 from overnight.engine.memory import first_line, is_out_of_memory
 from overnight.models.bert import BertForPretraining
+from overnight.optim.batch import why_lists
 from overnight.optim.groups import build_optimizer
 from overnight.run_dir.atomic import write_json
 
@@ -41,12 +42,15 @@ class Case:
     attention_dropout: float = 0.0
     mean: int = 0
     """Mean length (tokens); 0: all are full."""
+    precision: str = "bf16"
 
     @property
     def name(self) -> str:
         """Of the row."""
         mean = f" mean {self.mean}" if self.mean else ""
-        return f"{self.model} {self.length}{mean} bf16" + (f" attention dropout {self.attention_dropout}" if self.attention_dropout else "")
+        return f"{self.model} {self.length}{mean} {self.precision}" + (
+            f" attention dropout {self.attention_dropout}" if self.attention_dropout else ""
+        )
 
 
 # The sizes of the published recipes, and what these train with: dropout of attention.
@@ -74,7 +78,7 @@ def run(peer: str = "none", tiny: bool = False, file: Path | None = None) -> Non
     """
     start = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tiny = tiny or device.type == "cpu"
+    tiny, precision = tiny or device.type == "cpu", sixteen_bits(device)
     rows: list[Row] = []
 
     def add(*new: Row) -> None:
@@ -90,9 +94,12 @@ def run(peer: str = "none", tiny: bool = False, file: Path | None = None) -> Non
             add(gate(device))
         peak, bandwidth = ceilings(device, tiny)
         add(peak, bandwidth)
-        for name in ["bert-tiny"] if tiny else ["bert-base", "bert-large"]:
+        if why := why_lists(device):
+            print(f"left out: optimizers, since {why}", flush=True)
+        for name in [] if why else ["bert-tiny"] if tiny else ["bert-base", "bert-large"]:
             add(*fitting(f"optimizers of {name}", device, partial(optim.measure_case, name, device, repeats=2 if tiny else 15)))
-        for case in TINY if tiny else CASES:
+        for given in TINY if tiny else CASES:
+            case = replace(given, precision=precision)
             if time.monotonic() - start > BUDGET_S:
                 print(f"left out, for time: {case.name}", flush=True)
                 continue
@@ -128,14 +135,14 @@ def copied(device: torch.device) -> int:
 
 
 def ceilings(device: torch.device, tiny: bool) -> tuple[Row, Row]:
-    """Return what the machine gives at most: bf16 matrix products of random data (TFLOP/s), and a large copy (GB/s read and written)."""
-    n = 256 if tiny else 8192
-    a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
+    """Return what the machine gives at most: matrix products of random data in 16 bits (TFLOP/s), and a large copy (GB/s read and written)."""
+    n, precision = 256 if tiny else 8192, sixteen_bits(device)
+    a, b = (torch.randn(n, n, device=device, dtype=DTYPES[precision]) for _ in range(2))
     x = torch.randn((1 << 20) if tiny else copied(device), device=device)
     y = torch.empty_like(x)
     times = measure({"product": lambda: a @ b, "copy": lambda: y.copy_(x)}, warmup=3, repeats=3 if tiny else 15, sync=_sync(device))
     return (
-        rate_row("ceiling: bf16 product", "TFLOP/s", 2 * n**3 / 1e12, times["product"]),
+        rate_row(f"ceiling: {precision} product", "TFLOP/s", 2 * n**3 / 1e12, times["product"]),
         rate_row("ceiling: copy", "GB/s", 2 * x.nbytes / 1e9, times["copy"]),
     )
 
@@ -160,18 +167,18 @@ def given_batch(case: Case) -> Batch:
 
 def train_rows(case: Case, peak: float, device: torch.device, tiny: bool) -> list[Row]:
     """Return sequences a second, share of the measured matrix peak, and peak memory of whole steps with LAMB, which clips by itself."""
-    model = replace(MODELS[case.model], attention_dropout=case.attention_dropout)
+    model, dtype = replace(MODELS[case.model], attention_dropout=case.attention_dropout), DTYPES[case.precision]
     torch.manual_seed(0)
     net = BertForPretraining(model, VOCABULARY).to(device)
     batch, accumulated = given_batch(case), 2 if tiny else ACCUMULATED
     lengths, batch = batch.lengths, batch.to(device)
     optimizer = build_optimizer(net, LambConfig())
-    if not tiny and net.encoder.fuse_layers(device, torch.bfloat16):
-        net.encoder.compile_layers()
+    if not tiny:
+        set_up_layers(net.encoder, device, dtype)
 
     def step() -> None:
         for _ in range(accumulated):
-            found, _ = net.losses(batch, torch.bfloat16)
+            found, _ = net.losses(batch, dtype)
             (found["mlm"] / len(batch.targets["mlm"]) + found["nsp"] / case.sequences).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -195,7 +202,7 @@ def byte_rows(sizes: tuple[int, int, int, str, int], peak: float, device: torch.
     except ImportError as error:
         print(f"left out: mLSTM ({error})", flush=True)
         return []
-    case = mlstm.Case(*sizes)
+    case = replace(mlstm.Case(*sizes), precision=sixteen_bits(device))
     batch = mlstm.window(case).to(device)
     timing = measure({"step": mlstm.our_step("mlstm", case, batch)}, warmup=3, repeats=case.repeats, sync=_sync(device))["step"]
     row = rate_row(f"mLSTM {case.name}", "characters/s", case.rows * case.steps, timing)
@@ -204,7 +211,7 @@ def byte_rows(sizes: tuple[int, int, int, str, int], peak: float, device: torch.
 
 def head_row(case: Case, net: BertForPretraining, batch: Batch, device: torch.device, tiny: bool) -> Row:
     """Return the vocabulary head alone, forward: at the predicted positions, and at all as the peer."""
-    hidden = torch.randn(len(batch.ids_N), net.encoder.norm.weight.numel(), device=device, dtype=torch.bfloat16)
+    hidden = torch.randn(len(batch.ids_N), net.encoder.norm.weight.numel(), device=device, dtype=DTYPES[case.precision])
     some = hidden[: len(batch.targets["mlm"])].contiguous()
 
     def head(x: torch.Tensor) -> None:

@@ -112,6 +112,8 @@ def bare_loop(run: Run) -> Callable[[int], float]:
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
+        if work.device.type == "cuda":  # the engine's turn ends with a line of metrics, which waits for the device, too
+            torch.cuda.synchronize(work.device)
         return time.perf_counter() - start
 
     return turn

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from overnight.batches.packing import Sizes
 from overnight.batches.streams import ByteBatch
 from overnight.bench.measure import Row, measure, print_result, rate_row
+from overnight.bench.sizes import DTYPES
 from overnight.config import RecurrentLMConfig
 from overnight.models.bytes import BYTES, ByteModel, byte_model
 from overnight.models.flops import training_flops
 from overnight.models.recurrence import multiplier, weight_gradient
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)

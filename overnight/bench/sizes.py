@@ -9,9 +9,13 @@ import torch
 
 from overnight.batches.packing import Batch, Sizes
 from overnight.config import BertConfig, EncoderConfig, ModernBertConfig
+from overnight.engine.precision import emulates_bf16
+from overnight.models.bert import EncoderLayers
 from overnight.models.flops import training_flops
+from overnight.models.fused_layer import why_not_compiled
 
 VOCABULARY = 30522
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 MODELS = {
     "bert-mini": BertConfig(num_layers=4, hidden_size=256, num_heads=4),
@@ -69,6 +73,17 @@ def batch_of(lengths: Sequence[int], predictions: Sequence[int], vocabulary: int
         predicted_M=predicted,
         targets={"mlm": ids[predicted], "nsp": torch.randint(0, 2, (len(lengths),), generator=generator)},
     )
+
+
+def sixteen_bits(device: torch.device) -> str:
+    """Return the precision of 16 bits that a device trains in: fp16 on a GPU that would emulate bf16, many times slower."""
+    return "fp16" if emulates_bf16(device) else "bf16"
+
+
+def set_up_layers(encoder: EncoderLayers, device: torch.device, dtype: torch.dtype) -> None:
+    """Have the layers of an encoder on a GPU computed by their own kernels, where that cannot be compiled, and where neither can as they are."""
+    if device.type == "cuda" and encoder.fuse_layers(device, dtype) and not why_not_compiled(device):
+        encoder.compile_layers()
 
 
 def sequence_flops(model: EncoderConfig, length: int) -> float:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from overnight.batches.packing import Batch
 from overnight.bench.measure import Row, measure, print_result, rate_row
-from overnight.bench.sizes import MODELS, MODERN_MODELS, REVIEW_LENGTHS, VOCABULARY, full_batch, natural_batch, sequence_flops
+from overnight.bench.sizes import DTYPES, MODELS, MODERN_MODELS, REVIEW_LENGTHS, VOCABULARY, full_batch, natural_batch, sequence_flops
 from overnight.config import AdamWConfig, EncoderConfig, ModernBertConfig
 from overnight.engine.loop import clip
 from overnight.errors import UserError
@@ -25,8 +25,6 @@ from overnight.machine import keep_freed_memory, use_large_pages
 from overnight.models.encoders import masked_lm
 from overnight.models.modernbert import inner_size
 from overnight.optim.groups import build_optimizer
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from overnight.config import BertPhase, Run
+from overnight.config import BertPhase, BytePhase, Run
 from overnight.distributed.world import World
 
 _REDUCE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -42,6 +42,8 @@ def parallelize_model(model: Any, world: World, run: Run) -> Callable[..., Any]:
         phases = [phase for phase in run.phases.values() if isinstance(phase, BertPhase)]
         unused = hasattr(model, "nsp") and not all(phase.nsp for phase in phases)
         unused |= hasattr(model, "match") and not all(phase.token_matching for phase in phases)
+        streams = [phase for phase in run.phases.values() if isinstance(phase, BytePhase)]
+        unused |= getattr(model, "label", None) is not None and not all(phase.label_weight for phase in streams)
         ddp = nn.parallel.DistributedDataParallel(whole, find_unused_parameters=unused)
         # A sum, not DDP's mean: each process has divided by the targets of all.
         ddp.register_comm_hook(None, lambda _, bucket: _sum(bucket.buffer(), dtype))

@@ -23,9 +23,8 @@ from overnight.engine.precision import DTYPES, LossScale, emulates_bf16
 from overnight.engine.spikes import minimized
 from overnight.engine.throughput import Throughput
 from overnight.engine.workload import compiles_layers
-from overnight.machine import why_no_triton
 from overnight.models.attention import how
-from overnight.models.fused_layer import why_not
+from overnight.models.fused_layer import why_not, why_not_compiled
 from overnight.optim.batch import why_lists
 from overnight.optim.groups import group_lines
 from overnight.optim.layerwise import Layerwise
@@ -186,7 +185,8 @@ class MetricsLogger:
     def _gpu_paths(self, optimizer: torch.optim.Optimizer) -> Iterator[str]:
         """Yield which kernels a GPU takes, and why not the fastest."""
         device, model = self.context.world.device, self.run.model
-        if DTYPES[self.run.precision] == torch.bfloat16 and emulates_bf16(device):
+        emulated = DTYPES[self.run.precision] == torch.bfloat16 and emulates_bf16(device)
+        if emulated:
             yield "warning: this GPU has no bf16 and emulates it, which is slow and takes no tensor cores; use precision=fp16"
         if device.type == "cuda" and isinstance(optimizer, Layerwise):
             why = why_lists(device)
@@ -195,8 +195,10 @@ class MetricsLogger:
             size, dropped = model.hidden_size // model.num_heads, getattr(model, "attention_dropout", 0.0)
             yield f"attention: {how(device, DTYPES[self.run.precision], size, dropped)}"
             if not compiles_layers(self.run, device):
-                why = why_no_triton() if self.run.compute.torch_compile == "auto" else "compute.torch_compile is false"
-                yield f"layers: not compiled, since {why or 'this GPU is older than Triton takes'}"
+                why = why_not_compiled(device) if self.run.compute.torch_compile == "auto" else "compute.torch_compile is false"
+                yield f"layers: not compiled, since {why}"
+            elif emulated:  # Inductor passes over such graphs
+                yield "layers: not compiled, since torch.compile takes no bf16 that is emulated"
             elif isinstance(model, BertConfig) and self.run.precision != "fp8":
                 why = why_not(device, DTYPES[self.run.precision], model.hidden_size, model.num_heads, dropped)
                 yield f"layers: compiled, since {why}" if why else "layers: by Triton's kernels between the products"

@@ -10,6 +10,7 @@ import torch
 
 from overnight.batches.batch_size import micro_batch, pad_to_multiple
 from overnight.batches.masking import falling_rate
+from overnight.batches.matching import share_of_pairs
 from overnight.config import BertPhase, Phase
 from overnight.config.optimizers import ClippingOptim
 from overnight.distributed.collectives import all_reduce_max, raise_on_all_ranks
@@ -48,15 +49,23 @@ class Trainer:
         self.carry = context.workload.carry(self.samples)
         if self.carry and context.carried:
             self.carry.load(context.carried["streams"])
-        if isinstance(self.phase, BertPhase) and self.phase.final_mlm_probability:
-            decay = context.planner.decay_factors(self.phase, self.name) if context.planner else decay_factors(self.phase)
-            self.samples.set_mask_rate(falling_rate(self.phase.mlm_probability, self.phase.final_mlm_probability, decay))
-        if isinstance(self.phase, BertPhase) and self.phase.token_matching and context.planner:
-            self.samples.set_share_of_pairs(context.planner.shares_of_pairs(self.phase, self.name))
+        if isinstance(self.phase, BertPhase):
+            self._schedule_samples(self.phase)
         self.settings, states = self._settings(), self.progress.states
         self.logger = MetricsLogger(context, number, self.settings.weights, states.get("metrics", {}))
         self.guard = StabilityGuard(context, self.logger, self.samples, self.carry, states)
         self.validator = Validator(context, self.logger, valid, self.settings)
+
+    def _schedule_samples(self, phase: BertPhase) -> None:
+        """Have what is predicted follow the step that is taken, also where a rollback has passed over data: a step then reads a later batch."""
+        planner, skipped = self.context.planner, self.progress.batches_skipped
+        if phase.final_mlm_probability:
+            decay = planner.decay_factors(phase, self.name) if planner else decay_factors(phase)
+            rate = falling_rate(phase.mlm_probability, phase.final_mlm_probability, decay)
+            self.samples.set_mask_rate(lambda batch: rate(batch - skipped))
+        if phase.token_matching:
+            share = planner.shares_of_pairs(phase, self.name) if planner else partial(share_of_pairs, phase)
+            self.samples.set_share_of_pairs(lambda batch: share(batch - skipped))
 
     def _settings(self) -> LoopConfig:
         phase, run, planner = self.phase, self.run, self.context.planner

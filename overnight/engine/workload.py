@@ -31,17 +31,15 @@ from overnight.engine.loop import StepResult
 from overnight.engine.precision import DTYPES, to_fp8
 from overnight.engine.recurrent_state import RecurrentState
 from overnight.errors import ConfigError, DataError
-from overnight.machine import why_no_triton
 from overnight.models.bytes import ByteModel, byte_model
 from overnight.models.encoders import MaskedLM, masked_lm
 from overnight.models.flops import training_flops
+from overnight.models.fused_layer import why_not_compiled
 from overnight.models.modernbert import ModernBertForMaskedLM
 
 _TRAIN, _VALIDATION = 0, 1
 # Bytes of a window that are recomputed at once (`memory.activation_checkpointing: full`).
 _SEGMENT = 16
-# The least compute capability that Triton, and so what torch.compile makes for a GPU, runs on.
-_TRITON = (7, 0)
 # Tokens that are counted for the loss without context and the bias of the decoder (a second for each 200 M): it is as exact as they are many.
 _COUNTED = 20_000_000
 
@@ -249,11 +247,11 @@ def compiles_layers(run: Run, device: torch.device) -> bool:
     """Return whether the layers of an encoder are compiled, or taken by kernels of their own, on a device.
 
     Raises:
-        ConfigError: when the recipe asks for it on a GPU where Triton does not work.
+        ConfigError: when the recipe asks for it on a GPU for which it cannot be done.
     """
-    asked, why = run.compute.torch_compile, why_no_triton() if device.type == "cuda" else ""
+    asked, why = run.compute.torch_compile, why_not_compiled(device)
     if asked == "auto":
-        return device.type == "cuda" and not why and torch.cuda.get_device_capability(device) >= _TRITON
+        return device.type == "cuda" and not why
     if asked and why:
         raise ConfigError(f"compute.torch_compile = true: {why}; or set it to auto")
     return asked

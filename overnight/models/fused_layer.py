@@ -23,6 +23,8 @@ from overnight.models.weight_copies import copy_of
 
 # Programs of the norms hold a row.
 _WIDEST = 8192
+# The least compute capability that torch.compile makes kernels for.
+_COMPILED = (7, 0)
 
 
 @functools.cache
@@ -41,6 +43,16 @@ def why_not(device: torch.device, dtype: torch.dtype, width: int, heads: int, at
     if why := why_no_triton():
         return why
     return f"its kernels take a width of up to {_WIDEST}, not {width}" if width > _WIDEST else ""
+
+
+def why_not_compiled(device: torch.device) -> str:
+    """Return why torch.compile makes no kernels for a GPU; empty where it does, and for any other device."""
+    if device.type != "cuda":
+        return ""
+    if why := why_no_triton():
+        return why
+    capability = torch.cuda.get_device_capability(device)
+    return "" if capability >= _COMPILED else "torch.compile needs compute capability 7.0, this GPU has {}.{}".format(*capability)
 
 
 def fused_layer(layer: Any, x_ND: Tensor, where: Layout) -> Tensor:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight.batches.packing import IGNORED, Batch, StepBatches, balance_by_length
+from overnight.batches.streams import ByteBatch
 
 
 @given(st.integers(1, 8), st.integers(1, 12), st.data())
@@ -41,3 +42,11 @@ def test_a_number_that_is_the_mark_of_no_class_is_a_target_like_any_other() -> N
     scores = torch.tensor([float(IGNORED), 3.0, float(IGNORED)])
     step = StepBatches((Batch(empty, empty, empty, empty, (), targets={"label": scores}),), tokens=9, sequences=3)
     assert step.divisors() == {"label": 3}
+
+
+def test_a_number_that_is_the_mark_of_ignored_ids_counts_as_any_other() -> None:
+    # Labels in decibels or per cent are often -100, and their loss is in the sum.
+    numbers = ByteBatch(
+        torch.zeros(2, 3, dtype=torch.int64), torch.arange(2), torch.ones(2, dtype=torch.bool), {"label": torch.tensor([-100.0, 3.0])}
+    )
+    assert StepBatches((numbers,), 6, 2).divisors() == {"label": 2}

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from overnight.batches.packing import Batch
 from overnight.bench import loop, scaling
 from overnight.bench.scaling import Times
 from overnight.checkpoint import reader
 from overnight.config import Run
 from overnight.console import Line
+from overnight.corpus.pipeline import prepare
 
 
 def test_the_hidden_share_of_communication_is_what_the_step_does_not_show() -> None:
@@ -53,6 +57,23 @@ def test_the_bare_loop_trains_on_the_engine_s_batches_to_the_engine_s_weights(tm
     for (name, p), start in zip(bare.named_parameters(), untrained.parameters(), strict=True):
         moved = (p - start).detach()
         torch.testing.assert_close(engine[name] - start.detach(), moved, rtol=0, atol=0.02 * moved.abs().max().item(), msg=name)
+
+
+def test_a_turn_of_the_bare_loop_lasts_until_a_gpu_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, waits, real = SimpleNamespace(type="cuda"), [], loop.TrainingRun
+
+    class OnGpu(real):  # type: ignore[misc, valid-type]
+        def __init__(self, run: Run, *args: object) -> None:
+            super().__init__(run, *args)
+            self.device = gpu
+
+    monkeypatch.setattr(loop, "TrainingRun", OnGpu)
+    monkeypatch.setattr(loop, "_TURN", 1)
+    monkeypatch.setattr(Batch, "to", lambda batch, device: batch)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: (waits.append(device), time.sleep(0.5)))
+    run = loop.recipe(tmp_path, "bert-tiny", 1)
+    prepare(run.data, run.data_dir, log=lambda text: None)
+    assert loop.bare_loop(run)(0) > 0.5 and waits == [gpu]
 
 
 @pytest.mark.slow

@@ -309,6 +309,25 @@ def test_2_processes_are_one_and_go_on_with_what_one_began(kind: str, folder: Pa
             torch.testing.assert_close(ours[key], tensor, rtol=1e-4, atol=2e-6, msg=f"{name} {key}")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.heavy)])
+def test_2_processes_train_phases_with_and_without_labels(kind: str, folder: Path, tmp_path: Path) -> None:
+    runs, paths = Runs(tmp_path, folder), []
+    for name in ("one", "two"):
+        tree = byte_tree(folder, phase={"steps": 4}, settings={"distributed.strategy": kind}) | {"out": str(tmp_path / name)}
+        tree["phases"]["labeled"] = tree["phases"]["short"] | {"label_weight": 0.5}
+        paths.append(tmp_path / f"{name}.yaml")
+        paths[-1].write_text(config.run_yaml(config.build_run(tree)))
+    finish(config.load_run(str(paths[0])))
+    # torch warns of a search for parameters without a gradient in the phase that has none.
+    (said,) = runs.on(2, {"recipe": str(paths[1])}, on_warning="ignore")
+    assert {code for code, _ in said} == {0}, said
+    ours, theirs = (state(config.load_run(str(path))) for path in reversed(paths))
+    assert ours.keys() == theirs.keys()
+    for key, tensor in theirs.items():
+        torch.testing.assert_close(ours[key], tensor, rtol=1e-4, atol=2e-6, msg=key)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -18,6 +18,7 @@ from overnight.console import Line
 from overnight.engine.pretrain import pretrain
 from overnight.engine.training_run import TrainingRun
 from overnight.optim.schedules import decay_factors
+from tests.conftest import modern_settings
 
 Make = Callable[..., Run]
 FALLING = {
@@ -80,3 +81,27 @@ def test_a_crash_while_the_mask_rate_falls_does_not_change_the_result(at: int, t
 def test_the_last_step_predicts_no_less_than_the_final_rate() -> None:
     rate = falling_rate(0.3, 0.15, lambda step: 1 - step / 10)
     assert [rate(step) for step in (0, 5, 10)] == pytest.approx([0.3, 0.225, 0.15])
+
+
+def test_after_a_rollback_mask_rate_and_pairs_are_those_of_the_steps_not_of_the_data_that_was_passed_over(tiny: Make) -> None:
+    """Three batches are passed over; of the six steps still the first three have pairs, and all have the rates of an undisturbed run."""
+    settings = {**modern_settings(), **FALLING, "phases.short.micro_batch_size": 8, "phases.short.short_seq_prob": 0.0}
+    settings |= {"phases.short.token_matching": 1.0, "phases.short.token_matching_steps": 3, "phases.short.final_token_matching": 0.0}
+    run = tiny(**settings, **{"stability.on_nonfinite": "rollback", "checkpoint.save_every": 100})
+    work, seen = TrainingRun(run, Line(io.StringIO())), list[tuple[bool, float]]()
+    claim_folder(run)
+
+    def losses(batch: Any, dtype: torch.dtype) -> Any:
+        found, correct = work.model.losses(batch, dtype)
+        if work.model.training and "match" in batch.targets:
+            share = (batch.targets["mlm"] >= 0).sum() / (batch.ids_N != 0).sum()
+            seen.append((bool((batch.targets["match"] >= 0).any()), float(share)))
+            if len(seen) == 3:
+                found["mlm"] = found["mlm"] * torch.nan
+        return found, correct
+
+    work.objective = losses
+    work.go()
+    again, decay = seen[3:], decay_factors(run.phases["short"])
+    assert [pairs for pairs, _ in again] == [True] * 3 + [False] * 3
+    assert [share for _, share in again] == pytest.approx([0.1 + 0.3 * decay(step) for step in range(6)], abs=0.03)

@@ -81,7 +81,7 @@ def test_all_of_a_step_is_on_the_device_and_the_host_waits_for_no_copy(kind: str
                 "warning: this GPU has no bf16 and emulates it, which is slow and takes no tensor cores; use precision=fp16",
                 "optimizer: steps by lists of tensors, since Triton needs compute capability 8.0, this GPU has 7.0",
                 "attention: sequences padded to the longest of a micro-batch, since the kernel needs compute capability 8.0, this GPU has 7.0",
-                "layers: compiled, since the kernel needs compute capability 8.0, this GPU has 7.0",
+                "layers: not compiled, since torch.compile takes no bf16 that is emulated",
             ],
         ),
     ],
@@ -99,6 +99,13 @@ def test_a_run_on_a_gpu_prints_what_it_takes_and_why(
         logger = SimpleNamespace(run=run, context=SimpleNamespace(world=World(device=torch.device(device))))
         assert list(MetricsLogger._gpu_paths(logger, optimizer)) == expected  # type: ignore[arg-type]
     why_lists.cache_clear(), why_padded.cache_clear(), why_not.cache_clear()
+
+
+def test_a_gpu_that_is_too_old_for_torch_compile_is_refused_before_the_first_step(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 0))
+    monkeypatch.setattr("overnight.models.fused_layer.why_no_triton", lambda: "")
+    with pytest.raises(ConfigError, match=r"true: torch.compile needs compute capability 7.0, this GPU has 6.0; or set it to auto"):
+        compiles_layers(tiny(compute={"torch_compile": True}), torch.device("cuda"))
 
 
 @pytest.mark.parametrize(
