@@ -104,12 +104,13 @@ PRODUCTS = """
 import torch
 from overnight.batches import few_shapes
 from overnight.batches.few_shapes import keep_few_kernels
-from overnight.models.layers import linear
+from overnight.models import layers
 keep_few_kernels()
+layers._intel = lambda: False  # for whose processors MKL multiplies
 weight = torch.ones(8, 8)
 with torch.no_grad():
     for rows in 2 * list(range(2, 302)):
-        linear(torch.ones(rows, 8), weight)
+        layers.linear(torch.ones(rows, 8), weight)
 """
 
 
