@@ -168,14 +168,14 @@ def read_table(path: Path) -> pa.RecordBatch:
         raise DataError(f"{path}: is no Arrow file that can be read: {error}; delete the folder {path.parent} and prepare again") from None
 
 
-def seal_chunk(path: Path) -> None:
-    """Write the checksum of an intermediate Arrow file beside it, as the sign that it is done."""
-    write_json(_beside(path), sealed({"bytes": path.stat().st_size, "xxh3_64": file_digest(path)}))
+def seal_chunk(path: Path, of: str = "") -> None:
+    """Write the checksum of an intermediate Arrow file beside it, as the sign that it is done, and `of` what it was made."""
+    write_json(_beside(path), sealed({"bytes": path.stat().st_size, "xxh3_64": file_digest(path), "of": of}))
 
 
-def is_sealed(path: Path) -> bool:
-    """Return whether :func:`seal_chunk` was called for this file."""
-    return _beside(path).exists()
+def is_sealed(path: Path, of: str = "") -> bool:
+    """Return whether :func:`seal_chunk` was called for this file, and with the same `of` where one is given."""
+    return _beside(path).exists() and (not of or _seal(path).of == of)
 
 
 def checked_chunk(path: Path) -> Path:
@@ -184,8 +184,7 @@ def checked_chunk(path: Path) -> Path:
     Raises:
         DataError: when they are not.
     """
-    again = f"delete the folder {path.parent.parent} and prepare again"
-    written = read_json(_beside(path), _Chunk, again)
+    again, written = _again(path), _seal(path)
     try:
         same = path.stat().st_size == written.bytes and file_digest(path) == written.xxh3_64
     except OSError as error:
@@ -200,6 +199,15 @@ class _Chunk:
     __pydantic_config__ = STRICT
     bytes: int
     xxh3_64: str
+    of: str = ""
+
+
+def _seal(path: Path) -> _Chunk:
+    return read_json(_beside(path), _Chunk, _again(path))
+
+
+def _again(path: Path) -> str:
+    return f"delete the folder {path.parent.parent} and prepare again"
 
 
 def _beside(path: Path) -> Path:

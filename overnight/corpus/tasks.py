@@ -55,19 +55,29 @@ class CleanTask:
     sources: list[int]
     path: Path
     data: Data
+    of: str  # which documents these are
     part: Part | None = None  # of a file, instead of texts
 
 
 def clean_task(documents: list[Document] | Part, path: Path, data: Data) -> CleanTask:
-    """Return what is to be done for a chunk of documents, or of a file."""
-    done = is_sealed(path)
+    """Return what is to be done for a chunk of documents, or of a file; nothing where it is there already, made of the same."""
+    of = _identity(documents)
+    done = is_sealed(path, of)
     if not isinstance(documents, list):
         part = dataclasses.replace(documents, xml=b"") if done and isinstance(documents, DumpPart) else documents
-        return CleanTask(None if done else [], None, None, [], [], path, data, part)
+        return CleanTask(None if done else [], None, None, [], [], path, data, of, part)
     labels = [document.label for document in documents] if data.label and not done else None
     groups = [printable(document.group) for document in documents] if data.group_field and not done else None
     texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
-    return CleanTask(texts, labels, groups, [printable(name) for name in names], [document.entry for document in documents], path, data)
+    return CleanTask(texts, labels, groups, [printable(name) for name in names], [document.entry for document in documents], path, data, of)
+
+
+def _identity(documents: list[Document] | Part) -> str:
+    """Return what tells a chunk from one that begins or ends elsewhere: how a file is divided depends on `data.max_invalid_lines`, too."""
+    if isinstance(documents, list):
+        return printable(f"{documents[0].name} to {documents[-1].name}, {len(documents)} documents")
+    size = len(documents.xml) if isinstance(documents, DumpPart) else 0
+    return printable(f"{documents.name}, bytes {documents.start} to {documents.end + size}")
 
 
 def clean_chunk(task: CleanTask) -> PartCounts | None:
@@ -113,7 +123,7 @@ def clean_chunk(task: CleanTask) -> PartCounts | None:
         columns[COLUMN] = pa.array(ends, pa.list_(pa.int32()))
     happened |= {"short": str(outcome.short), "drops": json.dumps(outcome.drops.as_json()), "masked": json.dumps(outcome.masked)}
     write_table(task.path, columns, happened)
-    seal_chunk(task.path)
+    seal_chunk(task.path, task.of)
     return _counts(task)
 
 
