@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,6 +36,7 @@ from overnight.corpus.shards import (
 from overnight.corpus.text import Outcome, kept_text
 from overnight.corpus.tokenizer import Encoder, count_words, load_tokenizer
 from overnight.corpus.wikipedia_dump import DumpPart, PartCounts
+from overnight.corpus.word_counts import WordCounts
 from overnight.errors import DataError
 from overnight.machine import release_free_memory
 from overnight.run_dir.atomic import write_json
@@ -156,8 +156,10 @@ def _texts(path: Path, take: np.ndarray) -> list[str]:
     return [str(text) for text in read_table(checked_chunk(path)).column("text").filter(pa.array(take)).to_pylist()]
 
 
-def count_chunk(task: CountTask) -> Counter[str]:
-    return count_words(_texts(task.clean, task.take), task.lowercase)
+def count_chunk(task: CountTask) -> tuple[WordCounts, np.ndarray]:
+    """Return how often each word of a chunk occurs, and the hashes of the words."""
+    counts = WordCounts.of(count_words(_texts(task.clean, task.take), task.lowercase))
+    return counts, counts.hashes()
 
 
 @dataclass(frozen=True)

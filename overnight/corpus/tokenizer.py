@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from overnight.corpus.word_counts import WordCounts
 from overnight.corpus.words import distinct_words, ragged
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_whole
@@ -95,42 +96,33 @@ def _words_of(part: str, lowercase: bool) -> tuple[str, ...]:
     return tuple(word for word, _ in _SPLITTER.pre_tokenize_str(_normalizer(lowercase).normalize_str(part)))
 
 
-def without_rare(words: Counter[str], most: int) -> Counter[str]:
-    """Return counts of words, of more than `most` without those that occur once; as many more of the rarest go until a quarter of the room is free."""
-    least = 1
-    while len(words) > (most if least == 1 else 3 * most // 4):
-        least += 1
-        words = Counter({word: count for word, count in words.items() if count >= least})
-    return words
-
-
-def train_tokens(words: Mapping[str, int], size: int) -> list[str]:
+def train_tokens(words: WordCounts, size: int) -> list[str]:
     """Train a WordPiece vocabulary that depends on the word counts alone, not on the run or the number of cores.
 
     The trainer numbers the characters of its alphabet, and those inside words, in the order of a hash table seeded anew
     each time, and settles equal counts by these numbers. Here both sets are given to it, sorted.
 
     Args:
-        words: words and marks and how often each occurs, of :func:`count_words`.
+        words: words and marks and how often each occurs.
         size: number of tokens, the special ones included.
 
     Returns:
         The tokens, id by id, the special ones first; fewer than `size` where the text has no more to give.
     """
     chars: Counter[str] = Counter()
+    inside: set[str] = set()
     for word, count in words.items():
+        inside.update(word[1:])
         for char in word:
             chars[char] += count
     alphabet = sorted(sorted(chars, key=lambda char: (-chars[char], char))[:ALPHABET])
-    inside = {char for word in words for char in word[1:]}.intersection(alphabet)
     if len(words) > TRAINING_DISTINCT:
-        kept = sorted(words, key=lambda word: (-words[word], word))[:TRAINING_DISTINCT]
-        words = {word: words[word] for word in kept}
+        words = words.most_frequent(TRAINING_DISTINCT)
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
         show_progress=False,
-        special_tokens=[*SPECIALS, *(f"##{char}" for char in sorted(inside))],
+        special_tokens=[*SPECIALS, *(f"##{char}" for char in sorted(inside.intersection(alphabet)))],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
     )
@@ -141,9 +133,9 @@ def train_tokens(words: Mapping[str, int], size: int) -> list[str]:
     return sorted(ids, key=ids.__getitem__)
 
 
-def _as_text(counts: Mapping[str, int]) -> Iterator[str]:
+def _as_text(counts: WordCounts) -> Iterator[str]:
     """Yield words written out as often as they occur, because the trainer reads text; large counts are scaled down to bound its work."""
-    scale = max(1.0, sum(counts.values()) / TRAINING_WORDS)
+    scale = max(1.0, counts.total() / TRAINING_WORDS)
     for word, count in counts.items():
         times = round(count / scale)
         for start in range(0, times, 10_000):

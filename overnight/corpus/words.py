@@ -72,6 +72,15 @@ def ragged(values: np.ndarray, offsets: np.ndarray, places: np.ndarray) -> np.nd
     return found
 
 
+def text_and_offsets(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of a large string or binary column without a copy: uint8 [N] of its file, int64 [D+1]."""
+    offsets, flat = (
+        np.frombuffer(part, kind) if part else np.zeros(0, kind)
+        for part, kind in zip(column.buffers()[1:], (np.int64, np.uint8), strict=True)
+    )
+    return flat, offsets[column.offset : column.offset + len(column) + 1] if len(column) else np.zeros(1, np.int64)
+
+
 @cache
 def _library() -> ctypes.CDLL | None:
     if (library := native.optional_library(_SOURCE)) is None:
