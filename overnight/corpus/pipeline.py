@@ -238,6 +238,7 @@ def _read_and_clean(
     if done.exists():
         read = read_json(done, _Read, f"delete the folder {work.parent} and prepare again")
         count, sources, names = read.chunks, read.sources, read.names
+        reading.sources, reading.done_bytes = sources, reading.total_bytes
         _check_skipped(sources, data.max_invalid_lines)
     else:
         progress, names = Progress("read and clean", log), []
