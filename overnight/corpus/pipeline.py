@@ -313,6 +313,8 @@ def _decide(chunks: list[Path], data: Data, workers: Workers, log: Callable[[str
         )
     if data.label and all(_unlabeled(path) for path in chunks):
         raise DataError(f"no document has a number under data.label = {data.label!r}; correct it, or leave it out")
+    if data.group_field and not any(_has_group(path) for path in chunks):
+        raise DataError(f"no document has a group under data.group_field = {data.group_field!r}; correct it, or leave it out")
     stay, drops = sift(chunks, first, data, workers, log)
     splits, (lowest, highest) = sides(chunks, stay, data.valid_fraction, data.test_fraction)
     _, trained, num_validation, tested = np.sum([np.bincount(split, minlength=4) for split in splits], axis=0).tolist()
@@ -329,6 +331,10 @@ def _decide(chunks: list[Path], data: Data, workers: Workers, log: Callable[[str
 def _unlabeled(chunk: Path) -> bool:
     column = read_table(chunk).column("label")
     return bool(column.null_count == len(column))
+
+
+def _has_group(chunk: Path) -> bool:
+    return any(read_table(chunk).column("group").to_pylist())
 
 
 def _tokenize(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: Workers, log: Callable[[str], None]) -> None:

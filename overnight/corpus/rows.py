@@ -70,15 +70,16 @@ def wanted_columns(data: Data) -> set[str]:
 
 
 def check_columns(file: Input, columns: Iterable[str]) -> None:
-    """Check that a table has the column of the text.
+    """Check that a table has the column of the text, or all whose texts are joined.
 
     Raises:
         DataError: naming those there are.
     """
     row = dict.fromkeys(columns, "there")
-    if not _text(row, file.data.field):
+    wanted = [file.data.field] if file.data.field in row else file.data.field.split("+")
+    if absent := next((key for key in wanted if not _value(row, key)), ""):
         raise DataError(
-            f"{file.name}: has no column {file.data.field!r}; its columns are: {', '.join(list(row)[:20])} (data.field names the one to read)"
+            f"{file.name}: has no column {absent!r}; its columns are: {', '.join(list(row)[:20])} (data.field names the one to read)"
         )
 
 

@@ -87,6 +87,8 @@ def test_a_column_that_is_absent_is_refused_with_those_there_are(tmp_path: Path,
     write(tmp_path, kind, [{"id": 1, "body": "x"}])
     with pytest.raises(DataError, match=rf"x\.{kind}: has no column 'text'; its columns are: id, body \(data\.field names"):
         read(tmp_path)
+    with pytest.raises(DataError, match=rf"x\.{kind}: has no column 'titel'; its columns are: id, body \(data\.field names"):
+        read(tmp_path, field="titel+body")
 
 
 @pytest.mark.parametrize(
