@@ -26,7 +26,7 @@ _ROWS, _BUFFER = 1000, 1 << 20
 
 def read_json_lines(file: OpenFile) -> Iterator[Document]:
     """Yield the text of each JSON object, with its label and group where they are asked for."""
-    for number, line in lines(file):
+    for number, line in lines(file, are_rows=True):
         if not line.strip():
             continue
         found = _json_row(line, file.data)
@@ -43,7 +43,7 @@ def read_csv(file: OpenFile) -> Iterator[Document]:
 
 def read_tsv(file: OpenFile) -> Iterator[Document]:
     """Yield the text of each row of a tab-separated table with a header, in which a quotation mark is a character like any other."""
-    yield from _table(file, ((number, 1, line.split("\t")) for number, line in lines(file) if line))
+    yield from _table(file, ((number, 1, line.split("\t")) for number, line in lines(file, are_rows=True) if line))
 
 
 def read_parquet(file: OpenFile) -> Iterator[Document]:

@@ -198,12 +198,33 @@ def test_the_memory_for_a_parquet_file_does_not_depend_on_its_row_groups(tmp_pat
     assert 5e6 < most < 30e6
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
-def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenFile, "max_bytes", 1 << 20)
-    (tmp_path / f"x.{kind}").write_bytes(b'text\n"' + b"x" * (2 << 20))
-    with pytest.raises(DataError, match=rf"x\.{kind}:\d: more than 1 MB in one line"):
+    (tmp_path / "x.csv").write_bytes(b'text\n"' + b"x" * (2 << 20))
+    with pytest.raises(DataError, match=r"x\.csv:2: more than 1 MB in one line"):
         read(tmp_path, max_invalid_lines=1)
+
+
+@pytest.mark.parametrize("kind", ["tsv", "jsonl"])
+@pytest.mark.parametrize("size", [(1 << 20) + 1, (2 << 20) + 1, 5 << 20])
+def test_a_row_that_is_too_long_is_counted_and_never_in_memory(
+    tmp_path: Path, kind: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OpenFile, "max_bytes", 1 << 20)
+    row = (lambda text: json.dumps({"text": text})) if kind == "jsonl" else str
+    head = [] if kind == "jsonl" else ["text"]
+    (tmp_path / f"x.{kind}").write_text(
+        "\n".join([*head, row("before"), row("x" * size), row("behind"), "\udcff"]), "utf-8", "surrogateescape"
+    )
+    with pytest.raises(DataError, match=rf"x\.{kind}:\d: has more than 1 MB; mend it, or allow more bad lines than .*max_invalid_lines=0"):
+        read(tmp_path)
+    where = (tmp_path / f"x.{kind}").stat().st_size - 1
+    with pytest.raises(DataError, match=rf"x\.{kind}: byte {where} \(0xff\) is not UTF-8"):
+        read(tmp_path, max_invalid_lines=1)
+    with open(tmp_path / f"x.{kind}", "r+b") as file:
+        file.truncate(where)
+    found, source = read(tmp_path, max_invalid_lines=1)
+    assert [document.text for document in found] == ["before", "behind"] and source.skipped_lines == 1
 
 
 def test_a_quote_that_is_never_closed_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
