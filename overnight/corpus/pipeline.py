@@ -118,7 +118,7 @@ def prepare(
 
 
 def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]) -> Manifest | None:
-    """Return the manifest, when the folder is prepared with these settings and every shard is there."""
+    """Return the manifest, when the folder is prepared with these settings and every file is there."""
     if not (folder / "manifest.json").exists():
         return None
     manifest = load_manifest(folder)

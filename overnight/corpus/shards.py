@@ -82,8 +82,13 @@ class Manifest:
         return sum(getattr(shard, what) for shard in self.shards if shard.split == split)
 
     def files(self) -> list[str]:
-        """Return the names of the Arrow files of the folder: the shards, and the table of documents where there is one."""
-        return [*(shard.name for shard in self.shards), *(["documents.arrow"] if self.documents_checksum else [])]
+        """Return the names of the files of the folder that belong to it: the shards, the table of documents and the vocabulary, where there are such."""
+        table = ["documents.arrow"] if self.documents_checksum else []
+        return [
+            *(shard.name for shard in self.shards),
+            *table,
+            *([] if self.tokenizer == VOCABULARY_HASH else ["vocab.txt", "tokenizer.json"]),
+        ]
 
     def fingerprint(self) -> str:
         """Return a hash of what the shards and the vocabulary hold, 32 hex digits: another one is another corpus."""
