@@ -247,7 +247,9 @@ def _read_and_clean(
             for number, group in enumerate(_chunks(documents_and_parts(data, reading))):
                 progress.update(sum(source.bytes for source in reading.sources), reading.done_bytes / max(reading.total_bytes, 1))
                 names.append(group[0].source if isinstance(group, list) else reading.sources[group.source].name)
-                yield clean_task(group, work / f"clean-{number:05d}.arrow", data)
+                task = clean_task(group, work / f"clean-{number:05d}.arrow", data)
+                del group  # while the next is read
+                yield task
 
         count, sources = 0, reading.sources
         for counts in run_tasks(clean_chunk, tasks(), workers):

@@ -78,7 +78,10 @@ def count_words(texts: Iterable[str], lowercase: bool) -> Counter[str]:
         texts: of words one space or line end apart.
         lowercase: as in :func:`build_tokenizer`.
     """
-    parts, places = distinct_words(" ".join(texts))
+    content = bytearray()
+    for text in texts:
+        content += f"{text} ".encode()
+    parts, places = distinct_words(content)
     counts: dict[str, int] = {}
     for part, count in zip(parts, np.bincount(places, minlength=len(parts)).tolist(), strict=True):
         if part.isascii():  # the same as below, many times as fast
@@ -279,18 +282,23 @@ class Encoder:
         self._tokenizer, self._size = tokenizer, tokenizer.get_vocab_size()
         self._ids: dict[str, tuple[int, ...]] = {}
 
-    def encode(self, documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Encode documents of one sentence a line, words one space apart.
+    def encode(self, documents: Iterable[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Encode documents of one sentence a line, words one space apart, each of which is asked for once and not kept: a text may take 4 bytes a character.
 
         Returns:
             tokens [N], tokens of each sentence [S] (int32, none empty), sentences of each document [D] (int32).
         """
         ends = (f" {_SENTENCE_END} ", f" {_SENTENCE_END} {_DOCUMENT_END} ")
-        parts, places = distinct_words("".join(text.replace("\n", ends[0]) + ends[1] for text in documents))
+        content, count = bytearray(), 0
+        for text in documents:
+            content += (text.replace("\n", ends[0]) + ends[1]).encode()
+            count += 1
+        parts, places = distinct_words(content)
+        del content
         ids = self._of_parts(parts)
         offsets = np.cumsum([0, *map(len, ids)])
         flat = np.fromiter(chain.from_iterable(ids), np.uint32, int(offsets[-1]))
-        return _by_sentence(ragged(flat, offsets, places), self._size, len(documents))
+        return _by_sentence(ragged(flat, offsets, places), self._size, count)
 
     def _of_parts(self, parts: Sequence[str]) -> list[tuple[int, ...]]:
         """Return token ids of each part of a word: `house`, `house,` and `"house"` ask the tokenizer for `house` only once."""
