@@ -23,7 +23,7 @@ from overnight.corpus.readers import Source
 from overnight.corpus.source_files import SourceFiles
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.errors import DataError
-from overnight.run_dir.atomic import write_json, write_whole
+from overnight.run_dir.atomic import whole_file, write_json
 from overnight.state_files import STRICT, file_digest, fitted, read_json, read_mapping, sealed
 
 FORMAT_VERSION = 3
@@ -148,12 +148,9 @@ def write_table(path: Path, columns: dict[str, pa.Array], metadata: dict[str, st
     batch = pa.record_batch(list(columns.values()), names=list(columns))
     if metadata:
         batch = batch.replace_schema_metadata(metadata)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, batch.schema) as writer:
+    with whole_file(path) as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)
-    buffer = sink.getvalue()
-    write_whole(path, [memoryview(buffer)])
-    return int(buffer.size)
+    return path.stat().st_size
 
 
 def _offsets(lengths: np.ndarray) -> np.ndarray:
