@@ -161,7 +161,8 @@ def _table(file: OpenFile, rows: Iterator[tuple[int, int, list[str]]]) -> Iterat
             )
             continue
         row: dict[str, Any] = dict(zip(columns, cells, strict=True))
-        for key in (file.data.label, _REVIEW.get(file.data.label, "")):
+        # A column may be without a name, as the index that pandas writes.
+        for key in filter(None, (file.data.label, _REVIEW.get(file.data.label))):
             if key in row:
                 row[key] = _number(row[key])
         yield from document_of(file, number, row)

@@ -82,6 +82,15 @@ def test_a_csv_reads_back_what_the_standard_library_wrote(cells: list[str]) -> N
     assert [document.text for document in BY_KIND["csv"].read(OpenFile("x", data, source, Reading([source]), stream))] == cells
 
 
+@pytest.mark.parametrize(("kind", "comma"), [("csv", ","), ("tsv", "\t")])
+def test_a_column_may_be_without_a_name_as_the_index_that_pandas_writes(tmp_path: Path, kind: str, comma: str) -> None:
+    (tmp_path / f"x.{kind}").write_text(
+        "\n".join(comma.join(row) for row in (["", "text", "stars"], ["0", "fine", "4"], ["1", "poor", "2"]))
+    )
+    assert texts(tmp_path) == ["fine", "poor"]
+    assert [document.label for document in read(tmp_path, label="stars", tokenizer="bytes")[0]] == [4.0, 2.0]
+
+
 @pytest.mark.parametrize("kind", ["csv", "tsv", "parquet"])
 def test_a_column_that_is_absent_is_refused_with_those_there_are(tmp_path: Path, kind: str) -> None:
     write(tmp_path, kind, [{"id": 1, "body": "x"}])
