@@ -146,8 +146,7 @@ def _table(file: OpenFile, rows: Iterator[tuple[int, int, list[str]]]) -> Iterat
     if not columns:
         return
     columns = [column.strip() for column in columns]
-    if len(set(columns)) < len(columns):
-        twice = next(column for column in columns if columns.count(column) > 1)
+    if twice := next((column for column in columns if column and columns.count(column) > 1), ""):
         raise DataError(f"{file.name}:1: has two columns {twice!r}; rename one")
     check_columns(file, columns)
     hint = (

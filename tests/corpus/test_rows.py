@@ -89,6 +89,10 @@ def test_a_column_may_be_without_a_name_as_the_index_that_pandas_writes(tmp_path
     )
     assert texts(tmp_path) == ["fine", "poor"]
     assert [document.label for document in read(tmp_path, label="stars", tokenizer="bytes")[0]] == [4.0, 2.0]
+    (tmp_path / f"x.{kind}").write_text(
+        "\n".join(comma.join(row) for row in (["text", "", ""], ["spreadsheets", "", ""], ["write", "", "x"]))
+    )
+    assert texts(tmp_path) == ["spreadsheets", "write"]
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "parquet"])
