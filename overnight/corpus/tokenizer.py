@@ -265,6 +265,8 @@ def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
 _SENTENCE_END, _DOCUMENT_END = "\x01", "\x02"
 # Words whose ids a process remembers: about 25 MB.
 _REMEMBERED = 1 << 17
+# Words that the tokenizer is given at once: of each it returns some kB.
+_AT_ONCE = 1 << 11
 
 
 class Encoder:
@@ -307,8 +309,10 @@ class Encoder:
         known = self._ids
         known |= {_SENTENCE_END: (self._size,), _DOCUMENT_END: (self._size + 1,)}
         new = [part for part in parts if part not in known]
-        encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
-        known.update((part, tuple(encoding.ids)) for part, encoding in zip(new, encoded, strict=True))
+        for start in range(0, len(new), _AT_ONCE):
+            some = new[start : start + _AT_ONCE]
+            encoded = self._tokenizer.encode_batch_fast(some, add_special_tokens=False)
+            known.update((part, tuple(encoding.ids)) for part, encoding in zip(some, encoded, strict=True))
         return [known[part] for part in parts]
 
 
