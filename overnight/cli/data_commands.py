@@ -51,7 +51,7 @@ def _add_look(command: argparse.ArgumentParser) -> None:
     command.add_argument("--search", default="", metavar="TEXT", help="those with this text, however its white space is")
     command.add_argument("--regex", default="", metavar="PATTERN", help="those in whose decoded text this regular expression is found")
     command.add_argument("--ignore-case", action="store_true", help="capital and small letters are the same to a search")
-    command.add_argument("--source", default="", metavar="TEXT", help="those in whose name or entry of data.paths this stands")
+    command.add_argument("--source", default="", metavar="TEXT", help="those in whose name, source or entry of data.paths this stands")
     command.add_argument("--limit", type=count, default=20, metavar="N", help="stop after so many (default: 20)")
     command.add_argument("--characters", type=count, default=1000, metavar="N", help="of each document (default: 1000)")
     command.add_argument("--whole", action="store_true", help="all of each document")

@@ -53,8 +53,9 @@ def unpacked(file: IO[bytes], name: str) -> tuple[io.BufferedReader, str]:
     else:
         return stream, name
     for ending, instead in _PACKED_ENDINGS.items():
-        if name.endswith(ending):
-            name = name.removesuffix(ending) + instead
+        if name.lower().endswith(ending):
+            name = name[: -len(ending)] + instead
+            break
     return io.BufferedReader(_Unpacking(opened, name), _BLOCK), name
 
 
@@ -131,7 +132,7 @@ class _ZstdFile(io.RawIOBase):
 
 def is_tar(stream: io.BufferedReader, name: str) -> bool:
     """Return whether a stream is a tar archive, by its name or its header."""
-    return name.endswith(".tar") or stream.peek(512)[257:262] == b"ustar"
+    return name.lower().endswith(".tar") or stream.peek(512)[257:262] == b"ustar"
 
 
 def members(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, io.BufferedReader]]:

@@ -19,8 +19,8 @@ from overnight.corpus import data_paths, decompress, shingles, zips
 from overnight.corpus.csv_cells import next_cells
 from overnight.corpus.decompress import TruncatedError
 from overnight.corpus.document import OpenFile
-from overnight.corpus.near_duplicates import text_and_offsets
 from overnight.corpus.shards import checked_chunk, is_sealed, read_table, seal_chunk
+from overnight.corpus.words import text_and_offsets
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_whole

@@ -25,7 +25,7 @@ from overnight.run_dir.atomic import sync
 from overnight.state_files import file_digest
 
 NAME = "documents.arrow"
-_AGAIN = "prepare again, which makes it anew"
+_AGAIN = "delete it and prepare again, which makes it anew"
 _SCHEMA = pa.schema([("name", pa.string()), ("source", pa.int32()), ("characters", pa.int64()), ("hash", pa.uint64())])
 
 
@@ -111,7 +111,7 @@ class DocumentTable:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.path = folder / NAME
         if not self.path.is_file():
-            raise DataError(f"{self.path}: is missing, and the manifest names it; {_AGAIN}")
+            raise DataError(f"{self.path}: is missing, and the manifest names it; prepare again, which makes it anew")
         if (found := file_digest(self.path)) != manifest.documents_checksum:
             raise DataError(f"{self.path}: is damaged, its checksum is {found}, the manifest says {manifest.documents_checksum}; {_AGAIN}")
         self._shards = [entry.name for entry in manifest.shards]

@@ -30,7 +30,7 @@ class Selection:
     """So many at random."""
     seed: int = 0
     source: str = ""
-    """Only those in whose name, or in whose entry of `data.paths`, this stands."""
+    """Only those in whose name, in whose entry of `data.paths`, or in the name of whose source this stands."""
 
 
 def selected_documents(prepared: Prepared, selection: Selection) -> Iterator[PreparedDocument]:
@@ -66,7 +66,7 @@ def _candidates(prepared: Prepared, selection: Selection) -> Iterator[tuple[int,
         rows = np.arange(entry.documents)
         if selection.source:
             known, part = _table(prepared).rows(entry), printable(selection.source)
-            of_source = [number for number, source in enumerate(prepared.manifest.sources) if part in source.path]
+            of_source = [number for number, source in enumerate(prepared.manifest.sources) if part in source.path or part in source.name]
             named = pc.match_substring(known.names, part).to_numpy(zero_copy_only=False)
             rows = np.flatnonzero(named | np.isin(known.sources, of_source))
         yield first, rows

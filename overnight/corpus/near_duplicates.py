@@ -21,6 +21,7 @@ import pyarrow as pa
 from overnight.corpus import external_sort, shingles
 from overnight.corpus.progress import Progress
 from overnight.corpus.shards import checked_chunk, is_sealed, read_table, seal_chunk
+from overnight.corpus.words import text_and_offsets
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
 from overnight.run_dir.atomic import write_whole
@@ -40,15 +41,6 @@ def bands_for(threshold: float) -> tuple[int, int]:
             if 1 - (1 - threshold**rows) ** bands >= _RECALL:
                 return bands, rows
     return shingles.BINS, 1
-
-
-def text_and_offsets(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bytes of a large string or binary column without a copy: uint8 [N] of its file, int64 [D+1]."""
-    offsets, flat = (
-        np.frombuffer(part, kind) if part else np.zeros(0, kind)
-        for part, kind in zip(column.buffers()[1:], (np.int64, np.uint8), strict=True)
-    )
-    return flat, offsets[column.offset : column.offset + len(column) + 1] if len(column) else np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def prepare(
 
 
 def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]) -> Manifest | None:
-    """Return the manifest, when the folder is prepared with these settings and every shard is there."""
+    """Return the manifest, when the folder is prepared with these settings and every file is there."""
     if not (folder / "manifest.json").exists():
         return None
     manifest = load_manifest(folder)
@@ -238,6 +238,7 @@ def _read_and_clean(
     if done.exists():
         read = read_json(done, _Read, f"delete the folder {work.parent} and prepare again")
         count, sources, names = read.chunks, read.sources, read.names
+        reading.sources, reading.done_bytes = sources, reading.total_bytes
         _check_skipped(sources, data.max_invalid_lines)
     else:
         progress, names = Progress("read and clean", log), []
@@ -246,7 +247,9 @@ def _read_and_clean(
             for number, group in enumerate(_chunks(documents_and_parts(data, reading))):
                 progress.update(sum(source.bytes for source in reading.sources), reading.done_bytes / max(reading.total_bytes, 1))
                 names.append(group[0].source if isinstance(group, list) else reading.sources[group.source].name)
-                yield clean_task(group, work / f"clean-{number:05d}.arrow", data)
+                task = clean_task(group, work / f"clean-{number:05d}.arrow", data)
+                del group  # while the next is read
+                yield task
 
         count, sources = 0, reading.sources
         for counts in run_tasks(clean_chunk, tasks(), workers):
@@ -312,6 +315,8 @@ def _decide(chunks: list[Path], data: Data, workers: Workers, log: Callable[[str
         )
     if data.label and all(_unlabeled(path) for path in chunks):
         raise DataError(f"no document has a number under data.label = {data.label!r}; correct it, or leave it out")
+    if data.group_field and not any(_has_group(path) for path in chunks):
+        raise DataError(f"no document has a group under data.group_field = {data.group_field!r}; correct it, or leave it out")
     stay, drops = sift(chunks, first, data, workers, log)
     splits, (lowest, highest) = sides(chunks, stay, data.valid_fraction, data.test_fraction)
     _, trained, num_validation, tested = np.sum([np.bincount(split, minlength=4) for split in splits], axis=0).tolist()
@@ -328,6 +333,10 @@ def _decide(chunks: list[Path], data: Data, workers: Workers, log: Callable[[str
 def _unlabeled(chunk: Path) -> bool:
     column = read_table(chunk).column("label")
     return bool(column.null_count == len(column))
+
+
+def _has_group(chunk: Path) -> bool:
+    return any(read_table(chunk).column("group").to_pylist())
 
 
 def _tokenize(data: Data, folder: Path, chunks: list[Path], splits: list[np.ndarray], workers: Workers, log: Callable[[str], None]) -> None:

@@ -99,13 +99,28 @@ def read_wiki(file: OpenFile) -> Iterator[Document]:
         raise TruncatedError(f"{name}:{began}: the file ends inside this article")
 
 
-def lines(file: OpenFile) -> Iterator[tuple[int, str]]:
-    """Yield numbered lines without their end; the last one of a cut file is not whole and is left out."""
+def lines(file: OpenFile, are_rows: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield numbered lines without their end; the last one of a cut file is not whole and is left out.
+
+    Args:
+        file: where they stand.
+        are_rows: each is a row of its own; one that is too long is counted as one that cannot be used.
+
+    Raises:
+        DataError: when one is too long, or not UTF-8.
+    """
     offset, number = file.offset, file.lines
     while line := file.stream.readline(file.max_bytes + 1):
         number += 1
         if len(line) > file.max_bytes:
-            raise file.too_long(f"{file.name}:{number}", "line")
+            if not are_rows:
+                raise file.too_long(f"{file.name}:{number}", "line")
+            file.skip(number, f"has more than {file.max_bytes >> 20} MB")
+            while line and not line.endswith(b"\n"):
+                offset += len(line)
+                line = file.stream.readline(_BLOCK)
+            offset += len(line)
+            continue
         content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         yield number, _decoded(file, content, offset + len(line) - len(content)).rstrip("\r\n")
         offset += len(line)

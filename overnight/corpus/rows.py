@@ -26,7 +26,7 @@ _ROWS, _BUFFER = 1000, 1 << 20
 
 def read_json_lines(file: OpenFile) -> Iterator[Document]:
     """Yield the text of each JSON object, with its label and group where they are asked for."""
-    for number, line in lines(file):
+    for number, line in lines(file, are_rows=True):
         if not line.strip():
             continue
         found = _json_row(line, file.data)
@@ -43,7 +43,7 @@ def read_csv(file: OpenFile) -> Iterator[Document]:
 
 def read_tsv(file: OpenFile) -> Iterator[Document]:
     """Yield the text of each row of a tab-separated table with a header, in which a quotation mark is a character like any other."""
-    yield from _table(file, ((number, 1, line.split("\t")) for number, line in lines(file) if line))
+    yield from _table(file, ((number, 1, line.split("\t")) for number, line in lines(file, are_rows=True) if line))
 
 
 def read_parquet(file: OpenFile) -> Iterator[Document]:
@@ -70,15 +70,16 @@ def wanted_columns(data: Data) -> set[str]:
 
 
 def check_columns(file: Input, columns: Iterable[str]) -> None:
-    """Check that a table has the column of the text.
+    """Check that a table has the column of the text, or all whose texts are joined.
 
     Raises:
         DataError: naming those there are.
     """
     row = dict.fromkeys(columns, "there")
-    if not _text(row, file.data.field):
+    wanted = [file.data.field] if file.data.field in row else file.data.field.split("+")
+    if absent := next((key for key in wanted if not _value(row, key)), ""):
         raise DataError(
-            f"{file.name}: has no column {file.data.field!r}; its columns are: {', '.join(list(row)[:20])} (data.field names the one to read)"
+            f"{file.name}: has no column {absent!r}; its columns are: {', '.join(list(row)[:20])} (data.field names the one to read)"
         )
 
 
@@ -145,8 +146,7 @@ def _table(file: OpenFile, rows: Iterator[tuple[int, int, list[str]]]) -> Iterat
     if not columns:
         return
     columns = [column.strip() for column in columns]
-    if len(set(columns)) < len(columns):
-        twice = next(column for column in columns if columns.count(column) > 1)
+    if twice := next((column for column in columns if column and columns.count(column) > 1), ""):
         raise DataError(f"{file.name}:1: has two columns {twice!r}; rename one")
     check_columns(file, columns)
     hint = (
@@ -160,7 +160,8 @@ def _table(file: OpenFile, rows: Iterator[tuple[int, int, list[str]]]) -> Iterat
             )
             continue
         row: dict[str, Any] = dict(zip(columns, cells, strict=True))
-        for key in (file.data.label, _REVIEW.get(file.data.label, "")):
+        # A column may be without a name, as the index that pandas writes.
+        for key in filter(None, (file.data.label, _REVIEW.get(file.data.label))):
             if key in row:
                 row[key] = _number(row[key])
         yield from document_of(file, number, row)

@@ -23,7 +23,7 @@ from overnight.corpus.readers import Source
 from overnight.corpus.source_files import SourceFiles
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.errors import DataError
-from overnight.run_dir.atomic import write_json, write_whole
+from overnight.run_dir.atomic import whole_file, write_json
 from overnight.state_files import STRICT, file_digest, fitted, read_json, read_mapping, sealed
 
 FORMAT_VERSION = 3
@@ -82,8 +82,13 @@ class Manifest:
         return sum(getattr(shard, what) for shard in self.shards if shard.split == split)
 
     def files(self) -> list[str]:
-        """Return the names of the Arrow files of the folder: the shards, and the table of documents where there is one."""
-        return [*(shard.name for shard in self.shards), *(["documents.arrow"] if self.documents_checksum else [])]
+        """Return the names of the files of the folder that belong to it: the shards, the table of documents and the vocabulary, where there are such."""
+        table = ["documents.arrow"] if self.documents_checksum else []
+        return [
+            *(shard.name for shard in self.shards),
+            *table,
+            *([] if self.tokenizer == VOCABULARY_HASH else ["vocab.txt", "tokenizer.json"]),
+        ]
 
     def fingerprint(self) -> str:
         """Return a hash of what the shards and the vocabulary hold, 32 hex digits: another one is another corpus."""
@@ -143,12 +148,9 @@ def write_table(path: Path, columns: dict[str, pa.Array], metadata: dict[str, st
     batch = pa.record_batch(list(columns.values()), names=list(columns))
     if metadata:
         batch = batch.replace_schema_metadata(metadata)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, batch.schema) as writer:
+    with whole_file(path) as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)
-    buffer = sink.getvalue()
-    write_whole(path, [memoryview(buffer)])
-    return int(buffer.size)
+    return path.stat().st_size
 
 
 def _offsets(lengths: np.ndarray) -> np.ndarray:
@@ -168,14 +170,14 @@ def read_table(path: Path) -> pa.RecordBatch:
         raise DataError(f"{path}: is no Arrow file that can be read: {error}; delete the folder {path.parent} and prepare again") from None
 
 
-def seal_chunk(path: Path) -> None:
-    """Write the checksum of an intermediate Arrow file beside it, as the sign that it is done."""
-    write_json(_beside(path), sealed({"bytes": path.stat().st_size, "xxh3_64": file_digest(path)}))
+def seal_chunk(path: Path, of: str = "") -> None:
+    """Write the checksum of an intermediate Arrow file beside it, as the sign that it is done, and `of` what it was made."""
+    write_json(_beside(path), sealed({"bytes": path.stat().st_size, "xxh3_64": file_digest(path), "of": of}))
 
 
-def is_sealed(path: Path) -> bool:
-    """Return whether :func:`seal_chunk` was called for this file."""
-    return _beside(path).exists()
+def is_sealed(path: Path, of: str = "") -> bool:
+    """Return whether :func:`seal_chunk` was called for this file, and with the same `of` where one is given."""
+    return _beside(path).exists() and (not of or _seal(path).of == of)
 
 
 def checked_chunk(path: Path) -> Path:
@@ -184,8 +186,7 @@ def checked_chunk(path: Path) -> Path:
     Raises:
         DataError: when they are not.
     """
-    again = f"delete the folder {path.parent.parent} and prepare again"
-    written = read_json(_beside(path), _Chunk, again)
+    again, written = _again(path), _seal(path)
     try:
         same = path.stat().st_size == written.bytes and file_digest(path) == written.xxh3_64
     except OSError as error:
@@ -200,6 +201,15 @@ class _Chunk:
     __pydantic_config__ = STRICT
     bytes: int
     xxh3_64: str
+    of: str = ""
+
+
+def _seal(path: Path) -> _Chunk:
+    return read_json(_beside(path), _Chunk, _again(path))
+
+
+def _again(path: Path) -> str:
+    return f"delete the folder {path.parent.parent} and prepare again"
 
 
 def _beside(path: Path) -> Path:

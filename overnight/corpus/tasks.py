@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from overnight.config import Data
 from overnight.corpus import dedup
@@ -37,6 +37,7 @@ from overnight.corpus.shards import (
 from overnight.corpus.text import Outcome, kept_text
 from overnight.corpus.tokenizer import Encoder, count_words, load_tokenizer
 from overnight.corpus.wikipedia_dump import DumpPart, PartCounts
+from overnight.corpus.word_counts import WordCounts
 from overnight.errors import DataError
 from overnight.machine import release_free_memory
 from overnight.run_dir.atomic import write_json
@@ -48,26 +49,37 @@ CLEANING = 4
 
 @dataclass(frozen=True)
 class CleanTask:
-    texts: list[str] | None  # None: the output is there already
+    texts: list[bytes] | None  # in UTF-8, as a string may take 4 bytes a character; None: the output is there already
     labels: list[float | None] | None  # of each text, where labels are kept
     groups: list[str] | None  # of each text, where there are groups
     names: list[str]
     sources: list[int]
     path: Path
     data: Data
+    of: str  # which documents these are
     part: Part | None = None  # of a file, instead of texts
 
 
 def clean_task(documents: list[Document] | Part, path: Path, data: Data) -> CleanTask:
-    """Return what is to be done for a chunk of documents, or of a file."""
-    done = is_sealed(path)
+    """Return what is to be done for a chunk of documents, or of a file; nothing where it is there already, made of the same."""
+    of = _identity(documents)
+    done = is_sealed(path, of)
     if not isinstance(documents, list):
         part = dataclasses.replace(documents, xml=b"") if done and isinstance(documents, DumpPart) else documents
-        return CleanTask(None if done else [], None, None, [], [], path, data, part)
+        return CleanTask(None if done else [], None, None, [], [], path, data, of, part)
     labels = [document.label for document in documents] if data.label and not done else None
     groups = [printable(document.group) for document in documents] if data.group_field and not done else None
-    texts, names = None if done else [document.text for document in documents], [document.name for document in documents]
-    return CleanTask(texts, labels, groups, [printable(name) for name in names], [document.entry for document in documents], path, data)
+    texts = None if done else [document.text.encode(errors="surrogatepass") for document in documents]
+    names = [document.name for document in documents]
+    return CleanTask(texts, labels, groups, [printable(name) for name in names], [document.entry for document in documents], path, data, of)
+
+
+def _identity(documents: list[Document] | Part) -> str:
+    """Return what tells a chunk from one that begins or ends elsewhere: how a file is divided depends on `data.max_invalid_lines`, too."""
+    if isinstance(documents, list):
+        return printable(f"{documents[0].name} to {documents[-1].name}, {len(documents)} documents")
+    size = len(documents.xml) if isinstance(documents, DumpPart) else 0
+    return printable(f"{documents.name}, bytes {documents.start} to {documents.end + size}")
 
 
 def clean_chunk(task: CleanTask) -> PartCounts | None:
@@ -78,23 +90,24 @@ def clean_chunk(task: CleanTask) -> PartCounts | None:
     """
     if task.texts is None:
         return _counts(task)
-    given, names, sources, labels, groups, happened = task.texts, task.names, task.sources, task.labels, task.groups, {}
+    names, sources, labels, groups, happened = task.names, task.sources, task.labels, task.groups, {}
+    given: Iterator[str] = (text.decode(errors="surrogatepass") for text in task.texts)
     if task.part:
         documents, counts = read_part(task.part)
-        given, names = [document.text for document in documents], [printable(document.name) for document in documents]
-        sources = [task.part.source] * len(given)
+        given, names = (document.text for document in documents), [printable(document.name) for document in documents]
+        sources = [task.part.source] * len(names)
         labels = [document.label for document in documents] if task.data.label else None
         groups = [printable(document.group) for document in documents] if task.data.group_field else None
         happened["part"] = json.dumps(dataclasses.asdict(counts))
     as_bytes, outcome = task.data.tokenizer == "bytes", Outcome()
-    texts: list[str | bytes] = []
+    texts: list[bytes] = []
     hashes, rows, ends = [], [], []
     for row, raw in enumerate(given):
         text = kept_text(raw, names[row], task.data, outcome)
         if not text:
             continue
         found = [text.encode("utf-8", "replace").decode()] if as_bytes else sentences(text)
-        texts.append(framed(text) if as_bytes else "\n".join(found))
+        texts.append(framed(text) if as_bytes else "\n".join(found).encode())
         hashes.append(dedup.document_hash(found))
         rows.append(row)
         ends.append(sentence_counts(text) if task.data.repeated_paragraphs else [])
@@ -113,7 +126,7 @@ def clean_chunk(task: CleanTask) -> PartCounts | None:
         columns[COLUMN] = pa.array(ends, pa.list_(pa.int32()))
     happened |= {"short": str(outcome.short), "drops": json.dumps(outcome.drops.as_json()), "masked": json.dumps(outcome.masked)}
     write_table(task.path, columns, happened)
-    seal_chunk(task.path)
+    seal_chunk(task.path, task.of)
     return _counts(task)
 
 
@@ -142,12 +155,14 @@ class CountTask:
     lowercase: bool
 
 
-def _texts(path: Path, take: np.ndarray) -> list[str]:
-    return [str(text) for text in read_table(checked_chunk(path)).column("text").filter(pa.array(take)).to_pylist()]
+def _texts(path: Path, take: np.ndarray) -> pa.LargeStringArray:
+    return read_table(checked_chunk(path)).column("text").filter(pa.array(take))
 
 
-def count_chunk(task: CountTask) -> Counter[str]:
-    return count_words(_texts(task.clean, task.take), task.lowercase)
+def count_chunk(task: CountTask) -> tuple[WordCounts, np.ndarray]:
+    """Return how often each word of a chunk occurs, and the hashes of the words."""
+    counts = WordCounts.of(count_words((text.as_py() for text in _texts(task.clean, task.take)), task.lowercase))
+    return counts, counts.hashes()
 
 
 @dataclass(frozen=True)
@@ -200,16 +215,16 @@ def free_encoder() -> None:
 def _write_tokens(task: TokenTask, kind: int, path: Path, encoder: Encoder) -> None:
     """Write the tokens of the documents of one split, but of those with more for each character than are allowed (Cramming, arXiv 2212.14034)."""
     texts = _texts(task.clean, task.split == kind)
-    tokens, lengths, counts = encoder.encode(texts)
+    tokens, lengths, counts = encoder.encode(text.as_py() for text in texts)
     drops, dropped, rows = Drops(), [], np.flatnonzero(task.split == kind)
     if task.max_tokens_per_char:
         ends = np.cumsum(counts)
         sums = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         per_document = sums[ends] - sums[ends - counts]
-        long = per_document > task.max_tokens_per_char * np.array([len(text) for text in texts])
+        long = per_document > task.max_tokens_per_char * pc.utf8_length(texts).to_numpy(zero_copy_only=False)
         names = read_table(task.clean).column("name").filter(pa.array(task.split == kind))
         for row in np.flatnonzero(long):
-            drops.add("filters.max_tokens_per_char", names[int(row)].as_py(), texts[row])
+            drops.add("filters.max_tokens_per_char", names[int(row)].as_py(), texts[int(row)].as_py())
         dropped, rows = rows[long].tolist(), rows[~long]
         tokens, lengths = tokens[np.repeat(~long, per_document)], lengths[np.repeat(~long, counts)]
         counts = counts[~long]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from overnight.corpus.word_counts import WordCounts
 from overnight.corpus.words import distinct_words, ragged
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_whole
@@ -77,7 +78,10 @@ def count_words(texts: Iterable[str], lowercase: bool) -> Counter[str]:
         texts: of words one space or line end apart.
         lowercase: as in :func:`build_tokenizer`.
     """
-    parts, places = distinct_words(" ".join(texts))
+    content = bytearray()
+    for text in texts:
+        content += f"{text} ".encode()
+    parts, places = distinct_words(content)
     counts: dict[str, int] = {}
     for part, count in zip(parts, np.bincount(places, minlength=len(parts)).tolist(), strict=True):
         if part.isascii():  # the same as below, many times as fast
@@ -95,42 +99,33 @@ def _words_of(part: str, lowercase: bool) -> tuple[str, ...]:
     return tuple(word for word, _ in _SPLITTER.pre_tokenize_str(_normalizer(lowercase).normalize_str(part)))
 
 
-def without_rare(words: Counter[str], most: int) -> Counter[str]:
-    """Return counts of words, of more than `most` without those that occur once; as many more of the rarest go until a quarter of the room is free."""
-    least = 1
-    while len(words) > (most if least == 1 else 3 * most // 4):
-        least += 1
-        words = Counter({word: count for word, count in words.items() if count >= least})
-    return words
-
-
-def train_tokens(words: Mapping[str, int], size: int) -> list[str]:
+def train_tokens(words: WordCounts, size: int) -> list[str]:
     """Train a WordPiece vocabulary that depends on the word counts alone, not on the run or the number of cores.
 
     The trainer numbers the characters of its alphabet, and those inside words, in the order of a hash table seeded anew
     each time, and settles equal counts by these numbers. Here both sets are given to it, sorted.
 
     Args:
-        words: words and marks and how often each occurs, of :func:`count_words`.
+        words: words and marks and how often each occurs.
         size: number of tokens, the special ones included.
 
     Returns:
         The tokens, id by id, the special ones first; fewer than `size` where the text has no more to give.
     """
     chars: Counter[str] = Counter()
+    inside: set[str] = set()
     for word, count in words.items():
+        inside.update(word[1:])
         for char in word:
             chars[char] += count
     alphabet = sorted(sorted(chars, key=lambda char: (-chars[char], char))[:ALPHABET])
-    inside = {char for word in words for char in word[1:]}.intersection(alphabet)
     if len(words) > TRAINING_DISTINCT:
-        kept = sorted(words, key=lambda word: (-words[word], word))[:TRAINING_DISTINCT]
-        words = {word: words[word] for word in kept}
+        words = words.most_frequent(TRAINING_DISTINCT)
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
         show_progress=False,
-        special_tokens=[*SPECIALS, *(f"##{char}" for char in sorted(inside))],
+        special_tokens=[*SPECIALS, *(f"##{char}" for char in sorted(inside.intersection(alphabet)))],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
     )
@@ -141,9 +136,9 @@ def train_tokens(words: Mapping[str, int], size: int) -> list[str]:
     return sorted(ids, key=ids.__getitem__)
 
 
-def _as_text(counts: Mapping[str, int]) -> Iterator[str]:
+def _as_text(counts: WordCounts) -> Iterator[str]:
     """Yield words written out as often as they occur, because the trainer reads text; large counts are scaled down to bound its work."""
-    scale = max(1.0, sum(counts.values()) / TRAINING_WORDS)
+    scale = max(1.0, counts.total() / TRAINING_WORDS)
     for word, count in counts.items():
         times = round(count / scale)
         for start in range(0, times, 10_000):
@@ -270,6 +265,8 @@ def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
 _SENTENCE_END, _DOCUMENT_END = "\x01", "\x02"
 # Words whose ids a process remembers: about 25 MB.
 _REMEMBERED = 1 << 17
+# Words that the tokenizer is given at once: of each it returns some kB.
+_AT_ONCE = 1 << 11
 
 
 class Encoder:
@@ -287,18 +284,23 @@ class Encoder:
         self._tokenizer, self._size = tokenizer, tokenizer.get_vocab_size()
         self._ids: dict[str, tuple[int, ...]] = {}
 
-    def encode(self, documents: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Encode documents of one sentence a line, words one space apart.
+    def encode(self, documents: Iterable[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Encode documents of one sentence a line, words one space apart, each of which is asked for once and not kept: a text may take 4 bytes a character.
 
         Returns:
             tokens [N], tokens of each sentence [S] (int32, none empty), sentences of each document [D] (int32).
         """
         ends = (f" {_SENTENCE_END} ", f" {_SENTENCE_END} {_DOCUMENT_END} ")
-        parts, places = distinct_words("".join(text.replace("\n", ends[0]) + ends[1] for text in documents))
+        content, count = bytearray(), 0
+        for text in documents:
+            content += (text.replace("\n", ends[0]) + ends[1]).encode()
+            count += 1
+        parts, places = distinct_words(content)
+        del content
         ids = self._of_parts(parts)
         offsets = np.cumsum([0, *map(len, ids)])
         flat = np.fromiter(chain.from_iterable(ids), np.uint32, int(offsets[-1]))
-        return _by_sentence(ragged(flat, offsets, places), self._size, len(documents))
+        return _by_sentence(ragged(flat, offsets, places), self._size, count)
 
     def _of_parts(self, parts: Sequence[str]) -> list[tuple[int, ...]]:
         """Return token ids of each part of a word: `house`, `house,` and `"house"` ask the tokenizer for `house` only once."""
@@ -307,8 +309,10 @@ class Encoder:
         known = self._ids
         known |= {_SENTENCE_END: (self._size,), _DOCUMENT_END: (self._size + 1,)}
         new = [part for part in parts if part not in known]
-        encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
-        known.update((part, tuple(encoding.ids)) for part, encoding in zip(new, encoded, strict=True))
+        for start in range(0, len(new), _AT_ONCE):
+            some = new[start : start + _AT_ONCE]
+            encoded = self._tokenizer.encode_batch_fast(some, add_special_tokens=False)
+            known.update((part, tuple(encoding.ids)) for part, encoding in zip(some, encoded, strict=True))
         return [known[part] for part in parts]
 
 

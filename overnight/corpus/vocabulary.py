@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,15 @@ from overnight.config import Data, Run, environment_path
 from overnight.corpus.progress import Progress
 from overnight.corpus.shards import read_table
 from overnight.corpus.tasks import CountTask, count_chunk
-from overnight.corpus.tokenizer import build_tokenizer, load_tokens, read_tokens, save_tokenizer, train_tokens, without_rare
+from overnight.corpus.tokenizer import build_tokenizer, load_tokens, read_tokens, save_tokenizer, train_tokens
+from overnight.corpus.word_counts import WordCounter, WordCounts
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural, share
 from overnight.errors import ConfigError
 
 INIT = "init"
 """In a run folder, where the weights and the vocabulary lie that it begins from."""
-# Distinct words held while counting (about 150 bytes each), twice those that are trained on; beyond, the rarest go.
+# Distinct words held while counting, twice those that are trained on; beyond, the rarest go.
 MAX_WORDS = 1_000_000
 # Share of the letters with an accent from on which a text is hardly of a language that does without (English has 0.1 % at most), and how much of a text
 # is looked at: chunks, documents of each, and characters of each of these.
@@ -121,34 +123,31 @@ def share_of_accents(chunks: Sequence[Path]) -> float:
 
 def _count_words(
     chunks: list[Path], splits: list[np.ndarray], lowercase: bool, workers: Workers, progress: Progress
-) -> tuple[Counter[str], int]:
+) -> tuple[WordCounts, int]:
     """Return how often each word and mark of the training documents occurs, and how many there are."""
     counted = 0
     tasks = (CountTask(path, split == 1, lowercase) for path, split in zip(chunks, splits, strict=True))
-    words: Counter[str] = Counter()
-    for number, counts in enumerate(run_tasks(count_chunk, tasks, workers)):
-        words.update(counts)
-        words = without_rare(words, MAX_WORDS)
+    words = WordCounter(MAX_WORDS)
+    for number, (counts, hashes) in enumerate(run_tasks(count_chunk, tasks, workers)):
+        words.add(counts, hashes)
         counted += counts.total()
         progress.update(counted, (number + 1) / len(chunks))
-    return words, counted
+    return words.counts(), counted
 
 
-def new_words(words: Mapping[str, int], tokens: Sequence[str], lowercase: bool, count: int) -> list[str]:
+def new_words(words: WordCounts, tokens: Sequence[str], lowercase: bool, count: int) -> list[str]:
     """Return the most frequent words that a vocabulary splits, or does not know at all; of equally frequent ones the first of the alphabet.
 
     Args:
-        words: words and marks and how often each occurs, of :func:`count_words`.
+        words: words and marks and how often each occurs.
         tokens: the vocabulary.
         lowercase: as in :func:`build_tokenizer`.
         count: words at most. Those that occur once, and those that are not of letters alone, are left out.
     """
     tokenizer = build_tokenizer(tokens, lowercase)
-    may_be = (word for word, times in words.items() if times > 1 and word.isalpha() and len(word) <= _LONGEST_WORD)
-    frequent = sorted(may_be, key=lambda word: (-words[word], word))
+    frequent = (word for word, times in words.most_frequent().items() if times > 1 and word.isalpha() and len(word) <= _LONGEST_WORD)
     found: list[str] = []
-    for start in range(0, len(frequent), 10_000):
-        some = frequent[start : start + 10_000]
+    while some := list(islice(frequent, 10_000)):
         encoded = tokenizer.encode_batch_fast(some, add_special_tokens=False)
         known = set(tokens)
         found += [word for word, encoding in zip(some, encoded, strict=True) if len(encoding.ids) > 1 or word not in known]

@@ -34,6 +34,7 @@ _BLOCK = 1 << 20
 _STREAM = re.compile(rb"BZh[1-9]1AY&SY")
 _INDEX = re.compile(r"multistream-index\d*\.txt(-p\d+p\d+)?(\.bz2)?$")
 _NAMESPACE = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]+)</namespace>')
+_NUMBER = re.compile(rb"\s*-?\d{1,9}\s*")
 _REDIRECT = re.compile(rb"\s*#redirect\b", re.I)
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _END = b"</mediawiki>"
@@ -220,9 +221,7 @@ def articles(part: DumpPart, counts: PartCounts | None = None) -> Iterator[tuple
         markup = markup[markup.find(b">") + 1 : max(markup.find(b"</text>"), 0)]
         if b"<redirect" in head or _REDIRECT.match(markup):
             counts.redirects += 1
-        elif _namespace(page, title, part.namespaces) not in part.data.namespaces or (
-            b"<model>" in page and b"<model>wikitext<" not in page
-        ):
+        elif _namespace(page, title, part) not in part.data.namespaces or (b"<model>" in page and b"<model>wikitext<" not in page):
             counts.other_pages += 1
         else:
             yield title, _decoded(markup, title, part), len(page)
@@ -317,13 +316,20 @@ def _decoded(content: bytes, title: str, part: DumpPart) -> str:
     return text.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&apos;", "'").replace("&amp;", "&")
 
 
-def _namespace(page: bytes, title: str, namespaces: dict[str, int]) -> int:
-    """Return the number of the namespace of a page; dumps of before 2012 have only the prefix of its title."""
+def _namespace(page: bytes, title: str, part: DumpPart) -> int:
+    """Return the number of the namespace of a page; dumps of before 2012 have only the prefix of its title.
+
+    Raises:
+        DataError: when it is no number.
+    """
     start = page.find(b"<ns>")
     if start >= 0:
-        return int(page[start + 4 : page.find(b"<", start + 4)])
+        number = page[start + 4 : page.find(b"<", start + 4)]
+        if not _NUMBER.fullmatch(number):
+            raise DataError(f"{part.name}: page {title!r}: its namespace is {number[:20]!r}, which is no number; get the dump again")
+        return int(number)
     prefix, colon, _ = title.partition(":")
-    return namespaces.get(prefix.lower(), 0) if colon else 0
+    return part.namespaces.get(prefix.lower(), 0) if colon else 0
 
 
 def _namespaces(head: bytes) -> dict[str, int]:

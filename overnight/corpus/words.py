@@ -24,19 +24,18 @@ _KINDS[[ord(" "), ord("\n")]] = 1
 _KINDS[list(string.punctuation.encode())] = 2
 
 
-def distinct_words(text: str) -> tuple[list[str], np.ndarray]:
+def distinct_words(content: bytes | bytearray) -> tuple[list[str], np.ndarray]:
     """Return the words and marks of a text, each once, in the order in which they first occur, and of each place which word it is.
 
     Args:
-        text: of words that spaces and line ends separate, and marks of ASCII, each of which is a word of its own; other white space is part of a word.
+        content: UTF-8 of words that spaces and line ends separate, and marks of ASCII, each of which is a word of its own; other white space is part of a word.
 
     Returns:
         words: all different, none empty.
         places: int32 [W], numbers of words.
     """
     if (library := _library()) is None:
-        return _plain_words(text)
-    content = text.encode()
+        return _plain_words(content.decode())
     flat = np.frombuffer(content, np.uint8)
     count = ctypes.c_long()
     slots = 1 << max(10, (len(content) // 20).bit_length())
@@ -65,11 +64,25 @@ def distinct_words(text: str) -> tuple[list[str], np.ndarray]:
 
 def ragged(values: np.ndarray, offsets: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return values[offsets[p] : offsets[p + 1]] for each place p, on end."""
+    offsets = offsets.astype(np.int32)  # half the memory: there are never 2^31
     lengths = np.diff(offsets)[places]
     # To the number of each value that is returned is added where those of its place begin, less what comes before it.
-    shift = offsets[:-1][places] - (np.cumsum(lengths) - lengths)
-    found: np.ndarray = values[np.repeat(shift, lengths) + np.arange(int(lengths.sum()))]
+    shift = offsets[:-1][places]
+    shift -= np.cumsum(lengths, dtype=np.int32)
+    shift += lengths
+    numbers = np.repeat(shift, lengths)
+    numbers += np.arange(len(numbers), dtype=np.int32)
+    found: np.ndarray = values[numbers]
     return found
+
+
+def text_and_offsets(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of a large string or binary column without a copy: uint8 [N] of its file, int64 [D+1]."""
+    offsets, flat = (
+        np.frombuffer(part, kind) if part else np.zeros(0, kind)
+        for part, kind in zip(column.buffers()[1:], (np.int64, np.uint8), strict=True)
+    )
+    return flat, offsets[column.offset : column.offset + len(column) + 1] if len(column) else np.zeros(1, np.int64)
 
 
 @cache

@@ -148,15 +148,25 @@ def _start_worker() -> None:
 
 # By which the last task of this process was run.
 _last: Callable[[Any], Any] | None = None
+# Returns what a worker has freed once it has had nothing to do for so many seconds, as while the command trains the vocabulary.
+_idle: threading.Timer | None = None
+_IDLE_SECONDS = 0.3
 
 
 def _run_in_worker(function: Callable[[T], R], task: T) -> R:
     """Run a task, and before the first of another kind return what those before have freed, on top of which its memory would come."""
-    global _last
+    global _last, _idle
+    if _idle is not None:
+        _idle.cancel()
     if _last not in (None, function):
         _release_memory()
     _last = function
-    return function(task)
+    try:
+        return function(task)
+    finally:
+        _idle = threading.Timer(_IDLE_SECONDS, _release_memory)
+        _idle.daemon = True
+        _idle.start()
 
 
 def _release_memory() -> None:

@@ -84,7 +84,7 @@ def members(stream: io.BufferedReader, name: str, allowed: Allowance) -> Iterato
         raise DataError(f"{name}: is an office document; save its text as .txt, .html or .epub")
     for info in archive.infolist():
         link = stat.S_ISLNK(info.external_attr >> 16)
-        if not (info.is_dir() or link or data_paths.is_hidden(info.filename)):
+        if info.filename and not (info.is_dir() or link or data_paths.is_hidden(info.filename)):
             yield info.filename, member(archive, info, name, allowed)
 
 

@@ -271,6 +271,15 @@ def test_diff_shows_no_paths_of_a_folder_that_was_made_from_sources(tmp_path: Pa
     assert json.loads(capsys.readouterr().out)["settings"]["data.paths"] == [None, [str(tmp_path / "1/a.jsonl")]]
 
 
+def test_look_finds_a_source_by_its_name(tmp_path: Path, capsys: Captured) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": f"{name} {text}"}) + "\n" for text in texts(10)))
+    sources = {name: TextSource(paths=[str(tmp_path / f"{name[0]}.jsonl")]) for name in ("a-books", "b-reviews")}
+    prepare(Data(paths=[], sources=sources, vocab_size=300, valid_fraction=0.0, workers=1), folder := tmp_path / "out", lambda line: None)
+    assert call("data", "look", folder, "--source", "b-reviews", "--json") == 0
+    assert {json.loads(line)["source"] for line in capsys.readouterr().out.splitlines()} == {str(tmp_path / "b.jsonl")}
+
+
 def test_diff_of_equal_folders_ends_with_0(tmp_path: Path, capsys: Captured) -> None:
     first = prepared_folder(tmp_path, {"a.jsonl": texts(20)}).rename(tmp_path / "first")
     second = prepared_folder(tmp_path, {"a.jsonl": texts(20)})

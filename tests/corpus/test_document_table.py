@@ -94,7 +94,9 @@ def test_a_missing_table_is_made_again_and_a_damaged_one_is_refused(tmp_path: Pa
     path = folder / "documents.arrow"
     content = path.read_bytes()
     path.write_bytes(content[:-20])
-    with pytest.raises(DataError, match=r"documents\.arrow: is damaged, its checksum is \w+, the manifest says"):
+    with pytest.raises(
+        DataError, match=r"documents\.arrow: is damaged, its checksum is \w+, the manifest says \w+; delete it and prepare again"
+    ):
         open_document_table(folder, load_manifest(folder))
     path.unlink()
     with pytest.raises(DataError, match=r"documents\.arrow: is missing, and the manifest names it; prepare again"):

@@ -177,3 +177,31 @@ def test_one_large_file_is_many_tasks_and_the_bytes_depend_neither_on_them_nor_o
 def test_a_chunk_closes_at_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "CHUNK_BYTES", 1000)
     assert [len(group) for group in pipeline._chunks(Document("x" * size) for size in (300, 300, 300, 300, 5000, 10))] == [4, 1, 1]
+
+
+@pytest.mark.parametrize("allowed", [(0, 5), (5, 0)])
+def test_a_preparation_that_continues_with_another_number_of_invalid_lines_reads_each_document_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: tuple[int, int]
+) -> None:
+    """Whether a file is read in parts depends on that number, so the chunks that are there begin and end elsewhere."""
+    monkeypatch.setattr(file_parts, "PART_BYTES", 5_000)
+    monkeypatch.setattr(pipeline, "CHUNK_BYTES", 5_000)
+    rows = [
+        json.dumps({"id": "x" * 40, "text": f"Row {number} of a table of words, which has {7 * number} birds."}) for number in range(300)
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join([*rows[:200], "{", *rows[200:]]))
+    data = Data(paths=[str(tmp_path / "a.jsonl")], vocab_size=200, min_chars=0, valid_fraction=0.0, workers=1)
+    first, second = (dataclasses.replace(data, max_invalid_lines=each) for each in allowed)
+    if allowed[0]:  # killed while it reads
+        (tmp_path / "a.jsonl").write_text("\n".join(rows))
+        with monkeypatch.context() as patch, pytest.raises(KeyError):
+            patch.setattr(pipeline, "check_found", lambda sources: {}["killed"])
+            prepare(first, tmp_path / "out", silent)
+    else:
+        with pytest.raises(DataError, match=r"a\.jsonl:201: is not JSON"):
+            prepare(first, tmp_path / "out", silent)
+    assert (tmp_path / "out/work/clean-00001.arrow").exists()
+    manifest = prepare(second, tmp_path / "out", silent)
+    assert (manifest.count("train", "documents"), manifest.duplicates) == (300, 0)
+    prepare(second, tmp_path / "whole", silent)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")

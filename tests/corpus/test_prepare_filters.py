@@ -134,6 +134,11 @@ def test_filters_that_leave_nothing_are_named(reviews: Path, tmp_path: Path) -> 
         prepare(settings(reviews, filters=dataclasses.replace(NoFilters(), max_chars=150)), tmp_path / "out", silent)
 
 
+def test_a_group_field_that_no_row_has_is_refused(reviews: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no document has a group under data\.group_field = 'asni'; correct it, or leave it out"):
+        prepare(settings(reviews, group_field="asni"), tmp_path / "out", silent)
+
+
 def test_all_of_a_group_are_on_one_side(reviews: Path, tmp_path: Path) -> None:
     data = settings(reviews, tokenizer="bytes", group_field="asin", valid_fraction=0.3, test_fraction=0.3)
     manifest = prepare(data, tmp_path / "out", silent)

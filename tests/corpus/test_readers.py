@@ -73,6 +73,12 @@ def test_several_packed_streams_in_one_file_are_all_read(tmp_path: Path, ending:
     assert read(tmp_path / f"a.txt{ending}")[0] == ["one two"]
 
 
+@pytest.mark.parametrize("ending", [".GZ", ".Bz2", ".XZ", ".ZST"])
+def test_a_packed_file_whose_ending_is_in_capitals_is_read_as_what_is_packed(tmp_path: Path, ending: str) -> None:
+    (tmp_path / f"A.CSV{ending}").write_bytes(PACKERS[ending.lower()](b"stars,text\n5,fine words\n"))
+    assert read(tmp_path / f"A.CSV{ending}")[0] == ["fine words"]
+
+
 @pytest.mark.parametrize("log", [27, 31])
 def test_a_zstandard_file_with_a_long_window_is_read(tmp_path: Path, log: int) -> None:
     parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=log, enable_ldm=True)

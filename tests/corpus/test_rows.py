@@ -82,11 +82,26 @@ def test_a_csv_reads_back_what_the_standard_library_wrote(cells: list[str]) -> N
     assert [document.text for document in BY_KIND["csv"].read(OpenFile("x", data, source, Reading([source]), stream))] == cells
 
 
+@pytest.mark.parametrize(("kind", "comma"), [("csv", ","), ("tsv", "\t")])
+def test_a_column_may_be_without_a_name_as_the_index_that_pandas_writes(tmp_path: Path, kind: str, comma: str) -> None:
+    (tmp_path / f"x.{kind}").write_text(
+        "\n".join(comma.join(row) for row in (["", "text", "stars"], ["0", "fine", "4"], ["1", "poor", "2"]))
+    )
+    assert texts(tmp_path) == ["fine", "poor"]
+    assert [document.label for document in read(tmp_path, label="stars", tokenizer="bytes")[0]] == [4.0, 2.0]
+    (tmp_path / f"x.{kind}").write_text(
+        "\n".join(comma.join(row) for row in (["text", "", ""], ["spreadsheets", "", ""], ["write", "", "x"]))
+    )
+    assert texts(tmp_path) == ["spreadsheets", "write"]
+
+
 @pytest.mark.parametrize("kind", ["csv", "tsv", "parquet"])
 def test_a_column_that_is_absent_is_refused_with_those_there_are(tmp_path: Path, kind: str) -> None:
     write(tmp_path, kind, [{"id": 1, "body": "x"}])
     with pytest.raises(DataError, match=rf"x\.{kind}: has no column 'text'; its columns are: id, body \(data\.field names"):
         read(tmp_path)
+    with pytest.raises(DataError, match=rf"x\.{kind}: has no column 'titel'; its columns are: id, body \(data\.field names"):
+        read(tmp_path, field="titel+body")
 
 
 @pytest.mark.parametrize(
@@ -196,12 +211,33 @@ def test_the_memory_for_a_parquet_file_does_not_depend_on_its_row_groups(tmp_pat
     assert 5e6 < most < 30e6
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
-def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenFile, "max_bytes", 1 << 20)
-    (tmp_path / f"x.{kind}").write_bytes(b'text\n"' + b"x" * (2 << 20))
-    with pytest.raises(DataError, match=rf"x\.{kind}:\d: more than 1 MB in one line"):
+    (tmp_path / "x.csv").write_bytes(b'text\n"' + b"x" * (2 << 20))
+    with pytest.raises(DataError, match=r"x\.csv:2: more than 1 MB in one line"):
         read(tmp_path, max_invalid_lines=1)
+
+
+@pytest.mark.parametrize("kind", ["tsv", "jsonl"])
+@pytest.mark.parametrize("size", [(1 << 20) + 1, (2 << 20) + 1, 5 << 20])
+def test_a_row_that_is_too_long_is_counted_and_never_in_memory(
+    tmp_path: Path, kind: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OpenFile, "max_bytes", 1 << 20)
+    row = (lambda text: json.dumps({"text": text})) if kind == "jsonl" else str
+    head = [] if kind == "jsonl" else ["text"]
+    (tmp_path / f"x.{kind}").write_text(
+        "\n".join([*head, row("before"), row("x" * size), row("behind"), "\udcff"]), "utf-8", "surrogateescape"
+    )
+    with pytest.raises(DataError, match=rf"x\.{kind}:\d: has more than 1 MB; mend it, or allow more bad lines than .*max_invalid_lines=0"):
+        read(tmp_path)
+    where = (tmp_path / f"x.{kind}").stat().st_size - 1
+    with pytest.raises(DataError, match=rf"x\.{kind}: byte {where} \(0xff\) is not UTF-8"):
+        read(tmp_path, max_invalid_lines=1)
+    with open(tmp_path / f"x.{kind}", "r+b") as file:
+        file.truncate(where)
+    found, source = read(tmp_path, max_invalid_lines=1)
+    assert [document.text for document in found] == ["before", "behind"] and source.skipped_lines == 1
 
 
 def test_a_quote_that_is_never_closed_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

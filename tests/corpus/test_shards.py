@@ -53,6 +53,19 @@ def test_the_file_is_as_the_format_says(prepared: Path) -> None:
     assert table.to_pylist() == [{"tokens": [0, 1, 2], "sentences": [1, 2]}, {"tokens": [3, 4, 5], "sentences": [3]}]
 
 
+def test_a_shard_is_written_without_a_second_copy_of_it_in_memory(tmp_path: Path) -> None:
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        size = shards.write_shard(
+            tmp_path / "x.arrow", np.zeros(1 << 20, np.uint16), np.full(1 << 14, 64, np.int32), np.full(64, 256, np.int32)
+        )
+    finally:
+        pa.set_memory_pool(before)
+    assert size == (tmp_path / "x.arrow").stat().st_size > 2 << 20 and pool.max_memory() < 1 << 20
+
+
 @given(st.lists(st.lists(st.lists(st.integers(0, 65_535), min_size=1, max_size=4), min_size=1, max_size=4), max_size=5))
 def test_documents_come_back_from_a_shard(tmp_path_factory: pytest.TempPathFactory, documents: list[list[list[int]]]) -> None:
     path = tmp_path_factory.mktemp("shard") / "s.arrow"

@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from overnight.corpus import tokenizer as tk
+from overnight.corpus.word_counts import WordCounts
 from overnight.errors import DataError
 
 ALPHABET = [*"aabbcdeé ", "##a", "[MASK]", ".", ",", "-", "中", "İ", "\u0301", "Σ", "ß", "`", "\ue000"]
 
 
-def _words(seed: int) -> Counter[str]:
+def _words(seed: int) -> WordCounts:
     rng = random.Random(seed)
-    return Counter("".join(rng.choices("abcdefgh", k=rng.randint(1, 7))) for _ in range(3000))
+    return WordCounts.of(Counter("".join(rng.choices("abcdefgh", k=rng.randint(1, 7))) for _ in range(3000)))
 
 
 def test_training_is_the_same_in_another_process_with_other_threads() -> None:
@@ -42,20 +43,9 @@ def test_training_is_the_same_in_another_process_with_other_threads() -> None:
     assert outputs == {f"{tk.train_tokens(_words(0), 600)}\n"}
 
 
-@given(st.dictionaries(st.text("abc", min_size=1, max_size=4), st.integers(1, 9)), st.integers(1, 40))
-def test_of_more_words_than_fit_the_rarest_go(counts: dict[str, int], most: int) -> None:
-    left = tk.without_rare(Counter(counts), most)
-    assert len(left) <= most and left.items() <= counts.items()
-    if len(counts) <= most:
-        assert left == counts
-    elif len(often := {word for word, count in counts.items() if count > 1}) <= 3 * most // 4:
-        assert set(left) == often  # no more than is needed
-    assert not left or min(left.values()) > max((count for word, count in counts.items() if word not in left), default=0)
-
-
 def test_the_trainer_is_given_the_most_frequent_words(monkeypatch: pytest.MonkeyPatch) -> None:
     words = _words(1)
-    frequent = Counter(dict(sorted(words.items(), key=lambda item: (-item[1], item[0]))[:300]))
+    frequent = WordCounts.of(dict(sorted(words.items(), key=lambda item: (-item[1], item[0]))[:300]))
     monkeypatch.setattr(tk, "TRAINING_DISTINCT", 300)
     few = tk.train_tokens(words, 600)
     monkeypatch.undo()
@@ -63,7 +53,7 @@ def test_the_trainer_is_given_the_most_frequent_words(monkeypatch: pytest.Monkey
 
 
 def test_trained_tokens_are_specials_alphabet_and_words() -> None:
-    tokens = tk.train_tokens({"hello": 50, "hell": 20, "world": 30, "!": 30, "x": 1}, 60)
+    tokens = tk.train_tokens(WordCounts.of({"hello": 50, "hell": 20, "world": 30, "!": 30, "x": 1}), 60)
     assert tuple(tokens[:5]) == tk.SPECIALS
     assert len(set(tokens)) == len(tokens) <= 60
     assert {"hello", "world", "!", "x"} <= set(tokens)

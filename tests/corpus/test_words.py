@@ -26,7 +26,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @given(text=TEXT)
 def test_words_are_those_between_spaces_or_marks_in_the_order_in_which_they_first_occur(text: str) -> None:
     expected = [part for line in text.split("\n") for word in line.split(" ") for part in WORD_OR_MARK.findall(word)]
-    found, places = distinct_words(text)
+    found, places = distinct_words(text.encode())
     assert found == list(dict.fromkeys(expected))
     assert [found[place] for place in places] == expected
 
@@ -34,7 +34,7 @@ def test_words_are_those_between_spaces_or_marks_in_the_order_in_which_they_firs
 @pytest.mark.usefixtures("library")
 def test_more_different_words_than_were_expected_are_found() -> None:
     expected = [np.base_repr(number, 36) for number in range(20_000)]
-    found, places = distinct_words(" ".join(expected * 2))
+    found, places = distinct_words(" ".join(expected * 2).encode())
     assert found == expected and places.tolist() == [*range(20_000)] * 2
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight import machine
+from overnight.corpus import workers
 from overnight.corpus.workers import Processes, run_tasks
 from overnight.errors import DataError, UserError
 
@@ -109,6 +111,20 @@ def test_an_error_of_a_task_arrives_as_itself() -> None:
 def test_a_killed_worker_is_an_error_and_no_hang() -> None:
     with pytest.raises(UserError, match="worker process was killed"):
         list(run_tasks(_die, range(10), 2))
+
+
+def test_a_worker_that_waits_returns_what_it_has_freed_and_not_between_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command trains the vocabulary meanwhile."""
+    released: list[float] = []
+    monkeypatch.setattr(workers, "_release_memory", lambda: released.append(time.monotonic()))
+    monkeypatch.setattr(workers, "_last", None)
+    for _ in range(20):
+        workers._run_in_worker(_square, 2)
+    assert released == []
+    end = time.monotonic() + 20
+    while not released and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(released) == 1
 
 
 class _Recorded:

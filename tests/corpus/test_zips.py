@@ -167,3 +167,11 @@ def test_an_empty_archive_holds_no_text(tmp_path: Path) -> None:
     (tmp_path / "x.zip").write_bytes(zip_of({}))
     with pytest.raises(DataError, match="holds no text"):
         read(tmp_path)
+
+
+def test_a_member_without_a_name_is_left_out(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("a.txt", "one")
+        archive.writestr("b.txt", "two")
+        archive.filelist[0].filename = ""
+    assert texts(tmp_path / "x.zip") == ["two"]

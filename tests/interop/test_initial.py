@@ -240,8 +240,9 @@ def test_new_words_need_a_vocabulary_to_be_added_to(recipe: Recipe, capsys: Capt
 
 def test_new_words_are_the_most_frequent_ones_that_the_vocabulary_splits() -> None:
     from overnight.corpus.vocabulary import new_words
+    from overnight.corpus.word_counts import WordCounts
 
-    words = {"filming": 9, ",": 4, "film": 50, "zebra": 9, "apple": 9, "x1": 30, "once": 1, "ooo": 2, "the": 99}
+    words = WordCounts.of({"filming": 9, ",": 4, "film": 50, "zebra": 9, "apple": 9, "x1": 30, "once": 1, "ooo": 2, "the": 99})
     assert new_words(words, PIECES, True, 10) == ["apple", "filming", "zebra", "ooo"]
     assert new_words(words, PIECES, True, 2) == ["apple", "filming"]
     assert set(LETTERS) <= set(PIECES)

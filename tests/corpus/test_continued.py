@@ -1,0 +1,45 @@
+"""A preparation that continues or is mended: what it says, and that what a message advises works."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from overnight.corpus import pipeline
+from overnight.corpus.pipeline import prepare
+from overnight.corpus.shards import open_shards
+from overnight.errors import DataError
+from tests.corpus.test_pipeline import contents, settings, silent, write_corpus
+
+
+def test_a_full_disk_is_told_with_the_size_of_the_text_also_where_it_was_read_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "text")
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pipeline, "_tokenize", full)
+    said = []
+    for _ in range(2):
+        with pytest.raises(DataError) as error:
+            prepare(settings(tmp_path / "text"), tmp_path / "out", silent)
+        said.append(str(error.value).partition(" while preparing")[0])
+    assert said[0] == said[1] and "read so far" not in said[0]
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json"])
+def test_a_file_of_the_vocabulary_that_is_missing_is_made_by_preparing_again(tmp_path: Path, name: str) -> None:
+    write_corpus(tmp_path / "text")
+    prepare(settings(tmp_path / "text"), tmp_path / "out", silent)
+    before = contents(tmp_path / "out")
+    (tmp_path / "out" / name).unlink()
+    with pytest.raises(DataError, match=name):
+        open_shards(tmp_path / "out", "train")
+    lines: list[str] = []
+    prepare(settings(tmp_path / "text"), tmp_path / "out", lines.append)
+    assert lines[0] == f"prepare: {tmp_path / 'out'} lacks {name}; preparing it again"
+    assert contents(tmp_path / "out") == before
