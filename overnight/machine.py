@@ -11,7 +11,7 @@ from pathlib import Path
 
 # The C library's, which musl and macOS lack.
 _trim, _tune = (getattr(ctypes.CDLL(None), name, None) for name in ("malloc_trim", "mallopt"))
-# By glibc's malloc.h. In the environment they are named otherwise, as are all of the newer form.
+# Numbers of glibc's malloc.h, and the variables by which a user tunes the same.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _TUNED = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
@@ -46,7 +46,7 @@ def keep_freed_memory() -> None:
     """Have the C library keep what is freed for what is asked for next, unless the environment tunes it otherwise.
 
     It gives blocks of 32 MB and more back to Linux at once, which hands out the same memory in the next step page by page, filled with zeros: of the
-    gradients of a large vocabulary and of the weights' copies in 16 bits that takes a tenth of a step, on virtual machines a third.
+    gradients of a large vocabulary and of the weights' copies in 16 bits that takes a tenth of a step of BERT-base.
     """
     if _tune is not None and not any(name in os.environ for name in _TUNED):
         _tune(_MMAP_MAX, 0)

@@ -1,6 +1,6 @@
 """The few operations whose fastest exact form depends on the device: linear maps, norms, dropout, gated GELU.
 
-On a CPU fp32 matrix products go through oneDNN, which uses AVX-512 where torch's default product does not (but on Intel's processors), and dropout draws 16 random
+On a CPU that is not Intel's fp32 matrix products go through oneDNN, which uses AVX-512 where torch's default product does not, and dropout draws 16 random
 bits an element instead of one call of the generator: torch's own costs 6 ns an element, half of a step of a small BERT.
 """
 
