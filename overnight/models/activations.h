@@ -25,6 +25,9 @@ static inline REAL load(STORE x) { return x; }
 static inline STORE store(REAL x) { return x; }
 #endif
 
+/* Rows are functions of their own: in the middle of a parallel loop gcc computes them number by number. */
+#define ROW static __attribute__((noinline))
+
 /* e^x to 2e-7 of its value, 0 below -87, for x of at most 0: x = n ln 2 + r, the Taylor series of e^r, and 2^n by its bits. */
 static inline float exp_(float x) {
     float n = rintf((x < -87.0f ? -87.0f : x) * 1.44269504f), r = ((x < -87.0f ? -87.0f : x) - n * 0.693359375f) + n * 2.12194440e-4f;

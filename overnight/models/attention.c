@@ -20,6 +20,7 @@
 #endif
 
 #include "activations.h"
+#include "attention.h"
 
 /* Floats of a vector, vectors of a panel, rows of a tile: MR·NV sums fit the registers. */
 #ifdef __AVX512F__
@@ -30,7 +31,6 @@ enum { VW = 8, NV = 2, MR = 6 };
 enum { NR = VW * NV, BLOCK = 48 };
 typedef float VEC __attribute__((vector_size(VW * sizeof(float)), aligned(4), may_alias));
 
-static inline long least(long a, long b) { return a < b ? a : b; }
 static inline long up(long n) { return (n + VW - 1) / VW * VW; }
 
 /* C (rows × vectors·VW) = or += A B, all sums in registers. */
@@ -96,22 +96,6 @@ static void take(long T, long E, long wide, const STORE *from, long stride, floa
     }
 }
 
-/* The inverse: rows of a gradient times a factor, turned back. */
-static void give(long T, long E, long wide, const float *from, float factor, const float *cos, const float *sin, STORE *to, long stride) {
-    long half = E / 2;
-    for (long t = 0; t < T; t++, from += wide, to += stride) {
-        if (cos) {
-            const float *restrict c = cos + t * half, *restrict s = sin + t * half;
-            for (long j = 0; j < half; j++) {
-                float x = from[j] * factor, y = from[half + j] * factor;
-                to[j] = store(x * c[j] + y * s[j]);
-                to[half + j] = store(y * c[j] - x * s[j]);
-            }
-        } else
-            for (long j = 0; j < E; j++) to[j] = store(from[j] * factor);
-    }
-}
-
 /* Panels of (T, wide) rows: the rows themselves where one panel is as wide, else a copy. */
 static const float *panels(long T, long wide, const float *rows, float *to) {
     if (wide <= NR) return rows;
@@ -134,25 +118,6 @@ static void transposed(long T, long E, long wide, const float *rows, float *to) 
     }
 }
 
-/* Two words for row i of a head, by which its weights are dropped (the mixer of SplitMix64, Steele et al. 2014). */
-static inline uint64_t row_key(uint64_t seed, long head, long i) {
-    uint64_t x = seed + 0x9e3779b97f4a7c15u * (((uint64_t)head << 32) + (uint64_t)i + 1);
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-/* Uniform signed 32 bits for place j of a row. */
-static inline int32_t bits(uint64_t key, long j) {
-    uint32_t x = (uint32_t)j ^ (uint32_t)key;
-    x ^= x >> 16;
-    x *= 0x7feb352du;
-    x ^= (uint32_t)(key >> 32);
-    x ^= x >> 15;
-    x *= 0x846ca68bu;
-    return (int32_t)(x ^ (x >> 16));
-}
-
 /* Keys that the rows i0 to i0 + rows see: from a whole panel's first to *end. */
 static long seen(long i0, long rows, long T, long window, long *end) {
     *end = window < 0 ? T : least(T, i0 + rows + window);
@@ -170,9 +135,6 @@ static void scores(long rows, long E, long T, long i0, long lo, long hi, long wi
             for (long j = lo; j < hi; j++)
                 if (labs(i0 + m - j) > window) x[m * wide + j - lo] = -INFINITY;
 }
-
-/* Rows are functions of their own: in the middle of a parallel loop gcc computes them number by number. */
-#define ROW static __attribute__((noinline))
 
 /* e^(x - largest) in place of the scores x of a row; returns their sum, and its logarithm with the largest added. */
 ROW float weights(long T, float *restrict x, float *logarithm) {
@@ -193,7 +155,7 @@ ROW float weights(long T, float *restrict x, float *logarithm) {
 ROW void drop(long T, long lo, uint64_t key, long dropped, float *restrict x) {
     int32_t least_kept = (int32_t)dropped;
 #pragma omp simd
-    for (long j = 0; j < T; j++) x[j] = bits(key, lo + j) >= least_kept ? x[j] : 0.0f;
+    for (long j = 0; j < T; j++) x[j] = bits((uint32_t)key, (uint32_t)(key >> 32), lo + j) >= least_kept ? x[j] : 0.0f;
 }
 
 /* Of a row: p, scores, becomes the weights; x, the gradient of the dropped weights, that of the scores; w the dropped weights. */
@@ -202,7 +164,7 @@ ROW void gradients(long T, long lo, uint64_t key, long dropped, float kept, floa
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (long j = 0; j < T; j++) {
-        float weight = exp_(p[j] - logarithm), keep = bits(key, lo + j) >= least_kept ? kept : 0.0f, d = x[j] * keep;
+        float weight = exp_(p[j] - logarithm), keep = bits((uint32_t)key, (uint32_t)(key >> 32), lo + j) >= least_kept ? kept : 0.0f, d = x[j] * keep;
         w[j] = weight * keep;
         p[j] = weight;
         x[j] = d;
@@ -210,12 +172,6 @@ ROW void gradients(long T, long lo, uint64_t key, long dropped, float kept, floa
     }
 #pragma omp simd
     for (long j = 0; j < T; j++) x[j] = p[j] * (x[j] - sum);
-}
-
-static inline float *part(float **memory, long floats) {
-    float *at = *memory;
-    *memory += (floats + 15) / 16 * 16;
-    return at;
 }
 
 /* out (N, H·E) and sums (N, H), the logarithm of the sum of e^scores, from qkv (N, 3, H, E). starts: (S + 1). longest: at least each T.

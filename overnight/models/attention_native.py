@@ -1,4 +1,5 @@
-"""Attention on a CPU in one pass over each sequence, without padding and without keeping scores: attention.c.
+"""Attention on a CPU in one pass over each sequence, without padding and without keeping scores: attention.c, or attention_bf16.c where the
+processor multiplies tiles of bf16.
 
 Shapes: N tokens of the flat batch, S sequences, T their padded length, H heads, E dimensions of a head.
 """
@@ -16,8 +17,7 @@ from torch import Tensor
 
 from overnight import native
 
-_SOURCE = Path(__file__).with_name("attention.c")
-_DEFINES: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.bfloat16: ("BF16",)}
+_SOURCE, _TILES = (Path(__file__).with_name(name) for name in ("attention.c", "attention_bf16.c"))
 _LONG, _POINTER, _FLOAT = ctypes.c_long, ctypes.c_void_p, ctypes.c_float
 _INPUTS = [*[_LONG] * 4, *[_POINTER] * 4, _LONG, ctypes.c_uint64, _LONG, _FLOAT]
 _ARGUMENTS = {"attend": [*_INPUTS, *[_POINTER] * 2], "attend_backward": [*_INPUTS, *[_POINTER] * 3]}
@@ -25,16 +25,24 @@ _ARGUMENTS = {"attend": [*_INPUTS, *[_POINTER] * 2], "attend_backward": [*_INPUT
 
 @functools.cache
 def available(dtype: torch.dtype) -> bool:
-    """Return whether attention.c can be used here for activations of a type; builds it if need be."""
+    """Return whether attention can be computed in C here for activations of a type; builds it if need be."""
     try:
-        return dtype in _DEFINES and native.library(_SOURCE, *_DEFINES[dtype]) is not None
+        return dtype in (torch.float32, torch.bfloat16) and _library(dtype) is not None
     except native.NoCompiler:
         return False
 
 
 @functools.cache
-def _function(dtype: torch.dtype, name: str) -> Callable[..., int]:
-    found = getattr(native.library(_SOURCE, *_DEFINES[dtype]), name)
+def _library(dtype: torch.dtype) -> ctypes.CDLL:
+    if dtype == torch.float32:
+        return native.library(_SOURCE)
+    tiles = native.library(_TILES)
+    return tiles if tiles.prepare() else native.library(_SOURCE, "BF16")
+
+
+@functools.cache
+def _function(library: ctypes.CDLL, name: str) -> Callable[..., int]:
+    found = getattr(library, name)
     found.argtypes, found.restype = _ARGUMENTS[name], ctypes.c_int
     return found  # type: ignore[no-any-return]
 
@@ -94,7 +102,7 @@ def _run(
 ) -> None:
     assert all(x.is_contiguous() for x in (*read, *more) if x is not None)
     pointers = [None if x is None else x.data_ptr() for x in read]
-    if not _function(like.dtype, name)(*numbers, *pointers, window, *dropping, *(x.data_ptr() for x in more)):
+    if not _function(_library(like.dtype), name)(*numbers, *pointers, window, *dropping, *(x.data_ptr() for x in more)):
         raise MemoryError("no memory for the scores of a block of queries")
 
 

@@ -1,17 +1,20 @@
-"""What encoder.c and attention.c compute, against torch's own operations in float64 and autograd."""
+"""What encoder.c, attention.c and attention_bf16.c compute, against torch's own operations in float64 and autograd."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from overnight import native
 from overnight.batches.packing import IGNORED
 from overnight.models import attention_native, encoder_native
 from overnight.models.attention import Layout, angles, attention, layout, rotate
@@ -22,6 +25,22 @@ pytestmark = pytest.mark.skipif(not encoder_native.available(torch.float32), rea
 # Of the largest value: what rounding to the type allows.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}
 TYPES = pytest.mark.parametrize("dtype", TOLERANCE)
+
+
+def form(name: str) -> ctypes.CDLL:
+    """Return a form of attention for bf16: attention.c, or attention_bf16.c by AMX or in plain loops."""
+    source = Path(attention_native.__file__).with_name("attention.c" if name == "fp32 arithmetic" else "attention_bf16.c")
+    library = native.library(source, *{"fp32 arithmetic": ("BF16",), "AMX": (), "plain loops": ("PORTABLE",)}[name])
+    if name != "fp32 arithmetic" and not library.prepare():
+        pytest.skip("this processor has no AMX")
+    return library
+
+
+@pytest.fixture(params=["fp32 arithmetic", "AMX", "plain loops"])
+def each_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have attention for bf16 computed in each form."""
+    library = form(request.param)
+    monkeypatch.setattr(attention_native, "_library", lambda dtype: library)
 
 
 def near(value: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -81,17 +100,29 @@ def formula(qkv: Tensor, heads: int, where: Layout, lengths: list[int], window: 
     return torch.cat(outs)
 
 
-@TYPES
-@settings(max_examples=40, deadline=None)
-@given(
+SHAPES = given(
     lengths=st.lists(st.one_of(st.integers(1, 40), st.integers(41, 150)), min_size=1, max_size=5),
     window=st.sampled_from([-1, 1, 8, 70]),
     turned=st.booleans(),
     size=st.sampled_from([2, 6, 8, 64, 80, 130]),
 )
-def test_attention_and_its_gradient_equal_the_formula_in_float64(
-    lengths: list[int], window: int, turned: bool, size: int, dtype: torch.dtype
-) -> None:
+
+
+@settings(max_examples=40, deadline=None)
+@SHAPES
+def test_attention_and_its_gradient_equal_the_formula_in_float64(lengths: list[int], window: int, turned: bool, size: int) -> None:
+    assert_the_formula(lengths, window, turned, size, torch.float32)
+
+
+@pytest.mark.usefixtures("each_form")
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@SHAPES
+def test_each_form_of_attention_for_bf16_equals_the_formula(lengths: list[int], window: int, turned: bool, size: int) -> None:
+    assert_the_formula(lengths, window, turned, size, torch.bfloat16)
+
+
+def assert_the_formula(lengths: list[int], window: int, turned: bool, size: int, dtype: torch.dtype) -> None:
+    """Assert that attention and its gradient are those of the formula in float64."""
     heads, batch = 2, random_batch(lengths)
     where = layout(batch, 0.0, dtype, window)
     turns = angles(batch.positions_N, size, 100.0) if turned else None
@@ -104,6 +135,49 @@ def test_attention_and_its_gradient_equal_the_formula_in_float64(
     assert mine.grad is not None and exact.grad is not None
     near(out, expected, dtype)
     near(mine.grad, exact.grad, dtype)
+
+
+@pytest.mark.usefixtures("each_form")
+@pytest.mark.parametrize("window", [-1, 20])
+def test_each_form_of_attention_for_bf16_drops_the_same_weights(window: int) -> None:
+    heads, size, lengths, drawn = 3, 10, [97, 97, 1], (12345, -(2**31) + 2**30, 4 / 3)
+    starts = torch.tensor([0, 97, 194, 195], dtype=torch.int32)
+    qkv, grad = numbers(195, 3 * heads * size, dtype=torch.bfloat16), numbers(195, heads * size, dtype=torch.bfloat16, seed=1)
+    exact, mine = qkv.double().requires_grad_(), qkv.clone().requires_grad_()
+    keep = attention_native.keep_mask(3 * heads, 97, *drawn[:2]).double().view(3, heads, 97, 97) * drawn[2]
+    parts = []
+    for part, kept in zip(exact.split(lengths), keep, strict=True):
+        length = len(part)
+        q, k, v = part.view(length, 3, heads, size).permute(1, 2, 0, 3)
+        at = torch.arange(length)
+        scores = (q @ k.transpose(-1, -2) / size**0.5).masked_fill((at[:, None] - at).abs() > (window if window >= 0 else 97), -math.inf)
+        parts.append((torch.softmax(scores, -1) * kept[:, :length, :length] @ v).transpose(0, 1).reshape(length, -1))
+    expected, out = torch.cat(parts), attention_native.attention(mine, heads, starts, 97, window, drawn, None)
+    expected.backward(grad.double())
+    out.backward(grad)
+    assert mine.grad is not None and exact.grad is not None
+    near(out, expected, torch.bfloat16)
+    near(mine.grad, exact.grad, torch.bfloat16)
+
+
+@pytest.mark.usefixtures("each_form")
+def test_each_form_of_attention_for_bf16_keeps_what_is_no_number_in_its_own_sequence() -> None:
+    qkv = numbers(65, 48, dtype=torch.bfloat16)
+    qkv[2] = float("nan")
+    mine, where = qkv.requires_grad_(), layout(random_batch([5, 60]), 0.0, qkv.dtype)
+    out = attention(mine, 2, where, 0.0)
+    out.sum().backward()
+    assert out[:5].isnan().all() and out[5:].isfinite().all()
+    assert mine.grad is not None and mine.grad[:5].isnan().any(1).all() and mine.grad[5:].isfinite().all()
+
+
+@pytest.mark.usefixtures("each_form")
+def test_products_of_torch_are_the_same_after_attention_as_before() -> None:
+    a, b = numbers(64, 96, dtype=torch.bfloat16), numbers(96, 80, dtype=torch.bfloat16, seed=1)
+    qkv, before = numbers(80, 48, dtype=torch.bfloat16), a @ b
+    for _ in range(3):
+        attention(qkv, 2, layout(random_batch([33, 7, 40]), 0.0, qkv.dtype), 0.0)
+        assert torch.equal(a @ b, before)
 
 
 def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
