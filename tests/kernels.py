@@ -24,10 +24,10 @@ needs_interpreter = pytest.mark.skipif(OLD, reason="needs Triton 3.7: NumPy 2.4 
 needs_gpu = pytest.mark.skipif(MISSING or not torch.cuda.is_available(), reason="needs a CUDA device and Triton")
 
 
-def _found(worker: str, what: str, folder: Path, **environment: str) -> Any:
-    """What `python -m tests.WORKER` finds: whether Triton interprets is settled when it is imported."""
+def _found(program: list[str], what: str, folder: Path, **environment: str) -> Any:
+    """What `python -m PROGRAM` finds: whether Triton interprets is settled when it is imported."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("TRITON_")} | environment
-    command = [sys.executable, "-W", "error", "-m", f"tests.{worker}", what, str(folder / "found.pt")]
+    command = [sys.executable, "-W", "error", "-m", *program, what, str(folder / "found.pt")]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(folder / "found.pt", weights_only=True)
@@ -35,9 +35,9 @@ def _found(worker: str, what: str, folder: Path, **environment: str) -> Any:
 
 def interpreted_by(worker: str, folder: Path, what: str = "interpret") -> Any:
     """What the worker's kernels compute when numpy interprets them."""
-    return _found(worker, what, folder, TRITON_INTERPRET="1")
+    return _found(["tests.interpreter", f"tests.{worker}"], what, folder, TRITON_INTERPRET="1")
 
 
 def compiled_by(worker: str, folder: Path) -> Any:
     """What its kernels are compiled to for GPUs that need not be there; nothing of an earlier run is taken."""
-    return _found(worker, "compile", folder, TRITON_CACHE_DIR=str(folder))
+    return _found([f"tests.{worker}"], "compile", folder, TRITON_CACHE_DIR=str(folder))

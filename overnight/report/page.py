@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,21 +78,29 @@ def rendered(template: str, **values: Any) -> str:
         UserError: when jinja2 or plotly is not installed.
     """
     try:
-        import jinja2
+        import jinja2  # noqa: F401
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise UserError(f"the report needs {error.name}: pip install 'overnight[report]'") from None
+    page = _templates().get_template(template)
+    return page.render(style=_own("page.css"), script=_own("page.js"), plotly=get_plotlyjs(), **values)
 
-    def own(name: str) -> str:
-        return (resources.files("overnight.report") / name).read_text(encoding="utf-8")
+
+def _own(name: str) -> str:
+    return (resources.files("overnight.report") / name).read_text(encoding="utf-8")
+
+
+@cache
+def _templates() -> Any:
+    """Return what compiles the pages, each once in a process."""
+    import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(own), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FunctionLoader(_own), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(share=share, points=points, number=number, duration=duration, plural=plural, quoted=quoted, ordinal=_ordinal)
     environment.filters.update(rounded=rounded)
-    page = environment.get_template(template)
-    return page.render(style=own("page.css"), script=own("page.js"), plotly=get_plotlyjs(), **values)
+    return environment
 
 
 def _render(folders: Sequence[RunFolder]) -> str:
