@@ -51,9 +51,11 @@ ROW void take(long T, long E, long most, long wide, const STORE *from, long stri
 /* -inf for scores (T, QUERIES) of keys outside the window; the first query and the first key are `ahead` apart. */
 static void hide(long T, long wide, long window, long ahead, float *x) {
     if (window >= 0)
-        for (long t = 0; t < T; t++)
-            for (long q = 0; q < wide; q++)
-                if (labs(ahead + q - t) > window) x[t * QUERIES + q] = -INFINITY;
+        for (long t = 0; t < T; t++, x += QUERIES) {
+            long first = t - ahead - window, end = t - ahead + window + 1;
+            for (long q = 0; q < least(first, wide); q++) x[q] = -INFINITY;
+            for (long q = end > 0 ? end : 0; q < wide; q++) x[q] = -INFINITY;
+        }
 }
 
 /* 2^x to 1e-7 of its value, of any x of at most 1; 0 below -126. */
