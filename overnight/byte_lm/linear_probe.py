@@ -29,7 +29,7 @@ from overnight.display import duration, measures
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
 from overnight.errors import DataError
-from overnight.interop.byte_models import load_byte_model, weights_name
+from overnight.interop.byte_models import load_byte_model, weights_digest, weights_name
 from overnight.models.bytes import ByteModel, byte_model
 from overnight.run_dir.atomic import write_json
 from overnight.run_dir.lock import run_lock
@@ -128,7 +128,7 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
     """
     spec, device = run.linear_probe[name], set_up_machine(run)
     data = data_hash(environment_path(spec.path, f"linear_probe.{name}.path")) or _kept_fact(run.run_dir, name, "data_hash")
-    facts = json.dumps([asdict(spec) | {"seeds": []}, weights_name(run.run_dir), run.precision, data])
+    facts = json.dumps([asdict(spec) | {"seeds": []}, weights_name(run.run_dir), weights_digest(run.run_dir), run.precision, data])
     config_hash = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
     with run_lock(run.run_dir), line or Line() as line:
         log = run.run_dir / "tasks.jsonl"

@@ -145,6 +145,18 @@ def _contents(checkpoint: Path) -> tuple[TrainingProgress, dict[str, dict[str, T
         raise CorruptCheckpoint(f"{checkpoint} cannot be read: {error}") from None
 
 
+def model_digest(checkpoint: Path) -> str:
+    """Return the checksum of a checkpoint's weights, as it was written, which tells it from another of the same step.
+
+    Raises:
+        DataError: when `state.json` cannot be read, or does not say it.
+    """
+    try:
+        return _read_state(checkpoint / "state.json").checksums["model"]
+    except (KeyError, OSError) as error:
+        raise CorruptCheckpoint(f"{checkpoint / 'state.json'} has no checksum of model: {error}") from None
+
+
 def read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
     """Read a file of tensors.
 

@@ -51,7 +51,7 @@ def config_hash(run: BertRun, spec: Finetune, source: Path, data: str) -> str:
         data: hash of the files of the task.
     """
     undecided = {"seeds": [], "random_init_seeds": 0, "micro_batch_size": 0, "search": bool(spec.search.combinations)}
-    facts = json.dumps([asdict(spec) | undecided, source.name, run.precision, data])
+    facts = json.dumps([asdict(spec) | undecided, source.name, reader.model_digest(source), run.precision, data])
     return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
 
 

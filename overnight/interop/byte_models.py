@@ -28,6 +28,7 @@ from overnight.errors import ConfigError, DataError, UserError
 from overnight.interop.byte_readme import byte_readme
 from overnight.models.bytes import BYTES, ByteModel, Layer, byte_model
 from overnight.run_dir.atomic import write_json, write_whole
+from overnight.state_files import file_digest
 
 _FILES = ("config.json", "model.safetensors", "README.md", "tasks.jsonl", "lock", "linear_probe")
 # Nothing is known of how an imported model was trained; a recipe must have a phase.
@@ -80,6 +81,21 @@ def weights_name(folder: Path) -> str:
     """What the weights of a folder are called: its newest checkpoint, or the file of an exported model."""
     newest = reader.newest_checkpoint(folder / "checkpoints")
     return newest.name if newest else "model.safetensors"
+
+
+def weights_digest(folder: Path) -> str:
+    """Return the checksum of the weights of a folder, or nothing where there are none.
+
+    Raises:
+        DataError: when they cannot be read.
+    """
+    newest, exported = reader.newest_checkpoint(folder / "checkpoints"), folder / "model.safetensors"
+    if newest is not None:
+        return reader.model_digest(newest)
+    try:
+        return file_digest(exported) if exported.exists() else ""
+    except OSError as error:
+        raise DataError(f"{exported} cannot be read: {error}") from None
 
 
 def _state(folder: Path) -> tuple[Path, dict[str, Tensor]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,8 @@ from torch import nn
 
 from overnight import config
 from overnight.byte_lm.features import extract_features
-from overnight.checkpoint.reader import TrainingProgress
-from overnight.checkpoint.writer import CheckpointWriter
+from overnight.checkpoint.reader import TrainingProgress, newest_checkpoint, read_checkpoint
+from overnight.checkpoint.writer import CheckpointWriter, write_checkpoint
 from overnight.cli.main import main
 from overnight.corpus.bytes import document_bytes
 from overnight.interop.byte_models import load_byte_model
@@ -136,6 +137,15 @@ def test_transfer_heatmap_and_a_held_unit_follow_each_other(run_folder: Path, tm
     # The task's keys, and how this machine computes: features of another precision are judged anew.
     assert call("linear-probe", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}", "--precision=bf16", "--seeds=[1]") == 0
     assert "csv: seed 1 pretrained" in capsys.readouterr().out
+    # Weights of the same step that were trained again.
+    checkpoint = newest_checkpoint(run_folder / "checkpoints")
+    assert checkpoint is not None
+    progress, model, optimizer = read_checkpoint(checkpoint)
+    shutil.rmtree(run_folder / "checkpoints")
+    again = {"model": {name: x * 1.5 for name, x in model.items()}, "optimizer": optimizer}
+    write_checkpoint(run_folder / "checkpoints", again, asdict(progress))
+    assert call("linear-probe", "csv", "--from", run_folder, f"--path={tmp_path / 'mine.csv'}") == 0
+    assert "csv: seed 0 pretrained" in capsys.readouterr().out
 
 
 def test_the_best_unit_of_a_transfer_on_means_is_shown_and_held(run_folder: Path, tmp_path: Path) -> None:
