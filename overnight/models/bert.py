@@ -19,8 +19,8 @@ from overnight.config import BertConfig
 from overnight.models.attention import Layout, attention, layout
 from overnight.models.fused_layer import fused_embedding, fused_layer, why_not
 from overnight.models.int8 import Int8Weight, int8_product, quantized
-from overnight.models.layers import _onednn_linear, dropout, layer_norm, linear, packed, packed_product, rows
-from overnight.models.vocabulary_loss import TiedGradient, vocabulary_loss
+from overnight.models.layers import _onednn_linear, dropout, eager_cpu, layer_norm, linear, packed, packed_product, rows
+from overnight.models.vocabulary_loss import TiedGradient, tied_rows, vocabulary_loss
 
 # Logits of the padding rows of the vocabulary: exp(-1e4) is exactly 0 in fp32, and so is their gradient.
 _NEVER = -1e4
@@ -206,14 +206,15 @@ class Encoder(EncoderLayers):
         """Return the embeddings of tokens, positions and segments, after norm and dropout (N, D)."""
         if self.fused:
             return fused_embedding(self, (batch.ids_N, batch.positions_N, batch.segments_N), dtype, tied or TiedGradient())
-        x_ND = self.word(batch.ids_N) + self.position(batch.positions_N) + self.segment(batch.segments_N)
+        words_ND = self.word(batch.ids_N) if tied is None else tied_rows(batch.ids_N, self.word.weight, tied)
+        x_ND = words_ND + self.position(batch.positions_N) + self.segment(batch.segments_N)
         return dropout(self.norm(x_ND).to(dtype), self.dropout, self.training)
 
     def forward(self, batch: Batch, dtype: torch.dtype = torch.float32, tied: TiedGradient | None = None) -> Tensor:
         """Return hidden states (N, D) of a flat batch, in `dtype`, the type of all matrix products and activations.
 
         Args:
-            tied: in which a decoder leaves its gradient of the words, of fused layers only.
+            tied: in which a decoder leaves its gradient of the words.
         """
         where = layout(batch, self.attention_dropout if self.training else 0.0, dtype, size=self.head_size)
         x_ND = self.embedded(batch, dtype, tied)
@@ -278,7 +279,7 @@ class BertForPretraining(nn.Module):
         The vocabulary head is computed at the predicted positions only.
         """
         assert batch.predicted_M is not None
-        tied = TiedGradient() if self.encoder.fused else None
+        tied = TiedGradient() if self.encoder.fused or eager_cpu(batch.ids_N) else None
         hidden_ND = self.encoder(batch, dtype, tied)
         # One look-up, so that the gradient of all hidden states is filled once.
         chosen = rows(hidden_ND, torch.cat((batch.predicted_M, batch.starts[:-1].long())))

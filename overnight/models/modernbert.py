@@ -17,8 +17,8 @@ from overnight.batches.packing import IGNORED, MATCH_CLASSES, Batch, moved
 from overnight.config import ModernBertConfig
 from overnight.models.attention import Layout, angles, attention, layout
 from overnight.models.bert import Embedding, EncoderLayer, EncoderLayers, Linear, MaskedLMHead, Norm, first_tokens, padded_vocabulary
-from overnight.models.layers import dropout, gated_gelu, linear
-from overnight.models.vocabulary_loss import vocabulary_loss
+from overnight.models.layers import dropout, eager_cpu, gated_gelu, linear
+from overnight.models.vocabulary_loss import TiedGradient, tied_rows, vocabulary_loss
 
 EPS = 1e-5
 
@@ -74,15 +74,20 @@ class ModernEncoder(EncoderLayers):
         self.layers = nn.ModuleList(ModernLayer(model, number) for number in range(model.num_layers))
         self.final_norm = Norm(model.hidden_size, bias=False, eps=EPS)
 
-    def forward(self, batch: Batch, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return hidden states (N, D) of a flat batch, in `dtype`, the type of all matrix products and activations."""
+    def forward(self, batch: Batch, dtype: torch.dtype = torch.float32, tied: TiedGradient | None = None) -> Tensor:
+        """Return hidden states (N, D) of a flat batch, in `dtype`, the type of all matrix products and activations.
+
+        Args:
+            tied: in which a decoder leaves its gradient of the words, on a CPU.
+        """
         model = self.model
         size = model.hidden_size // model.num_heads
         whole = layout(batch, 0.0, dtype, size=size), *angles(batch.positions_N, size, model.rope_theta)
         near = whole
         if model.local_attention:
             near = layout(batch, 0.0, dtype, model.local_attention // 2, size), *angles(batch.positions_N, size, model.local_rope_theta)
-        x_ND = dropout(self.norm(self.word(batch.ids_N)).to(dtype), model.dropout, self.training)
+        words_ND = self.word(batch.ids_N) if tied is None else tied_rows(batch.ids_N, self.word.weight, tied)
+        x_ND = dropout(self.norm(words_ND).to(dtype), model.dropout, self.training)
         for number, layer in enumerate(self.layers):
             x_ND = layer(x_ND, *(near if is_local(model, number) else whole))
         return self.final_norm(x_ND)
@@ -150,10 +155,11 @@ class ModernBertForMaskedLM(nn.Module):
         The vocabulary head is computed at the predicted positions only.
         """
         assert batch.predicted_M is not None
-        hidden_ND = self.encoder(batch, dtype)
+        tied = TiedGradient() if eager_cpu(batch.ids_N) else None
+        hidden_ND = self.encoder(batch, dtype, tied)
         hidden_MD = self.mlm(hidden_ND.index_select(0, batch.predicted_M))
         decoder = self.encoder.word.weight, self.mlm.masked_bias()
-        loss, mlm_correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training)
+        loss, mlm_correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training, tied)
         losses, correct = {"mlm": loss}, {} if mlm_correct is None else {"mlm": mlm_correct}
         if self.predicts_next_sentence and "nsp" in batch.targets:
             labels = batch.targets["nsp"]

@@ -41,6 +41,27 @@ class TiedGradient:
         return torch.zeros_like(table) if found is None else found
 
 
+def tied_rows(ids_N: Tensor, table_VD: Tensor, tied: TiedGradient) -> Tensor:
+    """Return rows of a table (N, D), on a CPU, whose gradient is added to the decoder's."""
+    return _TiedRows.apply(ids_N, table_VD, tied)  # type: ignore[no-any-return]
+
+
+class _TiedRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor, tied: TiedGradient) -> Tensor:
+        ctx.save_for_backward(ids, table)
+        ctx.tied = tied
+        return F.embedding(ids, table)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:  # type: ignore[override]
+        ids, table = ctx.saved_tensors
+        # What each token adds is summed by itself first, as autograd would, for the same bits.
+        found, places = torch.unique(ids, return_inverse=True)
+        sums = torch.ops.aten.embedding_dense_backward(grad.contiguous(), places, len(found), -1, False)
+        return None, ctx.tied.take(table).index_add_(0, found, sums), None
+
+
 def vocabulary_loss(
     x_MD: Tensor, weight_VD: Tensor, bias_V: Tensor, labels_M: Tensor, count_correct: bool, tied: TiedGradient | None = None
 ) -> tuple[Tensor, Tensor | None]:
@@ -57,7 +78,7 @@ def vocabulary_loss(
         loss: fp32 scalar. correct: int64 scalar or None.
     """
     if not count_correct and eager_cpu(x_MD) and torch.is_grad_enabled():
-        return _VocabularyLoss.apply(x_MD, weight_VD, bias_V, labels_M), None
+        return _VocabularyLoss.apply(x_MD, weight_VD, bias_V, labels_M, tied), None
     if not count_correct and torch.is_grad_enabled() and _has_kernel(x_MD.device) and not torch.compiler.is_compiling():
         return _VocabularyLossOnGpu.apply(x_MD, weight_VD, bias_V, labels_M, tied), None
     # An evaluation keeps nothing for a backward pass; it must not take more memory than the training whose micro-batches fit.
@@ -74,7 +95,7 @@ def vocabulary_loss(
 
 class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, tied: TiedGradient | None) -> Tensor:
         w = copy_of(weight, x.dtype)
         logits = _product(x, w, bias.to(x.dtype))
         if encoder_native.available(logits.dtype):
@@ -82,16 +103,20 @@ class _VocabularyLoss(torch.autograd.Function):
         else:
             total = _in_place(logits, labels)
         ctx.save_for_backward(x, w, logits)
-        ctx.weight_dtype = weight.dtype
+        ctx.weight_dtype, ctx.tied = weight.dtype, tied
         return total.float()
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, w, grad = ctx.saved_tensors
         kind = ctx.weight_dtype
         # The scale is applied to the small results, in fp32, where it cannot underflow.
         grad_w = weight_gradient(grad, x, kind).mul_(upstream)
-        return _product(grad, w.t()).mul_(upstream), grad_w, grad.sum(0).to(kind).mul_(upstream), None
+        grad_x, grad_b = _product(grad, w.t()).mul_(upstream), grad.sum(0).to(kind).mul_(upstream)
+        if ctx.tied is None:
+            return grad_x, grad_w, grad_b, None, None
+        ctx.tied.left = grad_w
+        return grad_x, None, grad_b, None, None
 
 
 def _in_place(logits: Tensor, labels: Tensor) -> Tensor:

@@ -20,8 +20,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from overnight import console
-from overnight.checkpoint.reader import newest_checkpoint, read_checkpoint
-from overnight.checkpoint.writer import write_checkpoint
 from overnight.config import Run
 from overnight.console import Line
 from overnight.errors import ConfigError, DataError, UserError
@@ -117,18 +115,6 @@ def test_a_repeated_call_does_nothing(with_task: Task, classes: Path) -> None:
     # Where to cut the batch does not change the result, so it is no reason to begin again.
     tune(with_task("csv", classes, seeds=[0, 1], micro_batch_size=4))
     assert before == {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.run_dir.rglob("*") if p.is_file() and p.name != "lock"}
-
-
-def test_a_checkpoint_of_the_same_step_with_other_weights_is_fine_tuned_anew(with_task: Task, classes: Path) -> None:
-    run = with_task("csv", classes)
-    tune(run)
-    checkpoint = newest_checkpoint(run.run_dir / "checkpoints")
-    assert checkpoint is not None
-    progress, model, optimizer = read_checkpoint(checkpoint)
-    shutil.rmtree(run.run_dir / "checkpoints")
-    again = {"model": {name: x * 1.5 for name, x in model.items()}, "optimizer": optimizer}
-    write_checkpoint(run.run_dir / "checkpoints", again, dataclasses.asdict(progress))
-    assert "seed 0 pretrained" in tune(run) and tune(run) == "mine: done already\n"
 
 
 def test_other_rows_are_trained_on_anew_and_rows_that_are_gone_are_done(with_task: Task, classes: Path) -> None:

@@ -1,15 +1,19 @@
-"""A task that is done with other settings in between, or cut off at its very end, ends with the folder that its results speak of."""
+"""A task that is done with other settings or weights in between, or cut off at its very end, ends with the folder that its results speak of."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from overnight.checkpoint.reader import newest_checkpoint, read_checkpoint
 from overnight.checkpoint.task_folder import folders_of_tasks
+from overnight.checkpoint.writer import write_checkpoint
 from overnight.config import Run
 from overnight.console import Line
 from overnight.finetune import finetune as module
@@ -98,3 +102,15 @@ def test_a_kill_while_an_older_model_is_deleted_leaves_the_newer_one(
     assert folders_of_tasks(run.run_dir) == [folder] and (folder.parent / ".mine.old" / "task.json").is_file()
     tune(run)
     assert sorted(place.name for place in folder.parent.iterdir()) == ["mine", "mine.training"]
+
+
+def test_a_checkpoint_of_the_same_step_with_other_weights_is_fine_tuned_anew(with_task: Task, classes: Any) -> None:
+    run = with_task("csv", classes)
+    tune(run)
+    checkpoint = newest_checkpoint(run.run_dir / "checkpoints")
+    assert checkpoint is not None
+    progress, model, optimizer = read_checkpoint(checkpoint)
+    shutil.rmtree(run.run_dir / "checkpoints")
+    again = {"model": {name: x * 1.5 for name, x in model.items()}, "optimizer": optimizer}
+    write_checkpoint(run.run_dir / "checkpoints", again, dataclasses.asdict(progress))
+    assert "seed 0 pretrained" in tune(run) and tune(run) == "mine: done already\n"

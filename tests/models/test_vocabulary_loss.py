@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from overnight.batches.packing import IGNORED
+from overnight.models import bert, modernbert
 from overnight.models import vocabulary_loss as module
+from overnight.models.bert import BertForPretraining
+from overnight.models.modernbert import ModernBertForMaskedLM
 from overnight.models.vocabulary_loss import vocabulary_loss
+from tests.models.sample import modern, pretraining, random_batch
 
 
 def problem(rows: int, width: int = 16, vocab: int = 50, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -103,3 +109,21 @@ def test_without_a_gradient_few_logits_are_held_at_once_and_the_sums_are_those_o
     assert held[1:] == [40 * 50, 40 * 50, 20 * 50]
     torch.testing.assert_close(sliced, loss, rtol=1e-6, atol=0)
     assert sliced_correct == correct and (correct is not None) == count_correct
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [pretraining, modern])
+def test_embeddings_that_add_to_the_gradient_of_the_decoder_give_the_bits_of_autograd(
+    kind: Callable[[], BertForPretraining | ModernBertForMaskedLM], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, batch = [], random_batch([20, 3, 31])
+    net = kind()
+    for tied in (True, False):
+        for family in (bert, modernbert):
+            monkeypatch.setattr(family, "eager_cpu", lambda x, tied=tied: tied)
+        net.zero_grad()
+        for _ in range(2):  # two micro-batches
+            torch.stack([*net.losses(batch, dtype)[0].values()]).sum().backward()
+        found.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+    assert len(found[0]) == len(found[1]) > 5
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
