@@ -70,11 +70,13 @@ static inline float exp2_(float x) {
     return two.value * p;
 }
 
-/* The bits of two numbers rounded to bf16 side by side; the NaN that arithmetic makes stay NaN. */
+/* The bits of a number rounded to bf16, in the high half; a NaN that arithmetic makes stays one. */
 static inline uint32_t rounded(float x) {
     union { float value; uint32_t bits; } v = {x};
     return v.bits + 0x7fffu + ((v.bits >> 16) & 1u);
 }
+
+/* A word of two. */
 static inline uint32_t pair(float low, float high) { return rounded(low) >> 16 | (rounded(high) & 0xffff0000u); }
 
 /* What the dropping of weights needs of each query of a block: the halves of its key, and the place of the first key. */
@@ -219,7 +221,7 @@ int attend(long S, long H, long E, long longest, const int32_t *starts, const ST
                 float *free_ = memory;
                 long s = head / H, h = head % H, n0 = starts[s], T = starts[s + 1] - n0, deep = up(T);
                 STORE *keys = (STORE *)part(&free_, most * wide / 2), *values = (STORE *)part(&free_, most * wide / 2);
-                STORE *rows_ = (STORE *)part(&free_, most * wide / 2), *q = (STORE *)part(&free_, QUERIES * wide / 2);
+                STORE *value_rows = (STORE *)part(&free_, most * wide / 2), *q = (STORE *)part(&free_, QUERIES * wide / 2);
                 uint32_t *pairs = (uint32_t *)part(&free_, most * wide / 2), *qt = (uint32_t *)part(&free_, QUERIES * wide / 2);
                 uint32_t *p = (uint32_t *)part(&free_, QUERIES * most / 2);
                 float *x = part(&free_, QUERIES * most), *ot = part(&free_, QUERIES * wide), *o = part(&free_, QUERIES * wide);
@@ -227,8 +229,8 @@ int attend(long S, long H, long E, long longest, const int32_t *starts, const ST
                 const float *c = cos ? cos + n0 * (E / 2) : 0, *d = cos ? sin + n0 * (E / 2) : 0;
                 DROP drop;
                 take(T, E, deep, wide, from + H * E, row, c, d, keys);
-                take(T, E, deep, wide, from + 2 * H * E, row, 0, 0, rows_);
-                interleave(deep, wide, rows_, wide, pairs);
+                take(T, E, deep, wide, from + 2 * H * E, row, 0, 0, value_rows);
+                interleave(deep, wide, value_rows, wide, pairs);
                 transposed(deep / 2, wide, pairs, wide, values, deep / 2);
                 for (long i0 = 0; i0 < T; i0 += QUERIES) {
                     long rows = least(QUERIES, T - i0), across = up(rows), hi, lo = seen(i0, rows, T, window, &hi), many = hi - lo, padded = up(many);
