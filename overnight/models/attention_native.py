@@ -36,8 +36,8 @@ def available(dtype: torch.dtype) -> bool:
 def _library(dtype: torch.dtype) -> ctypes.CDLL:
     if dtype == torch.float32:
         return native.library(_SOURCE)
-    tiles = native.library(_TILES)
-    return tiles if tiles.prepare() else native.library(_SOURCE, "BF16")
+    tiles = native.optional_library(_TILES)  # which a compiler that builds the other may not know
+    return tiles if tiles is not None and tiles.prepare() else native.library(_SOURCE, "BF16")
 
 
 @functools.cache

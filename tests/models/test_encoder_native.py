@@ -171,6 +171,14 @@ def test_each_form_of_attention_for_bf16_keeps_what_is_no_number_in_its_own_sequ
     assert mine.grad is not None and mine.grad[:5].isnan().any(1).all() and mine.grad[5:].isfinite().all()
 
 
+def test_bf16_is_multiplied_by_amx_where_it_can_be_and_else_read_as_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = attention_native._library.__wrapped__
+    monkeypatch.setattr(native, "optional_library", lambda source: None)  # a compiler without AMX
+    assert chosen(torch.bfloat16) is form("fp32 arithmetic")
+    monkeypatch.undo()
+    assert chosen(torch.bfloat16) is form("AMX")
+
+
 @pytest.mark.usefixtures("each_form")
 def test_products_of_torch_are_the_same_after_attention_as_before() -> None:
     a, b = numbers(64, 96, dtype=torch.bfloat16), numbers(96, 80, dtype=torch.bfloat16, seed=1)
