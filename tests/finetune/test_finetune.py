@@ -367,14 +367,16 @@ def test_a_package_that_the_metric_needs_is_asked_for_before_training(
         tune(run)
 
 
-def test_the_rule_of_word_overlap_is_written_beside_the_docnames_task(with_task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rule_of_word_overlap_is_written_beside_the_docnames_task(
+    with_task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from overnight.tasks import docnames
     from overnight.tasks.examples import Example, TaskData
 
     rows = [Example(str(i), "open file", "opens a file" if i % 2 else "adds numbers", str(i % 2)) for i in range(16)]
     task = TaskData("docnames", "classification", ("0", "1"), rows, rows, [], "accuracy", notes=("made here",))
     monkeypatch.setattr(docnames, "load_docnames", lambda seed: task)
-    run = with_task("docnames", Path())
+    run = with_task("docnames", tmp_path / "none")  # not the current folder, in which other tests write
     out = tune(run)
     kinds = [(e["kind"], e.get("method")) for e in lines(run)]
     assert kinds == [("baseline", "word overlap"), ("finetune", None)]
