@@ -44,7 +44,7 @@ def test_all_of_a_step_is_on_the_device_and_the_host_waits_for_no_copy(kind: str
     else:
         net = byte_network(kind, label, recompute).to(META)
         carry = RecurrentState(range(4), net.state_shape, World(device=META))
-    micro = tuple(random_batch([20, 13, 9], seed=i) if kind == "bert" else window(label=label, seed=i) for i in range(2))
+    micro = tuple(random_batch([20, 13, 9], seed=i) if kind == "bert" else window(steps=5, label=label, seed=i) for i in range(2))
     values = {"steps": 2, "lr": lambda step: 0.01, "max_grad_norm": 1.0, "dtype": torch.float32, "device": META, "seed": (1, 2)}
     settings = LoopConfig(**{**values, "world": World(device=META), **given})
     with Copies() as copies:

@@ -35,7 +35,7 @@ def batch(rows: int = 4, steps: int = 12, label: bool = False, seed: int = 0) ->
     text = torch.randint(0, 256, (rows, steps + 1), generator=generator)
     found = ByteBatch(text[:, :-1], torch.arange(rows), torch.zeros(rows, dtype=torch.bool), {"byte": text[:, 1:].clone()})
     if label:
-        found = replace(found, ends_K=torch.tensor([3, steps + 7, 2 * steps - 1]))
+        found = replace(found, ends_K=torch.tensor([3, steps + 2, 2 * steps - 1]))
         found.targets["label"] = torch.tensor([0.5, -1.0, 2.0])
     return found
 
