@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -197,10 +197,7 @@ def class_weights(wanted: str, task: TaskData) -> tuple[float, ...]:
     if wanted == "balanced":
         weights = {label: 1 / rows[label] if rows[label] else 0.0 for label in task.labels}
     else:
-        for part in wanted.split(","):
-            label, equals, number = part.rpartition("=")
-            if not equals or label not in weights:
-                raise ConfigError(f"class_weights: {part!r} is not LABEL=WEIGHT with one of the labels {', '.join(task.labels)}")
+        for label, number in _label_weights(wanted, task.labels):
             try:
                 weights[label] = number_of(number, f"class_weights: {label}", 0.0, what="weight")
             except DataError as error:
@@ -209,6 +206,21 @@ def class_weights(wanted: str, task: TaskData) -> tuple[float, ...]:
     if mean == 0:
         raise ConfigError(f"class_weights = {wanted!r}: every class has weight 0")
     return tuple(weights[label] / mean for label in task.labels)
+
+
+def _label_weights(wanted: str, labels: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each label of `LABEL=3,LABEL=1` and its weight as it is written; labels may have commas and equals signs of their own."""
+    begun = ""
+    for part in wanted.split(","):
+        begun += part
+        label, equals, number = begun.rpartition("=")
+        if equals and label in labels:
+            yield label, number
+            begun = ""
+        else:
+            begun += ","
+    if begun:
+        raise ConfigError(f"class_weights: {begun[:-1]!r} is not LABEL=WEIGHT with one of the labels {', '.join(labels)}")
 
 
 def _load(spec: Finetune) -> TaskData:

@@ -171,7 +171,7 @@ class _Tuning:
         task, splits = self.task, {}
         for split, (encoded, rows_of) in task.test.items():
             given = shown_outputs(model, encoded, self.run, self.spec, self.line, f"{self.name} {split}")
-            splits[split] = "".join(f"{row_id}\t{answer}\n" for row_id, answer in rows_of(given))
+            splits[split] = "".join(f"{_cell(row_id)}\t{_cell(answer)}\n" for row_id, answer in rows_of(given))
         if not self.world.main:
             return
         beside, old = (self.folder.with_name(f".{self.name}.{word}") for word in ("tmp", "old"))
@@ -203,3 +203,8 @@ class _Tuning:
             self.folder.rename(old)
         beside.rename(self.folder)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _cell(text: str) -> str:
+    """Return a text as a cell of a file of tabs: a tab or the end of a line in it would begin another."""
+    return text.translate({9: "\\t", 10: "\\n", 13: "\\r"})

@@ -186,6 +186,11 @@ class Model:
             return cast(Vectors, _joined(parts, self.embedding_size))
         return (row for part in _windows(texts) for row in embed_texts(self.trained, part, pooling, layer, normalize))
 
+    @property
+    def fills(self) -> bool:
+        """Whether it can :meth:`fill` in words: it is pretrained, and has its masked-LM head."""
+        return self.kind == "mask" and not self.trained.facts.get("lacks")
+
     def fill(self, text: str) -> list[list[dict[str, Any]]]:
         """Guess the words of a text that are written [MASK].
 
@@ -196,11 +201,23 @@ class Model:
             ConfigError: it is the model of a task, or has no masked-LM head.
             DataError: it is no text, or there is no [MASK] in it, or only behind what the encoder reads.
         """
-        if self.kind != "mask" or self.trained.facts.get("lacks"):
+        return self.fill_all([text])[0]
+
+    def fill_all(self, texts: Sequence[str]) -> list[list[list[dict[str, Any]]]]:
+        """Return what :meth:`fill` does of each of many texts, in order; errors name the text (line, from 1)."""
+        rows = self.check_fill(texts)
+        return [cast(list[list[dict[str, Any]]], answer["masks"]) for answer in answer_rows(self.trained, rows)]
+
+    def check_fill(self, texts: Sequence[str]) -> list[Any]:
+        """Check that words of texts can be filled in; returns the texts as they are read.
+
+        Raises:
+            ConfigError, DataError: as of :meth:`fill`.
+        """
+        if not self.fills:
             why = f"is of the task {self.task!r}" if self.kind != "mask" else "has no masked-LM head"
             raise ConfigError(f"{self.source}: {why}, so it fills in no [MASK]; load a pretrained model")
-        (answer,) = answer_rows(self.trained, [read_row(self.trained, 1, _fields(1, text))])
-        return cast(list[list[dict[str, Any]]], answer["masks"])
+        return [read_row(self.trained, number, _fields(number, text)) for number, text in enumerate(texts, 1)]
 
     def check(self, texts: Sequence[Text]) -> None:
         """Check that texts can be answered by :meth:`predict`.

@@ -1,4 +1,4 @@
-"""A trained encoder over HTTP: POST /predict and /embed, GET /health, and a page to try it at /.
+"""A trained encoder over HTTP: POST /predict, /fill and /embed, GET /health, and a page to try it at /.
 
 Bodies are JSON of bounded size and time. Nothing is written, and no file is named by a request.
 """
@@ -79,6 +79,11 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
         model.check(fields["texts"])
         return JSONResponse({"answers": await _wait(request, worker, "predict", fields["texts"])})
 
+    async def fill(request: Request) -> Response:
+        fields = await _body(request, limits, ("texts",))
+        model.check_fill(fields["texts"])
+        return JSONResponse({"answers": await _wait(request, worker, "fill", fields["texts"])})
+
     async def embed(request: Request) -> Response:
         fields = await _body(request, limits, ("texts", *_EMBED))
         pooling, layer, normalize = (fields.get(name, default) for name, default in _EMBED.items())
@@ -92,6 +97,7 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
 
     async def health(request: Request) -> Response:
         about = {"kind": model.kind, "task": model.task, "labels": list(model.labels), "width": model.embedding_size}
+        about |= {"pairs": model.trained.facts.get("pairs"), "fills": model.fills}
         return JSONResponse({"status": "ok", **about, "waiting": worker.waiting()})
 
     async def home(request: Request) -> Response:
@@ -113,6 +119,7 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
         Route("/", home),
         Route("/health", health),
         Route("/predict", predict, methods=["POST"]),
+        Route("/fill", fill, methods=["POST"]),
         Route("/embed", embed, methods=["POST"]),
     ]
     address = ip_address(host)
@@ -126,6 +133,8 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
 def _answers(model: Model, kind: Any, texts: list[Any]) -> list[Any]:
     if kind == "predict":
         return model.predict(texts)
+    if kind == "fill":
+        return model.fill_all(texts)
     return list(embed_texts(model.trained, texts, *kind))
 
 

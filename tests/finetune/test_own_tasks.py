@@ -59,7 +59,7 @@ def test_several_classes_of_a_row_are_trained_scored_and_predicted(run: Path, tm
     rows = [{"id": i, "text": f"{' '.join(words[w] for w in s)} object {i % 3}", "labels": s} for i, s in enumerate(sets * 12)]
     for name, part in (("train", rows[:40]), ("dev", rows[40:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    (tmp_path / "test.jsonl").write_text('{"id": "x", "text": "integer division"}\n')
+    (tmp_path / "test.jsonl").write_text(json.dumps({"id": "x\ty", "text": "integer division"}) + "\n")
     assert main(["finetune", "topics", "--from", str(run), f"--path={tmp_path}", *FAST, "--epochs=20", "--lr=6e-3"]) == 0
     assert "micro f1 " in capsys.readouterr().out
     facts, answers, wrong = (kept(run, "topics", f"{name}.json") for name in ("task", "predictions", "errors"))
@@ -79,7 +79,7 @@ def test_several_classes_of_a_row_are_trained_scored_and_predicted(run: Path, tm
     found = answered(run, "topics", tmp_path / "dev.jsonl", capsys)
     assert {a["id"]: a["labels"] for a in found} == answers
     assert all((p > 0.5) == (label in a["labels"]) for a in found for label, p in a["probabilities"].items())
-    assert (run / "finetune" / "topics" / "test.tsv").read_text().startswith("index\tprediction\nx\t")
+    assert (run / "finetune" / "topics" / "test.tsv").read_text().startswith("index\tprediction\nx\\ty\t")
     assert exported(run, "topics", tmp_path)["problem_type"] == "multi_label_classification"
 
 
@@ -142,7 +142,10 @@ def test_weights_of_classes_are_balanced_or_given_with_mean_one() -> None:
     )
     given = class_weights("c=d=3,b=2", task)
     assert np.array(given) / given[0] == pytest.approx([1, 2, 3]) and np.dot(given, [6, 2, 2]) == pytest.approx(10)
+    comma = _task(["good", "good, but long", "bad"])
+    assert class_weights("good, but long=2,good=1,bad=3", comma) == pytest.approx([1.5, 0.5, 1.0])
     refused = {
+        "a=1,,b=2": "',b=2' is not LABEL=WEIGHT",
         "e=1": "'e=1' is not LABEL=WEIGHT with one of the labels a, b, c=d",
         "b": "'b' is not LABEL=WEIGHT",
         "a=-1": "class_weights: a: weight '-1' is not 0 or more, and finite",

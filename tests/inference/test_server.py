@@ -89,13 +89,30 @@ def test_fifty_clients_at_once_have_each_their_own_answers(port: int, trained_ru
 def test_it_says_what_it_serves_and_has_a_page(port: int) -> None:
     status, health = ask(port, "/health")
     assert status == 200 and health["status"] == "ok" and health["task"] == "classes" and health["width"] == 32
+    assert (health["pairs"], health["fills"]) == (False, False)
     status, page = ask(port, "/")
     assert status == 200 and "<textarea" in page and "http" not in page.replace("http-equiv", "")
+
+
+def test_a_pretrained_model_fills_in_masks(trained_run: BertRun) -> None:
+    texts = ["an [MASK] division", "a [MASK] of a [MASK]"]
+    process, number = start(trained_run)
+    with process:
+        assert {key: ask(number, "/health")[1][key] for key in ("kind", "fills", "pairs")} == {"kind": "mask", "fills": True, "pairs": None}
+        model = overnight.load(trained_run.run_dir)
+        answer = ask(number, "/fill", {"texts": texts})
+        assert answer == (200, {"answers": [model.fill(text) for text in texts]})
+        assert [len(masks) for masks in answer[1]["answers"]] == [1, 2]
+        status, refused = ask(number, "/fill", {"texts": [texts[0], "none"]})
+        assert status == 400 and "line 2: no [MASK]" in refused["error"]
+        for odd in (["one", "other"], {"words": "[MASK]"}, 3):
+            assert ask(number, "/fill", {"texts": [odd]})[0] == 400
 
 
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
+        ("/fill", {"texts": ["an [MASK]"]}, 400, "is of the task 'classes', so it fills in no [MASK]"),
         ("/predict", b'{"texts": ["' + b"a" * 3000 + b'"]}', 413, "more than 2,000 bytes"),
         ("/predict", {"texts": ["a"] * 5}, 413, "5 texts; at most 4"),
         ("/predict", b'{"texts": ["\xff"]}', 400, "not UTF-8 (byte 12)"),
