@@ -103,13 +103,6 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
     async def home(request: Request) -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
 
-    async def refused(request: Request, error: Exception) -> Response:
-        if isinstance(error, HTTPException):  # an unknown path, or another method
-            return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
-        status = error.status if isinstance(error, _Refused) else 400
-        # What is left of a body that was refused is not waited for.
-        return JSONResponse({"error": str(error)}, status, headers={"Connection": "close"} if status in (408, 413) else None)
-
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
@@ -125,9 +118,17 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
     address = ip_address(host)
     local = [*_LOCAL, f"[{host}]" if address.version == 6 else host]
     guard = [Middleware(TrustedHostMiddleware, allowed_hosts=local, www_redirect=False)]
-    handlers: Any = {_Refused: refused, ConfigError: refused, DataError: refused, HTTPException: refused}
+    handlers: Any = dict.fromkeys((_Refused, ConfigError, DataError, HTTPException), _refusal)
     middleware = guard if (getattr(address, "ipv4_mapped", None) or address).is_loopback else []
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+
+
+async def _refusal(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):  # an unknown path, or another method
+        return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
+    status = error.status if isinstance(error, _Refused) else 400
+    # What is left of a body that was refused is not waited for.
+    return JSONResponse({"error": str(error)}, status, headers={"Connection": "close"} if status in (408, 413) else None)
 
 
 def _answers(model: Model, kind: Any, texts: list[Any]) -> list[Any]:
