@@ -10,7 +10,7 @@ import lzma
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any, cast
 
 from overnight.corpus.data_paths import is_hidden
@@ -20,6 +20,8 @@ _PACKED_ENDINGS = {".gz": "", ".bz2": "", ".xz": "", ".zst": "", ".tgz": ".tar",
 _BLOCK = 1 << 20
 # What lies inside an archive and can only be read from its end, such as a zip archive, is copied to the disk first.
 _MAX_COPY = 16 << 30
+# What follows a stream is copied once for every stream, and streams may be short.
+_STREAM_STEP = 1 << 16
 # Zstandard's library gives all that is in what it is given: 4 bytes may be 128 kB, so this is 32 MB at most.
 _ZSTD_STEP = 1 << 10
 # It keeps a window of what it has unpacked in memory: 8 MB as a rule, with `zstd --long=31`, as in the dumps of Reddit, 2 GB, the most there is.
@@ -45,9 +47,9 @@ def unpacked(file: IO[bytes], name: str) -> tuple[io.BufferedReader, str]:
     if magic.startswith(b"\x1f\x8b"):
         opened = gzip.GzipFile(fileobj=stream)
     elif magic.startswith(b"BZh"):
-        opened = bz2.BZ2File(stream)
+        opened = _Streams(stream, bz2.BZ2Decompressor)
     elif magic.startswith(b"\xfd7zXZ\x00"):
-        opened = lzma.LZMAFile(stream)  # noqa: SIM115
+        opened = _Streams(stream, lzma.LZMADecompressor)
     elif magic.startswith(b"\x28\xb5\x2f\xfd") or (magic[:1] in _SKIPPABLE and magic[1:4] == b"\x2a\x4d\x18"):
         opened = _ZstdFile(stream)
     else:
@@ -80,6 +82,40 @@ class _Unpacking(io.RawIOBase):
             raise DataError(f"{self._name}: the compressed file is damaged ({error}); get it again") from None
         buffer[: len(block)] = block
         return len(block)
+
+
+class _Streams:
+    """Streams of bzip2 or xz one after another, as `cat a.xz b.xz` makes them, with zeros between and after them.
+
+    The readers of Python's library take whatever follows a stream and is none, such as a damaged one, for the end of the file.
+    """
+
+    def __init__(self, file: IO[bytes], unpacker: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]) -> None:
+        self._file, self._new, self._stream = file, unpacker, unpacker()
+
+    def read1(self, size: int) -> bytes:
+        """Return up to `size` unpacked bytes, none at the end."""
+        while True:
+            packed = b""
+            if self._stream.eof:
+                packed = self._after_zeros(self._stream.unused_data)
+                if not packed:
+                    return b""
+                self._stream = self._new()
+            elif self._stream.needs_input:
+                packed = self._file.read(_STREAM_STEP)
+                if not packed:
+                    raise EOFError
+            if block := self._stream.decompress(packed, size):
+                return block
+
+    def _after_zeros(self, packed: bytes) -> bytes:
+        """Return what follows a stream and the zeros behind it."""
+        while not (rest := packed.lstrip(b"\0")):
+            packed = self._file.read(_STREAM_STEP)
+            if not packed:
+                return b""
+        return rest
 
 
 class _WindowError(Exception):

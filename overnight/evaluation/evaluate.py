@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from overnight.checkpoint.run_corpus import with_data
 from overnight.config import BertRun, environment_path
 from overnight.console import Line
-from overnight.corpus.shards import load_manifest
 from overnight.evaluation.blimp import read_blimp
 from overnight.evaluation.masked import masked_score
 from overnight.evaluation.masked_lm import MaskedLM, RunMaskedLM
 from overnight.evaluation.pseudo_likelihood import score_blimp
 from overnight.evaluation.results import blimp_results, keep_results, kept_results
-from overnight.evaluation.texts import Text, text_of_shards
+from overnight.evaluation.texts import NothingToPredictError, Text, text_of_shards
 from overnight.report.evaluation_text import results_lines
 
 MAX_TOKENS, PAIRS = 200_000, 100
@@ -64,20 +63,22 @@ def evaluate_model(model: MaskedLM, requested: Requested, folder: Path, line: Li
 def evaluate_run(run: BertRun, line: Line) -> None:
     """Measure the newest checkpoint of a run as its recipe says, at the end of `overnight run`; what was measured of it before is not done again.
 
+    A valid text of which nothing can be predicted is said, and no error: the training is over, and what comes after it does not need the measure.
+
     Raises:
         DataError: of what cannot be read or scored.
     """
     model, kept = RunMaskedLM(run), kept_results(run.run_dir)
     kept = kept if kept.get("model") == model.digest else {}
-    texts: tuple[Text, ...] = ()
-    if kept.get("texts", {}).get("valid", {}).get("precision") != run.precision:
-        data = with_data(run).data_dir
-        if load_manifest(data).count("valid", "tokens"):
-            texts = (text_of_shards(data, "valid", MAX_TOKENS),)
-        else:
-            line.print(f"{data} holds no valid text, so there are no bits per character")
     blimp = environment_path(run.evaluation.blimp, "evaluation.blimp") if run.evaluation.blimp else None
-    found = evaluate_model(model, Requested(texts, blimp, run.evaluation.blimp_pairs), run.run_dir / "evaluation", line)
+    requested, folder = Requested((), blimp, run.evaluation.blimp_pairs), run.run_dir / "evaluation"
+    measured = kept.get("texts", {}).get("valid", {}).get("precision") == run.precision
+    try:
+        texts = () if measured else (text_of_shards(with_data(run).data_dir, "valid", MAX_TOKENS),)
+        found = evaluate_model(model, replace(requested, texts=texts), folder, line)
+    except NothingToPredictError as error:
+        line.print(f"{error.reason}, so there are no bits per character")
+        found = evaluate_model(model, requested, folder, line)
     for text in results_lines(found, groups=False):
         line.print(text)
     if found["texts"] or "blimp" in found:

@@ -16,9 +16,8 @@ from overnight.batches.order import key, mix
 from overnight.batches.packing import Batch
 from overnight.console import Line
 from overnight.display import share
-from overnight.errors import DataError
 from overnight.evaluation.masked_lm import MaskedLM, flat_batch
-from overnight.evaluation.texts import Text
+from overnight.evaluation.texts import NothingToPredictError, Text
 
 RATE, LONGEST = 0.15, 128
 """Share of tokens that are predicted, and tokens of a sequence at most, whatever a model was trained with."""
@@ -79,7 +78,7 @@ def masked_score(model: MaskedLM, text: Text, line: Line) -> MaskedScore:
         line: where progress is shown.
 
     Raises:
-        DataError: when no token is made of the text, or it is too short.
+        NothingToPredictError: when no token is made of the text, or it is too short.
     """
     sequences = _sequences(model, text)
     unknown = sum(int(covered[ids == model.vocabulary.unk].sum()) for ids, covered in zip(sequences.ids, sequences.covered, strict=True))
@@ -90,7 +89,7 @@ def masked_score(model: MaskedLM, text: Text, line: Line) -> MaskedScore:
         right, count, characters, done = right + int(is_right.sum()), count + len(log_p), characters + int(covered_M.sum()), done + size
         line.update(f"bits per character of {text.name}: {share(done / len(sequences.ids))} of the text")
     if not characters:  # such as a text of one letter that is several bytes
-        raise DataError(f"{text.name}: is too short to mask a character of it; name a longer text with --text")
+        raise NothingToPredictError(f"{text.name}: is too short to mask a character of it", "name a longer text with --text")
     return MaskedScore(
         bits_per_character=nats / characters / math.log(2),
         masked_accuracy=right / count,
@@ -113,7 +112,7 @@ def _sequences(model: MaskedLM, text: Text) -> _Sequences:
         ends = np.array([end for _, end in encoding.offsets], np.int64)
         covered += np.array_split(covered_characters(ends, len(passage)), parts)
     if not ids:
-        raise DataError(f"{text.name}: the tokenizer of {model.name} makes no token of it; name another text with --text")
+        raise NothingToPredictError(f"{text.name}: the tokenizer of {model.name} makes no token of it")
     return _Sequences(ids, covered)
 
 

@@ -30,6 +30,19 @@ CHARACTERS_PER_TOKEN = 4
 Item = TypeVar("Item")
 
 
+class NothingToPredictError(DataError):
+    """No token of a text can be masked and predicted.
+
+    Args:
+        reason: what is wrong with which text.
+        remedy: what to do about it where the text was asked for.
+    """
+
+    def __init__(self, reason: str, remedy: str = "name another with --text") -> None:
+        super().__init__(f"{reason}; {remedy}")
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Text:
     """Passages to predict masked tokens of."""
@@ -52,6 +65,7 @@ def text_of_files(data: Data, max_tokens: int) -> Text:
         max_tokens: about how many are taken, at four characters each, so that all models see the same characters.
 
     Raises:
+        NothingToPredictError: when they hold no text.
         DataError: a source is missing, empty or damaged (see :mod:`overnight.corpus.readers`).
     """
     try:
@@ -59,7 +73,7 @@ def text_of_files(data: Data, max_tokens: int) -> Text:
     except DataError as error:  # of a reader, which knows the key of a recipe
         raise DataError(str(error).replace("data.paths", "--text")) from None
     where = ", ".join(path for _, path in named_paths(data))
-    return Text(where, _some(kept, where))
+    return Text(where, _some(kept, f"{where}: holds no text to predict"))
 
 
 def _of_files(data: Data) -> Iterator[str]:
@@ -88,7 +102,8 @@ def text_of_shards(folder: Path, split: str, max_tokens: int, own: bool = True) 
         own: whether it is the data of the run that is measured; else the text is named after the folder.
 
     Raises:
-        DataError: when the folder is not prepared, is of bytes, or holds none of that split.
+        NothingToPredictError: when it holds no sentence of that split whose tokens are all known.
+        DataError: when the folder is not prepared, or is of bytes.
     """
     if load_manifest(folder).settings.get("tokenizer") == "bytes":
         raise DataError(f"{folder}: holds bytes, prepared for a byte model; name data of WordPiece tokens, or raw text with --text")
@@ -104,7 +119,8 @@ def text_of_shards(folder: Path, split: str, max_tokens: int, own: bool = True) 
 
     kept = (tokenizer.decode_batch(parts) for parts in sample(passages(), max_tokens))
     where = f"{folder}, {split}"
-    return Text(split if own else where, _some([" ".join(found) for found in kept if found], where))
+    why = "each of its sentences has an unknown token" if load_manifest(folder).count(split, "tokens") else "holds no text to predict"
+    return Text(split if own else where, _some([" ".join(found) for found in kept if found], f"{where}: {why}"))
 
 
 def _sentence_ranges(sentence_starts: np.ndarray, document_sentences: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -140,8 +156,8 @@ def sample(items: Iterable[tuple[bytes, int, Item]], most: int) -> list[Item]:
     return [item for *_, item in sorted(kept, key=lambda entry: -entry[1])]
 
 
-def _some(passages: list[str], where: str) -> list[str]:
+def _some(passages: list[str], none: str) -> list[str]:
     found = [passage for passage in passages if passage]
     if not found:
-        raise DataError(f"{where}: holds no text to predict; name another with --text")
+        raise NothingToPredictError(none)
     return found

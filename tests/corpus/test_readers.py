@@ -73,6 +73,30 @@ def test_several_packed_streams_in_one_file_are_all_read(tmp_path: Path, ending:
     assert read(tmp_path / f"a.txt{ending}")[0] == ["one two"]
 
 
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz"])
+@pytest.mark.parametrize("zeros", [4, 200_000])
+def test_zeros_between_packed_streams_and_after_them_are_passed_over(tmp_path: Path, ending: str, zeros: int) -> None:
+    one, two = noise(300_000), b"two"
+    (tmp_path / f"a.txt{ending}").write_bytes(b"".join(PACKERS[ending](part) + bytes(zeros) for part in (one, two)))
+    assert read(tmp_path / f"a.txt{ending}")[0] == [(one + two).decode()]
+
+
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_stream_after_the_first_whose_first_byte_is_damaged_is_not_the_end_of_the_file(tmp_path: Path, ending: str) -> None:
+    packed = PACKERS[ending](b"one ") + b"?" + PACKERS[ending](b"two")[1:]
+    (tmp_path / f"a.txt{ending}").write_bytes(packed)
+    with pytest.raises(DataError, match=r"a\.txt: the compressed file is damaged"):
+        read(tmp_path / f"a.txt{ending}")
+
+
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.parametrize("bytes_left", [3, 7, 20])
+def test_a_file_cut_in_a_stream_after_the_first_ends_early(tmp_path: Path, ending: str, bytes_left: int) -> None:
+    (tmp_path / f"a.txt{ending}").write_bytes(PACKERS[ending](b"one ") + PACKERS[ending](noise(500))[:bytes_left])
+    with pytest.raises(DataError, match="ends early"):
+        read(tmp_path / f"a.txt{ending}")
+
+
 @pytest.mark.parametrize("ending", [".GZ", ".Bz2", ".XZ", ".ZST"])
 def test_a_packed_file_whose_ending_is_in_capitals_is_read_as_what_is_packed(tmp_path: Path, ending: str) -> None:
     (tmp_path / f"A.CSV{ending}").write_bytes(PACKERS[ending.lower()](b"stars,text\n5,fine words\n"))

@@ -12,8 +12,9 @@ import pytest
 
 from overnight import config
 from overnight.cli.main import main
-from overnight.config import BertRun, Run
+from overnight.config import BertRun, Data, Run
 from overnight.console import Line
+from overnight.corpus.pipeline import prepare
 from overnight.evaluation.evaluate import evaluate_run
 from overnight.evaluation.results import kept_results
 from tests.evaluation.sample import row, write_paradigms
@@ -134,3 +135,23 @@ def test_a_run_is_measured_as_its_recipe_says_and_once(run: Path, blimp: Path, c
     evaluate_run(made, Line(second))
     assert "valid: bits per character" in first.getvalue() and "bits per character" not in second.getvalue()
     assert "mean of 3 paradigms, 9 pairs" in first.getvalue() and (run / "evaluation.json").read_bytes() == kept
+
+
+def test_a_run_whose_valid_text_is_unknown_to_its_vocabulary_is_measured_without_it(run: Path, blimp: Path, tmp_path: Path) -> None:
+    (tmp_path / "snow.jsonl").write_text("".join(json.dumps({"text": f"The object {i} is a \u2603."}) + "\n" for i in range(20)))
+    given = Data(
+        paths=[str(tmp_path / "snow.jsonl")],
+        vocab_file=str(run / "corpus/vocab.txt"),
+        vocab_size=600,
+        min_chars=1,
+        valid_fraction=0.5,
+        workers=1,
+    )
+    prepare(given, tmp_path / "snow", lambda text: None)
+    made = config.stored_run(run, [f"data.dir={tmp_path / 'snow'}", f"evaluation.blimp={blimp}", "evaluation.blimp_pairs=3"])
+    assert isinstance(made, BertRun)
+    evaluate_run(made, Line(said := io.StringIO()))
+    assert (
+        f"{tmp_path / 'snow'}, valid: each of its sentences has an unknown token, so there are no bits per character\n" in said.getvalue()
+    )
+    assert "mean of 3 paradigms, 9 pairs" in said.getvalue() and results(run / "evaluation.json")["texts"] == {}
