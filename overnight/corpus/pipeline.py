@@ -30,7 +30,7 @@ from overnight.corpus.named_sources import runs_of
 from overnight.corpus.paragraphs import without_repeated_paragraphs
 from overnight.corpus.progress import Progress
 from overnight.corpus.readers import BUILTIN, Document, Reading, Source, check_found, documents_and_parts, start_reading
-from overnight.corpus.settings import changed_settings, settings_of
+from overnight.corpus.settings import check_settings, settings_of
 from overnight.corpus.shard_plan import shard_tasks
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
 from overnight.corpus.sift import evaluation_files, evaluation_ngrams, sift
@@ -55,7 +55,7 @@ from overnight.corpus.vocabulary import check_given, given_tokens, make_vocabula
 from overnight.corpus.work_folder import begin, clear
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
-from overnight.errors import ConfigError, DataError
+from overnight.errors import DataError
 from overnight.run_dir.atomic import FULL, how_to_make_room, remove_unfinished, write_json
 from overnight.run_dir.lock import preparation_lock
 from overnight.state_files import STRICT, read_json, sealed
@@ -122,11 +122,7 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
     if not (folder / "manifest.json").exists():
         return None
     manifest = load_manifest(folder)
-    # A setting that did not exist yet had its default.
-    if differ := changed_settings(settings, manifest.settings):
-        raise ConfigError(
-            f"{folder}: was prepared with other settings ({'; '.join(differ)}); restore those, set data.dir to another folder, or delete this one"
-        )
+    check_settings(settings, manifest.settings, folder)
     missing = [name for name in manifest.files() if not (folder / name).exists()]
     if not missing:
         if manifest.cleaning != CLEANING:

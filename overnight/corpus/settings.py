@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 from overnight.config import Data
 from overnight.corpus.named_sources import deciding
+from overnight.errors import ConfigError
 
 # Values of `Data` that decide the bytes of the shards.
 SETTINGS = (
@@ -52,14 +54,22 @@ def settings_of(data: Data) -> dict[str, Any]:
     return found
 
 
-def changed_settings(settings: dict[str, Any], manifest: dict[str, Any]) -> list[str]:
-    """Return which settings differ from those of a manifest, each with both values; one that did not exist then had its default.
+def check_settings(settings: dict[str, Any], manifest: dict[str, Any], folder: Path) -> None:
+    """Check that a folder was prepared with given settings; one that did not exist then had its default.
 
     Args:
         settings: those of now, of :func:`settings_of`.
-        manifest: those that it has.
+        manifest: those that the manifest of the folder has.
+        folder: for the message.
+
+    Raises:
+        ConfigError: naming those that differ, with both values.
     """
-    return [f"{name}: prepared with {then!r}, now asked for {now!r}" for name, then, now in different_settings(manifest, settings)]
+    differ = [f"{name}: prepared with {then!r}, now asked for {now!r}" for name, then, now in different_settings(manifest, settings)]
+    if differ:
+        raise ConfigError(
+            f"{folder}: was prepared with other settings ({'; '.join(differ)}); restore those, set data.dir to another folder, or delete this one"
+        )
 
 
 def different_settings(manifest: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, Any, Any]]:

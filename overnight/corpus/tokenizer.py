@@ -21,8 +21,11 @@ from overnight.run_dir.atomic import write_whole
 from overnight.state_files import read_mapping
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# As many characters of their own as the trainer's authors allow by default; rarer ones are [UNK].
-ALPHABET = 1000
+# Longer words are [UNK], whatever the vocabulary.
+LONGEST_WORD = 100
+# Characters that are tokens of their own: the most frequent ones, as many as the trainer's authors allow by default; of scripts with more, such as Chinese,
+# as many as this share of the text needs, and half of the vocabulary at most. Rarer ones are [UNK].
+_ALPHABET, _COVERAGE = 1000, 0.9995
 # Words the trainer reads at most (they cost it 0.1 us each); beyond, counts are scaled down to this sum.
 TRAINING_WORDS = 8_000_000
 # Different ones of them, the most frequent (the trainer takes about 1 kB for each).
@@ -57,7 +60,7 @@ def build_tokenizer(tokens: Sequence[str], lowercase: bool) -> Tokenizer:
         lowercase: lower-case and strip accents first.
     """
     ids = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD))
     tokenizer.normalizer = _normalizer(lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
@@ -112,13 +115,15 @@ def train_tokens(words: WordCounts, size: int) -> list[str]:
     Returns:
         The tokens, id by id, the special ones first; fewer than `size` where the text has no more to give.
     """
+    # Of a word that is not read there is nothing to learn, and the trainer's work grows with the square of its length.
+    words = words.of_length(LONGEST_WORD)
     chars: Counter[str] = Counter()
     inside: set[str] = set()
     for word, count in words.items():
         inside.update(word[1:])
         for char in word:
             chars[char] += count
-    alphabet = sorted(sorted(chars, key=lambda char: (-chars[char], char))[:ALPHABET])
+    alphabet = sorted(_alphabet(chars, size))
     if len(words) > TRAINING_DISTINCT:
         words = words.most_frequent(TRAINING_DISTINCT)
     trainer = trainers.WordPieceTrainer(
@@ -134,6 +139,14 @@ def train_tokens(words: WordCounts, size: int) -> list[str]:
     tokenizer.train_from_iterator(_as_text(words), trainer)
     ids = tokenizer.get_vocab()
     return sorted(ids, key=ids.__getitem__)
+
+
+def _alphabet(chars: Counter[str], size: int) -> list[str]:
+    """Return the characters that are tokens of a vocabulary of this size, the most frequent first; of equally frequent ones the first by code point."""
+    by_count = sorted(chars, key=lambda char: (-chars[char], char))
+    before = np.cumsum([0, *(chars[char] for char in by_count)])
+    needed = int(np.searchsorted(before, _COVERAGE * before[-1]))
+    return by_count[: max(_ALPHABET, min(needed, size // 2))]
 
 
 def _as_text(counts: WordCounts) -> Iterator[str]:

@@ -14,7 +14,7 @@ from overnight.config import Data, Run, environment_path
 from overnight.corpus.progress import Progress
 from overnight.corpus.shards import read_table
 from overnight.corpus.tasks import CountTask, count_chunk
-from overnight.corpus.tokenizer import build_tokenizer, load_tokens, read_tokens, save_tokenizer, train_tokens
+from overnight.corpus.tokenizer import LONGEST_WORD, build_tokenizer, load_tokens, read_tokens, save_tokenizer, train_tokens
 from overnight.corpus.word_counts import WordCounter, WordCounts
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural, share
@@ -27,8 +27,6 @@ MAX_WORDS = 1_000_000
 # Share of the letters with an accent from on which a text is hardly of a language that does without (English has 0.1 % at most), and how much of a text
 # is looked at: chunks, documents of each, and characters of each of these.
 _MANY_ACCENTS, _SAMPLES, _SAMPLE_ROWS, _SAMPLE = 0.01, 8, 100, 20_000
-# Of characters; the tokenizer knows no longer one.
-_LONGEST_WORD = 100
 
 
 def initial_tokens(run: Run) -> list[str] | None:
@@ -145,7 +143,7 @@ def new_words(words: WordCounts, tokens: Sequence[str], lowercase: bool, count: 
         count: words at most. Those that occur once, and those that are not of letters alone, are left out.
     """
     tokenizer = build_tokenizer(tokens, lowercase)
-    frequent = (word for word, times in words.most_frequent().items() if times > 1 and word.isalpha() and len(word) <= _LONGEST_WORD)
+    frequent = (word for word, times in words.most_frequent().items() if times > 1 and word.isalpha() and len(word) <= LONGEST_WORD)
     found: list[str] = []
     while some := list(islice(frequent, 10_000)):
         encoded = tokenizer.encode_batch_fast(some, add_special_tokens=False)

@@ -43,6 +43,11 @@ class WordCounts:
         for start in range(0, len(self), _BLOCK):
             yield from zip(self.words[start : start + _BLOCK].to_pylist(), self.counts[start : start + _BLOCK].tolist(), strict=True)
 
+    def of_length(self, most: int) -> WordCounts:
+        """Return the words of so many characters at most."""
+        fits = pc.less_equal(pc.utf8_length(self.words), most)
+        return self if pc.all(fits).as_py() else WordCounts(self.words.filter(fits), self.counts[fits.to_numpy(zero_copy_only=False)])
+
     def most_frequent(self, most: int | None = None) -> WordCounts:
         """Return so many words at most, or all, the most frequent first; of equally frequent ones the first of the alphabet."""
         table = pa.table({"count": self.counts, "word": self.words})

@@ -10,6 +10,8 @@ from overnight.checkpoint.run_corpus import find_data
 from overnight.checkpoint.run_identity import check_folder, claim_folder
 from overnight.config import Run
 from overnight.console import Line
+from overnight.corpus.settings import check_settings, settings_of
+from overnight.corpus.shards import load_manifest
 from overnight.distributed.collectives import assert_same_on_all_ranks, raise_on_all_ranks, shared_facts
 from overnight.distributed.world import process_group
 from overnight.engine.budget_record import check_budget
@@ -24,13 +26,15 @@ def pretrain(run: Run, line: Line | None = None, extend: bool = False) -> Path:
         extend: the run folder may hold a shorter run, which this one resumes from.
 
     Raises:
-        ConfigError, DataError, Interrupted, TrainingError.
+        ConfigError: the recipe is wrong, or its data was prepared with other settings.
+        DataError, Interrupted, TrainingError.
         UserError: when another process is writing the run folder.
     """
     with process_group(run) as world, ExitStack() as locks:
         with raise_on_all_ranks(world):
             # First what can fail: a folder is claimed by a run that can begin.
-            training = TrainingRun(find_data(run), line or Line(), world)
+            training = TrainingRun(found := find_data(run), line or Line(), world)
+            check_settings(settings_of(run.data), load_manifest(found.data_dir).settings, found.data_dir)
             check_folder(run, extend)
         assert_same_on_all_ranks(shared_facts(run, training.workload.fingerprint, world), world)
         with raise_on_all_ranks(world):

@@ -59,6 +59,27 @@ def test_trained_tokens_are_specials_alphabet_and_words() -> None:
     assert {"hello", "world", "!", "x"} <= set(tokens)
 
 
+def test_words_that_are_unknown_for_their_length_have_no_part_in_the_vocabulary() -> None:
+    words = {f"word{number}": 9 for number in range(50)}
+    tokens = tk.train_tokens(WordCounts.of(words), 200)
+    # Of a trainer that read it, 50,000 letters would take seconds and pieces such as `##acgt`.
+    assert tk.train_tokens(WordCounts.of(words | {"acgt" * 12_500: 40, "z" * 101: 40}), 200) == tokens
+    assert {"z", "##z"} < set(tk.train_tokens(WordCounts.of({"z" * 100: 40}), 20))
+    assert tk.train_tokens(WordCounts.of({"z" * 101: 40}), 20) == list(tk.SPECIALS)
+
+
+def test_a_script_of_many_characters_has_those_that_cover_the_text_and_half_of_the_vocabulary_at_most() -> None:
+    # As in Chinese, each character is a word; their frequencies fall like those of words.
+    words = WordCounts.of({chr(0x4E00 + number): 3_000_000 // (number + 10) for number in range(6000)})
+    wide, narrow = tk.train_tokens(words, 21_128), tk.train_tokens(words, 4000)
+    known = sum(count for word, count in words.items() if word in set(wide))
+    assert 0.9995 <= known / words.total() < 0.9997
+    assert len(narrow) == 5 + 2000
+    # Of an alphabet the rare characters are no tokens: the thousand most frequent cover the text.
+    letters = WordCounts.of({chr(0x61 + number): 10**6 for number in range(26)} | {chr(0x4E00 + number): 2 for number in range(6000)})
+    assert len(tk.train_tokens(letters, 30_522)) == 5 + 1000
+
+
 def _lines(parts: list[str]) -> str:
     return "\n".join(" ".join(line.split()) for line in "".join(parts).split("-"))
 

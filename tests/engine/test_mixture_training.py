@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -133,6 +134,13 @@ def test_another_mixture_is_another_run(mixed: Make, tmp_path: Path) -> None:
     for changes in ({"data.sources.plain.weight": 2}, {"phases.long.mixture": {"plain": {"weight": 1}}}):
         with pytest.raises(ConfigError, match=next(iter(changes)).replace(".", r"\.")):
             finish(mixed(tmp_path, **changes))
+
+
+def test_sources_in_another_order_are_other_data(mixed: Make, tmp_path: Path) -> None:
+    run = mixed(tmp_path)
+    swapped = dataclasses.replace(run, data=dataclasses.replace(run.data, sources=dict(reversed(run.data.sources.items()))))
+    with pytest.raises(ConfigError, match=r"prepared with other settings \(data\.sources"):
+        finish(swapped)
 
 
 def test_a_phase_may_have_a_mixture_of_its_own_and_the_plan_shows_it(mixed: Make, tmp_path: Path) -> None:

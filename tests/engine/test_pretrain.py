@@ -218,6 +218,23 @@ def test_a_folder_of_another_recipe_is_refused_with_the_fields_that_differ(tiny:
         finish(tiny(seed=7))
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("data.vocab_size", 700, "data.vocab_size: prepared with 600, now asked for 700"),
+        ("data.lowercase", False, "data.lowercase: prepared with True, now asked for False"),
+        ("data.paths", ["elsewhere.txt"], r"data.paths: prepared with \[.*topics.jsonl'\], now asked for \['elsewhere.txt'\]"),
+    ],
+)
+def test_data_prepared_with_other_settings_than_the_recipe_says_is_refused_and_nothing_written(
+    key: str, value: Any, expected: str, tiny: Make
+) -> None:
+    run = tiny(**{key: value})
+    with pytest.raises(ConfigError, match=expected):
+        finish(run)
+    assert not run.run_dir.exists()
+
+
 def test_hardware_settings_may_change_between_resumes(tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = {"model.dropout": 0.0, "model.attention_dropout": 0.0}
     whole, run = (tiny(**quiet, out=str(tmp_path / name)) for name in ("whole", "resumed"))
