@@ -6,6 +6,7 @@ import functools
 import glob
 import itertools
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def expand(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -
         ConfigError: when it names an environment variable that is not set.
         DataError: when there is no such file, none in the folder, it is a folder to leave out, or a link leads nowhere.
     """
-    filled = config.environment_path(path.partition("::")[0], key)
+    filled = config.environment_path(_divided(path)[0], key)
     if filled.is_file():
         return [filled]
     closed = {_real(folder) for folder in leave_out}
@@ -59,7 +60,15 @@ def expand(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -
 
 def pattern(path: str) -> str:
     """Return which members of an archive a path of `data.paths` stands for, as :mod:`fnmatch` has it; empty for all."""
-    return path.partition("::")[2]
+    return _divided(path)[1]
+
+
+def _divided(path: str) -> tuple[str, str]:
+    """Return what a path of `data.paths` says of files, and of members of archives; what is there under the whole of it, or more of it, has `::` in its name."""
+    ends = [match.start() for match in re.finditer("::", path)]
+    there = (end for end in (len(path), *reversed(ends)) if os.path.exists(os.path.expanduser(os.path.expandvars(path[:end]))))
+    end = next(there, min(ends, default=len(path)))
+    return path[:end], path[end + 2 :]
 
 
 def _files_below(folder: Path, closed: set[str]) -> list[Path]:

@@ -17,7 +17,8 @@ from overnight.corpus.web import decoded, page_text
 from overnight.errors import DataError
 
 _CONTAINER = "META-INF/container.xml"
-_TEXT_TYPES = ("application/xhtml+xml", "text/html")
+# The last is that of the format before EPUB, which old books still have.
+_TEXT_TYPES = ("application/xhtml+xml", "text/html", "text/x-oeb1-document")
 # Fonts are scrambled in many free books; text is only where it is protected.
 _FONTS = re.compile(rb"http://(?:www\.idpf\.org/2008/embedding|ns\.adobe\.com/pdf/enc#RC)")
 _ALGORITHM = re.compile(rb"<(?:\w+:)?EncryptionMethod[^>]*Algorithm=[\"']([^\"']*)")
@@ -67,13 +68,17 @@ class _Book:
                 raise DataError(f"{self._file.name}: is protected against copying (DRM); leave it out")
 
     def pages(self) -> Iterator[bytes]:
-        """Yield the XHTML of the spine in its order, without the table of contents and what is not part of the text."""
+        """Yield the XHTML of the spine in its order, without the table of contents and what is not part of the text.
+
+        Raises:
+            DataError: when a part is missing or damaged, or there is none to yield.
+        """
         root = self._xml(_CONTAINER).find(".//{*}rootfile")
         package = "" if root is None else root.get("full-path", "")
         if not package:
             raise self._damaged("names no package")
         tree = self._xml(package)
-        items = {item.get("id"): item for item in tree.iterfind("./{*}manifest/{*}item")}
+        empty, items = True, {item.get("id"): item for item in tree.iterfind("./{*}manifest/{*}item")}
         for reference in tree.iterfind("./{*}spine/{*}itemref"):
             item = items.get(reference.get("idref"))
             if item is None:
@@ -82,6 +87,9 @@ class _Book:
             if reference.get("linear") != "no" and not contents and item.get("media-type") in _TEXT_TYPES:
                 path = urllib.parse.unquote(item.get("href", ""))
                 yield self._content(posixpath.normpath(posixpath.join(posixpath.dirname(package), path)))
+                empty = False
+        if empty:
+            raise self._damaged("has no text in its spine")
 
     def _xml(self, path: str) -> ElementTree.Element:
         content = self._content(path)

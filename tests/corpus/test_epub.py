@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from pathlib import Path
 
@@ -50,6 +51,11 @@ def test_a_book_is_one_document_in_the_order_of_its_spine(tmp_path: Path, name: 
     assert texts(tmp_path, documents="paragraph") == ["One", "Grüße.", "Two", "Grüße."]
 
 
+def test_a_book_of_the_format_before_epub_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "x.epub", **{"OEBPS/p.opf": PACKAGE.replace("application/xhtml+xml", "text/x-oeb1-document")})
+    assert texts(tmp_path) == ["One\n\nGrüße.\n\nTwo\n\nGrüße."]
+
+
 def test_books_inside_archives_are_books(tmp_path: Path) -> None:
     write(tmp_path / "x.epub")
     with zipfile.ZipFile(tmp_path / "books.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -68,6 +74,8 @@ def test_books_inside_archives_are_books(tmp_path: Path) -> None:
         ({"OEBPS/p.opf": '<!DOCTYPE x [<!ENTITY a "b">]><package/>'}, r"it declares entities in OEBPS/p\.opf"),
         ({"OEBPS/p.opf": PACKAGE.replace('idref="one"', 'idref="gone"')}, "it has no part 'gone' of its spine"),
         ({"one.xhtml": None}, r"it lacks one\.xhtml"),
+        ({"OEBPS/p.opf": PACKAGE.replace("application/xhtml+xml", "application/pdf")}, "it has no text in its spine"),
+        ({"OEBPS/p.opf": re.sub("<spine>.*</spine>", "<spine/>", PACKAGE)}, "it has no text in its spine"),
         ({"OEBPS/p.opf": PACKAGE.replace("../one.xhtml", "../../../etc/passwd")}, r"it lacks \.\./\.\./etc/passwd"),
     ],
 )

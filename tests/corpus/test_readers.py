@@ -291,6 +291,18 @@ def test_members_of_an_archive_are_selected_by_a_pattern(tmp_path: Path, ending:
         read(f"{path}::*.md")
 
 
+def test_a_file_or_folder_may_have_the_two_colons_of_a_pattern_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a::b.txt").write_text("a")
+    (tmp_path / "c::d").mkdir()
+    (tmp_path / "c::d" / "x::y.tar").write_bytes(tar_of({"e.txt": b"e", "f.md": b"f"}))
+    monkeypatch.setenv("HERE", str(tmp_path))
+    assert read("$HERE/a::b.txt", tmp_path / "c::d")[0] == ["a", "e", "f"]
+    assert read(f"{tmp_path}/c::d/x::y.tar::*.md")[0] == ["f"]
+    assert sorted(read(f"{tmp_path}/*.txt")[0]) == ["a"]
+    with pytest.raises(DataError, match=r"a: there is no such file"):
+        read(f"{tmp_path}/a::c.txt")
+
+
 def test_a_pattern_is_for_archives_alone(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(DataError, match=r"a\.txt: is not a tar or zip archive, so ::\*\.txt selects nothing"):
