@@ -138,14 +138,15 @@ _READERS: dict[str, Callable[[io.TextIOWrapper], Iterator[str]]] = {
 }
 
 
-def write_ngrams(paths: list[str], n: int, out: Path, log: Callable[[str], None]) -> None:
-    """Write the hashes of all n-grams of evaluation texts, sorted, each once: uint64; do nothing where that is done.
+def write_ngrams(paths: list[str], n: int, out: Path, log: Callable[[str], None], forms: Sequence[Callable[[str], str]]) -> None:
+    """Write the hashes of all n-grams of evaluation texts in several forms, sorted, each once: uint64; do nothing where that is done.
 
     Args:
         paths: `data.decontaminate`.
         n: words of an n-gram.
         out: the file.
         log: called with what was found.
+        forms: each returns one, such as a text that is cleaned: in training text entities, accents and markup may stand otherwise than in an evaluation.
 
     Raises:
         DataError: see :func:`evaluation_texts`; or no text of a path has so many words.
@@ -154,7 +155,7 @@ def write_ngrams(paths: list[str], n: int, out: Path, log: Callable[[str], None]
         return
     found = [np.zeros(0, np.uint64)]
     for path in paths:
-        hashes, long, short = _ngrams_of(path, n)
+        hashes, long, short = _ngrams_of(path, n, forms)
         if not long:
             raise DataError(f"data.decontaminate: no text of {path} has {n} words; lower data.decontaminate_words or leave it out")
         log(f"decontaminate: {path}: {len(hashes):,} {n}-grams of {long:,} texts; {short:,} have fewer words and are not looked for")
@@ -163,13 +164,16 @@ def write_ngrams(paths: list[str], n: int, out: Path, log: Callable[[str], None]
     seal_chunk(out)
 
 
-def _ngrams_of(path: str, n: int) -> tuple[np.ndarray, int, int]:
+def _ngrams_of(path: str, n: int, forms: Sequence[Callable[[str], str]]) -> tuple[np.ndarray, int, int]:
     """Return the n-grams of a path, how many texts have one, and how many not."""
     found, long, count = [np.zeros(0, np.uint64)], 0, 0
     for texts in in_batches(evaluation_texts(path), len):
-        hashes, ends = ngrams(texts, n)
-        long, count = long + int(np.count_nonzero(np.diff(ends, prepend=0))), count + len(texts)
-        found.append(np.unique(hashes))
+        has_some = np.zeros(len(texts), bool)
+        for form in forms:
+            hashes, ends = ngrams([form(text) for text in texts], n)
+            has_some |= np.diff(ends, prepend=0) > 0
+            found.append(np.unique(hashes))
+        long, count = long + int(np.count_nonzero(has_some)), count + len(texts)
     return np.unique(np.concatenate(found)), long, count - long
 
 

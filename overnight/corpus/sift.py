@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 
 from overnight.config import Data
 from overnight.corpus import data_paths
+from overnight.corpus.clean import clean
 from overnight.corpus.decontaminate import find_evaluation_text, write_ngrams
 from overnight.corpus.drops import SAMPLE_CHARS, SAMPLES, Drops
 from overnight.corpus.near_duplicates import find_near_duplicates
 from overnight.corpus.shards import read_table
+from overnight.corpus.text import clean_text
 from overnight.corpus.workers import Workers
 
 # Documents that are looked at together.
@@ -23,7 +26,9 @@ _BLOCK = 1 << 20
 def evaluation_ngrams(data: Data, work: Path, log: Callable[[str], None]) -> None:
     """Read what `data.decontaminate` names, before anything else: a mistake in it is told at once."""
     if data.decontaminate:
-        write_ngrams(data.decontaminate, data.decontaminate_words, work / "evaluation.u64", log)
+        # As it is, as it were trained on, and normalized: text for a byte model is not.
+        forms = (str, partial(clean_text, data=data), clean)
+        write_ngrams(data.decontaminate, data.decontaminate_words, work / "evaluation.u64", log, forms)
 
 
 def evaluation_files(data: Data) -> list[Any]:

@@ -37,16 +37,12 @@ def kept_text(text: str, name: str, data: Data, outcome: Outcome) -> str:
         data: the settings.
         outcome: is told what was dropped and masked.
     """
-    if data.fix_text and not text.isascii():
-        text = _fixed(text)
-    text = plain_bytes(text) if data.tokenizer == "bytes" else without_markup(text)
+    text = _without_markup(text, data)
     filtered = data.filters != _OFF
     lines = [" ".join(words) for line in text.split("\n") if (words := line.split())] if filtered else []
     if filtered and len(kept := kept_lines(lines, data.filters, name, outcome.drops)) < len(lines):
         text, lines = "\n".join(kept), kept
-    text = " ".join(text.split()) if data.tokenizer == "bytes" else paragraphs(text)
-    if data.mask_personal:
-        text = mask(text, data.mask_personal, outcome.masked)
+    text = _on_end(text, data, outcome)
     if not text or len(text) < data.min_chars:
         outcome.short += 1
         outcome.drops.add("min_chars", name, text)
@@ -58,6 +54,22 @@ def kept_text(text: str, name: str, data: Data, outcome: Outcome) -> str:
         outcome.drops.add("languages", name, f"{found}: {text}")
         return ""
     return text
+
+
+def clean_text(text: str, data: Data) -> str:
+    """Return a text as a document is cleaned of which nothing is filtered."""
+    return _on_end(_without_markup(text, data), data, Outcome())
+
+
+def _without_markup(text: str, data: Data) -> str:
+    if data.fix_text and not text.isascii():
+        text = _fixed(text)
+    return plain_bytes(text) if data.tokenizer == "bytes" else without_markup(text)
+
+
+def _on_end(text: str, data: Data, outcome: Outcome) -> str:
+    text = " ".join(text.split()) if data.tokenizer == "bytes" else paragraphs(text)
+    return mask(text, data.mask_personal, outcome.masked) if data.mask_personal else text
 
 
 def counted(counts: Mapping[str, int]) -> str:

@@ -158,9 +158,10 @@ def validation_lines(manifest: Manifest, share: Callable[[int], float | None], f
     if not documents:
         wanted = share(LEAST_DOCUMENTS) or share(1)
         remedy = f"with --data.valid_fraction={wanted:g}" if wanted else "with more documents"
+        gone = "; those that it took were dropped for their tokens, see drops.json" if fraction else ""
         yield (
-            "warning: no document is for validation (data.valid_fraction = 0), and pretraining needs some to measure on: prepare into another folder "
-            f"{remedy}"
+            f"warning: no document is for validation (data.valid_fraction = {fraction:g}{gone}), and pretraining needs some to measure on: "
+            f"prepare into another folder {remedy}"
         )
         return
     for name, count in without_validation(manifest).items():

@@ -8,6 +8,7 @@ import io
 import json
 import random
 import tarfile
+import unicodedata
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,6 +29,7 @@ from tests.corpus.test_zips import zip_of
 
 RNG = random.Random(0)
 QUESTION = "When did the hare, having slept too long beside the road, finally see that the tortoise had won?"
+LOUD = "The café of René: the hare, who had slept beside a résumé, saw that the tortoise had won."
 VOCABULARY = ["".join(RNG.choices("abcdeghilnorstu", k=6)) for _ in range(3000)]
 
 
@@ -123,7 +125,7 @@ def test_a_document_goes_exactly_where_it_shares_an_ngram(tmp_path_factory: pyte
     evaluation = [[rng.choice("abcdefg") for _ in range(rng.randint(n, 8))] for _ in range(3)]
     folder = tmp_path_factory.mktemp("marks")
     (folder / "evaluation.tsv").write_text("\t".join(" ".join(words) for words in evaluation))
-    write_ngrams([str(folder / "evaluation.tsv")], n, folder / "evaluation.u64", silent)
+    write_ngrams([str(folder / "evaluation.tsv")], n, folder / "evaluation.u64", silent, [str])
     paths = [folder / f"clean-{number}.arrow" for number in range(3)]
     for number, path in enumerate(paths):
         part = [", ".join(words).upper() for words in texts[4 * number : 4 * number + 4]]
@@ -175,12 +177,35 @@ def test_case_does_not_count_in_any_alphabet(tmp_path: Path) -> None:
         "Ο λαγός κοιμήθηκε πολύ και έχασε τον αγώνα.",
     ]
     (tmp_path / "dev.txt").write_text("\n\n".join(texts))
-    write_ngrams([str(tmp_path / "dev.txt")], 5, tmp_path / "evaluation.u64", silent)
+    write_ngrams([str(tmp_path / "dev.txt")], 5, tmp_path / "evaluation.u64", silent, [str])
     for kind in (pa.large_string(), pa.large_binary()):
         path = tmp_path / f"clean-{kind}.arrow"
         write_table(path, {"text": pa.array([text.upper().encode() for text in texts] + [b"", b"other"], pa.large_binary()).cast(kind)})
         seal_chunk(path)
         assert find_evaluation_text([path], tmp_path / "evaluation.u64", 5, 1).tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("tokenizer", ["wordpiece", "bytes"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        unicodedata.normalize("NFD", LOUD),
+        LOUD.replace("é", "&eacute;"),
+        LOUD.replace(" slept", " sle\u200bpt"),
+        LOUD.replace("the tortoise", "<b>the</b> tor<i>t</i>oise"),
+        LOUD,
+    ],
+)
+def test_evaluation_text_is_found_however_it_is_written_there_and_in_training_text(
+    tokenizer: Any, written: str, corpus: Path, tmp_path: Path
+) -> None:
+    plant(corpus / "007.txt", LOUD)
+    plant(corpus / "011.txt", written)
+    (tmp_path / "dev.tsv").write_text(f"0\t{written}\n")
+    asked = settings_of(corpus, decontaminate=[str(tmp_path / "dev.tsv")], tokenizer=tokenizer, vocab_size=300)
+    prepare(asked, tmp_path / "out", silent)
+    drops = json.loads((tmp_path / "out/drops.json").read_text())["decontaminate"]
+    assert [Path(sample["document"]).stem for sample in drops["samples"]] == ["007", "011"]
 
 
 def test_changed_evaluation_text_begins_a_preparation_anew(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +228,7 @@ def test_changed_evaluation_text_begins_a_preparation_anew(corpus: Path, tmp_pat
 
 def test_paragraphs_of_squad_are_found_and_their_words_in_another_order_are_not(tmp_path: Path, real_data: Path) -> None:
     squad = real_data / "squad/dev-v1.1.json"
-    write_ngrams([str(squad)], 13, tmp_path / "evaluation.u64", silent)
+    write_ngrams([str(squad)], 13, tmp_path / "evaluation.u64", silent, [str])
     articles = json.loads(squad.read_text())["data"]
     contexts = [each["context"] for each in articles[0]["paragraphs"]]
     texts = [*contexts, *(" ".join(RNG.choices(" ".join(contexts).split(), k=100)) for _ in contexts)]

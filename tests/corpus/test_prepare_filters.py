@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from overnight.config import Data, NoFilters, WebFilters, load_run
 from overnight.corpus import dedup, languages, pipeline, text
 from overnight.corpus.pipeline import prepare
+from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import load_manifest, open_shards, save_manifest
 from overnight.corpus.tokenizer import load_tokenizer
 from overnight.errors import ConfigError, DataError
@@ -127,6 +130,23 @@ def test_texts_of_too_many_tokens_are_dropped_once_the_vocabulary_is_known(revie
     assert len(names) == manifest.count("valid", "documents") and not any(name.endswith("#121") for name in names)
     with pytest.raises(DataError, match=r"no document is left to train on; dropped: \d+ by data.filters.max_tokens_per_char"):
         prepare(settings(reviews, filters=dataclasses.replace(filters, max_tokens_per_char=0.01)), tmp_path / "none", silent)
+
+
+def test_a_validation_part_that_a_filter_empties_is_warned_of(reviews: Path, tmp_path: Path) -> None:
+    def place(content: str) -> float:
+        digest = dedup.document_hash(sentences(text.clean_text(content, settings(reviews))))
+        return float(dedup.hash_position(np.frombuffer(digest, np.uint8).reshape(1, 16))[0])
+
+    least = min(place(json.loads(line)["text"]) for line in reviews.read_text().splitlines())
+    draws = (random.Random(seed) for seed in itertools.count())
+    rows = (" ".join("".join(rng.choices("aeiounrtlh", k=9)) for _ in range(40)) + "." for rng in draws)
+    rare = next(row for row in rows if place(row) < least)
+    reviews.write_text(reviews.read_text() + "\n" + json.dumps({"text": rare}))
+    filters, lines = dataclasses.replace(NoFilters(), max_tokens_per_char=0.35), list[str]()
+    manifest = prepare(settings(reviews, filters=filters, valid_fraction=(place(rare) + least) / 2), tmp_path / "out", lines.append)
+    assert not manifest.count("valid", "documents")
+    (said,) = (line for line in lines if line.startswith("warning: no document is for validation"))
+    assert re.search(r"\(data\.valid_fraction = 0\.\d+; those that it took were dropped for their tokens, see drops\.json\)", said)
 
 
 def test_filters_that_leave_nothing_are_named(reviews: Path, tmp_path: Path) -> None:
