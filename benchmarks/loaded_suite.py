@@ -2,10 +2,11 @@
 
     python -m benchmarks.loaded_suite                        20 runs, two at a time: about two hours on two cores
     python -m benchmarks.loaded_suite --runs 2 --beside 1    a look
+    python -m benchmarks.loaded_suite --out FOLDER           those that FOLDER/result.json lacks of 20
 
 Each run is of the last commit, in one of a few clones with environments of their own; so the checkout may be edited meanwhile. Runs in different clones begin
 half a run apart, and each keeps both cores busy, so none ever has a core to itself. Into benchmarks/results/<date>-cpu<N>-loaded-suite/result.json go, after
-every run, its seconds, the load of the machine in its middle and at its end, how many tests passed, and the lines of those that failed.
+every run, its commit, its seconds, the load of the machine in the middle of it, how many tests passed, and the lines of those that failed.
 """
 
 from __future__ import annotations
@@ -75,8 +76,9 @@ def main() -> int:
         subprocess.run(["git", "fetch", "-q"], cwd=clone, check=True)
         subprocess.run(["git", "checkout", "-q", "--detach", commit], cwd=clone, check=True)
         subprocess.run(["make", "install"], cwd=clone, check=True, stdout=sys.stderr)
-    facts = {"commit": commit, "environment": environment()}
-    lock, begun, found = threading.Lock(), [0], []
+    path = out / "result.json"
+    found: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
+    lock, begun = threading.Lock(), [len(found)]
 
     def take_turns(clone: Path, wait: float) -> None:
         time.sleep(wait)
@@ -85,7 +87,7 @@ def main() -> int:
                 if begun[0] >= args.runs:
                     return
                 begun[0] += 1
-            result = one_run(clone, variables)
+            result = {"commit": commit, **one_run(clone, variables)}
             with lock:
                 found.append(result)
                 print(
@@ -94,7 +96,7 @@ def main() -> int:
                     sep="\n  ",
                     flush=True,
                 )
-                (out / "result.json").write_text(json.dumps({**facts, "beside": args.beside, "runs": found}, indent=1) + "\n")
+                path.write_text(json.dumps({"environment": environment(), "beside": args.beside, "runs": found}, indent=1) + "\n")
 
     threads = [threading.Thread(target=take_turns, args=(clone, 300.0 * number)) for number, clone in enumerate(clones)]
     for thread in threads:

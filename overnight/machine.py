@@ -12,7 +12,7 @@ from pathlib import Path
 # The C library's, which musl and macOS lack.
 _trim, _tune = (getattr(ctypes.CDLL(None), name, None) for name in ("malloc_trim", "mallopt"))
 # Numbers of glibc's malloc.h, and the variables by which a user tunes the same.
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _TUNED = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -40,6 +40,16 @@ def use_large_pages() -> None:
     handing it out again. To be called before the first such tensor, since torch looks at the variable once.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
+def return_large_blocks() -> None:
+    """Have the C library give every block of 2 MB and more back to the system once it is freed, unless the environment tunes it otherwise.
+
+    It raises that limit to 32 MB as it sees larger ones come and go; chunks of a corpus then leave gaps in its heap that nothing fits into, a tenth of the
+    memory of a preparation.
+    """
+    if _tune is not None and not any(name in os.environ for name in _TUNED):
+        _tune(_MMAP_THRESHOLD, 2 << 20)
 
 
 def keep_freed_memory() -> None:

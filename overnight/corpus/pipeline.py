@@ -56,6 +56,7 @@ from overnight.corpus.work_folder import begin, clear
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
 from overnight.errors import DataError
+from overnight.machine import return_large_blocks
 from overnight.run_dir.atomic import FULL, how_to_make_room, remove_unfinished, write_json
 from overnight.run_dir.lock import preparation_lock
 from overnight.state_files import STRICT, read_json, sealed
@@ -105,6 +106,7 @@ def prepare(
     given = given_tokens(data, given)
     check_extras(data)
     check_scheduler(data)
+    return_large_blocks()
     reading = start_reading(data, own)
     folder = folder.absolute() if data.scheduler else folder  # its workers are elsewhere
     try:

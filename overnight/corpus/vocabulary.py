@@ -19,6 +19,7 @@ from overnight.corpus.word_counts import WordCounter, WordCounts
 from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural, share
 from overnight.errors import ConfigError
+from overnight.machine import release_free_memory
 
 INIT = "init"
 """In a run folder, where the weights and the vocabulary lie that it begins from."""
@@ -129,6 +130,8 @@ def _count_words(
     for number, (counts, hashes) in enumerate(run_tasks(count_chunk, tasks, workers)):
         words.add(counts, hashes)
         counted += counts.total()
+        del counts, hashes
+        release_free_memory()  # of what grew, the shorter ones that were there before
         progress.update(counted, (number + 1) / len(chunks))
     return words.counts(), counted
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self, TypeVar
 import pyarrow as pa
 
 from overnight.errors import UserError
-from overnight.machine import release_free_memory
+from overnight.machine import release_free_memory, return_large_blocks
 from overnight.signals import STOP_SIGNALS, hold_signals
 
 T = TypeVar("T")
@@ -139,10 +139,11 @@ def _killed() -> UserError:
 
 
 def _start_worker() -> None:
-    """Leave Ctrl-C to the parent, end with the parent even when it is killed, and keep the tokenizer to one thread."""
+    """Leave Ctrl-C to the parent, end with the parent even when it is killed, return large blocks of memory, and keep the tokenizer to one thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return_large_blocks()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -24,7 +24,7 @@ from overnight.finetune.encoded_task import EncodedTask
 from overnight.finetune.seed import TrainedSeed, train_seed
 from overnight.finetune.workload import FinetuneWorkload, config_hash, seed_run, task_model
 from overnight.models.heads import pretrained_weights, without_top
-from overnight.tasks.data_hash import data_hash
+from overnight.tasks.data_hash import data_hash, documentation_hash
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ def open_beginning(run: BertRun, name: str, checkpoint: Path, line: Line, world:
 def _data_hash(run: BertRun, name: str) -> str:
     """Return the hash of the files of a task; where they are gone, that of the rows its model was trained on: what is done stays done."""
     spec, folder = run.finetune[name], run.run_dir / "finetune" / name
+    if spec.task == "docnames":
+        return documentation_hash()
     keys = {f"finetune.{name}.{key}": path for key in ("path", "dev") if (path := getattr(spec, key))}
     found = data_hash(*(environment_path(path, key) for key, path in keys.items()))
     if found or not (folder / "task.json").exists():

@@ -27,7 +27,7 @@ from overnight.finetune.beginning import Beginning, open_beginning
 from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.encoded_task import encode_task
 from overnight.finetune.search import search_settings
-from overnight.finetune.seed import shown_outputs
+from overnight.finetune.seed import seconds_before, shown_outputs
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.run_dir.lock import run_lock
 from overnight.run_dir.task_results import append_result, results_of
@@ -128,8 +128,8 @@ class _Tuning:
 
     def _seed(self, init: str, seed: int, announces: bool) -> None:
         """Fine-tune, score and record one seed."""
-        start, task, what = time.perf_counter(), self.task, f"{self.name} seed {seed} {init}"
-        folder = self._folder(init, seed)
+        task, what, folder = self.task, f"{self.name} seed {seed} {init}", self._folder(init, seed)
+        start = time.perf_counter() - seconds_before(folder)
         trained = self.begin.train(self.spec, task, seed, init, what, folder, announces)
         model = trained.model
 

@@ -19,6 +19,7 @@ from overnight.errors import ConfigError, TrainingError
 from overnight.finetune.beginning import Beginning
 from overnight.finetune.encoded_task import EncodedTask, encode_task
 from overnight.finetune.rehearsal import Rehearsal, combinations
+from overnight.finetune.seed import seconds_before
 from overnight.run_dir.task_results import append_result, read_results
 
 # What a search is longer than expected by, at most: its first steps are slower, and checkpoints take time.
@@ -123,7 +124,8 @@ class _Searching:
     def _trial(self, number: int, settings: dict[str, Any], task: EncodedTask) -> None:
         """Train and record one trial."""
         spec, its = replace(self.spec, **settings), self.hashes[number - 1]
-        start, what, folder = time.perf_counter(), f"{self.begin.name} trial {number}", self.folder / f"{its}-{self.seed}"
+        what, folder = f"{self.begin.name} trial {number}", self.folder / f"{its}-{self.seed}"
+        start = time.perf_counter() - seconds_before(folder)
         entry = {"kind": "trial", "name": self.begin.name, "task": spec.task, "seed": self.seed, "config_hash": its, "metric": task.metric}
         entry |= {"value": 0.0, "settings": settings}
         try:

@@ -26,6 +26,14 @@ from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.encoded_task import EncodedTask
 from overnight.finetune.workload import FinetuneWorkload
 from overnight.run_dir.task_results import append_result, read_results
+from overnight.state_files import read_lines
+
+
+def seconds_before(folder: Path) -> float:
+    """Return how long a training that was cut off has taken so far, by the last line of its metrics; 0 where it has not begun."""
+    path = folder / "metrics.jsonl"
+    lines = read_lines(path, f"delete {folder}, and the training begins anew") if path.exists() else ()
+    return max((float(line["seconds"]) for _, line in lines if line and "seconds" in line), default=0.0)
 
 
 @torch.no_grad()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from overnight.corpus import pydocs
 from overnight.state_files import file_digest
 
 # What readers of tasks take from a folder is called so, or is what IMDB is downloaded as; beside it may lie anything, such as answers written there.
@@ -25,6 +27,11 @@ def data_hash(*paths: Path) -> str:
         for line in _lines(path):
             state.update(f"{line}\n".encode("utf-8", "surrogateescape"))
     return state.hexdigest()
+
+
+def documentation_hash() -> str:
+    """Return a hash of the packages of this environment whose documentation is a task, with their versions, 16 hex digits."""
+    return hashlib.blake2b(json.dumps(pydocs.environment()).encode(), digest_size=8).hexdigest()
 
 
 def _lines(path: Path) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -66,6 +67,29 @@ def test_a_process_returns_what_one_kind_of_task_freed_before_the_next_kind() ->
     with Processes(1) as process:
         before, after = (process.submit(task, count)() for task in (_leave_holes, _resident))
     assert before - after > 1000 * count
+
+
+def _mapped_blocks(_: int) -> int:
+    """Return how many blocks of a process lie outside its heap with one of 4 MB, after one of 24 MB was freed."""
+
+    class Info(ctypes.Structure):  # of glibc's malloc.h
+        _fields_ = tuple((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", *(f"rest{i}" for i in range(6))))
+
+    told = ctypes.CDLL(None).mallinfo2
+    told.restype = Info
+    block = bytearray(24 << 20)
+    del block
+    before = told().hblks
+    block = bytearray(4 << 20)
+    mapped = told().hblks - before
+    del block
+    return int(mapped)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the C library has no mallinfo2")
+def test_a_process_gives_large_blocks_back_though_larger_ones_came_and_went() -> None:
+    with Processes(1) as process:
+        assert process.submit(_mapped_blocks, 0)() == 1
 
 
 def test_several_rounds_of_tasks_share_the_processes_which_end_with_the_last() -> None:

@@ -370,6 +370,7 @@ def test_a_package_that_the_metric_needs_is_asked_for_before_training(
 def test_the_rule_of_word_overlap_is_written_beside_the_docnames_task(
     with_task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from overnight.corpus import pydocs
     from overnight.tasks import docnames
     from overnight.tasks.examples import Example, TaskData
 
@@ -383,6 +384,9 @@ def test_the_rule_of_word_overlap_is_written_beside_the_docnames_task(
     assert "mine: made here" in out
     tune(run)
     assert len(lines(run)) == 2
+    # The rows are made of other text once a package is another version.
+    monkeypatch.setattr(pydocs, "environment", lambda: [("numpy", "99.0")])
+    assert "seed 0 pretrained" in tune(run) and len(lines(run)) == 4
 
 
 def test_fp16_scales_its_loss_and_ends_where_fp32_does(with_task: Task, classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,26 @@ def test_the_budget_leaves_out_what_does_not_fit(
     assert "searched already" in tune(run)
 
 
+def test_the_time_before_a_kill_counts(with_task: Task, classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = with_task("csv", classes, search={"lr": [1e-3], "epochs": [0.4]}, **{"checkpoint.save_every": 1, "logging.log_every": 1})
+    real = loop.clip_and_step
+
+    def stop(*args: Any) -> Any:
+        # As the kill of a training would that has gone on for a thousand seconds.
+        (metrics,) = (run.run_dir / "finetune").rglob("metrics.jsonl")
+        with metrics.open("a") as file:
+            file.write('{"kind": "train", "phase": "finetune", "step": 1, "seconds": 1000.0}\n')
+        raise Stop
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(loop, "clip_and_step", stop)
+        tune(run)
+    monkeypatch.setattr(loop, "clip_and_step", real)
+    tune(run)
+    (trial,) = trials(lines(run))
+    assert 1000 < trial["seconds"] < 2000 and lines(run)[-1]["seconds"] < 1000
+
+
 def test_a_budget_too_short_for_one_trial_is_refused_with_the_least_that_is_needed(with_task: Task, classes: Path) -> None:
     run = with_task("csv", classes, search={**GRID, "budget": "9s"})
     said = r"budget = 9s: is too short for one trial; the shortest, lr=0.001 epochs=0.2, takes about 10 s: give at least 11s"
