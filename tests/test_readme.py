@@ -69,10 +69,12 @@ def test_every_command_in_the_readme_and_the_documentation_exists() -> None:
     assert {page.name: wrong for page in pages if (wrong := wrong_commands(page.read_text(encoding="utf-8"), known))} == {}
 
 
-def test_every_path_in_the_readme_tree_exists() -> None:
+def test_every_path_in_the_readme_tree_exists_and_every_package_stands_there() -> None:
     paths = tree_paths((ROOT / "README.md").read_text(encoding="utf-8"))
     assert paths, "the README has no folder tree"
     assert [path for path in paths if not list(ROOT.glob(path.rstrip("/")))] == []
+    packages = {f"overnight/{path.parent.name}/" for path in (ROOT / "overnight").glob("*/__init__.py")}
+    assert packages - set(paths) == set()
 
 
 def test_the_readme_shows_its_first_command_within_25_lines() -> None:
