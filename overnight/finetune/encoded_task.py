@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -85,7 +85,6 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
 
     # A metric that lacks its package says so here, before any training.
     metrics.score(task.name, task.kind, *[[0.0, 1.0] if task.kind == "regression" else ["0", "1"]] * 2)
-    weights = class_weights(spec.class_weights, task)
 
     def encoded(examples: list[Example], rows_together: int = 1) -> EncodedExamples:
         sequences = encode_examples(tokenizer, vocabulary, examples, spec.seq_len)
@@ -126,6 +125,8 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         notes, together = (*notes, drawn_note(len(train), len(task.train), by_label=by_label)), 1
     labels = strata(train) if together == 1 else [""] * len(train)
     train, selection_rows, more = hold_back(spec, train, [_text(example) for example in train], labels, together)
+    # Of the rows that are trained on: a draw that leaves no class out has others in it than the whole.
+    weights = class_weights(spec.class_weights, replace(task, train=train))
     tests = {"test": task.test, **task.extra}
     return EncodedTask(
         name=task.name,

@@ -15,10 +15,11 @@ import sklearn.metrics
 import torch
 
 from overnight.cli.main import main
-from overnight.config import Run
+from overnight.config import Finetune, Run
+from overnight.corpus.tokenizer import load_vocabulary
 from overnight.errors import ConfigError
 from overnight.finetune.answers import errors
-from overnight.finetune.encoded_task import class_weights
+from overnight.finetune.encoded_task import class_weights, encode_task
 from overnight.finetune.metrics import score
 from overnight.finetune.tagging import encode_sentences, tags_of
 from overnight.finetune.workload import FinetuneWorkload
@@ -156,6 +157,18 @@ def test_weights_of_classes_are_balanced_or_given_with_mean_one() -> None:
             class_weights(wrong, task)
     with pytest.raises(ConfigError, match="every class has weight 0"):
         class_weights("a=0,b=0,c=d=0", task)
+
+
+@pytest.mark.parametrize("fewer", [{}, {"max_train_examples": 20}, {"keep_best": True}], ids=["all", "drawn", "held back"])
+def test_balanced_weights_are_those_of_the_rows_that_are_trained_on(fewer: dict[str, Any], pretrained: Run, tmp_path: Path) -> None:
+    rows = [f"object {i},common" for i in range(200)] + ["raised exception,rare", "string literal,rare"]
+    for name, part in (("train", rows), ("dev", rows[-3:])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *part]) + "\n")
+    corpus = pretrained.run_dir / "corpus"
+    task = encode_task(Finetune(task="csv", path=str(tmp_path), class_weights="balanced", **fewer), corpus, load_vocabulary(corpus))
+    counts = np.bincount(task.train.targets["label"], minlength=2)
+    assert counts.sum() < 202 or not fewer
+    assert np.array(task.class_weights) * counts == pytest.approx(counts.sum() / 2)
 
 
 def test_a_rare_class_is_found_where_it_weighs_more(run: Path, tmp_path: Path, capsys: Captured) -> None:
