@@ -18,7 +18,7 @@ from overnight.cli.main import main
 from overnight.config import Finetune, Run
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.errors import ConfigError
-from overnight.finetune.answers import errors
+from overnight.finetune.answers import errors, in_words
 from overnight.finetune.encoded_task import class_weights, encode_task
 from overnight.finetune.metrics import score
 from overnight.finetune.tagging import encode_sentences, tags_of
@@ -225,6 +225,11 @@ def test_the_errors_of_a_regression_are_the_furthest_rows_and_long_texts_are_cut
     found = errors("regression", (), rows, [np.array([0.0])] * 30)
     assert [row["id"] for row in found["worst"]] == [str(i) for i in range(29, 9, -1)] and found["worst"][0]["error"] == 29.0
     assert len(found["worst"][0]["text_a"]) == 301 and found["worst"][0]["text_b"] == "b"
+
+
+@pytest.mark.parametrize("number", [3.0e-06, 1.2345678e-05, 0.1, -2.5, 4321.125, 1.5e12])
+def test_a_number_in_the_file_of_answers_is_the_one_that_was_computed(number: float) -> None:
+    assert np.float32(in_words(float(np.float32(number)))) == np.float32(number) and len(in_words(float(np.float32(number)))) < 14
 
 
 def test_ten_thousand_rows_of_several_classes_score_as_scikit_learn_says() -> None:
