@@ -235,7 +235,7 @@ def _dev(spec: Finetune) -> Path | None:
 
 
 def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:
-    from overnight.finetune.tagging import encode_sentences, tags_of
+    from overnight.finetune.tagging import conll_text, encode_sentences, tags_of
     from overnight.tasks.conll import Sentence, load_tokens
 
     if spec.class_weights:
@@ -265,10 +265,9 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
     def evaluate(name: str, sentences: list[Sentence], outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
         given = answers(name, sentences, outputs)
         right = [list(sentence.tags or ()) for sentence in sentences]
-        lines = ["\n".join(map(" ".join, zip(s.words, s.tags or (), tags, strict=True))) for s, tags in zip(sentences, given, strict=True)]
         files = {
             "predictions.json": {sentence.id: tags for sentence, tags in zip(sentences, given, strict=True)},
-            "predictions.conll": "\n\n".join(lines) + "\n\n",
+            "predictions.conll": conll_text(sentences, given),
         }
         return metrics.tag_scores(data.labels, right, given), files
 

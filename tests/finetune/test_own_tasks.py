@@ -111,6 +111,17 @@ def test_words_are_tagged_and_scored_by_entities_and_predicted(run: Path, tmp_pa
     assert exported(run, "names", tmp_path / "export")["id2label"]["1"] == "B-NUM"
 
 
+def test_a_word_of_several_parts_is_one_column_of_what_conlleval_reads(pretrained: Run, tmp_path: Path) -> None:
+    row = {"tokens": ["New York", "is", "a\nb\tc"], "tags": ["B-LOC", "O", "I-fine art"]}
+    (tmp_path / "t.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+    corpus, path = pretrained.run_dir / "corpus", str(tmp_path / "t.jsonl")
+    task = encode_task(Finetune(task="tokens", path=path, dev=path), corpus, load_vocabulary(corpus))
+    _, files = task.evaluate([np.eye(3)[[0, 1, 0, 0] + [0] * (len(ids) - 4)] for ids in task.dev.ids])
+    columns = [line.split(" ") for line in files["predictions.conll"].split("\n") if line]
+    assert [len(cells) for cells in columns] == [3] * 6
+    assert [cells[:2] for cells in columns[:3]] == [["New_York", "B-LOC"], ["is", "O"], ["a_b_c", "I-fine_art"]]
+
+
 def test_a_sentence_longer_than_a_sequence_is_tagged_in_parts_without_a_gap(tokenizer: Any) -> None:
     class Pieces:
         cls, sep, unk = 2, 3, 1
