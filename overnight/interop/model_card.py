@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from overnight.corpus.named_sources import named_paths
 from overnight.corpus.shards import Manifest
 from overnight.display import measures, number, plural, scale_of, share
 from overnight.interop.layout import HEADS, Kind
-from overnight.state_files import file_digest
+from overnight.state_files import file_digest, read_mapping
 
 _PIPELINE = """from transformers import pipeline
 
@@ -49,6 +48,9 @@ def model_card(
         manifest: of the prepared text; None where nobody knows it.
         license: its identifier, such as `apache-2.0`; empty says that none is stated.
         task: what `task.json` says, of a fine-tuned task.
+
+    Raises:
+        DataError: `evaluation.json` is damaged.
     """
     elsewhere = (run.run_dir / "imported.json").is_file()
     head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": HEADS[kind].pipeline, "tags": [run.model.kind, "overnight"]}
@@ -135,7 +137,7 @@ def _said(value: Any) -> Any:
 def _scores(run: BertRun) -> Iterator[str]:
     """Yield a table of what was measured of the newest checkpoint; what was of an older one is not of these weights."""
     path, newest = run.run_dir / "evaluation.json", newest_checkpoint(run.run_dir / "checkpoints")
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found = read_mapping(path, "delete it; `overnight evaluate` measures again") if path.is_file() else {}
     if newest is None or found.get("model") != file_digest(newest / "model.safetensors"):
         found = {}
     rows = []

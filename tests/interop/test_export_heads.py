@@ -261,6 +261,17 @@ def test_a_model_card_has_the_scores_of_its_own_weights_alone_and_names_each_tex
     assert "12 steps" in card() and "None were measured" in card()
 
 
+def test_measures_that_cannot_be_read_are_named_before_anything_is_exported(pretrained: Run, tmp_path: Path, capsys: Captured) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(pretrained.run_dir, run)
+    for content in ('{"model": "cut sho', "[]", '{"checksum_of_the_rest": "0"}'):
+        (run / "evaluation.json").write_text(content)
+        assert main(["export", "--from", str(run), "--to", str(tmp_path / "out")]) == 1
+        said = capsys.readouterr().err
+        assert f"{run / 'evaluation.json'}" in said and "delete it; `overnight evaluate` measures again" in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_recipe_of_a_model_card_names_no_folder_of_this_machine(pretrained: Run, tmp_path: Path) -> None:
     tree = config.to_tree(pretrained)
     here = {key: str(tmp_path / f"{key}.txt") for key in ("books", "web", "blimp")}
