@@ -199,7 +199,7 @@ class Model:
 
         Raises:
             ConfigError: it is the model of a task, or has no masked-LM head.
-            DataError: it is no text, or there is no [MASK] in it, or only behind what the encoder reads.
+            DataError: it is no text, or there is no [MASK] in it, or one behind what the encoder reads.
         """
         return self.fill_all([text])[0]
 
