@@ -279,6 +279,8 @@ def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_pat
     for what, message in (
         (lambda: model.embed(["a", 3]), "text 2: is a int; give strings"),
         (lambda: model.embed(["\ud800"]), "text 1: is no valid text"),
+        (lambda: model.embed([*["a"] * 599, "\ud800"]), "text 600: is no valid text"),
+        (lambda: list(model.embed(iter(["a"] * 599 + ["\ud800"]))), "text 600: is no valid text"),
         (lambda: task.predict(["a", {"words": "b"}]), "line 2: has the keys words"),
         (lambda: task.predict([3]), "line 1: is a int"),
         (lambda: task.predict(["a", {"id": ["x"], "text": "b"}]), "line 2: its id is a list; it needs a text or a number"),
