@@ -254,10 +254,9 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
     }
 
     def encoded(name: str) -> EncodedExamples:
-        segments = [np.zeros(len(part.ids), np.int8) for part in parts[name]]
-        return EncodedExamples(
-            [part.ids for part in parts[name]], segments, {}, token_targets={"label": [part.labels for part in parts[name]]}
-        )
+        mine, count = parts[name], len({part.sentence for part in parts[name]})
+        ids, segments = [part.ids for part in mine], [np.zeros(len(part.ids), np.int8) for part in mine]
+        return EncodedExamples(ids, segments, {}, token_targets={"label": [part.labels for part in mine]}, several=count)
 
     def answers(name: str, sentences: list[Sentence], outputs: list[np.ndarray]) -> list[list[str]]:
         return [tags for tags, _ in tags_of(parts[name], outputs, data.labels, len(sentences))]
@@ -334,6 +333,7 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
             [w.ids for w in windows],
             [w.segments for w in windows],
             {name: np.array([getattr(w, name) or 0 for w in windows], np.int64) for name in ("start", "end")},
+            several=len({w.id for w in windows}),
         )
         for split, windows in split_windows.items()
     }

@@ -156,14 +156,14 @@ class _Tuning:
             "metrics": results,
             "epoch": trained.epoch,
             "epochs_trained": trained.epochs,
-            "rows": len(task.train),
+            "rows": task.train.rows,
             "seconds": round(time.perf_counter() - start, 2),
             "config_hash": self.config_hash,
             "data_hash": self.begin.data,
         }
         if trained.value is not None:
             chosen_by = task.selection[0] if task.selection else task.dev
-            entry |= {"selected_on": self.spec.select_on, "selection_rows": len(chosen_by), "selection_value": trained.value}
+            entry |= {"selected_on": self.spec.select_on, "selection_rows": chosen_by.rows, "selection_value": trained.value}
         best = max((e["value"] for e in self.mine if e.get("init") == "pretrained"), default=None)
         if init == "pretrained" and (best is None or entry["value"] > best):
             self._keep(model, files, entry)

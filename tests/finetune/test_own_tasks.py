@@ -111,6 +111,20 @@ def test_words_are_tagged_and_scored_by_entities_and_predicted(run: Path, tmp_pa
     assert exported(run, "names", tmp_path / "export")["id2label"]["1"] == "B-NUM"
 
 
+def test_a_sentence_or_a_question_of_many_sequences_is_counted_once(pretrained: Run, tmp_path: Path) -> None:
+    words = [f"word{i}" for i in range(40)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"tokens": words[i:], "tags": ["X", *["Y"] * (39 - i)]}) + "\n" for i in range(3)))
+    asked = [
+        {"id": i, "question": "Which?", "answers": [{"text": words[i], "answer_start": " ".join(words).index(words[i])}]} for i in range(3)
+    ]
+    (tmp_path / "q.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": " ".join(words), "qas": asked}]}]}))
+    corpus = pretrained.run_dir / "corpus"
+    for name, file in (("tokens", "t.jsonl"), ("squad", "q.json")):
+        path = str(tmp_path / file)
+        task = encode_task(Finetune(task=name, path=path, dev=path, seq_len=16, doc_stride=8), corpus, load_vocabulary(corpus))  # type: ignore[arg-type]
+        assert task.train.rows == task.dev.rows == 3 < len(task.train)
+
+
 def test_a_word_of_several_parts_is_one_column_of_what_conlleval_reads(pretrained: Run, tmp_path: Path) -> None:
     row = {"tokens": ["New York", "is", "a\nb\tc"], "tags": ["B-LOC", "O", "I-fine art"]}
     (tmp_path / "t.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
