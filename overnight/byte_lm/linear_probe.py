@@ -96,7 +96,7 @@ def read_probe_task(spec: LinearProbe) -> ProbeTask:
             raise DataError(
                 f"{path}: {len(pool)} training rows are too few to train on every class and set a tenth apart; give dev and test files"
             )
-    scored_on = "its test rows" if labeled else f"{len(test)} rows that were not trained on, since no test row has a label"
+    scored_on = "its test rows" if labeled else f"{len(test)} rows that were not trained on, since not every test row has a label"
     notes: tuple[str, ...] = (
         ()
         if spec.task == "sst"

@@ -32,8 +32,9 @@ def run_all(run: Run, extend: bool = False) -> None:
     probes = run.linear_probe if isinstance(run, ByteRun) else {}
     for kind, specs in (("finetune", finetunes), ("linear_probe", probes)):
         for name, spec in specs.items():
-            if spec.path and not environment_path(spec.path, f"{kind}.{name}.path").exists():
-                raise ConfigError(f"{kind}.{name}.path = {spec.path!r}: does not exist; name the folder or file with the task's data")
+            for key, what in (("path", "folder or file with the task's data"), ("dev", "file to score on")):
+                if (path := getattr(spec, key, "")) and not environment_path(path, f"{kind}.{name}.{key}").exists():
+                    raise ConfigError(f"{kind}.{name}.{key} = {path!r}: does not exist; name the {what}")
     blimp = run.evaluation.blimp if isinstance(run, BertRun) else ""
     if blimp and not environment_path(blimp, "evaluation.blimp").exists():
         raise ConfigError(f"evaluation.blimp = {blimp!r}: does not exist; name blimp.tar.xz or its folder, or leave it out")

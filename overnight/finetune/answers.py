@@ -43,9 +43,9 @@ def probabilities(kind: str, output: npt.NDArray[np.floating[Any]]) -> npt.NDArr
 
 
 def in_words(answer: Answer) -> str:
-    """Return an answer as a cell of a table: classes of a row joined by `|`, a number with four decimals."""
+    """Return an answer as a cell of a table: classes of a row joined by `|`, a number with the fewest digits that are the same float32."""
     if isinstance(answer, float):
-        return f"{answer:.4f}"
+        return str(np.float32(answer))
     return answer if isinstance(answer, str) else "|".join(answer)
 
 

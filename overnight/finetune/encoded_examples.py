@@ -27,6 +27,14 @@ class EncodedExamples:
     token_targets: dict[str, list[np.ndarray]] = field(default_factory=dict)
     """One value a token (T) of each sequence, by name."""
 
+    several: int = 0
+    """Rows that the sequences are made of, where one may be several (a question is its windows); 0 is a sequence each."""
+
+    @property
+    def rows(self) -> int:
+        """Rows that the sequences are made of."""
+        return self.several or len(self)
+
     def __len__(self) -> int:
         return len(self.ids)
 

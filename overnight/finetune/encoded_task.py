@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -85,7 +85,6 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
 
     # A metric that lacks its package says so here, before any training.
     metrics.score(task.name, task.kind, *[[0.0, 1.0] if task.kind == "regression" else ["0", "1"]] * 2)
-    weights = class_weights(spec.class_weights, task)
 
     def encoded(examples: list[Example], rows_together: int = 1) -> EncodedExamples:
         sequences = encode_examples(tokenizer, vocabulary, examples, spec.seq_len)
@@ -126,6 +125,8 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         notes, together = (*notes, drawn_note(len(train), len(task.train), by_label=by_label)), 1
     labels = strata(train) if together == 1 else [""] * len(train)
     train, selection_rows, more = hold_back(spec, train, [_text(example) for example in train], labels, together)
+    # Of the rows that are trained on: a draw that leaves no class out has others in it than the whole.
+    weights = class_weights(spec.class_weights, replace(task, train=train))
     tests = {"test": task.test, **task.extra}
     return EncodedTask(
         name=task.name,
@@ -234,7 +235,7 @@ def _dev(spec: Finetune) -> Path | None:
 
 
 def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:
-    from overnight.finetune.tagging import encode_sentences, tags_of
+    from overnight.finetune.tagging import conll_text, encode_sentences, tags_of
     from overnight.tasks.conll import Sentence, load_tokens
 
     if spec.class_weights:
@@ -253,10 +254,9 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
     }
 
     def encoded(name: str) -> EncodedExamples:
-        segments = [np.zeros(len(part.ids), np.int8) for part in parts[name]]
-        return EncodedExamples(
-            [part.ids for part in parts[name]], segments, {}, token_targets={"label": [part.labels for part in parts[name]]}
-        )
+        mine, count = parts[name], len({part.sentence for part in parts[name]})
+        ids, segments = [part.ids for part in mine], [np.zeros(len(part.ids), np.int8) for part in mine]
+        return EncodedExamples(ids, segments, {}, token_targets={"label": [part.labels for part in mine]}, several=count)
 
     def answers(name: str, sentences: list[Sentence], outputs: list[np.ndarray]) -> list[list[str]]:
         return [tags for tags, _ in tags_of(parts[name], outputs, data.labels, len(sentences))]
@@ -264,10 +264,9 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
     def evaluate(name: str, sentences: list[Sentence], outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
         given = answers(name, sentences, outputs)
         right = [list(sentence.tags or ()) for sentence in sentences]
-        lines = ["\n".join(map(" ".join, zip(s.words, s.tags or (), tags, strict=True))) for s, tags in zip(sentences, given, strict=True)]
         files = {
             "predictions.json": {sentence.id: tags for sentence, tags in zip(sentences, given, strict=True)},
-            "predictions.conll": "\n\n".join(lines) + "\n\n",
+            "predictions.conll": conll_text(sentences, given),
         }
         return metrics.tag_scores(data.labels, right, given), files
 
@@ -334,6 +333,7 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
             [w.ids for w in windows],
             [w.segments for w in windows],
             {name: np.array([getattr(w, name) or 0 for w in windows], np.int64) for name in ("start", "end")},
+            several=len({w.id for w in windows}),
         )
         for split, windows in split_windows.items()
     }

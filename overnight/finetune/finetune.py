@@ -16,21 +16,25 @@ from torch import nn
 
 from overnight.checkpoint import reader
 from overnight.checkpoint.task_folder import read_facts, write_facts
-from overnight.config import BertRun, Finetune
+from overnight.config import BertRun, Finetune, environment_path
 from overnight.console import Line
 from overnight.corpus.tokenizer import copy_tokenizer
 from overnight.display import measures, scale_of
 from overnight.distributed.collectives import assert_same_on_all_ranks, raise_on_all_ranks
 from overnight.distributed.world import process_group
 from overnight.errors import DataError
+from overnight.finetune.answers import answer_of, in_words
 from overnight.finetune.beginning import Beginning, open_beginning
+from overnight.finetune.encode import encode_examples
 from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.encoded_task import encode_task
+from overnight.finetune.predict import load_trained
 from overnight.finetune.search import search_settings
 from overnight.finetune.seed import seconds_before, shown_outputs
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.run_dir.lock import run_lock
 from overnight.run_dir.task_results import append_result, results_of
+from overnight.tasks.classification import read_diagnostic
 
 
 def finetune(run: BertRun, name: str, line: Line | None = None) -> list[dict[str, Any]]:
@@ -85,6 +89,8 @@ class _Tuning:
             for init, seed in done:
                 shutil.rmtree(self._folder(init, seed) / "checkpoints", ignore_errors=True)
         if not missing:
+            if self.spec.task == "mnli" and self.world.main:
+                _answer_diagnostic(self.run, self.name, self.line)
             self.line.print(f"{self.name}: done already")
             return self.mine
         with raise_on_all_ranks(self.world):
@@ -150,14 +156,14 @@ class _Tuning:
             "metrics": results,
             "epoch": trained.epoch,
             "epochs_trained": trained.epochs,
-            "rows": len(task.train),
+            "rows": task.train.rows,
             "seconds": round(time.perf_counter() - start, 2),
             "config_hash": self.config_hash,
             "data_hash": self.begin.data,
         }
         if trained.value is not None:
             chosen_by = task.selection[0] if task.selection else task.dev
-            entry |= {"selected_on": self.spec.select_on, "selection_rows": len(chosen_by), "selection_value": trained.value}
+            entry |= {"selected_on": self.spec.select_on, "selection_rows": chosen_by.rows, "selection_value": trained.value}
         best = max((e["value"] for e in self.mine if e.get("init") == "pretrained"), default=None)
         if init == "pretrained" and (best is None or entry["value"] > best):
             self._keep(model, files, entry)
@@ -203,6 +209,20 @@ class _Tuning:
             self.folder.rename(old)
         beside.rename(self.folder)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _answer_diagnostic(run: BertRun, name: str, line: Line) -> None:
+    """Answer the diagnostic set of GLUE where it came after the model of MNLI was trained, which has seen and scored none of it."""
+    path = run.run_dir / "finetune" / name / "diagnostic.tsv"
+    examples = [] if path.exists() else read_diagnostic(environment_path(run.finetune[name].path, f"finetune.{name}.path"))
+    if not examples:
+        return
+    model = load_trained(run, name)
+    outputs = model.outputs(encode_examples(model.tokenizer, model.vocabulary, examples, model.longest))
+    answers = (in_words(answer_of(model.facts["kind"], model.facts["labels"], output)) for output in outputs)
+    rows = "".join(f"{_cell(example.id)}\t{_cell(answer)}\n" for example, answer in zip(examples, answers, strict=True))
+    write_whole(path, [f"index\tprediction\n{rows}".encode()])
+    line.print(f"{name}: the diagnostic set is answered by the model that is there")
 
 
 def _cell(text: str) -> str:

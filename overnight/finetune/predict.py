@@ -330,6 +330,10 @@ def _masked(model: Trained, number: int, fields: Mapping[str, Any]) -> tuple[Exa
     sequence = join(ids, None, model.vocabulary.cls, model.vocabulary.sep, model.longest)
     if mask not in sequence.ids:
         raise DataError(f"line {number}: no [MASK] within the first {model.longest} tokens; write the word to guess as [MASK]")
+    if lost := len(between) - 1 - int((sequence.ids == mask).sum()):
+        raise DataError(
+            f"line {number}: {lost} of its {len(between) - 1} [MASK] stand behind the first {model.longest} tokens; give a shorter text"
+        )
     return example, sequence
 
 

@@ -94,3 +94,17 @@ def tags_of(
         tags += [labels[i] for i in best]
         p += shares[np.arange(len(best)), best].tolist()
     return found
+
+
+def conll_text(sentences: Sequence[Sentence], given: Sequence[Sequence[str]]) -> str:
+    """Return sentences as conlleval reads them, a line a word: the word, its tag and the one that was given.
+
+    White space in a word or a tag becomes `_`: a blank would begin another column, and the end of a line another word.
+    """
+    blanks = dict.fromkeys(b" \t\n\r", "_")
+    lines: list[str] = []
+    for sentence, answers in zip(sentences, given, strict=True):
+        for columns in zip(sentence.words, sentence.tags or (), answers, strict=True):
+            lines.append(" ".join(column.translate(blanks) for column in columns))
+        lines.append("")
+    return "".join(f"{line}\n" for line in lines)

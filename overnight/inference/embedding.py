@@ -45,7 +45,7 @@ def check_embedding(model: Trained, pooling: str, layer: int) -> int:
 
 
 @torch.inference_mode()
-def embed_texts(model: Trained, texts: Sequence[str], pooling: str, layer: int, normalize: bool) -> Vectors:
+def embed_texts(model: Trained, texts: Sequence[str], pooling: str, layer: int, normalize: bool, first: int = 1) -> Vectors:
     """Return the embeddings of texts, in order.
 
     Args:
@@ -54,6 +54,7 @@ def embed_texts(model: Trained, texts: Sequence[str], pooling: str, layer: int, 
         pooling: a :data:`Pooling`.
         layer: hidden states behind which layer, as of :func:`check_embedding`.
         normalize: whether each vector is divided by its length.
+        first: the number of the first of them, for the message.
 
     Returns:
         float32 (n, D).
@@ -63,7 +64,7 @@ def embed_texts(model: Trained, texts: Sequence[str], pooling: str, layer: int, 
         DataError: naming a text that is none.
     """
     number = check_embedding(model, pooling, layer)
-    for place, text in enumerate(texts, 1):
+    for place, text in enumerate(texts, first):
         if not isinstance(text, str) or not is_text(text):
             raise DataError(f"text {place}: is {'no valid text' if isinstance(text, str) else f'a {type(text).__name__}'}; give strings")
     encoded = encode_examples(model.tokenizer, model.vocabulary, [Example("", text, None, None) for text in texts], model.longest)

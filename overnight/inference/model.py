@@ -182,9 +182,9 @@ class Model:
         _refuse_one(texts)
         check_embedding(self.trained, pooling, layer)
         if not isinstance(texts, Iterator):
-            parts = [embed_texts(self.trained, part, pooling, layer, normalize) for part in _windows(texts)]
+            parts = [embed_texts(self.trained, part, pooling, layer, normalize, first) for first, part in _numbered(texts)]
             return cast(Vectors, _joined(parts, self.embedding_size))
-        return (row for part in _windows(texts) for row in embed_texts(self.trained, part, pooling, layer, normalize))
+        return (row for first, part in _numbered(texts) for row in embed_texts(self.trained, part, pooling, layer, normalize, first))
 
     @property
     def fills(self) -> bool:
@@ -199,7 +199,7 @@ class Model:
 
         Raises:
             ConfigError: it is the model of a task, or has no masked-LM head.
-            DataError: it is no text, or there is no [MASK] in it, or only behind what the encoder reads.
+            DataError: it is no text, or there is no [MASK] in it, or one behind what the encoder reads.
         """
         return self.fill_all([text])[0]
 

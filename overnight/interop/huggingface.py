@@ -247,8 +247,9 @@ def head_of(folder: Path, headed: bool = False) -> tuple[Kind | None, list[str]]
     if kind is None or kind == "spans":
         return kind, []
     labels = _labels(config, path)
-    if kind == "regression" and config.get("id2label") and len(labels) > 1:
-        raise DataError(f"{path}: problem_type = 'regression' with {len(labels)} outputs (id2label); only one number can be answered")
+    said = "id2label" if config.get("id2label") else "num_labels" if "num_labels" in config else ""
+    if kind == "regression" and said and len(labels) > 1:
+        raise DataError(f"{path}: problem_type = 'regression' with {len(labels)} outputs ({said}); only one number can be answered")
     if kind == "regression" or (kind == "classification" and len(labels) == 1):
         return "regression", []
     return kind, labels
@@ -277,9 +278,10 @@ def _labels(config: Mapping[str, Any], path: Path) -> list[str]:
     """Return the names of the classes of a `config.json`, in the order of the outputs.
 
     Raises:
-        DataError: an output has no name, or two have one.
+        DataError: an output has no name, two have one, or `num_labels` is no number of them.
     """
-    names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    # As transformers does where it names none.
+    names = config.get("id2label") or {str(number): f"LABEL_{number}" for number in range(_outputs(config, path))}
     if not isinstance(names, dict) or names.keys() != {str(number) for number in range(len(names))}:
         raise DataError(f"{path}: id2label: must name the outputs from 0 on, each once")
     labels = [str(names[str(number)]) for number in range(len(names))]
@@ -287,6 +289,13 @@ def _labels(config: Mapping[str, Any], path: Path) -> list[str]:
     if times > 1:
         raise DataError(f"{path}: id2label: {times} classes are called {name!r}; give each a name of its own")
     return labels
+
+
+def _outputs(config: Mapping[str, Any], path: Path) -> int:
+    outputs = config.get("num_labels", 2)
+    if not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 1:
+        raise DataError(f"{path}: num_labels = {outputs!r}: must be a whole number of 1 or more")
+    return outputs
 
 
 def _read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from overnight.corpus.named_sources import named_paths
 from overnight.corpus.shards import Manifest
 from overnight.display import measures, number, plural, scale_of, share
 from overnight.interop.layout import HEADS, Kind
-from overnight.state_files import file_digest
+from overnight.run_dir.task_results import results_of
+from overnight.state_files import file_digest, read_mapping
 
 _PIPELINE = """from transformers import pipeline
 
@@ -49,6 +49,9 @@ def model_card(
         manifest: of the prepared text; None where nobody knows it.
         license: its identifier, such as `apache-2.0`; empty says that none is stated.
         task: what `task.json` says, of a fine-tuned task.
+
+    Raises:
+        DataError: `evaluation.json` is damaged.
     """
     elsewhere = (run.run_dir / "imported.json").is_file()
     head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": HEADS[kind].pipeline, "tags": [run.model.kind, "overnight"]}
@@ -66,7 +69,7 @@ def model_card(
         *([_steps(run, progress)] if progress and not elsewhere else []),
         *([] if elsewhere else [f"```yaml\n{yaml.safe_dump(_recipe(run), sort_keys=False, width=120)}```"]),
         "## Scores",
-        *(_task(task) if task else _scores(run)),
+        *(_task(task, _seeds(run, task)) if task else _scores(run)),
         "## License",
         f"{license}."
         if license
@@ -135,7 +138,7 @@ def _said(value: Any) -> Any:
 def _scores(run: BertRun) -> Iterator[str]:
     """Yield a table of what was measured of the newest checkpoint; what was of an older one is not of these weights."""
     path, newest = run.run_dir / "evaluation.json", newest_checkpoint(run.run_dir / "checkpoints")
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found = read_mapping(path, "delete it; `overnight evaluate` measures again") if path.is_file() else {}
     if newest is None or found.get("model") != file_digest(newest / "model.safetensors"):
         found = {}
     rows = []
@@ -149,10 +152,17 @@ def _scores(run: BertRun) -> Iterator[str]:
     yield "\n".join(["| | |", "|---|---|", *rows]) if rows else "None were measured; `overnight evaluate` does."
 
 
-def _task(task: Mapping[str, Any]) -> Iterator[str]:
+def _seeds(run: BertRun, task: Mapping[str, Any]) -> list[int]:
+    """Return the seeds among which the model of a task is the best: those that were scored, now or in a command after it."""
+    result = task["result"]
+    scored = results_of(run.run_dir / "tasks.jsonl", str(result.get("name", "")), str(result.get("config_hash", "")))
+    return sorted({result["seed"], *(entry["seed"] for entry in scored if entry.get("init") == "pretrained")})
+
+
+def _task(task: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[str]:
     result, spec = task["result"], task["spec"]
     measured = measures(result.get("metrics") or {result["metric"]: result["value"]}, scale_of(spec["task"]))
-    yield f"{measured} on the development rows, the best of seeds {', '.join(map(str, spec['seeds']))}: seed {result['seed']}, trained on {result['rows']:,} rows."
+    yield f"{measured} on the development rows, the best of seeds {', '.join(map(str, seeds))}: seed {result['seed']}, trained on {result['rows']:,} rows."
     if task["labels"]:
         yield f"Labels: {', '.join(f'`{label}`' for label in task['labels'])}."
     settings = {

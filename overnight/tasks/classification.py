@@ -111,15 +111,28 @@ def _load_glue(name: str, task: _Glue, folder: Path) -> TaskData:
             extra["dev_mismatched"] = read("dev_mismatched")
         if (folder / "test_mismatched.tsv").is_file():
             extra["test_mismatched"] = read("test_mismatched", labeled=False)
-        # The diagnostic set of GLUE (AX) has no rows of its own to train on: it is answered by the model of MNLI.
-        for file in (folder / "diagnostic.tsv", folder.parent / "diagnostic" / "diagnostic.tsv"):
-            if file.is_file() and "diagnostic" not in extra:
-                extra["diagnostic"] = list(_glue_examples(read_tsv(file), task, file, labeled=False))
+        if diagnostic := read_diagnostic(folder):
+            extra["diagnostic"] = diagnostic
     kind: Literal["classification", "regression"] = "classification" if task.labels else "regression"
     notes = [f"left out {line}" for line in skipped]
     if name == "qnli" and len(dev) == _QNLI_1:
         notes.append("this is the first version of QNLI, which the server of GLUE no longer takes; its second has 5,463 dev rows")
     return TaskData(name, kind, task.labels, train, dev, test, task.metric, extra, tuple(notes))
+
+
+def read_diagnostic(folder: Path) -> list[Example]:
+    """Return the diagnostic set of GLUE (AX), which has no rows of its own to train on: it is answered by the model of MNLI; none where it is not there.
+
+    Args:
+        folder: of MNLI, in which it lies, or beside which, as `diagnostic/diagnostic.tsv`.
+
+    Raises:
+        DataError: a row that cannot be used.
+    """
+    for file in (folder / "diagnostic.tsv", folder.parent / "diagnostic" / "diagnostic.tsv"):
+        if file.is_file():
+            return list(_glue_examples(read_tsv(file), _GLUE["mnli"], file, labeled=False))
+    return []
 
 
 def _glue_examples(lines: Iterator[Line], task: _Glue, file: Path, labeled: bool) -> Iterator[Example]:

@@ -224,6 +224,14 @@ def test_fewer_rows_are_drawn_from_both_classes_and_only_for_training(tmp_path: 
     assert len(problem.documents) == 100 + len(parts(0)["train"] | parts(1)["train"]) < 200
 
 
+def test_where_test_rows_lack_labels_the_note_says_so_and_no_more(tmp_path: Path) -> None:
+    for name, labels in (("train", "01" * 40), ("test", "01 1")):
+        rows = "".join(f"{name} {i},{label.strip()}\n" for i, label in enumerate(labels))
+        (tmp_path / f"{name}.csv").write_text(f"text,label\n{rows}")
+    (note,) = read_probe_task(LinearProbe(task="csv", path=str(tmp_path))).notes
+    assert note.startswith("scored on 8 rows that were not trained on, since not every test row has a label;")
+
+
 def test_pairs_scores_and_too_few_rows_are_refused(tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text("text_a,text_b,label\n" + "".join(f"a{i},b,{i % 2}\n" for i in range(60)))
     (tmp_path / "scores.csv").write_text("text,score\n" + "".join(f"t{i},{i}\n" for i in range(60)))

@@ -192,6 +192,15 @@ def test_a_task_without_its_data_is_refused_before_any_work(tmp_path: Path, tiny
     assert sorted(p.name for p in tmp_path.iterdir()) == ["recipe.yaml"]
 
 
+def test_a_task_without_its_rows_to_score_on_is_refused_before_any_work(
+    tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path, tiny_data.parent / "topics.jsonl")
+    assert main(["run", str(recipe), f"--finetune.opinion.dev={tmp_path / 'nowhere.csv'}"]) == 2
+    assert "nowhere.csv': does not exist; name the file to score on" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["opinion.csv", "recipe.yaml"]
+
+
 def test_minimal_pairs_that_are_not_there_are_refused_before_any_work(
     tmp_path: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

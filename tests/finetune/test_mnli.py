@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from overnight import config
+from overnight.cli.main import main
 from overnight.config import Run
 from overnight.console import Line
 from overnight.finetune.finetune import finetune
@@ -49,3 +50,21 @@ def test_the_mismatched_rows_of_mnli_are_scored_and_shown(pretrained: Run, tmp_p
     assert row.split()[2:] == [f"{50 * sum(scores):.1f}", "%"]
     write_report([run.run_dir], tmp_path / "page.html")
     assert "accuracy_mismatched" in (tmp_path / "page.html").read_text()
+
+
+def test_the_diagnostic_set_that_comes_after_the_training_is_answered_without_another(pretrained: Run, tmp_path: Path) -> None:
+    shutil.copytree(pretrained.run_dir, tmp_path / "run")
+    write_mnli(tmp_path / "mnli")
+    command = ["finetune", "mnli", "--from", str(tmp_path / "run"), f"--path={tmp_path / 'mnli'}", "--epochs=1", "--seq_len=24"]
+    assert main(command) == 0
+    task = tmp_path / "run" / "finetune" / "mnli"
+    log, answers = (tmp_path / "run" / "tasks.jsonl").read_bytes(), (task / "test_mismatched.tsv").read_bytes()
+    (tmp_path / "diagnostic").mkdir()
+    # The rows of a split that was answered with the others are answered alike.
+    shutil.copy(tmp_path / "mnli" / "test_mismatched.tsv", tmp_path / "diagnostic" / "diagnostic.tsv")
+    for _ in range(2):
+        assert main(command) == 0
+    assert (task / "diagnostic.tsv").read_bytes() == answers and len(answers.splitlines()) == 4
+    assert (tmp_path / "run" / "tasks.jsonl").read_bytes() == log
+    shutil.rmtree(tmp_path / "mnli")
+    assert main(command) == 0

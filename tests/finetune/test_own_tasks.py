@@ -15,10 +15,11 @@ import sklearn.metrics
 import torch
 
 from overnight.cli.main import main
-from overnight.config import Run
+from overnight.config import Finetune, Run
+from overnight.corpus.tokenizer import load_vocabulary
 from overnight.errors import ConfigError
-from overnight.finetune.answers import errors
-from overnight.finetune.encoded_task import class_weights
+from overnight.finetune.answers import errors, in_words
+from overnight.finetune.encoded_task import class_weights, encode_task
 from overnight.finetune.metrics import score
 from overnight.finetune.tagging import encode_sentences, tags_of
 from overnight.finetune.workload import FinetuneWorkload
@@ -110,6 +111,31 @@ def test_words_are_tagged_and_scored_by_entities_and_predicted(run: Path, tmp_pa
     assert exported(run, "names", tmp_path / "export")["id2label"]["1"] == "B-NUM"
 
 
+def test_a_sentence_or_a_question_of_many_sequences_is_counted_once(pretrained: Run, tmp_path: Path) -> None:
+    words = [f"word{i}" for i in range(40)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"tokens": words[i:], "tags": ["X", *["Y"] * (39 - i)]}) + "\n" for i in range(3)))
+    asked = [
+        {"id": i, "question": "Which?", "answers": [{"text": words[i], "answer_start": " ".join(words).index(words[i])}]} for i in range(3)
+    ]
+    (tmp_path / "q.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": " ".join(words), "qas": asked}]}]}))
+    corpus = pretrained.run_dir / "corpus"
+    for name, file in (("tokens", "t.jsonl"), ("squad", "q.json")):
+        path = str(tmp_path / file)
+        task = encode_task(Finetune(task=name, path=path, dev=path, seq_len=16, doc_stride=8), corpus, load_vocabulary(corpus))  # type: ignore[arg-type]
+        assert task.train.rows == task.dev.rows == 3 < len(task.train)
+
+
+def test_a_word_of_several_parts_is_one_column_of_what_conlleval_reads(pretrained: Run, tmp_path: Path) -> None:
+    row = {"tokens": ["New York", "is", "a\nb\tc"], "tags": ["B-LOC", "O", "I-fine art"]}
+    (tmp_path / "t.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+    corpus, path = pretrained.run_dir / "corpus", str(tmp_path / "t.jsonl")
+    task = encode_task(Finetune(task="tokens", path=path, dev=path), corpus, load_vocabulary(corpus))
+    _, files = task.evaluate([np.eye(3)[[0, 1, 0, 0] + [0] * (len(ids) - 4)] for ids in task.dev.ids])
+    columns = [line.split(" ") for line in files["predictions.conll"].split("\n") if line]
+    assert [len(cells) for cells in columns] == [3] * 6
+    assert [cells[:2] for cells in columns[:3]] == [["New_York", "B-LOC"], ["is", "O"], ["a_b_c", "I-fine_art"]]
+
+
 def test_a_sentence_longer_than_a_sequence_is_tagged_in_parts_without_a_gap(tokenizer: Any) -> None:
     class Pieces:
         cls, sep, unk = 2, 3, 1
@@ -156,6 +182,18 @@ def test_weights_of_classes_are_balanced_or_given_with_mean_one() -> None:
             class_weights(wrong, task)
     with pytest.raises(ConfigError, match="every class has weight 0"):
         class_weights("a=0,b=0,c=d=0", task)
+
+
+@pytest.mark.parametrize("fewer", [{}, {"max_train_examples": 20}, {"keep_best": True}], ids=["all", "drawn", "held back"])
+def test_balanced_weights_are_those_of_the_rows_that_are_trained_on(fewer: dict[str, Any], pretrained: Run, tmp_path: Path) -> None:
+    rows = [f"object {i},common" for i in range(200)] + ["raised exception,rare", "string literal,rare"]
+    for name, part in (("train", rows), ("dev", rows[-3:])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *part]) + "\n")
+    corpus = pretrained.run_dir / "corpus"
+    task = encode_task(Finetune(task="csv", path=str(tmp_path), class_weights="balanced", **fewer), corpus, load_vocabulary(corpus))
+    counts = np.bincount(task.train.targets["label"], minlength=2)
+    assert counts.sum() < 202 or not fewer
+    assert np.array(task.class_weights) * counts == pytest.approx(counts.sum() / 2)
 
 
 def test_a_rare_class_is_found_where_it_weighs_more(run: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -212,6 +250,11 @@ def test_the_errors_of_a_regression_are_the_furthest_rows_and_long_texts_are_cut
     found = errors("regression", (), rows, [np.array([0.0])] * 30)
     assert [row["id"] for row in found["worst"]] == [str(i) for i in range(29, 9, -1)] and found["worst"][0]["error"] == 29.0
     assert len(found["worst"][0]["text_a"]) == 301 and found["worst"][0]["text_b"] == "b"
+
+
+@pytest.mark.parametrize("number", [3.0e-06, 1.2345678e-05, 0.1, -2.5, 4321.125, 1.5e12])
+def test_a_number_in_the_file_of_answers_is_the_one_that_was_computed(number: float) -> None:
+    assert np.float32(in_words(float(np.float32(number)))) == np.float32(number) and len(in_words(float(np.float32(number)))) < 14
 
 
 def test_ten_thousand_rows_of_several_classes_score_as_scikit_learn_says() -> None:

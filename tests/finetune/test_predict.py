@@ -309,6 +309,7 @@ def test_masks_are_filled_with_pieces_and_their_probabilities(run: Run) -> None:
         ("squad", "only a question", "line 2: .* needs `question` and `context`"),
         ("mask", "nothing to fill in", r"line 2: no \[MASK\]"),
         ("mask", "object " * 60 + "[MASK]", r"line 2: no \[MASK\] within the first 48 tokens"),
+        ("mask", "a [MASK] " + "object " * 60 + "[MASK] and [MASK]", r"line 2: 2 of its 3 \[MASK\] stand behind the first 48 tokens"),
         ("mask", "a [MASK]\tpair", "line 2: is a pair"),
     ],
 )

@@ -29,7 +29,7 @@ from overnight.finetune.predict import at_work, predict
 from overnight.inference import model as module
 from overnight.inference.model import Model
 from overnight.interop.export import export_run
-from overnight.interop.huggingface import export
+from overnight.interop.huggingface import export, head_of
 from overnight.models.bert import Linear
 from overnight.models.encoders import masked_lm
 from overnight.models.int8 import is_exact
@@ -158,6 +158,25 @@ def test_a_head_whose_answers_nobody_names_is_refused(change: dict[str, Any], me
         overnight.load(tmp_path / "out", device="cpu")
 
 
+def test_classes_without_names_are_as_many_as_the_folder_says(trained_run: BertRun, tmp_path: Path) -> None:
+    export_run(trained_run, tmp_path / "out", "classes")
+    path = tmp_path / "out" / "config.json"
+    named = json.loads(path.read_text())
+    bare = {key: value for key, value in named.items() if key not in ("id2label", "label2id", "problem_type")}
+    path.write_text(json.dumps(bare | {"num_labels": 3}))
+    model = overnight.load(tmp_path / "out", device="cpu")
+    assert model.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    (ours,), (theirs,) = (overnight.load(trained_run.run_dir, task="classes").predict(["a string"]), model.predict(["a string"]))
+    assert [*theirs["probabilities"].values()] == pytest.approx([*ours["probabilities"].values()], abs=1e-4)
+    assert head_of(tmp_path / "out") == ("classification", ["LABEL_0", "LABEL_1", "LABEL_2"])
+    for number, found in ((1, ("regression", [])), (2, ("classification", ["LABEL_0", "LABEL_1"]))):
+        path.write_text(json.dumps(bare | {"num_labels": number}))
+        assert head_of(tmp_path / "out") == found
+    path.write_text(json.dumps(bare | {"num_labels": "3"}))
+    with pytest.raises(DataError, match=r"config\.json: num_labels = '3': must be a whole number of 1 or more"):
+        overnight.load(tmp_path / "out", device="cpu")
+
+
 def test_predict_answers_by_the_head_of_a_folder_of_hugging_face(
     trained_run: BertRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,6 +279,8 @@ def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_pat
     for what, message in (
         (lambda: model.embed(["a", 3]), "text 2: is a int; give strings"),
         (lambda: model.embed(["\ud800"]), "text 1: is no valid text"),
+        (lambda: model.embed([*["a"] * 599, "\ud800"]), "text 600: is no valid text"),
+        (lambda: list(model.embed(iter(["a"] * 599 + ["\ud800"]))), "text 600: is no valid text"),
         (lambda: task.predict(["a", {"words": "b"}]), "line 2: has the keys words"),
         (lambda: task.predict([3]), "line 1: is a int"),
         (lambda: task.predict(["a", {"id": ["x"], "text": "b"}]), "line 2: its id is a list; it needs a text or a number"),

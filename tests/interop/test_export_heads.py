@@ -26,6 +26,7 @@ from overnight.interop.layout import HEADS, Kind
 from overnight.interop.model_card import _recipe, _use
 from overnight.models.encoders import masked_lm
 from overnight.models.heads import Classifier, QuestionAnswering
+from overnight.run_dir.task_results import append_result, read_results
 from tests.interop.peers import PIECES, V, batch
 
 transformers = pytest.importorskip("transformers")
@@ -261,6 +262,17 @@ def test_a_model_card_has_the_scores_of_its_own_weights_alone_and_names_each_tex
     assert "12 steps" in card() and "None were measured" in card()
 
 
+def test_measures_that_cannot_be_read_are_named_before_anything_is_exported(pretrained: Run, tmp_path: Path, capsys: Captured) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(pretrained.run_dir, run)
+    for content in ('{"model": "cut sho', "[]", '{"checksum_of_the_rest": "0"}'):
+        (run / "evaluation.json").write_text(content)
+        assert main(["export", "--from", str(run), "--to", str(tmp_path / "out")]) == 1
+        said = capsys.readouterr().err
+        assert f"{run / 'evaluation.json'}" in said and "delete it; `overnight evaluate` measures again" in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_recipe_of_a_model_card_names_no_folder_of_this_machine(pretrained: Run, tmp_path: Path) -> None:
     tree = config.to_tree(pretrained)
     here = {key: str(tmp_path / f"{key}.txt") for key in ("books", "web", "blimp")}
@@ -282,3 +294,11 @@ def test_the_card_of_a_task_says_how_well_and_its_labels(pretrained: Run, tmp_pa
     card = Path("out/README.md").read_text()
     assert "pipeline_tag: text-classification" in card and "Labels: `no`, `yes`." in card and "accuracy" in card
     assert transformers.pipeline("text-classification", model="out")("a good film")[0]["label"] in ("no", "yes")
+    assert "the best of seeds 0: seed 0," in card
+    # A model that stays the best is the best of more.
+    log = Path("run/tasks.jsonl")
+    (entry,) = read_results(log)
+    append_result(log, {**entry, "seed": 7, "value": entry["value"] - 0.1})
+    append_result(log, {**entry, "seed": 8, "init": "random"})
+    assert main(["export", "--from", "run", "--task=mine", "--to=out"]) == 0
+    assert "the best of seeds 0, 7: seed 0," in Path("out/README.md").read_text()
