@@ -14,6 +14,7 @@ from overnight.batches.matching import share_of_pairs
 from overnight.config import BertPhase, Phase
 from overnight.config.optimizers import ClippingOptim
 from overnight.distributed.collectives import all_reduce_max, raise_on_all_ranks
+from overnight.distributed.wrap import settle_buckets
 from overnight.engine.context import PhaseContext
 from overnight.engine.loop import LoopConfig, StepResult, due, training_steps
 from overnight.engine.memory import HOW_TO_SAVE_MEMORY, OutOfMemory, first_line, is_out_of_memory, release, reset_peak
@@ -101,6 +102,10 @@ class Trainer:
         self.schedule = schedule_of(self.context, self.name, self.samples, self.optimizer, self.logger)
         reset_peak(self.world.device)
         self._use_micro_batch()
+        if self.world.size > 1 and progress.global_step:
+            next_step = self.samples.step(progress.step + progress.batches_skipped, rank=self.world.rank, world=self.world.size)
+            settle_buckets(self.context.objective, next_step.micro[0].to(self.world.device), DTYPES[self.run.precision])
+            release(self.model, self.world.device)
         if planner := self.context.planner:
             validation = min(self.run.logging.eval_examples, self.validator.samples.epoch_size())
             planner.begin(self.number, progress.step, self.samples.epoch_size(), validation, self.logger)
