@@ -155,9 +155,9 @@ class Trainer:
                 heartbeat.beat(self.name, done.step)
             guard.note(done)
             saves = bool(saves or received)
+            guard.check_replicas(done, self.optimizer, saves)  # first: it says which process has a NaN that the others do not have
             if logs or evaluates or saves:
                 guard.check_finite(done, saves)
-            guard.check_replicas(done, self.optimizer, saves)
             self._report(done, logs, evaluates, last)
             if saves:
                 with self._apart("checkpoint"):
