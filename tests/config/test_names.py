@@ -1,0 +1,28 @@
+"""The names that a recipe gives its phases, tasks and sources are text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overnight import config
+from tests.recipe import message
+
+PHASES = "phases: {a: {steps: 3, global_batch_size: 4}}"
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "name"),
+    [
+        ("phases", "phases: {1: {steps: 3, global_batch_size: 4}}", "1"),
+        ("phases", "phases: {on: {steps: 3, global_batch_size: 4}}", "True"),
+        ("finetune", f"{PHASES}\nfinetune: {{2024-01-01: {{}}}}", "2024-01-01"),
+        ("data.sources", f"{PHASES}\ndata: {{sources: {{~: {{paths: [x]}}}}}}", "None"),
+    ],
+)
+def test_a_name_that_yaml_takes_for_something_else_than_text_is_refused(tmp_path: Path, key: str, text: str, name: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"name: x\n{text}\n")
+    said = message(lambda: config.load_run(str(path)))
+    assert said.startswith(f"{key}.{name}: YAML does not take ") and said.endswith("; put it in quotes")
