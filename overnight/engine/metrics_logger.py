@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from overnight.batches.batch_size import batch_size, batch_warmup, micro_batch, sequences_before
+from overnight.batches.batch_size import batch_size, batch_warmup, full_micro_batch, sequences_before
 from overnight.batches.matching import too_short
 from overnight.config import BertConfig, BertPhase, ModernBertConfig, Phase
 from overnight.console import Status, facts
@@ -162,7 +162,7 @@ class MetricsLogger:
         """
         examples, sequences = samples.epoch_size(), sequences_before(phase, phase.steps)
         processes = self.context.world.size
-        micro = micro_batch(phase, phase.steps, processes)
+        micro = full_micro_batch(phase, processes)
         accumulation = phase.global_batch_size // micro // processes
         split = f"{micro} x {accumulation}" if accumulation > 1 else f"{micro}"
         split += f" in each of {processes} processes" if processes > 1 else ""

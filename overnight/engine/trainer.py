@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from overnight.batches.batch_size import micro_batch, pad_to_multiple
+from overnight.batches.batch_size import full_micro_batch, pad_to_multiple
 from overnight.batches.masking import falling_rate
 from overnight.batches.matching import share_of_pairs
 from overnight.config import BertPhase, Phase
@@ -137,7 +137,8 @@ class Trainer:
         """Take steps as long as the batches are split as they are now."""
         phase, world, progress, writer = self.phase, self.world, self.progress, self.context.writer
         settings, skipped = replace(self.settings, steps=self.schedule.until(progress.step, phase.steps)), progress.batches_skipped
-        multiple = pad_to_multiple(phase, micro_batch(phase, phase.steps, world.size))
+        # Not by the steps of the phase: a budget only expects them, and fewer may fill the streams up otherwise.
+        multiple = pad_to_multiple(phase, full_micro_batch(phase, world.size))
         batches = partial(self.samples.step, rank=world.rank, world=world.size, pad_to_multiple=multiple)
         objective, begin, guard, planner = self.context.objective, progress.step, self.guard, self.context.planner
         for done in training_steps(
