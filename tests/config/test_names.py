@@ -1,4 +1,4 @@
-"""The names that a recipe gives its phases, tasks and sources are text."""
+"""The names that a recipe gives its phases, tasks and sources are text, and its folders may begin with the home folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overnight import config
-from tests.recipe import message
+from tests.recipe import message, tree
 
 PHASES = "phases: {a: {steps: 3, global_batch_size: 4}}"
 
@@ -26,3 +26,11 @@ def test_a_name_that_yaml_takes_for_something_else_than_text_is_refused(tmp_path
     path.write_text(f"name: x\n{text}\n")
     said = message(lambda: config.load_run(str(path)))
     assert said.startswith(f"{key}.{name}: YAML does not take ") and said.endswith("; put it in quotes")
+
+
+def test_run_and_data_folders_begin_at_home_where_the_shell_left_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = config.build_run(tree(out="~/runs/{name}", data__dir="~/data"))
+    assert (run.run_dir, run.data_dir) == (tmp_path / "runs" / "x", tmp_path / "data")
+    other = config.build_run(tree(out="runs/~{name}"))
+    assert (other.run_dir, other.data_dir) == (Path("runs/~x"), Path("data/x"))
