@@ -34,3 +34,8 @@ def test_run_and_data_folders_begin_at_home_where_the_shell_left_a_tilde(tmp_pat
     assert (run.run_dir, run.data_dir) == (tmp_path / "runs" / "x", tmp_path / "data")
     other = config.build_run(tree(out="runs/~{name}"))
     assert (other.run_dir, other.data_dir) == (Path("runs/~x"), Path("data/x"))
+
+
+def test_an_empty_name_of_a_folder_is_not_the_working_directory() -> None:
+    assert message(lambda: config.build_run(tree(out="", data__dir=""))) == "out = '': name a folder\ndata.dir = '': name a folder"
+    assert config.build_run(tree(out=".")).run_dir == Path()
