@@ -48,7 +48,7 @@ class Data:
     tokenizer: Literal["wordpiece", "bytes"] = "wordpiece"
     """What a token is: a WordPiece, for BERT, or a byte of UTF-8, for the byte models."""
     dir: Annotated[str, MACHINE] = "data/{name}"
-    """Folder for the prepared shards; `{name}` is the name of the run. To train, it may be in storage (`s3://bucket/folder`), of which `cache` then has a copy."""
+    """Folder for the prepared shards; `{name}` is the name of the run, `~` your home folder. To train, it may be in storage (`s3://bucket/folder`), of which `cache` then has a copy."""
     cache: Annotated[str, MACHINE] = "~/.cache/overnight"
     """Folder of this machine for copies of prepared shards that are in storage; its processes share it."""
     cache_gb: Annotated[float, Positive, MACHINE] = 100.0

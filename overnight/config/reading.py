@@ -54,6 +54,9 @@ def read(hint: Any, notes: tuple[Any, ...], value: Any, key: str, problems: list
         return read_section(kind, value, key, problems)
     elif get_origin(kind) is Mapping:
         if isinstance(value, Mapping):
+            if unnamed := [name for name in value if not isinstance(name, str)]:
+                problems += [f"{key}.{name}: YAML does not take {name!r} for a name; put it in quotes" for name in unnamed]
+                return None
             return {name: read_section(get_args(kind)[1], each, f"{key}.{name}", problems) for name, each in value.items()}
         problems.append(f"{key} = {value!r}: must be a mapping of names to sections")
     elif wrong := list(_boolean_problems(kind, value, key)):

@@ -1,8 +1,7 @@
 """What a recipe may say: frozen dataclasses that hold no behavior and need nothing but the standard library.
 
-Import them from :mod:`overnight.config`, which reads and checks them. The text below a field is its `--help`. An annotation says which numbers
-a setting may be, and :data:`MACHINE` that it is no part of a run's identity. What means something for one kind of model, phase or optimizer
-only stands in the class of that kind, so that it cannot be written elsewhere.
+Import them from :mod:`overnight.config`, which reads and checks them. The text below a field is its `--help`. An annotation says which numbers a
+setting may be, and :data:`MACHINE` that it is no part of a run's identity. What only one kind of model, phase or optimizer has stands in its class.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Annotated, Literal
 
 from overnight.config.data import Data, Mix
 from overnight.config.fields import MACHINE, BelowOne, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, Tagged
+from overnight.config.folders import folder_of
 from overnight.config.machine import Checkpoint, Compute, Distributed, Logging, Memory, Stability
 from overnight.config.optimizers import AnyOptim, LambConfig
 from overnight.config.search import Search
@@ -314,7 +314,7 @@ class Run:
     name: str
     """Name of the run."""
     out: Annotated[str, MACHINE] = "runs/{name}"
-    """Run folder; `{name}` is the name of the run."""
+    """Run folder; `{name}` is the name of the run, `~` your home folder."""
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     """Seed of initialization, order, pairs, masks and dropout (0 to 2^32-1)."""
     precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8"] = "fp32"
@@ -343,12 +343,12 @@ class Run:
     @property
     def run_dir(self) -> Path:
         """The run folder."""
-        return Path(self.out.replace("{name}", self.name))
+        return folder_of(self.out, self.name)
 
     @property
     def data_dir(self) -> Path:
         """The folder of the prepared shards."""
-        return Path(self.data.dir.replace("{name}", self.name))
+        return folder_of(self.data.dir, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)

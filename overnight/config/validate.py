@@ -59,6 +59,9 @@ def validate_run(run: Run) -> Iterator[str]:
     yield from out_of_range(run)
     if not run.name or "/" in run.name or run.name in (".", ".."):
         yield f"name = {run.name!r}: must be a word without '/'; it names the run folder"
+    for key, folder in (("out", run.out), ("data.dir", run.data.dir)):
+        if not folder:  # as of `--out=$NOT_SET`; else it would be the working directory, which is called .
+            yield f"{key} = '': name a folder"
     for kind in ("phases", "finetune", "linear_probe"):
         for name in getattr(run, kind, {}):
             yield from name_problems(kind, name)

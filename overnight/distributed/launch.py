@@ -102,9 +102,18 @@ def check_job(job: Job) -> Iterator[str]:
         yield f"--restarts={job.restarts}: must be 0 or more"
     if not 0 < job.signal_before <= 65535:
         yield f"--signal-before={job.signal_before}: must be 1 to 65535 seconds"
-    if job.rendezvous and not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}", job.rendezvous):
-        yield f"--rendezvous={job.rendezvous}: must be HOST:PORT, of one of the machines"
+    if job.rendezvous and not _is_endpoint(job.rendezvous):
+        yield f"--rendezvous={job.rendezvous}: must be HOST:PORT, of one of the machines, the port 1 to 65535"
     yield from _slurm_problems(job) if job.slurm else _machine_problems(job)
+
+
+def _is_endpoint(text: str) -> bool:
+    """Return whether a text is HOST:PORT, whose host may be the name of a machine; sockets take a larger port for another one."""
+    found = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):([0-9]{1,5})", text)
+    try:
+        return found is not None and bool(found[1].encode("idna")) and 0 < int(found[2]) <= 65535
+    except UnicodeError:  # a part of the name is empty, or longer than 63 characters
+        return False
 
 
 def _machine_problems(job: Job) -> Iterator[str]:

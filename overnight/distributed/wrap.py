@@ -100,6 +100,23 @@ def gradient_sync(objective: Callable[..., Any], last: bool) -> Iterator[None]:
         yield
 
 
+def settle_buckets(objective: Callable[..., Any], batch: Any, dtype: torch.dtype) -> None:
+    """Have DDP lay its buckets out as it does behind the first step of a run; all processes must call. Gradients are left on the parameters.
+
+    Until then they hold the parameters in the order of the network, from then on in the order in which their gradients came. The place in a bucket
+    decides in which order a number is added up over three or more processes, so without it the first step after a resume would be rounded otherwise
+    than in a run that was not stopped.
+
+    Args:
+        batch: any that all parameters take part in, on the device.
+        dtype: of matrix products and activations.
+    """
+    if isinstance(objective, nn.parallel.DistributedDataParallel) and not objective.find_unused_parameters:  # else they stay as they are
+        objective.train()
+        summed, *_ = objective(batch, dtype)
+        torch.stack(list(summed.values())).sum().backward()
+
+
 def full_tensor_cpu(tensor: Tensor) -> Tensor:
     """Return a whole tensor on the host, also where each process holds a part; then every process must ask."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

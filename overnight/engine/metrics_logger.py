@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from overnight.batches.batch_size import batch_size, batch_warmup, micro_batch, sequences_before
-from overnight.batches.matching import too_short
+from overnight.batches.batch_size import batch_size, batch_warmup, full_micro_batch, sequences_before
 from overnight.config import BertConfig, BertPhase, ModernBertConfig, Phase
 from overnight.console import Status, facts
 from overnight.display import plural, share
@@ -118,8 +117,9 @@ class MetricsLogger:
             self.event("slow_process", slow)
         self.write("train", done.step, **self.values)
         # What a budget is too short for was left out before it could be learned, which its decision says.
-        left_out = self.run.budget and isinstance(self.phase, BertPhase) and too_short(self.phase, self.phase.steps)
-        if not left_out and (said := not_learned(self.phase, done.step, self.run.logging.log_every, means)):
+        phase, planner = self.phase, self.context.planner
+        left_out = planner and isinstance(phase, BertPhase) and planner.leaves_out_pairs(phase, self.name, done.step - 1)
+        if not left_out and (said := not_learned(phase, done.step, self.run.logging.log_every, means)):
             self.event("token_matching", said)
         if wrong := self.speed.exceeds():
             self.event("peak", wrong)
@@ -162,7 +162,7 @@ class MetricsLogger:
         """
         examples, sequences = samples.epoch_size(), sequences_before(phase, phase.steps)
         processes = self.context.world.size
-        micro = micro_batch(phase, phase.steps, processes)
+        micro = full_micro_batch(phase, processes)
         accumulation = phase.global_batch_size // micro // processes
         split = f"{micro} x {accumulation}" if accumulation > 1 else f"{micro}"
         split += f" in each of {processes} processes" if processes > 1 else ""

@@ -137,12 +137,12 @@ class Planner:
     def shares_of_pairs(self, phase: BertPhase, name: str) -> Callable[[int], float]:
         """Return the share of pairs for token matching as a function of the step of a phase, from 0: none once it is known to be too short for them."""
 
-        def share(step: int) -> float:
-            known = self.record.of(name)
-            left_out = len(known) > 1 and step >= known[1].at and too_short(phase, known[1].steps)
-            return 0.0 if left_out else share_of_pairs(phase, step)
+        return lambda step: 0.0 if self.leaves_out_pairs(phase, name, step) else share_of_pairs(phase, step)
 
-        return share
+    def leaves_out_pairs(self, phase: BertPhase, name: str, step: int) -> bool:
+        """Return whether a step of a phase, from 0, has no pairs because the phase was too short for them when its speed was measured, whatever it came to later."""
+        known = self.record.of(name)
+        return len(known) > 1 and step >= known[1].at and too_short(phase, known[1].steps)
 
     def due(self, step: int) -> bool:
         """Return whether :meth:`look` wants to be called after so many steps: the same in all processes."""

@@ -11,6 +11,7 @@ import torch
 from overnight.batches.loader import Samples
 from overnight.batches.packing import Provenance
 from overnight.batches.streams import Streams
+from overnight.distributed.collectives import all_reduce_max
 from overnight.distributed.replicas import ReplicaMismatch, compare_replicas
 from overnight.engine.context import PhaseContext
 from overnight.engine.finite import NonFiniteError, describe_losses, nonfinite_tensors
@@ -70,14 +71,18 @@ class StabilityGuard:
     def check_finite(self, done: StepResult, saves: bool) -> None:
         """Check that what goes into metrics, and above all into a checkpoint, is finite: the loop does not look at every step of a GPU.
 
+        All processes must ask, and end alike, also where one alone has weights that are not finite.
+
         Raises:
             NonFiniteError: naming the weights that are not.
             Rollback: in its stead, where that is asked for.
         """
         broken = not done.skipped and not math.isfinite(float(done.grad_norm))
         bad = nonfinite_tensors(self.context.workload.model.named_parameters()) if saves or broken else []
-        if bad or broken:
+        if all_reduce_max(int(bool(bad or broken)), self.context.world):
             weights = f"the weights of {first_names(bad)} are not finite" if bad else "the weights are still finite, their gradient is not"
+            if not bad and not broken:
+                weights = "weights of another process are not finite"
             text = f"step {done.step}, or one since the last line of metrics: {describe_losses(done.losses, self.context.world)}; {weights}"
             error = NonFiniteError(text, done.step - 1)
             raise Rollback(error) if self.policy.on_nonfinite == "rollback" else error

@@ -8,12 +8,13 @@ from functools import partial
 
 import torch
 
-from overnight.batches.batch_size import micro_batch, pad_to_multiple
+from overnight.batches.batch_size import full_micro_batch, pad_to_multiple
 from overnight.batches.masking import falling_rate
 from overnight.batches.matching import share_of_pairs
 from overnight.config import BertPhase, Phase
 from overnight.config.optimizers import ClippingOptim
 from overnight.distributed.collectives import all_reduce_max, raise_on_all_ranks
+from overnight.distributed.wrap import settle_buckets
 from overnight.engine.context import PhaseContext
 from overnight.engine.loop import LoopConfig, StepResult, due, training_steps
 from overnight.engine.memory import HOW_TO_SAVE_MEMORY, OutOfMemory, first_line, is_out_of_memory, release, reset_peak
@@ -101,6 +102,10 @@ class Trainer:
         self.schedule = schedule_of(self.context, self.name, self.samples, self.optimizer, self.logger)
         reset_peak(self.world.device)
         self._use_micro_batch()
+        if self.world.size > 1 and progress.global_step:
+            next_step = self.samples.step(progress.step + progress.batches_skipped, rank=self.world.rank, world=self.world.size)
+            settle_buckets(self.context.objective, next_step.micro[0].to(self.world.device), DTYPES[self.run.precision])
+            release(self.model, self.world.device)
         if planner := self.context.planner:
             validation = min(self.run.logging.eval_examples, self.validator.samples.epoch_size())
             planner.begin(self.number, progress.step, self.samples.epoch_size(), validation, self.logger)
@@ -132,7 +137,8 @@ class Trainer:
         """Take steps as long as the batches are split as they are now."""
         phase, world, progress, writer = self.phase, self.world, self.progress, self.context.writer
         settings, skipped = replace(self.settings, steps=self.schedule.until(progress.step, phase.steps)), progress.batches_skipped
-        multiple = pad_to_multiple(phase, micro_batch(phase, phase.steps, world.size))
+        # Not by the steps of the phase: a budget only expects them, and fewer may fill the streams up otherwise.
+        multiple = pad_to_multiple(phase, full_micro_batch(phase, world.size))
         batches = partial(self.samples.step, rank=world.rank, world=world.size, pad_to_multiple=multiple)
         objective, begin, guard, planner = self.context.objective, progress.step, self.guard, self.context.planner
         for done in training_steps(
@@ -150,9 +156,9 @@ class Trainer:
                 heartbeat.beat(self.name, done.step)
             guard.note(done)
             saves = bool(saves or received)
+            guard.check_replicas(done, self.optimizer, saves)  # first: it says which process has a NaN that the others do not have
             if logs or evaluates or saves:
                 guard.check_finite(done, saves)
-            guard.check_replicas(done, self.optimizer, saves)
             self._report(done, logs, evaluates, last)
             if saves:
                 with self._apart("checkpoint"):

@@ -9,6 +9,7 @@ from typing import Any
 
 from overnight.checkpoint.initial import Initial, InitialFacts, initial_folder, read_initial_facts, write_initial
 from overnight.config import BertConfig, ModernBertConfig, Run, build_run
+from overnight.config.folders import folder_of
 from overnight.errors import ConfigError
 from overnight.interop.sources import read_source, source_digest
 from overnight.models.modernbert import inner_size
@@ -33,7 +34,7 @@ def completed_recipe(tree: dict[str, Any], run_dir: Path | None, writes: bool) -
     """
     source = str(tree["init"])
     if run_dir is None:
-        run_dir = Path(str(tree.get("out", Run.out)).replace("{name}", str(tree.get("name", ""))))
+        run_dir = folder_of(str(tree.get("out", Run.out)), str(tree.get("name", "")))
     facts, initial = _facts(source, run_dir, tree.get("data"))
     model, data = tree.get("model") or {}, tree.get("data") or {}
     if not (isinstance(model, Mapping) and isinstance(data, Mapping)):

@@ -214,3 +214,14 @@ def test_what_is_chosen_is_what_a_walk_in_the_order_of_luck_chooses(
     keys, counts = keys_of(len(lengths), seed), np.array(wanted[: len(lengths)])
     _, chosen, labels = mask(ids, starts, keys, counts, VOCABULARY, whole_word)
     assert chosen.tolist() == one_by_one(ids, starts, keys, counts, whole_word) and np.array_equal(labels, ids[chosen])
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_what_a_lower_rate_predicts_a_higher_one_does_too_but_for_whole_words(whole_word: bool) -> None:
+    lengths = [40] * 200
+    ids, starts = flat(lengths, 0)
+    chosen = [
+        set(mask(ids, starts, keys_of(200), predictions(np.array(lengths), rate, 0), VOCABULARY, whole_word)[1].tolist())
+        for rate in (0.15, 0.2, 0.3)
+    ]
+    assert all((few <= many) != whole_word for few, many in pairwise(chosen))

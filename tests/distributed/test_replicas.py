@@ -82,6 +82,8 @@ def runs(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run
     two["flip-back"] = job("flip-back", {"flip": [1, 6, "pooler.weight"]}, **rollback)
     two["flip-fsdp"] = job("flip-fsdp", {"flip": [1, 3, "pooler.weight/step"]}, **fsdp)
     two["flip-unseen"] = job("flip-unseen", {"flip": [1, 2, "pooler.weight"]}, {"steps": 3, "micro_batch_size": 4}, **never)
+    two["nan"] = job("nan", {"nan": [1, 4, "pooler.weight"]})
+    two["nan-unseen"] = job("nan-unseen", {"nan": [1, 4, "pooler.weight"]}, **never)
     two["slow"] = job("slow", {"late": [1, 60.0]}, {"steps": 4, "micro_batch_size": 4})
     two["flip-late"] = job("flip-late", {"flip": [1, 7, "encoder.layers.0.qkv.weight/exp_avg_sq"]})
     two["too many"] = {"recipe": runs.recipe("too-many", phase={"global_batch_size": 1})}
@@ -147,6 +149,18 @@ def test_under_fsdp_what_is_not_cut_is_compared_and_off_nothing_is(runs: Done) -
     _, said = runs
     assert [code for code, _ in said["flip-fsdp"]] == [1, 1] and "step 3: process 1 of 2" in "".join(text for _, text in said["flip-fsdp"])
     assert [code for code, _ in said["flip-unseen"]] == [0, 0]
+
+
+def test_weights_that_are_not_finite_in_one_process_alone_end_all_before_a_checkpoint(runs: Done) -> None:
+    folder, said = runs
+    for name, words in (
+        ("nan", "step 4: process 1 of 2 ("),
+        ("nan-unseen", "step 4, or one since the last line of metrics: the losses are finite"),
+    ):
+        assert [code for code, _ in said[name]] == [1, 1], said[name]
+        assert [words in text for _, text in said[name]] == [True, False], said[name]
+        assert reader.newest_checkpoint(folder.folder / name / "checkpoints") is None
+    assert "weights of another process are not finite" in said["nan-unseen"][0][1]
 
 
 def test_a_slow_process_is_named_once(runs: Done) -> None:

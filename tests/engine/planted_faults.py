@@ -48,6 +48,8 @@ def planted(plant: dict[str, Any], rank: int = 0) -> Iterator[None]:
             _be_late(patch, plant["late"][1])
         if plant.get("flip", [None])[0] == rank:
             patch.setattr(loop, "clip_and_step", _flipped(*plant["flip"][1:]))
+        if plant.get("nan", [None])[0] == rank:
+            patch.setattr(loop, "clip_and_step", _flipped(*plant["nan"][1:], nan=True))
         if plant.get("memory", [None])[0] == rank:
             patch.setattr(BertForPretraining, "losses", _out_of_memory(*plant["memory"][1:]))
         if plant.get("loader", [None])[0] == rank:
@@ -94,8 +96,8 @@ def _out_of_memory(at: int, sequences: int) -> Any:
     return losses
 
 
-def _flipped(at: int, name: str) -> Any:
-    """After step `at`, the lowest bit of the first number of a parameter, or of an entry of the optimizer's state (name/entry), is another."""
+def _flipped(at: int, name: str, nan: bool = False) -> Any:
+    """After step `at`, the lowest bit of the first number of a parameter, or of an entry of the optimizer's state (name/entry), is another, or it is NaN."""
     real, count = loop.clip_and_step, 0
 
     def step(optimizer: torch.optim.Optimizer, *args: Any) -> torch.Tensor:
@@ -106,7 +108,8 @@ def _flipped(at: int, name: str) -> Any:
             (group,) = (group for group in optimizer.param_groups if parameter in group["param_names"])
             p = group["params"][group["param_names"].index(parameter)]
             with torch.no_grad():
-                (optimizer.state[p][entry] if entry else p).view(-1)[:1].view(torch.int32).bitwise_xor_(1)
+                number = (optimizer.state[p][entry] if entry else p).view(-1)[:1]
+                number.fill_(torch.nan) if nan else number.view(torch.int32).bitwise_xor_(1)
         return norm
 
     return step
