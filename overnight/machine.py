@@ -50,7 +50,7 @@ def return_large_blocks() -> None:
     """
     if _tune is not None and not any(name in os.environ for name in _TUNED):
         _tune(_MMAP_THRESHOLD, 2 << 20)
-        # A limit of one's own for blocks leaves that for the end of the heap as it is at first, at 128 kB, and most of the time would go into fetching pages.
+        # A limit of one's own for blocks leaves that for the end of the heap as it is at first, at 128 kB, and a tenth of the time would go into fetching pages.
         _tune(_TRIM_THRESHOLD, 32 << 20)
 
 
