@@ -42,7 +42,7 @@ def kept_text(text: str, name: str, data: Data, outcome: Outcome) -> str:
     lines = [" ".join(words) for line in text.split("\n") if (words := line.split())] if filtered else []
     if filtered and len(kept := kept_lines(lines, data.filters, name, outcome.drops)) < len(lines):
         text, lines = "\n".join(kept), kept
-    text = _on_end(text, data, outcome)
+    text = _joined_and_masked(text, data, outcome)
     if not text or len(text) < data.min_chars:
         outcome.short += 1
         outcome.drops.add("min_chars", name, text)
@@ -58,7 +58,7 @@ def kept_text(text: str, name: str, data: Data, outcome: Outcome) -> str:
 
 def clean_text(text: str, data: Data) -> str:
     """Return a text as a document is cleaned of which nothing is filtered."""
-    return _on_end(_without_markup(text, data), data, Outcome())
+    return _joined_and_masked(_without_markup(text, data), data, Outcome())
 
 
 def _without_markup(text: str, data: Data) -> str:
@@ -67,7 +67,7 @@ def _without_markup(text: str, data: Data) -> str:
     return plain_bytes(text) if data.tokenizer == "bytes" else without_markup(text)
 
 
-def _on_end(text: str, data: Data, outcome: Outcome) -> str:
+def _joined_and_masked(text: str, data: Data, outcome: Outcome) -> str:
     text = " ".join(text.split()) if data.tokenizer == "bytes" else paragraphs(text)
     return mask(text, data.mask_personal, outcome.masked) if data.mask_personal else text
 

@@ -103,9 +103,7 @@ class Trainer:
         reset_peak(self.world.device)
         self._use_micro_batch()
         if self.world.size > 1 and progress.global_step:
-            next_step = self.samples.step(progress.step + progress.batches_skipped, rank=self.world.rank, world=self.world.size)
-            settle_buckets(self.context.objective, next_step.micro[0].to(self.world.device), DTYPES[self.run.precision])
-            release(self.model, self.world.device)
+            self._settle_buckets()
         if planner := self.context.planner:
             validation = min(self.run.logging.eval_examples, self.validator.samples.epoch_size())
             planner.begin(self.number, progress.step, self.samples.epoch_size(), validation, self.logger)
@@ -125,6 +123,20 @@ class Trainer:
                     raise
                 # In the optimizer or the evaluation, where a smaller micro-batch is of no use.
                 raise OutOfMemory(f"after step {progress.step} of phase {self.name}: {first_line(error)}. {HOW_TO_SAVE_MEMORY}") from None
+
+    def _settle_buckets(self) -> None:
+        """Have DDP add up the first step after a resume in the order of a run that was not stopped, by a pass whose gradients are thrown away."""
+        progress, world = self.progress, self.world
+        next_step = self.samples.step(progress.step + progress.batches_skipped, rank=world.rank, world=world.size)
+        try:
+            settle_buckets(self.context.objective, next_step.micro[0].to(world.device), DTYPES[self.run.precision])
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            halve(
+                self.schedule, self.phase, progress, world, OutOfMemory(f"step {progress.step + 1} ran out of memory ({first_line(error)})")
+            )
+        release(self.model, world.device)
 
     def _use_micro_batch(self) -> None:
         """Use the micro-batch that is due from the present step on."""

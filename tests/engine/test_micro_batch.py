@@ -181,3 +181,13 @@ def test_the_restart_ends_as_a_run_of_those_micro_batches_does(kind: str, two: t
 def test_all_processes_hear_that_nothing_fits() -> None:
     with pytest.raises(UserError, match="does not fit"):
         search([1, 2], lambda count: None, MemoryBudget(0, 10, 10), by_speed=True, world=World())
+
+
+def test_no_memory_before_the_first_step_of_a_later_phase_ends_all_and_keeps_the_half(tiny_data: Path, tmp_path: Path) -> None:
+    runs = Runs(tmp_path, tiny_data)
+    # Of the first phase each process has six micro-batches; the seventh is the pass by which sums come in the order of a run that was not stopped.
+    (said,) = runs.on(2, {"recipe": recipe(runs, "out", "ddp"), "plant": {"memory": [1, 7, 1]}})
+    assert [code for code, _ in said] != [0, 0]
+    told = "".join(text for _, text in said)
+    assert "process 1, phase long, step 1 ran out of memory" in told and "memory.json now says 1" in told
+    assert since(runs, "out", "long")[-1] == (0, 1)
