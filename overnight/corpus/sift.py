@@ -26,7 +26,7 @@ _BLOCK = 1 << 20
 def evaluation_ngrams(data: Data, work: Path, log: Callable[[str], None]) -> None:
     """Read what `data.decontaminate` names, before anything else: a mistake in it is told at once."""
     if data.decontaminate:
-        # As it is, as it were trained on, and normalized: text for a byte model is not.
+        # As it is, as it would be trained on, and normalized: text for a byte model is not.
         forms = (str, partial(clean_text, data=data), clean)
         write_ngrams(data.decontaminate, data.decontaminate_words, work / "evaluation.u64", log, forms)
 
