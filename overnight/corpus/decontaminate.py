@@ -29,6 +29,8 @@ from overnight.state_files import parse_json
 Item = TypeVar("Item")
 # Texts whose n-grams are hashed at once, characters; and of a JSON file, which is read whole.
 _BATCH, _MAX_JSON = 8 << 20, 1 << 30
+# Accents that are characters of their own, and the parts of Korean syllables.
+_COMBINING = r"[\p{M}\x{1100}-\x{11FF}]"
 
 
 def evaluation_texts(path: str, key: str = "data.decontaminate") -> Iterator[str]:
@@ -198,11 +200,17 @@ def ngrams(texts: Sequence[str], n: int) -> tuple[np.ndarray, np.ndarray]:
 def lowered_ngrams(texts: pa.Array, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the n-grams of texts whatever the case of any alphabet, as :func:`shingles.ngram_hashes`, which knows that of ASCII alone.
 
+    A letter with an accent is the same in one character and in two, as byte models keep it.
+
     Args:
         texts: [D], large strings or large binary in UTF-8.
         n: words of an n-gram.
     """
-    return shingles.ngram_hashes(*text_and_offsets(pc.utf8_lower(texts.cast(pa.large_string()))), n)
+    lowered = pc.utf8_lower(texts.cast(pa.large_string()))
+    # To compose takes several times as long as to see that there is nothing to compose.
+    if pc.any(pc.match_substring_regex(lowered, _COMBINING)).as_py():
+        lowered = pc.utf8_normalize(lowered, form="NFC")
+    return shingles.ngram_hashes(*text_and_offsets(lowered), n)
 
 
 @dataclass(frozen=True)

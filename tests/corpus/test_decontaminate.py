@@ -185,6 +185,24 @@ def test_case_does_not_count_in_any_alphabet(tmp_path: Path) -> None:
         assert find_evaluation_text([path], tmp_path / "evaluation.u64", 5, 1).tolist() == [True, True, True, False, False]
 
 
+def test_a_letter_and_its_accent_are_the_same_in_one_character_and_in_two(tmp_path: Path) -> None:
+    texts = [
+        "Über Äcker eilt der Hase geschwind.",
+        "제주도 토끼는 거북이보다 빠르지 않았다 합니다.",
+        "Thỏ ngủ quên bên đường, rùa đã thắng.",
+    ]
+    forms = [[unicodedata.normalize(form, text) for text in texts] for form in ("NFC", "NFD")]
+    for there, here in (forms, forms[::-1]):
+        (tmp_path / "dev.txt").write_text("\n\n".join(there))
+        folder = tmp_path / str(len(there[0]))
+        folder.mkdir()
+        write_ngrams([str(tmp_path / "dev.txt")], 5, folder / "evaluation.u64", silent, [str])
+        write_table(folder / "clean-0.arrow", {"text": pa.array([*here, "", "Ueber Aecker eilt der Hase."], pa.large_string())})
+        seal_chunk(folder / "clean-0.arrow")
+        found = find_evaluation_text([folder / "clean-0.arrow"], folder / "evaluation.u64", 5, 1)
+        assert found.tolist() == [True, True, True, False, False]
+
+
 @pytest.mark.parametrize("tokenizer", ["wordpiece", "bytes"])
 @pytest.mark.parametrize(
     "written",
