@@ -10,6 +10,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
 import yaml
 
 from overnight import config
@@ -17,7 +18,7 @@ from overnight.checkpoint.reader import VERSION as CHECKPOINT_VERSION
 from overnight.config import BertConfig, ModernBertConfig
 from overnight.corpus.shards import FORMAT_VERSION
 from tests.conftest import ROOT, topics
-from tests.processes import HANG
+from tests.processes import HANG, overnight
 
 
 def test_the_examples_of_the_optimizers_page_run_and_print_what_it_says(tmp_path: Path) -> None:
@@ -42,7 +43,10 @@ def test_the_examples_of_the_optimizers_page_run_and_print_what_it_says(tmp_path
     assert "the gradient of 0.weight" in found.stdout and "is not finite: the step was refused" in found.stdout
 
 
-def test_the_mixture_of_the_documentation_is_prepared_planned_and_trained_as_it_says(tmp_path: Path) -> None:
+def test_the_mixture_of_the_documentation_is_prepared_planned_and_trained_as_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "mixtures.md").read_text(encoding="utf-8")
     recipe, commands = (re.findall(rf"^```{kind}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0] for kind in ("yaml", "bash"))
     texts = list(topics().values())
@@ -53,11 +57,12 @@ def test_the_mixture_of_the_documentation_is_prepared_planned_and_trained_as_it_
     (tmp_path / "mixed.yaml").write_text(recipe, encoding="utf-8")
     found = ""
     for command in commands.splitlines():
-        words = [sys.executable, "-m", *command.split(), *(["--compute.device=cpu", "--data.workers=1"] if "plan" not in command else [])]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        found += done.stdout
+        program, *words = command.split()
+        assert program == "overnight"
+        with overnight(*words, *(["--compute.device=cpu", "--data.workers=1"] if "plan" not in words else [])) as process:
+            code, output = process.end()
+        assert code == 0, output[-3000:]
+        found += output
     (shown,) = re.findall(r"reads it:\n```\n(.*?)\n```", page)
     assert " ".join(shown.split()) in " ".join(found.split())
     assert "mixture: books 60.0 % =" in found and "mlm loss/reviews" in found

@@ -15,7 +15,7 @@ from tests.conftest import modern_settings
 from tests.distributed.test_parallel import Runs, assert_same_curve, distance, lines
 
 
-@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("pairs", [pytest.param(False, marks=pytest.mark.heavy), True])
 def test_two_processes_train_by_the_decisions_of_the_first(pairs: bool, tiny_data: Path, tmp_path: Path) -> None:
     runs = Runs(tmp_path, tiny_data)
     optim = {"name": "lamb", "lr": 0.01, "schedule": {"name": "wsd", "warmup_ratio": 0.1, "stable_ratio": 0.5, "decay": "sqrt"}}

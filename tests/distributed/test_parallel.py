@@ -133,19 +133,35 @@ def runs(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
             shutil.copytree(runs.folder / f"{kind}-cut", runs.folder / name)
     for kind in KINDS:
         pretrain(runs.make(f"{kind}-cut-to-1"), Line(io.StringIO()))
-    jobs = [{"recipe": runs.recipe(f"{kind}-4", settings={"distributed.strategy": kind})} for kind in KINDS]
-    jobs += [
-        {"recipe": runs.recipe(f"{kind}-cut-to-4", settings={"distributed.strategy": other})}
-        for kind, other in zip(KINDS, KINDS[::-1], strict=True)
-    ]
     again = runs.recipe("ddp-4-cut", settings={"distributed.strategy": "ddp"})
-    said = runs.on(4, *jobs, {"recipe": again, "signal": [2, 5]}, {"recipe": again})
-    assert [{code for code, _ in job} for job in said] == [{0}] * len(jobs) + [{143}, {0}], said
+    on_four(runs, "ddp", {"recipe": again, "signal": [2, 5]}, {"recipe": again})
     return runs
 
 
-@pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("kind", KINDS)
+def on_four(runs: Runs, kind: str, *others: dict[str, Any]) -> None:
+    """Add the runs of four processes: whole ones of a kind, and what two of that kind began, in the other kind."""
+    other = next(name for name in KINDS if name != kind)
+    names = {f"{kind}-4": kind, f"{kind}-cut-to-4": other}
+    jobs = [{"recipe": runs.recipe(name, settings={"distributed.strategy": strategy})} for name, strategy in names.items()]
+    said = runs.on(4, *jobs, *others)
+    assert [{code for code, _ in job} for job in said] == [{0}] * 2 + [{143}, {0}][: len(others)], said
+
+
+@pytest.fixture(scope="module")
+def more_runs(runs: Runs) -> Runs:
+    """Also those on four processes that began in FSDP2."""
+    on_four(runs, "fsdp")
+    return runs
+
+
+@pytest.mark.heavy
+def test_fsdp_on_four_processes_whole_and_gone_on_with_in_ddp_is_the_same_too(more_runs: Runs) -> None:
+    for name in ("fsdp-4", "fsdp-cut-to-4"):
+        assert distance(more_runs.folder / name, more_runs.folder / "one") <= 1e-6
+        assert_same_curve(more_runs.folder / name, more_runs.folder / "one")
+
+
+@pytest.mark.parametrize(("kind", "world"), [("ddp", 2), ("fsdp", 2), ("ddp", 4)])
 def test_8_micro_batches_are_2_times_4_and_4_times_2(kind: str, world: int, runs: Runs) -> None:
     run, reference = runs.folder / f"{kind}-{world}", runs.folder / "one"
     # What is left is the rounding of gradients that were added in another order.
@@ -196,7 +212,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(kind: str, runs: 
     assert place is not None and place.name == "step-0000011"
 
 
-@pytest.mark.parametrize("name", [f"{kind}-cut-to-{world}" for kind in KINDS for world in (1, 4)])
+@pytest.mark.parametrize("name", ["ddp-cut-to-1", "fsdp-cut-to-1", "ddp-cut-to-4"])
 def test_a_run_begun_by_2_processes_goes_on_with_1_and_with_4(name: str, runs: Runs) -> None:
     assert distance(runs.folder / name, runs.folder / "one") <= 1e-6
     assert_same_curve(runs.folder / name, runs.folder / "one")
@@ -261,7 +277,7 @@ def test_only_pretraining_runs_in_many_processes(monkeypatch: pytest.MonkeyPatch
     assert cli.main(["pretrain", "demo"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_killed_process_ends_the_job_and_leaves_a_whole_checkpoint(tiny_data: Path, tmp_path: Path) -> None:
     runs = Runs(tmp_path, tiny_data)
     recipe = runs.recipe("run", phase={"steps": 4000})

@@ -176,7 +176,7 @@ def test_the_steps_that_measure_the_speed_hardly_move_the_weights() -> None:
     assert decided_factor(Schedule(name="wsd"), without, 0) == 1.0
 
 
-@pytest.mark.parametrize("seconds", [0.002, 0.4])
+@pytest.mark.parametrize("seconds", [0.02, 0.4])
 def test_a_limited_warm_up_is_so_long_whatever_the_budget_is(seconds: float) -> None:
     night = simulate([ONE[0]._replace(max_warmup_steps=40)], lambda phase, now: seconds, 3600.0)
     (decisions,), (steps,) = night.decisions, night.steps

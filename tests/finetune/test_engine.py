@@ -73,6 +73,10 @@ def test_a_loss_that_is_not_finite_stops_a_seed_or_is_skipped_as_the_run_says(
     assert "skipped" in tune(run) and train_lines(run)[-1]["skipped"] == 1
 
 
+BEST = {"patience": 2, "eval_every": 0.2}
+"""The epoch is chosen whose score is best."""
+
+
 def places(processes: int) -> list[dict[str, Any]]:
     """What the environment of each of some processes says of it, as torchrun sets it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -82,8 +86,16 @@ def places(processes: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("chosen", [{}, {"patience": 2, "eval_every": 0.2}], ids=["last", "best"])
+@pytest.mark.parametrize(
+    ("strategy", "chosen"),
+    [
+        *(pytest.param("ddp", {}, id="last-ddp"), pytest.param("fsdp", BEST, id="best-fsdp")),
+        *(
+            pytest.param("fsdp", {}, id="last-fsdp", marks=pytest.mark.heavy),
+            pytest.param("ddp", BEST, id="best-ddp", marks=pytest.mark.heavy),
+        ),
+    ],
+)
 def test_two_processes_tune_as_one_does(strategy: str, chosen: dict[str, float], with_task: Task, classes: Path, tmp_path: Path) -> None:
     run = with_task("csv", classes, epochs=0.5)
     # Each process draws its own dropout.

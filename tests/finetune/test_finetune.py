@@ -166,7 +166,7 @@ class Stop(BaseException):
     """What stands for a kill."""
 
 
-@pytest.mark.parametrize("half_a_line", [b"", b'{"kind": "finetune", "na'])
+@pytest.mark.parametrize("half_a_line", [b"", pytest.param(b'{"kind": "finetune", "na', marks=pytest.mark.heavy)])
 @pytest.mark.parametrize("where", ["_seed", "_keep", "append_result"])
 def test_after_a_cut_only_what_is_missing_is_done_and_the_result_is_the_same(
     where: str, half_a_line: bytes, with_task: Task, classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
