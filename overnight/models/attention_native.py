@@ -86,7 +86,7 @@ def _attend(
     sin: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return what is attended to (N, H·E), and the logarithm of each softmax's sum (N, H)."""
-    out, sums = qkv.new_empty(len(qkv), qkv.shape[1] // 3), torch.empty(len(qkv), numbers[1])
+    out, sums = qkv.new_empty(len(qkv), qkv.shape[1] // 3), qkv.new_empty(len(qkv), numbers[1], dtype=torch.float32)
     _run("attend", qkv, numbers, (starts, qkv, cos, sin), window, dropping, out, sums)
     return out, sums
 
@@ -137,7 +137,7 @@ def dropping(probability: float) -> tuple[int, int, float]:
     """Return a seed from torch's generator, the value below which a weight's 32 random bits (signed) drop it, and what the others are multiplied by."""
     if not probability:
         return 0, -(2**31), 1.0
-    seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) % 2**64
+    seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None)) % 2**64
     dropped = min(round(probability * 2**32), 2**32 - 1)
     return seed, dropped - 2**31, 2**32 / (2**32 - dropped)
 

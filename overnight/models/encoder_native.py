@@ -69,7 +69,7 @@ def gated_gelu_backward(x: Tensor, grad: Tensor) -> Tensor:
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows of x (N, K) in 8 bits, and the scale of each: int8 (N, K), fp32 (N)."""
-    out, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(len(x))
+    out, scales = x.new_empty(x.shape, dtype=torch.int8), x.new_empty(len(x), dtype=torch.float32)
     _call("quantize", x.dtype, *x.shape, x, out, scales)
     return out, scales
 
@@ -82,7 +82,7 @@ def dequantize(sums: Tensor, rows: Tensor, columns: Tensor, bias: Tensor, dtype:
         rows: scales, fp32 (N).
         columns, bias: fp32 (M).
     """
-    out = torch.empty(sums.shape, dtype=dtype)
+    out = sums.new_empty(sums.shape, dtype=dtype)
     _call("dequantize", dtype, *sums.shape, sums, rows, columns, bias, out)
     return out
 
@@ -93,6 +93,6 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     Args:
         labels: ids (M); a negative one is that of a row that counts for nothing.
     """
-    losses = torch.empty(len(logits))
+    losses = logits.new_empty(len(logits), dtype=torch.float32)
     _call("cross_entropy", logits.dtype, *logits.shape, labels.contiguous(), logits, losses)
     return losses

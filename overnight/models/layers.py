@@ -148,7 +148,7 @@ def keep_mask(shape: torch.Size, probability: float) -> tuple[Tensor, float]:
     Four elements share a 64-bit word, so the probability is rounded to 1/65536; the scale belongs to the rounded one.
     """
     count = shape.numel()
-    words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
+    words = torch.empty(-(-count // 4), dtype=torch.int64, device="cpu").random_(-(2**63), None)
     dropped = min(round(probability * 65536), 65535)
     mask = words.view(torch.int16)[:count].view(shape) >= dropped - 32768
     return mask, 65536 / (65536 - dropped)

@@ -142,11 +142,12 @@ def _layout(xs: list[Tensor]) -> Layout:
 def _make_layout(sizes: tuple[int, ...], device: torch.device) -> Layout:
     if _capturing(device):
         raise RuntimeError("a step was captured before a first one of the same tensors: take one step, then capture")
-    counts = torch.tensor([-(-size // CHUNK.value) for size in sizes])
-    firsts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-    tensors = torch.repeat_interleave(torch.arange(len(sizes)), counts)
-    chunks = torch.stack([tensors, torch.arange(len(tensors)) - firsts[tensors]], 1)
-    return Layout(*(_upload(table, device) for table in (chunks, firsts, torch.tensor(sizes))))
+    with torch.device("cpu"):  # whatever torch.set_default_device says
+        counts = torch.tensor([-(-size // CHUNK.value) for size in sizes])
+        firsts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+        tensors = torch.repeat_interleave(torch.arange(len(sizes)), counts)
+        chunks = torch.stack([tensors, torch.arange(len(tensors)) - firsts[tensors]], 1)
+        return Layout(*(_upload(table, device) for table in (chunks, firsts, torch.tensor(sizes))))
 
 
 def _addresses(xs: list[Tensor]) -> Tensor:
@@ -162,7 +163,7 @@ def _addresses(xs: list[Tensor]) -> Tensor:
     if key not in _tables:
         if len(_tables) == _TABLES:
             del _tables[next(iter(_tables))]
-        _tables[key] = _upload(torch.tensor(key[1]), key[0])
+        _tables[key] = _upload(torch.tensor(key[1], device="cpu"), key[0])
     return _tables[key]
 
 

@@ -243,7 +243,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
 
     def _apply_native(self, batch: Batch, xs: list[Tensor], moments: list[list[Tensor]], scalars: Any) -> Tensor:
         """Apply them by native.c."""
-        table = torch.stack([torch.as_tensor(v).expand_as(batch.norms) for v in scalars], 1).to(batch.norms.dtype)
+        table = torch.stack([torch.as_tensor(v, device="cpu").expand_as(batch.norms) for v in scalars], 1).to(batch.norms.dtype)
         return self.native(xs, batch.grads, moments, table, batch.group)
 
     def _apply_kernels(self, batch: Batch, xs: list[Tensor], moments: list[list[Tensor]], scalars: Any) -> Tensor:

@@ -30,7 +30,7 @@ def adaptive(
     """
     real = _REALS[table.dtype][2]
     longest = scratch.shape[1]
-    sums = torch.empty(3 * (longest // 16384 + 1), dtype=torch.float64)
+    sums = scratch.new_empty(3 * (longest // 16384 + 1), dtype=torch.float64)
     trust = table.new_empty(len(xs))
     clip = group.get("max_trust_ratio")
     _library(table.dtype).adaptive(
@@ -72,7 +72,7 @@ def lars(xs: list[Tensor], gs: list[Tensor], vs: list[Tensor], table: Tensor, gr
 def norms(xs: list[Tensor]) -> Tensor:
     """Return L2 norms of contiguous tensors of one type (n)."""
     result = xs[0].new_empty(len(xs))
-    sums = torch.empty(sum(x.numel() // 16384 + 1 for x in xs), dtype=torch.float64)
+    sums = result.new_empty(sum(x.numel() // 16384 + 1 for x in xs), dtype=torch.float64)
     _library(result.dtype).norms(
         ctypes.c_long(len(xs)), _sizes(xs), _addresses(xs), ctypes.c_void_p(sums.data_ptr()), ctypes.c_void_p(result.data_ptr())
     )

@@ -54,6 +54,28 @@ def numbers(*shape: int, dtype: torch.dtype, scale: float = 1.0, seed: int = 0) 
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_the_default_type_and_device_of_torch_change_nothing(default: torch.dtype) -> None:
+    def computed() -> list[Tensor]:
+        losses = encoder_native.cross_entropy(logits.clone(), labels)
+        steps, scales = encoder_native.quantize(logits)
+        whole = encoder_native.dequantize(steps.int(), scales, one, one, torch.float32)
+        torch.manual_seed(0)
+        mixed = attention_native.attention(qkv, 2, starts, 9, -1, attention_native.dropping(0.2), None)
+        return [losses, steps, scales, whole, mixed, *torch.autograd.grad(mixed.square().sum(), qkv), dropout(logits, 0.3, True)]
+
+    logits, labels, one = numbers(5, 64, dtype=torch.float32), torch.tensor([3, 0, IGNORED, 63, 1]), torch.ones(64)
+    qkv, starts = numbers(9, 3 * 32, dtype=torch.float32).requires_grad_(), torch.tensor([0, 9])
+    expected = computed()
+    try:
+        torch.set_default_dtype(default)
+        with torch.device("meta"):
+            found = computed()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 @TYPES
 @pytest.mark.parametrize(("rows", "inner"), [(1, 1), (7, 33), (64, 672)])
 def test_gated_gelu_and_its_gradient_equal_torch_in_float64(rows: int, inner: int, dtype: torch.dtype) -> None:

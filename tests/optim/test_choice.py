@@ -9,7 +9,7 @@ import torch
 
 from overnight.optim import Lamb, native
 from overnight.optim.batch import why_lists
-from tests.optim.problem import CLASSES, parameters, run
+from tests.optim.problem import CLASSES, fill, parameters, run
 from tests.optim.test_layerwise import LONG, each
 
 
@@ -24,6 +24,20 @@ def test_unless_told_otherwise_a_step_takes_the_fastest_way_that_is_there(name: 
     assert not all(torch.equal(a, b) for a, b in zip(found, lists, strict=True)), "the two ways round alike, and nothing was seen"
     by_hand = run(CLASSES[name], 3, shapes=LONG, dtype=torch.float32, **settings, foreach=True)[-1]
     assert all(torch.equal(a, b) for a, b in zip(by_hand, lists, strict=True)), "foreach asks for lists"
+
+
+@each
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_default_device_of_torch_changes_nothing(name: str, fused: bool) -> None:
+    settings: dict[str, Any] = {"shapes": LONG, "dtype": torch.float32, "lr": 0.01, "fused": fused}
+    expected = run(CLASSES[name], 2, **settings)[-1]
+    params = parameters(LONG, torch.float32)
+    optimizer = CLASSES[name](params, lr=0.01, fused=fused)
+    for step in range(2):
+        fill(params, step)
+        with torch.device("meta"):
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(params, expected, strict=True))
 
 
 def test_without_a_compiler_a_step_goes_by_lists(monkeypatch: pytest.MonkeyPatch) -> None:

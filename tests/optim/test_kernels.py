@@ -87,6 +87,18 @@ def test_compiled_kernels_read_and_write_four_numbers_at_once(gpu: int, compiled
     assert found["lans bf16"] == (3, 1) and here["lans bf16"]["pairs"] == 2
 
 
+@needs_triton
+def test_tables_of_the_kernels_are_made_on_the_host_whatever_the_default_device() -> None:
+    from overnight.optim import kernels
+
+    xs = [torch.zeros(20_000), torch.zeros(3)]
+    with torch.device("meta"):
+        chunks, firsts, sizes = kernels._layout(xs)
+        addresses = kernels._addresses(xs)
+    assert (chunks.tolist(), firsts.tolist(), sizes.tolist()) == ([[0, 0], [0, 1], [1, 0]], [0, 2, 3], [20_000, 3])
+    assert addresses.tolist() == [x.data_ptr() for x in xs]
+
+
 def test_without_triton_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "overnight.optim.kernels", raising=False)
