@@ -41,7 +41,10 @@ def library(source: Path, *defines: str) -> ctypes.CDLL:
         NoCompiler: saying what is missing.
     """
     try:
-        return ctypes.CDLL(str(_built(source, defines)))
+        try:
+            return ctypes.CDLL(str(_built(source, defines)))
+        except OSError:  # a damaged file, or one that another machine has built with a newer C library
+            return ctypes.CDLL(str(_built(source, defines, anew=True)))
     except OSError as error:  # a compiler that is not there, a full disk, or a cache from which nothing may be run
         raise NoCompiler(
             f"{source.name} could not be built or loaded ({error}): set CC to a C compiler, XDG_CACHE_HOME to a folder that programs may be run from"
@@ -63,7 +66,7 @@ def compiler_words(variable: str, usual: Sequence[str]) -> list[str]:
     return words or [path for name in usual if (path := shutil.which(name))][:1]
 
 
-def _built(source: Path, defines: Sequence[str]) -> Path:
+def _built(source: Path, defines: Sequence[str], anew: bool = False) -> Path:
     compiler = compiler_words("CC", ("cc", "gcc"))
     if not compiler:
         raise NoCompiler("there is no C compiler: install gcc, or set CC")
@@ -72,12 +75,14 @@ def _built(source: Path, defines: Sequence[str]) -> Path:
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
     key = hashlib.blake2b(repr((text, command, version, _cpu())).encode(), digest_size=10).hexdigest()
     place = _cache() / f"{source.stem}-{key}.so"
-    if not place.exists():
+    if anew or not place.exists():
         with tempfile.TemporaryDirectory(dir=place.parent) as folder:
             built = Path(folder) / "native.so"
             done = subprocess.run([*command, str(source), "-o", str(built), "-lm"], capture_output=True, text=True, check=False)
             if done.returncode:
                 raise NoCompiler(f"{' '.join(command)} failed:\n{done.stderr.strip()[-2000:]}")
+            with built.open("rb") as file:
+                os.fsync(file.fileno())  # else a power failure may leave the name with nothing, or zeros, in it
             built.rename(place)
     return place
 
@@ -97,13 +102,13 @@ def address(array: np.ndarray) -> ctypes.c_void_p:
 
 def _cache() -> Path:
     """A folder that only the user can write, since what lies there is run."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "overnight"
     try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = base / "overnight"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK) and not folder.stat().st_mode & 0o022:
             return folder
-    except OSError:
+    except (OSError, RuntimeError):  # of a user without a home
         pass
     return _private()
 

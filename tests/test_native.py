@@ -48,3 +48,33 @@ def test_a_cache_that_nothing_may_be_run_from_leaves_the_other_path(source: Path
     monkeypatch.setattr(native.ctypes, "CDLL", refused)
     with pytest.raises(NoCompiler, match=r"Operation not permitted.*set CC to a C compiler, XDG_CACHE_HOME to"):
         library(source)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+@pytest.mark.parametrize("content", [b"", b"\x7fELF, and no more"])
+def test_a_damaged_file_in_the_cache_is_built_anew(source: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setenv("CC", f"{COMPILER} -DSEVEN=7")
+    place = native._built(source, ())
+    place.unlink()
+    place.write_bytes(content)  # as a power failure leaves it
+    assert library(source).seven() == 7
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+def test_a_file_is_on_the_disk_before_it_has_its_name(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", f"{COMPILER} -DSEVEN=7")
+    named: list[bool] = []
+    monkeypatch.setattr(native.os, "fsync", lambda file: named.append(any(native._cache().glob("*.so"))))
+    assert native._built(source, ()).exists()
+    assert named == [False]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+def test_a_user_without_a_home_builds_in_a_folder_of_the_process(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("CC", f"{COMPILER} -DSEVEN=7")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(native.Path, "home", homeless)
+    assert library(source).seven() == 7
