@@ -224,6 +224,8 @@ class Layerwise(torch.optim.Optimizer, ABC):
         self._stats.ratios.append((batch.params, apply(batch, xs, moments, scalars)))
         if "master" in states[0] and batch.backend != "kernels":
             torch._foreach_copy_([local(p) for p in batch.params], xs)
+        if batch.backend != "lists":  # which autograd sees: a graph that kept the old values must not go back through the new ones
+            torch.autograd.graph.increment_version(batch.params)
 
     def _apply(self, batch: Batch, xs: list[Tensor], moments: list[list[Tensor]], scalars: Any) -> Tensor:
         """Apply the equations over lists of tensors; returns the trust ratios (n)."""

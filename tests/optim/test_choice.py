@@ -40,6 +40,17 @@ def test_the_default_device_of_torch_changes_nothing(name: str, fused: bool) -> 
     assert all(torch.equal(a, b) for a, b in zip(params, expected, strict=True))
 
 
+@each
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_graph_from_before_a_step_is_refused_as_by_torchs_optimizers(name: str, fused: bool) -> None:
+    params = parameters(LONG, torch.float32)
+    before = sum((p * p).sum() for p in params)
+    fill(params, 0)
+    CLASSES[name](params, lr=0.01, fused=fused).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        before.backward()
+
+
 def test_without_a_compiler_a_step_goes_by_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "available", lambda: False)
     why_lists.cache_clear()
