@@ -223,7 +223,9 @@ def _steps(x: Tensor | None, count: int) -> Sequence[Any]:
 
 def _pointwise(table: Tensor, dtype: torch.dtype) -> ModuleType:
     """Return the module with the pointwise part."""
-    if table.device.type == "cpu" and recurrence_native.available(dtype):
+    # C takes a table of fp32, but for products in float64.
+    arithmetic = torch.float64 if dtype == torch.float64 else torch.float32
+    if table.device.type == "cpu" and table.dtype == arithmetic and recurrence_native.available(dtype):
         return recurrence_native
     if table.device.type == "cuda" and table.dtype == torch.float32 and (kernels := _kernels()) is not None:
         return kernels

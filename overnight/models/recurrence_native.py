@@ -17,6 +17,7 @@ _DEFINES = {torch.float32: ("REAL=float",), torch.bfloat16: ("REAL=float", "BF16
 """By the type of what is multiplied by matrices."""
 
 
+@functools.cache
 def available(dtype: torch.dtype) -> bool:
     """Return whether recurrence.c can be used here for a type; builds it if need be."""
     try:

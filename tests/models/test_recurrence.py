@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from overnight.models import recurrence, recurrence_native, recurrence_plain
 from overnight.models.recurrence import Workspace, multiplier, recur, weight_gradient
-from overnight.native import library
+from overnight.native import NoCompiler, library
 
 ARGUMENTS = ("table", "rows", "w_mh", "w_h", "h", "c")
 native = pytest.mark.skipif(not recurrence_native.available(torch.float64), reason="needs a C compiler")
@@ -250,9 +251,38 @@ def test_both_ways_round_to_nearly_the_same_numbers(dtype: torch.dtype, monkeypa
 def test_without_a_compiler_torch_does_the_pointwise_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.delenv("CC", raising=False)
-    library.cache_clear()
+    caches = library, recurrence_native.available
+    for cache in caches:
+        cache.cache_clear()
     try:
         assert recurrence._pointwise(torch.zeros(1), torch.float32) is recurrence_plain
         assert recurrence._pointwise(torch.zeros(1), torch.float16) is recurrence_plain
     finally:
-        library.cache_clear()
+        for cache in caches:
+            cache.cache_clear()
+
+
+def test_a_compiler_that_fails_is_asked_once_not_in_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def failing(source: Path, *defines: str) -> None:
+        asked.append(defines)
+        raise NoCompiler("it fails")
+
+    monkeypatch.setattr("overnight.native.library", failing)
+    recurrence_native.available.cache_clear()
+    try:
+        assert {recurrence._pointwise(torch.zeros(1), torch.float32) for _ in range(3)} == {recurrence_plain}
+    finally:
+        recurrence_native.available.cache_clear()
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_table_in_float64_is_read_as_such_by_products_of_narrower_types(dtype: torch.dtype) -> None:
+    arguments = drawn(4, 3, 16, 5, True)
+    found = recur(**_renamed(arguments), dtype=dtype)
+    wanted = recur(**_renamed(arguments), dtype=torch.float64)
+    assert found[1].dtype == torch.float64
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x.double(), y, rtol=0.0, atol=1e-5 if dtype == torch.float32 else 0.02)
