@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from overnight.machine import why_no_triton
 from overnight.models.attention import Layout, flash, flash_backward, why_padded
@@ -84,6 +85,7 @@ class _FusedLayer(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         from overnight.models import layer_kernels as kernels
 
@@ -133,6 +135,7 @@ class _FusedEmbedding(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         from overnight.models import embedding_kernels as kernels
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from overnight.models import encoder_native
 from overnight.models.weight_copies import copy_of
@@ -91,6 +92,7 @@ class _Linear(torch.autograd.Function):
         return _product(x, w, None if bias is None else copy_of(bias, x.dtype))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:  # type: ignore[override]
         x, w = ctx.saved_tensors
         grad = grad.contiguous()
@@ -169,6 +171,7 @@ class _Dropout(torch.autograd.Function):
         return _masked(x, mask, scale)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         (mask,) = ctx.saved_tensors
         return _masked(grad, mask, ctx.scale), None, None
@@ -209,6 +212,7 @@ class _GatedGelu(torch.autograd.Function):
         return encoder_native.gated_gelu(x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
         (x,) = ctx.saved_tensors
         return encoder_native.gated_gelu_backward(x, grad.contiguous())

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from overnight.batches.packing import IGNORED
 from overnight.machine import why_no_triton
@@ -54,6 +55,7 @@ class _TiedRows(torch.autograd.Function):
         return F.embedding(ids, table)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:  # type: ignore[override]
         ids, table = ctx.saved_tensors
         # What each token adds is summed by itself first, as autograd would, for the same bits.
@@ -107,6 +109,7 @@ class _VocabularyLoss(torch.autograd.Function):
         return total.float()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, w, grad = ctx.saved_tensors
         kind = ctx.weight_dtype
@@ -158,6 +161,7 @@ class _VocabularyLossOnGpu(torch.autograd.Function):
         return losses.sum()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, w, grad = ctx.saved_tensors
         # On the smaller factor; in fp16 it could underflow there.

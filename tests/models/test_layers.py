@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from overnight.models import attention as attend
-from overnight.models import layers
-from overnight.models.attention import attention, layout
-from overnight.models.layers import dropout, keep_mask, layer_norm, linear
+from overnight.models import encoder_native, layers
+from overnight.models.attention import Layout, attention, layout
+from overnight.models.layers import dropout, gated_gelu, keep_mask, layer_norm, linear
 from overnight.models.weight_copies import copy_of, kept_copies
 from tests.models.sample import random_batch
 
@@ -212,3 +213,19 @@ def test_copies_of_weights_are_kept_for_a_step_but_not_of_what_each_micro_batch_
         gone = weakref.ref(joined)
         del joined
         assert gone() is None
+
+
+@pytest.mark.parametrize("name", ["linear", "dropout", "gated_gelu", "attention"])
+def test_a_second_derivative_is_refused_where_there_is_none(name: str) -> None:
+    if name in ("gated_gelu", "attention") and not encoder_native.available(torch.float32):
+        pytest.skip("torch's own, which has one")
+    x, weight = torch.randn(4, 48, requires_grad=True), torch.randn(8, 48, requires_grad=True)
+    functions: dict[str, Callable[[], Tensor]] = {
+        "linear": lambda: linear(x, weight),
+        "dropout": lambda: dropout(x, 0.1, True),
+        "gated_gelu": lambda: gated_gelu(x),
+        "attention": lambda: attention(x, 2, Layout(torch.tensor([0, 4]), 4, False), 0.0),
+    }
+    (first,) = torch.autograd.grad(functions[name]().square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        first.square().sum().backward()
