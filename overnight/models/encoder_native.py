@@ -91,8 +91,13 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy of each row of (M, V), fp32, and turn the logits into their gradients, in place.
 
     Args:
-        labels: ids (M); a negative one is that of a row that counts for nothing.
+        labels: ids (M), integers; a negative one is that of a row that counts for nothing.
+
+    Raises:
+        IndexError: when a label is none of the V ids: C would write outside of its row.
     """
+    if len(labels) and (highest := int(labels.max())) >= logits.shape[1]:
+        raise IndexError(f"label {highest} is not below {logits.shape[1]}, the number of ids")
     losses = logits.new_empty(len(logits), dtype=torch.float32)
-    _call("cross_entropy", logits.dtype, *logits.shape, labels.contiguous(), logits, losses)
+    _call("cross_entropy", logits.dtype, *logits.shape, labels.to(torch.int64).contiguous(), logits, losses)
     return losses

@@ -305,6 +305,15 @@ def test_cross_entropy_and_its_gradient_equal_torch_in_float64(rows: int, vocabu
     torch.testing.assert_close(logits.double(), exact.grad, rtol=0.0, atol=TOLERANCE[dtype])
 
 
+def test_cross_entropy_refuses_a_label_that_is_no_id_and_takes_any_integers() -> None:
+    logits = numbers(3, 8, dtype=torch.float32)
+    with pytest.raises(IndexError, match="label 8 is not below 8, the number of ids"):
+        encoder_native.cross_entropy(logits, torch.tensor([1, 8, -100]))
+    assert torch.equal(logits, numbers(3, 8, dtype=torch.float32)), "nothing was written"
+    wanted = F.cross_entropy(logits, torch.tensor([1, 7, -100]), reduction="none")
+    torch.testing.assert_close(encoder_native.cross_entropy(logits, torch.tensor([1, 7, -100], dtype=torch.int32)), wanted)
+
+
 def test_cross_entropy_of_extreme_logits_is_finite_and_of_no_number_none() -> None:
     logits = torch.tensor([[1e4, -1e4, 0.0], [float("nan"), 0.0, 0.0], [-3e38, -3e38, -3e38]])
     losses = encoder_native.cross_entropy(logits, torch.tensor([1, 0, 2]))
