@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from overnight.batches.packing import Batch
 from overnight.bench.measure import Row
-from overnight.bench.sizes import DTYPES, full_batch, set_up_layers, sixteen_bits
+from overnight.bench.sizes import full_batch, set_up_layers, training_dtype
 from overnight.config import BertConfig
 from overnight.models import attention as attend
 from overnight.models.bert import BertForPretraining
@@ -51,11 +51,6 @@ def _gate_model() -> tuple[BertForPretraining, Batch]:
     return net, uneven_batch(model, 1000)
 
 
-def _dtype(device: torch.device) -> torch.dtype:
-    """Return the type of activations in which a device trains."""
-    return DTYPES[sixteen_bits(device) if device.type == "cuda" else "fp32"]
-
-
 def packed_gate(device: torch.device) -> Row:
     """Return relative difference of the encoder's output with variable-length attention, and with padded attention in fp32 on the CPU.
 
@@ -64,7 +59,7 @@ def packed_gate(device: torch.device) -> Row:
     """
     net, batch = _gate_model()
     reference = _encoded(net, batch, torch.float32, torch.device("cpu"))
-    dtype = _dtype(device)
+    dtype = training_dtype(device)
     error = float((_encoded(net, batch, dtype, device) - reference).norm() / reference.norm())
     varlen = attend.layout(batch.to(device), 0.0, dtype, size=64).varlen
     _require(error < (0.03 if dtype.itemsize == 2 else 1e-5), f"the packed encoder differs by {error:.2g} from the reference")
@@ -107,7 +102,7 @@ def gradient_gate(device: torch.device) -> Row:
     net, batch = _gate_model()
     generator, found = torch.Generator().manual_seed(2), []
     weight = torch.randn(len(batch.ids_N), 128, generator=generator)
-    for where, dtype in ((torch.device("cpu"), torch.float32), (device, _dtype(device))):
+    for where, dtype in ((torch.device("cpu"), torch.float32), (device, training_dtype(device))):
         here = copy.deepcopy(net).to(where)
         set_up_layers(here.encoder, where, dtype)
         (here.encoder(batch.to(where), dtype).float() * weight.to(where)).sum().backward()
@@ -122,7 +117,7 @@ def dropout_gate(device: torch.device) -> Row:
 
     Values that are rows of the identity show which weights were kept; with the same seed they are the same for any values.
     """
-    heads, size, p, dtype = 2, 64, 0.125, _dtype(device)
+    heads, size, p, dtype = 2, 64, 0.125, training_dtype(device)
     batch = uneven_batch(BertConfig(max_position_embeddings=size), 1000)
     tokens, where = len(batch.ids_N), attend.layout(batch.to(device), p, dtype, size=size)
     qkv = torch.randn(tokens, 3, heads, size, generator=torch.Generator().manual_seed(1)).to(dtype)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from overnight.batches.packing import Batch, Sizes
 from overnight.bench.measure import Row, Timing, measure, print_result, rate_row, result, time_row
-from overnight.bench.sizes import DTYPES, MODELS, VOCABULARY, full_batch, set_up_layers, sixteen_bits
+from overnight.bench.sizes import MODELS, VOCABULARY, full_batch, set_up_layers, training_dtype
 from overnight.config import BertConfig, LambConfig
 from overnight.models.attention import attention, layout
 from overnight.models.bert import BertForPretraining
@@ -62,7 +62,7 @@ def run(peer: str = "none", tiny: bool = False, file: Path | None = None, table_
 
 def measured(case: Case, device: torch.device) -> list[Row]:
     """Return the two rates, and the times of the components of a micro-batch and of LAMB's step beside the least."""
-    model, dtype = MODELS[case.model], DTYPES[sixteen_bits(device) if device.type == "cuda" else "fp32"]
+    model, dtype = MODELS[case.model], training_dtype(device)
     batch = full_batch(case.sequences, case.length, round(0.15 * case.length)).to(device)
     torch.manual_seed(0)
     net = BertForPretraining(model, VOCABULARY).to(device).train()

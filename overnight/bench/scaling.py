@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from overnight import config
 from overnight.bench.measure import Row, print_result
-from overnight.bench.sizes import MODELS, VOCABULARY, full_batch
+from overnight.bench.sizes import MODELS, VOCABULARY, full_batch, training_dtype
 from overnight.config import Run
 from overnight.distributed.world import World
 from overnight.distributed.wrap import gradient_sync, parallelize_model
@@ -90,7 +90,7 @@ def work(model: str, repeats: int, world: World) -> Times:
     batch = full_batch(_SEQUENCES, _LENGTH, round(0.15 * _LENGTH), seed=world.rank).to(world.device)
     objective = parallelize_model(net, world, run)
     gradients = torch.zeros(sum(p.numel() for p in net.parameters()), device=world.device)
-    dtype = torch.bfloat16 if world.device.type == "cuda" else torch.float32
+    dtype = training_dtype(world.device)
 
     def step(last: bool) -> None:
         with gradient_sync(objective, last=last):

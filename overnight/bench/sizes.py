@@ -80,6 +80,11 @@ def sixteen_bits(device: torch.device) -> str:
     return "fp16" if emulates_bf16(device) else "bf16"
 
 
+def training_dtype(device: torch.device) -> torch.dtype:
+    """Return the type of activations in which a device trains: of 16 bits on a GPU, fp32 on a CPU."""
+    return DTYPES[sixteen_bits(device) if device.type == "cuda" else "fp32"]
+
+
 def set_up_layers(encoder: EncoderLayers, device: torch.device, dtype: torch.dtype) -> None:
     """Have the layers of an encoder on a GPU computed by their own kernels, where that cannot be compiled, and where neither can as they are."""
     if device.type == "cuda" and encoder.fuse_layers(device, dtype) and not why_not_compiled(device):

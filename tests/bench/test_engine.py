@@ -14,10 +14,13 @@ import torch
 from overnight.batches.packing import Batch
 from overnight.bench import loop, scaling
 from overnight.bench.scaling import Times
+from overnight.bench.sizes import training_dtype
 from overnight.checkpoint import reader
 from overnight.config import Run
 from overnight.console import Line
 from overnight.corpus.pipeline import prepare
+from overnight.distributed.world import World
+from overnight.models.bert import BertForPretraining
 
 
 def test_the_hidden_share_of_communication_is_what_the_step_does_not_show() -> None:
@@ -93,3 +96,14 @@ def test_scaling_says_rate_efficiency_and_overlap_of_every_number_of_processes(
 def test_two_processes_measure_each_other() -> None:
     found = scaling.measured(2, "bert-tiny", 1)
     assert found.work > 0 and found.reduce > 0 and found.both > 0
+
+
+def test_processes_compute_in_the_type_in_which_their_device_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.dtype] = []
+    real = BertForPretraining.losses
+    monkeypatch.setattr(scaling, "training_dtype", lambda device: torch.bfloat16)
+    monkeypatch.setattr(BertForPretraining, "losses", lambda net, batch, dtype: (seen.append(dtype), real(net, batch, torch.float32))[1])
+    scaling.work("bert-tiny", 1, World())
+    assert set(seen) == {torch.bfloat16}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    assert (training_dtype(torch.device("cuda")), training_dtype(torch.device("cpu"))) == (torch.float16, torch.float32)
