@@ -28,9 +28,11 @@ from overnight.bench.sizes import MODELS, VOCABULARY, full_batch, training_dtype
 from overnight.config import Run
 from overnight.distributed.world import World
 from overnight.distributed.wrap import gradient_sync, parallelize_model
+from overnight.errors import UserError
 from overnight.models.bert import BertForPretraining
 
 _SEQUENCES, _LENGTH, _REPEATS = 8, 128, 9
+_TIMES = "times.json"
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,28 @@ def run(peer: str = "none", tiny: bool = False) -> None:
 
 
 def measured(world: int, model: str, repeats: int) -> Times:
-    """Return the times on so many processes, which are started for it."""
+    """Return the times on so many processes, which are started for it and are gone when it ends.
+
+    Raises:
+        UserError: when one of them fails, for which the others would wait.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "overnight.bench.scaling", str(Path(folder) / "store"), model, str(repeats), str(world)]
-        ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(world)]
-        outputs = [rank.communicate()[0] for rank in ranks]
-    assert not any(rank.returncode for rank in ranks), f"a process of {world} failed"
-    return Times(**json.loads(outputs[0]))
+        command = [sys.executable, "-m", "overnight.bench.scaling", folder, model, str(repeats), str(world)]
+        # What they print, such as NCCL with NCCL_DEBUG, is no result.
+        ranks = [subprocess.Popen([*command, str(rank)], stdout=2) for rank in range(world)]
+        codes: list[int | None] = [None]
+        try:
+            while None in codes and not any(codes):
+                time.sleep(0.05)
+                codes = [rank.poll() for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        for number, code in enumerate(codes):
+            if code:
+                raise UserError(f"process {number} of {world} ended with {code}; what it said is above")
+        return Times(**json.loads((Path(folder) / _TIMES).read_text(encoding="utf-8")))
 
 
 def work(model: str, repeats: int, world: World) -> Times:
@@ -134,8 +151,8 @@ def _recipe() -> Run:
     return config.build_run({"name": "scaling", "phases": {"short": {"steps": 1, "global_batch_size": _SEQUENCES}}})
 
 
-def main(store: str, model: str, repeats: str, size: str, rank: str) -> None:
-    """Pin this process, measure, and print the times."""
+def main(folder: str, model: str, repeats: str, size: str, rank: str) -> None:
+    """Pin this process, measure, and write the times into a folder that the processes share."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(rank))
@@ -146,14 +163,16 @@ def main(store: str, model: str, repeats: str, size: str, rank: str) -> None:
         torch.set_num_threads(1)
     world = World(int(rank), int(size), int(rank), device)
     if world.size > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", f"file://{store}", rank=world.rank, world_size=world.size)
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo", f"file://{folder}/store", rank=world.rank, world_size=world.size
+        )
     times = work(model, int(repeats), world)
     if world.size > 1:
         # Only now: DDP must be gone before its group is, or the last thread of gloo waits for the interpreter and it for the thread.
         gc.collect()
         dist.destroy_process_group()
     if world.main:
-        print(json.dumps(asdict(times)))
+        (Path(folder) / _TIMES).write_text(json.dumps(asdict(times)), encoding="utf-8")
 
 
 if __name__ == "__main__":

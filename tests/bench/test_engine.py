@@ -8,6 +8,7 @@ from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from overnight.config import Run
 from overnight.console import Line
 from overnight.corpus.pipeline import prepare
 from overnight.distributed.world import World
+from overnight.errors import UserError
 from overnight.models.bert import BertForPretraining
 
 
@@ -107,3 +109,25 @@ def test_processes_compute_in_the_type_in_which_their_device_trains(monkeypatch:
     assert set(seen) == {torch.bfloat16}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     assert (training_dtype(torch.device("cuda")), training_dtype(torch.device("cpu"))) == (torch.float16, torch.float32)
+
+
+def programs(folder: Path, text: str) -> str:
+    """A program that stands for the processes of `bench scaling`, of which $3 is the folder and $7 the number."""
+    path = folder / "program"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_where_one_process_fails_the_others_are_ended_and_the_command_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling.sys, "executable", programs(tmp_path, f'[ "$7" = 1 ] && exit 3; echo $$ > {tmp_path}/waits; exec sleep 60'))
+    with pytest.raises(UserError, match="process 1 of 2 ended with 3"):
+        scaling.measured(2, "bert-tiny", 1)
+    waits = tmp_path / "waits"
+    assert not waits.exists() or not psutil.pid_exists(int(waits.read_text()))
+
+
+def test_what_a_library_prints_in_a_process_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = '{"work": 1.0, "reduce": 0.5, "both": 1.2}'
+    monkeypatch.setattr(scaling.sys, "executable", programs(tmp_path, f"echo NCCL version 2.28; echo '{times}' > $3/times.json"))
+    assert scaling.measured(1, "bert-tiny", 1) == Times(1.0, 0.5, 1.2)
