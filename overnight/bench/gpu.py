@@ -6,7 +6,6 @@ What does not fit into memory is left out, and says so. On a machine without a G
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,9 +19,8 @@ from overnight.batches.packing import Batch
 from overnight.bench import optim
 from overnight.bench.gates import GATES
 from overnight.bench.measure import Row, measure, print_result, rate_row, result, time_row
-from overnight.bench.sizes import DTYPES, MODELS, VOCABULARY, full_batch, sequence_flops, set_up_layers, sixteen_bits
+from overnight.bench.sizes import DTYPES, MODELS, VOCABULARY, fitting, full_batch, sequence_flops, set_up_layers, sixteen_bits
 from overnight.config import LambConfig
-from overnight.engine.memory import first_line, is_out_of_memory
 from overnight.models.bert import BertForPretraining
 from overnight.optim.batch import why_lists
 from overnight.optim.groups import build_optimizer
@@ -107,21 +105,6 @@ def run(peer: str = "none", tiny: bool = False, file: Path | None = None) -> Non
         add(*fitting("mLSTM", device, partial(byte_rows, (32, 4, 8, "bf16", 2) if tiny else BYTES, peak.value, device)))
     finally:
         print_result("gpu", rows)
-
-
-def fitting(name: str, device: torch.device, measured: Callable[[], list[Row]]) -> list[Row]:
-    """Return the rows of a measurement, none where memory runs out, and give back what it took."""
-    rows: list[Row] = []
-    try:
-        rows = measured()
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        print(f"left out, for memory: {name} ({first_line(error)})", flush=True)
-    gc.collect()  # After the error is gone, whose frames hold on to the tensors.
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return rows
 
 
 def _sync(device: torch.device) -> Callable[[], object]:

@@ -5,15 +5,15 @@ The tensors are those of a BERT: tables, matrices, and as many vectors.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from overnight.bench.measure import Row, Timing, measure, print_result, rate_row, time_row
-from overnight.bench.sizes import MODELS, VOCABULARY
+from overnight.bench.sizes import MODELS, VOCABULARY, fitting
 from overnight.models.bert import BertForPretraining
 from overnight.optim import Lamb, Lans, Lars
 from overnight.optim.layerwise import Layerwise
@@ -32,8 +32,7 @@ def run(peer: str = "none", tiny: bool = False) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows: list[Row] = []
     for case in [TINY] if tiny else [CPU, LARGE] if device.type == "cuda" else [CPU]:
-        rows += measure_case(case, device, repeats=2 if tiny else 15)
-        gc.collect()
+        rows += fitting(f"optimizers of {case}", device, partial(measure_case, case, device, repeats=2 if tiny else 15))
     for row in rows:
         against = f"  {row.peer} {row.peer_value:.4g} {row.unit}, ratio {row.ratio:.2f}" if row.ratio else ""
         print(f"{row.name:44} {row.value:9.4g} {row.unit}{against}")

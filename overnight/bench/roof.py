@@ -6,7 +6,8 @@ The JSON (`--json FILE`) is what `overnight plan RECIPE --roof FILE` reads. `--t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from overnight.batches.packing import Batch, Sizes
 from overnight.bench.measure import Row, Timing, measure, print_result, rate_row, result, time_row
-from overnight.bench.sizes import MODELS, VOCABULARY, full_batch, set_up_layers, training_dtype
+from overnight.bench.sizes import MODELS, VOCABULARY, fitting, full_batch, set_up_layers, training_dtype
 from overnight.config import BertConfig, LambConfig
 from overnight.models.attention import attention, layout
 from overnight.models.bert import BertForPretraining
@@ -40,7 +41,7 @@ GPU, CPU, TINY = Case("bert-large", 128, 128, 1 << 28, 15), Case("bert-mini", 16
 
 
 def run(peer: str = "none", tiny: bool = False, file: Path | None = None, table_only: bool = False) -> None:
-    """Measure and print the rows, JSON last.
+    """Measure and print the rows, JSON last; fewer sequences where they do not fit into memory.
 
     Args:
         file: where the JSON is also written.
@@ -51,7 +52,8 @@ def run(peer: str = "none", tiny: bool = False, file: Path | None = None, table_
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     case = TINY if tiny else GPU if device.type == "cuda" else CPU
-    rows = measured(case, device)
+    while not (rows := fitting(f"{case.sequences} sequences", device, partial(measured, case, device))) and case.sequences > 1:
+        case = replace(case, sequences=case.sequences // 2)
     for row in rows:
         against = f"  {row.peer} {row.peer_value:.4g} {row.unit}  ratio {row.ratio:.2f}" if row.ratio else ""
         print(f"{row.name:40} {row.value:10.4g} {row.unit}{against}")

@@ -1,14 +1,17 @@
-"""The networks and batches that benchmarks share."""
+"""The networks and batches that benchmarks share, and what they do where one does not fit into memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import torch
 
 from overnight.batches.packing import Batch, Sizes
+from overnight.bench.measure import Row
 from overnight.config import BertConfig, EncoderConfig, ModernBertConfig
+from overnight.engine.memory import first_line, is_out_of_memory
 from overnight.engine.precision import emulates_bf16
 from overnight.models.bert import EncoderLayers
 from overnight.models.flops import training_flops
@@ -94,3 +97,18 @@ def set_up_layers(encoder: EncoderLayers, device: torch.device, dtype: torch.dty
 def sequence_flops(model: EncoderConfig, length: int) -> float:
     """Return floating-point operations of training on one full sequence, with 15 % of its tokens predicted."""
     return training_flops(model, VOCABULARY, Sizes(length, length**2, round(0.15 * length), 1))
+
+
+def fitting(name: str, device: torch.device, measured: Callable[[], list[Row]]) -> list[Row]:
+    """Return the rows of a measurement, none where memory runs out, and give back what it took."""
+    rows: list[Row] = []
+    try:
+        rows = measured()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"left out, for memory: {name} ({first_line(error)})", flush=True)
+    gc.collect()  # After the error is gone, whose frames hold on to the tensors.
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return rows

@@ -138,6 +138,15 @@ def test_the_optimizers_are_measured_beside_adamw_a_hand_written_lamb_and_their_
     assert rows["bert-tiny: LAMB fused, by hand"]["peer"] == "eager, tensor by tensor"
 
 
+def test_optimizers_that_do_not_fit_into_memory_are_left_out(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.25 GiB.\nMore")
+    monkeypatch.setattr(optim, "measure_case", lambda *args, **kwargs: raising(error))
+    assert main(["bench", "optim", "--tiny"]) == 0
+    text = capsys.readouterr().out
+    assert "left out, for memory: optimizers of bert-tiny (CUDA out of memory. Tried to allocate 1.25 GiB.)" in text
+    assert json.loads(text.splitlines()[-1])["rows"] == []
+
+
 def test_the_hand_written_lamb_of_the_benchmark_is_lamb() -> None:
     ours, by_hand = ([torch.randn(5, 4, generator=torch.Generator().manual_seed(i)) for i in range(2)] for _ in range(2))
     for params, step in ((ours, Lamb(ours, lr=1e-3).step), (by_hand, optim.eager_lamb(by_hand))):

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from overnight.bench import roof as bench_roof
+from overnight.bench.measure import Row
+from overnight.bench.roof import Case
 from overnight.cli.main import main
 from overnight.cli.roof_plan import Roof, read_roof, step_times
 from overnight.errors import ConfigError, DataError
@@ -80,3 +83,18 @@ def test_the_command_prints_it_and_refuses_other_files_and_other_networks(
 def test_the_table_of_gpus_needs_no_measurement(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "roof", "--table"]) == 0
     assert capsys.readouterr().out.startswith("| ms | base, H100 |")
+
+
+def a_row(case: Case, device: torch.device) -> list[Row]:
+    """Stands for a measurement that has memory for two sequences."""
+    if case.sequences > 2:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 5.40 GiB.\nMore")
+    return [Row(f"{case.sequences} sequences", 1.0, "ms")]
+
+
+def test_where_memory_runs_out_fewer_sequences_are_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_roof, "measured", a_row)
+    bench_roof.run(tiny=True)
+    text = capsys.readouterr().out
+    assert "left out, for memory: 4 sequences (CUDA out of memory. Tried to allocate 5.40 GiB.)" in text
+    assert [row["name"] for row in assert_result(text, "roof")] == ["2 sequences"]
