@@ -14,8 +14,10 @@ from torch import Tensor
 
 from overnight.bench.measure import Row, Timing, measure, print_result, rate_row, time_row
 from overnight.bench.sizes import MODELS, VOCABULARY, fitting
+from overnight.errors import UserError
 from overnight.models.bert import BertForPretraining
 from overnight.optim import Lamb, Lans, Lars
+from overnight.optim.batch import why_lists
 from overnight.optim.layerwise import Layerwise
 
 # Bytes a step must move for a parameter with fp32 x, g, m, v: LAMB reads g for its norm, then g, x, m, v and writes m, v, then reads
@@ -30,6 +32,8 @@ CPU, LARGE, TINY = "bert-24m", "bert-large", "bert-tiny"
 def run(peer: str = "none", tiny: bool = False) -> None:
     """Measure every case and print the rows, JSON last."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if why := why_lists(device):
+        raise UserError(f"bench optim: has no fast step of LAMB, LANS and LARS to measure on this {device.type}: {why}")
     rows: list[Row] = []
     for case in [TINY] if tiny else [CPU, LARGE] if device.type == "cuda" else [CPU]:
         rows += fitting(f"optimizers of {case}", device, partial(measure_case, case, device, repeats=2 if tiny else 15))

@@ -147,6 +147,14 @@ def test_optimizers_that_do_not_fit_into_memory_are_left_out(capsys: pytest.Capt
     assert json.loads(text.splitlines()[-1])["rows"] == []
 
 
+def test_without_a_fast_step_of_the_optimizers_the_benchmark_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optim, "why_lists", lambda device: "Triton needs compute capability 8.0, this GPU has 7.0")
+    assert main(["bench", "optim", "--tiny"]) == 1
+    assert "to measure on this cpu: Triton needs compute capability 8.0, this GPU has 7.0" in capsys.readouterr().err
+
+
 def test_the_hand_written_lamb_of_the_benchmark_is_lamb() -> None:
     ours, by_hand = ([torch.randn(5, 4, generator=torch.Generator().manual_seed(i)) for i in range(2)] for _ in range(2))
     for params, step in ((ours, Lamb(ours, lr=1e-3).step), (by_hand, optim.eager_lamb(by_hand))):
