@@ -57,9 +57,11 @@ def run(peer: str = "none", tiny: bool = False, file: Path | None = None, table_
     for row in rows:
         against = f"  {row.peer} {row.peer_value:.4g} {row.unit}  ratio {row.ratio:.2f}" if row.ratio else ""
         print(f"{row.name:40} {row.value:10.4g} {row.unit}{against}")
-    if file:
-        write_json(file, result("roof", rows))
-    print_result("roof", rows)
+    try:
+        if file:
+            write_json(file, result("roof", rows))
+    finally:  # also where it cannot be written
+        print_result("roof", rows)
 
 
 def measured(case: Case, device: torch.device) -> list[Row]:

@@ -98,3 +98,11 @@ def test_where_memory_runs_out_fewer_sequences_are_measured(capsys: pytest.Captu
     text = capsys.readouterr().out
     assert "left out, for memory: 4 sequences (CUDA out of memory. Tried to allocate 5.40 GiB.)" in text
     assert [row["name"] for row in assert_result(text, "roof")] == ["2 sequences"]
+
+
+def test_what_cannot_be_written_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_roof, "measured", lambda case, device: [Row("a", 1.0, "ms")])
+    (tmp_path / "file").touch()
+    assert main(["bench", "roof", f"--json={tmp_path / 'file' / 'roof.json'}"]) == 1
+    said = capsys.readouterr()
+    assert [row["name"] for row in assert_result(said.out, "roof")] == ["a"] and str(tmp_path / "file") in said.err
