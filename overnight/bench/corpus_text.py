@@ -22,8 +22,9 @@ def texts(source: str, size: float) -> Iterator[str]:
     """Yield the documents of a source of `data.paths` until they are so many bytes, the last one cut; all of them where size is 0."""
     data, left = Data(paths=[source]), int(size)
     for document in documents(data, start_reading(data)):
-        yield document.text if not size else document.text[:left]
-        left -= len(document.text)
+        content = document.text.encode()
+        yield document.text if not size else content[:left].decode(errors="ignore")
+        left -= len(content)
         if size and left <= 0:
             return
 
@@ -35,19 +36,19 @@ def recombined(source: str, size: float, seed: int = 0) -> Iterator[str]:
     """
     rng, originals = random.Random(seed), [clean(text) for text in texts(source, _POOL)]
     pool = list(chain.from_iterable(map(sentences, originals)))
-    mean = sum(map(len, pool)) / len(pool) + 1
-    left = size
+    sizes, left = [len(text.encode()) for text in originals], size
+    characters, mean = (sum(map(len, each)) / len(pool) + 1 for each in (pool, [sentence.encode() for sentence in pool]))
     while left > 0:
-        count = max(1, round(min(len(rng.choice(originals)), left) / mean))
+        count = max(1, round(min(rng.choice(sizes), left) / mean))
         drawn = rng.choices(pool, k=count)
-        for _ in range(round(count * mean / 6 * _NEW_WORDS)):
+        for _ in range(round(count * characters / 6 * _NEW_WORDS)):
             place = rng.randrange(count)
             words = drawn[place].split(" ")
             one, other = rng.choice(words), rng.choice(rng.choice(pool).split(" "))
             words[rng.randrange(len(words))] = one[: len(one) // 2 + 1] + other[len(other) // 2 :]
             drawn[place] = " ".join(words)
         text = " ".join(drawn)
-        left -= len(text)
+        left -= len(text.encode())
         yield text
 
 

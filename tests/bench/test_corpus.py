@@ -117,6 +117,17 @@ child.communicate(b"\\n")
     assert ended.value.code == 7
 
 
+def test_text_that_is_not_ascii_is_measured_in_bytes(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    lines = (" ".join(rng.choices(["мама", "мыла", "раму", "долго"], k=9)).capitalize() + "." for _ in range(300))
+    (tmp_path / "book.txt").write_text("\n".join(lines), encoding="utf-8")
+    source = str(tmp_path / "book.txt")
+    for size in (1000, 1001, 1002):
+        (text,) = texts(source, size)
+        assert len(text.encode()) in (size - 1, size)  # a letter of two bytes is not cut
+    assert sum(len(text.encode()) for text in recombined(source, 60_000)) == pytest.approx(60_000, rel=0.1)
+
+
 def test_preparation_is_measured_beside_its_peer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "corpus", "--tiny", "--text", str(books(tmp_path / "books")), "--workers", "1"]
     assert main([*arguments, "--size", "0.4", "--times", "2"]) == 0
