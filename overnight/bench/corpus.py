@@ -72,7 +72,8 @@ def run(
         folder = Path(name)
         part = list(texts(text, min(size * 1e6 or _PART, _PART)))
         source = text
-        if size or not text.endswith(".tar.xz"):
+        # A glob, a folder, a server or a part of an archive is no file that could be unpacked alone.
+        if size or not (text.endswith(".tar.xz") and config.environment_path(text, "data.paths").is_file()):
             source = str(folder / "text.tar.xz")
             pack(texts(text, size * 1e6), Path(source))
         # A hundredth of a few books is none.

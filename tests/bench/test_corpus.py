@@ -8,13 +8,14 @@ import struct
 import sys
 from array import array
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overnight.bench import corpus_peer, processes
+from overnight.bench import corpus, corpus_peer, processes
 from overnight.bench.corpus_text import pack, recombined, texts
 from overnight.cli.main import main
 from overnight.config import Data
@@ -126,6 +127,21 @@ def test_text_that_is_not_ascii_is_measured_in_bytes(tmp_path: Path) -> None:
         (text,) = texts(source, size)
         assert len(text.encode()) in (size - 1, size)  # a letter of two bytes is not cut
     assert sum(len(text.encode()) for text in recombined(source, 60_000)) == pytest.approx(60_000, rel=0.1)
+
+
+def test_a_glob_of_archives_is_packed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack(iter(["One text. Another one."]), tmp_path / "one.tar.xz")
+    sources: list[str] = []
+
+    def prepared(source: str, *rest: Any) -> Any:
+        sources.append(source)
+        raise RuntimeError("the rest is of no concern")
+
+    monkeypatch.setattr(corpus, "prepared", prepared)
+    for name in ("*.tar.xz", "one.tar.xz"):
+        with pytest.raises(RuntimeError, match="no concern"):
+            corpus.run(text=str(tmp_path / name))
+    assert Path(sources[0]).name == "text.tar.xz" and sources[1] == str(tmp_path / "one.tar.xz")
 
 
 def test_preparation_is_measured_beside_its_peer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
