@@ -52,11 +52,17 @@ def measured(command: Sequence[str], folder: Path, log: Callable[[str], None]) -
     sampler = threading.Thread(target=sample, daemon=True)
     sampler.start()
     assert process.stdout is not None
-    with process.stdout as output:
-        for line in output:
-            log(line.rstrip())
-    ended.set()
-    sampler.join()
+    try:
+        with process.stdout as output:
+            for line in output:
+                log(line.rstrip())
+    except BaseException:  # a signal to this process alone
+        process.terminate()
+        process.wait()
+        raise
+    finally:
+        ended.set()
+        sampler.join()
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import signal
 import string
 import struct
+import subprocess
 import sys
 from array import array
 from pathlib import Path
@@ -116,6 +118,19 @@ child.communicate(b"\\n")
     with pytest.raises(SystemExit) as ended:
         processes.measured([sys.executable, "-c", "raise SystemExit(7)"], tmp_path, lines.append)
     assert ended.value.code == 7
+
+
+def test_a_command_ends_with_the_measurement_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+    real = subprocess.Popen
+    monkeypatch.setattr(processes.subprocess, "Popen", lambda *args, **kwargs: (started.append(real(*args, **kwargs)), started[0])[1])
+
+    def interrupted(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        processes.measured(["sh", "-c", "echo begun; exec sleep 60"], tmp_path, interrupted)
+    assert started[0].poll() == -signal.SIGTERM
 
 
 def test_text_that_is_not_ascii_is_measured_in_bytes(tmp_path: Path) -> None:
