@@ -54,14 +54,14 @@ class Load:
     """Seconds of the server's processor time."""
 
     def rows(self, name: str, peer: str, beside: Sequence[float]) -> list[Row]:
-        """Return its numbers, the latency beside other latencies."""
+        """Return its numbers, the latency beside other latencies; without one where no answer was right."""
         done = len(self.seconds)
         rows = [
             Row(f"{name}, errors", float(len(self.errors)), "error"),
             Row(f"{name}, throughput", done / self.elapsed, "requests/s"),
             Row(f"{name}, processor time of the server", 1e3 * self.server / max(1, done), "ms"),
         ]
-        for what, share in (("median", 0.5), ("p95", 0.95)):
+        for what, share in (("median", 0.5), ("p95", 0.95)) if done else ():
             values = [1e3 * percentile(seconds, share) for seconds in (self.seconds, beside)]
             rows.append(Row(f"{name}, {what}", values[0], "ms", None, peer, values[1]))
         return rows

@@ -68,6 +68,11 @@ def test_wrong_answers_refusals_and_lost_connections_are_errors() -> None:
     assert (row.name, row.value) == ("x, errors", 1.0)
 
 
+def test_a_load_without_a_right_answer_has_errors_and_no_latency() -> None:
+    rows = {row.name: row.value for row in serve_load.Load([], ["503", "503"], 1.0).rows("x", "alone", [0.1])}
+    assert rows == {"x, errors": 2.0, "x, throughput": 0.0, "x, processor time of the server": 0.0}
+
+
 @pytest.mark.parametrize(
     ("answer", "expected", "same"),
     [
