@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.timed_training import keep_study
 from overnight import config
 from overnight.byte_lm.features import extract_features
 from overnight.byte_lm.linear_probe import ProbeTask, read_probe_task
@@ -141,7 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / f"{date.today()}-cpu{os.cpu_count()}-auxiliary")
     options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
+    # Trials that are there already are of this study or of none.
+    keep_study(options.out, {name: getattr(options, name) for name in ("paths", "sst", "width", "characters")})
     log = options.out / "trials.jsonl"
     trials = [Trial(**json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
     problem = read_probe_task(LinearProbe(task="sst", path=options.sst, seeds=list(options.seeds)))

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 
 from benchmarks.plots import Spread, by_batch, figure
+from benchmarks.timed_training import keep_study
 from overnight import config
 from overnight.console import Line
 from overnight.corpus.pipeline import prepare
@@ -237,7 +238,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     study, out = (TINY, options.out / "tiny") if options.tiny else (Study(), options.out)
     if options.draw:
         return draw(out, study)
-    out.mkdir(parents=True, exist_ok=True)
+    # Trials that are there already are of this study or of none.
+    same = {name: value for name, value in asdict(study).items() if name not in ("times", "seeds")}
+    keep_study(out, {"paths": options.paths, **same})
     run = config.build_run(recipe(study, options.paths, options.data) | {"phases": {"main": {"steps": 1, "global_batch_size": 1}}})
     prepare(run.data, options.data, log=print)
     # The smallest batches take longest: first, so that both processes end together.

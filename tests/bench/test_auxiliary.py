@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import auxiliary
 from benchmarks.auxiliary import WEIGHTS, Trial, blind, main, report
 
 
@@ -39,3 +40,14 @@ def test_the_table_has_the_mean_and_the_range_of_the_seeds() -> None:
         "| 0 | 2.500 (2.000–3.000) | - | 60.0 (50.0–70.0) |",
         "| 1 | 2.000 (2.000–2.000) | 0.900 (0.900–0.900) | 60.0 (60.0–60.0) |",
     ]
+
+
+def test_trials_of_another_study_are_not_taken_for_those_of_this(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*args: object) -> None:
+        raise RuntimeError("the rest is of no concern")
+
+    monkeypatch.setattr(auxiliary, "read_probe_task", stop)
+    with pytest.raises(RuntimeError, match="no concern"):
+        main(["--width", "8", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"are of another study .*width"):
+        main(["--width", "16", "--out", str(tmp_path)])

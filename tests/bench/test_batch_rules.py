@@ -79,6 +79,17 @@ def test_the_frequencies_are_the_entropy_of_the_validation_bytes(text: tuple[lis
     assert "| 4 | 32 | 3.000 (2.000–4.000), lr 0.001 | -, lr 0.00071 |" in lines[-2] and lines[-1].startswith("| 16 | 8 | -, ")
 
 
+def test_trials_of_another_text_are_not_taken_for_those_of_this(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("the rest is of no concern")
+
+    monkeypatch.setattr(batch_rules, "prepare", stop)
+    with pytest.raises(RuntimeError, match="no concern"):
+        main(["--tiny", "--paths", "one.json", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"are of another study .*paths"):
+        main(["--tiny", "--paths", "other.json", "--out", str(tmp_path)])
+
+
 @pytest.mark.heavy
 def test_the_command_runs_all_of_it(text: tuple[list[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_rules, "TINY", replace(SMALL, times=(2,), seeds=(1,)))
