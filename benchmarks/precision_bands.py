@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import time
@@ -91,7 +92,7 @@ def distances(curve: Curve, reference: Curve) -> Curve:
 
 def farthest(curve: Curve, reference: Curve) -> tuple[float, float]:
     """The largest relative difference from SETTLED on, and of all steps."""
-    found = {step: abs(d) for step, d in distances(curve, reference).items()}
+    found = {step: abs(d) if math.isfinite(d) else math.inf for step, d in distances(curve, reference).items()}  # NaN is above no number
     return max(d for step, d in found.items() if step >= min(SETTLED, max(found))), max(found.values())
 
 
