@@ -1,7 +1,7 @@
 """Damage every state file of a small run in every way, and see that each command gives the right result or says what is wrong.
 
-    python -m benchmarks.corruptions              48 for each file, about an hour on two cores
-    python -m benchmarks.corruptions --each 12    one of each kind for each file
+    python -m benchmarks.corruptions              45 for each file, about an hour on two cores
+    python -m benchmarks.corruptions --each 15    each kind once, a flipped bit three times, for each file
 
 Damage is drawn from a seed: a flipped bit, a cut, a stretch of zeros, an empty or missing file, a folder in its place, bytes that are no UTF-8, and in
 JSON and YAML a value of another type, a number of 400 digits, nesting 100,000 deep; the last three also with the file's own checksum taken out, as by hand.
