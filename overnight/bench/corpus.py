@@ -24,7 +24,7 @@ from overnight import config
 from overnight.batches.loader import Samples
 from overnight.bench.corpus_peer import LENGTH, PREDICTIONS, write_examples
 from overnight.bench.corpus_text import pack, recombined, texts
-from overnight.bench.measure import Row, Timing, print_result, rate_row
+from overnight.bench.measure import Row, Timing, printed, rate_row
 from overnight.bench.processes import Cost, measured
 from overnight.config import BertPhase
 from overnight.corpus import shingles
@@ -60,7 +60,6 @@ def run(
     """
     text = text or (_BOOKS if _there(_BOOKS) else "builtin:python-docs")
     size, workers = (1.0 if tiny else size), workers or usable_cores()
-    rows: list[Row] = []
 
     def add(*more: Row) -> None:
         for row in more:
@@ -68,7 +67,7 @@ def run(
             beside = "" if row.peer is None else f"  {row.peer}: {row.peer_value:.4g}, {row.ratio:.2f} times"
             print(f"{row.name}: {row.value:.4g} {row.unit}{beside}", flush=True)
 
-    with tempfile.TemporaryDirectory() as name:
+    with printed("corpus") as rows, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         part = list(texts(text, min(size * 1e6 or _PART, _PART)))
         source = text
@@ -96,7 +95,6 @@ def run(
             add(Row(f"prepare, {number} times the text", size / 1e6 / more.seconds, "MB/s", peer="once", peer_value=once))
             add(Row(f"memory, {number} times the text", more.peak_memory / 1e6, "MB", peer="once", peer_value=cost.peak_memory / 1e6))
             shutil.rmtree(folder / "larger")
-    print_result("corpus", rows)
 
 
 def _there(path: str) -> bool:

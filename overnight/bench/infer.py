@@ -19,7 +19,7 @@ import torch
 
 from overnight.bench.infer_peers import Candidate, onnxruntime, ours, pipeline
 from overnight.bench.infer_texts import natural_texts, texts_of_length, write_classifier
-from overnight.bench.measure import Row, Timing, print_result, rate_row
+from overnight.bench.measure import Row, Timing, printed, rate_row
 from overnight.bench.sizes import MODELS, MODERN_MODELS
 from overnight.config import EncoderConfig
 from overnight.errors import DataError
@@ -67,16 +67,14 @@ def run(peer: str = "transformers", tiny: bool = False) -> None:
     Raises:
         DataError: a peer computes something else.
     """
-    rows = []
     found = natural_texts()
     networks = ("bert-tiny",) if tiny else ("bert-mini", "modernbert-mini")
-    with tempfile.TemporaryDirectory(prefix="overnight-infer-") as folder:
+    with printed("infer") as rows, tempfile.TemporaryDirectory(prefix="overnight-infer-") as folder:
         for name in networks:
             write_classifier(Path(folder) / name, NETWORKS[name], found, onnx=peer != "none" and not tiny)
             for row in measure_model(name, Path(folder) / name, found, TINY if tiny else CASES, peer):
                 rows.append(row)
                 print(_describe(row), flush=True)
-    print_result("infer", rows)
 
 
 def measure_model(name: str, folder: Path, natural: Sequence[str], cases: Sequence[Case], peer: str) -> Iterator[Row]:

@@ -9,7 +9,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,6 +153,19 @@ def print_result(what: str, rows: Sequence[Row]) -> None:
     text = json.dumps(_rounded(result(what, rows)), ensure_ascii=False, allow_nan=False)
     sys.stderr.flush()
     print(text, flush=True)
+
+
+@contextmanager
+def printed(what: str) -> Iterator[list[Row]]:
+    """Give a list for rows, and print the outcome in the end: of an error or an interruption, of the rows that are there by then."""
+    rows: list[Row] = []
+    try:
+        yield rows
+    except BaseException:
+        if rows:
+            print_result(what, rows)
+        raise
+    print_result(what, rows)
 
 
 def _rounded(value: Any) -> Any:

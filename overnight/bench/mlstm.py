@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from overnight.batches.packing import Sizes
 from overnight.batches.streams import ByteBatch
-from overnight.bench.measure import Row, measure, print_result, rate_row
+from overnight.bench.measure import Row, measure, printed, rate_row
 from overnight.bench.sizes import DTYPES
 from overnight.config import RecurrentLMConfig
 from overnight.models.bytes import BYTES, ByteModel, byte_model
@@ -51,13 +51,12 @@ def run(peer: str = "autograd", tiny: bool = False) -> None:
         peer: `none` leaves the peers out.
         tiny: the smallest sizes.
     """
-    rows: list[Row] = []
-    for case in TINY if tiny else CASES:
-        for row in measure_case(case, peer != "none"):
-            rows.append(row)
-            print(describe(row, case), flush=True)
-        gc.collect()
-    print_result("mlstm", rows)
+    with printed("mlstm") as rows:
+        for case in TINY if tiny else CASES:
+            for row in measure_case(case, peer != "none"):
+                rows.append(row)
+                print(describe(row, case), flush=True)
+            gc.collect()
 
 
 def measure_case(case: Case, peers: bool) -> list[Row]:

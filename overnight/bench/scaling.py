@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from overnight import config
-from overnight.bench.measure import Row, print_result
+from overnight.bench.measure import Row, printed
 from overnight.bench.sizes import MODELS, VOCABULARY, full_batch, training_dtype
 from overnight.config import Run
 from overnight.distributed.world import World
@@ -57,21 +57,22 @@ def run(peer: str = "none", tiny: bool = False) -> None:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     worlds = [n for n in (1, 2, 4, 8) if n <= gpus] if gpus else [1, 2, 4]
     cores = len(os.sched_getaffinity(0))
-    rows: list[Row] = []
-    for world in worlds:
-        times = measured(world, "bert-tiny" if tiny else "bert-mini", 2 if tiny else _REPEATS)
-        rows += [
-            Row(f"{world} processes", world * _SEQUENCES / times.both, "sequences/s", peer="1 process", peer_value=_alone(rows, times)),
-            Row(f"{world} processes, efficiency", 100 * _SEQUENCES / times.both / _alone(rows, times), "%"),
-        ]
-        note = "" if gpus or world <= cores else f"  ({world} processes on {cores} cores)"
-        times_text = f"work {1e3 * times.work:.1f} ms, all-reduce {1e3 * times.reduce:.1f} ms, step {1e3 * times.both:.1f} ms"
-        print(f"{world} processes  {rows[-2].value:8.2f} sequences/s  efficiency {_efficiency(rows, world):.0f} %  {times_text}", end="")
-        if world > 1:
-            rows.append(Row(f"{world} processes, communication hidden", 100 * times.hidden, "%"))
-            print(f", {rows[-1].value:.0f} % of it hidden", end="")
-        print(note, flush=True)
-    print_result("scaling", rows)
+    with printed("scaling") as rows:
+        for world in worlds:
+            times = measured(world, "bert-tiny" if tiny else "bert-mini", 2 if tiny else _REPEATS)
+            rows += [
+                Row(f"{world} processes", world * _SEQUENCES / times.both, "sequences/s", peer="1 process", peer_value=_alone(rows, times)),
+                Row(f"{world} processes, efficiency", 100 * _SEQUENCES / times.both / _alone(rows, times), "%"),
+            ]
+            note = "" if gpus or world <= cores else f"  ({world} processes on {cores} cores)"
+            times_text = f"work {1e3 * times.work:.1f} ms, all-reduce {1e3 * times.reduce:.1f} ms, step {1e3 * times.both:.1f} ms"
+            print(
+                f"{world} processes  {rows[-2].value:8.2f} sequences/s  efficiency {_efficiency(rows, world):.0f} %  {times_text}", end=""
+            )
+            if world > 1:
+                rows.append(Row(f"{world} processes, communication hidden", 100 * times.hidden, "%"))
+                print(f", {rows[-1].value:.0f} % of it hidden", end="")
+            print(note, flush=True)
 
 
 def measured(world: int, model: str, repeats: int) -> Times:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from overnight.batches.packing import Batch
-from overnight.bench.measure import Row, measure, print_result, rate_row
+from overnight.bench.measure import Row, measure, printed, rate_row
 from overnight.bench.sizes import DTYPES, MODELS, MODERN_MODELS, REVIEW_LENGTHS, VOCABULARY, full_batch, natural_batch, sequence_flops
 from overnight.config import AdamWConfig, EncoderConfig, ModernBertConfig
 from overnight.engine.loop import clip
@@ -75,12 +75,11 @@ def run(peer: str = "transformers", tiny: bool = False) -> None:
     # As a run on a CPU does; the peer, in the same process, gains as much.
     use_large_pages()
     keep_freed_memory()
-    rows = []
-    for case in TINY if tiny else CASES:
-        rows.append(measure_case(case, peer))
-        print(describe(rows[-1], NETWORKS[case.model], case.batch().lengths), flush=True)
-        gc.collect()
-    print_result("train", rows)
+    with printed("train") as rows:
+        for case in TINY if tiny else CASES:
+            rows.append(measure_case(case, peer))
+            print(describe(rows[-1], NETWORKS[case.model], case.batch().lengths), flush=True)
+            gc.collect()
 
 
 def measure_case(case: Case, peer: str) -> Row:

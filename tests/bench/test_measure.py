@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight.bench import measure as measuring
-from overnight.bench.measure import Row, Timing, measure, print_result, rate_row, result, time_row
+from overnight.bench.measure import Row, Timing, measure, print_result, printed, rate_row, result, time_row
 
 
 @pytest.fixture
@@ -104,3 +104,13 @@ def test_a_number_that_json_does_not_have_is_not_printed() -> None:
 
 def test_the_result_names_the_environment() -> None:
     assert result("x", [])["environment"]["python"]
+
+
+def test_what_is_measured_before_an_interruption_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), printed("x") as rows:
+        rows.append(Row("a", 1.0, "s"))
+        raise KeyboardInterrupt
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["a"]
+    with pytest.raises(KeyboardInterrupt), printed("x"):
+        raise KeyboardInterrupt
+    assert not capsys.readouterr().out
