@@ -171,7 +171,7 @@ def study(name: str, texts: list[str], pairs: list[tuple[int, int, float]], thre
     take = np.zeros(len(texts), bool)
     take[np.unique(np.array(hashes, "V16"), return_index=True)[1]] = True
     take &= np.array([bool(words_of(text)) for text in texts])
-    exact = exact_pairs([text if taken else "" for text, taken in zip(texts, take, strict=True)], 0.3)
+    exact = exact_pairs([text if taken else "" for text, taken in zip(texts, take, strict=True)], 0.0)
     similar = np.array([pair for pair, value in exact.items() if value >= threshold], np.uint64).reshape(-1, 2)
     truth = set(near_duplicates.clusters(similar)[0].tolist())
     ours(texts[:_CHUNK], take[:_CHUNK], threshold)  # imports and compiles
