@@ -106,3 +106,12 @@ def test_what_cannot_be_written_is_printed(tmp_path: Path, capsys: pytest.Captur
     assert main(["bench", "roof", f"--json={tmp_path / 'file' / 'roof.json'}"]) == 1
     said = capsys.readouterr()
     assert [row["name"] for row in assert_result(said.out, "roof")] == ["a"] and str(tmp_path / "file") in said.err
+
+
+def test_it_has_the_memory_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    for name in ("use_large_pages", "keep_freed_memory"):
+        monkeypatch.setattr(bench_roof, name, lambda name=name: done.append(name))
+    monkeypatch.setattr(bench_roof, "measured", lambda case, device: (done.append("measured"), [Row("a", 1.0, "ms")])[1])
+    bench_roof.run(tiny=True)
+    assert done == ["use_large_pages", "keep_freed_memory", "measured"]
