@@ -33,10 +33,11 @@ class Terminated(BaseException):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 done, 1 failed, 2 usage, 130 interrupted, 143 terminated, 138 SIGUSR1."""
     _print_anything()
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
         with _signals_raise():
             with said_once():
-                options, overrides = _parse(list(sys.argv[1:] if argv is None else argv))
+                options, overrides = _parse(words)
                 _refuse_processes(options.command)
             function: Callable[[argparse.Namespace, list[str]], int | None] = options.function
             return function(options, overrides) or 0
@@ -47,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(for_stream(f"overnight: {error}", sys.stderr), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("\novernight: interrupted; the same command continues", file=sys.stderr)
+        print(f"\novernight: interrupted; the same command {_next_time(words)}", file=sys.stderr)
         return 130
     except Terminated as signal_received:
-        print("\novernight: terminated; the same command continues", file=sys.stderr)
+        print(f"\novernight: terminated; the same command {_next_time(words)}", file=sys.stderr)
         return signal_received.exit_code
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); nothing is wrong, and the interpreter must not complain when it flushes.
@@ -82,6 +83,11 @@ def command() -> NoReturn:
         with suppress(OSError, ValueError):  # its reader has gone
             stream.flush()
     os._exit(code)
+
+
+def _next_time(words: Sequence[str]) -> str:
+    """Return what a command does that was interrupted: a benchmark keeps nothing to continue from."""
+    return "begins anew" if words[:1] == ["bench"] else "continues"
 
 
 def _print_anything() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from overnight.bench import measure as measuring
 from overnight.bench.measure import Row, Timing, measure, print_result, printed, rate_row, result, time_row
+from overnight.cli.main import Terminated, main
 
 
 @pytest.fixture
@@ -114,3 +115,15 @@ def test_what_is_measured_before_an_interruption_is_printed(capsys: pytest.Captu
     with pytest.raises(KeyboardInterrupt), printed("x"):
         raise KeyboardInterrupt
     assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (Terminated(15), 143)])
+def test_an_interrupted_benchmark_is_not_said_to_continue(
+    stop: BaseException, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure_case(*args: object, **kwargs: object) -> None:
+        raise stop
+
+    monkeypatch.setattr("overnight.bench.optim.measure_case", measure_case)
+    assert main(["bench", "optim", "--tiny"]) == code
+    assert "; the same command begins anew" in capsys.readouterr().err
