@@ -34,6 +34,7 @@ from overnight.corpus.near_duplicates import WORDS, bands_for
 from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import load_manifest, open_shards, write_shard
 from overnight.corpus.tokenizer import Encoder, count_words, load_tokenizer, load_tokens, load_vocabulary
+from overnight.errors import ConfigError
 from overnight.machine import usable_cores
 
 _BOOKS = "$OVERNIGHT_DATA/books-classic.tar.xz"
@@ -57,7 +58,14 @@ def run(
         text: source, as in `data.paths`; empty: the books where they are, else the documentation inside the Python environment.
         times: of how many times the text speed and memory are measured again.
         workers: processes, 0: one for each core.
+
+    Raises:
+        ConfigError: for a size or a number of times that is none.
     """
+    if not 0 <= size < math.inf:
+        raise ConfigError(f"--size = {size:g}: must be megabytes of text, or 0 for all of it")
+    if min(times, default=1) < 1:
+        raise ConfigError(f"--times = {min(times)}: must be 1 or more")
     text = text or (_BOOKS if _there(_BOOKS) else "builtin:python-docs")
     size, workers = (1.0 if tiny else size), workers or usable_cores()
 

@@ -170,6 +170,12 @@ def test_preparation_is_measured_beside_its_peer(tmp_path: Path, capfd: pytest.C
     assert {"unpack", "clean", "tokenize, all words new", "tokenize, all words known", "masked batches, one core"} <= set(rows)
 
 
+@pytest.mark.parametrize(("option", "value"), [("size", "-1"), ("size", "nan"), ("times", "0"), ("times", "-2")])
+def test_no_text_is_prepared_for_a_size_that_is_none(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "corpus", f"--{option}={value}"]) == 2
+    assert f"--{option} = {value}: must be" in capsys.readouterr().err
+
+
 def test_options_of_the_corpus_belong_to_it_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "train", "--size", "3"]) == 2
     assert "--size: belongs to `overnight bench corpus` alone" in capsys.readouterr().err
