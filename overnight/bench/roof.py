@@ -17,6 +17,7 @@ from overnight.batches.packing import Batch, Sizes
 from overnight.bench.measure import Row, Timing, measure, print_result, rate_row, result, time_row
 from overnight.bench.sizes import MODELS, VOCABULARY, fitting, full_batch, set_up_layers, training_dtype
 from overnight.config import BertConfig, LambConfig
+from overnight.errors import ConfigError
 from overnight.machine import keep_freed_memory, use_large_pages
 from overnight.models.attention import attention, layout
 from overnight.models.bert import BertForPretraining
@@ -47,8 +48,13 @@ def run(peer: str = "none", tiny: bool = False, file: Path | None = None, table_
     Args:
         file: where the JSON is also written.
         table_only: print the table of GPUs instead.
+
+    Raises:
+        ConfigError: for a file to write the table to.
     """
     if table_only:
+        if file:
+            raise ConfigError("--json: has no measurement to write with --table; leave one of them out")
         print(table({name.removeprefix("bert-"): MODELS[name] for name in ("bert-base", "bert-large")}, VOCABULARY))
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -115,3 +115,8 @@ def test_it_has_the_memory_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_roof, "measured", lambda case, device: (done.append("measured"), [Row("a", 1.0, "ms")])[1])
     bench_roof.run(tiny=True)
     assert done == ["use_large_pages", "keep_freed_memory", "measured"]
+
+
+def test_the_table_is_no_measurement_to_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "roof", "--table", f"--json={tmp_path / 'roof.json'}"]) == ConfigError.exit_code
+    assert "--json: has no measurement to write with --table" in capsys.readouterr().err
