@@ -5,8 +5,8 @@
 
 The peer's text is that of its `strip_code`, after what no reader of a sentence sees was removed from its tree: tables, references, formulas, programs,
 galleries, and links to files, categories and other languages. Its templates all go. Words are runs of letters and digits, counted page by page.
-Ours may have more: words of templates (`{{convert|5|km}}`). Ours may have fewer: headings of sections without text. Both read the same wikitext in
-turns; the time is that of the processor, which other programs on it do not count against.
+Ours may have more: words of templates (`{{convert|5|km}}`). Ours may have fewer: headings of sections without text. Both read the same wikitext, the
+peer once, behind ours; the time is that of the processor, which other programs on it do not count against.
 """
 
 from __future__ import annotations
