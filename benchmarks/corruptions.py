@@ -40,25 +40,11 @@ from overnight.errors import UserError
 from overnight.finetune.samples import write_samples
 from overnight.run_dir.atomic import write_json
 from overnight.run_dir.environment import environment
+from overnight.run_dir.task_results import read_results
 from overnight.state_files import SEAL, file_digest
 
-KINDS = (
-    "bit",
-    "bit",
-    "bit",
-    "cut",
-    "zeros",
-    "empty",
-    "missing",
-    "folder",
-    "no UTF-8",
-    "other type",
-    "huge number",
-    "deep",
-    "by hand: other type",
-    "by hand: huge number",
-    "by hand: deep",
-)
+KINDS = ("bit", "bit", "bit", "cut", "zeros", "empty", "missing", "folder", "no UTF-8", "other type", "huge number", "deep")
+KINDS += tuple(f"by hand: {kind}" for kind in KINDS[-3:])
 """Ways to damage a file; a flipped bit is the commonest."""
 _DEEP = "[" * 100_000
 _OTHERS = (None, True, -1, 0.5, "x", [], {}, [[1]], {"a": {}})
@@ -291,6 +277,11 @@ def trained(live: Path) -> Callable[[str], Any]:
     return result
 
 
+def scored(run: Path) -> Callable[[str], Any]:
+    """The scores of a task by seed: not the model, which is looked at where it is used, nor the time that it took."""
+    return lambda out: {(line["kind"], line.get("init"), line.get("seed")): line["value"] for line in read_results(run / "tasks.jsonl")}
+
+
 def digests(folder: Path, *patterns: str) -> dict[str, str]:
     """Checksums of files by name."""
     return {path.name: file_digest(path) for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()}
@@ -348,7 +339,7 @@ def trained_scenes(name: str, recipe: str, live: Path, keep: Callable[[str], Pat
             export,
             Command(("export", *source, "--to", str(out / "task"), "--task", "mine"), lambda _: digests(out / "task", "*")),
             page,
-            Command(("finetune", "mine", *source), lambda _: digests(run / "finetune" / "mine", "model.safetensors", "predictions.json")),
+            Command(("finetune", "mine", *source), scored(run)),
         )
         (live.parent / "mask.txt").write_text("so bad a [MASK]\n", encoding="utf-8")
         state = ("run/run.yaml", "run/*.json*", "run/corpus/*", "run/checkpoints/*/*", "run/finetune/mine/*.*")
@@ -360,7 +351,7 @@ def trained_scenes(name: str, recipe: str, live: Path, keep: Callable[[str], Pat
             Command(("generate", *source, "--length", "20", "--unit", "best", "--value", "1"), said),
             export,
             page,
-            Command(("linear-probe", "mine", *source), lambda _: digests(run / "linear_probe" / "mine", "*")),
+            Command(("linear-probe", "mine", *source), scored(run)),
         )
         state = ("run/run.yaml", "run/*.json*", "run/corpus/*", "run/checkpoints/*/*", "run/linear_probe/mine/*", "data/*.*")
     found.append(Scene(f"{name} use", keep(f"{name}-used"), state, commands))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.corruptions import damaged
+from benchmarks.corruptions import damaged, scored
 from overnight import config
 from overnight.checkpoint.run_identity import claim_folder
 from overnight.cli.main import main
@@ -139,3 +139,14 @@ def test_a_changed_number_of_heads_is_told(tuned: Run, capsys: Captured) -> None
     finally:
         path.write_text(whole)
     assert config.load_run(str(path)).model.num_heads == 2
+
+
+def test_a_task_that_is_done_again_is_right_by_its_scores(tmp_path: Path) -> None:
+    found = []
+    for number, (value, seconds) in enumerate(((0.5, 1.0), (0.5, 2.0), (0.6, 1.0))):
+        (tmp_path / str(number)).mkdir()
+        append_result(
+            tmp_path / str(number) / "tasks.jsonl", {"kind": "linear_probe", "name": "a", "seed": 0, "value": value, "seconds": seconds}
+        )
+        found.append(scored(tmp_path / str(number))(""))
+    assert found[0] == found[1] != found[2]
