@@ -19,6 +19,7 @@ from overnight.finetune.answers import Answer, answer_of, errors, in_words
 from overnight.finetune.encode import encode_examples, with_tokens
 from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.entities import are_entities
+from overnight.state_files import sealed
 from overnight.tasks.examples import Example, TaskData, drawn, drawn_note, split_off, strata
 from overnight.tasks.tables import number_of
 
@@ -109,7 +110,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         given = answers(outputs)
         return scored(examples, given), {
             "predictions.json": {example.id: answer for example, answer in zip(examples, given, strict=True)},
-            "errors.json": errors(task.kind, task.labels, examples, outputs),
+            "errors.json": sealed(errors(task.kind, task.labels, examples, outputs)),
         }
 
     def rows_of(examples: list[Example], outputs: list[np.ndarray]) -> list[tuple[str, str]]:

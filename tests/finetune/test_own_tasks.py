@@ -237,6 +237,10 @@ def test_the_errors_of_a_task_are_its_confusion_and_its_worst_rows(run: Path, tm
     chances = [row["probability"] for row in found["worst"]]
     assert chances == sorted(chances) and max(chances) < 0.5
     assert "answered as" in out and f"object {found['worst'][0]['id']}" in out
+    path = run / "finetune" / "mine" / "errors.json"
+    path.write_bytes(path.read_bytes().replace(b'"probability"', b'"prob`bility"', 1))
+    assert main(["report", str(run), "--to", str(tmp_path / "page.html")]) == 1
+    assert "errors.json: was changed since it was written, its checksum differs; delete it" in capsys.readouterr().err
 
 
 def test_classes_in_another_order_are_no_error() -> None:
