@@ -63,6 +63,8 @@ class Runs:
         """Do jobs one after another on so many processes; for each, the exit code and the message of every process."""
         path = self.folder / f"jobs-{world}.json"
         path.write_text(json.dumps(jobs))
+        # What others met by, who have gone, is waited at for ever.
+        Path(f"{path}.rendezvous").unlink(missing_ok=True)
         with ExitStack() as running:
             ranks = [running.enter_context(Process(parallel_worker.work, rank, world, path, on_warning)) for rank in range(world)]
             codes, outputs = zip(*(rank.end() for rank in ranks), strict=True)
