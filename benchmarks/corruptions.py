@@ -51,8 +51,8 @@ _OTHERS = (None, True, -1, 0.5, "x", [], {}, [[1]], {"a": {}})
 _NOT_COVERED = ("metrics.jsonl",)
 _OPTIONAL = ("samples.json", "missing")
 """The report of a run that shows no samples."""
-_SAID = ("cut and left out", "not run yet")
-"""What a report says of lines that are not there."""
+_SAID = ("cut and left out", "not run yet", "env.json is absent", "errors.json is missing", "No score is kept of")
+"""What a report or a model card says of lines and files that are not there."""
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,10 @@ def trained_scenes(name: str, recipe: str, live: Path, keep: Callable[[str], Pat
             Command(("predict", "mine", *source, "--input", str(text)), said),
             Command(("predict", "mask", *source, "--input", str(live.parent / "mask.txt")), said),
             export,
-            Command(("export", *source, "--to", str(out / "task"), "--task", "mine"), lambda _: digests(out / "task", "*")),
+            Command(
+                ("export", *source, "--to", str(out / "task"), "--task", "mine"),
+                lambda _: (digests(out / "task", "*"), (out / "task" / "README.md").read_text(encoding="utf-8")),
+            ),
             page,
             Command(("finetune", "mine", *source), scored(run)),
         )

@@ -15,12 +15,14 @@ from overnight.config import Finetune, environment_path
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
 from overnight.errors import ConfigError, DataError
 from overnight.finetune import metrics, question_answering
-from overnight.finetune.answers import Answer, answer_of, errors, in_words
+from overnight.finetune.answers import Answer, answer_of, in_words
 from overnight.finetune.encode import encode_examples, with_tokens
 from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.entities import are_entities
+from overnight.finetune.error_analysis import errors, question_errors, tag_errors
 from overnight.state_files import sealed
 from overnight.tasks.examples import Example, TaskData, drawn, drawn_note, split_off, strata
+from overnight.tasks.squad import Question
 from overnight.tasks.tables import number_of
 
 # All seeds of a task train on the same rows, so that their spread is that of the training alone.
@@ -268,6 +270,7 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
         files = {
             "predictions.json": {sentence.id: tags for sentence, tags in zip(sentences, given, strict=True)},
             "predictions.conll": conll_text(sentences, given),
+            "errors.json": sealed(tag_errors(data.labels, sentences, given)),
         }
         return metrics.tag_scores(data.labels, right, given), files
 
@@ -294,8 +297,27 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
     return task
 
 
+def _evaluate_squad(
+    windows: Sequence[question_answering.Window], questions: Sequence[Question], with_null: bool, max_answer: int, outputs: list[np.ndarray]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Score the answers to questions, of which some may have none where `with_null`; returns the metrics, and the files of the task."""
+    starts, ends = [o[:, 0] for o in outputs], [o[:, 1] for o in outputs]
+    predictions, nbest = question_answering.best_answers(windows, starts, ends, max_answer=max_answer)
+    right = {q.id: [a.text for a in q.answers] for q in questions}
+    files: dict[str, Any] = {}
+    if with_null:
+        odds, nbest = question_answering.against_null(windows, starts, ends, nbest)
+        threshold = metrics.null_threshold(right, predictions, odds)
+        predictions = {question: "" if odds[question] > threshold else text for question, text in predictions.items()}
+        scores, files = {**metrics.squad2_scores(right, predictions), "null_threshold": threshold}, {"null_odds.json": odds}
+    else:
+        scores = metrics.squad_scores(right, predictions)
+    files |= {"predictions.json": predictions, "nbest_predictions.json": nbest}
+    return scores, files | {"errors.json": sealed(question_errors(questions, predictions))}
+
+
 def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:
-    from overnight.tasks.squad import Question, load_squad
+    from overnight.tasks.squad import load_squad
 
     data = load_squad(environment_path(spec.path, "finetune.path"), _dev(spec), spec.max_misplaced_answers, spec.dev_seed)
     # A question whose answers do not stand where its file says has nothing to learn from; one that has none has.
@@ -316,17 +338,8 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
     }
     split_windows["train"], unheld = question_answering.with_answers(split_windows["train"], placed)
 
-    def evaluate(name: str, questions: list[Question], outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
-        starts, ends = [o[:, 0] for o in outputs], [o[:, 1] for o in outputs]
-        predictions, nbest = question_answering.best_answers(split_windows[name], starts, ends, max_answer=spec.max_answer_length)
-        right = {q.id: [a.text for a in q.answers] for q in questions}
-        if not with_null:
-            return metrics.squad_scores(right, predictions), {"predictions.json": predictions, "nbest_predictions.json": nbest}
-        odds, nbest = question_answering.against_null(split_windows[name], starts, ends, nbest)
-        threshold = metrics.null_threshold(right, predictions, odds)
-        predictions = {question: "" if odds[question] > threshold else text for question, text in predictions.items()}
-        scores = {**metrics.squad2_scores(right, predictions), "null_threshold": threshold}
-        return scores, {"predictions.json": predictions, "nbest_predictions.json": nbest, "null_odds.json": odds}
+    def evaluate(name: str, questions: list[Question]) -> Callable[[list[np.ndarray]], tuple[dict[str, float], dict[str, Any]]]:
+        return partial(_evaluate_squad, split_windows[name], questions, with_null, spec.max_answer_length)
 
     examples = {
         # As in run_squad.py, a window without the answer points at [CLS].
@@ -345,10 +358,10 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
         "f1",
         examples["train"],
         examples["dev"],
-        partial(evaluate, "dev", data.dev),
+        evaluate("dev", data.dev),
         {},
         {},
         notes + more + unheld,
         {},
-        selection=(examples["selection"], partial(evaluate, "selection", selection_rows)) if selection_rows else None,
+        selection=(examples["selection"], evaluate("selection", selection_rows)) if selection_rows else None,
     )

@@ -174,7 +174,7 @@ def squad2_scores(answers: Mapping[str, Sequence[str]], predictions: Mapping[str
         are), in per cent (0 to 100).
     """
     assert answers and answers.keys() <= predictions.keys(), "every question needs a prediction"
-    found = {question: _of_question(texts, predictions[question]) for question, texts in answers.items()}
+    found = {question: question_scores(texts, predictions[question]) for question, texts in answers.items()}
     parts = {
         "HasAns": [found[question] for question, texts in answers.items() if texts],
         "NoAns": [found[question] for question, texts in answers.items() if not texts],
@@ -197,7 +197,7 @@ def null_threshold(answers: Mapping[str, Sequence[str]], texts: Mapping[str, str
     """
     questions = sorted(answers, key=lambda question: odds[question])
     values = np.array([odds[question] for question in questions])
-    gains = np.array([_of_question(answers[q], texts[q])[1] - _of_question(answers[q], "")[1] for q in questions])
+    gains = np.array([question_scores(answers[q], texts[q])[1] - question_scores(answers[q], "")[1] for q in questions])
     last = np.append(values[1:] != values[:-1], True)  # of equal odds: all of them are answered, or none
     total = np.concatenate([[0.0], np.cumsum(gains)[last]])
     # Far above rounding: of equally good thresholds it is the first.
@@ -205,7 +205,7 @@ def null_threshold(answers: Mapping[str, Sequence[str]], texts: Mapping[str, str
     return float(np.concatenate([[values[0] - 1.0], values[last]])[best])
 
 
-def _of_question(answers: Sequence[str], prediction: str) -> tuple[float, float]:
+def question_scores(answers: Sequence[str], prediction: str) -> tuple[float, float]:
     """Return exact match and F1 of one question of SQuAD 2.0 (0 to 1)."""
     golds = [text for text in answers if normalize_answer(text)] or [""]
     empty = not normalize_answer(prediction) or golds == [""]

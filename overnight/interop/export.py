@@ -60,7 +60,13 @@ def export_run(run: BertRun, out: Path, task: str | None = None, license: str = 
         labels = tuple(facts["labels"])
         task_vocabulary(folder, facts["tokenizer"])
         state = read_weights(folder, facts)
-    manifest = load_manifest(corpus) if (corpus / "manifest.json").is_file() else None
+    imported = (run.run_dir / "imported.json").is_file()
+    if not imported and not (corpus / "manifest.json").is_file():  # else the model card would say that nobody knows the text
+        raise DataError(
+            f"{corpus / 'manifest.json'}: is missing, which says what text the model is of; put it back, or run "
+            f"`overnight pretrain {run.run_dir}` once where {run.data_dir} can be read: it adds what is missing"
+        )
+    manifest = None if imported else load_manifest(corpus)
     card = model_card(run, kind, progress, manifest, license, facts)
     # As training and `predict` cut the texts of a task.
     longest = 0 if facts is None else int(facts["spec"]["seq_len"])

@@ -162,7 +162,11 @@ def _seeds(run: BertRun, task: Mapping[str, Any]) -> list[int]:
 def _task(task: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[str]:
     result, spec = task["result"], task["spec"]
     measured = measures(result.get("metrics") or {result["metric"]: result["value"]}, scale_of(spec["task"]))
-    yield f"{measured} on the development rows, the best of seeds {', '.join(map(str, seeds))}: seed {result['seed']}, trained on {result['rows']:,} rows."
+    unknown = sorted(set(spec["seeds"]) - set(seeds))
+    yield (
+        f"{measured} on the development rows, the best of seeds {', '.join(map(str, seeds))}: seed {result['seed']}, trained on {result['rows']:,} rows."
+        + (f" No score is kept of seeds {', '.join(map(str, unknown))}." if unknown else "")
+    )
     if task["labels"]:
         yield f"Labels: {', '.join(f'`{label}`' for label in task['labels'])}."
     settings = {

@@ -14,6 +14,7 @@ from overnight.display import duration, number, plural, points, scale_of, share,
 from overnight.report.evaluation_text import results_lines
 from overnight.report.plateau import plateau, plateau_text
 from overnight.report.run_reader import Record, RunFolder, read_folder
+from overnight.report.task_errors import missing_errors
 
 # Rounding of the difference of two scores: 0.725 - 0.625 is more than 0.1.
 _ROUNDING = 1e-9
@@ -43,7 +44,7 @@ def summarize_folder(folder: RunFolder) -> dict[str, Any]:
         notes.append("pretrained elsewhere: imported.json says from where")
     elif todo:
         notes.append(f"pretraining is not finished: phase {', '.join(todo)} is to do")
-    notes += [note for task in results for note in task["notes"]]
+    notes += [note for task in results for note in (*task["notes"], *missing_errors(folder.path, task["name"]))]
     return {
         "name": folder.name,
         "dir": str(folder.path),

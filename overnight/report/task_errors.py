@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from overnight.console import table
 from overnight.display import number, plural, share
-from overnight.state_files import read_mapping
+from overnight.errors import DataError
+from overnight.state_files import fitted, read_mapping
 
 # Classes of a confusion that still fit a terminal, worst rows that are shown, and characters of their texts.
 _CLASSES, _ROWS, _CHARS = 12, 3, 160
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What is shown of a row that was answered wrongly; one of the last four says how wrong."""
+
+    id: str
+    label: str | float | list[str]
+    answer: str | float | list[str]
+    text: str = ""
+    text_a: str = ""
+    text_b: str = ""
+    probability: float | None = None
+    error: float | None = None
+    wrong_tags: int | None = None
+    f1: float | None = None
+
+
+@dataclass(frozen=True)
+class _Errors:
+    worst: list[_Row]
+    labels: list[str] = field(default_factory=list)
+    confusion: list[list[int]] = field(default_factory=list)
+    counts: dict[str, list[int]] = field(default_factory=dict)
 
 
 def read_errors(folder: Path) -> dict[str, Any]:
@@ -19,8 +45,26 @@ def read_errors(folder: Path) -> dict[str, Any]:
     Raises:
         DataError: when it is damaged.
     """
-    path = folder / "errors.json"
-    return read_mapping(path, "delete it; it is written again when the task is fine-tuned again") if path.is_file() else {}
+    path, remedy = folder / "errors.json", "delete it; it is written again when the task is fine-tuned again"
+    if not path.is_file():
+        return {}
+    found = read_mapping(path, remedy)
+    fitted(found, _Errors, str(path), remedy)
+    classes = len(found.get("labels", ()))
+    rows = (*found.get("confusion", ()), *found.get("counts", {}).values())
+    if any(len(row) != classes for row in rows) or len(found.get("confusion", ())) not in (0, classes):
+        raise DataError(f"{path}: its counts are not of its {plural(classes, 'label')}; {remedy}")
+    if any(len(row.keys() & {"probability", "error", "wrong_tags", "f1"}) != 1 for row in found["worst"]):
+        raise DataError(f"{path}: worst: a row does not say how wrong its answer is; {remedy}")
+    return found
+
+
+def missing_errors(run_dir: Path, task: str) -> list[str]:
+    """Return a line that says so where a fine-tuned task has no errors.json; empty where it has one."""
+    folder = run_dir / "finetune" / task
+    if not (folder / "task.json").is_file() or (folder / "errors.json").is_file():
+        return []
+    return [f"{folder / 'errors.json'} is missing: where {task} is wrong is not known; predictions.json beside it has the answers"]
 
 
 def errors_lines(folder: Path) -> list[str]:
@@ -51,6 +95,10 @@ def row_text(row: dict[str, Any], chars: int = 0) -> str:
     text = " | ".join(" ".join(str(row[key]).split()) for key in ("text", "text_a", "text_b") if key in row)
     text = f"{text[:chars]}…" if 0 < chars < len(text) else text
     right, given = (_words(row[key]) for key in ("label", "answer"))
+    if "wrong_tags" in row:
+        return f"{row['id']}: {text} (right: {right}; answered: {given}; {plural(row['wrong_tags'], 'wrong tag')})"
+    if "f1" in row:
+        return f"{row['id']}: {text} (right: {right}; answered: {given}; F1 {share(row['f1'])})"
     how = f"off by {number(row['error'], 3)}" if "error" in row else f"what is right has probability {share(row['probability'])}"
     return f"{row['id']}: {text} (right: {right}, answered: {given}; {how})"
 

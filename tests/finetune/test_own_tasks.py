@@ -18,8 +18,9 @@ from overnight.cli.main import main
 from overnight.config import Finetune, Run
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.errors import ConfigError
-from overnight.finetune.answers import errors, in_words
+from overnight.finetune.answers import in_words
 from overnight.finetune.encoded_task import class_weights, encode_task
+from overnight.finetune.error_analysis import errors
 from overnight.finetune.metrics import score
 from overnight.finetune.tagging import encode_sentences, tags_of
 from overnight.finetune.workload import FinetuneWorkload
@@ -97,6 +98,11 @@ def test_words_are_tagged_and_scored_by_entities_and_predicted(run: Path, tmp_pa
     assert (
         facts["result"]["metrics"] == pytest.approx(conlleval(right, [answers[str(i)] for i in range(8)]))
         and facts["result"]["value"] > 0.8
+    )
+    wrong, pairs = kept(run, "names", "errors.json"), list(zip(right, [answers[str(i)] for i in range(8)], strict=True))
+    assert sum(map(sum, wrong["confusion"])) == sum(map(len, right)) and wrong["labels"] == facts["labels"]
+    assert sum(row["wrong_tags"] for row in wrong["worst"]) == sum(
+        a != b for tags, given in pairs for a, b in zip(tags, given, strict=True)
     )
     columns = [line.split() for line in (run / "finetune" / "names" / "predictions.conll").read_text().splitlines() if line]
     assert [row[2] for row in columns] == [tag for i in range(8) for tag in answers[str(i)]] and columns[0][:2] == ["class", "O"]

@@ -23,7 +23,7 @@ from overnight.corpus.tokenizer import save_tokenizer
 from overnight.errors import ConfigError, DataError
 from overnight.interop.huggingface import export, load_pretrained, to_huggingface
 from overnight.interop.layout import HEADS, Kind
-from overnight.interop.model_card import _recipe, _use
+from overnight.interop.model_card import _recipe, _task, _use
 from overnight.models.encoders import masked_lm
 from overnight.models.heads import Classifier, QuestionAnswering
 from overnight.run_dir.task_results import append_result, read_results
@@ -302,3 +302,23 @@ def test_the_card_of_a_task_says_how_well_and_its_labels(pretrained: Run, tmp_pa
     append_result(log, {**entry, "seed": 8, "init": "random"})
     assert main(["export", "--from", "run", "--task=mine", "--to=out"]) == 0
     assert "the best of seeds 0, 7: seed 0," in Path("out/README.md").read_text()
+    facts = task_folder.read_facts(Path("run/finetune/mine"))
+    (words, *_) = _task({**facts, "spec": {**facts["spec"], "seeds": [0, 1, 2]}}, [0])
+    assert words.endswith(" No score is kept of seeds 1, 2.")
+
+
+@pytest.mark.parametrize("task", [(), ("--task=mine",)])
+def test_a_model_whose_text_is_not_known_any_more_is_not_called_one_of_others(
+    task: tuple[str, ...], pretrained: Run, tmp_path: Path, capsys: Captured
+) -> None:
+    shutil.copytree(pretrained.run_dir, tmp_path / "run")
+    rows = "".join(f"{a} good film,yes\n{a} bad film,no\n" for a in "abcdefghijklmnop")
+    (tmp_path / "mine.csv").write_text(f"text,label\n{rows}")
+    fast = ["--seq_len=16", "--epochs=1"]
+    assert not task or main(["finetune", "mine", "--from", str(tmp_path / "run"), f"--path={tmp_path / 'mine.csv'}", *fast]) == 0
+    (tmp_path / "run" / "corpus" / "manifest.json").unlink()
+    capsys.readouterr()
+    assert main(["export", "--from", str(tmp_path / "run"), *task, "--to", str(tmp_path / "out")]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "corpus" in said and "is missing" in said and "overnight pretrain" in said
+    assert not (tmp_path / "out").exists()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from overnight.errors import DataError
 from overnight.report.page import write_report
-from overnight.report.task_errors import errors_lines, row_text
+from overnight.report.task_errors import errors_lines, read_errors, row_text
 from tests.report.sample import metrics, write_run
 
 LINE = {"kind": "finetune", "name": "mine", "task": "csv", "seed": 0, "init": "pretrained", "metric": "accuracy", "value": 0.5}
@@ -50,3 +51,30 @@ def test_a_task_without_errors_has_no_lines_and_rows_are_said_as_their_kind_is(t
     assert row_text(pair, 10) == "1: aaaaaaaaaa… (right: 1.500, answered: 2.250; off by 0.750)"
     several = {"id": "1", "text": "t", "label": [], "answer": ["x", "y"], "probability": 0.1}
     assert row_text(several) == "1: t (right: none, answered: x, y; what is right has probability 10.0 %)"
+
+
+def test_the_report_says_where_the_errors_of_a_task_are_missing(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [*metrics(), LINE])
+    place = _errors(folder)
+    (place / "task.json").write_text("{}")
+    assert "is missing: where mine is wrong" not in write_report([folder], tmp_path / "page.html").read_text()
+    (place / "errors.json").unlink()
+    page = write_report([folder], tmp_path / "page.html").read_text()
+    assert "errors.json is missing: where mine is wrong is not known; predictions.json beside it has the answers" in page
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"worst": 1}, r"worst: input should be a valid array"),
+        ({"worst": [{"id": "1"}]}, r"worst\.0\.label: field required"),
+        ({"worst": [{**WORST, "probability": "x"}]}, r"worst\.0\.probability"),
+        ({"worst": [{k: v for k, v in WORST.items() if k != "probability"}]}, "a row does not say how wrong"),
+        ({"confusion": [[1, 2]]}, "its counts are not of its 2 labels"),
+        ({"confusion": [[1], [2]]}, "its counts are not of its 2 labels"),
+        ({"counts": {"right": [1]}}, "its counts are not of its 2 labels"),
+    ],
+)
+def test_errors_of_another_shape_are_refused_with_what_to_do(content: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"errors\.json: .*{said}.*; delete it"):
+        read_errors(_errors(tmp_path, **content))
