@@ -174,28 +174,52 @@ def is_tar(stream: io.BufferedReader, name: str) -> bool:
 def members(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, io.BufferedReader]]:
     """Yield the regular, not hidden files of a tar stream in its order, each to be read before the next is asked for.
 
+    Several archives one behind the other, as `cat` makes them, are read as one.
+
     Raises:
         TruncatedError: when the archive ends early.
-        DataError: when it is no tar archive.
+        DataError: when it is no tar archive, or followed by what is none.
     """
-    tail = _Tail(stream)
-    try:
-        with tarfile.open(fileobj=cast(IO[bytes], tail), mode="r|", tarinfo=_Header) as archive:
-            for member in archive:
-                archive.members = []  # type: ignore[attr-defined]  # else every header is kept to the end
-                if member.isfile() and not is_hidden(member.name):
-                    file = archive.extractfile(member)
-                    assert file is not None
-                    yield member.name, _Member(file, member.size, f"{name}:{member.name}").buffered()
-    except _HeaderError as error:
-        raise DataError(f"{name}: a header of the tar archive claims {error.args[0] >> 20:,} MB of names; get it again") from None
-    except tarfile.ReadError as error:
-        if "end of data" in str(error) or "truncated" in str(error):
-            raise TruncatedError(f"{name}: the tar archive ends early") from None
-        raise DataError(f"{name}: is not a tar archive or is damaged ({error})") from None
+    tail, another = _Tail(stream), True
+    while another:
+        try:
+            with tarfile.open(fileobj=cast(IO[bytes], tail), mode="r|", tarinfo=_Header) as archive:
+                for member in archive:
+                    archive.members = []  # type: ignore[attr-defined]  # else every header is kept to the end
+                    if member.isfile() and not is_hidden(member.name):
+                        file = archive.extractfile(member)
+                        assert file is not None
+                        yield member.name, _Member(file, member.size, f"{name}:{member.name}").buffered()
+                source = archive.fileobj
+                assert source is not None
+                another = _skip_zeros(tail, source.read(tail.given - source.tell()), name)
+        except _HeaderError as error:
+            raise DataError(f"{name}: a header of the tar archive claims {error.args[0] >> 20:,} MB of names; get it again") from None
+        except tarfile.ReadError as error:
+            if "end of data" in str(error) or "truncated" in str(error):
+                raise TruncatedError(f"{name}: the tar archive ends early") from None
+            raise DataError(f"{name}: is not a tar archive or is damaged ({error})") from None
     # Two blocks of zeros close an archive; tarfile takes its silent end for one.
-    if tail.ended and tail.last.strip(b"\0"):
+    if tail.last.strip(b"\0"):
         raise TruncatedError(f"{name}: the tar archive ends early")
+
+
+def _skip_zeros(tail: _Tail, ahead: bytes, name: str) -> bool:
+    """Go behind the zeros at the end of an archive, of which tarfile has read some bytes too many; returns whether another archive begins there."""
+    while not ahead.strip(b"\0"):
+        ahead = tail.read(_BLOCK)
+        if not ahead:
+            return False
+    ahead = ahead[(len(ahead) - len(ahead.lstrip(b"\0"))) // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE :]
+    ahead += tail.read(max(0, tarfile.BLOCKSIZE - len(ahead)))
+    try:
+        tarfile.TarInfo.frombuf(ahead[: tarfile.BLOCKSIZE], tarfile.ENCODING, "surrogateescape")
+    except tarfile.HeaderError:  # type: ignore[attr-defined]
+        raise DataError(
+            f"{name}: behind the end of the tar archive come bytes that are no archive; pack its files anew, or cut them off"
+        ) from None
+    tail.put_back(ahead)
+    return True
 
 
 class _HeaderError(Exception):
@@ -222,16 +246,22 @@ _LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarf
 
 
 class _Tail:
-    """A stream that remembers how it ended."""
+    """A stream that remembers how it ended, how much of it was given since the last archive began, and what of that was put back."""
 
     def __init__(self, stream: io.BufferedReader) -> None:
-        self._stream, self.ended, self.last = stream, False, b""
+        self._stream, self._ahead, self.given, self.last = stream, b"", 0, b""
 
     def read(self, size: int) -> bytes:
-        block = self._stream.read(size)
-        self.ended = len(block) < size
-        self.last = (self.last + block[-512:])[-512:]
+        block, self._ahead = self._ahead[:size], self._ahead[size:]
+        if len(block) < size:
+            new = self._stream.read(size - len(block))
+            self.last = (self.last + new[-512:])[-512:]
+            block += new
+        self.given += len(block)
         return block
+
+    def put_back(self, ahead: bytes) -> None:
+        self._ahead, self.given = ahead + self._ahead, 0
 
 
 class _Member(io.RawIOBase):

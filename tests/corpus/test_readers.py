@@ -188,6 +188,19 @@ def test_a_tar_cut_between_two_members_is_noticed(tmp_path: Path) -> None:
     assert read(tmp_path / "x.tar", on_truncated_file="keep")[0] == ["a" * 512]
 
 
+@pytest.mark.parametrize("zeros", [0, 1, 100])
+def test_archives_one_behind_the_other_are_read_as_one(tmp_path: Path, zeros: int) -> None:
+    first, second = tar_of({"a.txt": b"a" * 700, "b.txt": b"b" * 30_000}), tar_of({"c.txt": b"c"})
+    (tmp_path / "x.tar").write_bytes(first + bytes(512 * zeros) + second + first)
+    assert read(tmp_path / "x.tar")[0] == ["a" * 700, "b" * 30_000, "c", "a" * 700, "b" * 30_000]
+    (tmp_path / "cut.tar").write_bytes(first + bytes(512 * zeros) + first[:600])
+    with pytest.raises(DataError, match="tar archive ends early"):
+        read(tmp_path / "cut.tar")
+    (tmp_path / "more.tar").write_bytes(first + bytes(512 * zeros) + b"no archive" * 300)
+    with pytest.raises(DataError, match=r"more\.tar: behind the end of the tar archive come bytes that are no archive"):
+        read(tmp_path / "more.tar")
+
+
 def test_folders_are_walked_in_order_without_hidden_files(tmp_path: Path) -> None:
     for name in ("b.txt", "a/z.txt", "a/y.md", ".git/x.txt", "a/.y.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
