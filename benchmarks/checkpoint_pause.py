@@ -142,6 +142,8 @@ def main() -> None:
     parser.add_argument("--disk", type=Path, help="a folder on the disk to measure; default the system's temporary one")
     parser.add_argument("--machine", default=f"cpu{os.cpu_count()}" if not torch.cuda.is_available() else "gpu")
     options = parser.parse_args()
+    if options.saves < 2:
+        parser.error("--saves must be 2 or more: the first of each kind is not counted")
     rows = []
     print(f"{'':10}{'MB':>8}{'a step':>9}   {'':14}{'stood':>9}{'lost':>9}{'of ' + str(_EVERY) + ' steps':>14}")
     for model in options.models:

@@ -122,6 +122,8 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="store the curves instead of comparing")
     parser.add_argument("--to", type=Path, default=STORED, metavar="FILE", help="the stored curves")
     options = parser.parse_args()
+    if not options.write and not options.to.is_file():
+        parser.error(f"{options.to} is missing: write it before the change, with --write")
     stored = {} if options.write else json.loads(options.to.read_text(encoding="utf-8"))
     if stored and stored["machine"] != machine():
         print(f"these bits are of another machine: {stored['machine']}, here is {machine()}; write the curves here before the change")

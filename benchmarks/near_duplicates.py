@@ -265,6 +265,9 @@ def main() -> None:
     if options.find_in:
         print(json.dumps(find_in(options.find_in, options.threshold)))
         return
+    needed = {"imdb": "aclImdb.tar.xz", "books": "books-classic.tar.xz", "amazon": "amazon/All_Beauty_5.json.gz"}
+    if lacking := [file for name, file in needed.items() if name in options.only and not (DATA / file).is_file()]:
+        parser.error(f"{', '.join(lacking)}: not in OVERNIGHT_DATA={DATA}; set it, or leave them out by --only")
     result: dict[str, Any] = {"threshold": options.threshold, "environment": environment()}
     for name, read in (("imdb", reviews), ("books", pages)):
         if name in options.only:

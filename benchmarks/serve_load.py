@@ -193,8 +193,8 @@ def measure(source: str, clients: int, requests: int, think: float, words: Seque
     return rows
 
 
-def main() -> None:
-    """Measure, print the rows, write the result."""
+def main() -> int:
+    """Measure, print the rows, write the result; returns 1 where a request failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--from", dest="source", metavar="SOURCE", help="what is served; default a bert-mini of random weights with three classes"
@@ -228,7 +228,8 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     found = {"command": ["python", "-m", "benchmarks.serve_load", *sys.argv[1:]], **result("serve-load", rows)}
     (out / "result.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return int(any(row.unit == "error" and row.value for row in rows))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -22,6 +22,10 @@ _OLD_COMMANDS = {"transfer": "linear-probe", "featurise": "extract-features"}
 _OLD_OPTIONS = {"--shards": "--groups"}
 
 
+_CONTINUED = ("run", "prepare", "pretrain", "launch", "finetune", "linear-probe", "evaluate", "download")
+"""Commands that keep what they have done; the others begin anew."""
+
+
 class Terminated(BaseException):
     """SIGTERM or SIGUSR1, as an exception, so that what is half done is cleared away as after Ctrl-C."""
 
@@ -86,8 +90,8 @@ def command() -> NoReturn:
 
 
 def _next_time(words: Sequence[str]) -> str:
-    """Return what a command does that was interrupted: a benchmark keeps nothing to continue from."""
-    return "begins anew" if words[:1] == ["bench"] else "continues"
+    """Return what a command does that was interrupted, when it is given again."""
+    return "continues" if words[:1] and words[0] in _CONTINUED else "begins anew"
 
 
 def _print_anything() -> None:

@@ -101,9 +101,14 @@ def _torch() -> dict[str, Any]:
     if capability:
         found["cpu_capability"] = capability()
     if torch.cuda.is_available():
-        found["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+        found["driver"] = _driver()
         found["gpus"] = [_gpu(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]
     return found
+
+
+@functools.cache
+def _driver() -> str | None:
+    return _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
 
 
 def _gpu(properties: Any) -> dict[str, Any]:

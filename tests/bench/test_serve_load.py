@@ -93,7 +93,7 @@ def test_answers_are_the_same_to_the_rounding_of_batches(answer: Any, expected: 
 def test_the_load_test_runs_and_says_what_it_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     words = ["--model=bert-tiny", "--clients=3", "--requests=2", "--think=0.01", "--machine=here", f"--to={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["serve_load", *words])
-    serve_load.main()
+    assert serve_load.main() == 0
     ((out,),) = ([path for path in tmp_path.iterdir()],)
     found = json.loads((out / "result.json").read_text())
     assert out.name.endswith("-here-serve-load") and found["environment"]["python"] and found["command"][3:] == words

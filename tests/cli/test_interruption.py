@@ -1,0 +1,30 @@
+"""What an interrupted command says of the next time."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+
+from overnight.cli import main as command_line
+
+_KEEP = {"run", "prepare", "pretrain", "launch", "finetune", "linear-probe", "evaluate", "download"}
+
+
+def test_only_a_command_that_keeps_what_it_has_done_is_said_to_continue(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(options: Namespace, overrides: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    def parsed(words: list[str]) -> tuple[Any, list[str]]:
+        return Namespace(command=words[0], function=interrupted), []
+
+    _, commands = command_line._parser()
+    monkeypatch.setattr(command_line, "_parse", parsed)
+    assert commands.keys() >= _KEEP
+    for command in commands:
+        assert command_line.main([command]) == 130
+        then = "continues" if command in _KEEP else "begins anew"
+        assert capsys.readouterr().err == f"\novernight: interrupted; the same command {then}\n"
