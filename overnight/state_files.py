@@ -152,6 +152,8 @@ def fitted(tree: Any, kind: Any, where: str, remedy: str) -> Any:
         seal, tree = tree[SEAL], {key: value for key, value in tree.items() if key != SEAL}
         if seal != digest_of(tree):
             raise DataError(f"{where}: was changed since it was written, its checksum differs; {remedy}")
+    elif isinstance(tree, dict) and any(map(_almost_seal, tree)):
+        raise DataError(f"{where}: was changed since it was written, the name of its checksum is damaged; {remedy}")
     if kind == dict[str, Any]:
         if not isinstance(tree, dict):
             raise DataError(f"{where}: is not a JSON object; {remedy}")
@@ -166,6 +168,11 @@ def fitted(tree: Any, kind: Any, where: str, remedy: str) -> Any:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise DataError(f"{where}: {field or 'the whole'}: {first['msg'][0].lower()}{first['msg'][1:]}; {remedy}") from None
+
+
+def _almost_seal(key: object) -> bool:
+    """Return whether a key is that of a checksum with a flipped bit, of which the rest would else count as written by hand."""
+    return isinstance(key, str) and len(key) == len(SEAL) and sum(map(str.__ne__, key, SEAL)) == 1
 
 
 @functools.cache

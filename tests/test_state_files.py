@@ -60,6 +60,7 @@ def test_every_bit_flip_of_a_sealed_object_is_told_or_leaves_the_value_as_it_is(
         changed[at // 8] ^= 1 << at % 8
         path.write_bytes(changed)
         try:
+            assert read_mapping(path, "delete it") == value  # of whatever keys
             assert read_json(path, Shape, "delete it") == Shape(**value)  # type: ignore[arg-type]
         except DataError as error:
             assert str(error).startswith(f"{path}: ") and "; delete it" in str(error)
