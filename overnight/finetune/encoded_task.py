@@ -313,7 +313,7 @@ def _evaluate_squad(
     else:
         scores = metrics.squad_scores(right, predictions)
     files |= {"predictions.json": predictions, "nbest_predictions.json": nbest}
-    return scores, files | {"errors.json": sealed(question_errors(questions, predictions))}
+    return scores, files | {"errors.json": sealed(question_errors(questions, predictions, nbest))}
 
 
 def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:

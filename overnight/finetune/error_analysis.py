@@ -74,18 +74,28 @@ def tag_errors(labels: Sequence[str], sentences: Sequence[Sentence], given: Sequ
     return {"labels": list(every), "confusion": table.tolist(), "worst": worst}
 
 
-def question_errors(questions: Sequence[Question], predictions: Mapping[str, str]) -> dict[str, Any]:
+def question_errors(
+    questions: Sequence[Question], predictions: Mapping[str, str], nbest: Mapping[str, Sequence[Mapping[str, str | float]]]
+) -> dict[str, Any]:
     """Return what `errors.json` holds of questions about paragraphs.
 
     Args:
         questions: with their right answers; none where the paragraph has no answer.
         predictions: the answer by id; empty is that there is none.
+        nbest: what `nbest_predictions.json` holds.
 
     Returns:
-        `worst`, the questions with the lowest F1, each with the question, the texts of its right answers, the answer and `f1` (0 to 1).
+        `worst`, the questions with the lowest F1, of equal ones first that whose answer is likeliest by the network, each with the question, the texts of its right answers, the answer and `f1` (0 to 1).
     """
+
+    def likelihood(question: str) -> float:
+        return max(
+            (float(one["probability"]) for one in nbest.get(question, ()) if one["text"] == predictions.get(question, "")), default=0.0
+        )
+
     scored = [(question_scores([answer.text for answer in q.answers], predictions.get(q.id, ""))[1], q) for q in questions]
-    worst = sorted(((score, q) for score, q in scored if score < 1), key=lambda pair: pair[0])[:_WORST]
+    wrong = [(score, -likelihood(q.id), q) for score, q in scored if score < 1]
+    worst = [(score, q) for score, _, q in sorted(wrong, key=lambda one: one[:2])[:_WORST]]
     rows = [
         {
             "id": q.id,
