@@ -224,9 +224,12 @@ def _override(tree: dict[str, Any], override: str) -> None:
     *parents, last = key.split(".")
     node: Any = tree
     for part in parents:
-        node = node.setdefault(part, {}) if isinstance(node, dict) else None
-        if node is None:
+        inner = node.setdefault(part, {}) if isinstance(node, dict) else None
+        if inner is None:
             raise ConfigError(f"{key}: {part!r} holds no keys")
+        if isinstance(inner, dict):  # by an alias of YAML the same one may stand in several places, of which one is meant
+            inner = node[part] = dict(inner)
+        node = inner
     if not isinstance(node, dict):
         raise ConfigError(f"{key}: {parents[-1]!r} is a value, it holds no keys")
     node[last] = value
