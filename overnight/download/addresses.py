@@ -76,4 +76,4 @@ def mirror_of(text: str, setting: str) -> Mirror | None:
         raise ConfigError(f"{setting} = {shown(text)}: must begin with https:// or http:// and a host, without ? and #; or name a folder")
     root = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
     word = f"{unquote(name or '')}:{unquote(password or '')}"
-    return Mirror(root, False, f"Basic {base64.b64encode(word.encode()).decode()}" if name else "")
+    return Mirror(root, False, f"Basic {base64.b64encode(word.encode()).decode()}" if name or password else "")

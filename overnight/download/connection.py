@@ -24,7 +24,9 @@ from overnight.errors import DataError
 MAX_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TEMPORARY = (408, 425, 429, 500, 502, 503, 504)
-_RANGE = re.compile(r"bytes (?:(\d+)-\d+|[*])/(\d+)")
+# More digits than a file can have bytes are none of its length: int() refuses many with an error of its own.
+_LENGTH = re.compile(r"[0-9]{1,18}")
+_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-[0-9]+|[*])/([0-9]{1,18})")
 
 
 class MissingError(DataError):
@@ -108,7 +110,10 @@ class Source:
                 return _answer(place, response, first)
             response.close()
             seen.append(place)
-            place = urljoin(place, response.headers.get("Location", ""))
+            try:
+                place = urljoin(place, response.headers.get("Location", ""))
+            except ValueError:
+                raise DataError(f"{shown(seen[0])}: leads to what is no address; nothing can be got there") from None
             if place in seen:
                 raise DataError(f"{shown(seen[0])}: leads in a circle ({shown(place)} comes again); nothing can be got there")
             if len(seen) > MAX_REDIRECTS:
@@ -200,7 +205,7 @@ def _answer(place: str, response: Any, first: int) -> Answer:
     start, total = 0, None
     if response.status == 200:
         length = headers.get("Content-Length", "")
-        total = int(length) if length.isascii() and length.isdecimal() else None
+        total = int(length) if _LENGTH.fullmatch(length) else None
     else:
         found = _RANGE.fullmatch(headers.get("Content-Range", ""))
         start, total = (int(found[1] or -1), int(found[2])) if found else (-1, None)

@@ -122,6 +122,12 @@ def test_the_password_of_a_mirror_goes_to_the_mirror_alone(site: Site, pauses: P
         assert "Authorization" in site.asked[-1][1] and "Authorization" not in other.asked[0][1]
 
 
+def test_a_password_without_a_user_goes_to_the_mirror(site: Site, pauses: Pauses) -> None:
+    site.password, site.files["/data.example.org/a"] = ":token", b"here"
+    source = Source(mirror_of(site.address.replace("//", "//:token@"), "--mirror"), 5.0, pauses)
+    assert source.open("https://data.example.org/a").read(10) == b"here"
+
+
 def test_an_error_of_a_mirror_does_not_show_its_password(get: Get, site: Site, monkeypatch: pytest.MonkeyPatch, pauses: Pauses) -> None:
     site.password = "user:secret"
     source = Source(mirror_of(site.address.replace("//", "//user:wrong@"), "--mirror"), 5.0, pauses)

@@ -152,6 +152,14 @@ def test_a_length_that_is_no_number_is_none(get: Get, site: Site) -> None:
     assert get(checksum=checksum(CONTENT)).size == len(CONTENT)
 
 
+def test_a_length_of_more_digits_than_a_file_can_have_is_none(get: Get, site: Site) -> None:
+    digits = "1" * 5000  # int() refuses more than 4,300
+    site.faults[PATH] = [other(CONTENT, Content_Length=digits, Connection="close")]
+    assert get(checksum=checksum(CONTENT)).size == len(CONTENT)
+    site.faults[PATH] = [cut(1000), status(206, Content_Range=f"bytes {digits}-5/7")]
+    assert get(checksum=checksum(CONTENT)).path.read_bytes() == CONTENT
+
+
 def test_a_refusal_after_a_while_ends_with_what_has_come_kept(get: Get, site: Site, tmp_path: Path, pauses: Pauses) -> None:
     site.faults[PATH] = [cut(100_000), status(403)]
     with pytest.raises(DataError, match=r"answers 403 Forbidden; what has come is kept"):
@@ -185,6 +193,12 @@ def test_redirects_in_a_circle_and_without_end_are_left(get: Get, site: Site) ->
     site.files["/there"] = CONTENT
     site.faults = {PATH: [status(301, Location="/there")]}
     assert get().path.read_bytes() == CONTENT
+
+
+def test_a_redirect_to_no_address_is_an_error_in_words(get: Get, site: Site) -> None:
+    site.faults[PATH] = [status(302, Location="http://[bad/a.bin")]
+    with pytest.raises(DataError, match=rf"{PATH}: leads to what is no address"):
+        get()
 
 
 def test_a_file_that_is_not_there_is_said_at_once(get: Get, site: Site, pauses: Pauses) -> None:
