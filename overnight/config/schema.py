@@ -303,8 +303,8 @@ class LinearProbe:
     """What describes a text: the last cell state, the last hidden state, the mean of the hidden states, or several side by side."""
     max_train_examples: NonNegativeInt = 0
     """Training rows used at most, drawn by a hash of their texts and the seed with each label in its share; 0 is all."""
-    seeds: list[int] = field(default_factory=lambda: [0])
-    """Seeds of the random weights, of what is split off for validation and of the rows that are drawn; the median and the spread are reported."""
+    seeds: list[Annotated[int, Range(0, 2**32 - 1)]] = field(default_factory=lambda: [0])
+    """Seeds (0 to 2^32-1) of the random weights, of what is split off for validation and of the rows that are drawn; the median and the spread are reported."""
 
 
 @dataclass(frozen=True, kw_only=True)

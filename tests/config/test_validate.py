@@ -294,6 +294,7 @@ FOREIGN_TO_BYTES = [
     ("linear_probe__sst", {}, "linear_probe.sst.path = '': name the folder that holds the data of 'sst'"),
     ("linear_probe", {"a.b": {"path": "x"}}, "linear_probe.a.b: a name must be of letters"),
     ("linear_probe__sst", {"path": "x", "seeds": []}, "linear_probe.sst.seeds = []: name at least one seed"),
+    ("linear_probe__sst", {"path": "x", "seeds": [0, -1]}, "linear_probe.sst.seeds = [0, -1]: each must be 0 to 4294967295"),
     ("linear_probe__sst", {"path": "x", "max_train_examples": -1}, "linear_probe.sst.max_train_examples = -1: must be 0 or more"),
 ]
 
