@@ -96,6 +96,9 @@ def _next_time(words: Sequence[str]) -> str:
 
 def _print_anything() -> None:
     """Let streams whose encoding is not UTF-8 (another locale, PYTHONIOENCODING) show what they cannot as `\\xe4`; else a name would end a run in its middle."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever starts us (`>&-`); a file that is opened later must not take its place
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -37,3 +37,11 @@ def test_the_examples_of_a_help_stand_in_columns_or_on_lines_of_their_own(
     beside, own = lines[at].endswith("minutes, no data needed"), lines[at + 1] == "      minutes, no data needed"
     assert beside is (columns == 110) and own is (columns < 110)
     assert all(len(line) <= max(columns, 76) for line in lines[: at + 12])
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_command_whose_output_is_closed_does_its_work(name: str, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, name, None)
+    assert call("plan", recipe) == 0
+    assert call("plan", "none.yaml") == 2
+    getattr(sys, name).close()
