@@ -80,17 +80,20 @@ def _new_and_incomplete(tree: Mapping[str, Any], named: Mapping[str, Sequence[st
     """What is wrong with phases and tasks that overrides have made and that lack a key: most likely a name was misspelled."""
     what = {"phases": "phase"}
     for kind, names in _named(tree).items():
+        before = named.get(kind, [])  # another network has other kinds
+        if not all(isinstance(name, str) for name in before):  # which is refused as what it is
+            continue
         required = [
             f.name for f in dataclasses.fields(_field_type([kind, ""], tree)) if f.default is f.default_factory is dataclasses.MISSING
         ] or ["task"]
         for name in names:
             lacking = [key for key in required if not isinstance(tree[kind][name], dict) or key not in tree[kind][name]]
-            if name in named[kind] or not lacking:
+            if name in before or not lacking:
                 continue
-            near = difflib.get_close_matches(str(name), named[kind], 1)
+            near = difflib.get_close_matches(str(name), before, 1)
             yield (
                 f"{kind}.{name}: the recipe has no {what.get(kind, kind + ' task')} {name!r}{f' (did you mean {near[0]!r}?)' if near else ''}. "
-                f"It has: {', '.join(map(str, named[kind])) or 'none'}. To add it, give {', '.join(f'--{kind}.{name}.{key}=...' for key in lacking)} too"
+                f"It has: {', '.join(before) or 'none'}. To add it, give {', '.join(f'--{kind}.{name}.{key}=...' for key in lacking)} too"
             )
 
 

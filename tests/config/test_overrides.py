@@ -1,11 +1,14 @@
-"""An override of the command line changes the key that it names, and no other."""
+"""An override of the command line changes the key that it names, and no other; what is wrong is said as without it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from overnight import config
 from overnight.config import Optim
+from tests.recipe import message
 
 
 def test_an_override_changes_one_of_several_phases_that_an_alias_of_yaml_makes_alike(tmp_path: Path) -> None:
@@ -14,3 +17,17 @@ def test_an_override_changes_one_of_several_phases_that_an_alias_of_yaml_makes_a
     run = config.load_run(str(path), ["phases.short.steps=7", "phases.long.optim.lr=0.5"])
     assert [phase.steps for phase in run.phases.values()] == [7, 100]
     assert [phase.optim.lr for phase in run.phases.values()] == [Optim.lr, 0.5]
+
+
+@pytest.mark.parametrize("override", ["phases.1.steps=7", "phases.long.steps=7"])
+def test_a_name_that_yaml_takes_for_a_number_is_refused_as_such_beside_an_override(tmp_path: Path, override: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("name: x\nphases: {1: {steps: 3, global_batch_size: 4}}\n")
+    assert "phases.1: YAML does not take 1 for a name" in message(lambda: config.load_run(str(path), [override]))
+
+
+def test_a_task_of_another_network_may_be_added_with_that_network(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("name: x\ndata: {tokenizer: bytes}\nmodel: {kind: mlstm}\nphases: {a: {steps: 3, global_batch_size: 4}}\n")
+    run = config.load_run(str(path), ["model.kind=bert", "data.tokenizer=wordpiece", "finetune.names.task=docnames"])
+    assert isinstance(run, config.BertRun) and list(run.finetune) == ["names"]
