@@ -104,8 +104,7 @@ def search_pattern(prepared: Prepared, text: str, regex: str, ignore_case: bool)
             raise ConfigError(f"--regex {regex!r}: is no regular expression ({error}); --search takes text as it is") from None
     if prepared.decoder.is_bytes:
         return re.compile(r"\s+".join(map(re.escape, text.split())), flags) if text.strip() else None
-    if lowercase:
-        text = prepared.decoder.normalized(text)
+    text = prepared.decoder.normalized(text)
     parts, between = list(_PART.finditer(text)), ""
     for before, after in itertools.pairwise(parts):
         words = before[0].isalnum() and after[0].isalnum()

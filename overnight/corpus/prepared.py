@@ -57,7 +57,7 @@ class Decoder:
         self._texts = np.array([text[len(first) :].encode() for text in behind])
 
     def normalized(self, text: str) -> str:
-        """Return a text as the vocabulary has it: in lower case and without accents, where it is of those."""
+        """Return a text as the vocabulary has it: Chinese characters apart, and in lower case and without accents, where it is of those."""
         return text if self.is_bytes else str(self._normalizer.normalize_str(text))
 
     def characters(self) -> np.ndarray:

@@ -114,6 +114,12 @@ def test_a_search_finds_text_however_its_marks_accents_and_case_are_stored(folde
     assert "1 document found, of " in said.err
 
 
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_a_search_finds_chinese_which_wordpiece_takes_apart(tmp_path: Path, lowercase: bool) -> None:
+    found = prepared_folder(tmp_path, {"a.jsonl": ["北京是中国的首都。" * 20]}, lowercase=lowercase, valid_fraction=0.0)
+    assert call("data", "look", found, "--search", "中国的首都") == 0
+
+
 def test_a_search_of_bytes_heeds_case_unless_told_not_to(of_bytes: Path, capsys: Captured) -> None:
     split = split_of(of_bytes, "fool")
     assert call("data", "look", of_bytes, "--split", split, "--search", "don't be a fool") == 1
