@@ -342,3 +342,28 @@ def test_a_request_that_cannot_be_answered_leaves_those_that_wait_with_it_their_
     assert (good.result(), other.result()) == ([30, 20], [12])
     with pytest.raises(ZeroDivisionError):
         bad.result()
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_model_that_computes_no_finite_number_is_an_error_in_json(
+    number: float, trained_run: BertRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_answers", lambda model, kind, texts: [np.full(2, number) for _ in texts])
+    app, sent = application(overnight.load(trained_run.run_dir), "127.0.0.1", Limits()), list[Any]()
+
+    async def embed() -> None:
+        body = {"type": "http.request", "body": b'{"texts": ["a"]}'}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            if not body:
+                await asyncio.Event().wait()
+            return {"type": body.pop("type"), "body": body.pop("body")}
+
+        headers = [(b"host", b"localhost")]
+        await app({"type": "http", "method": "POST", "path": "/embed", "query_string": b"", "headers": headers}, receive, send)
+
+    asyncio.run(embed())
+    assert sent[0]["status"] == 500 and "numbers that are not finite" in json.loads(sent[1]["body"])["error"]
