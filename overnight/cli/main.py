@@ -152,6 +152,8 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
             raise ConfigError(f"{name}: is now {new}")
     if rest and not options.takes_keys:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if getattr(options, "to", None) == "":  # an empty variable of a shell; as a path it is the working folder
+        raise ConfigError("--to = '': name what to write")
     return options, _overrides(rest)
 
 

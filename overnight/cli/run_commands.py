@@ -122,8 +122,6 @@ def _add_export(add: Add) -> None:
 
 
 def _export(options: argparse.Namespace, overrides: list[str]) -> None:
-    if not options.to:
-        raise ConfigError("--to = '': name the folder to write")
     run = open_run(options, overrides, Run)
     if isinstance(run, BertRun):
         from overnight.interop.export import export_run

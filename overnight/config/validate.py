@@ -79,6 +79,8 @@ def validate_run(run: Run) -> Iterator[str]:
     yield from _budget_problems(run)
     yield from size_problems(run)
     if isinstance(run, BertRun):
+        if run.evaluation.blimp_pairs == 1:
+            yield "evaluation.blimp_pairs = 1: must be 2 or more, for a standard error, or 0 for all"
         for name, task in run.finetune.items():
             yield from _finetune_problems(f"finetune.{name}", task, run.model)
     if isinstance(run, ByteRun):

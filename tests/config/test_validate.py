@@ -29,6 +29,7 @@ IMPOSSIBLE = [
     ("phases__a/b", {"steps": 1, "global_batch_size": 32}, "phases.a/b: a name must be of letters"),
     ("finetune", {"a.b": {}}, "finetune.a.b: a name must be of letters"),
     ("finetune", {"all": {}}, "finetune.all: is no name for a task"),
+    ("evaluation__blimp_pairs", 1, "evaluation.blimp_pairs = 1: must be 2 or more, for a standard error, or 0 for all"),
     ("data__paths", [], "data.paths = []: name at least one file"),
     ("data__valid_fraction", 0.51, "data.valid_fraction = 0.51: must be 0 to 0.5"),
     ("data__test_fraction", 0.51, "data.test_fraction = 0.51: must be 0 to 0.5"),

@@ -146,7 +146,7 @@ def test_the_folder_to_write_may_be_the_working_one_and_has_a_name(
     monkeypatch.chdir(tmp_path / "out")
     source = str(pretrained.run_dir.resolve())
     assert main(["export", "--from", source, "--to="]) == 2
-    assert "--to = '': name the folder to write" in capsys.readouterr().err and not list((tmp_path / "out").iterdir())
+    assert "--to = '': name what to write" in capsys.readouterr().err and not list((tmp_path / "out").iterdir())
     assert main(["export", "--from", source, "--to=."]) == 0
     assert (tmp_path / "out" / "config.json").is_file() and [path.name for path in tmp_path.iterdir()] == ["out"]
 

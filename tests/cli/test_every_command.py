@@ -1,4 +1,4 @@
-"""What an interrupted command says of the next time."""
+"""What commands have in common: what is said when they are interrupted, and that they write nowhere by accident."""
 
 from __future__ import annotations
 
@@ -28,3 +28,9 @@ def test_only_a_command_that_keeps_what_it_has_done_is_said_to_continue(
         assert command_line.main([command]) == 130
         then = "continues" if command in _KEEP else "begins anew"
         assert capsys.readouterr().err == f"\novernight: interrupted; the same command {then}\n"
+
+
+@pytest.mark.parametrize("argv", [["download", "blimp"], ["report", "x"], ["predict", "mask", "--from", "x"]])
+def test_an_empty_name_of_what_to_write_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main([*argv, "--to="]) == 2
+    assert "overnight: --to = '': name what to write" in capsys.readouterr().err
