@@ -13,7 +13,8 @@ from typing import NamedTuple
 from overnight.corpus import decompress
 from overnight.corpus.decompress import TruncatedError
 from overnight.errors import DataError, first_names
-from overnight.state_files import STRICT, digest, parse_json
+from overnight.state_files import STRICT, digest, is_text, parse_json
+from overnight.tasks.rows import NO_TEXT
 
 _KEYS = ("sentence_good", "sentence_bad", "field", "linguistics_term")
 _LONGEST_LINE = 1 << 20
@@ -170,6 +171,8 @@ def _row(line: bytes, where: str) -> Mapping[str, str]:
             raise DataError(f"{where}: has no text under {key!r}; its keys are: {first_names(list(row))}")
         if not row[key].strip():
             raise DataError(f"{where}: {key!r} is empty; correct it, or leave the line out")
+        if not is_text(row[key]):
+            raise DataError(f"{where}: {key!r} {NO_TEXT}, or leave the line out")
     return row
 
 

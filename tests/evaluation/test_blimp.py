@@ -56,6 +56,7 @@ def test_a_folder_its_data_and_an_archive_give_the_same_paradigms_by_name(tmp_pa
         ("[1]\n", "x.jsonl:2: is not a JSON object"),
         (json.dumps({"sentence_good": "a", "sentence_bad": "b", "field": "f"}) + "\n", "x.jsonl:2: has no text under 'linguistics_term'"),
         (json.dumps(row("a", "  ")) + "\n", "x.jsonl:2: 'sentence_bad' is empty"),
+        (json.dumps(row("a", "b \ud800")) + "\n", "x.jsonl:2: 'sentence_bad' is no text"),
         (json.dumps(row("a", 3)) + "\n", "x.jsonl:2: has no text under 'sentence_bad'"),  # type: ignore[arg-type]
         (json.dumps(row("a" * (1 << 20), "b")) + "\n", "x.jsonl:2: has 1,0"),
     ],
