@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from overnight.byte_lm.features import extract_features
 from overnight.byte_lm.generate import Unit, generate
 from overnight.byte_lm.heatmap import chosen_unit, unit_values
 from overnight.config import CausalLMConfig
-from overnight.errors import ConfigError, DataError
+from overnight.errors import ConfigError, DataError, UserError
 from overnight.interop.byte_models import import_byte_model, load_byte_model
 from overnight.models.bytes import ByteModel, byte_model
 from overnight.run_dir.task_results import append_result
@@ -181,6 +182,14 @@ def test_a_hidden_unit_has_the_value_whose_mean_is_its_feature(model: ByteModel)
     np.testing.assert_allclose(extract_features(model, [b"\n a good one "], "mean")[0, 3], hidden[0, :, 3].mean(), atol=1e-6)
     with pytest.raises(ConfigError, match="--tanh: is of cells, and the unit is hidden 3"):
         unit_values(model, "a good one", Unit(3, "hidden"), tanh=True)
+
+
+def test_values_of_a_unit_that_are_not_finite_are_refused(model: ByteModel) -> None:
+    damaged = copy.deepcopy(model)
+    with torch.no_grad():
+        next(damaged.parameters()).fill_(math.nan)
+    with pytest.raises(UserError, match="the values of unit cell 3 are not finite: the model has diverged, or its weights are damaged"):
+        unit_values(damaged, "a good one", Unit(3))
 
 
 def test_the_best_unit_is_the_one_that_the_newest_transfer_found_whatever_its_features(tmp_path: Path) -> None:
