@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from overnight.engine.finite import finite_outputs
 from overnight.errors import ConfigError, DataError
 from overnight.models.bytes import ByteModel
 from overnight.run_dir.atomic import write_whole
@@ -53,6 +54,7 @@ def extract_features(
 
     Raises:
         ConfigError: for a Transformer, which has no state to carry.
+        NonFiniteError: when a feature is no finite number.
     """
     parts = features.split("+")
     if not model.recurrent:
@@ -66,7 +68,7 @@ def extract_features(
         index = longest_first[first : first + _TEXTS]
         texts = [documents[i] for i in index]
         found = _last_states(model, texts, "mean" in parts, dtype)
-        out[index] = torch.cat([found[part] for part in parts], 1).cpu().numpy()
+        out[index] = finite_outputs(torch.cat([found[part] for part in parts], 1).cpu().numpy())
         size += sum(map(len, texts))
         if report_progress:
             report_progress(first + len(texts), size)

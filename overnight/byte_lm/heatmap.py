@@ -5,15 +5,16 @@ Shapes: T bytes, H width.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from overnight.byte_lm.generate import Unit, check_unit
 from overnight.byte_lm.linear_probe import probe_results
 from overnight.corpus.bytes import document_bytes
-from overnight.errors import ConfigError, DataError, UserError
+from overnight.engine.finite import finite_outputs
+from overnight.errors import ConfigError, DataError
 from overnight.models.bytes import ByteModel
 
 _WINDOW = 256
@@ -33,7 +34,7 @@ def unit_values(model: ByteModel, text: str, unit: Unit, tanh: bool = False, dty
 
     Raises:
         ConfigError: for a unit that the model does not have, or the tanh of a hidden state.
-        UserError: when a value is not finite.
+        NonFiniteError: when a value is not finite.
     """
     check_unit(model, unit)
     if tanh and unit.state == "hidden":
@@ -49,10 +50,7 @@ def unit_values(model: ByteModel, text: str, unit: Unit, tanh: bool = False, dty
         assert cell_BTH is not None
         value_T = (cell_BTH if unit.state == "cell" else hidden_BTH)[0, :, unit.number].float()
         values += (value_T.tanh() if tanh else value_T).tolist()
-    if not all(map(math.isfinite, values)):
-        raise UserError(
-            f"the values of unit {unit} are not finite: the model has diverged, or its weights are damaged; take another checkpoint"
-        )
+    finite_outputs(np.array(values))
     found, end = [], 0
     for character in document.decode():
         end += len(character.encode())

@@ -1,10 +1,13 @@
-"""Losses, gradients and weights that are NaN or infinite."""
+"""Losses, gradients, weights and outputs that are NaN or infinite."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from overnight.distributed.collectives import all_reduce_sums
@@ -14,7 +17,7 @@ from overnight.optim.layerwise import whole_norms
 
 
 class NonFiniteError(TrainingError):
-    """A loss, a gradient or a weight is NaN or infinite."""
+    """A loss, a gradient, a weight or an output is NaN or infinite."""
 
     event = "not_finite"
 
@@ -28,6 +31,19 @@ def nonfinite_tensors(named: Iterable[tuple[str, Tensor]]) -> list[str]:
 def finite(losses: dict[str, Tensor], world: World) -> bool:
     """Return whether all losses of a step are finite, of all processes, which must all ask."""
     return all(math.isfinite(value) for value in all_reduce_sums({name: float(loss) for name, loss in losses.items()}, world).values())
+
+
+def finite_outputs(values: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.floating[Any]]:
+    """Return what a trained network computes.
+
+    Raises:
+        NonFiniteError: when there is NaN or Infinity in it, of which an answer would be one of chance, and no JSON.
+    """
+    if not np.isfinite(values).all():
+        raise NonFiniteError(
+            "the model computes numbers that are not finite: it has diverged, or its weights are damaged; take another one"
+        )
+    return values
 
 
 def describe_losses(losses: dict[str, Tensor], world: World) -> str:

@@ -20,6 +20,7 @@ from overnight.checkpoint.task_folder import folders_of_tasks, read_facts, read_
 from overnight.config import BertRun
 from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import load_tokenizer
+from overnight.engine.finite import finite_outputs
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
 from overnight.engine.workload import new_model
@@ -71,11 +72,16 @@ class Trained:
         self.tokenizer.encode_special_tokens = True
 
     def outputs(self, sequences: Sequence[Any]) -> list[np.ndarray]:
-        """Return what the network says of sequences that have `ids`, and `segments` where there are two."""
+        """Return what the network says of sequences that have `ids`, and `segments` where there are two.
+
+        Raises:
+            NonFiniteError: when it says NaN or Infinity.
+        """
         out: list[np.ndarray] = [np.empty(0)] * len(sequences)
         with torch.inference_mode():
             for index, batch in self.batches(sequences):
                 for i, output in zip(index, self.network(batch, self.dtype).cpu().numpy()[: len(index)], strict=True):
+                    finite_outputs(output if output.ndim == 1 else output[: len(sequences[i].ids)])  # behind its tokens is what fills it up
                     out[i] = output
         return out
 
@@ -345,7 +351,7 @@ def _fill(model: Trained, rows: Sequence[tuple[Example, Encoded]]) -> Iterator[d
         few = torch.cat([at, at[:1].expand(rounded_up(len(at)) - len(at))])
         logits = model.network.mlm_logits(model.network.encoder(batch, model.dtype)[few])[: len(at)].float()
         top = torch.softmax(logits, -1).topk(TOP, -1)
-        found = iter(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+        found = iter(zip(top.indices.tolist(), finite_outputs(top.values.cpu().numpy()).tolist(), strict=True))
         for place in index:
             masks = int((rows[place][1].ids == model.vocabulary.mask).sum())
             guesses[place] = [_guesses(model, *next(found)) for _ in range(masks)]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from overnight.batches.packing import Batch, moved
+from overnight.engine.finite import finite_outputs
 from overnight.errors import ConfigError, DataError
 from overnight.finetune.encode import encode_examples
 from overnight.finetune.predict import Trained
@@ -62,6 +63,7 @@ def embed_texts(model: Trained, texts: Sequence[str], pooling: str, layer: int, 
     Raises:
         ConfigError: as of :func:`check_embedding`.
         DataError: naming a text that is none.
+        NonFiniteError: when a number of a vector is none.
     """
     number = check_embedding(model, pooling, layer)
     for place, text in enumerate(texts, first):
@@ -78,7 +80,7 @@ def embed_texts(model: Trained, texts: Sequence[str], pooling: str, layer: int, 
             vectors_SD = torch.segment_reduce(hidden_ND, "mean", lengths=lengths, unsafe=True)
         if normalize:
             vectors_SD = torch.nn.functional.normalize(vectors_SD, dim=-1)
-        out[index] = vectors_SD.cpu().numpy()[: len(index)]
+        out[index] = finite_outputs(vectors_SD.cpu().numpy()[: len(index)])
     return out
 
 

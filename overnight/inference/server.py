@@ -16,6 +16,7 @@ from importlib.resources import files
 from ipaddress import ip_address
 from typing import Any
 
+from overnight.engine.finite import NonFiniteError
 from overnight.errors import ConfigError, DataError
 from overnight.inference.embedding import check_embedding, embed_texts
 from overnight.inference.model import Model
@@ -77,12 +78,12 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
     async def predict(request: Request) -> Response:
         fields = await _body(request, limits, ("texts",))
         model.check(fields["texts"])
-        return _found({"answers": await _wait(request, worker, "predict", fields["texts"])})
+        return JSONResponse({"answers": await _wait(request, worker, "predict", fields["texts"])})
 
     async def fill(request: Request) -> Response:
         fields = await _body(request, limits, ("texts",))
         model.check_fill(fields["texts"])
-        return _found({"answers": await _wait(request, worker, "fill", fields["texts"])})
+        return JSONResponse({"answers": await _wait(request, worker, "fill", fields["texts"])})
 
     async def embed(request: Request) -> Response:
         fields = await _body(request, limits, ("texts", *_EMBED))
@@ -93,7 +94,7 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
         if not all(isinstance(text, str) for text in fields["texts"]):
             raise _Refused(400, "texts: each must be a string")
         vectors = await _wait(request, worker, (pooling, layer, normalize), fields["texts"])
-        return _found({"embeddings": [vector.tolist() for vector in vectors]})
+        return JSONResponse({"embeddings": [vector.tolist() for vector in vectors]})
 
     async def health(request: Request) -> Response:
         about = {"kind": model.kind, "task": model.task, "labels": list(model.labels), "width": model.embedding_size}
@@ -118,27 +119,15 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
     address = ip_address(host)
     local = [*_LOCAL, f"[{host}]" if address.version == 6 else host]
     guard = [Middleware(TrustedHostMiddleware, allowed_hosts=local, www_redirect=False)]
-    handlers: Any = dict.fromkeys((_Refused, ConfigError, DataError, HTTPException), _refusal)
+    handlers: Any = dict.fromkeys((_Refused, ConfigError, DataError, NonFiniteError, HTTPException), _refusal)
     middleware = guard if (getattr(address, "ipv4_mapped", None) or address).is_loopback else []
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
-
-
-def _found(answer: dict[str, Any]) -> Response:
-    """Return an answer of the model.
-
-    Raises:
-        _Refused: 500 there is NaN or Infinity in it, which are no JSON.
-    """
-    try:
-        return JSONResponse(answer)
-    except ValueError:
-        raise _Refused(500, "the model computes numbers that are not finite; serve it with --precision=fp32, or train it anew") from None
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):  # an unknown path, or another method
         return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
-    status = error.status if isinstance(error, _Refused) else 400
+    status = error.status if isinstance(error, _Refused) else 500 if isinstance(error, NonFiniteError) else 400
     # What is left of a body that was refused is not waited for.
     return JSONResponse({"error": str(error)}, status, headers={"Connection": "close"} if status in (408, 413) else None)
 

@@ -184,12 +184,14 @@ def test_a_hidden_unit_has_the_value_whose_mean_is_its_feature(model: ByteModel)
         unit_values(model, "a good one", Unit(3, "hidden"), tanh=True)
 
 
-def test_values_of_a_unit_that_are_not_finite_are_refused(model: ByteModel) -> None:
+def test_values_of_a_unit_and_features_that_are_not_finite_are_refused(model: ByteModel) -> None:
     damaged = copy.deepcopy(model)
     with torch.no_grad():
         next(damaged.parameters()).fill_(math.nan)
-    with pytest.raises(UserError, match="the values of unit cell 3 are not finite: the model has diverged, or its weights are damaged"):
+    with pytest.raises(UserError, match="numbers that are not finite: it has diverged, or its weights are damaged"):
         unit_values(damaged, "a good one", Unit(3))
+    with pytest.raises(UserError, match="numbers that are not finite"):
+        extract_features(damaged, [b"a good one"])
 
 
 def test_the_best_unit_is_the_one_that_the_newest_transfer_found_whatever_its_features(tmp_path: Path) -> None:

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("uvicorn")
 
 import overnight
 from overnight.cli.main import main
 from overnight.config import BertRun
+from overnight.errors import UserError
 from overnight.inference import server
 from overnight.inference.server import Limits, application, listen
 from overnight.inference.worker import Busy, Worker
@@ -345,11 +347,15 @@ def test_a_request_that_cannot_be_answered_leaves_those_that_wait_with_it_their_
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_a_model_that_computes_no_finite_number_is_an_error_in_json(
-    number: float, trained_run: BertRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "_answers", lambda model, kind, texts: [np.full(2, number) for _ in texts])
-    app, sent = application(overnight.load(trained_run.run_dir), "127.0.0.1", Limits()), list[Any]()
+def test_a_model_that_computes_no_finite_number_answers_nothing(number: float, trained_run: BertRun) -> None:
+    models = [overnight.load(trained_run.run_dir), overnight.load(trained_run.run_dir, "classes")]
+    for model in models:
+        with torch.no_grad():
+            model.trained.network.encoder.layers[-1].norm2.bias.fill_(number)
+    for answer in (models[0].fill_all, models[0].embed, models[1].predict, models[1].embed):
+        with pytest.raises(UserError, match="the model computes numbers that are not finite"):
+            answer(["a [MASK] b"])
+    app, sent = application(models[0], "127.0.0.1", Limits()), list[Any]()
 
     async def embed() -> None:
         body = {"type": "http.request", "body": b'{"texts": ["a"]}'}
