@@ -215,8 +215,9 @@ def _skip_zeros(tail: _Tail, ahead: bytes, name: str) -> bool:
     try:
         tarfile.TarInfo.frombuf(ahead[: tarfile.BLOCKSIZE], tarfile.ENCODING, "surrogateescape")
     except tarfile.HeaderError:  # type: ignore[attr-defined]
+        # tarfile takes a damaged header for the end, too.
         raise DataError(
-            f"{name}: behind the end of the tar archive come bytes that are no archive; pack its files anew, or cut them off"
+            f"{name}: the tar archive is damaged, or followed by bytes that are none; get it again, or pack its files anew"
         ) from None
     tail.put_back(ahead)
     return True

@@ -197,8 +197,16 @@ def test_archives_one_behind_the_other_are_read_as_one(tmp_path: Path, zeros: in
     with pytest.raises(DataError, match="tar archive ends early"):
         read(tmp_path / "cut.tar")
     (tmp_path / "more.tar").write_bytes(first + bytes(512 * zeros) + b"no archive" * 300)
-    with pytest.raises(DataError, match=r"more\.tar: behind the end of the tar archive come bytes that are no archive"):
+    with pytest.raises(DataError, match=r"more\.tar: the tar archive is damaged, or followed by bytes that are none"):
         read(tmp_path / "more.tar")
+
+
+def test_a_tar_with_a_damaged_header_in_its_middle_does_not_end_there(tmp_path: Path) -> None:
+    whole = bytearray(tar_of({"a.txt": b"a" * 700, "b.txt": b"b" * 30_000, "c.txt": b"c"}))
+    whole[3 * 512 + 20] ^= 1
+    (tmp_path / "x.tar").write_bytes(whole)
+    with pytest.raises(DataError, match=r"x\.tar: the tar archive is damaged"):
+        read(tmp_path / "x.tar")
 
 
 def test_folders_are_walked_in_order_without_hidden_files(tmp_path: Path) -> None:
