@@ -48,7 +48,7 @@ docs: .venv/installed-docs
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/pyrefly check
 
 format: .venv/installed
 	$(BIN)/ruff check --fix .
@@ -71,5 +71,5 @@ install: .venv/installed
 	@touch $@
 
 clean:
-	rm -rf .venv build dist site .coverage *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site .coverage *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find overnight tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

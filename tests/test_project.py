@@ -86,7 +86,7 @@ def test_the_hooks_check_with_the_versions_of_the_constraints() -> None:
     ruff, local = load(".pre-commit-config.yaml")["repos"]
     assert ruff["rev"] == f"v{pins()['ruff']}"
     # What is in .venv has the versions of constraints.txt.
-    assert [hook["entry"] for hook in local["hooks"]] == [".venv/bin/mypy"] and "mypy" in pins()
+    assert [hook["entry"] for hook in local["hooks"]] == [".venv/bin/pyrefly check"] and "pyrefly" in pins()
 
 
 def release_check(folder: Path, tag: str) -> subprocess.CompletedProcess[str]:

@@ -78,9 +78,9 @@ def command() -> NoReturn:
         sys.exit(main())
     try:
         code = main()
-    except BaseException:
+    except BaseException as error:
         code = 1
-        sys.excepthook(*sys.exc_info())
+        sys.excepthook(type(error), error, error.__traceback__)
     # What the interpreter would do first: libraries write what they hold.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

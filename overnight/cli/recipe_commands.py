@@ -202,7 +202,7 @@ def _launch(options: argparse.Namespace, overrides: list[str]) -> int:
         run = _all_chosen(chosen_before(run))
     from overnight.distributed.launch import Job, launch
 
-    given = {**vars(options), "overrides": overrides}
+    given: dict[str, Any] = {**vars(options), "overrides": overrides}
     return launch(run, Job(**{field.name: given[field.name] for field in dataclasses.fields(Job)}))
 
 

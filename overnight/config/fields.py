@@ -69,7 +69,7 @@ def hints(kind: Any) -> Mapping[str, tuple[Any, tuple[Any, ...]]]:
     return _hints(kind)
 
 
-# A function of its own, since mypy takes a class for no key of a cache.
+# A function of its own, since a type checker takes a class for no key of a cache.
 @functools.cache
 def _hints(kind: Any) -> Mapping[str, tuple[Any, tuple[Any, ...]]]:
     found = {}

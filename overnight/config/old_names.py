@@ -106,7 +106,7 @@ def _walk(node: Mapping[str, Any], path: tuple[str, ...], pattern: tuple[str, ..
             yield here, f"{known}: is now the sections compute, memory, distributed, stability, checkpoint and logging"
         elif key in RENAMED:
             yield here, f"{known}: is now {_filled(RENAMED[key], here)}"
-        elif (key, value) in _VALUES if isinstance(value, str) else False:
+        elif isinstance(value, str) and (key, value) in _VALUES:
             yield here, f"{known} = {value!r}: is now {_VALUES[key, value]}"
         if isinstance(value, Mapping) and key != "train":
             yield from _walk(value, here, general)

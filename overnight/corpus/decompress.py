@@ -41,7 +41,9 @@ def unpacked(file: IO[bytes], name: str) -> tuple[io.BufferedReader, str]:
 
     Reading from it raises `TruncatedError` when the packed data end early and `DataError` when they are damaged.
     """
-    stream = io.BufferedReader(cast(io.RawIOBase, file), _BLOCK) if not isinstance(file, io.BufferedReader) else file
+    stream: io.BufferedReader[Any] = (
+        io.BufferedReader(cast(io.RawIOBase, file), _BLOCK) if not isinstance(file, io.BufferedReader) else file
+    )
     magic = stream.peek(6)[:6]
     opened: Any
     if magic.startswith(b"\x1f\x8b"):

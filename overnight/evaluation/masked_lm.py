@@ -39,7 +39,6 @@ class MaskedLM(Protocol):
     digest: str
     """Of the weights."""
     precision: str
-    device: torch.device
     tokenizer: Tokenizer
     """Gives tokens with their places in the text, without special ones."""
     vocabulary: Vocabulary
@@ -48,6 +47,11 @@ class MaskedLM(Protocol):
 
     batch_tokens: int
     """Tokens of a batch, where a sequence alone has not more."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        ...
 
     def log_probabilities(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return ln p of `targets["mlm"]` at `predicted_M` (M, float32), and whether it is the likeliest token (M, bool).

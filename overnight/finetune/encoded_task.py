@@ -91,7 +91,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
 
     def encoded(examples: list[Example], rows_together: int = 1) -> EncodedExamples:
         sequences = encode_examples(tokenizer, vocabulary, examples, spec.seq_len)
-        targets = {}
+        targets: dict[str, np.ndarray] = {}
         if examples and all(example.label is not None for example in examples):
             if task.kind == "regression":
                 targets["label"] = np.array([example.label for example in examples], np.float32)

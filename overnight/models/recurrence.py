@@ -139,8 +139,8 @@ class _Window(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_h: Tensor | None, grad_c: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         assert not ctx.spent, "a window with a workspace has one backward pass"
-        saved = ctx.saved_tensors
-        read = *saved, *(None if grad is None else grad.contiguous() for grad in (grad_h, grad_c))
+        saved: tuple[Any, ...] = ctx.saved_tensors
+        read: tuple[Any, ...] = *saved, *(None if grad is None else grad.contiguous() for grad in (grad_h, grad_c))
         if ctx.graphs is None:
             grad_table, *grads = _backward(ctx.workspace or Workspace(), *read)
         else:

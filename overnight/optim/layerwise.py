@@ -263,7 +263,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
 
     @staticmethod
     @abstractmethod
-    def update_direction(x: Any, g: Any, *moments: Any) -> tuple[Any, ...]:
+    def update_direction(*tensors: Any, **more: Any) -> tuple[Any, ...]:
         """Return where tensors go, from (x, g, moments..., scalars, group); it changes the moments."""
 
     @staticmethod

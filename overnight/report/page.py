@@ -110,7 +110,7 @@ def _render(folders: Sequence[RunFolder]) -> str:
         raise UserError(f"the report needs {error.name}: pip install 'overnight[report]'") from None
     names = _names(folders)
     charts = figures.Charts(folders, names)
-    runs = [{**summarize_folder(folder), "name": name} for folder, name in zip(folders, names, strict=True)]
+    runs: list[dict[str, Any]] = [{**summarize_folder(folder), "name": name} for folder, name in zip(folders, names, strict=True)]
     return rendered(
         "page.html",
         title=", ".join(names),

@@ -103,6 +103,7 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "", empty: bool =
 
 def _choices(spec: Mapping[str, Any]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
     """Return what :func:`text_columns` does, the columns that the task was trained on first; of a task of pairs both of them."""
+    choices: list[tuple[str, ...]]
     choices, header = text_columns(str(spec["task"]))
     names = spec.get("columns") or {}
     first, second = names.get("text"), names.get("text_b")
