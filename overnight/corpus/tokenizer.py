@@ -113,7 +113,7 @@ def train_tokens(words: WordCounts, size: int) -> list[str]:
         size: number of tokens, the special ones included.
 
     Returns:
-        The tokens, id by id, the special ones first; fewer than `size` where the text has no more to give.
+        The tokens, id by id, the special ones first; fewer than `size` where the text has no more to give, more where its characters are more.
     """
     # Of a word that is not read there is nothing to learn, and the trainer's work grows with the square of its length.
     words = words.of_length(LONGEST_WORD)

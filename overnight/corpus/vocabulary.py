@@ -94,6 +94,10 @@ def make_vocabulary(
         progress.end(counted, f"{plural(len(tokens), 'token')} from {plural(counted, 'word')}")
         if len(tokens) < data.vocab_size:
             log(f"vocabulary: the text gives no more than {len(tokens):,} of the {data.vocab_size:,} tokens of data.vocab_size")
+        elif len(tokens) > data.vocab_size:
+            log(
+                f"vocabulary: the characters of the text alone are {len(tokens):,} tokens, more than the {data.vocab_size:,} of data.vocab_size"
+            )
     else:
         new = new_words(words, given, data.lowercase, data.new_words)
         shown = ", ".join([*new[:5], *["..."] * (len(new) > 5)])

@@ -1,8 +1,9 @@
-"""A vocabulary that would take the accents of a language away is warned of."""
+"""What a preparation says of its vocabulary: accents that it would take away, and another size than was asked for."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,22 @@ ENGLISH = (
 
 @pytest.mark.parametrize(("text", "lowercase", "warns"), [(GERMAN, True, True), (GERMAN, False, False), (ENGLISH, True, False)])
 def test_a_text_whose_accents_would_go_is_warned_of(tmp_path: Path, text: str, lowercase: bool, warns: bool) -> None:
-    source, lines = tmp_path / "text.txt", list[str]()
-    source.write_text("".join(f"{text} {number}\n" for number in range(40)), encoding="utf-8")
-    data = Data(paths=[str(source)], documents="line", min_chars=0, vocab_size=80, valid_fraction=0.2, lowercase=lowercase, workers=1)
-    prepare(data, tmp_path / "out", lines.append)
+    lines = prepared(tmp_path, text, lowercase=lowercase)
     assert any("data.lowercase = true takes away accents" in line and "--data.lowercase=false keeps" in line for line in lines) is warns
+
+
+@pytest.mark.parametrize(("size", "said"), [(40, "characters of the text alone are"), (3000, "the text gives no more than"), (80, None)])
+def test_a_vocabulary_of_another_size_than_asked_for_is_told(tmp_path: Path, size: int, said: str | None) -> None:
+    lines = prepared(tmp_path, ENGLISH, vocab_size=size)
+    size_there = len((tmp_path / "out" / "vocab.txt").read_text(encoding="utf-8").splitlines())
+    assert [f"{size_there:,} " in line and f" {size:,} " in line for line in lines if said and said in line] == [True] * (said is not None)
+    assert any("of data.vocab_size" in line for line in lines) is (said is not None) is (size_there != size)
+
+
+def prepared(folder: Path, text: str, **settings: Any) -> list[str]:
+    """Prepare forty documents of a text; what was said."""
+    source, lines = folder / "text.txt", list[str]()
+    source.write_text("".join(f"{text} {number}\n" for number in range(40)), encoding="utf-8")
+    data = Data(paths=[str(source)], documents="line", min_chars=0, valid_fraction=0.2, workers=1, **{"vocab_size": 80, **settings})
+    prepare(data, folder / "out", lines.append)
+    return lines
