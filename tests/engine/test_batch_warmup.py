@@ -67,7 +67,7 @@ def test_the_log_has_the_true_batches_and_the_resolved_rate(undisturbed: tuple[R
     assert all("batch" not in line for line in lines(run, "train") if line["phase"] == "long")
 
 
-@pytest.mark.parametrize("at", [1, 3, 5, 7])
+@pytest.mark.parametrize("at", [3, 7, *(pytest.param(at, marks=pytest.mark.heavy) for at in (1, 5))])
 def test_a_crash_while_the_batch_warms_up_does_not_change_the_result(at: int, tiny: Make, undisturbed: tuple[Run, str]) -> None:
     run, calls = tiny(**GROWING), 0
     work = TrainingRun(run, Line(io.StringIO()))
@@ -88,7 +88,7 @@ def test_a_crash_while_the_batch_warms_up_does_not_change_the_result(at: int, ti
     assert all(torch.equal(mine[name], clean[name]) for name in clean)
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 2, 8])
+@pytest.mark.parametrize("micro_batch_size", [2, *(pytest.param(size, marks=pytest.mark.heavy) for size in (1, 8))])
 def test_accumulation_does_not_change_the_training_while_the_batch_warms_up(
     micro_batch_size: int, tiny: Make, undisturbed: tuple[Run, str]
 ) -> None:

@@ -147,7 +147,7 @@ def test_it_ends_on_time_says_what_it_does_and_is_done(tiny: Make, clock: FakeCl
     assert record_of(run) == record and (run.run_dir / "metrics.jsonl").read_bytes() == lines
 
 
-@pytest.mark.parametrize(("slow", "seconds"), [(1, 6.0), (2, 40.0)])
+@pytest.mark.parametrize(("slow", "seconds"), [pytest.param(1, 6.0, marks=pytest.mark.heavy), (2, 40.0)])
 def test_one_slow_early_step_leaves_the_rest_of_the_time_to_those_after_it(
     slow: int, seconds: float, tiny: Make, clock: FakeClock, tmp_path: Path
 ) -> None:
@@ -179,7 +179,7 @@ def test_a_slow_first_step_after_it_was_resumed_is_not_the_speed_of_the_rest(kil
     assert all(decision.seconds_per_step < 2 for decision in record.decisions[len(known) :])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in (1, 2))])
 def test_killed_anywhere_it_has_the_bits_of_its_decisions_and_ends_at_the_same_time(
     seed: int, tiny: Make, clock: FakeClock, tmp_path: Path
 ) -> None:
@@ -247,7 +247,7 @@ def test_a_slower_machine_shortens_the_run_and_is_named(tiny: Make, clock: FakeC
     assert record.done is not None and abs(record.done - record.deadline) <= 5
 
 
-@pytest.mark.parametrize("jump", [7200.0, -7200.0])
+@pytest.mark.parametrize("jump", [pytest.param(7200.0, marks=pytest.mark.heavy), -7200.0])
 def test_a_clock_that_is_set_anew_is_noticed_and_changes_nothing(jump: float, tiny: Make, clock: FakeClock) -> None:
     run = tiny(**WSD, **LESS, budget="50s")
     real = planner.Planner.look

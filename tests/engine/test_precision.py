@@ -281,7 +281,7 @@ def test_fp16_follows_fp32_over_60_steps(tiny: Make, tmp_path: Any) -> None:
 
 
 @pytest.mark.usefixtures("low_start")
-@pytest.mark.parametrize("at", [1, 3, 8])
+@pytest.mark.parametrize("at", [3, *(pytest.param(at, marks=pytest.mark.heavy) for at in (1, 8))])
 def test_fp16_resumes_bit_by_bit_with_its_scale(at: int, tiny: Make, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "WINDOW", 3)
     whole, cut = (tiny(**{"precision": "fp16"}, out=str(tmp_path / name)) for name in ("whole", "cut"))
@@ -308,7 +308,7 @@ def test_fp16_resumes_bit_by_bit_with_its_scale(at: int, tiny: Make, tmp_path: A
     assert a == b
 
 
-@pytest.mark.parametrize("name", ["lamb", "adamw"])
+@pytest.mark.parametrize("name", ["lamb", pytest.param("adamw", marks=pytest.mark.heavy)])
 def test_an_overflow_is_taken_again_on_the_same_batch_and_nothing_is_lost(name: str) -> None:
     high = LossScale(2.0**32)
     model, optimizer, steps = train(name, scale=high, steps=3, dtype=torch.float16)
