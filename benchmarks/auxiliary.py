@@ -103,9 +103,14 @@ def trial(run: Run, problem: ProbeTask, weight: float) -> Trial:
     return Trial(weight, run.seed, held["byte_loss"] / math.log(2), error, accuracy, round(time.perf_counter() - start, 1))
 
 
+def labels_of(data: Path, split: str) -> np.ndarray:
+    """Return the labels of a prepared split (rows)."""
+    return np.concatenate([shard.labels for shard in open_shards(data, split, verify=False) if shard.labels is not None])
+
+
 def blind(data: Path) -> float:
     """Root of the mean squared error of the validation stars when all are said to be the mean of the training reviews."""
-    train, valid = (np.concatenate([shard.labels for shard in open_shards(data, split, verify=False)]) for split in ("train", "valid"))
+    train, valid = labels_of(data, "train"), labels_of(data, "valid")
     return float(np.sqrt(np.nanmean((valid - np.nanmean(train)) ** 2)))
 
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -228,7 +228,7 @@ def run_trainer(text: Text, size: Size, settings: Settings, seed: int, steps: in
         callbacks=[clock],
     )
     trainer.train()
-    return trainer.model
+    return cast(BertForMaskedLM, trainer.model)
 
 
 @torch.no_grad()

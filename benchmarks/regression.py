@@ -20,7 +20,7 @@ import numpy as np
 from overnight.byte_lm.features import extract_features
 from overnight.byte_lm.linear_probe import read_probe_task
 from overnight.byte_lm.logistic import STRENGTHS, Classifier, by_liblinear, by_newton, distance
-from overnight.config import stored_run
+from overnight.config import ByteRun, stored_run
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
 from overnight.interop.byte_models import load_byte_model
@@ -35,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options, overrides = parser.parse_known_args(arguments)
     run = stored_run(options.source, overrides)
+    if not isinstance(run, ByteRun) or options.task not in run.linear_probe:
+        raise SystemExit(
+            f"{options.source} has no linear probe {options.task!r}; it has: {', '.join(getattr(run, 'linear_probe', ())) or 'none'}"
+        )
     set_up_machine(run)
     spec = run.linear_probe[options.task]
     problem, seed = read_probe_task(spec), spec.seeds[0]

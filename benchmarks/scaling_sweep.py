@@ -35,7 +35,7 @@ from typing import Any
 
 from benchmarks.timed_training import NO_BUDGET, data_override, keep_study, prepare, train_lines
 from overnight import config
-from overnight.config import BertRun
+from overnight.config import BertRun, ModernBertConfig
 from overnight.console import Line
 from overnight.corpus.shards import load_manifest
 from overnight.display import duration
@@ -165,6 +165,12 @@ class Sweep:
         return read_mapping(self.results, "delete it, and do all again")["points"] if self.results.exists() else []
 
 
+def network(run: BertRun) -> ModernBertConfig:
+    """Return the sizes of the network of a run of a sweep, which is never the published BERT."""
+    assert isinstance(run.model, ModernBertConfig)
+    return run.model
+
+
 def work_of(chain: Chain, done: Sequence[int] = ()) -> float:
     """Return the tokens that a chain still has to train, its trunk and its branches."""
     left = [tokens for tokens in chain.tokens if tokens not in done]
@@ -195,7 +201,7 @@ def train(sweep: Sweep, chain: Chain, tokens: int) -> dict[str, Any]:
         "tokens": seen,
         "asked_tokens": tokens,
         "characters": round(seen * per_token),
-        "parameters": layer_parameters(run.model),
+        "parameters": layer_parameters(network(run)),
         "steps": trunk + decay,
         "bits_per_character": round(score.bits_per_character, 5),
         "masked_accuracy": round(score.masked_accuracy, 5),
@@ -238,7 +244,7 @@ def listed(sweep: Sweep, chains: Sequence[Chain]) -> Iterator[str]:
     for chain in chains:
         here = done(points, chain)
         left = work_of(chain, here)
-        model = sweep.run(chain, sweep.work, 1).model
+        model = network(sweep.run(chain, sweep.work, 1))
         yield (
             f"{chain.name:24} {layer_parameters(model):>12,} parameters  batch {chain.batch:<4} lr {chain.lr:<8g} "
             f"{len(here)} of {len(chain.tokens)} lengths done, {left / 1e6:,.0f} M tokens to train"
