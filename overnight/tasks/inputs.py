@@ -90,12 +90,13 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "", empty: bool =
             continue
         row_id = next((cells[column] for column in ids if cells.get(column)), str(number))
         try:
+            if form == "jsonl":  # whose rows may each have other columns
+                columns = _chosen(cells, choices) or columns
             columns = columns or _columns(known or list(cells), choices, where, unread)
             if not is_text(row_id):
                 raise DataError(f"{where}:{number}: its id {NO_TEXT}")
             yield number, {"id": row_id, **dict(zip(keys, _texts(cells, columns, f"{where}:{number}", empty), strict=False))}
         except DataError as error:
-            # The columns of JSON may be others in the next row; those of the other tables are not.
             if not columns and form != "jsonl":
                 raise
             yield number, Broken(row_id if is_text(row_id) else str(number), error)
@@ -196,11 +197,19 @@ def _rows(path: str, form: str, where: str, choices: list[tuple[str, ...]], head
         raise DataError(f"{where}: holds no rows")
 
 
+def _chosen(cells: Collection[str], choices: list[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the first of some ways to name the columns of texts that a row has; none where it has none."""
+    return next((choice for choice in choices if all(column in cells for column in choice)), ())
+
+
 def _columns(cells: Sequence[str], choices: list[tuple[str, ...]], where: str, unread: str) -> tuple[str, ...]:
-    """Return the first of some ways to name the columns of texts that a row has; `unread` says what other columns there are."""
-    for choice in choices:
-        if all(column in cells for column in choice):
-            return choice
+    """Return what :func:`_chosen` does; `unread` says what other columns there are.
+
+    Raises:
+        DataError: it has none.
+    """
+    if found := _chosen(cells, choices):
+        return found
     needed = ", or ".join(" and ".join(f"`{column}`" for column in choice) for choice in dict.fromkeys(choices))
     raise DataError(
         f"{where}: is read as a table, has the columns {', '.join(cells)}{unread}, and needs {needed}; lines of text without names of columns "

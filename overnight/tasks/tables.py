@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -205,37 +205,36 @@ def _read(path: Path, lists: str = "") -> Iterator[Line]:
 
 
 def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None], _Target]:
-    """Return the columns of the texts, and the target, from the first training row."""
-    _, first = next(_read(train, names.labels or "labels"))
-    unread = ""
-    if train.suffix == ".parquet":  # a column is there even if it is empty in the first row
+    """Return the columns of the texts, and the target, from the columns of all training rows: of JSON the first may lack some, or have null there."""
+    found, unread = dict.fromkeys(column for _, cells in _read(train, names.labels or "labels") for column in cells), ""
+    if train.suffix == ".parquet":  # a column is there even if it is empty in all rows
         known, unread = parquet_columns(train, names.labels or "labels")
-        first = dict.fromkeys(known, "") | first
-    have = f"{train}: has the columns {', '.join(first)}{unread}"
+        found = dict.fromkeys(known)
+    have = f"{train}: has the columns {', '.join(found)}{unread}"
     for what, given in vars(names).items():
         for column in given.split(",") if what == "labels" else [given]:
-            if column and column not in first:
-                near = difflib.get_close_matches(column, first, 1)
+            if column and column not in found:
+                near = difflib.get_close_matches(column, found, 1)
                 raise DataError(f"{have}, and no {column!r}{f' (did you mean {near[0]!r}?)' if near else ''}, which columns.{what} names")
     if names.text or names.text_b:
-        texts: tuple[str, str | None] = (names.text or ("text_a" if "text_a" in first else "text"), names.text_b or None)
-        if texts[0] not in first:
+        texts: tuple[str, str | None] = (names.text or ("text_a" if "text_a" in found else "text"), names.text_b or None)
+        if texts[0] not in found:
             raise DataError(f"{have}; name the first text of a pair with --columns.text=")
-    elif "text_a" in first:
-        texts = ("text_a", "text_b" if "text_b" in first else None)
-    elif "text" in first:
+    elif "text_a" in found:
+        texts = ("text_a", "text_b" if "text_b" in found else None)
+    elif "text" in found:
         texts = ("text", None)
     else:
         raise DataError(f"{have}; name the text `text`, or a pair `text_a` and `text_b`, or say what they are called: --columns.text=")
-    return texts, _target(first, names, have)
+    return texts, _target(found, names, have)
 
 
-def _target(first: Mapping[str, str], names: Columns, have: str) -> _Target:
+def _target(columns: Collection[str], names: Columns, have: str) -> _Target:
     if names.labels:
         return _Target("multi_label", tuple(names.labels.split(",")))
     if names.label or names.score:
         return _Target("classification" if names.label else "regression", (names.label or names.score,))
-    found = [name for name in ("label", "labels", "score") if name in first]
+    found = [name for name in ("label", "labels", "score") if name in columns]
     if len(found) != 1:
         raise DataError(
             f"{have}; name the classes `label`, or the numbers `score`, or several classes `labels`, one of these, or say which it is: --columns.label="

@@ -61,6 +61,16 @@ def test_pairs_and_scores_make_a_regression_on_pairs(tmp_path: Path) -> None:
     assert {(r.text_a, r.text_b, r.label) for r in read.train + read.dev} == {(f"a{i}", f"b{i}", i / 10) for i in range(50)}
 
 
+@pytest.mark.parametrize("second", [{}, {"text_b": None}])
+def test_a_second_text_that_the_first_row_of_json_lacks_is_not_lost_for_the_others(second: dict[str, None], tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps({"text_a": "a", "label": i % 2, **({"text_b": "b"} if i else second)}) + "\n" for i in range(20)))
+    with pytest.raises(DataError, match=r"t.jsonl:1: column 'text_b' is missing \(there are text_a, label\)"):
+        load_task("csv", path)
+    first, *others = (content for _, content in filter(None, read_input(str(path), {"task": "csv"})))
+    assert first == {"id": "1", "text_a": "a"} and [row["text_b"] for row in others if isinstance(row, dict)] == ["b"] * 19
+
+
 def test_equal_texts_are_never_on_both_sides_of_the_split_and_the_seed_chooses(tmp_path: Path) -> None:
     path = _write(tmp_path / "t.csv", ROWS + ROWS)
     first, second = load_task("csv", path, seed=0), load_task("csv", path, seed=1)
