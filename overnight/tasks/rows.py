@@ -57,8 +57,10 @@ def raw_lines(path: str) -> Iterator[bytes | None]:
     """Yield the lines of a file, or of standard input for `-`, and None where the next one does not come at once; see :func:`is_too_long`.
 
     Raises:
-        DataError: when there is no such file.
+        DataError: when there is no such file, or standard input is closed.
     """
+    if path == "-" and sys.stdin is None:
+        raise DataError("standard input: is closed; give a file, or lines through a pipe")
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
             try:

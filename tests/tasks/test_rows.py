@@ -142,6 +142,12 @@ def test_where_no_line_follows_at_once_what_came_is_answered(monkeypatch: pytest
         assert list(found) == []
 
 
+def test_a_standard_input_that_is_closed_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)  # what Python makes of `<&-`
+    with pytest.raises(DataError, match="standard input: is closed; give a file"):
+        list(read_input("-", {"task": "mask"}))
+
+
 def test_no_more_is_held_of_a_line_that_is_too_long_and_the_next_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_LONGEST", 10)
     content = b"a" * 35 + b"\n" + b"b" * 9 + b"\n" + b"c" * 10 + b"\nd"
