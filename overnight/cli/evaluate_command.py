@@ -44,6 +44,9 @@ def add_evaluate(add: Add) -> None:
 
 
 def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
+    for name, given in (("text", options.text or []), ("blimp", [options.blimp]), ("json", [options.json])):
+        if "" in given:  # an empty variable of a shell
+            raise ConfigError(f"--{name} = '': name a file")
     if options.json and Path(options.json).is_dir():
         raise ConfigError(f"--json = {options.json}: is a folder; name the file to write")
     if options.pairs is not None and (options.pairs < 0 or options.pairs == 1):
