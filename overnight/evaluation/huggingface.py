@@ -58,27 +58,37 @@ class HuggingFaceMaskedLM:
 
     @torch.inference_mode()
     def log_probabilities(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Return ln p of the true token at each predicted position (M), and whether it is the likeliest (M)."""
+        """Return ln p of the true token at each predicted position (M), and whether it is the likeliest (M).
+
+        Sequences of one length are computed together, without padding: where a network convolves or averages over places, the mask of its attention does
+        not keep that out.
+        """
         assert batch.predicted_M is not None
-        lengths, longest = np.array(batch.lengths), max(batch.lengths)
-        real_ST = torch.arange(longest) < torch.from_numpy(lengths)[:, None]
-        ids_ST = torch.full(real_ST.shape, self.vocabulary.pad)
-        ids_ST[real_ST] = batch.ids_N
-        starts, at_M = batch.starts.numpy(), batch.predicted_M.numpy()
+        lengths_S, starts, at_M = np.array(batch.lengths), batch.starts.numpy(), batch.predicted_M.numpy()
         sequence_M = np.searchsorted(starts, at_M, side="right") - 1
-        places_SP, slot_M = _slots(sequence_M, at_M - starts[sequence_M], len(lengths))
-        logits_SPV = self._logits(ids_ST, real_ST, torch.from_numpy(places_SP))
-        logits_MV = logits_SPV.flatten(0, 1)[torch.from_numpy(sequence_M * places_SP.shape[1] + slot_M).to(self.device)]
-        labels_M, rows = batch.targets["mlm"].to(self.device), logit_rows(self.device, logits_MV.shape[1])
+        log_p_M, right_M = np.empty(len(at_M), np.float32), np.empty(len(at_M), bool)
+        for length in np.unique(lengths_S[sequence_M]):
+            rows, mine = np.flatnonzero(lengths_S == length), np.flatnonzero(lengths_S[sequence_M] == length)
+            ids_ST = batch.ids_N[torch.from_numpy(starts[rows, None] + np.arange(length))]
+            row_M, place_M = np.searchsorted(rows, sequence_M[mine]), at_M[mine] - starts[sequence_M[mine]]
+            log_p_M[mine], right_M[mine] = self._of_one_length(ids_ST, row_M, place_M, batch.targets["mlm"][torch.from_numpy(mine)])
+        return log_p_M, right_M
+
+    def _of_one_length(self, ids_ST: Tensor, row_M: np.ndarray, place_M: np.ndarray, labels_M: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Return :meth:`log_probabilities` of some places of sequences, by row and column."""
+        places_SP, slot_M = _slots(row_M, place_M, len(ids_ST))
+        logits_SPV = self._logits(ids_ST, torch.from_numpy(places_SP))
+        logits_MV = logits_SPV.flatten(0, 1)[torch.from_numpy(row_M * places_SP.shape[1] + slot_M).to(self.device)]
+        labels_M, rows = labels_M.to(self.device), logit_rows(self.device, logits_MV.shape[1])
         return joined([of_logits(logits, labels) for logits, labels in zip(logits_MV.split(rows), labels_M.split(rows), strict=True)])
 
-    def _logits(self, ids_ST: Tensor, real_ST: Tensor, places_SP: Tensor) -> Tensor:
+    def _logits(self, ids_ST: Tensor, places_SP: Tensor) -> Tensor:
         """Return the logits at some places of each sequence: (S, P, V)."""
-        ids_ST, real_ST, places_SP = (tensor.to(self.device) for tensor in (ids_ST, real_ST, places_SP))
+        ids_ST, places_SP = ids_ST.to(self.device), places_SP.to(self.device)
         dtype = DTYPES[self.precision]
         mixed = nullcontext() if dtype == torch.float32 else torch.autocast(self.device.type, dtype)
         with mixed, _only_at(self.model.base_model, places_SP):
-            logits: Tensor = self.model(input_ids=ids_ST, attention_mask=real_ST.long()).logits
+            logits: Tensor = self.model(input_ids=ids_ST, attention_mask=torch.ones_like(ids_ST)).logits
         if logits.shape[1] == places_SP.shape[1]:  # fewer than tokens, since the special ones are never predicted
             return logits
         # The head of this architecture reads something else than what its base model returns.
@@ -189,7 +199,7 @@ def _vocabulary(tokenizer: Any, backend: Tokenizer, model: Any, folder: Path) ->
         ids[what] = found
     # Random tokens are drawn from those that the tokenizer knows and the model has a row for.
     largest = max(backend.get_vocab(with_added_tokens=True).values())
-    rows = model.get_input_embeddings().num_embeddings
+    rows = len(model.get_input_embeddings().weight)
     if largest >= rows:
         raise DataError(f"{folder}: its tokenizer has a token {largest}, and its embedding {rows} rows; put the right tokenizer there")
     pad, unk = (getattr(tokenizer, f"{name}_token_id", None) for name in ("pad", "unk"))

@@ -102,21 +102,24 @@ def test_pseudo_likelihoods_are_those_of_transformers_sentence_by_sentence(kind:
     assert model.longest == (96 if kind == "roberta" else 98)  # RoBERTa counts positions from 2
 
 
-def test_bits_per_character_are_those_of_transformers_with_the_same_masks(bert: Path) -> None:
+@pytest.mark.parametrize("kind", ["bert", "convbert", "fnet", "ibert"])
+def test_bits_per_character_are_those_of_transformers_with_the_same_masks(kind: str, tiny_data: Path, tmp_path: Path) -> None:
+    folder = write_folder(kind, tmp_path / kind, tiny_data)
+
     class Recorded(HuggingFaceMaskedLM):
         def log_probabilities(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
             batches.append(batch)
             return super().log_probabilities(batch)
 
     batches: list[Any] = []
-    found = masked_score(Recorded(bert, config.machine_run(CPU)), TEXT, Line(io.StringIO()))
+    found = masked_score(Recorded(folder, config.machine_run(CPU)), TEXT, Line(io.StringIO()))
     log_p: list[float] = []
     for batch in batches:
         for a, b in zip(batch.starts.tolist(), batch.starts.tolist()[1:], strict=False):
             here = (batch.predicted_M >= a) & (batch.predicted_M < b)
             shown, places = batch.ids_N[a:b].tolist(), (batch.predicted_M[here] - a).tolist()
             ids = dict(zip(places, batch.targets["mlm"][here].tolist(), strict=True))
-            log_p += naive(bert, [ids.get(i, token) for i, token in enumerate(shown)], places, shown)
+            log_p += naive(folder, [ids.get(i, token) for i, token in enumerate(shown)], places, shown)
     assert found.masked_tokens == len(log_p)
     assert found.mlm_loss == pytest.approx(-np.mean(log_p), rel=1e-5)
     assert found.bits_per_character == pytest.approx(-sum(log_p) / found.masked_characters / math.log(2), rel=1e-5)
