@@ -116,7 +116,7 @@ def read_texts(path: str, field: str = "text") -> list[str]:
         DataError: naming file, line and column.
     """
     tables = {".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl}
-    ending = Path(path).suffix
+    ending = Path(path).suffix.lower()
     if ending == ".json" and (texts := _json_list(Path(path), field)) is not None:
         return texts
     if ending not in (*tables, ".json"):

@@ -208,11 +208,11 @@ def _task_of(kind: type[Finetune] | type[LinearProbe], name: str, overrides: Seq
     part = _PART[kind]
     given = next((text.partition("=")[2] for text in overrides if text.startswith("path=")), "")
     path = environment_path(given, f"{part}.{name}.path") if given else Path()
-    if path.suffix in _TABLES or any((path / f"train{ending}").is_file() for ending in _TABLES):
+    if path.suffix.lower() in _TABLES or any((path / f"train{ending}").is_file() for ending in _TABLES):
         return "csv"
-    if "tokens" in tasks and (path.suffix in _TAGGED or any((path / f"train{ending}").is_file() for ending in _TAGGED)):
+    if "tokens" in tasks and (path.suffix.lower() in _TAGGED or any((path / f"train{ending}").is_file() for ending in _TAGGED)):
         return "tokens"
-    if path.suffix == ".json" and "squad" in tasks:
+    if path.suffix.lower() == ".json" and "squad" in tasks:
         return "squad"
     near = difflib.get_close_matches(name, tasks, 1)
     questions = ", --task=squad for questions in SQuAD's format, --task=tokens for words with tags" if "squad" in tasks else ""

@@ -54,7 +54,7 @@ def embed_files(model: Model, files: Sequence[str], pooling: str, layer: int, no
             vectors = embed_texts(model.trained, [text for _, text in rows], pooling, layer, normalize)
             return (Embedded(row_id, file, vector) for (row_id, _), vector in zip(rows, vectors, strict=True))
 
-        given = read_input(file, {"task": "csv"}, "" if Path(file).suffix in _TABLES else "lines", empty=True)
+        given = read_input(file, {"task": "csv"}, "" if Path(file).suffix.lower() in _TABLES else "lines", empty=True)
         for found in answered(given, read, embed, keep_going=True, empty=True, pairs=False):
             yield found if isinstance(found, Embedded) else Embedded(found["id"], file, None, found["error"])
 

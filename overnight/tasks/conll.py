@@ -110,7 +110,7 @@ def read_sentences(path: Path, tagged: bool) -> list[Sentence]:
     Raises:
         DataError: naming file and line.
     """
-    sentences = list(_json_sentences(path, tagged) if path.suffix == ".jsonl" else _conll_sentences(path, tagged))
+    sentences = list(_json_sentences(path, tagged) if path.suffix.lower() == ".jsonl" else _conll_sentences(path, tagged))
     if not sentences:
         raise DataError(f"{path}: holds no sentence")
     return sentences
@@ -129,7 +129,7 @@ def _conll_sentences(path: Path, tagged: bool) -> Iterator[Sentence]:
                 count += 1
             words, tags = [], []
             continue
-        if path.suffix == ".conllu" and (_COMMENT.match(line) or len(cells) == _CONLL_U):
+        if path.suffix.lower() == ".conllu" and (_COMMENT.match(line) or len(cells) == _CONLL_U):
             raise DataError(f"{path}:{number}: is CoNLL-U, which numbers its words; take their forms and tags: {_AS_TWO_COLUMNS}")
         columns = columns or len(cells)
         if len(cells) != columns or (tagged and columns < 2):

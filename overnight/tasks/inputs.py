@@ -70,7 +70,7 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "", empty: bool =
     if spec["task"] == "tokens":
         yield from _sentences(path, spec, form)
         return
-    form = form or Path(path).suffix[1:]
+    form = form or Path(path).suffix[1:].lower()
     if form not in _TABLES:
         yield from _lines(path)
         return
@@ -125,7 +125,7 @@ def _lines(path: str) -> Iterator[Given | None]:
     Raises:
         DataError: a .json is no JSON lines, of which each line would be taken for a text.
     """
-    begins = Path(path).suffix != ".json"
+    begins = Path(path).suffix.lower() != ".json"
     for number, line in numbered(text_lines(path)):
         if not begins and line and (text := line.strip()):
             if text.startswith("[") or text == "{":
@@ -146,8 +146,8 @@ def _sentences(path: str, spec: Mapping[str, Any], form: str) -> Iterator[Given 
     """
     if form not in ("", "lines", "jsonl"):
         raise ConfigError(f"format = {form!r}: sentences to tag are lines or jsonl, or of CoNLL by the ending of their file; leave it out")
-    ending = Path(path).suffix
-    trained = {Path(spec.get(key) or "").suffix for key in ("path", "dev")} - {"", ".jsonl"}
+    ending = Path(path).suffix.lower()
+    trained = {Path(spec.get(key) or "").suffix.lower() for key in ("path", "dev")} - {"", ".jsonl"}
     named = ending in {*CONLL_ENDINGS, *trained} and (ending != ".txt" or _is_conll(Path(path), spec.get("labels") or ()))
     if form or path == "-" or not named:
         yield from _lines(path)

@@ -152,7 +152,7 @@ def question_lines(path: str) -> Iterator[str] | None:
     Raises:
         DataError: as :func:`read_squad`.
     """
-    if not path.endswith(".json") or not Path(path).is_file():
+    if not path.lower().endswith(".json") or not Path(path).is_file():
         return None
     try:
         root = parse_json(read_text(Path(path)))

@@ -197,17 +197,18 @@ def _find(folder: Path, name: str) -> Path | None:
 
 
 def _read(path: Path, lists: str = "") -> Iterator[Line]:
-    if path.suffix not in _ENDINGS:
+    ending = path.suffix.lower()
+    if ending not in _ENDINGS:
         raise DataError(f"{path}: a table ends in {', '.join(_ENDINGS)}")
-    if path.suffix in (".jsonl", ".parquet"):
-        return (read_jsonl if path.suffix == ".jsonl" else read_parquet)(path, lists)
-    return (read_csv if path.suffix == ".csv" else read_tsv)(path)
+    if ending in (".jsonl", ".parquet"):
+        return (read_jsonl if ending == ".jsonl" else read_parquet)(path, lists)
+    return (read_csv if ending == ".csv" else read_tsv)(path)
 
 
 def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None], _Target]:
     """Return the columns of the texts, and the target, from the columns of all training rows: of JSON the first may lack some, or have null there."""
     found, unread = dict.fromkeys(column for _, cells in _read(train, names.labels or "labels") for column in cells), ""
-    if train.suffix == ".parquet":  # a column is there even if it is empty in all rows
+    if train.suffix.lower() == ".parquet":  # a column is there even if it is empty in all rows
         known, unread = parquet_columns(train, names.labels or "labels")
         found = dict.fromkeys(known)
     have = f"{train}: has the columns {', '.join(found)}{unread}"

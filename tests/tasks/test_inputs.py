@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from overnight.byte_lm.features import read_texts
 from overnight.errors import ConfigError, DataError
 from overnight.tasks.classification import load_task
 from overnight.tasks.inputs import Broken, read_input
+from overnight.tasks.squad import question_lines
 
 
 def rows(path: Path, task: str, **columns: str) -> list[dict[str, Any]]:
@@ -143,6 +145,22 @@ def test_a_plain_text_to_tag_has_a_sentence_a_line(text: str, conll: bool, tmp_p
         if conll
         else found == text.splitlines(True)
     )
+
+
+def test_the_ending_of_a_file_may_be_in_capitals(tmp_path: Path) -> None:
+    table = "text,label\n" + "".join(f"row {i},{i % 2}\n" for i in range(30))
+    found = []
+    for ending in (".csv", ".CSV"):
+        path = tmp_path / f"t{ending}"
+        path.write_text(table)
+        found.append((rows(path, "csv"), load_task("csv", path).train, read_texts(str(path))))
+    assert found[0] == found[1] and found[0][0][0] == {"id": "2", "text_a": "row 0"}
+    (tmp_path / "t.CONLL").write_text("Ada B\nwrote O\n")
+    ((_, line),) = filter(None, read_input(str(tmp_path / "t.CONLL"), {"task": "tokens"}))
+    assert json.loads(str(line))["tokens"] == ["Ada", "wrote"]
+    questions = {"data": [{"paragraphs": [{"context": "a b", "qas": [{"id": "1", "question": "what?"}]}]}]}
+    (tmp_path / "t.JSON").write_text(json.dumps(questions))
+    assert len(list(question_lines(str(tmp_path / "t.JSON")) or ())) == 1
 
 
 def test_other_files_are_lines_as_they_are(tmp_path: Path) -> None:
