@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from overnight.config.schema import Columns
-from overnight.errors import DataError
+from overnight.errors import ConfigError, DataError
 from overnight.state_files import is_text, parse_json
 from overnight.tasks.examples import Example, TaskData, split_off, strata
 from overnight.tasks.rows import NO_TEXT, Row, csv_rows, jsonl_rows, parquet_columns, parquet_rows, tsv_rows
@@ -145,6 +145,7 @@ def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path 
         share: of the texts that is split off.
 
     Raises:
+        ConfigError: a column that is named twice.
         DataError: a file or column that is missing, a row without text or label, a class that the training rows lack; naming file and line.
     """
     files = {"train": path} if path.is_file() else {name: found for name in _SPLITS if (found := _find(path, name))}
@@ -212,9 +213,13 @@ def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None], _Targ
         known, unread = parquet_columns(train, names.labels or "labels")
         found = dict.fromkeys(known)
     have = f"{train}: has the columns {', '.join(found)}{unread}"
+    used: set[str] = set()
     for what, given in vars(names).items():
-        for column in given.split(",") if what == "labels" else [given]:
-            if column and column not in found:
+        for column in filter(None, given.split(",") if what == "labels" else [given]):
+            if what != "id" and column in used:
+                raise ConfigError(f"columns.{what} = {given!r}: {column!r} is named twice; each column is one text or one class")
+            used.add(column)
+            if column not in found:
                 near = difflib.get_close_matches(column, found, 1)
                 raise DataError(f"{have}, and no {column!r}{f' (did you mean {near[0]!r}?)' if near else ''}, which columns.{what} names")
     if names.text or names.text_b:

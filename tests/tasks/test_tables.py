@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight.config.schema import Columns
-from overnight.errors import DataError
+from overnight.errors import ConfigError, DataError
 from overnight.tasks.classification import load_task
 from overnight.tasks.examples import TaskData, drawn, in_validation, split_off, strata
 from overnight.tasks.inputs import Broken, read_input
@@ -168,6 +168,14 @@ def test_columns_may_have_other_names(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             read(**names)
+
+
+@pytest.mark.parametrize("names", [Columns(labels="a,b,a"), Columns(text="a", label="a"), Columns(text="b", text_b="b")])
+def test_a_column_that_is_named_twice_is_refused(names: Columns, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,a,b\n" + "".join(f"t{i},{i % 2},{i % 3 % 2}\n" for i in range(60)))
+    with pytest.raises(ConfigError, match=r"columns\.\w+ = .*: '[ab]' is named twice"):
+        load_task("csv", tmp_path / "t.csv", columns=names)
+    assert load_task("csv", tmp_path / "t.csv", columns=Columns(labels="a,b", id="text")).labels == ("a", "b")
 
 
 def test_a_table_to_score_on_is_named_beside_that_to_train_on(tmp_path: Path) -> None:
