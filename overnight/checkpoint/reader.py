@@ -222,6 +222,16 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], checkpoint: Path) -> N
     model.load_state_dict({name: distribute_like(own[name], t) if hasattr(own[name], "placements") else t for name, t in tensors.items()})
 
 
+def assert_masked_lm(tensors: Mapping[str, Tensor], run_dir: Path) -> None:
+    """Check that weights have a masked-LM head, which those of an imported encoder may lack.
+
+    Raises:
+        DataError: when they have none.
+    """
+    if "mlm.bias" not in tensors:
+        raise DataError(f"{run_dir}: has no masked-LM head, so it fills in no [MASK]; name a pretrained model that has one")
+
+
 def _kind(tensor: Tensor | None) -> str:
     return "absent" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 

@@ -54,10 +54,15 @@ def evaluate(run: BertRun, split: str) -> Score:
     checkpoint = reader.newest_checkpoint(run.run_dir / "checkpoints")
     if checkpoint is None:
         raise DataError(f"{run.run_dir} has no checkpoint; run `overnight pretrain` first")
+    progress, state, _ = reader.read_checkpoint(checkpoint)
+    reader.assert_masked_lm(state, run.run_dir)
+    if not (run.data_dir / "manifest.json").is_file():
+        raise DataError(
+            f"{run.data_dir}: holds no prepared data, of which the {split} text is read; name its folder with --data.dir=FOLDER, or raw text with --text"
+        )
     same_vocabulary(run.data_dir, kept_vocabulary(run)[1].hash, checkpoint)
     device = set_up_machine(run)
     workload = BertWorkload(run, World(device=device))
-    progress, state, _ = reader.read_checkpoint(checkpoint)
     reader.fill(workload.model, state, checkpoint)
     phase, number = replace(run.phases[progress.phase], token_matching=0.0), list(run.phases).index(progress.phase)
     # Without the plans that a run folder keeps: whoever only evaluates may not be able to write there. And without a mixture: every document counts.

@@ -65,7 +65,7 @@ class RunMaskedLM:
     """The newest checkpoint of a run.
 
     Raises:
-        DataError: when there is none, or its vocabulary is missing or another.
+        DataError: when there is none, or it has no masked-LM head, or its vocabulary is missing or another.
     """
 
     def __init__(self, run: BertRun) -> None:
@@ -77,6 +77,7 @@ class RunMaskedLM:
         self.tokenizer = plain_tokenizer(load_tokenizer(corpus))
         self.model = new_model(run, self.vocabulary, self.device)
         progress, state, _ = reader.read_checkpoint(place)
+        reader.assert_masked_lm(state, run.run_dir)
         reader.fill(self.model, state, place)
         assert_same_corpus(progress, load_manifest(corpus), corpus, run)
         set_up_encoder(self.model, run, self.device)

@@ -312,8 +312,7 @@ def _load_masked_lm(run: BertRun) -> Trained:
     if source is None:
         raise DataError(f"{run.run_dir} has no checkpoint; run `overnight pretrain` first")
     progress, state, _ = reader.read_checkpoint(source)
-    if "mlm.bias" not in state:  # of an imported encoder
-        raise DataError(f"{run.run_dir}: has no masked-LM head, so it fills in no [MASK]; name a pretrained model that has one")
+    reader.assert_masked_lm(state, run.run_dir)
     device = set_up_machine(run, predicts=True)
     corpus, vocabulary = kept_vocabulary(run)
     model = new_model(run, vocabulary, device)

@@ -322,6 +322,9 @@ def test_an_encoder_without_heads_can_be_fine_tuned_and_nothing_else(
     assert "has no masked-LM head to export; fine-tune it and export the task" in capsys.readouterr().err
     assert main(["predict", "mask", "--from", "peer", "--input", "masked.txt"]) == 1
     assert "runs/peer: has no masked-LM head, so it fills in no [MASK]; name a pretrained model that has one" in capsys.readouterr().err
+    for words in (["--text", "masked.txt"], []):
+        assert main(["evaluate", "--from", "runs/peer", *words]) == 1
+        assert "runs/peer: has no masked-LM head, so it fills in no [MASK]" in capsys.readouterr().err
 
 
 def test_import_writes_a_run_folder_of_googles_bert(real_data: Path, tmp_path: Path, capsys: Captured) -> None:
