@@ -31,7 +31,8 @@ def load_imdb(path: Path, seed: int = 0) -> TaskData:
         DataError: files missing, an archive cut short, or a review that is not UTF-8, naming it.
     """
     source = _source(path)
-    parts: dict[str, list[tuple[str, str, str]]] = {"train": [], "test": []}
+    # By label and stem: of a path that is twice in an archive the last one counts, as where it is unpacked.
+    parts: dict[str, dict[tuple[str, str], str]] = {"train": {}, "test": {}}
     for part, label, stem, raw in _archive(source) if source.is_file() else _folder(source):
         try:
             text = " ".join(raw.decode("utf-8").replace("<br />", " ").split())
@@ -39,16 +40,16 @@ def load_imdb(path: Path, seed: int = 0) -> TaskData:
             raise DataError(f"{source}: {part}/{label}/{stem}.txt: not UTF-8 at offset {error.start}") from None
         if not text:
             raise DataError(f"{source}: {part}/{label}/{stem}.txt: holds no text")
-        parts[part].append((label, stem, text))
+        parts[part][label, stem] = text
     examples: dict[str, list[Example]] = {}
     for part, reviews in parts.items():
-        found = {label for label, _, _ in reviews}
+        found = {label for label, _ in reviews}
         if found != set(_LABELS):
             raise DataError(
                 f"{source}: no reviews in {part}/{min(set(_LABELS) - found)}; the layout is aclImdb/{{train,test}}/{{neg,pos}}/*.txt"
             )
         # Sorted, so that a folder and an archive in any order give the same rows.
-        examples[part] = [Example(f"{label}/{stem}", text, None, label) for label, stem, text in sorted(reviews)]
+        examples[part] = [Example(f"{label}/{stem}", text, None, label) for (label, stem), text in sorted(reviews.items())]
     train, dev = split(examples["train"], seed, str(source))
     note = f"dev is {len(dev)} of the {len(examples['train'])} training reviews, split off by a hash of their texts"
     return TaskData("imdb", "classification", _LABELS, train, dev, examples["test"], "accuracy", notes=(note,))

@@ -28,17 +28,18 @@ Line = tuple[int, dict[str, str]]
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file, without a byte order mark.
+    """Return the text of a UTF-8 file, without a byte order mark; where its lines end in carriage returns alone, these become line feeds.
 
     Raises:
         DataError: if it cannot be read (file), or is not UTF-8 (file, offset).
     """
     try:
-        return path.read_bytes().decode("utf-8").removeprefix("\ufeff")
+        text = path.read_bytes().decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.object[error.start]:#04x} at offset {error.start} is not UTF-8; convert the file") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    return text if "\n" in text else text.replace("\r", "\n")
 
 
 def read_tsv(path: Path, header: tuple[str, ...] = (), broken: int = 0, skipped: list[str] | None = None) -> Iterator[Line]:

@@ -30,6 +30,8 @@ def test_the_columns_of_conll_2003_are_words_first_and_tags_last(tmp_path: Path)
     ]
     assert read.dev == [Sentence("0", ("U.N.", "official"), ("B-ORG", "O"))] and read.test == [Sentence("0", ("Ekeus", "heads"), None)]
     assert read.labels == ("O", "B-ORG", "B-PER", "I-PER") and read.notes == ()
+    (tmp_path / "eng.train").write_bytes(CONLL.replace("\n", "\r").encode())
+    assert load_tokens(tmp_path) == read
 
 
 def test_json_lines_are_the_same_task(tmp_path: Path) -> None:

@@ -40,6 +40,15 @@ def test_folder_and_archive_give_the_same_rows_without_markup(folder: Path, tmp_
     assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "around", tmp_path / "aclImdb.tar.xz", tmp_path / "aclImdb_v1.tar.gz"])
 
 
+def test_of_a_review_that_is_twice_in_an_archive_the_last_one_counts(folder: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "aclImdb.tar.gz", "w:gz") as archive:
+        archive.add(folder / "aclImdb", "aclImdb")
+        review = folder / "aclImdb/test/pos/3_7.txt"
+        review.write_text("Seen again.")
+        archive.add(review, "aclImdb/test/pos/3_7.txt")
+    assert load_task("imdb", tmp_path) == load_task("imdb", folder)
+
+
 @pytest.mark.parametrize(("mode", "name"), [("w:xz", "aclImdb.tar.xz"), ("w:gz", "aclImdb.tar.gz")])
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.99])
 def test_an_archive_cut_short_is_refused_wherever_the_cut_is(mode: str, name: str, share: float, folder: Path, tmp_path: Path) -> None:

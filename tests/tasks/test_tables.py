@@ -45,6 +45,14 @@ def test_a_table_is_the_same_task_in_every_format(ending: str, tmp_path: Path) -
     assert 5 <= len(read.dev) <= 40 and read.notes[0].startswith(f"scored on {len(read.dev)} rows split off")
 
 
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl"])
+def test_lines_may_end_in_a_carriage_return_alone(ending: str, tmp_path: Path) -> None:
+    path = _write(tmp_path / f"mine{ending}", ROWS)
+    wanted = load_task("csv", path)
+    path.write_bytes(path.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", b"\r"))
+    assert load_task("csv", path) == wanted
+
+
 def test_files_named_by_split_are_the_splits_and_test_labels_are_optional(tmp_path: Path) -> None:
     _write(tmp_path / "train.csv", ROWS)
     _write(tmp_path / "valid.tsv", ROWS[:3])
