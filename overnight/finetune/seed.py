@@ -22,6 +22,7 @@ from overnight.distributed.world import World
 from overnight.distributed.wrap import full_tensor_cpu
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import TrainingRun
+from overnight.errors import TrainingError
 from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.encoded_task import EncodedTask
 from overnight.finetune.workload import FinetuneWorkload
@@ -64,7 +65,11 @@ def outputs(
 
 
 def shown_outputs(model: nn.Module, examples: EncodedExamples, run: BertRun, spec: Finetune, line: Line, what: str) -> list[np.ndarray]:
-    """Return :func:`outputs`, and show how far it is: the longest come first, so time goes by tokens."""
+    """Return :func:`outputs`, and show how far it is: the longest come first, so time goes by tokens.
+
+    Raises:
+        TrainingError: they are not finite, as after a last step that was too large.
+    """
     start, total = time.perf_counter(), len(examples)
 
     def report_progress(done: int, share: float) -> None:
@@ -72,7 +77,13 @@ def shown_outputs(model: nn.Module, examples: EncodedExamples, run: BertRun, spe
         line.update(f"{what}  scored {done:,}/{total:,}  left {duration(left)}")
 
     device = next(model.parameters()).device
-    return outputs(model, examples, spec.micro_batch_size, DTYPES[run.precision], device, report_progress)
+    found = outputs(model, examples, spec.micro_batch_size, DTYPES[run.precision], device, report_progress)
+    # Behind the tokens of a sequence is what fills it up.
+    if not all(
+        np.isfinite(output if output.ndim == 1 else output[: len(ids)]).all() for output, ids in zip(found, examples.ids, strict=True)
+    ):
+        raise TrainingError(f"{what}: the network computes numbers that are not finite: training diverged; lower the learning rate")
+    return found
 
 
 @dataclass(frozen=True)
