@@ -6,12 +6,15 @@ import math
 import time
 from dataclasses import dataclass
 
+import numpy as np
+
 from overnight.batches.streams import Streams
 from overnight.config import ByteRun
 from overnight.corpus.shards import open_shards
 from overnight.distributed.world import World
 from overnight.engine import loop
 from overnight.engine.evaluate import evaluation_config
+from overnight.engine.finite import finite_outputs
 from overnight.engine.recurrent_state import RecurrentState
 from overnight.engine.training_run import set_up_machine
 from overnight.errors import ConfigError, DataError
@@ -45,6 +48,7 @@ def evaluate(run: ByteRun, split: str, groups: int | None = 16) -> Score:
 
     Raises:
         ConfigError, DataError: when there is no model, or no data of that split.
+        NonFiniteError: when the loss is NaN or infinite.
     """
     if groups is not None and groups < 1:
         raise ConfigError(f"--groups = {groups}: must be 1 or more")
@@ -62,5 +66,6 @@ def evaluate(run: ByteRun, split: str, groups: int | None = 16) -> Score:
     work = streams.whole(_STREAMS) if groups is None else streams.random_groups(groups)
     carry = RecurrentState(work[0].micro[0].streams.tolist(), model.state_shape, World(device=device))
     found = loop.evaluate(model, model.losses, work, evaluation_config(run, device), carry)
+    finite_outputs(np.array(found["byte_loss"]))
     characters = sum(step.tokens for step in work)
     return Score(found["byte_loss"] / math.log(2), found["byte_accuracy"], characters, time.perf_counter() - start)

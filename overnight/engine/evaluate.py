@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from overnight.batches.loader import Samples
@@ -15,6 +16,7 @@ from overnight.config import BertRun, Run
 from overnight.corpus.shards import load_manifest
 from overnight.distributed.world import World
 from overnight.engine import loop
+from overnight.engine.finite import finite_outputs
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
 from overnight.engine.workload import BertWorkload, seed
@@ -22,6 +24,8 @@ from overnight.errors import ConfigError, DataError
 
 # Sequences at once where the recipe leaves the number to be found by trial.
 _MICRO = 32
+# Loss (nats) whose perplexity is a number.
+_LARGEST = 700.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ def evaluate(run: BertRun, split: str) -> Score:
     Raises:
         ConfigError: for the test split.
         DataError: when there is no checkpoint, no data of that split, or it has another vocabulary.
+        NonFiniteError: when the loss, or its perplexity, is NaN or infinite.
     """
     start = time.perf_counter()
     if split == "test":
@@ -70,7 +75,9 @@ def evaluate(run: BertRun, split: str) -> Score:
     samples.set_micro_batch_size(phase.micro_batch_size or _MICRO)
     metrics = loop.evaluate(workload.model, workload.model.losses, samples.whole(), evaluation_config(run, device))
     first, *others = metrics.items()
-    metrics = dict([first, ("perplexity", math.exp(metrics["mlm_loss"])), *others])
+    perplexity = math.exp(metrics["mlm_loss"]) if metrics["mlm_loss"] < _LARGEST else math.inf  # also of NaN
+    finite_outputs(np.array(perplexity))
+    metrics = dict([first, ("perplexity", perplexity), *others])
     documents = load_manifest(run.data_dir).count(split, "documents")
     return Score(metrics, progress.phase, samples.epoch_size(), documents, time.perf_counter() - start)
 

@@ -19,6 +19,7 @@ from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary
 from overnight.config import BertRun
 from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
+from overnight.engine.finite import finite_outputs
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
 from overnight.engine.workload import new_model, set_up_encoder
@@ -129,9 +130,13 @@ def of_logits(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the parts of :func:`of_logits` as two arrays (M)."""
+    """Return the parts of :func:`of_logits` as two arrays (M).
+
+    Raises:
+        NonFiniteError: when a model computes NaN or Infinity, of which it would prefer neither of two sentences.
+    """
     log_p, right = zip(*parts, strict=True)
-    return torch.cat(log_p).cpu().numpy(), torch.cat(right).cpu().numpy()
+    return finite_outputs(torch.cat(log_p).cpu().numpy()), torch.cat(right).cpu().numpy()
 
 
 def flat_batch(ids_N: np.ndarray, lengths_S: np.ndarray, predicted_M: np.ndarray, labels_M: np.ndarray) -> Batch:

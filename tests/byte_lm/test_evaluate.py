@@ -14,6 +14,7 @@ from overnight.cli.main import main
 from overnight.config import Run, stored_run
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import open_shards
+from overnight.engine.finite import NonFiniteError
 from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import import_byte_model
 from tests.interop.byte_formula import Arrays, random_arrays, read, write_openai
@@ -78,6 +79,12 @@ def test_a_split_that_is_not_there_and_a_number_that_makes_no_sense_are_refused(
         evaluate(run, "test", 0)
     monkeypatch.setattr(module, "open_shards", lambda folder, split: [])
     with pytest.raises(DataError, match=r"holds no test text; raise data\.test_fraction"):
+        evaluate(run, "test")
+
+
+def test_a_loss_that_is_no_number_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.loop, "evaluate", lambda *args: {"byte_loss": float("nan"), "byte_accuracy": 0.0})
+    with pytest.raises(NonFiniteError, match="computes numbers that are not finite"):
         evaluate(run, "test")
 
 

@@ -20,6 +20,7 @@ from overnight.corpus.shards import open_shards
 from overnight.display import measures
 from overnight.engine import evaluate as module
 from overnight.engine.evaluate import evaluate
+from overnight.engine.finite import NonFiniteError
 from overnight.engine.pretrain import pretrain
 from overnight.engine.workload import ByteWorkload
 from overnight.errors import ConfigError, DataError
@@ -58,6 +59,13 @@ def test_the_numbers_are_those_of_the_last_validation_and_nothing_is_written_but
     assert "valid: bits per character " in out
     after = {path: path.stat().st_mtime_ns for path in run.run_dir.rglob("*")}
     assert after.pop(run.run_dir / "evaluation.json") and after == before
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 1e5])
+def test_a_loss_that_is_no_number_or_has_no_perplexity_is_an_error(loss: float, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.loop, "evaluate", lambda *args: {"mlm_loss": loss, "mlm_accuracy": 0.0})
+    with pytest.raises(NonFiniteError, match="computes numbers that are not finite"):
+        evaluate(run, "valid")
 
 
 def test_micro_batch_and_precision_change_it_by_rounding_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from overnight import config
 from overnight.config import BertRun, Run
 from overnight.console import Line
 from overnight.corpus.tokenizer import copy_tokenizer
+from overnight.engine.finite import NonFiniteError
 from overnight.errors import ConfigError, DataError
 from overnight.evaluation.huggingface import HuggingFaceMaskedLM, is_huggingface
 from overnight.evaluation.masked import masked_score
@@ -137,6 +138,19 @@ def test_a_run_and_the_folder_exported_from_it_have_the_same_scores(pretrained: 
         assert (one.masked_tokens, one.masked_characters, one.tokens) == (two.masked_tokens, two.masked_characters, two.tokens)
         inner = [np.array(ours.tokenizer.encode(text, add_special_tokens=False).ids) for text in SENTENCES]
         assert pseudo_log_likelihoods(ours, inner) == pytest.approx(pseudo_log_likelihoods(theirs, inner), rel=close)
+
+
+def test_a_model_that_computes_no_numbers_has_no_score(bert: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(bert, tmp_path / "nan"))
+    model = transformers.AutoModelForMaskedLM.from_pretrained(bert)
+    torch.nn.init.constant_(model.bert.embeddings.word_embeddings.weight, math.nan)
+    model.save_pretrained(folder)
+    for measure in (
+        lambda: masked_score(opened(folder), TEXT, Line(io.StringIO())),
+        lambda: pseudo_log_likelihoods(opened(folder), [np.array([7, 8, 9])]),
+    ):
+        with pytest.raises(NonFiniteError, match="computes numbers that are not finite"):
+            measure()
 
 
 def test_special_tokens_in_a_text_are_words(bert: Path) -> None:
