@@ -241,15 +241,35 @@ def parquet_rows(path: Path, lists: str = "") -> Iterator[Row]:
     """Yield the rows of a Parquet file, numbered from 1, as :func:`jsonl_rows` does; columns of other types are left out.
 
     Raises:
-        DataError: it is none, or damaged.
+        DataError: it is none, or damaged, or two columns that are read have one name.
     """
     number = 0
     with _parquet(path) as file:
         read = [place for place, field in enumerate(file.schema_arrow) if field.name == lists or _is_read(field.type)]
+        check_header([file.schema_arrow.names[place] for place in read], str(path))
         for batch in file.iter_batches(_ROWS, use_threads=False):
-            for row in batch.select(read).to_pylist():
+            for row in _rows_of(batch.select(read)):
                 number += 1
-                yield number, _plain(row, lists)
+                yield number, DataError(f"{path}:{number}: column {row!r} {NO_TEXT}") if isinstance(row, str) else _plain(row, lists)
+
+
+def _rows_of(batch: Any) -> list[dict[str, Any] | str]:
+    """Return the rows of a part of a Parquet file; of one whose text is not UTF-8 the name of that column."""
+    try:
+        found: list[dict[str, Any] | str] = batch.to_pylist()
+    except UnicodeDecodeError:
+        found = [_row_of(batch, place) for place in range(len(batch))]
+    return found
+
+
+def _row_of(batch: Any, place: int) -> dict[str, Any] | str:
+    row: dict[str, Any] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            row[name] = column[place].as_py()
+        except UnicodeDecodeError:
+            return str(name)
+    return row
 
 
 def parquet_columns(path: Path, lists: str = "") -> tuple[list[str], str]:

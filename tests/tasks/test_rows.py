@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +22,7 @@ from overnight.errors import ConfigError, DataError
 from overnight.tasks import inputs, rows
 from overnight.tasks.inputs import Broken, Given, answered, read_input, read_lines
 from overnight.tasks.rows import csv_rows, is_too_long, jsonl_rows, parquet_rows, raw_lines, text_lines, tsv_rows
-from overnight.tasks.tables import read_csv, read_jsonl, read_tsv
+from overnight.tasks.tables import read_csv, read_jsonl, read_parquet, read_tsv
 
 CELL = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 
@@ -210,6 +211,20 @@ def test_a_parquet_file_is_read_some_rows_at_a_time(tmp_path: Path, monkeypatch:
     found = parquet_rows(tmp_path / "t.parquet")
     assert next(found) == (1, {"text": "row 0"}) and asked == [4]
     assert len(list(found)) == 19 and sum(asked) == 20
+
+
+def test_a_text_of_a_parquet_file_that_is_not_utf8_costs_its_row_alone(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    texts = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(np.array([0, 1, 3, 4], np.int32)), pa.py_buffer(b"a\xff\xfeb")])
+    pq.write_table(pa.table({"text": texts, "label": ["x", "y", "x"]}), path)
+    first, bad, last = (content for _, content in filter(None, read_input(str(path), {"task": "csv"})))
+    assert first == {"id": "1", "text_a": "a"} and last == {"id": "3", "text_a": "b"}
+    assert isinstance(bad, Broken) and "t.parquet:2: column 'text' is no text: bytes that are not UTF-8" in str(bad.why)
+    with pytest.raises(DataError, match=r"t.parquet:2: column 'text' is no text"):
+        list(read_parquet(path))
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), path)
+    with pytest.raises(DataError, match="has 2 columns called 'text'"):
+        list(read_parquet(path))
 
 
 def test_windows_begin_small_and_stay_bounded_on_rows_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
