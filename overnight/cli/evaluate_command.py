@@ -81,7 +81,7 @@ def _finish(options: argparse.Namespace, found: dict[str, Any], begin: float) ->
 
 def _refuse(options: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
     for name in names:
-        if (value := getattr(options, name)) not in (None, False):
+        if (value := getattr(options, name)) is not None and value is not False:  # 0 is given too
             raise ConfigError(f"--{name.replace('_', '-')} = {value}: {why}")
 
 

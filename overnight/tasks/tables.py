@@ -213,6 +213,8 @@ def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None], _Targ
     if train.suffix.lower() == ".parquet":  # a column is there even if it is empty in all rows
         known, unread = parquet_columns(train, names.labels or "labels")
         found = dict.fromkeys(known)
+    if not found:
+        raise DataError(f"{train}: has no column of texts or numbers; words with tags are --task=tokens")
     have = f"{train}: has the columns {', '.join(found)}{unread}"
     used: set[str] = set()
     for what, given in vars(names).items():

@@ -91,6 +91,7 @@ def test_nothing_named_is_the_validation_text_and_what_is_measured_is_kept_toget
         (["--blimp="], "--blimp = '': name a file"),
         (["--text", "x", ""], "--text = '': name a file"),
         (["--groups=2"], "--groups = 2: only a byte model reads groups"),
+        (["--groups=0"], "--groups = 0: only a byte model reads groups"),
         (["--whole"], "--whole = True: only a byte model reads groups"),
         (["--data.dir=nowhere"], "nowhere: holds no prepared data, of which the valid text is read; name its folder with --data.dir"),
         (["--blimp=nowhere"], "nowhere: does not exist; name blimp.tar.xz"),

@@ -178,6 +178,12 @@ def test_columns_may_have_other_names(tmp_path: Path) -> None:
             read(**names)
 
 
+def test_words_with_tags_are_no_table(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"tokens": ["a"], "tags": ["O"]}\n')
+    with pytest.raises(DataError, match=r"t.jsonl: has no column of texts or numbers; words with tags are --task=tokens"):
+        load_task("csv", tmp_path / "t.jsonl")
+
+
 @pytest.mark.parametrize("names", [Columns(labels="a,b,a"), Columns(text="a", label="a"), Columns(text="b", text_b="b")])
 def test_a_column_that_is_named_twice_is_refused(names: Columns, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text,a,b\n" + "".join(f"t{i},{i % 2},{i % 3 % 2}\n" for i in range(60)))
