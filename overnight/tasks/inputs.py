@@ -141,7 +141,7 @@ def _sentences(path: str, spec: Mapping[str, Any], form: str) -> Iterator[Given 
     """Yield the sentences to tag: one word a line where training reads a file of such a name so, else a sentence a line, as JSON or as text.
 
     Raises:
-        ConfigError: the format is one of tables.
+        ConfigError: the format, or the ending of the file, is one of tables.
         DataError: a line of CoNLL is wrong.
     """
     if form not in ("", "lines", "jsonl"):
@@ -149,6 +149,10 @@ def _sentences(path: str, spec: Mapping[str, Any], form: str) -> Iterator[Given 
     ending = Path(path).suffix.lower()
     trained = {Path(spec.get(key) or "").suffix.lower() for key in ("path", "dev")} - {"", ".jsonl"}
     named = ending in {*CONLL_ENDINGS, *trained} and (ending != ".txt" or _is_conll(Path(path), spec.get("labels") or ()))
+    if not (form or named) and ending in (".csv", ".tsv", ".parquet"):
+        raise ConfigError(
+            f"{path}: is a table by its ending, and sentences to tag are lines, JSON lines or of CoNLL; --format=lines reads each line as one"
+        )
     if form or path == "-" or not named:
         yield from _lines(path)
         return
