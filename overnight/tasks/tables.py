@@ -6,6 +6,7 @@ import difflib
 import io
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -208,10 +209,13 @@ def _read(path: Path, lists: str = "") -> Iterator[Line]:
 
 
 def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None], _Target]:
-    """Return the columns of the texts, and the target, from the columns of all training rows: of JSON the first may lack some, or have null there."""
-    found, unread = dict.fromkeys(column for _, cells in _read(train, names.labels or "labels") for column in cells), ""
-    if train.suffix.lower() == ".parquet":  # a column is there even if it is empty in all rows
-        known, unread = parquet_columns(train, names.labels or "labels")
+    """Return the columns of the texts, and the target, from the columns of the training rows."""
+    lists, ending, unread = names.labels or "labels", train.suffix.lower(), ""
+    rows = (cells for _, cells in _read(train, lists))
+    # Of JSON the first row may lack some, or have null there.
+    found = dict.fromkeys(column for cells in (rows if ending == ".jsonl" else islice(rows, 1)) for column in cells)
+    if ending == ".parquet":  # a column is there even if it is empty in the first row
+        known, unread = parquet_columns(train, lists)
         found = dict.fromkeys(known)
     if not found:
         raise DataError(f"{train}: has no column of texts or numbers; words with tags are --task=tokens")
