@@ -115,8 +115,8 @@ def _render(folders: Sequence[RunFolder]) -> str:
         "page.html",
         title=", ".join(names),
         runs=runs,
-        seeds={task["name"]: _seeds(task) for run in runs for task in run["tasks"]},
-        dots=_dots,
+        seeds=_seeds(runs),
+        strips=_strips(runs),
         errors={
             (run["name"], task["name"]): read_errors(folder.path / "finetune" / task["name"])
             for folder, run in zip(folders, runs, strict=True)
@@ -153,18 +153,33 @@ def _ordinal(value: int) -> str:
     return f"{value}{ending}"
 
 
-def _seeds(task: dict[str, Any]) -> list[int]:
-    return sorted({seed for init in ("pretrained", "random") if task[init] for seed in task[init]["values"]})
+def _seeds(runs: Sequence[Record]) -> dict[str, list[int]]:
+    """Return the seeds of each task that any of the runs has."""
+    found: dict[str, set[int]] = {}
+    for run in runs:
+        for task in run["tasks"]:
+            found.setdefault(task["name"], set()).update(*((task[init] or {}).get("values", {}) for init in ("pretrained", "random")))
+    return {name: sorted(seeds) for name, seeds in found.items()}
 
 
-def _dots(task: dict[str, Any], init: str, width: float = 160.0) -> list[float]:
-    """Return where the seeds of one kind lie on a strip from the task's worst to its best value (pixels)."""
-    every = [value for kind in ("pretrained", "random") if task[kind] for value in task[kind]["values"].values()]
-    low, high = min(every), max(every)
+def _strips(runs: Sequence[Record], width: float = 160.0) -> Callable[[Record, str], list[float]]:
+    """Return a function of a task and a kind of seeds: where these lie on a strip from the worst to the best value of the task in all runs (pixels)."""
+    every: dict[str, list[float]] = {}
+    for run in runs:
+        for task in run["tasks"]:
+            every.setdefault(task["name"], []).extend(value for init in ("pretrained", "random") for value in _values(task, init))
     margin = 6.0
-    return [
-        margin + (width - 2 * margin) * ((value - low) / (high - low) if high > low else 0.5) for value in task[init]["values"].values()
-    ]
+
+    def places(task: Record, init: str) -> list[float]:
+        low, high = min(every[task["name"]], default=0.0), max(every[task["name"]], default=0.0)
+        return [margin + (width - 2 * margin) * ((value - low) / (high - low) if high > low else 0.5) for value in _values(task, init)]
+
+    return places
+
+
+def _values(task: Record, init: str) -> list[float]:
+    """Return the values of the seeds that can be drawn: NaN and infinity have no place."""
+    return [value for value in (task[init] or {}).get("values", {}).values() if math.isfinite(value)]
 
 
 def _side_by_side(trees: Sequence[Record]) -> list[tuple[str, list[str], bool]]:

@@ -263,6 +263,16 @@ def test_several_runs_lie_over_each_other_by_name_and_show_what_differs(tmp_path
     assert "wide: docnames pretrained: seed 0, 1, 2 not run yet" in page.text
 
 
+def test_a_task_of_several_runs_has_a_column_for_every_seed_and_one_scale_for_all_of_them(tmp_path: Path) -> None:
+    low, high = finetunings([0.60, 0.62], [0.60]), finetunings([0.80, float("nan"), 0.84], [])
+    runs = [write_run(tmp_path / name, metrics() + lines, settings(name)) for name, lines in (("a", low), ("b", high), ("c", []))]
+    page = write_report(runs, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert re.findall(r">Seed (\d)<", page) == ["0", "1", "2"]
+    assert all(f"<td>{share(value)}</td>" in page for value in (0.60, 0.62, 0.80, 0.84))
+    places = [float(x) for x in re.findall(r'cx="([^"]*)"', page)]
+    assert places == pytest.approx([6 + 148 * part for part in (0, 1 / 12, 0, 10 / 12, 1)], abs=0.1)
+
+
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, metrics()) for name in ("a", "b")]
     curves = Page(write_report(runs, tmp_path / "report.html")).figures["Learning rate"]["data"]
