@@ -228,8 +228,7 @@ def _metrics(path: Path, tasks: Path) -> tuple[dict[str, list[Record]], list[str
         notes.append("metrics.jsonl is empty: nothing was measured yet")
     for kind in ("train", "eval", "tensor_norms", "noise"):
         records[kind] = _newest(records[kind])
-    for kind in ("finetune", "linear_probe", "baseline"):
-        records[kind] = _same_settings(records[kind])
+    _keep_same_settings(records)
     return records, notes
 
 
@@ -281,7 +280,9 @@ def _newest(records: list[Record]) -> list[Record]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _same_settings(records: list[Record]) -> list[Record]:
-    """Return of each task the lines that were made with the settings, and from the checkpoint, of its last line."""
-    newest = {record["name"]: record.get("config_hash") for record in records}
-    return [record for record in records if record.get("config_hash") == newest[record["name"]]]
+def _keep_same_settings(records: dict[str, list[Record]]) -> None:
+    """Keep of each task the lines that were made with the settings, and from the checkpoint, of its last seed; before there is one, of its last baseline."""
+    kinds = ("baseline", "finetune", "linear_probe")
+    newest = {record["name"]: record.get("config_hash") for kind in kinds for record in records[kind]}
+    for kind in kinds:
+        records[kind] = [record for record in records[kind] if record.get("config_hash") == newest[record["name"]]]

@@ -101,6 +101,20 @@ def test_a_repeated_seed_counts_once_with_its_last_value(tmp_path: Path) -> None
     assert task["pretrained"]["values"] == {0: 0.70, 1: 0.66, 2: 0.68}
 
 
+def test_seeds_are_compared_with_the_baseline_of_their_own_settings(tmp_path: Path) -> None:
+    *seeds, baseline = [{**line, "config_hash": "a"} for line in finetunings([0.67, 0.66, 0.68], [0.50, 0.49, 0.51])]
+    # Killed before the first seed of other settings was done, and with that seed.
+    other = {**baseline, "config_hash": "b", "value": 0.55}
+    for name, more, verdict in (
+        ("killed", [], "word overlap is best"),
+        ("begun", [{**seeds[0], "config_hash": "b"}], "ahead of word overlap"),
+    ):
+        (task,) = summarize(write_run(tmp_path / name, [*metrics(), *seeds, baseline, other, *more]))["tasks"]
+        assert verdict in task["verdict"] and [each["value"] for each in task["baselines"]] == [0.55 if more else 0.88]
+    (task,) = summarize(write_run(tmp_path / "alone", [*metrics(), baseline, other]))["tasks"]
+    assert [each["value"] for each in task["baselines"]] == [0.55]
+
+
 @pytest.mark.parametrize(
     ("pretrained", "random_init", "wins", "words"),
     [
