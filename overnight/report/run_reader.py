@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from overnight.config.old_names import METRICS
@@ -27,18 +26,18 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "event": {"event": str},
 }
 # Where they are there at all, of any kind of line.
-_OPTIONAL: dict[str, tuple[type, ...]] = {
-    "step": (int,),
-    "global_step": (int,),
+_OPTIONAL: dict[str, type | tuple[type, ...]] = {
+    "step": int,
+    "global_step": int,
     "seconds": (int, float),
-    "message": (str,),
-    "metrics": (dict,),
-    "unit": (dict,),
-    "rows": (int,),
-    "task": (str,),
-    "config_hash": (str,),
+    "tokens": int,
+    "sequences": int,
+    "message": str,
+    "metrics": dict,
+    "rows": int,
+    "task": str,
+    "config_hash": str,
 }
-_UNIT: dict[str, type | tuple[type, ...]] = {"of": str, "number": int, "threshold": (int, float), "above": str}
 
 
 @dataclass(frozen=True)
@@ -109,11 +108,22 @@ class _Settings:
 
 
 @dataclass(frozen=True)
+class _Gpu:
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class _Cpu:
+    model: str = ""
+    cores: int = 0
+
+
+@dataclass(frozen=True)
 class _Environment:
     """What the report reads of `env.json`; all of it may be absent."""
 
-    gpus: list[dict[str, Any]] | None = None
-    cpu: dict[str, Any] | None = None
+    gpus: list[_Gpu] | None = None
+    cpu: _Cpu | None = None
 
 
 @dataclass(frozen=True)
@@ -196,6 +206,23 @@ class _Evaluation:
     blimp: _Blimp | None = None
 
 
+@dataclass(frozen=True)
+class _Histogram:
+    edges: list[float]
+    counts: dict[str, list[int]]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """What the report reads of the unit that a linear probe found to say most."""
+
+    of: str
+    number: int
+    threshold: float
+    above: str
+    histogram: _Histogram
+
+
 def _settings(path: Path) -> Record:
     if not path.exists():
         raise DataError(
@@ -237,12 +264,12 @@ def _read(path: Path, remedy: str, records: dict[str, list[Record]], notes: list
         if record is None:
             notes.append(f"the last line of {path.name} (line {number}) is cut and left out: the run was stopped while writing it")
             continue
-        _check(record, f"{path}:{number}")
+        _check(record, f"{path}:{number}", remedy)
         if record["kind"] in records:
             records[record["kind"]].append(record)
 
 
-def _check(record: Record, where: str) -> None:
+def _check(record: Record, where: str, remedy: str) -> None:
     if not isinstance(record.get("kind"), str):
         raise DataError(f"{where}: is not a JSON object with a `kind`")
     if old := sorted(METRICS.keys() & record.keys()):
@@ -254,14 +281,16 @@ def _check(record: Record, where: str) -> None:
         if not isinstance(value, kinds) or isinstance(value, bool):
             found = f"is {value!r}" if key in record else "is missing"
             raise DataError(f"{where}: {key!r} of a {record['kind']!r} line {found}")
-    wrong = [key for key, kinds in _OPTIONAL.items() if not isinstance(record.get(key), (*kinds, NoneType))]
+    wrong = [key for key, kinds in _OPTIONAL.items() if key in record and not isinstance(record[key], kinds)]
     if record["kind"] in ("train", "eval"):  # numbers, but for these two
         wrong += [key for key, value in record.items() if key not in ("kind", "phase") and not _is_number(value)]
     wrong += [key for key in ("tensor_norms", "groups") if not all(map(_is_number, _flat(record.get(key) or {})))]
-    if record.get("unit"):
-        wrong += [key for key, kinds in _UNIT.items() if not isinstance(record["unit"].get(key), kinds)]
+    if record["kind"] == "tensor_norms" and any(not isinstance(row, list) or len(row) != 4 for row in record["tensor_norms"].values()):
+        wrong.append("tensor_norms")
     if wrong:
         raise DataError(f"{where}: {wrong[0]!r} of a {record['kind']!r} line is of a type that it never has")
+    if record.get("unit") is not None:
+        fitted(record["unit"], _Unit, f"{where}: unit", remedy)
 
 
 def _is_number(value: Any) -> bool:

@@ -43,6 +43,11 @@ def test_size_corpus_and_filled_masks_are_on_the_page_and_in_the_text(tmp_path: 
     assert '- the [MASK] of <b>x</b>.\n  "," 50.0 %, root 25.0 % (right: root)' in text
 
 
+def test_a_sentence_without_a_mask_is_shown_before_the_word(tmp_path: Path) -> None:
+    mask = {"text": "a sentence", "word": "root", "guesses": []}
+    assert "<p>a sentence<mark>root</mark>" in page_of(tmp_path / "run", metrics(), samples={"masks": [mask]})
+
+
 def test_a_byte_model_shows_what_it_writes(tmp_path: Path) -> None:
     texts = {"checkpoint": "x", "texts": [{"prompt": "It was", "text": " a <film>"}]}
     page = page_of(tmp_path / "run", byte_metrics(), byte_settings(), texts)

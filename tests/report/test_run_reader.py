@@ -13,6 +13,8 @@ from overnight.report.run_reader import read_folder
 from overnight.report.summary import summarize
 from tests.report.sample import finetunings, metrics, write_run
 
+_TYPE = "line is of a type that it never has"
+
 
 def test_a_run_folder_without_metrics_is_refused_with_what_to_do(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [])
@@ -59,6 +61,19 @@ def test_a_damaged_line_in_the_middle_is_refused_with_its_number(tmp_path: Path)
             "'tensor_norms' of a 'tensor_norms' line is []",
         ),
         ('{"kind":"finetune","name":"a","seed":true,"init":"random","metric":"f1","value":1}', "'seed' of a 'finetune' line is True"),
+        ('{"kind":"train","phase":"a","step":null,"global_step":1,"seconds":1,"loss":1}', f"'step' of a 'train' {_TYPE}"),
+        ('{"kind":"train","phase":"a","global_step":1,"seconds":1,"loss":1,"tokens":null}', f"'tokens' of a 'train' {_TYPE}"),
+        ('{"kind":"phase","phase":"a","global_step":1,"event":"start","seconds":null}', f"'seconds' of a 'phase' {_TYPE}"),
+        ('{"kind":"event","event":"resumed","global_step":1,"seconds":null}', f"'seconds' of a 'event' {_TYPE}"),
+        (
+            '{"kind":"tensor_norms","phase":"a","global_step":1,"seconds":1,"tensor_norms":{"w":[1,2]}}',
+            f"'tensor_norms' of a 'tensor_norms' {_TYPE}",
+        ),
+        (
+            '{"kind":"linear_probe","name":"a","seed":0,"init":"pretrained","metric":"accuracy","value":1,'
+            '"unit":{"of":"cell","number":1,"threshold":0.5,"above":"x"}}',
+            "unit: histogram: field required; delete that line, or put the file back",
+        ),
         ("[1, 2]", "is not a JSON object; delete that line, or put the file back"),
         ('{"step": 3}', "is not a JSON object with a `kind`"),
     ],
@@ -111,7 +126,7 @@ def test_of_a_step_that_was_trained_twice_the_newer_line_counts(tmp_path: Path) 
     assert next(record for record in train if record["global_step"] == 100)["loss"] == 99.0
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+@pytest.mark.parametrize("text", ["{", "[]", "\xff", '{"cpu": {"cores": "2"}}', '{"gpus": [{"name": null}]}'])
 def test_a_damaged_environment_is_refused_and_an_absent_one_noted(tmp_path: Path, text: str) -> None:
     folder = write_run(tmp_path / "run", metrics())
     (folder / "env.json").write_bytes(text.encode("latin-1"))
