@@ -54,7 +54,7 @@ def write_page(page: str, out: Path) -> Path:
         UserError: when it cannot be written.
     """
     try:
-        write_whole(out, [page.encode()])
+        write_whole(out, [page.encode("utf-8", "backslashreplace")])  # names of files need be no UTF-8
     except OSError as error:
         raise UserError(f"{out} could not be written: {error}") from error
     return out

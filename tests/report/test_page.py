@@ -288,6 +288,13 @@ def test_a_run_in_any_state_has_a_page(tmp_path: Path, lines: list[dict[str, Any
     assert page.open == []
 
 
+def test_a_folder_whose_name_is_no_utf_8_has_a_page(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, [*metrics(), *measured()]) for name in ("\udcff", "\udcfe")]
+    page = Page(write_report(runs, tmp_path / "\udcfd.html"))
+    assert f"demo ({tmp_path}/\\udcff)" in page.text
+    assert page.curve("Learning rate", f"demo ({tmp_path}/\udcff), training")["y"]
+
+
 def test_names_and_messages_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     evil = '</script><script>alert("x")</script>'
     lines = [{**line, "phase": evil} if "phase" in line else line for line in metrics()]
