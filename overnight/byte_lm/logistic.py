@@ -180,8 +180,9 @@ def threshold(values: npt.NDArray[np.float32], labels: Labels) -> tuple[float, b
     return float(split_at), upward
 
 
-def histogram(values: npt.NDArray[np.float32], labels: Labels, names: Sequence[str]) -> dict[str, Any]:
+def histogram(values: npt.NDArray[np.floating[Any]], labels: Labels, names: Sequence[str]) -> dict[str, Any]:
     """Return how often a feature has which value in each class: `edges` of 25 bins of equal width, and `counts` by class name."""
+    values = values.astype(np.float64)  # in float32 there are no 25 bins between values that are nearly the same
     edges = np.histogram_bin_edges(values, BINS)
     counts = {name: np.histogram(values[labels == i], edges)[0].tolist() for i, name in enumerate(names)}
-    return {"edges": [float(f"{edge:.6g}") for edge in edges], "counts": counts}
+    return {"edges": [float(f"{edge:.9g}") for edge in edges], "counts": counts}

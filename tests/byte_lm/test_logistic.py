@@ -137,6 +137,14 @@ def test_the_histogram_counts_every_row_once() -> None:
     assert {name: sum(counts) for name, counts in found["counts"].items()} == {"neg": int((labels == 0).sum()), "pos": int(labels.sum())}
 
 
+def test_values_that_are_nearly_the_same_have_a_histogram() -> None:
+    # A saturated unit; as an intercept it may be the one that says most.
+    values = np.array([1, np.nextafter(np.float32(1), np.float32(0))], np.float32)
+    found = histogram(values, np.array([0, 1]), ("neg", "pos"))
+    assert len(set(found["edges"])) == BINS + 1
+    assert found["counts"]["neg"][-1] == found["counts"]["pos"][0] == 1
+
+
 def naive(document: bytes, longest: int) -> dict[bytes, int]:
     found: dict[bytes, int] = {}
     for n in range(1, longest + 1):
