@@ -108,14 +108,15 @@ def _ranks(counts: np.ndarray, is_bytes: bool) -> Chart:
 
 def _sources(found: Statistics, sources: Sequence[str], unit: str) -> Chart:
     numbers = sorted({source for source, _ in found.sources}, reverse=True)
-    names = [_short(sources[source]) for source in numbers]
+    # By their numbers: two names may be the same once they are short.
+    rows, names = [str(source) for source in numbers], [_short(sources[source]) for source in numbers]
     bars = []
     for split, color in zip(found.splits, (PALETTE[0], PALETTE[1], PALETTE[2]), strict=False):
         counts = [found.sources.get((source, split)) for source in numbers]
         texts = [f"{number(each.tokens, 0)} {unit} in {plural(each.documents, 'document')}" if each else "" for each in counts]
         bars.append(
             go.Bar(
-                y=names,
+                y=rows,
                 x=[each.tokens if each else 0 for each in counts],
                 orientation="h",
                 name=split,
@@ -125,7 +126,7 @@ def _sources(found: Statistics, sources: Sequence[str], unit: str) -> Chart:
                 hovertemplate="%{text}",
             )
         )
-    axes = {"tickformat": "~s", "rangemode": "tozero"}, {"type": "category"}
+    axes = {"tickformat": "~s", "rangemode": "tozero"}, {"type": "category", "tickvals": rows, "ticktext": names}
     legend = {**LAYOUT["legend"], "traceorder": "normal"}  # type: ignore[dict-item]
     figure = _figure(bars, *axes, barmode="stack", hovermode="y unified", legend=legend)
     return Chart("Sources", f"{unit} kept", figure, height=max(250, 90 + 30 * len(numbers)))

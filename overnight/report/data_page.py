@@ -81,7 +81,7 @@ def _page(prepared: Prepared) -> str:
         dropped=dropped,
         drops_chart=data_figures.drops(dropped) if len(dropped) > 1 else None,
         drop_samples=samples,
-        languages=found.languages.most_common(12),
+        languages=found.languages,
         longest=found.longest,
         documents=sample_documents(prepared, _SAMPLES, _CHARACTERS),
         warnings=list(_warnings(prepared, found)),
@@ -185,6 +185,7 @@ def _vocabulary(prepared: Prepared, found: Statistics) -> dict[str, Any]:
     ordered = np.cumsum(np.sort(counts)[::-1]) / total
     return {
         "size": len(tokens),
+        "used": int((counts > 0).sum()),
         "unused": len(unused),
         "unused_tokens": [tokens[token] for token in unused[:40].tolist()],
         "rare": int(((counts > 0) & (counts < 100)).sum()),

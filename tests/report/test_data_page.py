@@ -6,11 +6,13 @@ import dataclasses
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from overnight.config import NoFilters
+from overnight.corpus import statistics
 from overnight.corpus.shards import load_manifest, save_manifest
 from overnight.download.manifest import Entry, Manifest, now, sha256_of
 from overnight.errors import ConfigError, DataError, UserError
@@ -72,6 +74,34 @@ def test_warnings_name_what_is_worth_a_look(tmp_path: Path) -> None:
     assert re.search(r"Scores on \d+ validation documents? of [\d,]+ tokens say little", text)
     assert re.search(r"\d\d\.\d % of the tokens of train are \[UNK\]", text)
     assert "62.5 % of the vocabulary never occurs" in text
+
+
+def test_tokens_that_never_occur_are_not_counted_as_occurring_also_where_they_are_special(tmp_path: Path) -> None:
+    vocabulary = tmp_path / "vocab.txt"
+    special = ["[PAD]", *(f"[unused{i}]" for i in range(4)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary.write_text("".join(f"{token}\n" for token in (*special, ".", "a", "b", "q")))
+    folder = prepared_folder(
+        tmp_path, {"a.jsonl": [f"{'a b ' * (i + 50)}ba." for i in range(20)]}, vocab_file=str(vocabulary), vocab_size=13
+    )
+    text = page_of(folder).text
+    assert "4 of 13 occur in the training part" in text and "1 never occur" in text  # a, b, the period and [UNK] do; q does not
+
+
+def test_languages_are_shares_of_all_documents_that_were_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "_languages", lambda prepared: Counter({f"l{i}": 60 if i == 0 else 2 for i in range(15)}))
+    text = " ".join(page_of(prepared_folder(tmp_path, {"a.jsonl": texts(20)})).text.split())
+    assert "Languages of 88 training documents: l0 68.2 %," in text and "l11 2.3 %, 3 others 6.8 %." in text
+
+
+def test_sources_whose_short_names_are_the_same_have_bars_of_their_own(tmp_path: Path) -> None:
+    for side in "pq":
+        (tmp_path / side).mkdir()
+    files = [f"{side}/{'x' * 45}.jsonl" for side in "pq"]
+    folder = prepared_folder(tmp_path, {file: texts(10 * seed, seed) for seed, file in enumerate(files, 1)})
+    figure = page_of(folder).figures["Sources tokens kept"]
+    axis = figure["layout"]["yaxis"]
+    assert all(trace["y"] == axis["tickvals"] == ["1", "0"] for trace in figure["data"])
+    assert len(set(axis["ticktext"])) == 1 and axis["ticktext"][0].startswith("...xx")
 
 
 def test_licenses_are_those_of_the_download(tmp_path: Path) -> None:
