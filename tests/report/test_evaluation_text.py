@@ -125,6 +125,12 @@ def test_the_page_has_the_tables_for_one_run_and_for_several(tmp_path: Path) -> 
     assert "Yardsticks" not in Page(write_report([plain], tmp_path / "plain.html")).text
 
 
+def test_the_page_says_how_much_of_a_text_is_unknown_as_the_summary_does(tmp_path: Path) -> None:
+    run = evaluated(tmp_path / "run", texts={"valid": SCORE, "x.txt": {**SCORE, "unknown": 0.125}})
+    assert Page(write_report([run], tmp_path / "page.html")).text.count("12.5 % of its characters are unknown") == 1
+    assert summary_text(run).count("12.5 % of its characters are unknown") == 1
+
+
 @pytest.mark.parametrize(
     "content",
     [
