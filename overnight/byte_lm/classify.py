@@ -17,7 +17,7 @@ from overnight.corpus.bytes import document_bytes
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
 from overnight.errors import ConfigError, DataError
-from overnight.interop.byte_models import load_byte_model, weights_name, without_weight_norm
+from overnight.interop.byte_models import load_byte_model, weights_digest, weights_name, without_weight_norm
 from overnight.state_files import fitted, read_mapping
 from overnight.tasks.examples import Example
 from overnight.tasks.inputs import Given, answered, example_of, read_input
@@ -111,6 +111,8 @@ class _Facts:
     result: dict[str, Any]
     checkpoint: str
     """Name of the weights whose features it was fitted to."""
+    model: str = ""
+    """Their checksum; classifiers of earlier versions have none."""
 
 
 def read_classifier(folder: Path, name: str) -> dict[str, Any]:
@@ -145,6 +147,8 @@ def _facts(folder: Path, name: str) -> dict[str, Any]:
         raise DataError(
             f"{path}: was fitted to the features of {facts['checkpoint']}, and the newest weights are {newest}; {_again(folder, name)}"
         )
+    if facts.get("model") not in (None, weights_digest(folder)):
+        raise DataError(f"{path}: was fitted to the features of other weights than those of {newest} are now; {_again(folder, name)}")
     return facts
 
 

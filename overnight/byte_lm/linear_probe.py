@@ -247,7 +247,8 @@ def _keep(
     valid = [e["metrics"]["validation accuracy"] for e in before if e.get("init") == "pretrained"]
     if not valid or entry["metrics"]["validation accuracy"] > max(valid):
         weights = {"weights": found.weights_KF.tolist(), "bias": found.bias_K.tolist()}
-        facts = {"spec": asdict(spec), "labels": task.labels, "checkpoint": weights_name(run_dir), "result": entry, **weights}
+        model = {"checkpoint": weights_name(run_dir), "model": weights_digest(run_dir)}
+        facts = {"spec": asdict(spec), "labels": task.labels, **model, "result": entry, **weights}
         write_json(classifier_path(run_dir, entry["name"]), sealed(facts))
 
 

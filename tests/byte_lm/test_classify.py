@@ -108,6 +108,24 @@ def test_a_classifier_of_other_weights_or_another_width_is_refused(folder: Path)
         list(classify(stored_run(folder), "mine", ["text"]))
 
 
+def test_a_classifier_of_other_weights_of_the_same_name_is_refused(folder: Path) -> None:
+    go(folder)
+    path = folder / "linear_probe" / "mine" / "classifier.json"
+    kept = {key: value for key, value in json.loads(path.read_text()).items() if key not in (SEAL, "model")}
+    answers = list(classify(stored_run(folder), "mine", ["a good film"]))
+    write_openai(folder.parent / "other", random_arrays(24, 6, seed=1))
+    import_byte_model(folder.parent / "other", folder.parent / "another")
+    (folder.parent / "another" / "model.safetensors").rename(folder / "model.safetensors")
+    with pytest.raises(
+        DataError, match=r"features of other weights than those of model\.safetensors are now; run `overnight linear-probe mine"
+    ):
+        list(classify(stored_run(folder), "mine", ["a good film"]))
+    path.write_text(json.dumps(kept))  # of an earlier version, which has only the name
+    assert list(classify(stored_run(folder), "mine", ["a good film"])) != answers
+    go(folder)
+    assert list(classify(stored_run(folder), "mine", ["a good film"]))
+
+
 def test_a_classifier_that_was_changed_or_is_of_another_shape_is_refused_by_name(folder: Path) -> None:
     go(folder)
     path = folder / "linear_probe" / "mine" / "classifier.json"
