@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,7 @@ class _Phase:
 class _Task:
     task: str = ""
     seeds: list[int] = field(default_factory=list)
-    baseline: bool = False
+    random_init_seeds: int = 0
 
 
 @dataclass(frozen=True)
@@ -284,9 +283,11 @@ def _check(record: Record, where: str, remedy: str) -> None:
     wrong = [key for key, kinds in _OPTIONAL.items() if key in record and not isinstance(record[key], kinds)]
     if record["kind"] in ("train", "eval"):  # numbers, but for these two
         wrong += [key for key, value in record.items() if key not in ("kind", "phase") and not _is_number(value)]
-    wrong += [key for key in ("tensor_norms", "groups") if not all(map(_is_number, _flat(record.get(key) or {})))]
-    if record["kind"] == "tensor_norms" and any(not isinstance(row, list) or len(row) != 4 for row in record["tensor_norms"].values()):
+    rows = record["tensor_norms"].values() if record["kind"] == "tensor_norms" else ()
+    if any(not isinstance(row, list) or len(row) != 4 or not all(map(_is_number, row)) for row in rows):
         wrong.append("tensor_norms")
+    if record["kind"] == "noise" and not all(map(_is_number, record["groups"].values())):
+        wrong.append("groups")
     if wrong:
         raise DataError(f"{where}: {wrong[0]!r} of a {record['kind']!r} line is of a type that it never has")
     if record.get("unit") is not None:
@@ -295,12 +296,6 @@ def _check(record: Record, where: str, remedy: str) -> None:
 
 def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    """Yield the values of lists and mappings within each other."""
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _flat(inner) if isinstance(inner, dict | list) else (inner,)
 
 
 def _newest(records: list[Record]) -> list[Record]:

@@ -70,6 +70,11 @@ def test_a_damaged_line_in_the_middle_is_refused_with_its_number(tmp_path: Path)
             f"'tensor_norms' of a 'tensor_norms' {_TYPE}",
         ),
         (
+            '{"kind":"tensor_norms","phase":"a","global_step":1,"seconds":1,"tensor_norms":{"w":[1,2,{},null]}}',
+            f"'tensor_norms' of a 'tensor_norms' {_TYPE}",
+        ),
+        ('{"kind":"noise","phase":"a","global_step":1,"seconds":1,"batch":4,"groups":{"run":[]}}', f"'groups' of a 'noise' {_TYPE}"),
+        (
             '{"kind":"linear_probe","name":"a","seed":0,"init":"pretrained","metric":"accuracy","value":1,'
             '"unit":{"of":"cell","number":1,"threshold":0.5,"above":"x"}}',
             "unit: histogram: field required; delete that line, or put the file back",
@@ -137,7 +142,7 @@ def test_a_damaged_environment_is_refused_and_an_absent_one_noted(tmp_path: Path
     assert summarize(folder)["device"] == "unknown"
 
 
-@pytest.mark.parametrize("text", ["a: [", "- 1", ""])
+@pytest.mark.parametrize("text", ["a: [", "- 1", "", "finetune: {mine: {random_init_seeds: [0]}}"])
 def test_damaged_settings_are_refused(tmp_path: Path, text: str) -> None:
     folder = write_run(tmp_path / "run", metrics())
     (folder / "run.yaml").write_text(text, encoding="utf-8")
