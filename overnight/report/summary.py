@@ -25,7 +25,7 @@ def summarize(run_dir: Path) -> dict[str, Any]:
     """Return the results of a run folder as plain values.
 
     Returns:
-        `name`, `device`, `of_bytes` (see :func:`of_bytes`), `seconds`, `tokens`, `sequences`, `finished`, `phases` (see :func:`phases`), `plateau`
+        `name`, `device`, `of_bytes` (see :func:`of_bytes`), `seconds`, `tokens`, `sequences`, `finished`, `phases` (see :func:`phases`; none of what was imported), `plateau`
         (see :func:`overnight.report.plateau.plateau`), `evaluation` (what `evaluation.json` holds), `tasks` (see :func:`tasks`), `events` but for checkpoints, `saved` (see :func:`saved`), `samples` (what `samples.json` holds) and `notes` (what is incomplete).
 
     Raises:
@@ -37,10 +37,12 @@ def summarize(run_dir: Path) -> dict[str, Any]:
 def summarize_folder(folder: RunFolder) -> dict[str, Any]:
     """Return the results of a run folder that was read before; see :func:`summarize`."""
     train, evals = folder.records["train"], folder.records["eval"]
-    rows, results = phases(folder), tasks(folder)
+    imported = (folder.path / "imported.json").exists()
+    # Nothing is known of how others trained; the phase in its settings is none.
+    rows, results = [] if imported else phases(folder), tasks(folder)
     todo = [row["name"] for row in rows if not row["finished"]]
     notes = list(folder.notes)
-    if (folder.path / "imported.json").exists():
+    if imported:
         notes.append("pretrained elsewhere: imported.json says from where")
     elif todo:
         notes.append(f"pretraining is not finished: phase {', '.join(todo)} is to do")
@@ -280,7 +282,8 @@ def summary_text(run_dir: Path, width: int = 10_000) -> str:
     head = [found["name"], found["device"], duration(found["seconds"])]
     if found["tokens"]:
         head.append(f"{plural(found['tokens'], 'token')} seen")
-    lines = ["  ".join(head), *facts_lines(found["samples"]), "", table(_phase_cells(found["phases"], found["of_bytes"]), width=width)]
+    lines = ["  ".join(head), *facts_lines(found["samples"])]
+    lines += ["", table(_phase_cells(found["phases"], found["of_bytes"]), width=width)] if found["phases"] else []
     lines += ["", plateau_text(found["plateau"])] if found["plateau"] else []
     if found["evaluation"]:
         lines += ["", f"evaluated at {found['evaluation']['checkpoint']}", *results_lines(found["evaluation"], groups=False)]

@@ -11,7 +11,7 @@ from typing import Any
 from overnight.config import LambConfig, build_run, to_tree
 from overnight.report.figures import ROUTINE, event_text
 from overnight.report.page import write_report
-from overnight.report.summary import summary_text
+from overnight.report.summary import summarize, summary_text
 from tests.report.sample import byte_metrics, byte_settings, finetunings, metrics, settings, write_run
 
 SAMPLES: dict[str, Any] = {
@@ -52,6 +52,19 @@ def test_a_byte_model_shows_what_it_writes(tmp_path: Path) -> None:
     texts = {"checkpoint": "x", "texts": [{"prompt": "It was", "text": " a <film>"}]}
     page = page_of(tmp_path / "run", byte_metrics(), byte_settings(), texts)
     assert "It was<mark> a &lt;film&gt;</mark>" in page and "was masked" not in page
+
+
+def test_a_folder_that_was_imported_has_no_phase_that_is_to_do(tmp_path: Path) -> None:
+    run = settings(phases={"elsewhere": {"steps": 1, "global_batch_size": 1}})
+    lines = finetunings([0.67, 0.66, 0.68], [0.50, 0.49, 0.51])
+    folder = write_run(tmp_path / "run", lines, run)
+    assert "0 of 1" in summary_text(folder)
+    (folder / "imported.json").write_text("{}")
+    page, found = write_report([folder], tmp_path / "page.html").read_text(encoding="utf-8").split("<main>")[1], summarize(folder)
+    assert "<h2>Pretraining</h2>" not in page and "<h2>Tasks</h2>" in page and "validation after" not in summary_text(folder)
+    assert found["finished"] and found["notes"] == ["pretrained elsewhere: imported.json says from where"]
+    both = write_report([folder, write_run(tmp_path / "own", metrics())], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<h2>Pretraining</h2>" in both and "<th>elsewhere</th>" not in both
 
 
 def test_a_run_without_samples_has_no_section_for_them(tmp_path: Path) -> None:
