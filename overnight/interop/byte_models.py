@@ -28,7 +28,7 @@ from overnight.errors import ConfigError, DataError, UserError
 from overnight.interop.byte_readme import byte_readme
 from overnight.models.bytes import BYTES, ByteModel, Layer, byte_model
 from overnight.run_dir.atomic import write_json, write_whole
-from overnight.state_files import file_digest
+from overnight.state_files import digest, file_digest
 
 _FILES = ("config.json", "model.safetensors", "README.md", "tasks.jsonl", "lock", "linear_probe")
 # Nothing is known of how an imported model was trained; a recipe must have a phase.
@@ -155,11 +155,13 @@ def _write(out: Path, state: Mapping[str, Tensor], tree: Mapping[str, Any]) -> N
     strange = [f.name for f in out.iterdir() if f.name not in _FILES] if out.is_dir() else [out.name] if out.exists() else []
     if strange:
         raise UserError(f"{out}: exists and holds {strange[0]!r}, which no export wrote; name another folder")
+    whole = {name: tensor.to(torch.float32).contiguous() for name, tensor in state.items()}
+    weights, file = save(whole, metadata={"format": "pt"}), out / "model.safetensors"
     try:
-        for old in ("tasks.jsonl", "linear_probe"):  # of the model that was here before
-            shutil.rmtree(out / old) if (out / old).is_dir() else (out / old).unlink(missing_ok=True)
-        whole = {name: tensor.to(torch.float32).contiguous() for name, tensor in state.items()}
-        write_whole(out / "model.safetensors", [save(whole, metadata={"format": "pt"})])
+        if not file.is_file() or file_digest(file) != digest(weights):
+            for old in ("tasks.jsonl", "linear_probe"):  # of the model that was here before
+                shutil.rmtree(out / old) if (out / old).is_dir() else (out / old).unlink(missing_ok=True)
+            write_whole(file, [weights])
         write_json(out / "config.json", dict(tree))
         write_whole(out / "README.md", [byte_readme(str(tree["model"]["kind"]), whole).encode()])
     except OSError as error:

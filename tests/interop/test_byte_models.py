@@ -205,12 +205,15 @@ def test_an_imported_folder_says_what_it_holds_and_is_replaced_by_the_next(tmp_p
     ours = tmp_path / "ours"
     import_byte_model(write_openai(tmp_path / "openai", random_arrays(WIDTH, INNER)), ours)
     (ours / "tasks.jsonl").write_text("{}\n")
+    (ours / "linear_probe").mkdir()
+    import_byte_model(tmp_path / "openai", ours)
+    assert (ours / "tasks.jsonl").exists() and (ours / "linear_probe").exists()  # the same model: its scores are still its own
     assert json.loads((ours / "config.json").read_text())["model"]["hidden_size"] == WIDTH
     assert "i, f, g, o" in (ours / "README.md").read_text()
     arrays = random_arrays(12, INNER, 5, False)
     import_byte_model(save(nvidia_tree(arrays), tmp_path / "model.pt"), ours)
     agrees(ours, arrays)
-    assert not (ours / "tasks.jsonl").exists()  # scores of the model that was there
+    assert not (ours / "tasks.jsonl").exists() and not (ours / "linear_probe").exists()  # scores of the model that was there
     (ours / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match=r"holds 'thesis\.txt', which no export wrote"):
         import_byte_model(tmp_path / "model.pt", ours)
