@@ -52,7 +52,7 @@ def write_heatmap(path: Path, texts: Sequence[Characters], title: str, lead: str
     for name, value in parts.items():
         page = page.replace(f"<!--{name}-->", value)
     try:
-        write_whole(path, [page.encode("utf-8", "backslashreplace")])  # the name of a folder need be no UTF-8
+        write_whole(path, [page.encode()])
     except OSError as error:
         raise UserError(f"{path} could not be written: {error}") from None
     return most

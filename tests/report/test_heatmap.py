@@ -44,11 +44,6 @@ def test_nothing_in_a_text_or_a_title_becomes_markup(tmp_path: Path) -> None:
     assert not re.search(r"<!--(?!doctype)", found)
 
 
-def test_a_name_that_is_no_utf_8_is_a_title(tmp_path: Path) -> None:
-    write_heatmap(tmp_path / "page.html", [], "cell 3 of \udcff", "")
-    assert "<h1>cell 3 of \\udcff</h1>" in (tmp_path / "page.html").read_text(encoding="utf-8")
-
-
 def test_the_page_needs_no_other_file_and_has_both_schemes(tmp_path: Path) -> None:
     found = page(tmp_path, [("a", 1.0)])
     assert not re.search(r"https?:|src=|@import|url\(", found)
