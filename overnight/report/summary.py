@@ -318,7 +318,9 @@ def _sample_lines(samples: dict[str, Any]) -> list[str]:
     if samples.get("texts"):
         lines += ["", "beginnings of validation documents, and how the model continues"]
     for text in samples.get("texts") or []:
-        lines += [f"- {text['prompt']} | {' '.join(text['text'].split())}"]
+        # What a model of bytes writes may hold characters that a terminal obeys.
+        shown = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text["text"].split()))
+        lines += [f"- {text['prompt']} | {shown}"]
     return lines
 
 
@@ -338,7 +340,7 @@ def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> list[list[st
     scores = ["bits per character", "byte accuracy"] if of_bytes else ["masked-LM loss", "masked-LM accuracy", *["NSP accuracy"] * pairs]
     cells = [["validation after", "steps", *scores, "time", "tokens/s"]]
     for row in rows:
-        steps = f"{row['steps']:,}" if row["finished"] else f"{row['steps']:,} of {row['planned'] or '?'}"
+        steps = f"{row['steps']:,}" if row["finished"] else f"{row['steps']:,} of {number(row['planned'], 0) if row['planned'] else '?'}"
         if of_bytes:
             scores = [number(row["bits_per_character"], 3), share(row["byte_accuracy"])]
         else:

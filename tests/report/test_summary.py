@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 from pathlib import Path
@@ -259,3 +260,9 @@ def test_the_steps_of_a_run_with_a_budget_are_those_that_it_decided(tmp_path: Pa
     assert [(row["steps"], row["planned"], row["finished"]) for row in rows] == [(200, 200, True), (50, None, True)]
     # The recipe has only shares of the time.
     assert [row["planned"] for row in summarize(write_run(tmp_path / "fixed", lines))["phases"]] == [200, 50]
+
+
+def test_what_a_byte_model_writes_does_not_command_the_terminal(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", byte_metrics(), byte_settings())
+    (folder / "samples.json").write_text(json.dumps({"checkpoint": "x", "texts": [{"prompt": "It was", "text": " a\x1b[2J\nfilm"}]}))
+    assert "- It was | a\ufffd[2J film" in summary_text(folder)
