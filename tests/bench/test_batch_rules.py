@@ -35,6 +35,7 @@ def test_the_rates_are_the_published_ones() -> None:
     assert all(study.steps(study.base * t) * study.base * t * study.length == study.characters for t in study.times)
 
 
+@pytest.mark.heavy
 def test_a_training_reports_the_validation_bits_of_its_last_step(text: tuple[list[str], Path]) -> None:
     found = train(SMALL, *text, "fixed high", 8, seed=1)
     assert (found.batch, found.lr, found.message) == (16, 3e-3, "")
@@ -42,6 +43,7 @@ def test_a_training_reports_the_validation_bits_of_its_last_step(text: tuple[lis
     assert found.bits == train(SMALL, *text, "fixed high", 8, seed=1).bits != train(SMALL, *text, "fixed high", 8, seed=2).bits
 
 
+@pytest.mark.heavy
 def test_a_loss_that_is_no_number_ends_a_training_and_is_said(text: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RULES, "linear", lambda times: 1e38)
     found = train(SMALL, *text, "linear", 2, seed=1)

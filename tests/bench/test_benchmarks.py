@@ -225,6 +225,7 @@ def test_a_step_of_the_benchmark_and_of_its_peer_do_the_same_work(name: str, net
     assert losses["ours"][-1] < losses["ours"][0] - 0.1
 
 
+@pytest.mark.heavy  # tests/test_structure.py has these benchmarks begin with torch and numpy alone
 def test_the_gpu_benchmark_needs_the_repository_and_torch_only() -> None:
     script = f"""
 import sys

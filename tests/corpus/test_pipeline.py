@@ -330,7 +330,7 @@ def group_is_empty(group: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.heavy)])
 def test_killed_or_interrupted_it_leaves_no_process_and_continues(corpus: Path, tmp_path: Path, how: signal.Signals) -> None:
     write_corpus(corpus, 400)
     prepare(settings(corpus), tmp_path / "whole", silent, shard_tokens=4000)

@@ -167,7 +167,7 @@ def test_tar_archives_are_read_as_streams_in_their_order(tmp_path: Path, ending:
 
 
 @pytest.mark.parametrize("ending", PACKERS)
-@pytest.mark.parametrize("share", [0.5, 0.9])
+@pytest.mark.parametrize("share", [0.5, pytest.param(0.9, marks=pytest.mark.heavy)])
 def test_a_truncated_tar_is_refused_and_kept_only_if_asked(tmp_path: Path, ending: str, share: float) -> None:
     content = noise(300_000)
     packed = PACKERS[ending](tar_of({f"{i}.txt": content[i * 1000 :] for i in range(12)}))

@@ -99,6 +99,7 @@ else:
 """
 
 
+@pytest.mark.heavy  # two seconds of a core; the others of this file read what a system counts
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system counts no waits for cores")
 def test_two_processes_on_one_core_are_seen() -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
