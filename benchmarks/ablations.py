@@ -50,6 +50,8 @@ from overnight.run_dir.environment import environment
 from overnight.state_files import read_mapping
 
 BASE = "base"
+CAUSAL = 0.27
+"""Share of the steps that are causal in `causal first`."""
 ADAM = "betas: [0.9, 0.98], weight_decay: 0.1, schedule: $schedule"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "lr x0.5": ("phases.*.optim.lr=$half_lr",),
@@ -82,6 +84,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "phases.*.final_token_matching=0.0",
     ),
     "no token matching": ("phases.*.token_matching=0.0",),
+    "causal first": ("phases={causal: $causal, masked: $masked}",),
     "short sequences 0.1": ("phases.*.short_seq_prob=0.1",),
     "no short sequences": ("phases.*.short_seq_prob=0.0",),
     "masks 15 %": ("phases.*.mlm_probability=0.15", "phases.*.max_predictions_per_seq=0"),
@@ -135,8 +138,32 @@ def known(tree: Mapping[str, Any], phase: Mapping[str, Any]) -> dict[str, str]:
         "double_lr": f"{optim['lr'] * 2:.6f}",
         "half_steps": phase["steps"] // 2,
         "sizes": ", ".join(f"{name}: {model[name]}" for name in ("num_layers", "hidden_size", "num_heads")),
+        **{name: json.dumps(part) for name, part in causal_first(phase).items()},
     }
     return {name: str(value) for name, value in values.items()}
+
+
+def causal_first(phase: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return a phase in two: a causal one, at the peak rate from its warm-up on, and what is left, which decays for as long as the whole did."""
+    steps, optim = round(CAUSAL * phase["steps"]), phase["optim"]
+    warmup, stable = (optim["schedule"].get(name, 0.0) for name in ("warmup_ratio", "stable_ratio"))
+    first = min(1.0, warmup / CAUSAL)
+    schedules = {
+        "causal": {"warmup_ratio": first, "stable_ratio": 1.0 - first},
+        "masked": {"warmup_ratio": 0.0, "stable_ratio": max(0.0, 1.0 - (1.0 - warmup - stable) / (1.0 - CAUSAL))},
+    }
+    made = {name: {**phase, "optim": {**optim, "schedule": {**optim["schedule"], **changes}}} for name, changes in schedules.items()}
+    made["causal"] |= {
+        "objective": "causal",
+        "steps": steps,
+        "nsp": False,
+        "token_matching": 0.0,
+        "final_mlm_probability": 0.0,
+        "whole_word": False,
+    }
+    made["masked"] |= {"steps": phase["steps"] - steps}
+    made["masked"]["optim"]["reset_moments"] = False
+    return made
 
 
 def expanded(base: Run, overrides: Sequence[str]) -> list[str]:

@@ -83,10 +83,12 @@ def test_the_recipe_of_a_budget_in_the_documentation_takes_one() -> None:
     assert list(run.phases) == ["short", "long"]
 
 
-def test_the_recipe_of_modernbert_in_the_documentation_is_one() -> None:
+def test_the_recipes_of_networks_in_the_documentation_are_ones() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    run = config.build_run({"name": "mine", **yaml.safe_load(shown)})
-    assert run.model.kind == "modernbert"
+    network, causal = (yaml.safe_load(shown) for shown in re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    assert config.build_run({"name": "mine", **network}).model.kind == "modernbert"
+    for kind in ("bert", "modernbert"):
+        run = config.build_run({"name": "mine", "model": {"kind": kind}, "budget": "1h", **causal})
+        assert isinstance(run, config.BertRun) and [phase.objective for phase in run.phases.values()] == ["causal", "masked"]
     own = re.search(r"^\| `modernbert` \|.*\| (.*) \|$", page, re.MULTILINE)
     assert own and own[1].split() == [f"`{f.name}`" for f in fields(ModernBertConfig) if f.name not in {f.name for f in fields(BertConfig)}]

@@ -180,7 +180,7 @@ class Samples:
     def batch(
         self, epochs: np.ndarray, samples: np.ndarray, numbers: np.ndarray, rows: np.ndarray, pad_to_multiple: int = 0, rate: float = 0.0
     ) -> Batch:
-        """Return the flat, masked batch of some samples.
+        """Return the flat batch of some samples: masked, or as they are where the next token is predicted.
 
         Args:
             epochs, samples: of each sequence (S), as :meth:`locate` returns them.
@@ -195,8 +195,11 @@ class Samples:
         starts = np.concatenate([[0], np.cumsum(lengths)])
         keys, matching_S = self._keys(_MASK, epochs, samples), matching.is_matching(rows)
         ids, segments = self._texts(numbers, rows, starts, keys)
-        counts = masking.predictions(lengths, rate, phase.max_predictions_per_seq)
-        ids, predicted, labels = masking.mask(ids, starts, keys, counts, vocabulary, phase.whole_word)
+        causal, counts = phase.objective == "causal", self._predictions(lengths, rate)
+        if causal:
+            predicted, labels = masking.next_tokens(ids, starts)
+        else:
+            ids, predicted, labels = masking.mask(ids, starts, keys, counts, vocabulary, phase.whole_word)
         labels_N = matching.match_labels(ids, segments, lengths, matching_S, vocabulary.is_special) if phase.token_matching else None
         positions = np.arange(len(ids)) - np.repeat(starts[:-1], lengths)
         if pad_to_multiple:
@@ -205,10 +208,9 @@ class Samples:
             positions = np.concatenate([positions, *[np.arange(n) for n in fills]]).astype(np.int64)
             starts = np.concatenate([starts, starts[-1] + np.cumsum(fills)])
             lengths = np.concatenate([lengths, fills]).astype(np.int64)
-            num_predictions = int(len(ids) * _room(rate, phase.mlm_probability)) + len(counts)
-            room = num_predictions - len(predicted)
-            predicted, labels = _filled(predicted, room, 0), _filled(labels, room, IGNORED)
-        targets = {"mlm": torch.from_numpy(labels)}
+            most = len(ids) if causal else int(len(ids) * _room(rate, phase.mlm_probability)) + len(counts)
+            predicted, labels = (_filled(found, most - len(found), value) for found, value in ((predicted, 0), (labels, IGNORED)))
+        targets = {"clm" if causal else "mlm": torch.from_numpy(labels)}
         if labels_N is not None:
             targets["match"] = torch.from_numpy(_filled(labels_N, len(ids) - len(labels_N), IGNORED))
         if phase.nsp:
@@ -221,8 +223,13 @@ class Samples:
             lengths=tuple(lengths.tolist()),
             longest=phase.seq_len if pad_to_multiple else 0,
             predicted_M=torch.from_numpy(predicted),
+            causal=causal,
             targets=targets,
         )
+
+    def _predictions(self, lengths: np.ndarray, rate: float) -> np.ndarray:
+        """Return how many tokens of each sequence are predicted, by the objective of the phase."""
+        return lengths - 1 if self.phase.objective == "causal" else masking.predictions(lengths, rate, self.phase.max_predictions_per_seq)
 
     def _texts(self, numbers: np.ndarray, rows: np.ndarray, starts: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of some sequences one after another, and the segment of each, before anything is masked.
@@ -270,7 +277,7 @@ class Samples:
         epochs, samples, numbers, rows, bins = self.step_samples(step, world)
         lengths = self.lengths(rows)
         rate, batch = self._mask_rate(step), len(epochs)
-        predicted, tokens = int(masking.predictions(lengths, rate, self.phase.max_predictions_per_seq).sum()), int(lengths.sum())
+        predicted, tokens = int(self._predictions(lengths, rate).sum()), int(lengths.sum())
         return StepBatches(
             micro=tuple(
                 self.batch(epochs[m], samples[m], numbers[m], rows[m], pad_to_multiple, rate) for m in map(np.array, bins[rank::world])

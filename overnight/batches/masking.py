@@ -27,6 +27,16 @@ def predictions(lengths_S: np.ndarray, rate: float, most: int) -> np.ndarray:
     return np.clip(np.rint(lengths_S * rate).astype(np.int64), 1, most or None)
 
 
+def next_tokens(ids_N: np.ndarray, starts_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the offsets at which the next token of the sequence is predicted, all but the last of each, in increasing order (M), and the next tokens (M).
+
+    Args:
+        ids_N, starts_S: as in :func:`mask`.
+    """
+    predicted_M = np.delete(np.arange(len(ids_N)), starts_S[1:] - 1)
+    return predicted_M, ids_N[predicted_M + 1]
+
+
 def falling_rate(first: float, last: float, decay: Callable[[int], float]) -> Callable[[int], float]:
     """Return the share of tokens to predict as a function of the step: from the first to the last as a decay falls from 1 to 0."""
     return lambda step: last + (first - last) * decay(step)

@@ -46,9 +46,11 @@ class Batch:
     longest: int = 0
     """Length that attention may count on for every batch, so that a compiled model sees one shape; 0: the longest of this batch."""
     predicted_M: Tensor | None = None
-    """Offsets of the predicted tokens (int64); only masked-LM batches have them."""
+    """Offsets of the tokens at which one is predicted (int64); only batches of pretraining have them."""
+    causal: bool = False
+    """Whether each token sees only itself and those before it."""
     targets: dict[str, Tensor] = field(default_factory=dict)
-    """What the objective needs: `mlm` (M ids, -100 where a row only fills up), `nsp` (S), `match` (N, -100 for none), `label` (S), `start`/`end` (S offsets)."""
+    """What the objective needs: `mlm` or, of a causal batch, `clm` (M ids, -100 where a row only fills up), `nsp` (S), `match` (N, -100 for none), `label` (S), `start`/`end` (S offsets)."""
 
     def to(self, device: torch.device) -> Batch:
         """Return the same batch on a device."""

@@ -98,6 +98,8 @@ class PhasePlan:
     steps: int
     length: int
     """Longest sequence (tokens)."""
+    objective: str
+    """What an encoder predicts, `masked` or `causal`; of a byte model nothing, it has no choice."""
     nsp: bool
     global_batch: int
     batch_warmup: dict[str, int]
@@ -218,6 +220,7 @@ def phase_plan(name: str, phase: Phase, network: torch.nn.Module, run: Run, size
         name=name,
         steps=phase.steps,
         length=phase.seq_len,
+        objective=phase.objective if isinstance(phase, BertPhase) else "",
         nsp=isinstance(phase, BertPhase) and phase.nsp,
         global_batch=phase.global_batch_size,
         batch_warmup=dataclasses.asdict(batch_warmup(phase)),
@@ -329,6 +332,7 @@ def _phase_text(phase: PhasePlan, before: str) -> str:
     growing = f"; the batch grows over {plural(phase.batch_warmup['steps'], 'step')}" if phase.batch_warmup["initial_batch_size"] else ""
     kept = f"kept from {before}" + ("" if schedule["step_offset"] else "; their step count begins anew")
     rows = [
+        *([("predicts", "every next token, from those before it")] if phase.objective == "causal" else []),
         ("batches", f"{_batches(phase)} sequences{micro} of up to {phase.length} tokens{growing}"),
         ("seen", f"{plural(phase.sequences, 'sequence')}, at most {plural(phase.tokens, 'token')}{epochs}"),
         *([("mixture", sources_text(phase.sources))] if phase.sources else []),

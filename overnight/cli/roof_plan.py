@@ -75,7 +75,8 @@ def step_times(run: Run, vocabulary: int, roof: Roof) -> list[StepTime]:
     model, element, found = run.model, _ELEMENT.get(run.precision, 2), []
     for name, phase in run.phases.items():
         count, length = phase.global_batch_size, phase.seq_len
-        predicted = min(round(phase.mlm_probability * length), phase.max_predictions_per_seq or length)
+        masked = min(round(phase.mlm_probability * length), phase.max_predictions_per_seq or length)
+        predicted = length if phase.objective == "causal" else masked
         sizes = Sizes(count * length, count * length**2, count * predicted, count * phase.nsp)
         micro = max(1, count // phase.micro_batch_size) if phase.micro_batch_size else 1
         # Each micro-batch makes the gradient of the whole table: its bytes are not those of one of the whole step.

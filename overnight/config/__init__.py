@@ -16,13 +16,11 @@ from overnight.config.load import (
 )
 from overnight.config.machine import Checkpoint, Compute, Distributed, Logging, Memory, Stability
 from overnight.config.optimizers import OPTIMIZERS, AdamWConfig, LambConfig, LansConfig, LarsConfig, MuonConfig, Optim, Scaling, Schedule
+from overnight.config.phases import BatchWarmup, BertPhase, BytePhase, Phase
 from overnight.config.schema import (
     MODELS,
-    BatchWarmup,
     BertConfig,
-    BertPhase,
     BertRun,
-    BytePhase,
     ByteRun,
     CausalLMConfig,
     Columns,
@@ -32,7 +30,6 @@ from overnight.config.schema import (
     LinearProbe,
     Model,
     ModernBertConfig,
-    Phase,
     RecurrentLMConfig,
     Run,
 )

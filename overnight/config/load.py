@@ -235,7 +235,10 @@ def _override(tree: dict[str, Any], override: str) -> None:
         node = inner
     if not isinstance(node, dict):
         raise ConfigError(f"{key}: {parents[-1]!r} is a value, it holds no keys")
-    node[last] = value
+    if value is None and parents in [[name] for name in _named(tree)] and last in node:
+        del node[last]  # a phase or task of the recipe, by `null`
+    else:
+        node[last] = value
 
 
 def _yaml_value(key: str, text: str) -> Any:

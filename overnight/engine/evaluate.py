@@ -69,7 +69,8 @@ def evaluate(run: BertRun, split: str) -> Score:
     device = set_up_machine(run)
     workload = BertWorkload(run, World(device=device))
     reader.fill(workload.model, state, checkpoint)
-    phase, number = replace(run.phases[progress.phase], token_matching=0.0), list(run.phases).index(progress.phase)
+    phase = replace(run.phases[progress.phase], token_matching=0.0, objective="masked")
+    number = list(run.phases).index(progress.phase)
     # Without the plans that a run folder keeps: whoever only evaluates may not be able to write there. And without a mixture: every document counts.
     samples = Samples(workload.split(split), workload.vocabulary, phase, seed(run, number, split))
     samples.set_micro_batch_size(phase.micro_batch_size or _MICRO)

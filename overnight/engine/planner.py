@@ -54,7 +54,8 @@ def _flops(run: Run, phase: Phase) -> float:
     """Return the operations of a step whose sequences all have the full length."""
     batch, length, predicted, pairs, matched = phase.global_batch_size, phase.seq_len, phase.seq_len, 0, 0
     if isinstance(phase, BertPhase):
-        predicted = int(predictions(np.array([length]), phase.mlm_probability, phase.max_predictions_per_seq)[0])
+        if phase.objective == "masked":
+            predicted = int(predictions(np.array([length]), phase.mlm_probability, phase.max_predictions_per_seq)[0])
         pairs, matched = batch * phase.nsp, batch * length * bool(phase.token_matching)
     return training_flops(run.model, run.data.vocab_size, Sizes(batch * length, batch * length**2, batch * predicted, pairs, matched))
 

@@ -36,7 +36,7 @@ class Validator:
         scores |= bits_per_character(scores)
         logger.write("eval", done.step, **scores)
         logger.known["validation accuracy"] = next(
-            (share(scores[name]) for name in ("mlm_accuracy", "byte_accuracy") if name in scores), ""
+            (share(scores[name]) for name in ("mlm_accuracy", "clm_accuracy", "byte_accuracy") if name in scores), ""
         )
         context.line.print(f"{logger.name} {done.step:,}/{logger.phase.steps:,}  validation: {measures(scores)}")
         logger.print_noise(done.sequences)

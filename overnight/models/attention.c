@@ -119,21 +119,24 @@ static void transposed(long T, long E, long wide, const float *rows, float *to) 
 }
 
 /* Keys that the rows i0 to i0 + rows see: from a whole panel's first to *end. */
-static long seen(long i0, long rows, long T, long window, long *end) {
-    *end = window < 0 ? T : least(T, i0 + rows + window);
-    return window < 0 || i0 <= window ? 0 : (i0 - window) / NR * NR;
+static long seen(long i0, long rows, long T, long before, long after, long *end) {
+    *end = after < 0 ? T : least(T, i0 + rows + after);
+    return before < 0 || i0 <= before ? 0 : (i0 - before) / NR * NR;
 }
 
 /* Columns of the panels that hold keys lo to hi. */
 static long whole(long lo, long hi, long T) { return least((hi - lo + NR - 1) / NR * NR, up(T) - lo); }
 
 /* Scores (BLOCK, wide) of some queries with the keys from lo to hi; -inf outside the window. */
-static void scores(long rows, long E, long T, long i0, long lo, long hi, long window, const float *q, long q_wide, const float *keys, float *x, long wide) {
+static void scores(long rows, long E, long T, long i0, long lo, long hi, long before, long after, const float *q, long q_wide, const float *keys, float *x,
+                   long wide) {
     product(rows, whole(lo, hi, T), E, q, q_wide, 1, keys + lo * E, NR * E, 0, x, wide, 0);
-    if (window >= 0)
-        for (long m = 0; m < rows; m++)
-            for (long j = lo; j < hi; j++)
-                if (labs(i0 + m - j) > window) x[m * wide + j - lo] = -INFINITY;
+    for (long m = 0; m < rows; m++, x += wide) {
+        if (before >= 0)
+            for (long j = lo; j < least(hi, i0 + m - before); j++) x[j - lo] = -INFINITY;
+        if (after >= 0)
+            for (long j = i0 + m + after + 1; j < hi; j++) x[j - lo] = -INFINITY;
+    }
 }
 
 /* e^(x - largest) in place of the scores x of a row; returns their sum, and its logarithm with the largest added. */
@@ -175,10 +178,10 @@ ROW void gradients(long T, long lo, uint64_t key, long dropped, float kept, floa
 }
 
 /* out (N, H·E) and sums (N, H), the logarithm of the sum of e^scores, from qkv (N, 3, H, E). starts: (S + 1). longest: at least each T.
-   A weight is dropped where its bits are below `dropped` (-2^31: none), and the others are multiplied by `kept`. window: tokens to either side, -1 for all.
-   cos, sin: (N, E/2), or NULL. Returns 0 where there is no memory. */
-int attend(long S, long H, long E, long longest, const int32_t *starts, const STORE *qkv, const float *cos, const float *sin, long window, uint64_t seed,
-           long dropped, float kept, STORE *out, float *sums) {
+   A weight is dropped where its bits are below `dropped` (-2^31: none), and the others are multiplied by `kept`. before, after: tokens to either side that
+   one sees, -1 for all. cos, sin: (N, E/2), or NULL. Returns 0 where there is no memory. */
+int attend(long S, long H, long E, long longest, const int32_t *starts, const STORE *qkv, const float *cos, const float *sin, long before, long after,
+           uint64_t seed, long dropped, float kept, STORE *out, float *sums) {
     long wide = up(E), most = up(longest), row = 3 * H * E;
     int failed = 0;
 #pragma omp parallel
@@ -203,9 +206,9 @@ int attend(long S, long H, long E, long longest, const int32_t *starts, const ST
                 take(T, E, wide, from + 2 * H * E, row, 1, 0, 0, plain);
                 const float *values = panels(T, wide, plain, copy);
                 for (long i0 = 0; i0 < T; i0 += BLOCK) {
-                    long rows = least(BLOCK, T - i0), hi, lo = seen(i0, rows, T, window, &hi), many = hi - lo;
+                    long rows = least(BLOCK, T - i0), hi, lo = seen(i0, rows, T, before, after, &hi), many = hi - lo;
                     take(rows, E, wide, from + i0 * row, row, 1 / sqrtf((float)E), c ? c + i0 * (E / 2) : 0, c ? d + i0 * (E / 2) : 0, q);
-                    scores(rows, E, T, i0, lo, hi, window, q, wide, keys, x, most);
+                    scores(rows, E, T, i0, lo, hi, before, after, q, wide, keys, x, most);
                     float inverse[BLOCK];
                     for (long m = 0; m < rows; m++) {
                         float sum = weights(many, x + m * most, &sums[(n0 + i0 + m) * H + h]);
@@ -226,8 +229,8 @@ int attend(long S, long H, long E, long longest, const int32_t *starts, const ST
 }
 
 /* The gradient of qkv from that of out. */
-int attend_backward(long S, long H, long E, long longest, const int32_t *starts, const STORE *qkv, const float *cos, const float *sin, long window,
-                    uint64_t seed, long dropped, float kept, const STORE *grad, const float *sums, STORE *grad_qkv) {
+int attend_backward(long S, long H, long E, long longest, const int32_t *starts, const STORE *qkv, const float *cos, const float *sin, long before,
+                    long after, uint64_t seed, long dropped, float kept, const STORE *grad, const float *sums, STORE *grad_qkv) {
     long wide = up(E), most = up(longest), row = 3 * H * E;
     int failed = 0;
 #pragma omp parallel
@@ -259,12 +262,12 @@ int attend_backward(long S, long H, long E, long longest, const int32_t *starts,
                 memset(grad_k, 0, T * wide * sizeof(float));
                 memset(grad_v, 0, T * wide * sizeof(float));
                 for (long i0 = 0; i0 < T; i0 += BLOCK) {
-                    long rows = least(BLOCK, T - i0), hi, lo = seen(i0, rows, T, window, &hi), many = hi - lo;
+                    long rows = least(BLOCK, T - i0), hi, lo = seen(i0, rows, T, before, after, &hi), many = hi - lo;
                     const float *ci = c ? c + i0 * (E / 2) : 0, *di = c ? d + i0 * (E / 2) : 0;
                     take(rows, E, wide, from + i0 * row, row, scale, ci, di, q);
                     take(rows, E, wide, grad + ((n0 + i0) * H + h) * E, H * E, 1, 0, 0, g);
                     const float *qp = panels(rows, wide, q, q_copy), *gp = panels(rows, wide, g, g_copy);
-                    scores(rows, E, T, i0, lo, hi, window, q, wide, keys, p, most);
+                    scores(rows, E, T, i0, lo, hi, before, after, q, wide, keys, p, most);
                     product(rows, whole(lo, hi, T), E, g, wide, 1, values + lo * E, NR * E, 0, x, most, 0);
                     for (long m = 0; m < rows; m++) {
                         uint64_t key = row_key(seed, head, i0 + m);

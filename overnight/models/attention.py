@@ -89,8 +89,8 @@ class Layout:
     """Padded place of each flat row (N)."""
     mask: Tensor | None = None
     """Which padded places a token sees: (S, 1, 1, T), (1, 1, T, T) or (S, 1, T, T). None: all."""
-    window: int = -1
-    """Tokens to either side that one sees; -1: all."""
+    window: tuple[int, int] = (-1, -1)
+    """Tokens before it and behind it that one sees; -1: all."""
 
 
 def find_varlen() -> Any:
@@ -143,24 +143,25 @@ def how(device: torch.device, dtype: torch.dtype, size: int, dropout: float) -> 
     return f"sequences padded to the longest of a micro-batch, since {why}" if why else "variable lengths, without padding (FlashAttention)"
 
 
-def layout(batch: Batch, attention_dropout: float, dtype: torch.dtype, window: int = -1, size: int = 64) -> Layout:
+def layout(batch: Batch, attention_dropout: float, dtype: torch.dtype, reach: int = -1, size: int = 64) -> Layout:
     """Decide once a batch how attention sees it.
 
     Variable-length attention where there is a kernel that takes them (:func:`why_padded`); else sequences padded to the longest.
 
     Args:
-        window: tokens to either side that one sees; -1 is all.
+        reach: tokens to either side that one sees, in a causal batch of those before it; -1 is all.
         size: E, dimensions of a head.
     """
     device, longest = batch.ids_N.device, batch.longest or max(batch.lengths)
-    if window >= longest - 1:
-        window = -1
+    reach = -1 if reach >= longest - 1 else reach
+    window = before, after = reach, 0 if batch.causal else reach
     if not why_padded(device, dtype, size, attention_dropout, torch.is_grad_enabled()):
         return Layout(batch.starts, longest, varlen=True, window=window)
     near = None
-    if window >= 0:
+    if max(window) >= 0:
         at = torch.arange(longest)
-        near = ((at[:, None] - at).abs() <= window)[None, None]
+        back = at[:, None] - at
+        near = ((back <= (longest if before < 0 else before)) & (-back <= (longest if after < 0 else after)))[None, None]
     if min(batch.lengths) == longest:
         return Layout(batch.starts, longest, False, mask=None if near is None else moved(near, device), window=window)
     # Made on the host, where the lengths are: the device need not be waited for.
@@ -210,20 +211,20 @@ def attention(qkv: Tensor, heads: int, where: Layout, probability: float, turns:
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, where: Layout, probability: float) -> Tensor:
     """Return attention within the sequences of a flat batch on a GPU: (N, H, E) each."""
-    window, given = where.window, (q, k, v, where.starts, where.starts, where.longest, where.longest)
+    given = q, k, v, where.starts, where.starts, where.longest, where.longest
     if probability:
         return flash(q, k, v, where, probability)[0]
     # The lowest torch may not know windows, and BERT has none.
-    near: dict[str, Any] = {"window_size": (window, window)} if window >= 0 else {}
+    near: dict[str, Any] = {"window_size": where.window} if max(where.window) >= 0 else {}
     return varlen_attn(*given, **near)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, where: Layout, probability: float) -> tuple[Tensor, ...]:
     """Return attention of variable lengths by the operator itself (N, H, E), and what its backward pass wants besides; it has a gradient of its own, too."""
     assert _flash is not None
-    window, given = where.window, (q, k, v, where.starts, where.starts, where.longest, where.longest)
-    # Its generator is torch's, so recomputation drops the same weights. Neither causal nor with a mask to look at.
-    out, sums, generator, unused, _ = _flash(*given, probability, False, False, window_size_left=window, window_size_right=window)
+    (before, after), given = where.window, (q, k, v, where.starts, where.starts, where.longest, where.longest)
+    # Its generator is torch's, so recomputation drops the same weights. Causal by its window, and without a mask to look at.
+    out, sums, generator, unused, _ = _flash(*given, probability, False, False, window_size_left=before, window_size_right=after)
     return out, sums, generator, unused
 
 
@@ -232,9 +233,9 @@ def flash_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values (N, H, E), from what :func:`flash` returned: its result and what it kept."""
     sums, generator, unused = kept
-    window, starts, longest = where.window, where.starts, where.longest
+    (before, after), starts, longest = where.window, where.starts, where.longest
     given = (grad, q, k, v, out, sums, starts, starts, longest, longest, probability, False, generator, unused)
-    return torch.ops.aten._flash_attention_backward(*given, window_size_left=window, window_size_right=window)  # type: ignore[no-any-return]
+    return torch.ops.aten._flash_attention_backward(*given, window_size_left=before, window_size_right=after)  # type: ignore[no-any-return]
 
 
 def _dropped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, probability: float) -> Tensor:

@@ -49,13 +49,14 @@ ROW void take(long T, long E, long most, long wide, const STORE *from, long stri
 }
 
 /* -inf for scores (T, QUERIES) of keys outside the window; the first query and the first key are `ahead` apart. */
-static void hide(long T, long wide, long window, long ahead, float *x) {
-    if (window >= 0)
-        for (long t = 0; t < T; t++, x += QUERIES) {
-            long first = t - ahead - window, end = t - ahead + window + 1;
+static void hide(long T, long wide, long before, long after, long ahead, float *x) {
+    for (long t = 0; t < T; t++, x += QUERIES) {
+        long first = t - ahead - after, end = t - ahead + before + 1;
+        if (after >= 0)
             for (long q = 0; q < least(first, wide); q++) x[q] = -INFINITY;
+        if (before >= 0)
             for (long q = end > 0 ? end : 0; q < wide; q++) x[q] = -INFINITY;
-        }
+    }
 }
 
 /* 2^x to 1e-7 of its value, of any x of at most 1; 0 below -126. */
@@ -195,14 +196,14 @@ ROW void gradients(long T, long most, long wide, float scale, const DROP *drop, 
 }
 
 /* Keys that the queries i0 to i0 + rows see: from a multiple of 32 to *end. */
-static long seen(long i0, long rows, long T, long window, long *end) {
-    *end = window < 0 ? T : least(T, i0 + rows + window);
-    return window < 0 || i0 <= window ? 0 : (i0 - window) / 32 * 32;
+static long seen(long i0, long rows, long T, long before, long after, long *end) {
+    *end = after < 0 ? T : least(T, i0 + rows + after);
+    return before < 0 || i0 <= before ? 0 : (i0 - before) / 32 * 32;
 }
 
 /* As in attention.c. */
-int attend(long S, long H, long E, long longest, const int32_t *starts, const STORE *qkv, const float *cos, const float *sin, long window, uint64_t seed,
-           long dropped, float kept, STORE *out, float *sums) {
+int attend(long S, long H, long E, long longest, const int32_t *starts, const STORE *qkv, const float *cos, const float *sin, long before, long after,
+           uint64_t seed, long dropped, float kept, STORE *out, float *sums) {
     long wide = up(E), most = up(longest), row = 3 * H * E;
     float scale = 1 / sqrtf((float)E);
     int failed = 0;
@@ -215,7 +216,7 @@ int attend(long S, long H, long E, long longest, const int32_t *starts, const ST
         }
 #pragma omp barrier
         if (!failed) {
-            TILES before = take_tiles();
+            TILES saved = take_tiles();
 #pragma omp for schedule(dynamic)
             for (long head = 0; head < S * H; head++) {
                 float *free_ = memory;
@@ -233,12 +234,12 @@ int attend(long S, long H, long E, long longest, const int32_t *starts, const ST
                 interleave(deep, wide, value_rows, wide, pairs);
                 transposed(deep / 2, wide, pairs, wide, values, deep / 2);
                 for (long i0 = 0; i0 < T; i0 += QUERIES) {
-                    long rows = least(QUERIES, T - i0), across = up(rows), hi, lo = seen(i0, rows, T, window, &hi), many = hi - lo, padded = up(many);
+                    long rows = least(QUERIES, T - i0), across = up(rows), hi, lo = seen(i0, rows, T, before, after, &hi), many = hi - lo, padded = up(many);
                     float sum[QUERIES], logarithm[QUERIES];
                     take(rows, E, across, wide, from + i0 * row, row, c ? c + i0 * (E / 2) : 0, c ? d + i0 * (E / 2) : 0, q);
                     transposed(across, wide / 2, q, wide / 2, qt, QUERIES);
                     product(padded, across, wide, keys + lo * wide, wide, qt, QUERIES, x, QUERIES, 0);
-                    hide(many, across, window, i0 - lo, x);
+                    hide(many, across, before, after, i0 - lo, x);
                     dropping(&drop, seed, head, i0, lo, dropped, kept);
                     weights(many, padded, across, scale, &drop, x, p, sum, logarithm);
                     product(wide, across, padded, values + lo, deep, p, QUERIES, ot, QUERIES, 0);
@@ -251,7 +252,7 @@ int attend(long S, long H, long E, long longest, const int32_t *starts, const ST
                     }
                 }
             }
-            give_tiles(before);
+            give_tiles(saved);
         }
         free(memory);
     }
@@ -259,8 +260,8 @@ int attend(long S, long H, long E, long longest, const int32_t *starts, const ST
 }
 
 /* As in attention.c. */
-int attend_backward(long S, long H, long E, long longest, const int32_t *starts, const STORE *qkv, const float *cos, const float *sin, long window,
-                    uint64_t seed, long dropped, float kept, const STORE *grad, const float *sums, STORE *grad_qkv) {
+int attend_backward(long S, long H, long E, long longest, const int32_t *starts, const STORE *qkv, const float *cos, const float *sin, long before,
+                    long after, uint64_t seed, long dropped, float kept, const STORE *grad, const float *sums, STORE *grad_qkv) {
     long wide = up(E), most = up(longest), row = 3 * H * E;
     float scale = 1 / sqrtf((float)E);
     int failed = 0;
@@ -273,7 +274,7 @@ int attend_backward(long S, long H, long E, long longest, const int32_t *starts,
         }
 #pragma omp barrier
         if (!failed) {
-            TILES before = take_tiles();
+            TILES saved = take_tiles();
 #pragma omp for schedule(dynamic)
             for (long head = 0; head < S * H; head++) {
                 float *free_ = memory;
@@ -298,7 +299,7 @@ int attend_backward(long S, long H, long E, long longest, const int32_t *starts,
                 memset(grad_k, 0, deep * wide * sizeof(float));
                 memset(grad_v, 0, deep * wide * sizeof(float));
                 for (long i0 = 0; i0 < T; i0 += QUERIES) {
-                    long rows = least(QUERIES, T - i0), across = up(rows), hi, lo = seen(i0, rows, T, window, &hi), many = hi - lo, padded = up(many);
+                    long rows = least(QUERIES, T - i0), across = up(rows), hi, lo = seen(i0, rows, T, before, after, &hi), many = hi - lo, padded = up(many);
                     const float *ci = c ? c + i0 * (E / 2) : 0, *di = c ? d + i0 * (E / 2) : 0;
                     float logarithm[QUERIES] = {0};
                     for (long m = 0; m < rows; m++) logarithm[m] = sums[(n0 + i0 + m) * H + h];
@@ -310,7 +311,7 @@ int attend_backward(long S, long H, long E, long longest, const int32_t *starts,
                     transposed(across, wide / 2, g, wide / 2, gt, QUERIES);
                     product(padded, across, wide, keys + lo * wide, wide, qt, QUERIES, x, QUERIES, 0);
                     product(padded, across, wide, values + lo * wide, wide, gt, QUERIES, dx, QUERIES, 0);
-                    hide(many, across, window, i0 - lo, x);
+                    hide(many, across, before, after, i0 - lo, x);
                     dropping(&drop, seed, head, i0, lo, dropped, kept);
                     gradients(many, padded, across, scale, &drop, logarithm, x, dx, w, ds, words);
                     product(padded, wide, across, w, QUERIES, g_pairs, wide, grad_v + lo * wide, wide, 1);
@@ -322,7 +323,7 @@ int attend_backward(long S, long H, long E, long longest, const int32_t *starts,
                 give(T, E, wide, grad_k, scale, c, d, to + H * E, row);
                 give(T, E, wide, grad_v, 1, 0, 0, to + 2 * H * E, row);
             }
-            give_tiles(before);
+            give_tiles(saved);
         }
         free(memory);
     }

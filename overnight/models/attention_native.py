@@ -20,7 +20,7 @@ from overnight import native
 
 _SOURCE, _TILES = (Path(__file__).with_name(name) for name in ("attention.c", "attention_bf16.c"))
 _LONG, _POINTER, _FLOAT = ctypes.c_long, ctypes.c_void_p, ctypes.c_float
-_INPUTS = [*[_LONG] * 4, *[_POINTER] * 4, _LONG, ctypes.c_uint64, _LONG, _FLOAT]
+_INPUTS = [*[_LONG] * 4, *[_POINTER] * 4, *[_LONG] * 2, ctypes.c_uint64, _LONG, _FLOAT]
 _ARGUMENTS = {"attend": [*_INPUTS, *[_POINTER] * 2], "attend_backward": [*_INPUTS, *[_POINTER] * 3]}
 
 
@@ -56,7 +56,7 @@ class _Attention(torch.autograd.Function):
         heads: int,
         starts: Tensor,
         longest: int,
-        window: int,
+        window: tuple[int, int],
         dropping: tuple[int, int, float],
         cos: Tensor | None,
         sin: Tensor | None,
@@ -82,7 +82,7 @@ def _attend(
     qkv: Tensor,
     numbers: tuple[int, ...],
     starts: Tensor,
-    window: int,
+    window: tuple[int, int],
     dropping: tuple[int, int, float],
     cos: Tensor | None,
     sin: Tensor | None,
@@ -98,13 +98,13 @@ def _run(
     like: Tensor,
     numbers: tuple[int, ...],
     read: tuple[Tensor | None, ...],
-    window: int,
+    window: tuple[int, int],
     dropping: tuple[int, int, float],
     *more: Tensor,
 ) -> None:
     assert all(x.is_contiguous() for x in (*read, *more) if x is not None)
     pointers = [None if x is None else x.data_ptr() for x in read]
-    if not _function(_library(like.dtype), name)(*numbers, *pointers, window, *dropping, *(x.data_ptr() for x in more)):
+    if not _function(_library(like.dtype), name)(*numbers, *pointers, *window, *dropping, *(x.data_ptr() for x in more)):
         raise MemoryError("no memory for the scores of a block of queries")
 
 
@@ -113,7 +113,7 @@ def attention(
     heads: int,
     starts: Tensor,
     longest: int,
-    window: int,
+    window: tuple[int, int],
     dropping: tuple[int, int, float],
     turns: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
@@ -124,7 +124,7 @@ def attention(
         heads: H.
         starts: offset of each sequence and the end of the last, which is N (S + 1).
         longest: at least the length of each.
-        window: tokens to either side that one sees; -1 is all.
+        window: tokens before and behind it that one sees; -1 is all.
         dropping: from :func:`dropping`.
         turns: cosine and sine of rotary positions, (N, 1, 1, E/2) each.
     """

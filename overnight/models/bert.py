@@ -286,10 +286,9 @@ class BertForPretraining(nn.Module):
         predicted_MD, first_SD = chosen.split((len(batch.predicted_M), len(batch.starts) - 1))
         hidden_MD = self.mlm(predicted_MD)
         decoder = self.encoder.word.weight, self.mlm.masked_bias()
-        loss, mlm_correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training, tied)
-        losses, correct = {"mlm": loss}, {}
-        if mlm_correct is not None:
-            correct["mlm"] = mlm_correct
+        name = "clm" if batch.causal else "mlm"
+        loss, right = vocabulary_loss(hidden_MD, *decoder, batch.targets[name], not self.training, tied)
+        losses, correct = {name: loss}, {} if right is None else {name: right}
         if "nsp" in batch.targets:
             labels = batch.targets["nsp"]
             logits = self._nsp_of(first_SD)[: len(labels)].float()

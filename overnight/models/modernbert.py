@@ -155,12 +155,13 @@ class ModernBertForMaskedLM(nn.Module):
         The vocabulary head is computed at the predicted positions only.
         """
         assert batch.predicted_M is not None
+        name = "clm" if batch.causal else "mlm"
         tied = TiedGradient() if eager_cpu(batch.ids_N) else None
         hidden_ND = self.encoder(batch, dtype, tied)
         hidden_MD = self.mlm(hidden_ND.index_select(0, batch.predicted_M))
         decoder = self.encoder.word.weight, self.mlm.masked_bias()
-        loss, mlm_correct = vocabulary_loss(hidden_MD, *decoder, batch.targets["mlm"], not self.training, tied)
-        losses, correct = {"mlm": loss}, {} if mlm_correct is None else {"mlm": mlm_correct}
+        loss, right = vocabulary_loss(hidden_MD, *decoder, batch.targets[name], not self.training, tied)
+        losses, correct = {name: loss}, {} if right is None else {name: right}
         if self.predicts_next_sentence and "nsp" in batch.targets:
             labels = batch.targets["nsp"]
             logits = self.nsp(self.pooler(pooled(hidden_ND, batch, self.model)))[: len(labels)].float()

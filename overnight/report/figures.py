@@ -80,6 +80,8 @@ _FROM_0 = {"rangemode": "tozero"}
 _CURVES = (
     _Curve("Masked-LM loss", "nats", "%{y:.3f} nats", train="mlm_loss", validation="mlm_loss"),
     _Curve("Masked-LM accuracy", "%, validation", "%{y:.1f} %", validation="mlm_accuracy", scale=100),
+    _Curve("Next-token loss", "nats", "%{y:.3f} nats", train="clm_loss", validation="clm_loss"),
+    _Curve("Next-token accuracy", "%, validation", "%{y:.1f} %", validation="clm_accuracy", scale=100),
     _Curve("NSP loss", "nats", "%{y:.3f} nats", train="nsp_loss", validation="nsp_loss"),
     _Curve("NSP accuracy", "%, validation", "%{y:.1f} %", validation="nsp_accuracy", scale=100),
     _Curve("Token matching loss", "nats", "%{y:.3f} nats", train="match_loss"),

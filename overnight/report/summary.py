@@ -18,7 +18,7 @@ from overnight.report.task_errors import missing_errors
 
 # Rounding of the difference of two scores: 0.725 - 0.625 is more than 0.1.
 _ROUNDING = 1e-9
-_VALIDATION = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
+_VALIDATION = ("mlm_loss", "mlm_accuracy", "clm_loss", "clm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
 
 
 def summarize(run_dir: Path) -> dict[str, Any]:
@@ -87,8 +87,8 @@ def phases(folder: RunFolder) -> list[dict[str, Any]]:
     """Return one row a phase, in the order of the recipe.
 
     Returns:
-        `name`, `steps` done of `planned`, `finished`, the last validation `mlm_loss`, `mlm_accuracy`, `nsp_loss` and `nsp_accuracy`, of a byte
-        model `bits_per_character` and `byte_accuracy` (None where not measured), `seconds` and `tokens` of the phase, and the median
+        `name`, `steps` done of `planned`, `finished`, the last validation `mlm_loss`, `mlm_accuracy`, `clm_loss`, `clm_accuracy`, `nsp_loss` and
+        `nsp_accuracy`, of a byte model `bits_per_character` and `byte_accuracy` (None where not measured), `seconds` and `tokens` of the phase, and the median
         `tokens_per_s`, `sequences_per_s` and `mfu`.
     """
     planned = folder.settings.get("phases")
@@ -336,15 +336,17 @@ def quoted(token: str) -> str:
 
 
 def _phase_cells(rows: Sequence[dict[str, Any]], of_bytes: bool) -> list[list[str]]:
-    pairs = any(row["nsp_accuracy"] is not None for row in rows)
-    scores = ["bits per character", "byte accuracy"] if of_bytes else ["masked-LM loss", "masked-LM accuracy", *["NSP accuracy"] * pairs]
+    pairs, causal = (any(row[key] is not None for row in rows) for key in ("nsp_accuracy", "clm_accuracy"))
+    masked = ["masked-LM loss", "masked-LM accuracy", *["next-token loss", "next-token accuracy"] * causal, *["NSP accuracy"] * pairs]
+    scores = ["bits per character", "byte accuracy"] if of_bytes else masked
     cells = [["validation after", "steps", *scores, "time", "tokens/s"]]
     for row in rows:
         steps = f"{row['steps']:,}" if row["finished"] else f"{row['steps']:,} of {number(row['planned'], 0) if row['planned'] else '?'}"
         if of_bytes:
             scores = [number(row["bits_per_character"], 3), share(row["byte_accuracy"])]
         else:
-            scores = [number(row["mlm_loss"], 3), share(row["mlm_accuracy"]), *[share(row["nsp_accuracy"])] * pairs]
+            next_token = [number(row["clm_loss"], 3), share(row["clm_accuracy"])]
+            scores = [number(row["mlm_loss"], 3), share(row["mlm_accuracy"]), *next_token * causal, *[share(row["nsp_accuracy"])] * pairs]
         cells.append([row["name"], steps, *scores, duration(row["seconds"]), number(row["tokens_per_s"], 0)])
     return cells
 

@@ -31,3 +31,13 @@ def test_a_task_of_another_network_may_be_added_with_that_network(tmp_path: Path
     path.write_text("name: x\ndata: {tokenizer: bytes}\nmodel: {kind: mlstm}\nphases: {a: {steps: 3, global_batch_size: 4}}\n")
     run = config.load_run(str(path), ["model.kind=bert", "data.tokenizer=wordpiece", "finetune.names.task=docnames"])
     assert isinstance(run, config.BertRun) and list(run.finetune) == ["names"]
+
+
+def test_null_takes_a_phase_or_task_out_and_a_name_that_is_not_there_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("name: x\nphases: {a: &same {steps: 3, global_batch_size: 4}, b: *same}\nfinetune: {names: {task: docnames}}\n")
+    run = config.load_run(str(path), ["phases.a=null", "finetune.names=null", "phases.b.steps=5"])
+    assert isinstance(run, config.BertRun) and list(run.phases) == ["b"] and not run.finetune and run.phases["b"].steps == 5
+    said = message(lambda: config.load_run(str(path), ["phases.c=null"]))
+    assert "phases.c: the recipe has no phase 'c'" in said and "It has: a, b" in said
+    assert "phases = {}" in message(lambda: config.load_run(str(path), ["phases.a=null", "phases.b=null"]))

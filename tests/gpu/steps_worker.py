@@ -39,15 +39,17 @@ CUDA = torch.device("cuda", 0)
 PATHS: dict[str, tuple[str, float, torch.dtype]] = {
     "bert": ("bert", 0.0, torch.bfloat16),
     "modernbert": ("modernbert", 0.0, torch.bfloat16),
+    "causal": ("causal", 0.0, torch.bfloat16),
     "bert dropout": ("bert", 0.1, torch.bfloat16),
     "bert dropout fp16": ("bert", 0.1, torch.float16),
     "bert fused": ("bert", 0.1, torch.bfloat16),
     "bert fp32": ("bert", 0.1, torch.float32),
     "modernbert fp32": ("modernbert", 0.0, torch.float32),
+    "causal fp32": ("causal", 0.0, torch.float32),
     "mlstm": ("mlstm", 0.0, torch.bfloat16),
     "mlstm fp32": ("mlstm", 0.0, torch.float32),
 }
-"""Network, dropout of attention, type of the products; those of one operator side by side."""
+"""Network, or modernbert on a causal batch, dropout of attention, type of the products; those of one operator side by side."""
 RECOMPUTE = ("none", "selective", "full")
 launches: Counter[str] = Counter()
 
@@ -110,7 +112,7 @@ class Prepared(StepBatches):
     """A micro-batch of real numbers on the host, and their targets, counted before all numbers become fake."""
 
     def divisors(self) -> dict[str, float]:
-        return COUNTS[len(self.micro[0].targets), type(self.micro[0])]
+        return COUNTS[frozenset(self.micro[0].targets), type(self.micro[0])]
 
 
 COUNTS: dict[Any, dict[str, float]] = {}
@@ -121,8 +123,8 @@ def prepared(kind: str) -> StepBatches:
     if kind == "mlstm":
         found = Prepared(tuple(window(steps=5, seed=i) for i in range(1)), 20, 4)
     else:
-        found = Prepared(tuple(random_batch([20, 13, 9], seed=i, nsp=kind == "bert") for i in range(1)), 42, 3)
-    COUNTS[len(found.micro[0].targets), type(found.micro[0])] = StepBatches.divisors(found)
+        found = Prepared(tuple(random_batch([20, 13, 9], seed=i, nsp=kind == "bert", causal=kind == "causal") for i in range(1)), 42, 3)
+    COUNTS[frozenset(found.micro[0].targets), type(found.micro[0])] = StepBatches.divisors(found)
     return found
 
 

@@ -18,7 +18,9 @@ ATTENTION = {
     "bert fused": FLASH,
     "bert fp32": PADDED,
     "modernbert": VARLEN,
+    "causal": VARLEN,
     "modernbert fp32": PADDED,
+    "causal fp32": PADDED,
 }
 # Groups of tensors of a network: matrices, embeddings, vectors; a byte network's are three as well.
 GROUPS = 3

@@ -62,12 +62,12 @@ def modern(seed: int = 0, **sizes: Any) -> ModernBertForMaskedLM:
     return model
 
 
-def random_batch(lengths: Sequence[int], seed: int = 1, vocab: int = VOCAB, nsp: bool = True) -> Batch:
-    """Sequences of these lengths, about a sixth of their tokens predicted."""
+def random_batch(lengths: Sequence[int], seed: int = 1, vocab: int = VOCAB, nsp: bool = True, causal: bool = False) -> Batch:
+    """Sequences of these lengths, about a sixth of their tokens predicted; of a causal batch by those before them."""
     generator = torch.Generator().manual_seed(seed)
     total, starts = sum(lengths), torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     predicted = torch.randperm(total, generator=generator)[: max(1, total // 6)].sort().values
-    targets = {"mlm": torch.randint(0, vocab, predicted.shape, generator=generator)}
+    targets = {"clm" if causal else "mlm": torch.randint(0, vocab, predicted.shape, generator=generator)}
     if nsp:
         targets["nsp"] = torch.randint(0, 2, (len(lengths),), generator=generator)
     return Batch(
@@ -77,8 +77,17 @@ def random_batch(lengths: Sequence[int], seed: int = 1, vocab: int = VOCAB, nsp:
         starts=starts,
         lengths=tuple(lengths),
         predicted_M=predicted,
+        causal=causal,
         targets=targets,
     )
+
+
+def unseen(length: int, window: tuple[int, int]) -> Tensor:
+    """Which tokens (T, T) each token does not see, with a window of so many before it and behind it, -1 for all."""
+    before, after = (reach if reach >= 0 else length for reach in window)
+    at = torch.arange(length)
+    back = at[:, None] - at
+    return (back > before) | (-back > after)
 
 
 def padded(flat_N: Tensor, batch: Batch, fill: int = 0) -> Tensor:

@@ -19,7 +19,7 @@ from overnight.batches.packing import IGNORED
 from overnight.models import attention_native, encoder_native
 from overnight.models.attention import Layout, angles, attention, layout, rotate
 from overnight.models.layers import dropout, gated_gelu
-from tests.models.sample import random_batch
+from tests.models.sample import random_batch, unseen
 
 pytestmark = pytest.mark.skipif(not encoder_native.available(torch.float32), reason="there is no C compiler here")
 # Of the largest value: what rounding to the type allows.
@@ -61,7 +61,7 @@ def test_the_default_type_and_device_of_torch_change_nothing(default: torch.dtyp
         steps, scales = encoder_native.quantize(logits)
         whole = encoder_native.dequantize(steps.int(), scales, one, one, torch.float32)
         torch.manual_seed(0)
-        mixed = attention_native.attention(qkv, 2, starts, 9, -1, attention_native.dropping(0.2), None)
+        mixed = attention_native.attention(qkv, 2, starts, 9, (-1, -1), attention_native.dropping(0.2), None)
         return [losses, steps, scales, whole, mixed, *torch.autograd.grad(mixed.square().sum(), qkv), dropout(logits, 0.3, True)]
 
     logits, labels, one = numbers(5, 64, dtype=torch.float32), torch.tensor([3, 0, IGNORED, 63, 1]), torch.ones(64)
@@ -108,23 +108,25 @@ def test_gated_gelu_is_right_far_from_zero_and_keeps_what_is_no_number() -> None
     torch.testing.assert_close(out, F.gelu(x), rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
-def formula(qkv: Tensor, heads: int, where: Layout, lengths: list[int], window: int, turns: tuple[Tensor, Tensor] | None) -> Tensor:
+def formula(
+    qkv: Tensor, heads: int, where: Layout, lengths: list[int], window: tuple[int, int], turns: tuple[Tensor, Tensor] | None
+) -> Tensor:
     """Return attention sequence by sequence, as the formula says."""
     if turns is not None:
         qkv = rotate(qkv, heads, *(x.double() for x in turns))
     outs = []
     for part in qkv.split(lengths):
         q, k, v = part.view(len(part), 3, heads, -1).permute(1, 2, 0, 3)
-        at = torch.arange(len(part))
-        far = (at[:, None] - at).abs() > (window if window >= 0 else len(part))
-        weights = torch.softmax((q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(far, float("-inf")), -1)
+        scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(unseen(len(part), window), float("-inf"))
+        weights = torch.softmax(scores, -1)
         outs.append((weights @ v).transpose(0, 1).reshape(len(part), -1))
     return torch.cat(outs)
 
 
 SHAPES = given(
     lengths=st.lists(st.one_of(st.integers(1, 40), st.integers(41, 150)), min_size=1, max_size=5),
-    window=st.sampled_from([-1, 1, 8, 70]),
+    reach=st.sampled_from([-1, 1, 8, 70]),
+    causal=st.booleans(),
     turned=st.booleans(),
     size=st.sampled_from([2, 6, 8, 64, 80, 130]),
 )
@@ -132,21 +134,23 @@ SHAPES = given(
 
 @settings(max_examples=40, deadline=None)
 @SHAPES
-def test_attention_and_its_gradient_equal_the_formula_in_float64(lengths: list[int], window: int, turned: bool, size: int) -> None:
-    assert_the_formula(lengths, window, turned, size, torch.float32)
+def test_attention_and_its_gradient_equal_the_formula_in_float64(
+    lengths: list[int], reach: int, causal: bool, turned: bool, size: int
+) -> None:
+    assert_the_formula(lengths, reach, causal, turned, size, torch.float32)
 
 
 @pytest.mark.usefixtures("each_form")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @SHAPES
-def test_each_form_of_attention_for_bf16_equals_the_formula(lengths: list[int], window: int, turned: bool, size: int) -> None:
-    assert_the_formula(lengths, window, turned, size, torch.bfloat16)
+def test_each_form_of_attention_for_bf16_equals_the_formula(lengths: list[int], reach: int, causal: bool, turned: bool, size: int) -> None:
+    assert_the_formula(lengths, reach, causal, turned, size, torch.bfloat16)
 
 
-def assert_the_formula(lengths: list[int], window: int, turned: bool, size: int, dtype: torch.dtype) -> None:
+def assert_the_formula(lengths: list[int], reach: int, causal: bool, turned: bool, size: int, dtype: torch.dtype) -> None:
     """Assert that attention and its gradient are those of the formula in float64."""
-    heads, batch = 2, random_batch(lengths)
-    where = layout(batch, 0.0, dtype, window)
+    heads, batch, window = 2, random_batch(lengths, causal=causal), (reach, 0 if causal else reach)
+    where = layout(batch, 0.0, dtype, reach)
     turns = angles(batch.positions_N, size, 100.0) if turned else None
     qkv, grad = numbers(sum(lengths), 3 * heads * size, dtype=dtype), numbers(sum(lengths), heads * size, dtype=dtype, seed=1)
     exact, mine = qkv.double().requires_grad_(), qkv.clone().requires_grad_()
@@ -160,8 +164,8 @@ def assert_the_formula(lengths: list[int], window: int, turned: bool, size: int,
 
 
 @pytest.mark.usefixtures("each_form")
-@pytest.mark.parametrize("window", [-1, 20])
-def test_each_form_of_attention_for_bf16_drops_the_same_weights(window: int) -> None:
+@pytest.mark.parametrize("window", [(-1, -1), (20, 20), (-1, 0), (20, 0)])
+def test_each_form_of_attention_for_bf16_drops_the_same_weights(window: tuple[int, int]) -> None:
     heads, size, lengths, drawn = 3, 10, [97, 97, 1], (12345, -(2**31) + 2**30, 4 / 3)
     starts = torch.tensor([0, 97, 194, 195], dtype=torch.int32)
     qkv, grad = numbers(195, 3 * heads * size, dtype=torch.bfloat16), numbers(195, heads * size, dtype=torch.bfloat16, seed=1)
@@ -171,8 +175,7 @@ def test_each_form_of_attention_for_bf16_drops_the_same_weights(window: int) -> 
     for part, kept in zip(exact.split(lengths), keep, strict=True):
         length = len(part)
         q, k, v = part.view(length, 3, heads, size).permute(1, 2, 0, 3)
-        at = torch.arange(length)
-        scores = (q @ k.transpose(-1, -2) / size**0.5).masked_fill((at[:, None] - at).abs() > (window if window >= 0 else 97), -math.inf)
+        scores = (q @ k.transpose(-1, -2) / size**0.5).masked_fill(unseen(length, window), -math.inf)
         parts.append((torch.softmax(scores, -1) * kept[:, :length, :length] @ v).transpose(0, 1).reshape(length, -1))
     expected, out = torch.cat(parts), attention_native.attention(mine, heads, starts, 97, window, drawn, None)
     expected.backward(grad.double())

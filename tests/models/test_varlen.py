@@ -19,7 +19,7 @@ from torch._subclasses import FakeTensorMode
 
 from overnight.models import attention as attend
 from overnight.models.attention import Layout, attention, how, layout, why_padded
-from tests.models.sample import pretraining, random_batch
+from tests.models.sample import pretraining, random_batch, unseen
 
 HEADS, WIDTH, P = 2, 16, 0.3
 CUDA = torch.device("cuda")
@@ -114,9 +114,8 @@ def kernel(schema: Any, keep: Tensor, calls: list[dict[str, Any]]) -> Any:
         outs = []
         for number, (first, last) in enumerate(zip(starts.tolist(), starts.tolist()[1:], strict=False)):
             size, (a, b, c) = last - first, (x[first:last].transpose(0, 1) for x in (q, k, v))
-            scores, at = a @ b.transpose(1, 2) * q.shape[-1] ** -0.5, torch.arange(size)
-            if call["window_size_left"] >= 0:
-                scores = scores.masked_fill((at[:, None] - at).abs() > call["window_size_left"], float("-inf"))
+            window = call["window_size_left"], call["window_size_right"]
+            scores = (a @ b.transpose(1, 2) * q.shape[-1] ** -0.5).masked_fill(unseen(size, window), float("-inf"))
             weights = torch.softmax(scores, -1) * keep[number, :, :size, :size] / (1 - call["dropout_p"])
             outs.append((weights @ c).transpose(0, 1))
         return torch.cat(outs), q, q, q, q
@@ -133,20 +132,20 @@ def padded_reference(qkv: Tensor, where: Layout, keep: Tensor, monkeypatch: pyte
 
 
 @settings(max_examples=15)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.sampled_from([-1, 2]))
-def test_with_dropout_it_equals_padded_attention_forward_and_backward(lengths: list[int], window: int) -> None:
-    batch, keep = random_batch(lengths), keeps(len(lengths), max(lengths), P)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.sampled_from([-1, 2]), st.booleans())
+def test_with_dropout_it_equals_padded_attention_forward_and_backward(lengths: list[int], reach: int, causal: bool) -> None:
+    batch, keep = random_batch(lengths, causal=causal), keeps(len(lengths), max(lengths), P)
     qkv = torch.randn(sum(lengths), 3 * WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     weight = torch.randn(sum(lengths), WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     calls: list[dict[str, Any]] = []
-    padded = layout(batch, P, torch.float64, window)
+    padded = layout(batch, P, torch.float64, reach)
     window = padded.window
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attend, "_flash", kernel(torch.ops.aten._flash_attention_forward.default._schema, keep, calls))
         patch.setattr(attend, "eager_cpu", lambda x: False)
         ours = attention(qkv, HEADS, Layout(batch.starts, max(lengths), varlen=True, window=window), P)
         theirs = padded_reference(qkv, padded, keep, patch)
-    assert [call["dropout_p"] for call in calls] == [P] and calls[0]["window_size_left"] == calls[0]["window_size_right"] == window
+    assert [call["dropout_p"] for call in calls] == [P] and (calls[0]["window_size_left"], calls[0]["window_size_right"]) == window
     torch.testing.assert_close(ours, theirs)
     (grad,), (expected,) = (torch.autograd.grad((out * weight).sum(), qkv) for out in (ours, theirs))
     torch.testing.assert_close(grad, expected)
