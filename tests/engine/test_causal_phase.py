@@ -11,6 +11,7 @@ import torch
 
 from overnight.config import Run
 from overnight.engine.evaluate import evaluate
+from overnight.report.page import write_report
 from overnight.report.summary import summary_text
 from tests.conftest import modern_settings
 from tests.engine.test_modernbert_training import workload
@@ -46,6 +47,8 @@ def test_each_phase_has_the_loss_of_what_it_predicts_and_the_summary_both(tiny: 
             assert lines and found == {f"{name}{end}" for name in names for end in ends}, (kind, phase)
     said = summary_text(run.run_dir)
     assert "next-token loss" in said and "masked-LM accuracy" in said
+    page = write_report([run.run_dir], run.run_dir / "page.html").read_text(encoding="utf-8")
+    assert page.count("Next-token accuracy") == page.count("Masked-LM accuracy") - 1 == 2  # the best is also at the top
 
 
 def test_stopped_in_its_causal_phase_it_is_evaluated_on_masked_tokens_and_other_heads_are_as_they_began(
