@@ -26,7 +26,7 @@ def settings(**more: Any) -> dict[str, Any]:
     return {**modern_settings(), "phases.short.objective": "causal", **masked, **more}
 
 
-@pytest.mark.parametrize("at", [3, 6, 8])
+@pytest.mark.parametrize("at", [pytest.param(3, marks=pytest.mark.heavy), 6, pytest.param(8, marks=pytest.mark.heavy)])
 def test_a_crash_in_or_behind_the_causal_phase_does_not_change_the_result(
     at: int, tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
