@@ -150,7 +150,12 @@ def main() -> None:
     parser.add_argument(
         "--run", action="append", required=True, metavar="NAME=FOLDER", help="a run, and what the table calls it; may be given again"
     )
-    parser.add_argument("--random-init", nargs="*", metavar="NAME", help="runs whose network is also trained from random init; default all")
+    parser.add_argument(
+        "--random-init",
+        nargs="*",
+        metavar="NAME",
+        help="runs whose network is also trained from random init; without the option all, without a name none",
+    )
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")

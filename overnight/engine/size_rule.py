@@ -231,9 +231,8 @@ def memory_of(run: BertRun) -> float:
     for phase in run.phases.values():
         tokens = min(phase.micro_batch_size or USUAL_MICRO_BATCH, phase.global_batch_size) * phase.seq_len
         pairs = 4 * tokens * phase.seq_len * (model.hidden_size // HEAD)
-        most = max(
-            most, model.num_layers * (_ACTIVATION_BYTES * tokens * model.hidden_size + pairs) + 6 * tokens * phase.mlm_probability * rows
-        )
+        predicted = tokens * (phase.mlm_probability if phase.objective == "masked" else 1.0)
+        most = max(most, model.num_layers * (_ACTIVATION_BYTES * tokens * model.hidden_size + pairs) + 6 * predicted * rows)
     return state + most
 
 

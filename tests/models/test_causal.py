@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -29,6 +30,19 @@ _NAMES = {
 }
 
 
+def translated(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters, or their gradients, by transformers' names, without the padding of the vocabulary."""
+    found: dict[str, Tensor] = {"decoder.bias": tensors["mlm.bias"][:VOCAB]}
+    for name, value in tensors.items():
+        for ours, theirs in _NAMES.items():
+            name = name.replace(ours, theirs)
+        if ".qkv." in name:
+            found |= {name.replace("qkv", f"attn.{part}_proj"): rows for part, rows in zip("qkv", value.chunk(3), strict=True)}
+        elif name != "lm_head.bias":
+            found[name] = value[:VOCAB] if "tok_embeddings" in name else value
+    return found
+
+
 def decoder(model: ModernBertForMaskedLM) -> Any:
     """transformers' causal ModernBERT with the weights of ours, in float64."""
     transformers = pytest.importorskip("transformers")
@@ -43,17 +57,9 @@ def decoder(model: ModernBertForMaskedLM) -> Any:
         rope_parameters={"full_attention": rope, "sliding_attention": rope},
         **dict.fromkeys(("pad_token_id", "eos_token_id", "bos_token_id", "cls_token_id", "sep_token_id"), 0),
     )
-    state: dict[str, Tensor] = {"decoder.bias": model.mlm.bias[:VOCAB]}
-    for name, p in model.state_dict().items():
-        for ours, theirs in _NAMES.items():
-            name = name.replace(ours, theirs)
-        if ".qkv." in name:
-            state |= {name.replace("qkv", f"attn.{part}_proj"): rows for part, rows in zip("qkv", p.chunk(3), strict=True)}
-        elif name != "lm_head.bias":
-            state[name] = p[:VOCAB] if "tok_embeddings" in name else p
-    state["decoder.weight"] = state["model.embeddings.tok_embeddings.weight"]
     reference = transformers.ModernBertDecoderForCausalLM(config)
-    reference.load_state_dict(state)
+    state = translated(model.state_dict())
+    reference.load_state_dict({**state, "decoder.weight": state["model.embeddings.tok_embeddings.weight"]})
     reference.model.embeddings.tok_embeddings.padding_idx = None  # else that row would have no gradient
     return reference.double()
 
@@ -71,18 +77,11 @@ def test_logits_loss_and_gradients_are_those_of_transformers_decoder() -> None:
         ours = model.mlm_logits(model.encoder(batch))[:, :VOCAB]
     torch.testing.assert_close(ours.double(), logits_NV.detach(), rtol=1e-5, atol=5e-5)
     assert losses.keys() == {"clm"} and losses["clm"].item() == pytest.approx(loss.item(), rel=1e-5)
-    theirs = dict(reference.named_parameters())
-    for mine, p in (
-        (model.encoder.word.weight[:VOCAB], "model.embeddings.tok_embeddings.weight"),
-        (model.encoder.layers[0].up.weight, "model.layers.0.mlp.Wi.weight"),  # type: ignore[union-attr]
-        (model.mlm.dense.weight, "lm_head.dense.weight"),
-    ):
-        whole = model.encoder.word.weight.grad if len(mine) == VOCAB else mine.grad
-        expected = theirs[p].grad
-        assert whole is not None and expected is not None
-        torch.testing.assert_close(
-            whole[: len(mine)].double() / expected.abs().max(), expected / expected.abs().max(), rtol=1e-4, atol=3e-5
-        )
+    grads = translated({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    expected = {name: p.grad for name, p in reference.named_parameters()}
+    assert grads.keys() == expected.keys()
+    for name, grad in expected.items():
+        torch.testing.assert_close(grads[name].double() / grad.abs().max(), grad / grad.abs().max(), rtol=1e-4, atol=3e-5, msg=name)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
