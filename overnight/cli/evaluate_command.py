@@ -112,10 +112,9 @@ def _evaluate_encoder(options: argparse.Namespace, overrides: list[str], run: Be
     """Measure what is named: a text, BLiMP, a split; where nothing is, the validation split."""
     _refuse(options, _BYTES, "only a byte model reads groups; BERT reads every document")
     from overnight.console import Line
-    from overnight.evaluation.evaluate import MAX_TOKENS
     from overnight.evaluation.masked_lm import RunMaskedLM
     from overnight.evaluation.results import keep_results
-    from overnight.evaluation.texts import text_of_shards
+    from overnight.evaluation.texts import MAX_TOKENS, text_of_shards
 
     line, more, texts = Line(), {}, _texts(options, overrides)
     if options.split or not (options.text or options.blimp):
@@ -127,7 +126,7 @@ def _evaluate_encoder(options: argparse.Namespace, overrides: list[str], run: Be
         text = f"{plural(score.documents, 'document')} ({plural(score.examples, 'example')} of phase {score.phase})"
         print(f"{split}: {measures(score.metrics)} over {text} in {duration(score.seconds)}")
         more = {"split": {"name": split, "phase": score.phase, "examples": score.examples, **score.metrics}}
-        texts.append(text_of_shards(found.data_dir, split, options.max_tokens or MAX_TOKENS, own=not _names_data(overrides)))
+        texts.append(text_of_shards(found.data_dir, split, max_tokens=options.max_tokens or MAX_TOKENS, own=not _names_data(overrides)))
     result = _measure(options, RunMaskedLM(run), texts, run.run_dir / "evaluation", line)
     keep_results(run.run_dir, result["details"], line)
     return {**result, **more}
@@ -140,13 +139,14 @@ def _evaluate_folder(options: argparse.Namespace, overrides: list[str], folder: 
     from overnight.checkpoint.run_corpus import fetched
     from overnight.config import machine_run
     from overnight.console import Line
-    from overnight.evaluation.evaluate import MAX_TOKENS
     from overnight.evaluation.huggingface import HuggingFaceMaskedLM
-    from overnight.evaluation.texts import text_of_shards
+    from overnight.evaluation.texts import MAX_TOKENS, text_of_shards
 
     machine, texts = machine_run(overrides), _texts(options, overrides)
     if _names_data(overrides):
-        texts.append(text_of_shards(fetched(machine).data_dir, options.split or "valid", options.max_tokens or MAX_TOKENS, own=False))
+        texts.append(
+            text_of_shards(fetched(machine).data_dir, options.split or "valid", max_tokens=options.max_tokens or MAX_TOKENS, own=False)
+        )
     elif options.split:
         raise ConfigError(f"--split = {options.split}: {folder} has no data of its own; name prepared data with --data.dir=FOLDER")
     if not texts and not options.blimp:
@@ -161,8 +161,7 @@ def _texts(options: argparse.Namespace, overrides: list[str]) -> list[Text]:
     if not options.text:
         return []
     from overnight.config import machine_run
-    from overnight.evaluation.evaluate import MAX_TOKENS
-    from overnight.evaluation.texts import text_of_files
+    from overnight.evaluation.texts import MAX_TOKENS, text_of_files
 
     data = machine_run([override for override in overrides if override.startswith("data.")]).data
     return [text_of_files(dataclasses.replace(data, paths=options.text, sources={}), options.max_tokens or MAX_TOKENS)]

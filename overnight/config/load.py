@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -191,8 +192,19 @@ def differences(a: Any, b: Any, prefix: str = "") -> Iterator[str]:
     if isinstance(a, dict) and isinstance(b, dict):
         for key in dict.fromkeys([*a, *b]):
             yield from differences(a.get(key, "(absent)"), b.get(key, "(absent)"), f"{prefix}.{key}" if prefix else str(key))
-    elif a != b:
+    elif not same_setting(a, b):
         yield f"{prefix}: {a} there, {b} here"
+
+
+def same_setting(a: Any, b: Any) -> bool:
+    """Return whether two plain values say the same here: `$DATA/books` is also the path that it stands for."""
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [filled(inner) for inner in value]
+        return os.path.expanduser(os.path.expandvars(value)) if isinstance(value, str) else value
+
+    return bool(a == b or filled(a) == filled(b))
 
 
 def identity(run: Run) -> dict[str, Any]:

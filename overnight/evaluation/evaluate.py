@@ -17,8 +17,8 @@ from overnight.evaluation.results import blimp_results, keep_results, kept_resul
 from overnight.evaluation.texts import NothingToPredictError, Text, text_of_shards
 from overnight.report.evaluation_text import results_lines
 
-MAX_TOKENS, PAIRS = 200_000, 100
-"""Of a text, and of each paradigm, by default."""
+PAIRS = 100
+"""Of each paradigm, by default."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def evaluate_run(run: BertRun, line: Line) -> None:
     requested, folder = Requested((), blimp, run.evaluation.blimp_pairs), run.run_dir / "evaluation"
     measured = kept.get("texts", {}).get("valid", {}).get("precision") == run.precision
     try:
-        texts = () if measured else (text_of_shards(with_data(run).data_dir, "valid", MAX_TOKENS),)
+        texts = () if measured else (text_of_shards(with_data(run).data_dir, "valid"),)
         found = evaluate_model(model, replace(requested, texts=texts), folder, line)
     except NothingToPredictError as error:
         line.print(f"{error.reason}, so there are no bits per character")

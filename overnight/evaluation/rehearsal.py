@@ -12,7 +12,7 @@ from overnight.distributed.world import World
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
 from overnight.engine.workload import BertWorkload
-from overnight.evaluation.evaluate import MAX_TOKENS
+from overnight.evaluation.texts import MAX_TOKENS
 
 # Tokens that BLiMP has a pair: both sentences, each as often as it has tokens (15.8 M for all 67,000 pairs with BERT's vocabulary). Paradigms, and pairs of each.
 _TOKENS_PER_PAIR, _PARADIGMS, _PAIRS = 236, 67, 1000

@@ -25,6 +25,8 @@ from overnight.errors import DataError
 
 # A passage ends with the sentence that reaches this: some sequences of 128 tokens, so that few of them are short.
 PASSAGE_CHARACTERS, PASSAGE_TOKENS = 2000, 500
+# Of a text, by default.
+MAX_TOKENS = 200_000
 # What `--max-tokens` counts of raw text, where each model has tokens of its own.
 CHARACTERS_PER_TOKEN = 4
 Item = TypeVar("Item")
@@ -48,7 +50,7 @@ class Text:
     """Passages to predict masked tokens of."""
 
     name: str
-    """Where they are from: `valid` or `train` of a run's own data, `FOLDER, valid` of other prepared data, or the files."""
+    """Where they are from: `valid` or `train` of a run's own data, `FOLDER, valid` of other prepared data, with how many tokens where they are not :data:`MAX_TOKENS`; or the files."""
     passages: list[str]
 
     @property
@@ -90,7 +92,7 @@ def _of_files(data: Data) -> Iterator[str]:
             yield " ".join(passage)
 
 
-def text_of_shards(folder: Path, split: str, max_tokens: int, own: bool = True) -> Text:
+def text_of_shards(folder: Path, split: str, max_tokens: int = MAX_TOKENS, own: bool = True) -> Text:
     """Return passages of a split of prepared data, decoded: normalized text, in lower case where its vocabulary is.
 
     Sentences with an unknown token are left out, since what stood there is not known.
@@ -120,7 +122,9 @@ def text_of_shards(folder: Path, split: str, max_tokens: int, own: bool = True) 
     kept = (tokenizer.decode_batch(parts) for parts in sample(passages(), max_tokens))
     where = f"{folder}, {split}"
     why = "each of its sentences has an unknown token" if load_manifest(folder).count(split, "tokens") else "holds no text to predict"
-    return Text(split if own else where, _some([" ".join(found) for found in kept if found], f"{where}: {why}"))
+    # A run ends with the scores of `valid`: those of another number of tokens must not stand for them.
+    name = (split if own else where) + ("" if max_tokens == MAX_TOKENS else f", {max_tokens:,} tokens")
+    return Text(name, _some([" ".join(found) for found in kept if found], f"{where}: {why}"))
 
 
 def _sentence_ranges(sentence_starts: np.ndarray, document_sentences: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -77,7 +77,10 @@ def test_nothing_named_is_the_validation_text_and_what_is_measured_is_kept_toget
     assert kept_results(run) == {}
     assert call(run, "--split=train", "--max-tokens=500", f"--json={run / 'z.json'}") == 0
     assert call(run, f"--data.dir={tiny_data}", "--max-tokens=500") == 0
-    assert set(kept_results(run)["texts"]) == {"train", f"{tiny_data}, valid"} and results(run / "z.json")["split"]["name"] == "train"
+    assert (
+        set(kept_results(run)["texts"]) == {"train, 500 tokens", f"{tiny_data}, valid, 500 tokens"}
+        and results(run / "z.json")["split"]["name"] == "train"
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,12 @@ def test_a_large_text_is_sampled_from_all_of_its_parts_and_more_keeps_the_less(t
 
 
 def test_prepared_data_gives_its_normalized_text_but_for_sentences_with_unknown_tokens(tiny_data: Path) -> None:
-    found, tokenizer = text_of_shards(tiny_data, "valid", 10**6), load_tokenizer(tiny_data)
+    found, tokenizer = text_of_shards(tiny_data, "valid"), load_tokenizer(tiny_data)
     (known, *_), wanted = Encoder(tokenizer).encode(found.passages), set("".join(topics().values()).lower())
     assert found.name == "valid" and tokenizer.token_to_id("[UNK]") not in known
     assert "[UNK]" not in " ".join(found.passages) and set("".join(found.passages)) <= wanted | {" "}
     short, train = text_of_shards(tiny_data, "valid", 3000), text_of_shards(tiny_data, "train", 3000)
+    assert short.name == "valid, 3,000 tokens"
     assert set(short.passages) < set(found.passages)
     # Without the sentences that have an unknown token, two documents may be the same one sentence.
     assert all(len(passage) < 200 for passage in set(short.passages) & set(train.passages))
