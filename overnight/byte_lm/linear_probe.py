@@ -172,7 +172,13 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
             if features is None:
                 features = probe.features(model.to(device), init, seed)
             found, entry = probe.fit(features, settings.hidden_size, seed)
-            entry |= {"init": init, "config_hash": config_hash, "data_hash": data, "seconds": round(time.perf_counter() - start, 2)}
+            entry |= {
+                "init": init,
+                "checkpoint": weights_name(run.run_dir),
+                "config_hash": config_hash,
+                "data_hash": data,
+                "seconds": round(time.perf_counter() - start, 2),
+            }
             if init == "pretrained":
                 _keep(run.run_dir, spec, task, found, entry, mine)
             mine.append(append_result(log, entry))

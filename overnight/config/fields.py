@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from overnight.state_files import is_text
+
 MACHINE = "how this machine carries the run out"
 """Marks a setting that is no part of a run's identity: a run may be resumed with another value."""
 
@@ -84,9 +86,12 @@ def _hints(kind: Any) -> Mapping[str, tuple[Any, tuple[Any, ...]]]:
 
 
 def out_of_range(part: Any, prefix: str = "") -> Iterator[str]:
-    """Yield a line for every number in nested settings that its annotation does not allow: key, value, what is allowed."""
+    """Yield a line for every number in nested settings that its annotation does not allow, and every text that no file could hold: key, value, what is allowed."""
     for name, (hint, notes) in hints(type(part)).items():
         value, key = getattr(part, name), f"{prefix}{name}"
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(text, str) and not is_text(text):
+                yield f"{key} = {text!r}: holds bytes that are not UTF-8; rename what is called so"
         if dataclasses.is_dataclass(value):
             yield from out_of_range(value, f"{key}.")
         elif isinstance(value, dict):

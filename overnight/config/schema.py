@@ -165,8 +165,8 @@ class Finetune:
     """Rows a device holds at once."""
     optimizer: Literal["adamw", "lamb", "muon"] = "adamw"
     """AdamW as published, LAMB, or Muon for the matrices (AdamW for the rest), which learns more of each row."""
-    lr: PositiveFloat = 5e-5
-    """Peak learning rate of the optimizer; Muon and LAMB take higher ones (1e-3)."""
+    lr: NonNegativeFloat = 0.0
+    """Peak learning rate; 0 takes the one that fits the optimizer and the width of the network: AdamW 3e-4 up to a width of 256, 5e-5 at 768; Muon and LAMB 1e-3."""
     layer_lr_decay: Annotated[float, Range(0, 1, open_low=True)] = 1.0
     """Factor (above 0, at most 1) from the learning rate of each layer to that of the one below it (Clark et al. 2020); the head takes `lr`, the embeddings least. 1: all alike."""
     warmup_ratio: Fraction = 0.1

@@ -22,7 +22,7 @@ from overnight.engine.training_run import set_up_machine
 from overnight.errors import DataError
 from overnight.finetune.encoded_task import EncodedTask
 from overnight.finetune.seed import TrainedSeed, train_seed
-from overnight.finetune.workload import FinetuneWorkload, config_hash, seed_run, task_model
+from overnight.finetune.workload import FinetuneWorkload, config_hash, seed_run, task_model, with_rate
 from overnight.models.heads import pretrained_weights, without_top
 from overnight.tasks.data_hash import data_hash, documentation_hash
 
@@ -48,7 +48,7 @@ class Beginning:
 
     def config_hash(self, spec: Finetune) -> str:
         """Return the hash of all that decides the result of a seed with some settings."""
-        return config_hash(self.run, spec, self.checkpoint, self.data)
+        return config_hash(self.run, with_rate(spec, self.run.model.hidden_size), self.checkpoint, self.data)
 
     def train(self, spec: Finetune, task: EncodedTask, seed: int, init: str, what: str, folder: Path, announces: bool) -> TrainedSeed:
         """Train one seed.
@@ -59,7 +59,7 @@ class Beginning:
             folder: for its checkpoints and metrics.
             announces: whether to print what will be done.
         """
-        run = seed_run(self.run, spec, len(task.train), seed, what, folder)
+        run = seed_run(self.run, with_rate(spec, self.run.model.hidden_size), len(task.train), seed, what, folder)
         weights = without_top(self.weights, spec.reinit_layers, run.model.num_layers) if init == "pretrained" else None
         workload = partial(FinetuneWorkload, run, task, seed, weights, self.vocabulary, self.config_hash(spec))
         return train_seed(run, spec, task, workload, self.line, self.world, announces)

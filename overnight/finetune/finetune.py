@@ -31,6 +31,7 @@ from overnight.finetune.encoded_task import encode_task
 from overnight.finetune.predict import load_trained
 from overnight.finetune.search import search_settings
 from overnight.finetune.seed import seconds_before, shown_outputs
+from overnight.finetune.workload import with_rate
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.run_dir.lock import run_lock
 from overnight.run_dir.task_results import append_result, results_of
@@ -70,7 +71,7 @@ class _Tuning:
     """One task of a run, seed by seed, in one process or in each of many."""
 
     def __init__(self, begin: Beginning, spec: Finetune) -> None:
-        self.begin, self.spec, self.name = begin, spec, begin.name
+        self.begin, self.spec, self.name = begin, with_rate(spec, begin.run.model.hidden_size), begin.name
         self.run, self.line, self.world = begin.run, begin.line, begin.world
         self.folder, self.log = begin.run.run_dir / "finetune" / begin.name, begin.run.run_dir / "tasks.jsonl"
         self.config_hash = begin.config_hash(spec)
@@ -158,6 +159,7 @@ class _Tuning:
             "epochs_trained": trained.epochs,
             "rows": task.train.rows,
             "seconds": round(time.perf_counter() - start, 2),
+            "checkpoint": self.begin.checkpoint.name,
             "config_hash": self.config_hash,
             "data_hash": self.begin.data,
         }

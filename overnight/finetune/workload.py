@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,6 +32,8 @@ from overnight.models.heads import Classifier, QuestionAnswering, TokenClassifie
 _INIT, _ORDER, _DROPOUT = 1, 2, 3
 # Checkpoints of a seed at most, beside the last.
 _CHECKPOINTS = 10
+# Learning rates of AdamW at two widths, and of the optimizers whose steps are scaled by a norm: LAMB and Muon.
+_RATES, _RATE_BY_NORM = ((256, 3e-4), (768, 5e-5)), 1e-3
 
 
 def task_model(task_kind: str, labels: int, run: BertRun, vocab_size: int) -> Classifier | TokenClassifier | QuestionAnswering:
@@ -53,6 +56,22 @@ def config_hash(run: BertRun, spec: Finetune, source: Path, data: str) -> str:
     undecided = {"seeds": [], "random_init_seeds": 0, "micro_batch_size": 0, "search": bool(spec.search.combinations)}
     facts = json.dumps([asdict(spec) | undecided, source.name, reader.model_digest(source), run.precision, data])
     return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
+
+
+def with_rate(spec: Finetune, hidden_size: int) -> Finetune:
+    """Return a task with its learning rate, which fits the optimizer and the width of the network where none is given.
+
+    AdamW's falls with the width, by a power that goes through 3e-4 at 256, which is its most, and 5e-5 at 768: the small BERTs of Turc et al. 2019
+    (arXiv 1908.08962) were fine-tuned by up to the one, as was ELECTRA of width 256 (Clark et al. 2020, arXiv 2003.10555), BERT-base (Devlin et al.
+    2018, arXiv 1810.04805) by up to the other.
+    """
+    if spec.lr:
+        return spec
+    if spec.optimizer != "adamw":
+        return replace(spec, lr=_RATE_BY_NORM)
+    (small, high), (base, low) = _RATES
+    power = math.log(high / low) / math.log(base / small)
+    return replace(spec, lr=float(f"{high * (small / max(hidden_size, small)) ** power:.2g}"))
 
 
 def seed_run(run: BertRun, spec: Finetune, examples: int, seed: int, name: str, folder: Path) -> BertRun:

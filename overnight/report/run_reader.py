@@ -56,6 +56,8 @@ class RunFolder:
     """What a finished run shows of itself, empty where `samples.json` is absent."""
     evaluation: Record = field(default_factory=dict)
     """Bits per character and BLiMP, empty where `evaluation.json` is absent."""
+    checkpoint: str = ""
+    """Name of the newest checkpoint, empty where there is none."""
 
     @property
     def name(self) -> str:
@@ -79,7 +81,9 @@ def read_folder(path: Path) -> RunFolder:
     if environment is None:
         notes.append("env.json is absent: the machine is not known")
     evaluation = _shaped(path / "evaluation.json", _Evaluation)
-    return RunFolder(path, settings, environment, records, notes, samples or {}, evaluation or {})
+    newest = path / "checkpoints" / "latest"
+    checkpoint = newest.read_text(encoding="utf-8", errors="replace") if newest.exists() else ""
+    return RunFolder(path, settings, environment, records, notes, samples or {}, evaluation or {}, checkpoint)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ def summarize_folder(folder: RunFolder) -> dict[str, Any]:
         notes.append("pretrained elsewhere: imported.json says from where")
     elif todo:
         notes.append(f"pretraining is not finished: phase {', '.join(todo)} is to do")
+    notes += [*older("evaluated at", folder.evaluation, folder), *older("what the model predicts is of", folder.samples, folder)]
     notes += [note for task in results for note in (*task["notes"], *missing_errors(folder.path, task["name"]))]
     return {
         "name": folder.name,
@@ -191,10 +192,17 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
                 "baselines": [{"method": record["method"], "value": record["value"]} for record in baselines],
                 "wins": wins,
                 "verdict": f"{verdict}, so far" if missing and wins is not None else verdict,
-                "notes": missing,
+                "notes": [*missing, *older(f"{name} was trained from", mine[-1] if mine else {}, folder)],
             }
         )
     return rows
+
+
+def older(what: str, made: Record, folder: RunFolder) -> list[str]:
+    """Return a note where something was made from a checkpoint that is not the newest any more, as after `overnight pretrain --extend`."""
+    if folder.checkpoint in ("", of := made.get("checkpoint", "")) or not of:
+        return []
+    return [f"{what} {of}, and the newest checkpoint is {folder.checkpoint}: give its command again"]
 
 
 def spread(by_seed: dict[int, Record]) -> dict[str, Any] | None:

@@ -30,6 +30,8 @@ IMPOSSIBLE = [
     ("finetune", {"a.b": {}}, "finetune.a.b: a name must be of letters"),
     ("finetune", {"all": {}}, "finetune.all: is no name for a task"),
     ("evaluation__blimp_pairs", 1, "evaluation.blimp_pairs = 1: must be 2 or more, for a standard error, or 0 for all"),
+    ("data__paths", ["x", "caf\udce9"], "data.paths = 'caf\\udce9': holds bytes that are not UTF-8; rename"),
+    ("out", "caf\udce9", "out = 'caf\\udce9': holds bytes that are not UTF-8; rename"),
     ("data__paths", [], "data.paths = []: name at least one file"),
     ("data__valid_fraction", 0.51, "data.valid_fraction = 0.51: must be 0 to 0.5"),
     ("data__test_fraction", 0.51, "data.test_fraction = 0.51: must be 0 to 0.5"),
@@ -124,7 +126,8 @@ IMPOSSIBLE = [
         (f"finetune__names__{key}", 0, f"finetune.names.{key} = 0: must be above 0")
         for key in ("global_batch_size", "micro_batch_size", "doc_stride", "max_answer_length")
     ],
-    *[(f"finetune__names__{key}", v, f"finetune.names.{key} = {v}: must be above 0") for key in ("epochs", "lr") for v in (0.0, NAN, INF)],
+    *[("finetune__names__epochs", v, f"finetune.names.epochs = {v}: must be above 0") for v in (0.0, NAN, INF)],
+    *[("finetune__names__lr", v, f"finetune.names.lr = {v}: must be 0 or more") for v in (-1e-4, NAN, INF)],
     *[(f"finetune__names__{key}", -1, f"finetune.names.{key} = -1") for key in ("max_train_examples", "weight_decay", "warmup_ratio")],
     ("finetune__names__seq_len", 600, "finetune.names.seq_len = 600: must be 8 to model.max_position_embeddings = 512"),
     (

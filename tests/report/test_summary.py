@@ -84,6 +84,18 @@ def test_a_finished_run_has_nothing_to_note(tmp_path: Path) -> None:
     assert task["baselines"] == [{"method": "word overlap", "value": 0.88}]
 
 
+def test_what_was_made_from_an_older_checkpoint_is_noted(tmp_path: Path) -> None:
+    seeds = [{**line, "checkpoint": "step-0000200"} for line in finetunings([0.9] * 3, [0.8] * 3)]
+    folder = write_run(tmp_path / "run", [*metrics(), *seeds])
+    (folder / "evaluation.json").write_text(json.dumps({"checkpoint": "step-0000200"}))
+    (folder / "samples.json").write_text(json.dumps({"checkpoint": "step-0000250"}))
+    assert summarize(folder)["notes"] == []
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints/latest").write_text("step-0000250")
+    again = "step-0000200, and the newest checkpoint is step-0000250: give its command again"
+    assert summarize(folder)["notes"] == [f"evaluated at {again}", f"docnames was trained from {again}"]
+
+
 def test_missing_seeds_are_named_and_the_verdict_is_provisional(tmp_path: Path) -> None:
     found = summarize(write_run(tmp_path / "run", metrics() + finetunings([0.67, 0.66, 0.68], [0.50, 0.49])))
     assert "docnames random init: seed 2 not run yet" in found["notes"]
