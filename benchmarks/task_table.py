@@ -3,9 +3,8 @@
     OVERNIGHT_DATA=... python -m benchmarks.task_table --run night=runs/night-cpu --run bert=runs/bert-mini-books
     OVERNIGHT_DATA=... python -m benchmarks.task_table --run night=runs/night-cpu --tasks sst2 cola --seeds 0
 
-Every task has the same settings for every run: those below, nothing is chosen by the scores. Beside them stands, for pairs of texts, the share of
-words that the two have in common: its correlation, or the accuracy of the threshold that is right most often on the training rows; for classes, what the largest has; and the published scores of
-small BERTs, on test rows that are not published. Into --out go result.json and table.md: medians and
+Every task has the same settings for every run: those below, nothing is chosen by the scores. Beside them stand the rules without a network, as
+`overnight finetune` scores them on the same rows, and the published scores of small BERTs, on test rows that are not published. Into --out go result.json and table.md: medians and
 spreads (highest - lowest) over the seeds on the published validation rows (IMDB: the test reviews; SQuAD: the split that `overnight finetune` makes of the files there). Called again, it does what is missing.
 """
 
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -22,17 +20,17 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
-import scipy.stats
 
 from overnight.config import environment_path
 from overnight.display import scale_of
+from overnight.finetune.metrics import score
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.run_dir.environment import environment
 from overnight.run_dir.task_results import read_results
+from overnight.tasks.baselines import baselines
 from overnight.tasks.classification import load_task
-from overnight.tasks.examples import Example
+from overnight.tasks.examples import drawn, strata
 
 
 @dataclass(frozen=True)
@@ -79,40 +77,17 @@ def fine_tune(run: str, task: str, random_init: bool, options: argparse.Namespac
     return [line for line in last if line["config_hash"] == last[-1]["config_hash"] and line["seed"] in options.seeds]
 
 
-def shared_words(examples: list[Example]) -> np.ndarray:
-    """Return the share of its words that each pair of texts has in common."""
-    words = [[set(re.findall(r"\w+", text.lower())) for text in (example.text_a, example.text_b or "")] for example in examples]
-    return np.array([len(a & b) / max(1, len(a | b)) for a, b in words])
-
-
-def word_overlap(task: str) -> float | None:
-    """Return what a rule without a model scores on dev, 0 to 1; None for single texts."""
+def without_network(task: str) -> dict[str, float]:
+    """Return what rules without a network score on dev, by their names: trained on the rows that the networks are trained on."""
     settings = TASKS[task]
-    if task in ("imdb", "squad"):
-        return None
+    if task == "squad":
+        return {}
     data = load_task(task, environment_path(settings.path, "path"))
-    if data.dev[0].text_b is None:
-        return None
-    train, dev = shared_words(data.train), shared_words(data.dev)
-    labels, wanted = (np.array([example.label for example in split]) for split in (data.train, data.dev))
-    if data.kind == "regression":
-        return float(scipy.stats.spearmanr(dev, wanted.astype(float)).statistic)
-    # Above a threshold one class, below it the other, either way around.
-    rules = [(t, a, b) for t in np.unique(train) for a, b in (data.labels, data.labels[::-1])]
-    best = max(rules, key=lambda rule: float(np.mean(np.where(train >= rule[0], rule[1], rule[2]) == labels)))
-    return float(np.mean(np.where(dev >= best[0], best[1], best[2]) == wanted))
-
-
-def largest_class(task: str) -> float | None:
-    """Return the share of the class that most training rows have, on dev, 0 to 1; None where accuracy is not the metric."""
-    settings = TASKS[task]
-    if settings.metric != "accuracy":
-        return None
-    if task == "imdb":
-        return 0.5  # as many good reviews as bad ones, in each part
-    data = load_task(task, environment_path(settings.path, "path"))
-    largest = statistics.mode(example.label for example in data.train)
-    return statistics.mean(example.label == largest for example in data.dev)
+    train, wanted = data.train, [example.label for example in data.dev if example.label is not None]
+    if settings.max_train_examples:
+        texts = [f"{example.text_a}\x00{example.text_b or ''}" for example in train]
+        train = [train[row] for row in drawn(texts, settings.max_train_examples, 0, strata(train))]
+    return baselines(data, train, lambda given: score(data.name, data.kind, wanted, given)[data.main_metric])
 
 
 def cell(lines: list[dict[str, Any]], init: str) -> str:
@@ -126,18 +101,18 @@ def cell(lines: list[dict[str, Any]], init: str) -> str:
 def table(results: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
     """Return a Markdown table: a row for each task, two columns for each run."""
     columns = [f"{name}, {init}" for name in results for init in ("pretrained", "random init")]
-    head = ["task", "metric, %", *columns, "word overlap", "largest class", *SMALL]
+    head = ["task", "metric, %", *columns, "without a network", *SMALL]
     rows = [head, ["---"] * len(head)]
     for task, settings in TASKS.items():
         found = [runs[task] for runs in results.values() if task in runs]
         if len(found) == len(results):
-            rules = word_overlap(task), largest_class(task)
+            rules = without_network(task)
             rows.append(
                 [
                     task,
                     settings.metric,
                     *(cell(lines, init) for lines in found for init in ("pretrained", "random")),
-                    *("" if rule is None else f"{100 * rule:.1f}" for rule in rules),
+                    ", ".join(f"{rule} {100 * value:.1f}" for rule, value in rules.items()),
                     *(map(str, settings.published) if settings.published else [""] * len(SMALL)),
                 ]
             )

@@ -21,6 +21,7 @@ from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.entities import are_entities
 from overnight.finetune.error_analysis import errors, question_errors, tag_errors
 from overnight.state_files import sealed
+from overnight.tasks.baselines import baselines
 from overnight.tasks.examples import Example, TaskData, drawn, drawn_note, split_off, strata
 from overnight.tasks.squad import Question
 from overnight.tasks.tables import number_of
@@ -51,8 +52,8 @@ class EncodedTask:
     extra_metrics: dict[str, Callable[[list[np.ndarray]], dict[str, float]]]
     """Those of them that are scored: outputs → metrics by name, which say the split (`accuracy_mismatched`)."""
     notes: tuple[str, ...]
-    baselines: dict[str, float]
-    """Scores of simple rules on the same dev rows."""
+    baselines: Callable[[], dict[str, float]] = dict
+    """Computes the scores of rules without a network on the same dev rows, by their names."""
     pairs: bool = False
     """Whether a row is two texts."""
     columns: tuple[str, ...] = ()
@@ -79,12 +80,11 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     if spec.task == "tokens":
         return _read_tokens(spec, tokenizer, vocabulary)
     if spec.task == "docnames":
-        from overnight.tasks.docnames import load_docnames, overlap_baseline
+        from overnight.tasks.docnames import load_docnames
 
         task = load_docnames(seed=spec.dev_seed)
-        baselines = {"word overlap": overlap_baseline(task)}
     else:
-        task, baselines = with_tokens(tokenizer, _load(spec)), {}
+        task = with_tokens(tokenizer, _load(spec))
 
     # A metric that lacks its package says so here, before any training.
     metrics.score(task.name, task.kind, *[[0.0, 1.0] if task.kind == "regression" else ["0", "1"]] * 2)
@@ -126,7 +126,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     if 0 < spec.max_train_examples < len(train):
         train = [train[i] for i in drawn([_text(example) for example in train], spec.max_train_examples, _DRAW, strata(train))]
         notes, together = (*notes, drawn_note(len(train), len(task.train), by_label=by_label)), 1
-    labels = strata(train) if together == 1 else [""] * len(train)
+    labels, rows = strata(train) if together == 1 else [""] * len(train), train
     train, selection_rows, more = hold_back(spec, train, [_text(example) for example in train], labels, together)
     # Of the rows that are trained on: a draw that leaves no class out has others in it than the whole.
     weights = class_weights(spec.class_weights, replace(task, train=train))
@@ -142,7 +142,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         test={name: (encoded(examples), partial(rows_of, examples)) for name, examples in tests.items() if examples},
         extra_metrics={name: partial(evaluate_split, name, examples) for name, examples in task.extra.items() if name.startswith("dev_")},
         notes=notes + more,
-        baselines=baselines,
+        baselines=partial(baselines, task, rows, lambda given: scored(task.dev, given)[task.main_metric]),
         pairs=any(example.text_b is not None for example in train),
         columns=task.columns,
         class_weights=weights,
@@ -289,7 +289,6 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
         {},
         {},
         notes + more,
-        {},
         selection=(encoded("selection"), partial(evaluate, "selection", selection_rows)) if selection_rows else None,
     )
     if data.test:
@@ -362,6 +361,5 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
         {},
         {},
         notes + more + unheld,
-        {},
         selection=(examples["selection"], evaluate("selection", selection_rows)) if selection_rows else None,
     )

@@ -34,7 +34,7 @@ from overnight.finetune.seed import seconds_before, shown_outputs
 from overnight.finetune.workload import with_rate
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.run_dir.lock import run_lock
-from overnight.run_dir.task_results import append_result, results_of
+from overnight.run_dir.task_results import append_result, read_results, results_of
 from overnight.tasks.classification import read_diagnostic
 
 
@@ -82,7 +82,7 @@ class _Tuning:
     def go(self) -> list[dict[str, Any]]:
         """Do what is missing; returns the lines of `tasks.jsonl`."""
         inits = {"pretrained": self.spec.seeds, "random": self.spec.seeds[: self.spec.random_init_seeds]}
-        done = {(entry.get("init"), entry.get("seed")) for entry in self.mine}
+        done = {(entry["init"], entry["seed"]) for entry in self.mine if entry["kind"] == "finetune"}
         missing = [(init, seed) for init, seeds in inits.items() for seed in seeds if (init, seed) not in done]
         # All have read what is done before one writes more.
         assert_same_on_all_ranks({"settings": self.config_hash, "missing": missing}, self.world)
@@ -100,19 +100,8 @@ class _Tuning:
             self.line.print(f"{self.name}: other rows than those that its model was trained on; every seed is trained anew")
         for note in self.task.notes:
             self.line.print(f"{self.name}: {note}")
-        for what, value in self.task.baselines.items():
-            if not any(entry["kind"] == "baseline" for entry in self.mine):
-                self._append(
-                    {
-                        "kind": "baseline",
-                        "name": self.name,
-                        "config_hash": self.config_hash,
-                        "method": what,
-                        "metric": self.task.metric,
-                        "value": value,
-                    }
-                )
-                self.line.print(f"{self.name}: {what}  {measures({self.task.metric: value})}")
+        if self.world.main and not done:
+            self._baselines()
         if self.world.main:
             for folder in self._work.glob("*"):
                 if not folder.name.startswith(self.config_hash):  # of other settings
@@ -120,6 +109,19 @@ class _Tuning:
         for at, (init, seed) in enumerate(missing):
             self._seed(init, seed, announces=at == 0)
         return self.mine
+
+    def _baselines(self) -> None:
+        """Score the rules without a network to compare with."""
+        of = ("baseline", self.name, self.config_hash)
+        # Recorded before a kill, or before the folder held a model of other settings.
+        self.mine = [entry for entry in read_results(self.log) if (entry["kind"], entry["name"], entry.get("config_hash")) == of]
+        metric, recorded = self.task.metric, {entry["method"] for entry in self.mine}
+        for method, value in self.task.baselines().items():
+            if method in recorded:
+                continue
+            entry = {"kind": "baseline", "name": self.name, "config_hash": self.config_hash, "method": method}
+            self._append(entry | {"metric": metric, "value": value})
+            self.line.print(f"{self.name}: {method}  {measures({metric: value}, scale_of(self.spec.task))}")
 
     @property
     def _work(self) -> Path:

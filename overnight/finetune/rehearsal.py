@@ -80,6 +80,7 @@ def finetune_seconds(run: BertRun, name: str, corpus: Path) -> float:
     begun, spec, device = time.perf_counter(), run.finetune[name], set_up_machine(run)
     vocabulary = load_vocabulary(corpus)
     task = encode_task(spec, corpus, vocabulary)
+    task.baselines()
     reading = time.perf_counter() - begun
     rehearsal = Rehearsal(run, task, vocabulary, device)
     # The longest of what is searched may win.

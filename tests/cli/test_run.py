@@ -67,7 +67,7 @@ def results(run: Run) -> dict[str, bytes]:
 
 def scores(run: Run) -> list[tuple[str, int, float]]:
     lines = [json.loads(text) for text in (run.run_dir / "tasks.jsonl").read_text().splitlines()]
-    return [(e["init"], e["seed"], e["value"]) for e in lines]
+    return [(e["init"], e["seed"], e["value"]) for e in lines if e["kind"] == "finetune"]
 
 
 def test_it_says_its_stages_and_results(finished: tuple[Run, str]) -> None:

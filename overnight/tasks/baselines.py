@@ -1,0 +1,137 @@
+"""What rows can be answered by without a network: pretraining is worth something where it beats them."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from overnight.tasks.examples import Example, TaskData, drawn, in_validation
+
+Answer = str | float | tuple[str, ...]
+# Training rows of word counts at most, drawn by the hash of their texts: a minute's work or so.
+_ROWS, _DRAW = 100_000, 0
+# Inverse penalties of the regression, of which a tenth of the training rows chooses.
+_STRENGTHS = (1.0, 10.0)
+
+
+def baselines(task: TaskData, train: Sequence[Example], score: Callable[[list[Answer]], float]) -> dict[str, float]:
+    """Return what rules without a network score on dev, by the name of the rule.
+
+    `largest class` answers always the same (where accuracy is the metric); `word counts` is a regression on the TF-IDF of words and pairs of
+    words, for single texts; `shared words`, for pairs, answers by the share of their different words that both texts have: that share
+    itself, or which of two classes by the threshold that is right most often on the training rows. `docnames` has a rule of its own, `word
+    overlap`. Without scikit-learn there are no word counts.
+
+    Args:
+        task: its dev rows are answered.
+        train: the rows that are trained on.
+        score: of answers to the dev rows, by the metric of the task.
+    """
+    if task.name == "docnames":
+        from overnight.tasks.docnames import overlap_baseline
+
+        return {"word overlap": overlap_baseline(task)}
+    found: dict[str, float] = {}
+    if task.main_metric == "accuracy" and task.kind == "classification":
+        largest = Counter(str(example.label) for example in train).most_common(1)[0][0]
+        found["largest class"] = score([largest] * len(task.dev))
+    pairs = any(example.text_b is not None for example in train)
+    answers = _by_shared_words(task, train) if pairs else _by_word_counts(task, train)
+    if answers is not None:
+        found["shared words" if pairs else "word counts"] = score(answers)
+    return found
+
+
+def shared_words(examples: Sequence[Example]) -> npt.NDArray[np.float64]:
+    """Return the share of their different words that the two texts of each row have in common (0 to 1)."""
+    words = [[set(re.findall(r"\w+", text.lower())) for text in (example.text_a, example.text_b or "")] for example in examples]
+    return np.array([len(a & b) / max(1, len(a | b)) for a, b in words])
+
+
+def _by_shared_words(task: TaskData, train: Sequence[Example]) -> list[Answer] | None:
+    here, there = shared_words(train), shared_words(task.dev)
+    labels = [example.label for example in train]
+    if task.kind == "regression":
+        gold, off = np.array(labels, np.float64), here - here.mean()
+        slope = off @ gold / (off @ off) if off.any() else 0.0
+        return [float(value) for value in gold.mean() + slope * (there - here.mean())]
+    if task.kind != "classification" or len(task.labels) != 2:
+        return None
+    # Above a threshold one class, below it the other, either way around: sums over the sorted rows count what each would have right.
+    order = np.argsort(here, kind="stable")
+    ours = np.array([label == task.labels[1] for label in labels])[order]
+    starts = np.flatnonzero(np.diff(here[order], prepend=-1.0))
+    second_above = np.concatenate([[ours.sum()], ours.sum() - np.cumsum(ours)])[starts] + np.concatenate([[0], np.cumsum(~ours)])[starts]
+    right = np.stack([second_above, len(ours) - second_above])
+    flipped, at = np.unravel_index(int(right.argmax()), right.shape)
+    above = there >= here[order][starts[at]]
+    return [task.labels[int(one != flipped)] for one in above]
+
+
+def _by_word_counts(task: TaskData, train: Sequence[Example]) -> list[Answer] | None:
+    try:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+    except ImportError:
+        return None
+    if len(train) > _ROWS:
+        train = [train[i] for i in drawn([example.text_a for example in train], _ROWS, _DRAW)]
+    weigh = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\w+")
+    try:
+        x = weigh.fit_transform([example.text_a for example in train])
+    except ValueError:  # no text has a word
+        return None
+    dev = weigh.transform([example.text_a for example in task.dev])
+    chooses = np.array([in_validation(example.text_a, _DRAW) for example in train])
+    y = _targets(task, train)
+    if chooses.all() or not chooses.any():
+        return _answers(task, _fitted(task, x, y, _STRENGTHS[0]), dev)
+
+    def right(strength: float) -> float:
+        model = _fitted(task, x[~chooses], y[~chooses], strength)
+        guess, gold = np.asarray(model.predict(x[chooses])), y[chooses]
+        return -float(np.mean((guess - gold) ** 2)) if task.kind == "regression" else float(np.mean(guess == gold))
+
+    return _answers(task, _fitted(task, x, y, max(_STRENGTHS, key=right)), dev)
+
+
+def _targets(task: TaskData, train: Sequence[Example]) -> npt.NDArray[Any]:
+    if task.kind == "regression":
+        return np.array([example.label for example in train], np.float64)
+    if task.kind == "multi_label":
+        return np.array([[label in (example.label or ()) for label in task.labels] for example in train], np.int64)  # type: ignore[operator]
+    return np.array([task.labels.index(str(example.label)) for example in train], np.int64)
+
+
+def _fitted(task: TaskData, x: Any, y: npt.NDArray[Any], strength: float) -> Any:
+    """Return a fitted model of scikit-learn."""
+    from sklearn.dummy import DummyClassifier
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.multiclass import OneVsRestClassifier
+
+    if task.kind == "regression":
+        model: Any = Ridge(alpha=1 / strength, solver="sparse_cg")
+    else:
+        model = LogisticRegression(C=strength, max_iter=200)
+    if task.kind == "multi_label":
+        model = OneVsRestClassifier(model)
+    elif task.kind == "classification" and len(np.unique(y)) == 1:
+        model = DummyClassifier()
+    with warnings.catch_warnings():
+        # A regression that has not quite converged is a baseline, too; a label that all rows have, or none, is no mistake.
+        warnings.simplefilter("ignore", UserWarning)
+        return model.fit(x, y)
+
+
+def _answers(task: TaskData, model: Any, dev: Any) -> list[Answer]:
+    found = np.asarray(model.predict(dev))
+    if task.kind == "regression":
+        return [float(value) for value in found]
+    if task.kind == "multi_label":
+        return [tuple(label for label, has in zip(task.labels, row, strict=True) if has) for row in found]
+    return [task.labels[int(number)] for number in found]

@@ -1,0 +1,106 @@
+"""What is answered without a network: the rule that is described, the best of its kind, and nothing where there is none."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overnight.tasks.baselines import Answer, baselines, shared_words
+from overnight.tasks.examples import Example, TaskData
+
+
+def rows(texts: list[tuple[str, str | None]], labels: list[Any]) -> list[Example]:
+    return [Example(str(i), a, b, label) for i, ((a, b), label) in enumerate(zip(texts, labels, strict=True))]
+
+
+def task_of(train: list[Example], dev: list[Example], **changes: Any) -> TaskData:
+    labels = tuple(sorted({str(example.label) for example in train}))
+    return replace(TaskData("csv", "classification", labels, train, dev, [], "accuracy"), **changes)
+
+
+def accuracy(dev: list[Example]) -> Callable[[list[Answer]], float]:
+    return lambda given: float(np.mean([a == example.label for a, example in zip(given, dev, strict=True)]))
+
+
+def score(train: list[Example], dev: list[Example], **changes: Any) -> dict[str, float]:
+    return baselines(task_of(train, dev, **changes), train, accuracy(dev))
+
+
+def reviews(count: int, seed: int) -> list[Example]:
+    rng = random.Random(seed)
+    labels = [rng.choice(["bad", "good", "good"]) for _ in range(count)]
+    words = {"bad": "dull", "good": "fine"}
+    return rows([(" ".join([*rng.choices("abcdefgh", k=6), words[label]]), None) for label in labels], labels)
+
+
+def test_words_that_decide_are_found_and_the_largest_class_is_that_of_the_training_rows() -> None:
+    train, dev = reviews(200, 0), reviews(100, 1)
+    good = sum(example.label == "good" for example in dev) / 100
+    assert score(train, dev) == {"largest class": good, "word counts": 1.0}
+    assert list(score(train, dev, main_metric="mcc")) == ["word counts"], "one answer for all has no correlation"
+
+
+def test_word_order_counts_by_pairs_of_words() -> None:
+    rng = random.Random(0)
+    labels = [rng.choice(["yes", "no"]) for _ in range(300)]
+    texts = [("not good but long" if label == "no" else "good but not long", None) for label in labels]
+    assert score(rows(texts, labels), rows(texts[:50], labels[:50]))["word counts"] == 1.0
+
+
+def test_stars_and_sets_of_labels_are_answered_as_such() -> None:
+    train = [replace(example, label=5.0 if example.label == "good" else 1.0) for example in reviews(200, 0)]
+    answers: list[list[Answer]] = []
+
+    def kept(given: list[Answer]) -> float:
+        answers.append(given)
+        return 0.0
+
+    assert baselines(task_of(train, train, kind="regression", labels=(), main_metric="spearman"), train, kept) == {"word counts": 0.0}
+    assert np.allclose(np.array(answers.pop(), float), [float(example.label) for example in train], atol=1.0)  # type: ignore[arg-type]
+    both = [replace(example, label=("film", str(example.label))) for example in reviews(200, 0)]
+    assert baselines(task_of(both, both, kind="multi_label", labels=("bad", "film", "good"), main_metric="micro_f1"), both, kept) == {
+        "word counts": 0.0
+    }
+    assert [set(answer) for answer in answers.pop()] == [set(example.label) for example in both]  # type: ignore[arg-type]
+
+
+WORDS = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=4).map(" ".join)
+
+
+@given(st.lists(st.tuples(WORDS, WORDS, st.sampled_from(["no", "yes"])), min_size=1, max_size=12))
+def test_the_threshold_of_shared_words_is_the_best_there_is(found: list[tuple[str, str, str]]) -> None:
+    train = rows([(a, b) for a, b, _ in found], [label for *_, label in found])
+    shares, gold = shared_words(train), np.array([example.label for example in train])
+    best = max(
+        np.mean(np.where(shares >= threshold, above, below) == gold)
+        for threshold in np.unique(shares)
+        for above, below in (("no", "yes"), ("yes", "no"))
+    )
+    assert score(train, train, labels=("no", "yes"))["shared words"] == pytest.approx(best)
+
+
+def test_shared_words_rank_pairs_by_what_they_have_in_common() -> None:
+    texts = [("a b c", "a b c"), ("a b c", "a b d"), ("a b c", "x y z"), ("a", "A.")]
+    assert shared_words(rows(texts, [0.0] * 4)).tolist() == [1.0, 0.5, 0.0, 1.0]
+    train = rows(texts, [5.0, 2.5, 0.0, 5.0])
+    given: list[list[Answer]] = []
+    baselines(
+        task_of(train, train, kind="regression", labels=(), main_metric="spearman"), train, lambda answers: given.append(answers) or 0.0
+    )
+    assert np.allclose(np.array(given[0], float), [5.0, 2.5, 0.0, 5.0])
+
+
+def test_where_no_rule_applies_there_is_none() -> None:
+    three = rows([("a", "b"), ("a", "a"), ("b", "b")], ["x", "y", "z"])
+    assert list(score(three, three)) == ["largest class"]
+    silent = rows([("...", None), ("!", None)], ["x", "y"])
+    assert list(score(silent, silent)) == ["largest class"]
+    alike = rows([("a", None), ("b", None)], ["x", "x"])
+    assert score(alike, alike) == {"largest class": 1.0, "word counts": 1.0}
