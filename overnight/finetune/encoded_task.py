@@ -21,7 +21,7 @@ from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.entities import are_entities
 from overnight.finetune.error_analysis import errors, question_errors, tag_errors
 from overnight.state_files import sealed
-from overnight.tasks.baselines import baselines
+from overnight.tasks.baselines import baselines, commonest_tags
 from overnight.tasks.examples import Example, TaskData, drawn, drawn_note, split_off, strata
 from overnight.tasks.squad import Question
 from overnight.tasks.tables import number_of
@@ -250,6 +250,7 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
     if 0 < spec.max_train_examples < len(train):
         train = [train[i] for i in drawn([" ".join(s.words) for s in train], spec.max_train_examples, _DRAW)]
         notes += (drawn_note(len(train), len(data.train), "sentences", by_label=False),)
+    everything = train
     train, selection_rows, more = hold_back(spec, train, [" ".join(sentence.words) for sentence in train])
     parts = {
         name: encode_sentences(tokenizer, vocabulary, sentences, data.labels, spec.seq_len)
@@ -264,21 +265,23 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
     def answers(name: str, sentences: list[Sentence], outputs: list[np.ndarray]) -> list[list[str]]:
         return [tags for tags, _ in tags_of(parts[name], outputs, data.labels, len(sentences))]
 
+    def scored(sentences: list[Sentence], given: list[list[str]]) -> dict[str, float]:
+        return metrics.tag_scores(data.labels, [list(sentence.tags or ()) for sentence in sentences], given)
+
     def evaluate(name: str, sentences: list[Sentence], outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
         given = answers(name, sentences, outputs)
-        right = [list(sentence.tags or ()) for sentence in sentences]
         files = {
             "predictions.json": {sentence.id: tags for sentence, tags in zip(sentences, given, strict=True)},
             "predictions.conll": conll_text(sentences, given),
             "errors.json": sealed(tag_errors(data.labels, sentences, given)),
         }
-        return metrics.tag_scores(data.labels, right, given), files
+        return scored(sentences, given), files
 
     def rows_of(outputs: list[np.ndarray]) -> list[tuple[str, str]]:
         return [(s.id, " ".join(tags)) for s, tags in zip(data.test, answers("test", data.test, outputs), strict=True)]
 
     metric = "f1" if are_entities(data.labels) else "accuracy"
-    task = EncodedTask(
+    return EncodedTask(
         "tokens",
         "token_classification",
         data.labels,
@@ -286,14 +289,12 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
         encoded("train"),
         encoded("dev"),
         partial(evaluate, "dev", data.dev),
-        {},
+        {"test": (encoded("test"), rows_of)} if data.test else {},
         {},
         notes + more,
+        baselines=lambda: {"commonest tags": scored(data.dev, commonest_tags(everything, data.dev))[metric]},
         selection=(encoded("selection"), partial(evaluate, "selection", selection_rows)) if selection_rows else None,
     )
-    if data.test:
-        task.test["test"] = (encoded("test"), rows_of)
-    return task
 
 
 def _evaluate_squad(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example, TaskData, drawn, in_validation
 
 Answer = str | float | tuple[str, ...]
@@ -46,6 +47,18 @@ def baselines(task: TaskData, train: Sequence[Example], score: Callable[[list[An
     if answers is not None:
         found["shared words" if pairs else "word counts"] = score(answers)
     return found
+
+
+def commonest_tags(train: Sequence[Sentence], dev: Sequence[Sentence]) -> list[list[str]]:
+    """Return for every word of the dev sentences the tag that it has most often in the training ones; for a new word the one that most words have."""
+    by_word, of_all = defaultdict[str, Counter[str]](Counter), Counter[str]()
+    for sentence in train:
+        for word, tag in zip(sentence.words, sentence.tags or (), strict=True):
+            by_word[word][tag] += 1
+            of_all[tag] += 1
+    tags = {word: counts.most_common(1)[0][0] for word, counts in by_word.items()}
+    (other, _), *_ = of_all.most_common(1)
+    return [[tags.get(word, other) for word in sentence.words] for sentence in dev]
 
 
 def shared_words(examples: Sequence[Example]) -> npt.NDArray[np.float64]:

@@ -297,7 +297,8 @@ def test_the_card_of_a_task_says_how_well_and_its_labels(pretrained: Run, tmp_pa
     assert "the best of seeds 0: seed 0," in card
     # A model that stays the best is the best of more.
     log = Path("run/tasks.jsonl")
-    (entry,) = read_results(log)
+    *rules, entry = read_results(log)
+    assert {rule["kind"] for rule in rules} == {"baseline"}
     append_result(log, {**entry, "seed": 7, "value": entry["value"] - 0.1})
     append_result(log, {**entry, "seed": 8, "init": "random"})
     assert main(["export", "--from", "run", "--task=mine", "--to=out"]) == 0

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overnight.tasks.baselines import Answer, baselines, shared_words
+from overnight.tasks.baselines import Answer, baselines, commonest_tags, shared_words
+from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example, TaskData
 
 
@@ -95,6 +96,12 @@ def test_shared_words_rank_pairs_by_what_they_have_in_common() -> None:
         task_of(train, train, kind="regression", labels=(), main_metric="spearman"), train, lambda answers: given.append(answers) or 0.0
     )
     assert np.allclose(np.array(given[0], float), [5.0, 2.5, 0.0, 5.0])
+
+
+def test_a_word_has_its_commonest_tag_and_a_new_one_that_of_most_words() -> None:
+    train = [Sentence("0", ("Paris", "is", "big"), ("B-LOC", "O", "O")), Sentence("1", ("Paris", "Hilton"), ("B-PER", "I-PER"))] * 2
+    train += [Sentence("2", ("Paris",), ("B-LOC",))]
+    assert commonest_tags(train, [Sentence("3", ("Hilton", "in", "Paris"), None)]) == [["I-PER", "O", "B-LOC"]]
 
 
 def test_where_no_rule_applies_there_is_none() -> None:
