@@ -26,6 +26,7 @@ from overnight.errors import TrainingError
 from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.encoded_task import EncodedTask
 from overnight.finetune.workload import FinetuneWorkload
+from overnight.models.heads import Classifier
 from overnight.run_dir.task_results import append_result, read_results
 from overnight.state_files import read_lines
 
@@ -154,7 +155,7 @@ def train_seed(
         training.go()
         announces = False
         model = model or training.workload.untrained(world.device)  # type: ignore[assignment]
-        model.load_state_dict({name: full_tensor_cpu(tensor) for name, tensor in training.model.state_dict().items()})
+        model.load_state_dict(_in_labels(model, {name: full_tensor_cpu(tensor) for name, tensor in training.model.state_dict().items()}))
         del training  # its weights and moments, before there are others
         if not spec.selects:
             return TrainedSeed(model, round(end / per_epoch, 2), round(end / per_epoch, 2), None)
@@ -174,8 +175,13 @@ def train_seed(
     model = model or workload(world).untrained(world.device)
     place = folder / reader.checkpoint_name(best["step"])
     with raise_on_all_ranks(world):  # All have read it before the first process may remove it.
-        reader.fill(model, reader.read_checkpoint(place)[1], place)
+        reader.fill(model, _in_labels(model, reader.read_checkpoint(place)[1]), place)
     return TrainedSeed(model, last["epoch"], best["epoch"], best["value"])
+
+
+def _in_labels(model: nn.Module, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights of a trained network as they answer; a network of numbers learns them with mean 0 and deviation 1."""
+    return model.in_labels(state) if isinstance(model, Classifier) and model.unit != (0.0, 1.0) else state
 
 
 def _until(run: BertRun, end: int) -> BertRun:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -179,6 +180,9 @@ class FinetuneWorkload:
         model = task_model(self.task.kind, len(self.task.labels), self.run, self.vocabulary.size).to(device)
         if self.task.class_weights and isinstance(model, Classifier):
             model.class_weights = torch.tensor(self.task.class_weights, device=device)
+        if self.task.kind == "regression" and isinstance(model, Classifier):
+            labels = self.task.train.targets["label"].astype(np.float64)
+            model.unit = float(labels.mean()), float(labels.std()) or 1.0
         if self.pretrained is not None:
             own = model.state_dict()
             reader.fill(model, {**own, **{k: v for k, v in self.pretrained.items() if k in own}}, self.run.run_dir)

@@ -59,6 +59,8 @@ class Classifier(nn.Module):
 
     class_weights: Tensor | None = None
     """(C,) of each class in the loss, no part of the state; None is 1 for all."""
+    unit: tuple[float, float] = 0.0, 1.0
+    """Zero and one of the numbers that are learned, in those of the labels, no part of the state: by their mean and standard deviation numbers of any size are learned alike."""
 
     def __init__(self, model: EncoderConfig, vocab_size: int, outputs: int) -> None:
         super().__init__()
@@ -78,7 +80,7 @@ class Classifier(nn.Module):
         return self.head(dropout(pooled_SD, self.probability, self.training)).float()
 
     def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return summed cross-entropy, of labels (S, C) between 0 and 1 that of each class alone, of numbers (S) the squared error.
+        """Return summed cross-entropy, of labels (S, C) between 0 and 1 that of each class alone, of numbers (S) the squared error in units.
 
         Sequences behind the last that has a label fill the stream up.
         """
@@ -88,9 +90,15 @@ class Classifier(nn.Module):
             right = (logits > 0) == (labels > 0.5)
             return {"label": F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")}, {"label": right.sum()}
         if labels.is_floating_point():
-            return {"label": F.mse_loss(logits[:, 0], labels, reduction="sum")}, {}
+            zero, one = self.unit
+            return {"label": F.mse_loss(logits[:, 0], (labels - zero) / one, reduction="sum")}, {}
         loss = F.cross_entropy(logits, labels, self.class_weights, reduction="sum")
         return {"label": loss}, {"label": (logits.argmax(-1) == labels).sum()}
+
+    def in_labels(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return trained weights whose head answers in the numbers of the labels, not in units."""
+        zero, one = self.unit
+        return {**state, "head.weight": state["head.weight"] * one, "head.bias": state["head.bias"] * one + zero}
 
 
 class TokenClassifier(nn.Module):

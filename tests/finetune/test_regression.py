@@ -1,0 +1,45 @@
+"""Numbers of any size are learned alike: prices in thousands as well as stars."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.finetune.conftest import Task
+from tests.finetune.test_finetune import kept, lines, train_lines, tune
+
+
+def write(path: Path, scale: float, offset: float) -> Path:
+    with path.open("w", newline="") as file:
+        rows = [(f"class number {i % 9}", f"object {i}", offset + scale * (i % 9)) for i in range(80)]
+        csv.writer(file).writerows([("text_a", "text_b", "score"), *rows])
+    return path
+
+
+def predictions(run: Path) -> np.ndarray:
+    return np.array(list(json.loads((run / "predictions.json").read_text()).values()))
+
+
+@pytest.mark.parametrize("more", [{}, {"keep_best": True, "eval_every": 0.5, "select_on": "dev"}])
+def test_other_units_and_another_zero_change_the_answers_by_as_much(more: dict[str, object], with_task: Task, tmp_path: Path) -> None:
+    found, losses, scores = [], [], []
+    for scale, offset in ((0.5, 0.0), (4096.0, -32768.0)):
+        run = with_task("csv", write(tmp_path / "scores.csv", scale, offset), epochs=6, **{"logging.log_every": 1}, **more)
+        tune(run)
+        found.append((predictions(kept(run)) - offset) / scale)
+        losses.append([line["loss"] for line in train_lines(run)])
+        scores.append(lines(run)[-1]["metrics"]["pearson"])
+    np.testing.assert_allclose(found[0], found[1], atol=1e-3)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    assert abs(found[0].mean() - 4) < 1, "answers are around the mean of the labels"
+
+
+def test_labels_that_are_all_the_same_number_are_answered_with_it(with_task: Task, tmp_path: Path) -> None:
+    run = with_task("csv", write(tmp_path / "scores.csv", 0.0, 700.0))
+    tune(run)
+    np.testing.assert_allclose(predictions(kept(run)), 700.0, atol=3.0)
