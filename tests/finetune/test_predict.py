@@ -80,7 +80,9 @@ def test_plain_lines_and_json_are_answered_alike(run: Run) -> None:
 
 
 def test_a_pair_is_two_columns_or_two_keys(run: Run) -> None:
-    tab, keys, other = answers(run, "scores", "class 3\tobject 3", '{"text_a": "class 3", "text_b": "object 3"}', "class 3 object 3\tclass 9")
+    tab, keys, other = answers(
+        run, "scores", "class 3\tobject 3", '{"text_a": "class 3", "text_b": "object 3"}', "class 3 object 3\tclass 9"
+    )
     assert tab["score"] == keys["score"] != other["score"]
     assert set(tab) == {"id", "score"}
 
