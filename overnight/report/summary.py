@@ -259,8 +259,8 @@ def compare(
     best = max(others, key=lambda what: others[what], default="")
     if best and median <= others[best]:
         ahead = [what for what, value in others.items() if value < median]
-        is_best = "is best" if others[best] - median > _ROUNDING else "is as good"
-        return False, f"pretraining does not win: {best} {is_best}" + (f"; pretraining is ahead of {' and '.join(ahead)}" if ahead else "")
+        how = "beaten" if others[best] - median > _ROUNDING else "matched"
+        return False, f"pretraining does not win: {how} by {best}" + (f"; pretraining is ahead of {' and '.join(ahead)}" if ahead else "")
     if random is None:
         return None, (f"pretraining is ahead of {best}, " if best else "") + "not compared with random init"
     spreads = [found["spread"] for found in (pretrained, random) if found["spread"] is not None]

@@ -80,7 +80,7 @@ def test_a_finished_run_has_nothing_to_note(tmp_path: Path) -> None:
     task = found["tasks"][0]
     assert (task["pretrained"]["median"], task["random"]["median"]) == (0.67, 0.50)
     assert task["pretrained"]["values"] == {0: 0.67, 1: 0.66, 2: 0.68}
-    assert task["wins"] is False and task["verdict"].startswith("pretraining does not win: word overlap is best")
+    assert task["wins"] is False and task["verdict"].startswith("pretraining does not win: beaten by word overlap")
     assert task["baselines"] == [{"method": "word overlap", "value": 0.88}]
 
 
@@ -119,7 +119,7 @@ def test_seeds_are_compared_with_the_baseline_of_their_own_settings(tmp_path: Pa
     # Killed before the first seed of other settings was done, and with that seed.
     other = {**baseline, "config_hash": "b", "value": 0.55}
     for name, more, verdict in (
-        ("killed", [], "word overlap is best"),
+        ("killed", [], "beaten by word overlap"),
         ("begun", [{**seeds[0], "config_hash": "b"}], "ahead of word overlap"),
     ):
         (task,) = summarize(write_run(tmp_path / name, [*metrics(), *seeds, baseline, other, *more]))["tasks"]
@@ -134,7 +134,7 @@ def test_seeds_are_compared_with_the_baseline_of_their_own_settings(tmp_path: Pa
         ([0.67, 0.66, 0.68], [0.50, 0.49, 0.51], True, "wins by more than the spread"),
         ([0.52, 0.50, 0.54], [0.50, 0.49, 0.51], False, "ahead, but not by more"),
         ([0.52, 0.52, 0.52], [0.50, 0.40, 0.60], False, "ahead, but not by more"),
-        ([0.50, 0.49, 0.51], [0.50, 0.49, 0.51], False, "does not win: random init is as good"),
+        ([0.50, 0.49, 0.51], [0.50, 0.49, 0.51], False, "does not win: matched by random init"),
         ([0.40, 0.39, 0.41], [0.50, 0.49, 0.51], False, "does not win"),
         ([0.67], [0.50], None, "ahead of random init, on a single seed"),
         ([0.67, 0.66, 0.68], [0.50], True, "wins by more than the spread"),
@@ -161,14 +161,14 @@ def test_pretraining_wins_only_by_more_than_the_spread_of_the_seeds(
             [0.5, 0.5, 0.5],
             [0.85],
             False,
-            "does not win: method 0 is best; pretraining is ahead of random init",
+            "does not win: beaten by method 0; pretraining is ahead of random init",
         ),
-        ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.1, 0.63], False, "method 1 is as good; pretraining is ahead of method 0 and random init"),
-        ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.1, 0.631], False, "method 1 is best"),
+        ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.1, 0.63], False, "matched by method 1; pretraining is ahead of method 0 and random init"),
+        ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.1, 0.631], False, "beaten by method 1"),
         ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.55, 0.62], False, "not by more than the spread of the seeds; next is method 1"),
         ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.55, 0.40], True, "wins by more than the spread; next is method 0"),
-        ([0.63, 0.62, 0.64], [0.7, 0.7, 0.7], [0.65, 0.40], False, "random init is best; pretraining is ahead of method 1"),
-        ([0.63], [], [0.85], False, "method 0 is best"),
+        ([0.63, 0.62, 0.64], [0.7, 0.7, 0.7], [0.65, 0.40], False, "beaten by random init; pretraining is ahead of method 1"),
+        ([0.63], [], [0.85], False, "beaten by method 0"),
         ([0.63], [], [0.55], None, "ahead of method 0, not compared with random init"),
         ([0.63], [0.5], [0.55], None, "single seed"),
         ([0.63], [0.5], [float("nan")], None, "single seed"),
@@ -223,7 +223,7 @@ def test_the_text_holds_every_seed_the_median_the_spread_and_the_verdict(tmp_pat
         "1.1",
         "word overlap",
         "88.0 %",
-        "pretraining does not win: word overlap is best; pretraining is ahead of random init",
+        "pretraining does not win: beaten by word overlap; pretraining is ahead of random init",
     ):
         assert part in text
     table = [row for row in text.splitlines() if row.startswith(("short", "long"))]
