@@ -107,7 +107,8 @@ def _by_word_counts(task: TaskData, train: Sequence[Example]) -> list[Answer] | 
 
     def right(strength: float) -> float:
         model = _fitted(task, x[~chooses], y[~chooses], strength)
-        guess, gold = np.asarray(model.predict(x[chooses])), y[chooses]
+        gold = y[chooses]
+        guess = np.asarray(model.predict(x[chooses])).reshape(gold.shape)  # one label alone is predicted without its axis
         return -float(np.mean((guess - gold) ** 2)) if task.kind == "regression" else float(np.mean(guess == gold))
 
     return _answers(task, _fitted(task, x, y, max(_STRENGTHS, key=right)), dev)
@@ -146,5 +147,5 @@ def _answers(task: TaskData, model: Any, dev: Any) -> list[Answer]:
     if task.kind == "regression":
         return [float(value) for value in found]
     if task.kind == "multi_label":
-        return [tuple(label for label, has in zip(task.labels, row, strict=True) if has) for row in found]
+        return [tuple(label for label, has in zip(task.labels, row, strict=True) if has) for row in found.reshape(-1, len(task.labels))]
     return [task.labels[int(number)] for number in found]

@@ -70,6 +70,9 @@ def test_stars_and_sets_of_labels_are_answered_as_such() -> None:
         "word counts": 0.0
     }
     assert [set(answer) for answer in answers.pop()] == [set(example.label) for example in both]  # type: ignore[arg-type]
+    alone = [replace(example, label=("good",) if example.label == "good" else ()) for example in reviews(200, 0)]
+    baselines(task_of(alone, alone, kind="multi_label", labels=("good",), main_metric="micro_f1"), alone, kept)
+    assert answers.pop() == [example.label for example in alone]
 
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=4).map(" ".join)
