@@ -151,7 +151,9 @@ class MetricsLogger:
         phases, progress, peak = list(self.context.phases.items()), self.context.progress, self.speed.peak
         done = {name: p.steps if at < self.number else 0 for at, (name, p) in enumerate(phases)} | {self.name: progress.step}
         words = facts(self.values, " of the measured peak" if peak and peak.measured else "", self.known)
-        return Status(self.name, {name: (done[name], p.steps) for name, p in phases}, self.speed.left(progress), words)
+        planner = self.context.planner
+        left = self.speed.left(progress, planner.left() if planner and planner.record.trained is None else 0.0)
+        return Status(self.name, {name: (done[name], p.steps) for name, p in phases}, left, words)
 
     def announce(self, phase: Phase, samples: Any, optimizer: torch.optim.Optimizer) -> None:
         """Print what the phase will do.

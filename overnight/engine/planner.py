@@ -98,7 +98,7 @@ class Planner:
             before = self.record.of(self.shares[number - 1].name)[-1] if number else None
             ratio = self.shares[number].flops / self.shares[number - 1].flops
             seconds = before.seconds_per_step * ratio if before else 0.0
-            self._decide(begin(self.shares, number, self._left(), seconds, moment_text()), 1)
+            self._decide(begin(self.shares, number, self.left(), seconds, moment_text()), 1)
             known = self.record.of(name)
         self._next = max(done + 1, known[-1].at)
         self._set_steps(name, max(known[-1].steps, 0 if self.decays(name) else self._next + 1))
@@ -180,7 +180,7 @@ class Planner:
         self._speed.note(self.shares[self._number].work(step), self.clock.of_steps())
         every = {"evaluation": self.run.logging.eval_every, "checkpoint": self.run.checkpoint.save_every}
         between = sum(self._pause(what) / steps for what, steps in every.items() if steps)
-        left, enough = self._left(), self._speed.enough(self._left(guess=False))
+        left, enough = self.left(), self._speed.enough(self.left(guess=False))
         moment = Moment(step, left, self._speed.seconds_per_step() + between, step - self._began, enough, moment_text())
         found = look(self.shares, self._number, self.record.of(self._name), moment, self.record.seconds)
         if not (decision := found.decision):
@@ -204,7 +204,7 @@ class Planner:
     def _set_steps(self, name: str, steps: int) -> None:
         self.phases[name] = dataclasses.replace(self.phases[name], steps=steps)
 
-    def _left(self, guess: bool = True) -> float:
+    def left(self, guess: bool = True) -> float:
         """Return the time that is left for the steps of pretraining (s): each phase ends with an evaluation and a checkpoint (see `_pause`)."""
         ends = (len(self.shares) - self._number) * sum(self._pause(what, guess) for what in ("evaluation", "checkpoint"))
         return self.clock.left() - reserve(self.record.after_seconds, self.record.seconds) - ends
@@ -243,7 +243,7 @@ class Planner:
         elif self._number:
             text = f"phase {decision.phase} gets about {plural(decision.steps, 'step')}: {decision.why}"
         else:
-            text = expectation(self.record, self.shares, decision, max(0.0, self._left()))
+            text = expectation(self.record, self.shares, decision, max(0.0, self.left()))
         more = {"step": decision.at, "steps": decision.steps, "decay_begins": decision.decay_begins, "decided": decision.time}
         logger.event("budget", f"budget {self.run.budget}: {text}", **more)
         for event, message in length_warnings(self.phases[decision.phase], decision, decision is known[1], self._epoch):

@@ -141,11 +141,17 @@ class Throughput:
             "(was the machine busy while it was measured?): no MFU from here on"
         )
 
-    def left(self, progress: TrainingProgress) -> dict[str, float]:
-        """Return seconds left in this phase and in each later one, at the same rate of tokens."""
+    def left(self, progress: TrainingProgress, budget: float = 0.0) -> dict[str, float]:
+        """Return seconds left in this phase and in each later one, at the same rate of tokens.
+
+        Args:
+            budget: what they are in all, where the steps are fitted to a time again and again; 0: what the steps take that are planned now.
+        """
         phases = list(self._phases.items())[self._number :]
         _, phase = phases[0]
         per_token = self._all.seconds / self._all.sequences / phase.seq_len
         whole = {name: sequences_before(p, p.steps) * p.seq_len for name, p in phases}
         done = sequences_before(phase, progress.step) * phase.seq_len
-        return {name: (tokens - done * (at == 0)) * per_token for at, (name, tokens) in enumerate(whole.items())}
+        left = {name: (tokens - done * (at == 0)) * per_token for at, (name, tokens) in enumerate(whole.items())}
+        fits = budget / sum(left.values()) if budget > 0 and any(left.values()) else 1.0
+        return {name: fits * seconds for name, seconds in left.items()}

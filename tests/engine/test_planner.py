@@ -134,6 +134,9 @@ def test_it_ends_on_time_says_what_it_does_and_is_done(tiny: Make, clock: FakeCl
     assert record.done is not None and abs(record.done - record.deadline) <= 1.5
     assert "budget 50s: ends at " in out and re.search(r"of 1\.0\d s, long about", out) and "its rate decays from step" in out
     assert "budget 50s: done at " in out
+    # What is said to be left is that of the budget, whose steps are fitted to it later, not that of the steps as they are planned.
+    left = [int(seconds) for seconds in re.findall(r"\(all phases (\d+) s\)", out)]
+    assert left[0] > 35 and left[-1] < 30 and left == sorted(left, reverse=True)
     short, long = record.of("short"), record.of("long")
     # Six parts to four in a recipe whose long steps take longer by their operations, not on this machine.
     assert 22 < short[-1].steps < 38 and short[-1].steps + long[-1].steps == clock.steps
