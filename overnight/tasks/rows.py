@@ -67,9 +67,23 @@ def raw_lines(path: str) -> Iterator[bytes | None]:
                 stored = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             except io.UnsupportedOperation:  # not of the system
                 stored = True
-            yield from _stored(file) if stored else _arriving(file.fileno())
+            yield from _with_line_feeds(_stored(file) if stored else _arriving(file.fileno()))
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; give a file or `-` for standard input") from None
+
+
+def _with_line_feeds(lines: Iterable[bytes | None]) -> Iterator[bytes | None]:
+    """Yield lines; of a text without a line feed, whose lines end in carriage returns alone, those, as training reads them."""
+    first = True
+    for line in lines:
+        if line is None:
+            yield None
+            continue
+        if first and not line.endswith(b"\n") and not is_too_long(line):  # the whole text
+            yield from line.replace(b"\r", b"\n").splitlines(keepends=True)
+        else:
+            yield line
+        first = False
 
 
 def _stored(file: IO[bytes]) -> Iterator[bytes]:

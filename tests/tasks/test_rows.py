@@ -51,6 +51,31 @@ def test_lines_of_a_csv_may_end_in_a_carriage_return_alone(tmp_path: Path) -> No
     assert found == list(read_csv(tmp_path / "t.csv")) and [number for number, _ in filter(None, found)] == [2, 3, 5]
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl", "cola.tsv", "t.txt"])
+def test_lines_to_be_answered_may_end_in_carriage_returns_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, bare = tmp_path / name, {"cola.tsv": "gj04\t1\t\tone\ngj04\t0\t*\ttwo\n", "t.txt": "one\ntwo\n"}
+    content = bare.get(name, '{"text": "one"}\n{"text": "two"}\n' if name == "t.jsonl" else "text\none\ntwo\n").encode()
+    spec, form = {"task": path.stem if name == "cola.tsv" else "csv"}, path.suffix[1:].replace("txt", "lines")
+    path.write_bytes(content)
+    expected = list(read_input(str(path), spec))
+    path.write_bytes(content.replace(b"\n", b"\r"))
+    assert len(expected) == 2 and list(read_input(str(path), spec)) == expected
+    reading, writing = os.pipe()
+    os.write(writing, path.read_bytes())
+    os.close(writing)
+    with open(reading, "rb") as file:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(file))
+        assert list(filter(None, read_input("-", spec, form))) == expected
+
+
+def test_a_carriage_return_inside_a_line_of_a_tsv_is_of_its_text(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_bytes(b"text\tlabel\none\rstill one\tx\ntwo\ty\r\n")
+    found = list(tsv_rows(text_lines(str(tmp_path / "t.tsv")), "t"))
+    assert (
+        found == list(read_tsv(tmp_path / "t.tsv")) == [(2, {"text": "one\rstill one", "label": "x"}), (3, {"text": "two", "label": "y"})]
+    )
+
+
 @pytest.mark.parametrize("read", [csv_rows, tsv_rows])
 def test_empty_lines_before_the_names_of_the_columns_are_none(read: Any) -> None:
     mark = "," if read is csv_rows else "\t"
