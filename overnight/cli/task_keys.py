@@ -208,9 +208,11 @@ def _task_of(kind: type[Finetune] | type[LinearProbe], name: str, overrides: Seq
     part = _PART[kind]
     given = next((text.partition("=")[2] for text in overrides if text.startswith("path=")), "")
     path = environment_path(given, f"{part}.{name}.path") if given else Path()
-    if path.suffix.lower() in _TABLES or any((path / f"train{ending}").is_file() for ending in _TABLES):
+    inside = [file for file in path.iterdir() if file.stem.lower() == "train" and file.is_file()] if path.is_dir() else []
+    endings = {file.suffix.lower() for file in (path, *inside)}
+    if endings.intersection(_TABLES):
         return "csv"
-    if "tokens" in tasks and (path.suffix.lower() in _TAGGED or any((path / f"train{ending}").is_file() for ending in _TAGGED)):
+    if "tokens" in tasks and endings.intersection(_TAGGED):
         return "tokens"
     if path.suffix.lower() == ".json" and "squad" in tasks:
         return "squad"

@@ -12,7 +12,7 @@ from overnight.errors import DataError
 from overnight.state_files import is_text, parse_json
 from overnight.tasks.examples import split_off
 from overnight.tasks.rows import NO_TEXT
-from overnight.tasks.tables import read_text
+from overnight.tasks.tables import files_called, read_text
 
 ENDINGS = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".txt", ".jsonl")
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation", "testa"), "test": ("test", "testb")}
@@ -92,7 +92,7 @@ def load_tokens(path: Path, seed: int = 0, dev: Path | None = None, share: float
 
 def _find(folder: Path, name: str) -> Path | None:
     # CoNLL-2003 comes as eng.train, eng.testa and eng.testb.
-    found = [f for stem in _SPLITS[name] for ending in ENDINGS if (f := folder / f"{stem}{ending}").is_file()]
+    found = files_called(folder, [f"{stem}{ending}" for stem in _SPLITS[name] for ending in ENDINGS])
     found += [f for stem in _SPLITS[name] for f in sorted(folder.glob(f"*.{stem}"))]
     if len(found) > 1:
         raise DataError(f"{folder}: holds {' and '.join(f.name for f in found)}; keep one file for {name}")

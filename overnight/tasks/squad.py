@@ -115,7 +115,7 @@ def _find(folder: Path, words: tuple[str, ...], *published: str) -> Path:
     for name in published:
         if (folder / name).is_file():
             return folder / name
-    files = sorted(file for file in folder.glob("*.json") if file.is_file())
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() == ".json" and file.is_file())
     found = [file for file in files if any(word in file.name.lower() for word in words)]
     if len(found) != 1:
         have = ", ".join(file.name for file in files) or "no .json file"

@@ -192,8 +192,13 @@ def _check_labels(examples: list[Example], labels: tuple[str, ...], path: Path) 
                 raise DataError(f"{path}: row {row.id} has label {label!r}, which no training row has ({', '.join(labels[:10])})")
 
 
+def files_called(folder: Path, names: Collection[str]) -> list[Path]:
+    """Return the files of a folder that have one of some names, written in small letters here and in any there."""
+    return sorted(file for file in folder.iterdir() if file.name.lower() in names and file.is_file()) if folder.is_dir() else []
+
+
 def _find(folder: Path, name: str) -> Path | None:
-    found = [f for stem in _SPLITS[name] for ending in _ENDINGS if (f := folder / f"{stem}{ending}").is_file()]
+    found = files_called(folder, [f"{stem}{ending}" for stem in _SPLITS[name] for ending in _ENDINGS])
     if len(found) > 1:
         raise DataError(f"{folder}: holds {' and '.join(f.name for f in found)}; keep one file for {name}")
     return found[0] if found else None

@@ -162,8 +162,11 @@ def test_a_request_that_cannot_be_understood_says_what_to_write(argv: list[str],
 
 
 def test_a_task_is_found_by_its_name_or_by_what_its_path_names(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").touch()
-    for path, task in (("x.csv", "csv"), ("a/b.tsv", "csv"), (str(tmp_path), "csv"), ("q.json", "squad")):
+    for name in ("table/train.jsonl", "capitals/TRAIN.CSV", "words/train.CoNLL"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    folders = ((str(tmp_path / name), task) for name, task in (("table", "csv"), ("capitals", "csv"), ("words", "tokens")))
+    for path, task in (("x.csv", "csv"), ("a/b.tsv", "csv"), *folders, ("q.json", "squad")):
         assert task_overrides(Finetune, "mine", [f"path={path}"], False) == [f"finetune.mine.task={task}", f"finetune.mine.path={path}"]
     assert task_overrides(Finetune, "sst2", ["path=x.csv"], False)[0] == "finetune.sst2.task=sst2"
     assert task_overrides(Finetune, "mine", ["path=x.csv", "task=sst"], False) == ["finetune.mine.path=x.csv", "finetune.mine.task=sst"]

@@ -40,6 +40,13 @@ def test_json_lines_are_the_same_task(tmp_path: Path) -> None:
     assert read_sentences(path, tagged=True) == [Sentence("7", ("a", "b c"), ("X", "Y")), Sentence("2", ("d",), ("X",))]
 
 
+def test_files_named_by_split_may_be_in_capitals(tmp_path: Path) -> None:
+    (tmp_path / "train.CONLL").write_text("a X\nb Y\n")
+    (tmp_path / "DEV.TXT").write_text("c X\n")
+    read = load_tokens(tmp_path)
+    assert [sentence.words for sentence in (*read.train, *read.dev)] == [("a", "b"), ("c",)]
+
+
 def test_without_a_dev_file_sentences_are_split_off_and_equal_ones_stay_together(tmp_path: Path) -> None:
     path = tmp_path / "t.conll"
     path.write_text("".join(f"word{i % 50} {'AB'[i % 2]}\nend A\n\n" for i in range(100)))

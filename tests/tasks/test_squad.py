@@ -117,6 +117,8 @@ def test_files_of_any_name_are_found_or_named_and_never_called_squad(tmp_path: P
         assert read.notes == ("trained on faq_TRAIN_set.json, scored on faq-valid.json",)
     with pytest.raises(DataError, match="too few paragraphs to split off a tenth; name the questions to score on with --dev=FILE"):
         load_squad(train)
+    train.rename(tmp_path / "faq_train_set.JSON")
+    assert load_squad(tmp_path).notes == ("trained on faq_train_set.JSON, scored on faq-valid.json",)
 
 
 def test_of_one_file_whole_paragraphs_are_validation(tmp_path: Path) -> None:

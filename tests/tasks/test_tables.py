@@ -62,6 +62,15 @@ def test_files_named_by_split_are_the_splits_and_test_labels_are_optional(tmp_pa
     assert [(r.id, r.text_a, r.label) for r in read.test] == [("7", "unlabeled", None)]
 
 
+def test_files_named_by_split_may_be_in_capitals(tmp_path: Path) -> None:
+    _write(tmp_path / "train.csv", ROWS).rename(tmp_path / "train.CSV")
+    _write(tmp_path / "dev.tsv", ROWS[:3]).rename(tmp_path / "DEV.TSV")
+    assert [len(part) for part in (load_task("csv", tmp_path).train, load_task("csv", tmp_path).dev)] == [200, 3]
+    _write(tmp_path / "train.tsv", ROWS)
+    with pytest.raises(DataError, match=r"holds train\.CSV and train\.tsv; keep one file for train"):
+        load_task("csv", tmp_path)
+
+
 def test_pairs_and_scores_make_a_regression_on_pairs(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text_a,text_b,score\n" + "".join(f"a{i},b{i},{i / 10}\n" for i in range(50)))
     read = load_task("csv", tmp_path / "t.csv")
