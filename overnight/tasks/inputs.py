@@ -52,7 +52,7 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "", empty: bool =
     """Yield what is to be answered for :func:`answered`: the lines of a file or of standard input, or the rows of a table.
 
     The texts of a table are in the columns that the task was trained on, or in `text` (of a pair `text_a`, or `text`, and `text_b`); other
-    columns, such as the labels, are ignored. A row is called by its `id` (of the published tasks also `index`), or else by its line.
+    columns, such as the labels, are ignored. A row is called by its `id`, else by its `index` (not in one's own table), or else by its line.
 
     Args:
         path: `-` is standard input.
@@ -75,7 +75,7 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "", empty: bool =
         yield from _lines(path)
         return
     choices, header = _choices(spec)
-    ids = ((spec.get("columns") or {}).get("id") or "id",) if spec["task"] == "csv" else ("index", "id")
+    ids = ((spec.get("columns") or {}).get("id") or "id",) if spec["task"] == "csv" else ("id", "index")
     keys = ("question", "context") if spec["task"] == "squad" else ("text_a", "text_b")
     where = "standard input" if path == "-" else path
     known, unread = parquet_columns(Path(path)) if form == "parquet" and path != "-" else ([], "")

@@ -72,6 +72,12 @@ def test_a_task_folder_of_before_finds_the_first_text_as_training_did(first: str
     assert rows(tmp_path / "in.csv", "csv", text_b="reply") == [{"id": "2", "text_a": "a", "text_b": "b"}]
 
 
+@pytest.mark.parametrize(("task", "texts"), [("squad", "question,context"), ("sst2", "sentence,label"), ("mask", "text,label")])
+def test_a_row_is_called_by_its_id_also_beside_an_index(task: str, texts: str, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text(f"index,id,{texts}\n0,first,a,b\n1,,a,b\n")
+    assert [row["id"] for row in rows(tmp_path / "in.csv", task)] == ["first", "1"]
+
+
 def test_a_column_called_index_names_no_row_of_an_own_table(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("index,text\n0,one\n0,two\n")
     assert [row["id"] for row in rows(tmp_path / "in.csv", "csv")] == ["2", "3"]
