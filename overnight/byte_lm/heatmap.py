@@ -5,6 +5,7 @@ Shapes: T bytes, H width.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from overnight.byte_lm.linear_probe import probe_results
 from overnight.corpus.bytes import document_bytes
 from overnight.engine.finite import finite_outputs
 from overnight.errors import ConfigError, DataError
+from overnight.interop.byte_models import weights_name
 from overnight.models.bytes import ByteModel
 
 _WINDOW = 256
@@ -61,6 +63,7 @@ def unit_values(model: ByteModel, text: str, unit: Unit, tanh: bool = False, dty
 def chosen_unit(folder: Path, unit: str) -> Unit:
     """Return the cell of a number, or for `best` the unit that the newest linear probe in a folder found to say most.
 
+    Standard error is told where that probe was of another checkpoint than the newest.
     Of the features `hidden` and `mean`, a mean of hidden states, the unit is a hidden state.
 
     Raises:
@@ -72,9 +75,17 @@ def chosen_unit(folder: Path, unit: str) -> Unit:
             return Unit(int(unit))
         except ValueError:
             raise ConfigError(f"--unit = {unit!r}: must be a number or `best`") from None
-    found = [line["unit"] for line in probe_results(folder) if line.get("unit")]
+    found = [line for line in probe_results(folder) if line.get("unit")]
     if not found:
         raise DataError(
             f"{folder}: no linear probe on a task of two classes has found a best unit yet; run `overnight linear-probe` first, or give --unit a number"
         )
-    return Unit(int(found[-1]["number"]), "cell" if found[-1]["of"] == "cell" else "hidden")
+    newest, at_work = found[-1], weights_name(folder)
+    best = Unit(int(newest["unit"]["number"]), "cell" if newest["unit"]["of"] == "cell" else "hidden")
+    if (of := newest.get("checkpoint", at_work)) != at_work:
+        print(
+            f"{best} is the best of {of} by the linear probe {newest['name']}, and the newest checkpoint is {at_work}: "
+            "give the command of the linear probe again",
+            file=sys.stderr,
+        )
+    return best

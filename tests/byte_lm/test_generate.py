@@ -231,3 +231,13 @@ def test_the_best_unit_is_the_one_that_the_newest_transfer_found_whatever_its_fe
         assert chosen_unit(tmp_path, "best") == Unit(6, state)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="must be a number or `best`"):
         chosen_unit(tmp_path, "first")
+
+
+@pytest.mark.parametrize("newest", ["step-0000010", "step-0000020"])
+def test_a_best_unit_of_an_older_checkpoint_is_said_to_be(newest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = {"kind": "linear_probe", "name": "sst", "value": 0.5, "init": "pretrained", "checkpoint": "step-0000010"}
+    append_result(tmp_path / "tasks.jsonl", entry | {"unit": {"of": "cell", "number": 6}})
+    (tmp_path / "checkpoints" / newest).mkdir(parents=True)
+    assert chosen_unit(tmp_path, "best") == Unit(6)
+    older = "cell 6 is the best of step-0000010 by the linear probe sst, and the newest checkpoint is step-0000020: give the command of the linear probe again\n"
+    assert capsys.readouterr().err == (older if newest == "step-0000020" else "")
