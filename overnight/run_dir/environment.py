@@ -43,7 +43,7 @@ def environment() -> dict[str, Any]:
     """
     return {
         "overnight": overnight.__version__,
-        "commit": git_commit(),
+        "commit": _commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "packages": {name: version for name in _PACKAGES if (version := package_version(name))},
@@ -63,6 +63,12 @@ def package_version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+@functools.cache
+def _commit() -> str | None:
+    """Return :func:`git_commit` of this package as it was at the first call: a benchmark writes its environment after every row."""
+    return git_commit()
 
 
 def git_commit(folder: Path | None = None) -> str | None:

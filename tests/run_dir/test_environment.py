@@ -48,6 +48,16 @@ def test_the_commit_is_named_with_whether_files_differ_from_it(tmp_path: Path) -
     assert env.git_commit(tmp_path) == f"{commit}+changes"
 
 
+def test_a_process_asks_git_for_its_commit_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path | None] = []
+    monkeypatch.setattr(env, "git_commit", lambda folder=None: asked.append(folder) or "abc")
+    env._commit.cache_clear()
+    try:
+        assert [env.environment()["commit"] for _ in range(3)] == ["abc"] * 3 and len(asked) == 1
+    finally:
+        env._commit.cache_clear()
+
+
 def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tmp_path, "init")
     monkeypatch.setenv("PATH", str(tmp_path))
