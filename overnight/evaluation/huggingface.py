@@ -199,13 +199,24 @@ def _vocabulary(tokenizer: Any, backend: Tokenizer, model: Any, folder: Path) ->
         ids[what] = found
     # Random tokens are drawn from those that the tokenizer knows and the model has a row for.
     largest = max(backend.get_vocab(with_added_tokens=True).values())
-    rows = len(model.get_input_embeddings().weight)
+    rows = _rows(model, folder)
     if largest >= rows:
         raise DataError(f"{folder}: its tokenizer has a token {largest}, and its embedding {rows} rows; put the right tokenizer there")
     pad, unk = (getattr(tokenizer, f"{name}_token_id", None) for name in ("pad", "unk"))
     nothing = np.zeros(largest + 1, bool)
     pad, unk = (0 if pad is None else pad), (-1 if unk is None else unk)
     return Vocabulary(largest + 1, pad, unk, ids["cls"], ids["sep"], ids["mask"], nothing, nothing, hash="", lowercase=False)
+
+
+def _rows(model: Any, folder: Path) -> int:
+    """Return for how many tokens a model has an embedding."""
+    try:
+        return len(model.get_input_embeddings().weight)
+    except (AttributeError, NotImplementedError):  # of Perceiver transformers gives what is compared with the tokens
+        raise DataError(
+            f"{folder}: model_type = {model.config.model_type!r}: does not compute a hidden state of each token from its embedding, "
+            "as masked language models that can be measured do; name another"
+        ) from None
 
 
 def _longest(model: Any, tokenizer: Any) -> int:

@@ -158,6 +158,22 @@ def test_special_tokens_in_a_text_are_words(bert: Path) -> None:
     assert not {model.vocabulary.mask, model.vocabulary.sep} & set(model.tokenizer.encode("a [MASK] [SEP]", add_special_tokens=False).ids)
 
 
+def test_a_network_without_a_state_of_each_token_is_refused(bert: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(bert, tmp_path / "perceiver"))
+    sizes = {
+        "num_latents": 4,
+        "d_latents": 16,
+        "d_model": 8,
+        "num_blocks": 1,
+        "num_self_attends_per_block": 1,
+        "max_position_embeddings": 98,
+    }
+    heads = {"num_self_attention_heads": 2, "num_cross_attention_heads": 2}
+    transformers.PerceiverForMaskedLM(transformers.PerceiverConfig(**sizes, **heads)).save_pretrained(folder)
+    with pytest.raises(DataError, match="model_type = 'perceiver': does not compute a hidden state of each token"):
+        opened(folder)
+
+
 def test_what_cannot_be_read_is_said(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_huggingface(bert) and not is_huggingface(tmp_path)
 
