@@ -41,7 +41,7 @@ def main() -> None:
         optimizer.step()
         schedule.step()
         if step % 25 == 0:
-            print(f"step {step:3}  loss {loss.item():.3f}  gradient norm {float(optimizer.grad_norm):.3f}")
+            print(f"step {step:3}  loss {loss.item():.3f}  gradient norm {optimizer.grad_norm:.3f}")
     x, y = spirals(3000, draw)
     print(f"accuracy {100 * (model(x).argmax(1) == y).double().mean().item():.1f} %")
 
