@@ -36,7 +36,7 @@ def load(options: argparse.Namespace, overrides: list[str]) -> Run:
     import dataclasses
 
     from overnight import config
-    from overnight.config.validate import refuse_int8
+    from overnight.config.validate import refuse_int8, refuse_sharded_muon
 
     with said_once():
         if options.help:
@@ -60,6 +60,7 @@ def load(options: argparse.Namespace, overrides: list[str]) -> Run:
 
         run = config.load_run(str(folder / "run.yaml") if own else options.recipe, overrides, completed)
         refuse_int8(run)
+        refuse_sharded_muon(run)
     if own and not any(override.startswith("out=") for override in overrides):
         run = dataclasses.replace(run, out=str(folder))
     if options.print_config:

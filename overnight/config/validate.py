@@ -193,11 +193,25 @@ def refuse_int8(run: Run) -> None:
         raise ConfigError("precision = int8: works only for predict, embed and serve; use bf16 to train, fine-tune or evaluate")
 
 
+def refuse_sharded_muon(run: Run, optimizers: Mapping[str, str] | None = None) -> None:
+    """Refuse Muon where its matrices would be sharded, before anything else is done; what only fine-tunes a run asks nothing of its phases.
+
+    Args:
+        optimizers: names of those that train now, by their keys; None are those of pretraining.
+
+    Raises:
+        ConfigError: where one of them is Muon.
+    """
+    if optimizers is None:
+        optimizers = {f"phases.{name}.optim.name": phase.optim.name for name, phase in run.phases.items()}
+    key = next((key for key, name in optimizers.items() if name == "muon"), "")
+    if key and run.distributed.strategy == "fsdp":
+        raise ConfigError(f"distributed.strategy = fsdp: Muon needs whole matrices ({key} = muon); set it to ddp")
+
+
 def _machine_problems(run: Run) -> Iterator[str]:
     """Yield what makes some networks faster or smaller and does nothing for others, and what does not go together."""
     kind, fsdp = run.model.kind, run.distributed.strategy == "fsdp"
-    if fsdp and (name := next((name for name, phase in run.phases.items() if phase.optim.name == "muon"), "")):
-        yield f"distributed.strategy = fsdp: Muon needs whole matrices (phases.{name}.optim.name = muon); set it to ddp"
     if run.distributed.grad_reduce_dtype == "fp16" and run.precision != "fp16":
         yield (
             "distributed.grad_reduce_dtype = fp16: small gradients are lost in it without the loss scale of precision = fp16, "

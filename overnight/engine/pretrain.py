@@ -9,6 +9,7 @@ from overnight.checkpoint import reader
 from overnight.checkpoint.run_corpus import find_data
 from overnight.checkpoint.run_identity import check_folder, claim_folder
 from overnight.config import Run
+from overnight.config.validate import refuse_sharded_muon
 from overnight.console import Line
 from overnight.corpus.settings import check_settings, settings_of
 from overnight.corpus.shards import load_manifest
@@ -33,6 +34,7 @@ def pretrain(run: Run, line: Line | None = None, extend: bool = False) -> Path:
     with process_group(run) as world, ExitStack() as locks:
         with raise_on_all_ranks(world):
             # First what can fail: a folder is claimed by a run that can begin.
+            refuse_sharded_muon(run)
             training = TrainingRun(found := find_data(run), line or Line(), world)
             check_settings(settings_of(run.data), load_manifest(found.data_dir).settings, found.data_dir)
             check_folder(run, extend)

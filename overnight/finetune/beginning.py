@@ -14,6 +14,7 @@ from overnight.checkpoint import reader
 from overnight.checkpoint.run_corpus import assert_same_corpus, kept_vocabulary
 from overnight.checkpoint.task_folder import read_facts
 from overnight.config import BertRun, Finetune, environment_path
+from overnight.config.validate import refuse_sharded_muon
 from overnight.console import Line
 from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import Vocabulary
@@ -69,8 +70,11 @@ def open_beginning(run: BertRun, name: str, checkpoint: Path, line: Line, world:
     """Read a checkpoint to fine-tune from.
 
     Raises:
+        ConfigError: when Muon is to train what several processes have in parts.
         DataError: when it, or the vocabulary, is damaged, or the two do not belong together, or to the network of the run.
     """
+    if world.size > 1:  # one process has whole matrices, whatever is set
+        refuse_sharded_muon(run, {f"finetune.{name}.optimizer": run.finetune[name].optimizer})
     device = set_up_machine(run)
     progress, state, _ = reader.read_checkpoint(checkpoint)
     corpus, vocabulary = kept_vocabulary(run)

@@ -21,11 +21,12 @@ import torch
 from overnight import config
 from overnight.checkpoint import reader
 from overnight.cli import main as cli
-from overnight.config import Run
+from overnight.config import BertRun, Run
 from overnight.console import Line
 from overnight.distributed import world
 from overnight.engine.pretrain import pretrain
-from overnight.errors import ConfigError, UserError
+from overnight.errors import ConfigError, DataError, UserError
+from overnight.finetune.beginning import open_beginning
 from tests.conftest import CLOCK, ROOT, tiny_tree
 from tests.distributed import parallel_worker
 from tests.processes import HANG, Process, wait_until
@@ -265,11 +266,32 @@ def test_a_process_whose_others_do_not_come_waits_no_longer_than_it_says(
         pass
 
 
-def test_muon_cannot_be_cut() -> None:
-    tree = tiny_tree(Path("x"), Path("y"))
-    change(tree, {"phases.short.optim": {"name": "muon", "lr": 1e-3}, "distributed.strategy": "fsdp"})
-    with pytest.raises(ConfigError, match="Muon needs whole matrices"):
-        config.build_run(tree)
+def test_muon_cannot_be_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tree = tiny_tree(tmp_path / "data", tmp_path)
+    muon = {"name": "muon", "lr": 1e-3}
+    change(tree, {"phases.short.optim": muon, "phases.long.optim": muon, "distributed.strategy": "fsdp"})
+    with pytest.raises(ConfigError, match=r"Muon needs whole matrices \(phases.short.optim.name = muon\)"):
+        pretrain(config.build_run(tree))
+    (tmp_path / "recipe.yaml").write_text(json.dumps(tree))
+    for command in ("run", "prepare", "pretrain", "launch", "plan"):
+        assert cli.main([command, str(tmp_path / "recipe.yaml")]) == 2
+        assert "Muon needs whole matrices (phases.short.optim.name = muon); set it to ddp" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("pretrained_by", ["muon", "lamb"])
+def test_a_task_is_sharded_by_its_own_optimizer_whatever_pretrained_its_run(pretrained_by: str, tmp_path: Path) -> None:
+    tree = tiny_tree(tmp_path / "data", tmp_path)
+    task = {"task": "sst2", "path": "x", "seq_len": 16}
+    optim = {"name": pretrained_by, "lr": 1e-3}
+    change(tree, {"phases.short.optim": optim, "phases.long.optim": optim, "distributed.strategy": "fsdp"})
+    change(tree, {"finetune": {"own": task, "whole": {**task, "optimizer": "muon"}}})
+    run, two = config.build_run(tree), world.World(size=2)
+    assert isinstance(run, BertRun)
+    with pytest.raises(ConfigError, match=r"Muon needs whole matrices \(finetune.whole.optimizer = muon\)"):
+        open_beginning(run, "whole", tmp_path / "none", Line(io.StringIO()), two)
+    for name, processes in (("own", two), ("whole", world.World())):
+        with pytest.raises(DataError, match="none"):  # there is no checkpoint
+            open_beginning(run, name, tmp_path / "none", Line(io.StringIO()), processes)
 
 
 def test_only_pretraining_runs_in_many_processes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
