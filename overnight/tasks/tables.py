@@ -6,7 +6,6 @@ import difflib
 import io
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -156,8 +155,11 @@ def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path 
         raise DataError(f"{path}: has none of {names_of}" if path.is_dir() else f"{path}: does not exist; name a table or a folder")
     if dev is not None:
         files["dev"] = dev
-    texts, target = _columns(files["train"], names)
-    parts = {name: list(_examples(file, texts, target, names.id or "id", name)) for name, file in files.items()}
+    lists = names.labels or ("" if names.label or names.score else "labels")
+    read = list(_read(files["train"], lists))
+    texts, target = _columns(files["train"], read, names, lists)
+    lines = {name: read if name == "train" else _read(file, lists) for name, file in files.items()}
+    parts = {name: list(_examples(file, lines[name], texts, target, names.id or "id", name)) for name, file in files.items()}
     notes: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     if target.kind != "regression":
@@ -213,12 +215,11 @@ def _read(path: Path, lists: str = "") -> Iterator[Line]:
     return (read_csv if ending == ".csv" else read_tsv)(path)
 
 
-def _columns(train: Path, names: Columns) -> tuple[tuple[str, str | None], _Target]:
+def _columns(train: Path, rows: list[Line], names: Columns, lists: str) -> tuple[tuple[str, str | None], _Target]:
     """Return the columns of the texts, and the target, from the columns of the training rows."""
-    lists, ending, unread = names.labels or "labels", train.suffix.lower(), ""
-    rows = (cells for _, cells in _read(train, lists))
+    ending, unread = train.suffix.lower(), ""
     # Of JSON the first row may lack some, or have null there.
-    found = dict.fromkeys(column for cells in (rows if ending == ".jsonl" else islice(rows, 1)) for column in cells)
+    found = dict.fromkeys(column for _, cells in (rows if ending == ".jsonl" else rows[:1]) for column in cells)
     if ending == ".parquet":  # a column is there even if it is empty in the first row
         known, unread = parquet_columns(train, lists)
         found = dict.fromkeys(known)
@@ -260,10 +261,12 @@ def _target(columns: Collection[str], names: Columns, have: str) -> _Target:
     return _Target({"label": "classification", "labels": "multi_label", "score": "regression"}[found[0]], (found[0],))  # type: ignore[arg-type]
 
 
-def _examples(path: Path, texts: tuple[str, str | None], target: _Target, id_column: str, name: str) -> Iterator[Example]:
+def _examples(
+    path: Path, rows: Iterable[Line], texts: tuple[str, str | None], target: _Target, id_column: str, name: str
+) -> Iterator[Example]:
     column_a, column_b = texts
     seen: set[str] = set()
-    for index, (line, cells) in enumerate(_read(path, target.columns[0] if target.kind == "multi_label" else "")):
+    for index, (line, cells) in enumerate(rows):
         where = f"{path}:{line}"
         for column in (column_a, column_b):
             if column and not cells.get(column):

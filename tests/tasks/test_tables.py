@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from overnight.config.schema import Columns
 from overnight.errors import ConfigError, DataError
+from overnight.tasks import tables
 from overnight.tasks.classification import load_task
 from overnight.tasks.examples import TaskData, drawn, in_validation, split_off, strata
 from overnight.tasks.inputs import Broken, read_input
@@ -43,6 +44,15 @@ def test_a_table_is_the_same_task_in_every_format(ending: str, tmp_path: Path) -
     assert read.kind == "classification" and read.labels == ("bad", "good") and read.main_metric == "accuracy"
     assert sorted((r.text_a, r.label) for r in read.train + read.dev) == sorted(ROWS)
     assert 5 <= len(read.dev) <= 40 and read.notes[0].startswith(f"scored on {len(read.dev)} rows split off")
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl"])
+def test_a_table_is_read_once(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = _write(tmp_path / f"mine{ending}", ROWS), list[Path]()
+    real = tables.read_text
+    monkeypatch.setattr(tables, "read_text", lambda path: (read.append(path), real(path))[1])
+    load_task("csv", path)
+    assert read == [path]
 
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl"])
