@@ -27,7 +27,7 @@ from overnight.engine.workload import new_model
 from overnight.errors import DataError
 from overnight.finetune import question_answering
 from overnight.finetune.answer_files import by_id
-from overnight.finetune.answers import answer_of, probabilities
+from overnight.finetune.answers import answer_of, in_words, probabilities
 from overnight.finetune.encode import Encoded, encode_examples, join, without_tokens
 from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.entities import are_entities, entities
@@ -202,7 +202,7 @@ def _classify(model: Trained, examples: Sequence[Example]) -> Iterator[dict[str,
             continue
         answer = answer_of(kind, labels, output)
         if isinstance(answer, float):
-            yield {"id": example.id, "score": _round(answer)}
+            yield {"id": example.id, "score": float(in_words(answer))}
             continue
         shares = dict(zip(labels, map(_round, probabilities(kind, output).tolist()), strict=True))
         yield {"id": example.id, "labels" if kind == "multi_label" else "label": answer, "probabilities": shares}

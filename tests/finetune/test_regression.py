@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from overnight.finetune.predict import predict
 from tests.finetune.conftest import Task
 from tests.finetune.test_finetune import kept, lines, train_lines, tune
 
@@ -43,3 +44,12 @@ def test_labels_that_are_all_the_same_number_are_answered_with_it(with_task: Tas
     run = with_task("csv", write(tmp_path / "scores.csv", 0.0, 700.0))
     tune(run)
     np.testing.assert_allclose(predictions(kept(run)), 700.0, atol=3.0)
+
+
+def test_a_score_is_answered_with_all_its_digits(with_task: Task, tmp_path: Path) -> None:
+    run = with_task("csv", write(tmp_path / "scores.csv", 1.0, 123456.0))
+    tune(run)
+    rows = [(row["id"], f"{row['text_a']}\t{row['text_b']}") for row in json.loads((kept(run) / "errors.json").read_text())["worst"]]
+    answers = predict(run, "mine", [text for _, text in rows])
+    stored = json.loads((kept(run) / "predictions.json").read_text())
+    np.testing.assert_allclose([answer["score"] for answer in answers], [stored[row] for row, _ in rows], atol=0.05)
