@@ -34,6 +34,7 @@ from overnight.finetune.entities import are_entities, entities
 from overnight.finetune.tagging import encode_sentences, tags_of
 from overnight.finetune.workload import task_model
 from overnight.models.bert import Linear, padded_vocabulary
+from overnight.models.heads import Classifier
 from overnight.run_dir.atomic import write_json
 from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example
@@ -110,7 +111,9 @@ def at_work(network: nn.Module, precision: str, device: torch.device) -> Any:
         if precision == "int8" and ".layers." in name:
             module.to_8_bits()
         else:
-            module.to(DTYPES[precision]).pack()
+            # Classifier.forward multiplies in fp32 what is one number.
+            number = isinstance(network, Classifier) and module is network.head and module.out_features == 1
+            module.to(torch.float32 if number else DTYPES[precision]).pack()
     return network
 
 

@@ -77,7 +77,9 @@ class Classifier(nn.Module):
             pooled_SD = self.pooler(pooled(hidden_ND, batch, self.model))
         else:
             pooled_SD = torch.tanh(self.pooler(first_tokens(hidden_ND, batch)))
-        return self.head(dropout(pooled_SD, self.probability, self.training)).float()
+        pooled_SD = dropout(pooled_SD, self.probability, self.training)
+        # Of a number 16 bits keep two or three digits: 2003.7 would be answered as 2008.
+        return self.head(pooled_SD.float() if self.head.out_features == 1 else pooled_SD).float()
 
     def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return summed cross-entropy, of labels (S, C) between 0 and 1 that of each class alone, of numbers (S) the squared error in units.

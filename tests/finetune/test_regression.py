@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
@@ -53,3 +54,15 @@ def test_a_score_is_answered_with_all_its_digits(with_task: Task, tmp_path: Path
     answers = predict(run, "mine", [text for _, text in rows])
     stored = json.loads((kept(run) / "predictions.json").read_text())
     np.testing.assert_allclose([answer["score"] for answer in answers], [stored[row] for row, _ in rows], atol=0.05)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_numbers_far_from_0_are_told_apart_in_16_bits_too(precision: str, with_task: Task, tmp_path: Path) -> None:
+    run = dataclasses.replace(with_task("csv", write(tmp_path / "scores.csv", 1.0, 2000.0), epochs=6), precision=precision)
+    tune(run)
+    found = predictions(kept(run))
+    assert len(np.unique(found)) == len(found)
+    rows = [f"class number {i}\tobject {i}" for i in range(9)]
+    for at_work in ("fp32", "bf16"):
+        answers = [answer["score"] for answer in predict(dataclasses.replace(run, precision=at_work), "mine", rows)]
+        assert len(set(answers)) == len(answers) and np.ptp(answers) < 8
