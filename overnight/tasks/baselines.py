@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from overnight.tasks.conll import Sentence
-from overnight.tasks.examples import Example, TaskData, drawn, in_validation
+from overnight.tasks.examples import Example, TaskData, drawn, in_validation, strata
 
 Answer = str | float | tuple[str, ...]
 # Training rows of word counts at most, drawn by the hash of their texts: a minute's work or so.
 _ROWS, _DRAW = 100_000, 0
+# With many classes time and memory are those of rows times classes, and of weights: words and pairs of words times classes.
+_ANSWERS, _WEIGHTS = 2_000_000, 3_000_000
 # Inverse penalties of the regression, of which a tenth of the training rows chooses.
 _STRENGTHS = (1.0, 10.0)
 
@@ -92,9 +94,10 @@ def _by_word_counts(task: TaskData, train: Sequence[Example]) -> list[Answer] | 
         from sklearn.feature_extraction.text import TfidfVectorizer
     except ImportError:
         return None
-    if len(train) > _ROWS:
-        train = [train[i] for i in drawn([example.text_a for example in train], _ROWS, _DRAW)]
-    weigh = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\w+")
+    outputs = len(task.labels) if len(task.labels) > 2 else 1
+    if len(train) > (most := min(_ROWS, _ANSWERS // outputs)):
+        train = [train[i] for i in drawn([example.text_a for example in train], most, _DRAW, strata(train))]
+    weigh = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\w+", max_features=_WEIGHTS // outputs)
     try:
         x = weigh.fit_transform([example.text_a for example in train])
     except ValueError:  # no text has a word

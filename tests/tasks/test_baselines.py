@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.dummy import DummyClassifier
 
+from overnight.tasks import baselines as module
 from overnight.tasks.baselines import Answer, baselines, commonest_tags, shared_words
 from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example, TaskData
@@ -73,6 +75,24 @@ def test_stars_and_sets_of_labels_are_answered_as_such() -> None:
     alone = [replace(example, label=("good",) if example.label == "good" else ()) for example in reviews(200, 0)]
     baselines(task_of(alone, alone, kind="multi_label", labels=("good",), main_metric="micro_f1"), alone, kept)
     assert answers.pop() == [example.label for example in alone]
+
+
+@pytest.mark.parametrize(("labels", "rows_left", "words_left"), [(2, 900, 2700), (3, 600, 2000), (30, 60, 200)])
+def test_many_classes_take_fewer_rows_and_words_but_every_class(
+    labels: int, rows_left: int, words_left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ANSWERS", 1800)
+    monkeypatch.setattr(module, "_WEIGHTS", 6000)
+    shapes: list[tuple[tuple[int, ...], int]] = []
+
+    def fitted(task: TaskData, x: Any, y: Any, strength: float) -> Any:
+        shapes.append((x.shape, len(np.unique(y))))
+        return DummyClassifier().fit(x, y)
+
+    monkeypatch.setattr(module, "_fitted", fitted)
+    train = rows([(f"a{i} b{i}", None) for i in range(900)], [str(i % labels) for i in range(900)])
+    score(train, train[:10])
+    assert shapes[-1] == ((rows_left, min(words_left, 3 * rows_left)), labels)
 
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=4).map(" ".join)
