@@ -65,19 +65,23 @@ def commonest_tags(train: Sequence[Sentence], dev: Sequence[Sentence]) -> list[l
 
 def shared_words(examples: Sequence[Example]) -> npt.NDArray[np.float64]:
     """Return the share of their different words that the two texts of each row have in common (0 to 1)."""
-    words = [[set(re.findall(r"\w+", text.lower())) for text in (example.text_a, example.text_b or "")] for example in examples]
-    return np.array([len(a & b) / max(1, len(a | b)) for a, b in words])
+    return np.array([_share(example.text_a, example.text_b or "") for example in examples])
+
+
+def _share(*texts: str) -> float:
+    a, b = (set(re.findall(r"\w+", text.lower())) for text in texts)
+    return len(a & b) / max(1, len(a | b))
 
 
 def _by_shared_words(task: TaskData, train: Sequence[Example]) -> list[Answer] | None:
+    if task.kind != "regression" and (task.kind != "classification" or len(task.labels) != 2):
+        return None
     here, there = shared_words(train), shared_words(task.dev)
     labels = [example.label for example in train]
     if task.kind == "regression":
         gold, off = np.array(labels, np.float64), here - here.mean()
         slope = off @ gold / (off @ off) if off.any() else 0.0
         return [float(value) for value in gold.mean() + slope * (there - here.mean())]
-    if task.kind != "classification" or len(task.labels) != 2:
-        return None
     # Above a threshold one class, below it the other, either way around: sums over the sorted rows count what each would have right.
     order = np.argsort(here, kind="stable")
     ours = np.array([label == task.labels[1] for label in labels])[order]

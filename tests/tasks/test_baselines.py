@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -119,6 +120,16 @@ def test_shared_words_rank_pairs_by_what_they_have_in_common() -> None:
         task_of(train, train, kind="regression", labels=(), main_metric="spearman"), train, lambda answers: given.append(answers) or 0.0
     )
     assert np.allclose(np.array(given[0], float), [5.0, 2.5, 0.0, 5.0])
+
+
+def test_words_of_pairs_are_held_a_row_at_a_time() -> None:
+    texts = [(" ".join(f"{i}a{k}" for k in range(40)), " ".join(f"{i}b{k}" for k in range(40))) for i in range(400)]
+    train = rows([*texts], ["no", "yes"] * 200)
+    tracemalloc.start()
+    shared_words(train)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 200_000, "all words of all rows take some millions of bytes"
 
 
 def test_a_word_has_its_commonest_tag_and_a_new_one_that_of_most_words() -> None:
