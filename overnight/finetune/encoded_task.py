@@ -121,7 +121,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     def evaluate_split(split: str, examples: list[Example], outputs: list[np.ndarray]) -> dict[str, float]:
         return {f"{name}_{split.removeprefix('dev_')}": value for name, value in scored(examples, answers(outputs)).items()}
 
-    train, notes, together = task.train, task.notes, task.rows_together
+    train, notes, together = task.train, task.notes + _too_alike(task), task.rows_together
     by_label = task.kind != "regression"
     if 0 < spec.max_train_examples < len(train):
         train = [train[i] for i in drawn([_text(example) for example in train], spec.max_train_examples, _DRAW, strata(train))]
@@ -147,6 +147,18 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         columns=task.columns,
         class_weights=weights,
         selection=(encoded(selection_rows), partial(evaluate, selection_rows)) if selection_rows else None,
+    )
+
+
+def _too_alike(task: TaskData) -> tuple[str, ...]:
+    """Return a note where the numbers of a task differ by so little of their size that 32 bits, in which they are learned and answered, hardly tell them apart."""
+    if task.kind != "regression":
+        return ()
+    numbers = np.array([example.label for example in task.train], np.float64)
+    if not 0 < numbers.std() < 10 * np.finfo(np.float32).eps * np.abs(numbers).max():
+        return ()
+    return (
+        f"scores of {numbers.min():.17g} to {numbers.max():.17g} are more alike than the 7 digits that a network answers tell apart: take a constant off them",
     )
 
 

@@ -18,6 +18,8 @@ from overnight.tasks.rows import NO_TEXT, Row, csv_rows, jsonl_rows, parquet_col
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
 _ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
 _YES_NO = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
+# Of the numbers that a network answers, which have 32 bits.
+_LARGEST = 3.4e38
 # More classes than this are numbers in the wrong column, or ids.
 _MOST_CLASSES = 1000
 
@@ -291,7 +293,9 @@ def _label(cells: Mapping[str, str], target: _Target, where: str, optional: bool
             raise DataError(f"{where}: column {column!r} {_absent(column, cells)}")
     cell = cells[target.columns[0]]
     if target.kind == "regression":
-        return number_of(cell, where)
+        if abs(number := number_of(cell, where)) > _LARGEST:
+            raise DataError(f"{where}: score {cell!r} is larger than a network can answer ({_LARGEST:g}); give it in a larger unit")
+        return number
     if target.kind == "classification":
         return cell
     if len(target.columns) > 1:

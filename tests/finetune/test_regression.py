@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from overnight.checkpoint.run_corpus import kept_vocabulary
+from overnight.finetune.encoded_task import encode_task
 from overnight.finetune.predict import predict
 from tests.finetune.conftest import Task
 from tests.finetune.test_finetune import kept, lines, train_lines, tune
@@ -47,15 +49,6 @@ def test_labels_that_are_all_the_same_number_are_answered_with_it(with_task: Tas
     np.testing.assert_allclose(predictions(kept(run)), 700.0, atol=3.0)
 
 
-def test_a_score_is_answered_with_all_its_digits(with_task: Task, tmp_path: Path) -> None:
-    run = with_task("csv", write(tmp_path / "scores.csv", 1.0, 123456.0))
-    tune(run)
-    rows = [(row["id"], f"{row['text_a']}\t{row['text_b']}") for row in json.loads((kept(run) / "errors.json").read_text())["worst"]]
-    answers = predict(run, "mine", [text for _, text in rows])
-    stored = json.loads((kept(run) / "predictions.json").read_text())
-    np.testing.assert_allclose([answer["score"] for answer in answers], [stored[row] for row, _ in rows], atol=0.05)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_numbers_far_from_0_are_told_apart_in_16_bits_too(precision: str, with_task: Task, tmp_path: Path) -> None:
     run = dataclasses.replace(with_task("csv", write(tmp_path / "scores.csv", 1.0, 2000.0), epochs=6), precision=precision)
@@ -66,3 +59,19 @@ def test_numbers_far_from_0_are_told_apart_in_16_bits_too(precision: str, with_t
     for at_work in ("fp32", "bf16"):
         answers = [answer["score"] for answer in predict(dataclasses.replace(run, precision=at_work), "mine", rows)]
         assert len(set(answers)) == len(answers) and np.ptp(answers) < 8
+
+
+def test_a_score_is_answered_with_all_its_digits(with_task: Task, tmp_path: Path) -> None:
+    run = with_task("csv", write(tmp_path / "scores.csv", 1.0, 123456.0))
+    tune(run)
+    rows = [(row["id"], f"{row['text_a']}\t{row['text_b']}") for row in json.loads((kept(run) / "errors.json").read_text())["worst"]]
+    answers = predict(run, "mine", [text for _, text in rows])
+    stored = json.loads((kept(run) / "predictions.json").read_text())
+    np.testing.assert_allclose([answer["score"] for answer in answers], [stored[row] for row, _ in rows], atol=0.05)
+
+
+@pytest.mark.parametrize(("offset", "noted"), [(1.234e6, False), (1.234e8, True)])
+def test_numbers_that_32_bits_do_not_tell_apart_are_noted(offset: float, noted: bool, with_task: Task, tmp_path: Path) -> None:
+    run = with_task("csv", write(tmp_path / "scores.csv", 1.0, offset))
+    notes = encode_task(run.finetune["mine"], *kept_vocabulary(run)).notes
+    assert any("take a constant off them" in note for note in notes) is noted
