@@ -257,8 +257,8 @@ def compare(
     if not all(math.isfinite(value) for value in (median, *others.values())):
         return None, "a score is not a number"
     best = max(others, key=lambda what: others[what], default="")
-    if best and median <= others[best]:
-        ahead = [what for what, value in others.items() if value < median]
+    if best and median <= others[best] + _ROUNDING:
+        ahead = [what for what, value in others.items() if value < median - _ROUNDING]
         how = "beaten" if others[best] - median > _ROUNDING else "matched"
         return False, f"pretraining does not win: {how} by {best}" + (f"; pretraining is ahead of {' and '.join(ahead)}" if ahead else "")
     if random is None:

@@ -164,6 +164,7 @@ def test_pretraining_wins_only_by_more_than_the_spread_of_the_seeds(
             "does not win: beaten by method 0; pretraining is ahead of random init",
         ),
         ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.1, 0.63], False, "matched by method 1; pretraining is ahead of method 0 and random init"),
+        ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.1, 0.63 - 1e-16], False, "matched by method 1; pretraining is ahead of method 0 and"),
         ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.1, 0.631], False, "beaten by method 1"),
         ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.55, 0.62], False, "not by more than the spread of the seeds; next is method 1"),
         ([0.63, 0.62, 0.64], [0.5, 0.5, 0.5], [0.55, 0.40], True, "wins by more than the spread; next is method 0"),
