@@ -49,6 +49,8 @@ def test_a_task_without_errors_has_no_lines_and_rows_are_said_as_their_kind_is(t
     assert errors_lines(tmp_path) == []
     pair = {"id": "1", "text_a": "a" * 50, "text_b": "b", "label": 1.5, "answer": 2.25, "error": 0.75}
     assert row_text(pair, 10) == "1: aaaaaaaaaa… (right: 1.500, answered: 2.250; off by 0.750)"
+    small = {"id": "2", "text": "a", "label": 4e-4, "answer": 1.25e12, "error": 1.25e12}
+    assert row_text(small) == "2: a (right: 0.0004, answered: 1.25e+12; off by 1.25e+12)"
     several = {"id": "1", "text": "t", "label": [], "answer": ["x", "y"], "probability": 0.1}
     assert row_text(several) == "1: t (right: none, answered: x, y; what is right has probability 10.0 %)"
 
