@@ -50,7 +50,8 @@ def check_found(sources: list[Source]) -> None:
                 if source.redirects + source.other_pages
                 else ""
             )
-            raise DataError(f"{source.path}: holds no text{pages}; correct data.paths or data.format")
+            where, kind = (f"data.sources.{source.name}.{key}" if source.name else f"data.{key}" for key in ("paths", "format"))
+            raise DataError(f"{source.path}: holds no text{pages}; correct {where} or {kind}")
 
 
 def documents_and_parts(given: Data, reading: Reading) -> Iterator[Document | Part]:
@@ -93,13 +94,14 @@ def start_reading(data: Data, leave_out: Sequence[Path] = ()) -> Reading:
         leave_out: folders of this machine that are not entered on the way, since they hold what the program itself writes.
     """
     reading = Reading([Source(path, name=name) for name, path in named_paths(data)])
-    for _, path in named_paths(data):
+    for name, path in named_paths(data):
+        key = f"data.sources.{name}.paths" if name else "data.paths"
         if path.startswith("builtin:") and path != BUILTIN:
-            raise DataError(f"data.paths: {path!r} is not built in; the only one is {BUILTIN!r}")
+            raise DataError(f"{key}: {path!r} is not built in; the only one is {BUILTIN!r}")
         if path.startswith(hub.PREFIX):
             hub.version(path)
         unlisted = path == BUILTIN or path.startswith(hub.PREFIX)
-        reading.files.append([] if unlisted else places.files(path, leave_out=leave_out))
+        reading.files.append([] if unlisted else places.files(path, key, leave_out))
     reading.total_bytes = sum(file.size for files in reading.files for file in files)
     if not reading.sources:
         raise DataError("data.paths is empty; name at least one file, folder or archive")

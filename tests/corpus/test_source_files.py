@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from overnight.cli.main import main
-from overnight.config import Data
+from overnight.config import Data, TextSource
 from overnight.corpus import pipeline
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import load_manifest, save_manifest
@@ -142,3 +142,20 @@ def test_no_warning_is_given_where_it_is_not_known_what_was_read_or_there_is_non
     tree = json.loads((OWN / "manifest.json").read_text())
     assert tree["source_files"] is None
     assert prepared("$TEXTS/*.txt") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("absent", r"correct data\.sources\.mine\.paths$"),
+        ("empty.txt", r"holds no text; correct data\.sources\.mine\.paths or data\.sources\.mine\.format$"),
+        ("builtin:nothing", r"^data\.sources\.mine\.paths: 'builtin:nothing' is not built in"),
+    ],
+)
+def test_a_bad_path_of_a_named_source_is_told_with_the_key_of_that_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").touch()
+    with pytest.raises(DataError, match=message):
+        prepare(settings("", paths=[], sources={"mine": TextSource(paths=[path])}), tmp_path / "out", lambda line: None)
