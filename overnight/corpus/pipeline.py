@@ -316,6 +316,9 @@ def _decide(chunks: list[Path], data: Data, workers: Workers, log: Callable[[str
     if data.group_field and not any(_has_group(path) for path in chunks):
         raise DataError(f"no document has a group under data.group_field = {data.group_field!r}; correct it, or leave it out")
     stay, drops = sift(chunks, first, data, workers, log)
+    if not stay.any():
+        dropped = outcome_of(chunks).drops.counts + drops.counts
+        raise DataError(f"no document is left: {counted(dropped)}; allow more of them, or name other sources")
     splits, (lowest, highest) = sides(chunks, stay, data.valid_fraction, data.test_fraction)
     _, trained, num_validation, tested = np.sum([np.bincount(split, minlength=4) for split in splits], axis=0).tolist()
     apart = f"{num_validation:,} for validation, {tested:,} for the test" if data.test_fraction else f"{num_validation:,} for validation"
