@@ -19,6 +19,8 @@ from overnight.errors import ConfigError
 
 # Characters on each side of what was found, and passages of one document.
 _AROUND, _PASSAGES = 120, 3
+# Documents where no option says how many: at random, and of a search or a source.
+_SAMPLE, _LIMIT = 3, 20
 
 
 def look(options: argparse.Namespace) -> int:
@@ -28,17 +30,21 @@ def look(options: argparse.Namespace) -> int:
         ConfigError: when options do not go together.
         DataError: when the folder or a shard of it cannot be used, or it has no such document.
     """
+    for name in ("search", "regex", "source"):
+        if getattr(options, name) == "":  # a script whose variable is empty would be shown documents that nothing chose
+            raise ConfigError(f"--{name} '': is empty; give a text, or leave it out")
     searching = bool(options.search or options.regex)
     if options.search and options.regex:
         raise ConfigError("--search and --regex: give one of them")
     if options.number and (searching or options.source or options.random):
         raise ConfigError("--number names documents; --random, --search, --regex and --source choose them: give one or the other")
     prepared = Prepared(Path(options.folder))
-    pattern = search_pattern(prepared, options.search, options.regex, options.ignore_case)
+    pattern = search_pattern(prepared, options.search or "", options.regex or "", options.ignore_case)
     if searching and pattern is None:
         raise ConfigError(f"--search {options.search!r}: is empty; give a word or a phrase")
-    sample = options.random or (3 if not (searching or options.number or options.source) else 0)
-    selection = Selection(options.split, options.number or (), sample, options.seed, options.source)
+    sample = options.random or (options.limit or _SAMPLE if not (searching or options.number or options.source) else 0)
+    limit = options.limit or (_LIMIT if not (options.number or sample) else None)
+    selection = Selection(options.split, options.number or (), sample, options.seed, options.source or "")
     out, shown, read = Styled(), 0, 0
     for document in selected_documents(prepared, selection):
         read += 1
@@ -50,8 +56,9 @@ def look(options: argparse.Namespace) -> int:
             out.print(json.dumps(_record(document, prepared.decoder, options), ensure_ascii=False))
         else:
             _show(document, prepared.decoder, pattern, text, options, out)
-        if shown == options.limit and not (options.number or sample):
-            _say(f"{plural(shown, 'document')} shown of the first {read:,} of {options.split}; --limit shows more")
+        if shown == limit:
+            if not (options.number or sample):
+                _say(f"{plural(shown, 'document')} shown of the first {read:,} of {options.split}; --limit shows more")
             return 0
     if searching or options.source:
         _say(f"{plural(shown, 'document')} found, of {read:,} {'looked through' if searching else 'of that source'} in {options.split}")

@@ -70,6 +70,24 @@ def test_look_shows_three_documents_at_random_of_a_seed(folder: Path, capsys: Ca
         assert head.startswith("train ") and " tokens, " in head and len(text) <= 50 and cut == "  ... cut here; --whole shows all of it"
 
 
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ([], 3),
+        (["--limit", 1], 1),
+        (["--limit", 5], 5),
+        (["--random", 4], 4),
+        (["--random", 4, "--limit", 2], 2),
+        (["--number", 1, 2, 3, "--limit", 2], 2),
+    ],
+)
+def test_no_more_documents_are_shown_than_the_limit_however_they_are_chosen(
+    folder: Path, options: list[str | int], shown: int, capsys: Captured
+) -> None:
+    assert call("data", "look", folder, "--json", *options) == 0
+    assert len(capsys.readouterr().out.splitlines()) == shown
+
+
 def test_look_shows_whole_documents_by_number_in_the_order_asked_for(folder: Path, capsys: Captured) -> None:
     prepared = Prepared(folder)
     assert call("data", "look", folder, "--split", "valid", "--number", 2, 1, "--whole") == 0
@@ -179,6 +197,9 @@ def test_json_lines_have_the_text_the_sentences_and_the_tokens(folder: Path, cap
         (["--search", "a", "--regex", "b"], "--search and --regex: give one of them", 2),
         (["--regex", "("], "is no regular expression", 2),
         (["--search", " "], "is empty; give a word or a phrase", 2),
+        (["--search", ""], "--search '': is empty; give a text", 2),
+        (["--regex", ""], "--regex '': is empty; give a text", 2),
+        (["--source", ""], "--source '': is empty; give a text", 2),
         (["--number", "1", "--search", "a"], "give one or the other", 2),
     ],
 )
