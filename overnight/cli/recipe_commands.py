@@ -52,6 +52,12 @@ def load(options: argparse.Namespace, overrides: list[str]) -> Run:
         own = (folder / "run.yaml").is_file()
         elsewhere = not own or any(override.startswith("out=") for override in overrides)
         writes = not options.print_config and options.command != "plan"
+        if not elsewhere and writes and (folder / "imported.json").is_file():
+            # It knows no text, and its recipe would prepare the text that is the default.
+            raise ConfigError(
+                f"{folder}: was imported, so there is nothing to {options.command}; to continue its pretraining on your text: "
+                f"overnight run adapt-domain --init={folder} --name=NAME --data.paths=FOLDER"
+            )
 
         def completed(tree: dict[str, Any]) -> dict[str, Any]:
             from overnight.interop.initial_recipe import completed_recipe

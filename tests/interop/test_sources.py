@@ -244,6 +244,20 @@ def test_an_imported_checkpoint_is_a_run_whose_pretraining_is_done(tmp_path: Pat
     assert {path.name for path in tmp_path.iterdir()} == {"hf", "run"}
 
 
+@pytest.mark.parametrize("command", ["prepare", "pretrain", "run"])
+def test_what_was_imported_is_not_trained_on_the_text_that_is_the_default(command: str, tmp_path: Path, capsys: Captured) -> None:
+    write_model(tmp_path / "hf")
+    run = tmp_path / "run"
+    import_encoder(str(tmp_path / "hf"), run)
+    before = sorted(run.rglob("*"))
+    assert main([command, str(run), f"--data.dir={tmp_path / 'data'}"]) == 2
+    assert (
+        f"was imported, so there is nothing to {command}; to continue its pretraining on your text: overnight run adapt-domain --init={run}"
+        in (capsys.readouterr().err)
+    )
+    assert sorted(run.rglob("*")) == before and not (tmp_path / "data").exists()
+
+
 def test_a_failed_import_leaves_nothing(tmp_path: Path) -> None:
     write_model(tmp_path / "hf")
     (tmp_path / "hf" / "tokenizer.json").unlink()
