@@ -11,7 +11,7 @@ from overnight.cli.recipe_commands import Add
 from overnight.cli.task_keys import KeysHelp, add_source, open_run, open_task
 from overnight.config.schema import ByteRun, LinearProbe
 from overnight.display import for_stream, plural, width_of
-from overnight.errors import ConfigError
+from overnight.errors import ConfigError, DataError
 
 _FEATURES = get_args(get_type_hints(LinearProbe)["features"])
 
@@ -131,14 +131,20 @@ def _add_import(add: Add) -> None:
 def _import(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.interop.byte_models import import_byte_model
     from overnight.interop.imported import import_encoder
-    from overnight.interop.sources import is_source
+    from overnight.interop.sources import OF_OTHERS, is_source
 
     if is_source(options.source):
         run, notes = import_encoder(options.source, Path(options.to))
         sizes = f"{run.model.kind}, {plural(run.model.num_layers, 'layer')} of {run.model.hidden_size}, {run.data.vocab_size:,} tokens"
         print("\n".join([f"written: {options.to} ({sizes})", *notes]))
         return
-    model = import_byte_model(Path(options.source), Path(options.to))
+    path = Path(options.source)
+    if not path.is_file() and not (path / "0.npy").exists():
+        what = "holds no model of others" if path.exists() else "does not exist"
+        raise DataError(
+            f"{path}: {what}; name {OF_OTHERS}; or of byte models OpenAI's folder (0.npy to 14.npy) or a checkpoint file of sentiment-discovery"
+        )
+    model = import_byte_model(path, Path(options.to))
     print(f"written: {options.to} ({model.kind}, {plural(model.num_layers, 'layer')} of {model.hidden_size})")
 
 

@@ -29,10 +29,11 @@ from overnight.interop.tokenizer_files import pieces_of
 from overnight.models.bert import padded_vocabulary
 from overnight.state_files import digest, file_digest, read_mapping
 
-UNDERSTOOD = (
-    "a run folder, a folder of Hugging Face (config.json, model.safetensors, tokenizer), a name of its hub (hf:bert-base-uncased), a folder of TensorFlow "
+OF_OTHERS = (
+    "a folder of Hugging Face (config.json, model.safetensors, tokenizer), a name of its hub (hf:bert-base-uncased), a folder of TensorFlow "
     "(bert_config.json, vocab.txt, bert_model.ckpt.index and .data-*), or a checkpoint of NVIDIA (*.pt beside bert_config.json and vocab.txt)"
 )
+UNDERSTOOD = f"a run folder, {OF_OTHERS}"
 _CONFIGS = ("bert_config.json", "config.json")
 _TORCH = (".pt", ".pth", ".bin", ".ckpt")
 HUB = "hf:"
@@ -70,8 +71,8 @@ def read_source(source: str, lowercase: bool | None = None) -> Initial:
     elif path.is_dir() and len(found := sorted(file for file in path.iterdir() if file.suffix in _TORCH)) == 1:
         loaded, folder = _nvidia(found[0]), path
     else:
-        what = "is no checkpoint" if path.exists() else "does not exist"
-        raise DataError(f"{path}: {what} that can be read; name {UNDERSTOOD}")
+        what = "is no checkpoint that can be read" if path.exists() else "does not exist"
+        raise DataError(f"{path}: {what}; name {UNDERSTOOD}")
     state, model, vocab_size = loaded
     tokens, lowered = _tokenizer(folder, lowercase)
     if len(tokens) > vocab_size:

@@ -150,7 +150,7 @@ def test_new_rows_are_means_and_padding_is_zero() -> None:
         ({"data__vocab_size": 600}, rf"data\.vocab_size = 600: init = .*peer has its own vocabulary, of {V} tokens; leave it out"),
         ({"data__vocab_file": "vocab.txt"}, rf"data\.vocab_file = vocab\.txt: init = .*, of {V} tokens; leave it out"),
         ({"data__lowercase": False}, r"data\.lowercase = false: init = .*peer was trained on lower case"),
-        ({"init": "nowhere"}, r"nowhere: does not exist that can be read|nowhere: does not exist"),
+        ({"init": "nowhere"}, r"nowhere: does not exist; name a run folder"),
     ],
 )
 def test_what_a_recipe_says_otherwise_than_its_checkpoint_is_refused(

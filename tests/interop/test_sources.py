@@ -258,6 +258,14 @@ def test_what_was_imported_is_not_trained_on_the_text_that_is_the_default(comman
     assert sorted(run.rglob("*")) == before and not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(("source", "said"), [("nowhere", "does not exist"), ("texts", "holds no model of others")])
+def test_import_of_what_is_no_model_names_all_that_can_be_imported(source: str, said: str, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "texts").mkdir()
+    assert main(["import", "--from", str(tmp_path / source), "--to", str(tmp_path / "run")]) == 1
+    message = capsys.readouterr().err
+    assert f"{source}: {said}; name a folder of Hugging Face" in message and "vocab.txt" in message and "0.npy to 14.npy" in message
+
+
 def test_a_failed_import_leaves_nothing(tmp_path: Path) -> None:
     write_model(tmp_path / "hf")
     (tmp_path / "hf" / "tokenizer.json").unlink()
