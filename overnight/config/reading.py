@@ -123,5 +123,19 @@ def unknown(kind: Any, name: str) -> str:
         ):
             here = next(of for of, other in kinds.items() if other is kind)
             return f"{here} has no {name}; it belongs to {', '.join(owners)}"
-    near = difflib.get_close_matches(name, allowed, 1, 0.5)
+    near = _below(kind, name) or difflib.get_close_matches(name, allowed, 1, 0.5)
     return f"unknown key{f', did you mean {near[0]!r}?' if near else ';'} Allowed: {', '.join(allowed)}"
+
+
+def _below(kind: Any, name: str) -> list[str]:
+    """Return where a recipe has a key that was given without its section, such as `optim`, `lr` or `vocab_size`; of a section itself nothing."""
+    if kind not in (BertRun, ByteRun):
+        return []
+    if any(name in hints(each) for each in OPTIMIZERS.values()):  # before tasks, which have a rate too
+        return [f"phases.NAME.optim.{name}"]
+    for section, (hint, _) in hints(kind).items():
+        named = get_origin(hint) is Mapping
+        inner = get_args(hint)[1] if named else hint
+        if any(dataclasses.is_dataclass(each) and name in hints(each) for each in get_args(inner) or (inner,)):
+            return [f"{section}.NAME.{name}" if named else f"{section}.{name}"]
+    return []

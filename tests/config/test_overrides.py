@@ -41,3 +41,20 @@ def test_null_takes_a_phase_or_task_out_and_a_name_that_is_not_there_is_said(tmp
     said = message(lambda: config.load_run(str(path), ["phases.c=null"]))
     assert "phases.c: the recipe has no phase 'c'" in said and "It has: a, b" in said
     assert "phases = {}" in message(lambda: config.load_run(str(path), ["phases.a=null", "phases.b=null"]))
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        ("optim.lr", "phases.NAME.optim"),
+        ("lr", "phases.NAME.optim.lr"),
+        ("steps", "phases.NAME.steps"),
+        ("hidden_size", "model.hidden_size"),
+        ("vocab_size", "data.vocab_size"),
+        ("epochs", "finetune.NAME.epochs"),
+    ],
+)
+def test_a_key_without_its_section_is_refused_with_its_place(tmp_path: Path, key: str, place: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("name: x\nphases: {a: {steps: 3, global_batch_size: 4}}\n")
+    assert f"unknown key, did you mean {place!r}? Allowed: name, out" in message(lambda: config.load_run(str(path), [f"{key}=5"]))
