@@ -24,6 +24,7 @@ from benchmarks.timed_training import read_results
 from overnight.run_dir.atomic import write_whole
 
 RESULTS = Path(__file__).parent / "results"
+_COLORS = {**COLORS, "overnight, night-auto, 6 x 320": "#009E73", "overnight, 3 x 192": "#E69F00"}
 LENGTH = 128
 """Tokens of a sequence of the peer, which reads full ones."""
 TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100)
@@ -65,7 +66,7 @@ def drawn(axes: Axes, measure: str, every: Iterable[Point]) -> None:
         if value is not None and not (measure == "blimp" and point.scores["blimp_pairs"] and point.scores["blimp_pairs"] < PAIRS):
             rows.setdefault(point.name, []).append((point.millions, value * unit))
     for name, row in rows.items():
-        dashes, color = "--" if name in DASHED else "-", COLORS.get(name)
+        dashes, color = "--" if name in DASHED else "-", _COLORS.get(name)
         axes.plot(*zip(*row, strict=True), dashes, color=color, marker="o", markersize=4, linewidth=0.8, label=name)
 
 

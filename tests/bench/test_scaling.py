@@ -41,9 +41,18 @@ def planted(noise: float = 0.0) -> list[dict[str, float]]:
 
 
 def test_the_fit_finds_the_planted_coefficients() -> None:
-    found = fit(planted())
+    found = fit(planted()).law
     for name in ("floor", "a_scale", "a", "b_scale", "b"):
         assert getattr(found, name) == pytest.approx(getattr(LAW, name), rel=0.02), name
+
+
+def test_runs_that_were_scored_on_another_text_do_not_move_the_law() -> None:
+    points: list[dict[str, Any]] = [{**point, "text": "sweep" if number % 3 else "books"} for number, point in enumerate(planted())]
+    for point in points:
+        point["bits_per_character"] *= 0.97 if point["text"] == "sweep" else 1.0
+    found = fit(points)
+    assert dataclasses.astuple(found.law) == pytest.approx(dataclasses.astuple(LAW), rel=0.02)
+    assert found.factors == {"sweep": pytest.approx(0.97, rel=1e-3)} and max(map(abs, errors(found, points))) < 1e-3
 
 
 def test_one_run_that_went_wrong_does_not_move_the_fit() -> None:
@@ -56,7 +65,7 @@ def test_one_run_that_went_wrong_does_not_move_the_fit() -> None:
 def test_with_a_given_shape_only_the_floor_and_the_scale_are_fitted() -> None:
     points = planted()[::6]
     shape = Law(floor=9.0, a_scale=4.0, a=0.3, b_scale=7.0, b=0.25)
-    found = fit(points[:3], shape)
+    found = fit(points[:3], shape).law
     assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(LAW), rel=0.01)
     with pytest.raises(SystemExit, match="4 runs, and 5 coefficients to fit"):
         fit(points[:4])
@@ -81,11 +90,11 @@ def test_runs_on_the_plateau_and_other_chains_are_not_fitted() -> None:
 def test_the_fit_is_written_beside_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     points = [{**point, "name": "size-x", "masked_accuracy": 0.4} for point in planted()]
     (tmp_path / "results.json").write_text(json.dumps({"points": points}))
-    scaling_fit.main([str(tmp_path), "--plot", str(tmp_path / "law.svg")])
-    report = json.loads((tmp_path / "fit.json").read_text())
+    scaling_fit.main([str(tmp_path), "--out", str(tmp_path / "fit")])
+    report = json.loads((tmp_path / "fit" / "fit.json").read_text())
     assert (report["runs"], report["left_out"]) == (25, 9) and report["error_left_out"] < 1e-3
     assert "fitted to 25 runs" in capsys.readouterr().out
-    assert "37.0 M parameters" in (tmp_path / "law.svg").read_text()
+    assert "37.0 M parameters" in (tmp_path / "fit" / "law.svg").read_text()
 
 
 @pytest.fixture
@@ -154,6 +163,6 @@ def test_no_run_is_begun_when_the_time_is_over(sweep: Sweep, capsys: pytest.Capt
 
 
 def test_the_law_of_the_package_is_the_fit_of_the_stored_runs() -> None:
-    report = json.loads((ROOT / "benchmarks/results/2026-11-22-cpu1-scaling-preliminary/fit.json").read_text())
+    report = json.loads((ROOT / "benchmarks/results/2026-11-26-law/fit.json").read_text())
     assert dataclasses.astuple(LAW_OF_THE_PACKAGE) == pytest.approx(tuple(report["law"].values()), rel=2e-3)
-    assert report["runs"] == 4 and LAW_FROM.startswith("4 short runs")
+    assert LAW_FROM.startswith(f"{report['runs']} runs")
