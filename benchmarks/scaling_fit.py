@@ -61,7 +61,7 @@ def fit(points: Sequence[Mapping[str, Any]], shape: Law | None = None) -> Fit:
     from scipy.optimize import least_squares
 
     names = ("floor", "a_scale") if shape else tuple(_BEGINNINGS)
-    _, *others = dict.fromkeys(_text(point) for point in points)
+    others = list(dict.fromkeys(_text(point) for point in points))[1:]
     if len(points) < len(names) + len(others):
         raise SystemExit(f"{len(points)} runs, and {len(names) + len(others)} coefficients to fit: train more, or give --hoffmann")
     n, d, loss = (np.array([point[key] for point in points], float) for key in ("parameters", "characters", "bits_per_character"))

@@ -69,6 +69,8 @@ def test_with_a_given_shape_only_the_floor_and_the_scale_are_fitted() -> None:
     assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(LAW), rel=0.01)
     with pytest.raises(SystemExit, match="4 runs, and 5 coefficients to fit"):
         fit(points[:4])
+    with pytest.raises(SystemExit, match="0 runs, and 5 coefficients to fit"):
+        fit([])
 
 
 def test_the_error_is_of_runs_that_were_not_fitted() -> None:

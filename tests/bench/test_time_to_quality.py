@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("accelerate")
 from benchmarks import time_to_quality
+from benchmarks.quality_by_tokens import points
+from benchmarks.quality_by_tokens import table as table_by_tokens
 from benchmarks.time_to_quality import NAMES, beyond, main, spreads, table, write
 from overnight import config
 from overnight.config import BertRun
@@ -139,3 +141,14 @@ def test_results_that_were_scored_on_different_texts_are_not_drawn_together(tmp_
     ):
         write(tmp_path)
     assert not (tmp_path / "table.md").exists()
+
+
+def test_all_kept_trainings_stand_by_their_tokens_and_the_peers_read_full_sequences(tmp_path: Path) -> None:
+    ours, peer = result("d", 6, 0, 1.4), result("b", 6, 0, 2.3)
+    kept = {"first": ours | {"tokens": 4_200_000}, "second": peer | {"steps": 500, "settings": {"batch": 32}}}
+    for folder, training in kept.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{training['row']}-6m-seed0.json").write_text(json.dumps(training), encoding="utf-8")
+    found = {point.name: point.millions for point in points(tmp_path)}
+    assert found == {NAMES["d"]: 4.2, NAMES["b"]: pytest.approx(500 * 32 * 128 / 1e6)}
+    assert [line.split(" | ")[3] for line in [*table_by_tokens(points(tmp_path))][2:]] == ["1.400", "2.300"]
