@@ -67,6 +67,8 @@ def backend_of(p: Tensor, grad: Tensor, group: dict[str, Any]) -> str:
     fused = group["fused"]
     if fused is False or (fused is None and group["foreach"] is not None) or torch.compiler.is_compiling() or not local(p).is_contiguous():
         return "lists"
+    if local(grad).is_neg():  # what lies in memory is its negative, as of the imaginary part of a conjugate
+        return "lists"
     if p.device.type == "cpu":
         takes = not hasattr(p, "device_mesh") and grad.is_contiguous()
     else:

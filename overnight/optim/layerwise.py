@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from overnight.errors import first_names
 from overnight.optim import native
 from overnight.optim.batch import Batch, backend_of, buckets, groups_of, split
 from overnight.optim.offload import offloaded, on_device
-from overnight.optim.state import check, fit, laid_out, local, state_dtype
+from overnight.optim.state import check, fit, laid_out, load, local, named, same_counts, saved_states, state_dtype
 from overnight.optim.tensor_list import Tensors, total_norm
 
 # Around them torch has a wrapper for compiled code, of which they are no part here: it imports the compiler, which takes as long as importing torch.
@@ -118,7 +118,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         self._check_settings({**self.defaults, **param_group})
         _add_param_group(self, param_group)
         try:
-            for name, p in _named(self.param_groups[-1]):
+            for name, p in named(self.param_groups[-1]):
                 if not p.is_floating_point():
                     raise ValueError(f"{name} is {p.dtype}: only real floating-point tensors can be optimized")
         except ValueError:
@@ -176,7 +176,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         for number, group in enumerate(self.param_groups):
             if not isinstance(group["lr"], Tensor) and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(f"lr = {group['lr']}: a captured graph would use this number for ever; give a tensor on the device")
-            for name, p in _named(group):
+            for name, p in named(group):
                 if p.grad is None or p.numel() == 0:
                     continue
                 if p.grad.layout != torch.strided:
@@ -288,30 +288,28 @@ class Layerwise(torch.optim.Optimizer, ABC):
         Raises:
             ValueError: for the state of another optimizer, or of tensors of other shapes; nothing is changed.
         """
-        self._check_state(state_dict)
-        given = [{name: group[name] for name in ("foreach", "fused")} for group in self.param_groups]
-        super().load_state_dict(state_dict)
-        for group, here in zip(self.param_groups, given, strict=True):
-            group.update(here)  # How this machine steps, not the one that saved.
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-        for number, p in zip(numbers, (p for group in self.param_groups for p in group["params"]), strict=True):
-            for name, value in state_dict["state"].get(number, {}).items():
-                if name == "step":
-                    self.state[p][name] = torch.as_tensor(value).to(p.device, torch.float32, copy=True)
-                else:  # in the parameter's memory layout, whatever that of the saved one was
-                    self.state[p][name] = laid_out(value, p)
+        here = [{name: group[name] for name in ("foreach", "fused")} for group in self.param_groups]
+
+        def keep(saved: dict[str, Any]) -> None:
+            for group, ours in zip(self.param_groups, here, strict=True):
+                group.update(ours)  # How this machine steps, not the one that saved.
+            for _, p, state, _ in saved_states(self, saved):
+                for name, value in state.items():
+                    if name == "step":
+                        self.state[p][name] = torch.as_tensor(value).to(p.device, torch.float32, copy=True)
+                    else:  # in the parameter's memory layout, whatever that of the saved one was
+                        self.state[p][name] = laid_out(value, p)
+
+        load(self, state_dict, self._check_state, keep)
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
-        ours, kind = self.param_groups, type(self).__name__
-        groups = state_dict["param_groups"]
-        if [len(group["params"]) for group in groups] != [len(group["params"]) for group in ours]:
-            return  # torch says it
-        for group in groups:
+        if not same_counts(self, state_dict):
+            return
+        kind = type(self).__name__
+        for name, p, state, group in saved_states(self, state_dict):
             if group.get("optimizer") != kind:
                 raise ValueError(f"this is not the state of {kind} but of {group.get('optimizer', 'another optimizer')}")
-        for mine, group in zip(ours, groups, strict=True):
-            for (name, p), number in zip(_named(mine), group["params"], strict=True):
-                check(state_dict["state"].get(number, {}), p, name, self.moments, kind)
+            check(state, p, name, self.moments, kind)
 
 
 def norms_of(batch: Batch, parts: list[Tensor]) -> Tensor:
@@ -334,8 +332,3 @@ def whole_norms(tensors: Sequence[Tensor]) -> Tensor:
         for i, norm in zip(numbers, found.unbind(), strict=True):
             norms[i] = norm
     return torch.stack(norms) if norms else torch.empty(0)
-
-
-def _named(group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
-    return zip(names, group["params"], strict=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from overnight.optim.layerwise import Params
-from overnight.optim.state import laid_out, state_dtype
+from overnight.optim.state import check_shapes, laid_out, load, same_counts, saved_states, state_dtype
 
 
 class Muon(torch.optim.Optimizer):
@@ -54,11 +54,15 @@ class Muon(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group as torch does, with the settings and the tensors checked, and the groups made complete for the optimizer that steps them."""
         group = {**self.defaults, **param_group}
-        for name in ("lr", "momentum", "weight_decay", "eps"):
+        if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
+            raise ValueError(f"lr has {group['lr'].numel()} elements: must be one number")
+        for name in ("lr", "weight_decay", "eps"):
             if not 0 <= float(group[name]) < math.inf:
                 raise ValueError(f"{name} = {group[name]}: must be finite and 0 or more")
-        if not all(0 <= beta < 1 for beta in group["betas"]):
-            raise ValueError(f"betas = {group['betas']}: each must be 0 or more and below 1")
+        if not 0 <= group["momentum"] < 1:
+            raise ValueError(f"momentum = {group['momentum']}: must be 0 or more and below 1")
+        if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
+            raise ValueError(f"betas = {group['betas']}: must be two numbers, each 0 or more and below 1")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         unreal = [p for p in group["params"] if not p.is_floating_point()]
@@ -126,17 +130,24 @@ class Muon(torch.optim.Optimizer):
         """Load a state as torch does, but state of 16-bit parameters stays fp32, where torch casts it down.
 
         Raises:
-            ValueError: for the state of another optimizer; nothing is changed.
+            ValueError: for the state of another optimizer, or of tensors of other shapes; nothing is changed.
         """
+
+        def keep(saved: dict[str, Any]) -> None:
+            for _, p, state, _ in saved_states(self, saved):
+                for name, value in state.items():
+                    if name != "step" and _is_16_bit(p):
+                        self.state[p][name] = laid_out(value, p)
+
+        load(self, state_dict, self._check_state, keep)
+
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
         for group in state_dict["param_groups"]:
             if "muon" not in group:
                 raise ValueError(f"this is not the state of Muon but of {group.get('optimizer', 'another optimizer')}")
-        super().load_state_dict(state_dict)
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-        for number, p in zip(numbers, (p for group in self.param_groups for p in group["params"]), strict=True):
-            for name, value in state_dict["state"].get(number, {}).items():
-                if name != "step" and _is_16_bit(p):
-                    self.state[p][name] = laid_out(value, p)
+        if same_counts(self, state_dict):
+            for name, p, state, _ in saved_states(self, state_dict):
+                check_shapes(state, p, name)
 
 
 def _is_16_bit(p: Tensor) -> bool:
@@ -144,7 +155,7 @@ def _is_16_bit(p: Tensor) -> bool:
 
 
 def _contiguous(p: Tensor, state: dict[str, Any]) -> bool:
-    """Return whether torch's fused AdamW pairs the right elements, which it reads as they lie in memory, of a parameter, its gradient and its moments."""
+    """Return whether torch's fused AdamW, which reads a parameter, its gradient and its moments as they lie in memory, finds the right numbers there."""
     assert p.grad is not None
     moments = (state.get(name, p) for name in ("exp_avg", "exp_avg_sq"))
-    return all(x.is_contiguous() for x in (p, p.grad, *moments))
+    return not p.grad.is_neg() and all(x.is_contiguous() for x in (p, p.grad, *moments))

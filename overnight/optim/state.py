@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,46 @@ def laid_out(value: Tensor, p: Tensor) -> Tensor:
     return torch.empty_like(p, dtype=state_dtype(p)).copy_(value)
 
 
+def load(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any], check: Callable[[Any], None], keep: Callable[[Any], None]) -> None:
+    """Load a state as torch does, between the hooks that the optimizer has.
+
+    Args:
+        check: refuses a state, as the hooks before loading leave it, before anything is changed.
+        keep: puts in place what torch has cast down of this state, before the hooks after loading.
+    """
+    given: list[Any] = []
+
+    def before(_: torch.optim.Optimizer, state: Any) -> None:
+        check(state)
+        given.append(state)
+
+    first = optimizer.register_load_state_dict_pre_hook(before)
+    last = optimizer.register_load_state_dict_post_hook(lambda _: keep(given[-1]), prepend=True)
+    try:
+        torch.optim.Optimizer.load_state_dict(optimizer, state_dict)
+    finally:
+        first.remove()
+        last.remove()
+
+
+def saved_states(optimizer: torch.optim.Optimizer, state_dict: Any) -> Iterator[tuple[str, Tensor, dict[str, Any], dict[str, Any]]]:
+    """Yield the name of each parameter, the parameter, its state in a saved state that has as many, and the saved settings of its group."""
+    for mine, group in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+        for (name, p), number in zip(named(mine), group["params"], strict=True):
+            yield name, p, state_dict["state"].get(number, {}), group
+
+
+def same_counts(optimizer: torch.optim.Optimizer, state_dict: Any) -> bool:
+    """Return whether a saved state has as many groups and parameters; where not, torch refuses it."""
+    return [len(group["params"]) for group in state_dict["param_groups"]] == [len(group["params"]) for group in optimizer.param_groups]
+
+
+def named(group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of a group with their names, or what they are called without."""
+    names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
+    return zip(names, group["params"], strict=True)
+
+
 def check(state: dict[str, Any], p: Tensor, name: str, moments: Sequence[str], kind: str) -> None:
     """Check that a saved state is one of the optimizer and the parameter.
 
@@ -60,6 +100,15 @@ def check(state: dict[str, Any], p: Tensor, name: str, moments: Sequence[str], k
     """
     if state and not {"step", *moments} <= set(state) <= {"step", "master", *moments}:
         raise ValueError(f"this is not the state of {kind}: {name} has {', '.join(sorted(state))}")
+    check_shapes(state, p, name)
+
+
+def check_shapes(state: dict[str, Any], p: Tensor, name: str) -> None:
+    """Check that the tensors of a saved state have the shape of the parameter.
+
+    Raises:
+        ValueError: naming the first that has not.
+    """
     for entry, value in state.items():
         if entry != "step" and value.shape != p.shape:
             raise ValueError(f"{name}: the state's {entry} has shape {tuple(value.shape)}, the parameter {tuple(p.shape)}")
