@@ -145,9 +145,14 @@ class Pair:
     B: int
 
     def squares(self) -> dict[str, tuple[float, float]]:
-        """Return (|G_b|², |G_B|²) of each group, and of all as `run`; waits for the device."""
+        """Return (|G_b|², |G_B|²) of each group, those of one name together, and of all as `run`; waits for the device."""
         small, big = self.small_sq.tolist(), self.big_sq.tolist()
-        return {"run": (sum(small), sum(big)), **dict(zip(self.groups, zip(small, big, strict=True), strict=True))}
+        squares = {"run": (sum(small), sum(big))}
+        # With a rate for each layer there are as many groups of a name as rates.
+        for name, here, there in zip(self.groups, small, big, strict=True):
+            before = squares.get(name, (0.0, 0.0))
+            squares[name] = (before[0] + here, before[1] + there)
+        return squares
 
 
 class MicroGradients:

@@ -171,6 +171,12 @@ def test_the_run_is_the_sum_of_its_groups_and_each_keeps_its_own_average() -> No
         assert states["run"][at] == pytest.approx(states["matrices"][at] + states["vectors"][at])
 
 
+def test_groups_of_one_name_count_as_one() -> None:
+    """As with a learning rate for each layer, of which every one has its matrices."""
+    layers = Pair(["matrices", "vectors", "matrices"], torch.tensor([4.0, 1.0, 2.0]), torch.tensor([3.0, 0.1, 1.5]), 8, 64)
+    assert layers.squares() == {"run": (7.0, pytest.approx(4.6)), "matrices": (6.0, 4.5), "vectors": (1.0, pytest.approx(0.1))}
+
+
 def test_the_scale_of_a_linear_regression_is_that_of_its_per_example_gradients() -> None:
     x, noise = draw(400, 5, seed=1), draw(400, seed=2)
     y = x @ draw(5, seed=3) + 2 * noise
