@@ -60,12 +60,19 @@ def peak_lr(phase: Phase) -> float:
 
 def resolved(phase: Phase) -> Schedule:
     """Return the schedule of a phase with its warm-up, stable part and `total_steps` as they come out."""
-    schedule, ratio = phase.optim.schedule, warmup_ratio(phase)
-    total, most = schedule.total_steps or phase.steps, schedule.max_warmup_steps
-    cut = max(0.0, ratio - most / total) if most else 0.0
+    total = phase.optim.schedule.total_steps or phase.steps
+    return limited(dataclasses.replace(phase.optim.schedule, warmup_ratio=warmup_ratio(phase), total_steps=total), total)
+
+
+def limited(schedule: Schedule, total: int) -> Schedule:
+    """Return a schedule of so many steps with its warm-up as long as `max_warmup_steps` allows; one that is limited already as it is, bit for bit."""
+    ratio, most = schedule.warmup_ratio, schedule.max_warmup_steps
+    if not most or ratio * total <= most + 1e-6:  # by rounding alone
+        return schedule
+    cut = ratio - most / total
     # The decay is as long as without the limit.
     stable = schedule.stable_ratio + cut if schedule.name == "wsd" else schedule.stable_ratio
-    return dataclasses.replace(schedule, warmup_ratio=ratio - cut, stable_ratio=stable, total_steps=total)
+    return dataclasses.replace(schedule, warmup_ratio=ratio - cut, stable_ratio=stable)
 
 
 def warmup_ratio(phase: Phase) -> float:
@@ -90,21 +97,25 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
     """Return what to multiply the peak learning rate by, 0 to 1.
 
     Args:
-        schedule: its settings; `total_steps` and `step_offset` place this phase in a longer schedule.
+        schedule: its settings, of which those that another shape has do nothing; `total_steps` and `step_offset` place this phase in a longer schedule.
         step: optimizer step within the phase, from 0.
         steps: steps of the phase.
     """
-    total, w = schedule.total_steps or steps, schedule.warmup_ratio
+    total = schedule.total_steps or steps
+    schedule = limited(schedule, total)
+    w = schedule.warmup_ratio
     t = schedule.step_offset + step
     n = t + 1
     if schedule.name == "poly_nvidia":
         return n / (w * total) if n < w * total else float(max(0.0, 1.0 - n / total) ** schedule.power)
     if n <= w * total:
         return n / (w * total)
-    rest = 1.0 - w - schedule.stable_ratio
+    rest = 1.0 - w - (schedule.stable_ratio if schedule.name == "wsd" else 0.0)
     share = min(1.0, max(0.0, 1.0 - t / total) / rest) if rest > 0 else 1.0
     if schedule.name == "constant":
         return 1.0
+    if schedule.name == "linear":
+        return share
     if schedule.name == "cosine":
         return 0.5 * (1.0 - math.cos(math.pi * share))
     return decayed(schedule, share)
@@ -112,4 +123,4 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
 
 def decayed(schedule: Schedule, share: float) -> float:
     """Return the factor of a decay by a power or a square root, of which a share (1 to 0) is left."""
-    return 1.0 - math.sqrt(1.0 - share) if schedule.decay == "sqrt" else float(share**schedule.power)
+    return 1.0 - math.sqrt(1.0 - share) if (schedule.name, schedule.decay) == ("wsd", "sqrt") else float(share**schedule.power)

@@ -77,6 +77,21 @@ def test_linear_and_poly_of_power_1_are_a_line_up_and_a_line_down(name: str, war
     assert curve(steps, name=name, warmup_ratio=warmup_ratio) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("name", list(SCHEDULE_SETTINGS))
+def test_a_setting_that_only_another_shape_has_does_nothing(name: str) -> None:
+    """A recipe refuses it; in one's own loop nothing looks."""
+    foreign: dict[str, Any] = {"stable_ratio": 0.3, "power": 2.0, "decay": "sqrt"}
+    foreign = {key: value for key, value in foreign.items() if key not in SCHEDULE_SETTINGS[name]}
+    assert curve(40, name=name, **foreign) == curve(40, name=name)
+
+
+def test_a_limit_of_the_warm_up_holds_in_ones_own_loop_as_in_a_run() -> None:
+    schedule = Schedule("wsd", warmup_ratio=0.3, stable_ratio=0.2, max_warmup_steps=7)
+    phase = BertPhase(100, 8, optim=LambConfig(lr=1.0, schedule=schedule))
+    rates = curve(100, name="wsd", warmup_ratio=0.3, stable_ratio=0.2, max_warmup_steps=7)
+    assert rates == [learning_rate(phase, step) for step in range(100)] and rates[5:7] == pytest.approx([6 / 7, 1.0])
+
+
 def test_constant_stays_at_the_peak_after_its_warm_up() -> None:
     assert curve(10, name="constant", warmup_ratio=0.4) == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 1])
 
