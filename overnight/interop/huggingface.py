@@ -127,7 +127,9 @@ def _check_ours(out: Path) -> None:
     Raises:
         UserError: it holds something else.
     """
-    strange = [f.name for f in out.iterdir() if f.name not in _FILES] if out.is_dir() else [out.name] * out.exists()
+    here = [f.name for f in out.iterdir()] if out.is_dir() else []
+    # A README.md alone is somebody's own.
+    strange = [name for name in here if name not in _FILES or "config.json" not in here] or [out.name] * (out.exists() and not out.is_dir())
     if strange:
         raise UserError(f"{out}: exists and holds {strange[0]!r}, which no export wrote; name another folder")
 

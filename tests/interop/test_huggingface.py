@@ -338,9 +338,12 @@ def test_an_export_replaces_an_earlier_one_and_nothing_else(tokenizer_folder: Pa
     assert json.loads((out / "config.json").read_text())["architectures"] == ["BertForPreTraining"]
     assert [f.name for f in tmp_path.iterdir()] == ["out"]
     (out / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"out: exists and holds 'thesis\.txt', which no export wrote"):
-        export(_state("spans"), "spans", MODEL, tokenizer_folder, out)
-    assert (out / "thesis.txt").read_text() == "mine"
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "README.md").write_text("mine")
+    for folder, file in ((out, "thesis.txt"), (tmp_path / "own", "README.md")):
+        with pytest.raises(UserError, match=f"{folder.name}: exists and holds '{file}', which no export wrote"):
+            export(_state("spans"), "spans", MODEL, tokenizer_folder, folder)
+        assert (folder / file).read_text() == "mine"
 
 
 def test_every_exported_file_may_be_read_by_whom_the_umask_allows(tokenizer_folder: Path, tmp_path: Path) -> None:
