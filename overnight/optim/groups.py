@@ -20,10 +20,12 @@ from overnight.optim.muon import Muon
 
 # A layer of an encoder, and what lies below the first one.
 _LAYER, _BELOW = re.compile(r"encoder\.layers\.(\d+)\."), re.compile(r"encoder\.(?!layers\.|final_norm\.)")
+# Also `bias_k` and `bias_v` of torch's attention.
+_BIAS = re.compile(r"(^|\.)bias(_\w+)?$")
 
 
 def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
-    """Return the parameters of a network by kind: matrices, embeddings, kernels (of convolutions) and vectors (biases, norms).
+    """Return the parameters of a network by kind: matrices, embeddings, kernels (of convolutions) and vectors (biases and norms of any shape, and what has one dimension).
 
     Vectors are not decayed and, unless `trust_ratio_on` is `all`, not adapted. A tied tensor appears once, under its first name, as
     `named_parameters` yields it; frozen ones do not appear.
@@ -36,21 +38,25 @@ def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
         a group for each kind that there is, and with a `layer_lr_decay` for each rate of each kind, with `name` (of the kind), `params` (name, tensor), `weight_decay`, `trust_ratio` (whether the trust
         ratio applies), `muon` (whether Muon can step it) and `lr_factor` (what the loop multiplies its learning rate by).
     """
-    embeddings = {id(p) for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters(recurse=False)}
+    embeddings, norms = (
+        {id(p) for part in module.modules() if isinstance(part, types) for p in part.parameters(recurse=False)}
+        for types in ((nn.Embedding, nn.EmbeddingBag), (nn.LayerNorm, nn.RMSNorm))
+    )
 
-    def kind(p: Tensor) -> str:
-        if p.ndim < 2:
+    def kind(label: str, p: Tensor) -> str:
+        # Norms over several dimensions, and some biases, have as many themselves.
+        if p.ndim < 2 or id(p) in norms or _BIAS.search(label):
             return "vectors"
         return "kernels" if p.ndim > 2 else "embeddings" if id(p) in embeddings else "matrices"
 
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    factors = _width_factors(optim, [p for _, p in named if kind(p) == "embeddings"])
+    factors = _width_factors(optim, [p for label, p in named if kind(label, p) == "embeddings"])
     layer_factors = _layer_factors([label for label, _ in named], optim.layer_lr_decay)
     ratio_on = optim.trust_ratio_on if isinstance(optim, LayerwiseOptim) else "none"
     groups: dict[tuple[str, float], dict[str, Any]] = {}
     for name in ("matrices", "embeddings", "kernels", "vectors"):
         for label, p in named:
-            if kind(p) != name:
+            if kind(label, p) != name:
                 continue
             vectors = name == "vectors"
             group: dict[str, Any] = {

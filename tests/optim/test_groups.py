@@ -52,6 +52,17 @@ def test_kernels_of_convolutions_are_decayed_and_adapted_but_not_for_muon() -> N
     assert group_lines(list(groups.values()))[1] == "kernels: 1 tensor, 36 parameters; decay 0.01, trust ratio, AdamW"
 
 
+def test_norms_and_biases_of_several_dimensions_are_neither_decayed_nor_taken_for_matrices() -> None:
+    net = nn.ModuleList([nn.LayerNorm((3, 4)), nn.RMSNorm((2, 3, 4)), nn.MultiheadAttention(4, 2, add_bias_kv=True), nn.EmbeddingBag(5, 4)])
+    net.register_parameter("bias", nn.Parameter(torch.zeros(3, 4)))
+    kinds = {group["name"]: [label for label, _ in group["params"]] for group in parameter_groups(net, MuonConfig())}
+    assert kinds == {
+        "matrices": ["2.in_proj_weight", "2.out_proj.weight"],
+        "embeddings": ["3.weight"],
+        "vectors": ["bias", "0.weight", "0.bias", "1.weight", "2.in_proj_bias", "2.bias_k", "2.bias_v", "2.out_proj.bias"],
+    }
+
+
 def test_frozen_parameters_are_left_out() -> None:
     module = Classifier(MODEL, 50, 3)
     module.encoder.word.weight.requires_grad_(False)
