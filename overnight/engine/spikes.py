@@ -17,7 +17,7 @@ from overnight.batches.packing import Provenance
 from overnight.display import share
 from overnight.distributed.collectives import all_reduce_sum, all_reduce_sums
 from overnight.distributed.world import World
-from overnight.errors import TrainingError
+from overnight.errors import TrainingError, first_names
 from overnight.optim.layerwise import whole_norms
 from overnight.optim.tensor_list import total_norm
 
@@ -146,7 +146,10 @@ def largest_gradients(optimizer: torch.optim.Optimizer) -> str:
     moments tell nothing. All processes must ask.
     """
     named = _gradients(optimizer)
-    now = whole_norms([grad for _, _, grad in named]).double().square()
+    norms = whole_norms([grad for _, _, grad in named]).tolist()
+    if bad := [name for (name, _, _), norm in zip(named, norms, strict=True) if not math.isfinite(norm)]:  # as where fp16 overflows, too
+        return f"the gradient of {first_names(bad)} is not finite"
+    now = torch.tensor(norms, dtype=torch.float64).square()
     moments = [optimizer.state[p].get("exp_avg_sq") for _, p, _ in named]
     before: list[float] | None = None
     if all(m is not None for m in moments) and type(optimizer).__name__ != "Lans":

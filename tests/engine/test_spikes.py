@@ -123,6 +123,13 @@ def test_the_tensors_that_carry_a_gradient_are_named_with_their_usual_share() ->
         assert (", usually " in told) == (name in ("lamb", "adamw"))
 
 
+def test_a_spike_whose_gradient_overflows_names_its_tensors() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.named_parameters())
+    model.weight.grad, model.bias.grad = torch.full((1, 2), math.inf), torch.ones(1)
+    assert largest_gradients(optimizer) == "the gradient of weight is not finite"
+
+
 def test_the_samples_of_a_micro_batch_are_found_in_the_shards(tiny: Make) -> None:
     samples = samples_of(tiny())
     for step, number in ((0, 1), (30, 0), (500, 1)):
