@@ -72,6 +72,11 @@ class Trained:
         """Let the tokenizer take "[SEP]" in a text as text."""
         self.tokenizer.encode_special_tokens = True
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a copy, whose tokenizer has forgotten that."""
+        self.__dict__.update(state)
+        self.__post_init__()
+
     def outputs(self, sequences: Sequence[Any]) -> list[np.ndarray]:
         """Return what the network says of sequences that have `ids`, and `segments` where there are two.
 

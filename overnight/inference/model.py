@@ -99,7 +99,7 @@ def _name(source: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A trained encoder with its vocabulary, and its task where it has one; not for several threads at once."""
+    """A trained encoder with its vocabulary, and its task where it has one; not for several threads at once, which may each have a copy."""
 
     trained: Trained
     """The network itself, its tokenizer, device and precision."""
@@ -217,6 +217,7 @@ class Model:
         if not self.fills:
             why = f"is of the task {self.task!r}" if self.kind != "mask" else "has no masked-LM head"
             raise ConfigError(f"{self.source}: {why}, so it fills in no [MASK]; load a pretrained model")
+        _refuse_one(texts)
         return [read_row(self.trained, number, _fields(number, text)) for number, text in enumerate(texts, 1)]
 
     def check(self, texts: Sequence[Text]) -> None:

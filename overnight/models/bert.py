@@ -66,6 +66,16 @@ class Linear(nn.Linear):
         self.in_8_bits = quantized(self.weight, self.bias)
         self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: the weight as it was, since its layout belongs to this process and cannot be copied."""
+        return self.__dict__ | ({} if self.packed is None else {"packed": self.packed.to_dense()})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self.packed is not None:
+            self.weight = nn.Parameter(self.packed, requires_grad=False)
+            self.pack()
+
 
 class Norm(nn.Module):
     """LayerNorm over the width.

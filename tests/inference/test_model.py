@@ -267,6 +267,7 @@ def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_pat
         (lambda: model.predict(["a"]), r"no head of a task .* has classes: load it with task='classes'"),
         (lambda: task.fill("[MASK]"), "is of the task 'classes', so it fills in no"),
         (lambda: model.embed("one text"), "is one str; give a list"),
+        (lambda: model.fill_all("The [MASK]."), "texts: is one str; give a list"),
         (lambda: model.embed(["a"], "max"), "pooling = 'max': must be one of mean, first"),
         (lambda: model.embed(["a"], layer=2), "layer = 2: must be from 0, .* to 1"),
         (lambda: model.embed(["a"], layer=1.0), r"layer = 1\.0: must be a whole number"),  # type: ignore[call-overload]
