@@ -36,7 +36,7 @@ def check_embedding(model: Trained, pooling: str, layer: int) -> int:
     if pooling not in get_args(Pooling):
         raise ConfigError(f"pooling = {pooling!r}: must be one of {', '.join(get_args(Pooling))}")
     layers = len(model.network.encoder.layers)
-    if type(layer) is not int:
+    if isinstance(layer, bool) or not hasattr(layer, "__index__"):  # of numpy, too
         raise ConfigError(f"layer = {layer!r}: must be a whole number")
     if not -layers - 1 <= layer <= layers:
         raise ConfigError(

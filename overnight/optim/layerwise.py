@@ -21,7 +21,7 @@ from overnight.errors import first_names
 from overnight.optim import native
 from overnight.optim.batch import Batch, backend_of, buckets, groups_of, split
 from overnight.optim.offload import offloaded, on_device
-from overnight.optim.state import check, fit, laid_out, load, local, named, same_counts, saved_states, state_dtype
+from overnight.optim.state import check, fit, fits, is_amount, laid_out, load, local, named, same_counts, saved_states, state_dtype
 from overnight.optim.tensor_list import Tensors, total_norm
 
 # Around them torch has a wrapper for compiled code, of which they are no part here: it imports the compiler, which takes as long as importing torch.
@@ -133,10 +133,10 @@ class Layerwise(torch.optim.Optimizer, ABC):
         if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
             raise ValueError(f"lr has {group['lr'].numel()} elements: must be one number")
         for name in ("lr", "weight_decay"):
-            if not 0 <= float(group[name]) < math.inf:
+            if not fits(is_amount, group[name]):
                 raise ValueError(f"{name} = {group[name]}: must be finite and 0 or more")
         for name, is_valid in self.ranges.items():
-            if not is_valid(group[name]):
+            if not fits(is_valid, group[name]):
                 raise ValueError(f"{name} = {group[name]}: out of range")
 
     @torch.no_grad()

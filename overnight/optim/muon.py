@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from overnight.optim.layerwise import Params
-from overnight.optim.state import check_shapes, laid_out, load, same_counts, saved_states, state_dtype
+from overnight.optim.state import check_shapes, fits, is_amount, laid_out, load, same_counts, saved_states, state_dtype
 
 
 class Muon(torch.optim.Optimizer):
@@ -57,11 +56,11 @@ class Muon(torch.optim.Optimizer):
         if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
             raise ValueError(f"lr has {group['lr'].numel()} elements: must be one number")
         for name in ("lr", "weight_decay", "eps"):
-            if not 0 <= float(group[name]) < math.inf:
+            if not fits(is_amount, group[name]):
                 raise ValueError(f"{name} = {group[name]}: must be finite and 0 or more")
-        if not 0 <= group["momentum"] < 1:
+        if not fits(lambda momentum: 0 <= momentum < 1, group["momentum"]):
             raise ValueError(f"momentum = {group['momentum']}: must be 0 or more and below 1")
-        if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
+        if not fits(lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas), group["betas"]):
             raise ValueError(f"betas = {group['betas']}: must be two numbers, each 0 or more and below 1")
         super().add_param_group(param_group)
         group = self.param_groups[-1]

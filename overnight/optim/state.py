@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -80,6 +81,19 @@ def saved_states(optimizer: torch.optim.Optimizer, state_dict: Any) -> Iterator[
 def same_counts(optimizer: torch.optim.Optimizer, state_dict: Any) -> bool:
     """Return whether a saved state has as many groups and parameters; where not, torch refuses it."""
     return [len(group["params"]) for group in state_dict["param_groups"]] == [len(group["params"]) for group in optimizer.param_groups]
+
+
+def fits(is_valid: Callable[[Any], bool], value: Any) -> bool:
+    """Return whether the value of a setting is valid; one of another kind, such as text, is not."""
+    try:
+        return not isinstance(value, str) and is_valid(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+def is_amount(value: Any) -> bool:
+    """Return whether a number, or a tensor of one, is finite and 0 or more."""
+    return 0 <= float(value) < math.inf
 
 
 def named(group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:

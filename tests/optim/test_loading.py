@@ -72,6 +72,16 @@ def test_a_gradient_through_the_conjugate_of_a_complex_number_is_followed_down(n
     assert p.item() < 0.5
 
 
+@each
+@pytest.mark.parametrize(
+    ("setting", "value"), [("lr", "0.1"), ("weight_decay", None), ("weight_decay", [0.1]), ("eps", "x"), ("betas", 0.9)]
+)
+def test_a_setting_of_another_kind_is_named(name: str, setting: str, value: Any) -> None:
+    if (name, setting) != ("lars", "betas"):
+        with pytest.raises(ValueError, match=f"^{setting} = "):
+            MAKES[name]([torch.zeros(2, 2)], **{setting: value})
+
+
 @pytest.mark.parametrize(
     ("setting", "value"), [("momentum", 1.0), ("momentum", -0.1), ("betas", (0.9,)), ("betas", (0.9, 1.0)), ("lr", torch.zeros(2))]
 )
