@@ -46,8 +46,9 @@ def return_large_blocks() -> None:
     """Have the C library give every block of 2 MB and more back to the system once it is freed, unless the environment tunes it otherwise.
 
     It raises that limit to 32 MB as it sees larger ones come and go; chunks of a corpus then leave gaps in its heap that nothing fits into, a seventh of the
-    memory of a preparation of a gigabyte.
+    memory of a preparation of a gigabyte. Processes that are started from then on leave Arrow's memory to the C library, too: its own allocator keeps what is freed.
     """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # which Arrow reads as it is loaded
     if _tune is not None and not any(name in os.environ for name in _TUNED):
         _tune(_MMAP_THRESHOLD, 2 << 20)
         # A limit of one's own for blocks leaves that for the end of the heap as it is at first, at 128 kB, and a tenth of the time would go into fetching pages.

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import psutil
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +91,24 @@ def _mapped_blocks(_: int) -> int:
 def test_a_process_gives_large_blocks_back_though_larger_ones_came_and_went() -> None:
     with Processes(1) as process:
         assert process.submit(_mapped_blocks, 0)() == 1
+
+
+def _arrow_allocator(_: int) -> str:
+    return str(pa.default_memory_pool().backend_name)
+
+
+def test_arrow_leaves_the_memory_of_processes_to_the_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "to be put back")
+    monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL")
+    machine.return_large_blocks()
+    with Processes(1) as process:
+        assert process.submit(_arrow_allocator, 0)() == "system"
+
+
+def test_the_users_own_allocator_of_arrow_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "mimalloc")
+    machine.return_large_blocks()
+    assert os.environ["ARROW_DEFAULT_MEMORY_POOL"] == "mimalloc"
 
 
 def test_several_rounds_of_tasks_share_the_processes_which_end_with_the_last() -> None:
