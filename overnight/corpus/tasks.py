@@ -104,6 +104,7 @@ def clean_chunk(task: CleanTask) -> PartCounts | None:
     hashes, rows, ends = [], [], []
     for row, raw in enumerate(given):
         text = kept_text(raw, names[row], task.data, outcome)
+        del raw  # of a large document each copy counts
         if not text:
             continue
         found = [text.encode("utf-8", "replace").decode()] if as_bytes else sentences(text)
@@ -206,7 +207,7 @@ def _encoder(folder: Path, *written: tuple[int, int]) -> Encoder:
 
 
 def free_encoder() -> None:
-    """Free what this process remembers of words, which is some 25 MB, once all is tokenized."""
+    """Free what this process remembers of words, which is some 35 MB, once all is tokenized."""
     if _encoder.cache_info().currsize:
         _encoder.cache_clear()
         release_free_memory()
@@ -274,18 +275,23 @@ def make_shard(task: ShardTask) -> ShardEntry:
         if file_digest(path) != done.checksum:
             raise DataError(f"{path}: the shard was cut short or changed, its checksum differs; delete it and prepare again")
         return done
-    tokens, lengths, counts, labels = [], [], [], []
+    tokens, lengths, counts, labels, kind = bytearray(), [], [], [], np.dtype(np.uint16)
     for chunk, first, last in task.parts:
         flat, sentence_lengths, offsets = read_lists(checked_chunk(chunk))
         starts = np.concatenate([[0], np.cumsum(sentence_lengths, dtype=np.int64)])
         a, b = offsets[first], offsets[last]
-        tokens.append(flat[starts[a] : starts[b]])
-        lengths.append(sentence_lengths[a:b])
+        # Copies: a view would keep its file mapped, and all the chunks of a shard are as large as the shard.
+        tokens += flat[starts[a] : starts[b]].tobytes()
+        lengths.append(sentence_lengths[a:b].copy())
         counts.append(np.diff(offsets[first : last + 1]))
         if (column := read_labels(chunk)) is not None:
-            labels.append(column[first:last])
-    flat, sentence_lengths, documents_ = np.concatenate(tokens), np.concatenate(lengths), np.concatenate(counts)
-    size = write_shard(path, flat, sentence_lengths, documents_, pa.concat_arrays(labels) if labels else None)
-    entry = ShardEntry(task.name, task.split, len(documents_), len(sentence_lengths), len(flat), size, file_digest(path), task.source)
+            labels.append(column.take(pa.array(range(first, last), pa.int64())))
+        kind = flat.dtype
+        del flat, sentence_lengths, column
+    sentence_lengths, documents_ = np.concatenate(lengths), np.concatenate(counts)
+    size = write_shard(path, np.frombuffer(tokens, kind), sentence_lengths, documents_, pa.concat_arrays(labels) if labels else None)
+    entry = ShardEntry(
+        task.name, task.split, len(documents_), len(sentence_lengths), len(tokens) // kind.itemsize, size, file_digest(path), task.source
+    )
     write_json(task.entry, sealed(dataclasses.asdict(entry)))
     return entry

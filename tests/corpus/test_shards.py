@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overnight.corpus import shards, tokenizer
+from overnight.corpus import shards, tasks, tokenizer
 from overnight.corpus.readers import Source
 from overnight.errors import DataError
 from overnight.state_files import SEAL, file_digest
@@ -64,6 +66,30 @@ def test_a_shard_is_written_without_a_second_copy_of_it_in_memory(tmp_path: Path
     finally:
         pa.set_memory_pool(before)
     assert size == (tmp_path / "x.arrow").stat().st_size > 2 << 20 and pool.max_memory() < 1 << 20
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not say which files are mapped")
+def test_of_the_chunks_of_a_shard_none_is_mapped_any_more_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = []
+    for number in range(3):
+        path = tmp_path / f"chunk-{number}.arrow"
+        labels = pa.array([number, None, 2.0], pa.float32())
+        shards.write_shard(path, np.arange(6, dtype=np.uint16), np.array([1, 2, 3], np.int32), np.ones(3, np.int32), labels)
+        shards.seal_chunk(path)
+        parts.append((path, 1, 3))
+    mapped: list[str] = []
+    write = tasks.write_shard
+
+    def watched(*values: Any) -> int:
+        mapped.append(Path("/proc/self/maps").read_text())
+        return write(*values)
+
+    monkeypatch.setattr(tasks, "write_shard", watched)
+    entry = tasks.make_shard(tasks.ShardTask(tmp_path, "train-00000.arrow", "train", parts, tmp_path / "entry.json"))
+    shard = shards.open_shard(tmp_path, entry)
+    assert len(mapped) == 1 and str(tmp_path) not in mapped[0]
+    assert shard.tokens.tolist() == [1, 2, 3, 4, 5] * 3 and shard.tokens.dtype == np.uint16
+    assert shard.labels is not None and np.array_equal(shard.labels, [math.nan, 2.0] * 3, equal_nan=True)
 
 
 @given(st.lists(st.lists(st.lists(st.integers(0, 65_535), min_size=1, max_size=4), min_size=1, max_size=4), max_size=5))
