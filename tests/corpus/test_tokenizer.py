@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -170,6 +171,20 @@ def test_words_and_marks_are_counted_as_the_library_splits_text_in_the_order_in_
     words = (word for doc in docs for word in doc.split())
     expected = Counter(part for word in words for part, _ in splitter.pre_tokenize_str(normalizer.normalize_str(word)))
     assert list(tk.count_words(docs, lowercase).items()) == list(expected.items())
+
+
+def test_an_encoder_remembers_a_word_of_many_pieces_in_little_more_memory_than_one_of_few(tokens: list[str]) -> None:
+    def held(length: int) -> int:
+        encoder = tk.Encoder(tk.build_tokenizer(tokens, True))
+        words = " ".join("".join(random.Random(number).choices("abcd", k=length)) for number in range(2000))
+        encoder.encode(["a"])
+        tracemalloc.start()
+        encoder.encode([words])
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return size // len(set(words.split()))
+
+    assert held(40) - held(20) < 20 * 7  # a letter and 4 bytes for its id, not 40
 
 
 def test_what_an_encoder_remembers_is_bounded_and_changes_no_token(tokens: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
