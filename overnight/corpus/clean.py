@@ -49,6 +49,8 @@ _RULE = re.compile(r"(?:[-*_=~+#:•][ \t]*+){3,}+$|`{3,}[\w+-]*$")
 _HEADING = re.compile(r"#{1,6}[ \t]+(.*)")
 _QUOTED = re.compile(r"(?:>[ \t]?)+")
 _ITEM = re.compile(r"(?:[-*+•]|\d{1,3}[.)])[ \t]+(?=\S)")
+# Characters of a line that are split into words at once.
+_PART = 1 << 16
 
 
 def clean(text: str) -> str:
@@ -128,8 +130,21 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _one_line(text: str) -> tuple[str, ...]:
+    if len(text) > _PART:
+        # A document may be one line of millions of words, each of which as a string takes ten times its letters.
+        text = " ".join(filter(None, (" ".join(part.split()) for part in _parts(text))))
+        return (text,) if text else ()
     words = text.split()  # knows every white space of Unicode
     return (" ".join(words),) if words else ()
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yield a text in parts that begin at spaces, of some :data:`_PART` characters each."""
+    start = 0
+    while (stop := text.find(" ", start + _PART)) > 0:
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
 
 
 def _without_html(text: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+import tracemalloc
 import unicodedata
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from overnight.corpus import clean as cleaning
 from overnight.corpus.bytes import document_bytes
 from overnight.corpus.clean import clean
 
@@ -144,3 +146,20 @@ def test_what_is_never_closed_is_cleaned_in_linear_time(piece: str) -> None:
 @pytest.mark.parametrize("start", ["# a", "== a", "== ", "[http://a", "* ", "<ref>"])
 def test_a_long_gap_is_cleaned_in_linear_time(start: str) -> None:
     assert clean(start + " " * 1_000_000 + "x").split()[-1] == "x"
+
+
+@given(st.text("ab \t\u00a0\u3000", max_size=60))
+def test_a_long_line_is_cleaned_in_parts_as_it_is_in_one(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cleaning, "_PART", 4)
+        assert clean(text) == " ".join(text.split())
+
+
+def test_a_document_of_one_line_is_cleaned_in_some_times_its_size() -> None:
+    text = "ab cd efg " * 100_000
+    tracemalloc.start()
+    cleaned = clean(text)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert cleaned == text.strip()
+    assert peak < 6 * len(text)  # all of its words at once take 18 times as much
