@@ -249,6 +249,8 @@ def _override(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(f"{key}: {parents[-1]!r} is a value, it holds no keys")
     if value is None and parents in [[name] for name in _named(tree)] and last in node:
         del node[last]  # a phase or task of the recipe, by `null`
+    elif last == "budget" and text == "null":  # so is a budget, though other text is taken as it stands
+        node[last] = ""
     else:
         node[last] = value
 

@@ -240,7 +240,7 @@ def _budget_problems(run: Run) -> Iterator[str]:
     try:
         deadline_of(run.budget, 0.0)
     except ValueError as error:
-        yield f"budget = {run.budget!r}: {error}"
+        yield f"budget = {run.budget!r}: {error}; `--budget=null` trains the steps of the recipe"
     for name, phase in run.phases.items():
         key, schedule = f"phases.{name}.optim.schedule", phase.optim.schedule
         if schedule.name != "wsd":

@@ -43,6 +43,16 @@ def test_null_takes_a_phase_or_task_out_and_a_name_that_is_not_there_is_said(tmp
     assert "phases = {}" in message(lambda: config.load_run(str(path), ["phases.a=null", "phases.b=null"]))
 
 
+def test_null_takes_a_budget_out_and_what_is_none_is_refused_with_that(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    schedule = "optim: {name: lamb, schedule: {name: wsd, warmup_ratio: 0.1, stable_ratio: 0.5}}"
+    task = "finetune: {names: {task: docnames, search: {lr: [1e-4], budget: 30m}}}"
+    path.write_text(f"name: x\nbudget: 8h\nphases: {{a: {{steps: 3, global_batch_size: 4, {schedule}}}}}\n{task}\n")
+    run = config.load_run(str(path), ["budget=null", "finetune.names.search.budget=null"])
+    assert isinstance(run, config.BertRun) and (run.budget, run.finetune["names"].search.budget) == ("", "")
+    assert "`--budget=null` trains the steps of the recipe" in message(lambda: config.load_run(str(path), ["budget=none"]))
+
+
 @pytest.mark.parametrize(
     ("key", "place"),
     [
