@@ -198,13 +198,16 @@ def differences(a: Any, b: Any, prefix: str = "") -> Iterator[str]:
 
 def same_setting(a: Any, b: Any) -> bool:
     """Return whether two plain values say the same here: `$DATA/books` is also the path that it stands for."""
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return [filled(inner) for inner in value]
-        return os.path.expanduser(os.path.expandvars(value)) if isinstance(value, str) else value
-
     return bool(a == b or filled(a) == filled(b))
+
+
+def filled(value: Any) -> Any:
+    """Return a plain value, nested or not, whose texts have `$NAME` and `~` filled in; a variable that is not set stays as it is."""
+    if isinstance(value, dict):
+        return {key: filled(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [filled(inner) for inner in value]
+    return os.path.expanduser(os.path.expandvars(value)) if isinstance(value, str) else value
 
 
 def identity(run: Run) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import numpy as np
 import xxhash
 
 from overnight.config import Data
+from overnight.config.load import filled
 from overnight.corpus import bytes as byte_text
 from overnight.corpus import document_table, file_parts, hub, pydocs, wikipedia_dump
 from overnight.corpus.cluster import check_scheduler, settle, workers_of
@@ -213,7 +214,7 @@ def _state(data: Data, settings: dict[str, Any], reading: Reading, shard_tokens:
             sources.append([(file.name, file.size, file.version) for file in files])
     sources += evaluation_files(data)
     sizes = [CHUNK_BYTES, wikipedia_dump.PART_BYTES, file_parts.PART_BYTES, shard_tokens]
-    everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, *sizes, settings, sources, given]
+    everything = [FORMAT_VERSION, _WORK_VERSION, CLEANING, *sizes, filled(settings), sources, given]
     return xxhash.xxh3_128_hexdigest(json.dumps(everything).encode())
 
 

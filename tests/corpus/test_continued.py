@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from pathlib import Path
 
@@ -43,3 +44,16 @@ def test_a_file_of_the_vocabulary_that_is_missing_is_made_by_preparing_again(tmp
     prepare(settings(tmp_path / "text"), tmp_path / "out", lines.append)
     assert lines[0] == f"prepare: {tmp_path / 'out'} lacks {name}; preparing it again"
     assert contents(tmp_path / "out") == before
+
+
+def test_a_path_by_a_variable_and_what_it_stands_for_are_the_beginning_of_one_preparation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "text")
+    monkeypatch.setenv("MINE", str(tmp_path))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pipeline, "_tokenize", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        prepare(dataclasses.replace(settings(tmp_path / "text"), paths=["$MINE/text"]), tmp_path / "out", silent)
+    lines: list[str] = []
+    prepare(settings(tmp_path / "text"), tmp_path / "out", lines.append)
+    assert lines[0] == f"prepare: continuing in {tmp_path / 'out'}"
