@@ -102,6 +102,11 @@ def _scaling_problems(key: str, optim: Optim) -> Iterator[str]:
     if rule in ("linear", "sqrt") and batch == 0:
         yield f"{key}.scaling.base_batch_size = 0: name the batch size for which {key}.lr was tuned"
     if rule == "lamb_untuned" and batch == 0:
+        if optim.name != "lamb":
+            yield (
+                f"{key}.scaling.rule = lamb_untuned: its rate, {UNTUNED.lr} at batch size {UNTUNED.batch_size}, is LAMB's, not that of "
+                f"{optim.name}; name {key}.lr and the batch size it was tuned for in {key}.scaling.base_batch_size"
+            )
         given = {"lr": (optim.lr, Optim.lr), "schedule.warmup_ratio": (optim.schedule.warmup_ratio, Schedule.warmup_ratio)}
         for name, (value, default) in given.items():
             if value != default:

@@ -16,6 +16,7 @@ from overnight import config
 from overnight.config import BatchWarmup, BertPhase, LambConfig, Scaling, Schedule
 from overnight.config.optimizers import SCHEDULE_SETTINGS
 from overnight.optim.schedules import factor, learning_rate, peak_lr, resolved
+from tests.recipe import message, tree
 
 DECAYS = ["linear", "poly", "wsd", "cosine"]
 LONG = "linear over 100,000 steps"
@@ -211,6 +212,16 @@ def test_untuned_lamb_begins_with_the_settings_of_the_recipe_where_it_names_thei
     optim = LambConfig(lr=2e-3, scaling=Scaling("lamb_untuned", 64), schedule=Schedule(warmup_ratio=0.05))
     phase = BertPhase(100, 256, optim=optim)
     assert (peak_lr(phase), resolved(phase).warmup_ratio) == (4e-3, 0.2)
+
+
+def test_the_rate_of_untuned_lamb_is_refused_for_another_optimizer_unless_its_own_is_named() -> None:
+    phase = {"steps": 100, "global_batch_size": 256, "optim": {"name": "adamw", "scaling": {"rule": "lamb_untuned"}}}
+    said = message(lambda: config.build_run(tree(phases={"short": phase})))
+    assert said.startswith(
+        "phases.short.optim.scaling.rule = lamb_untuned: its rate, 0.000625 at batch size 512, is LAMB's, not that of adamw;"
+    )
+    phase["optim"] = {"name": "adamw", "lr": 1e-4, "scaling": {"rule": "lamb_untuned", "base_batch_size": 128}}
+    config.build_run(tree(phases={"short": phase}))
 
 
 def test_rule_and_warm_up_are_those_of_the_full_batch_while_the_batch_warms_up() -> None:
