@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from overnight.run_dir.lock import run_lock
 from overnight.run_dir.task_results import append_result, read_results, results_of
 from overnight.state_files import sealed
 from overnight.tasks.classification import load_task
-from overnight.tasks.data_hash import data_hash
+from overnight.tasks.data_hash import data_hash, hashed_paths
 from overnight.tasks.examples import Example, drawn, drawn_note, in_validation
 
 _INIT = 1
@@ -127,8 +127,11 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
         UserError: when another process is writing the folder.
     """
     spec, device = run.linear_probe[name], set_up_machine(run)
-    data = data_hash(environment_path(spec.path, f"linear_probe.{name}.path")) or _kept_fact(run.run_dir, name, "data_hash")
-    facts = json.dumps([asdict(spec) | {"seeds": []}, weights_name(run.run_dir), weights_digest(run.run_dir), run.precision, data])
+    there = data_hash(environment_path(spec.path, f"linear_probe.{name}.path"))
+    data = there or _kept_fact(run.run_dir, name, "data_hash")
+    kept = read_classifier(run.run_dir, name) if classifier_path(run.run_dir, name).exists() else None
+    hashed = replace(spec, **hashed_paths({"path": spec.path}, there, kept))
+    facts = json.dumps([asdict(hashed) | {"seeds": []}, weights_name(run.run_dir), weights_digest(run.run_dir), run.precision, data])
     config_hash = hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
     with run_lock(run.run_dir), line or Line() as line:
         log = run.run_dir / "tasks.jsonl"
@@ -180,7 +183,7 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
                 "seconds": round(time.perf_counter() - start, 2),
             }
             if init == "pretrained":
-                _keep(run.run_dir, spec, task, found, entry, mine)
+                _keep(run.run_dir, hashed, task, found, entry, mine)
             mine.append(append_result(log, entry))
             line.print(f"{name}: seed {seed} {init}  " + measures(entry["metrics"]))
     return mine

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from overnight.finetune.encoded_task import EncodedTask
 from overnight.finetune.seed import TrainedSeed, train_seed
 from overnight.finetune.workload import FinetuneWorkload, config_hash, seed_run, task_model, with_rate
 from overnight.models.heads import pretrained_weights, without_top
-from overnight.tasks.data_hash import data_hash, documentation_hash
+from overnight.tasks.data_hash import data_hash, documentation_hash, hashed_paths
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Beginning:
     checkpoint: Path
     data: str
     """Hash of the files of the task."""
+    paths: Mapping[str, Any]
+    """Of the task, as they count for its results: :func:`overnight.tasks.data_hash.hashed_paths`."""
     weights: Mapping[str, Tensor]
     """Of the encoder and the pooler."""
     corpus: Path
@@ -49,7 +52,8 @@ class Beginning:
 
     def config_hash(self, spec: Finetune) -> str:
         """Return the hash of all that decides the result of a seed with some settings."""
-        return config_hash(self.run, with_rate(spec, self.run.model.hidden_size), self.checkpoint, self.data)
+        spec = replace(with_rate(spec, self.run.model.hidden_size), **self.paths)
+        return config_hash(self.run, spec, self.checkpoint, self.data)
 
     def train(self, spec: Finetune, task: EncodedTask, seed: int, init: str, what: str, folder: Path, announces: bool) -> TrainedSeed:
         """Train one seed.
@@ -81,19 +85,22 @@ def open_beginning(run: BertRun, name: str, checkpoint: Path, line: Line, world:
     assert_same_corpus(progress, load_manifest(corpus), corpus, run)
     weights = pretrained_weights(state)
     _check_encoder(run, weights, vocabulary, checkpoint)
-    return Beginning(run, name, checkpoint, _data_hash(run, name), weights, corpus, vocabulary, line, world, device)
+    return Beginning(run, name, checkpoint, *_rows(run, name), weights, corpus, vocabulary, line, world, device)
 
 
-def _data_hash(run: BertRun, name: str) -> str:
-    """Return the hash of the files of a task; where they are gone, that of the rows its model was trained on: what is done stays done."""
+def _rows(run: BertRun, name: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the hash of the files of a task and their paths as they count.
+
+    Where the files are gone, the hash is that of the rows its model was trained on: what is done stays done.
+    """
     spec, folder = run.finetune[name], run.run_dir / "finetune" / name
+    paths = {key: getattr(spec, key) for key in ("path", "dev")}
     if spec.task == "docnames":
-        return documentation_hash()
-    keys = {f"finetune.{name}.{key}": path for key in ("path", "dev") if (path := getattr(spec, key))}
-    found = data_hash(*(environment_path(path, key) for key, path in keys.items()))
-    if found or not (folder / "task.json").exists():
-        return found
-    return str(read_facts(folder)["result"].get("data_hash", ""))
+        return documentation_hash(), paths
+    found = data_hash(*(environment_path(path, f"finetune.{name}.{key}") for key, path in paths.items() if path))
+    facts = read_facts(folder) if (folder / "task.json").exists() else None
+    kept = str(facts["result"].get("data_hash", "")) if facts else ""
+    return found or kept, hashed_paths(paths, found, facts)
 
 
 def _check_encoder(run: BertRun, weights: Mapping[str, Tensor], vocabulary: Vocabulary, checkpoint: Path) -> None:

@@ -198,7 +198,7 @@ class _Tuning:
             "columns": task.columns,
             "vocab_size": self.begin.vocabulary.size,
             "tokenizer": self.begin.vocabulary.hash,
-            "spec": asdict(self.spec),
+            "spec": {**asdict(self.spec), **self.begin.paths},  # those that its hash has
             "result": entry,
         }
         for file, content in files.items():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from overnight.corpus import pydocs
 from overnight.state_files import file_digest
@@ -32,6 +33,22 @@ def data_hash(*paths: Path) -> str:
 def documentation_hash() -> str:
     """Return a hash of the packages of this environment whose documentation is a task, with their versions, 16 hex digits."""
     return hashlib.blake2b(json.dumps(pydocs.environment()).encode(), digest_size=8).hexdigest()
+
+
+def hashed_paths(paths: Mapping[str, str], data: str, facts: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the paths of a task that count for its results: those that its model was trained by, where the same rows lie elsewhere now.
+
+    Args:
+        paths: given now, by key.
+        data: :func:`data_hash` of what lies there.
+        facts: of the model that is there, with its `spec` and `result`; None where there is none.
+    """
+    if facts is None or not data or facts["result"].get("data_hash") != data:
+        return dict(paths)
+    before = {key: str(facts["spec"].get(key, path)) for key, path in paths.items()}
+    # The same bytes under another ending are read otherwise.
+    alike = all(Path(before[key]).suffix.lower() == Path(path).suffix.lower() for key, path in paths.items())
+    return before if alike else dict(paths)
 
 
 def _lines(path: Path) -> Iterator[str]:

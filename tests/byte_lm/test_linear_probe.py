@@ -141,6 +141,14 @@ def test_a_return_to_earlier_features_that_is_cut_off_does_every_seed_again(fold
     assert [(e["kind"], e.get("init"), e.get("seed")) for e in again] == [(e["kind"], e.get("init"), e.get("seed")) for e in once]
 
 
+def test_a_table_that_was_moved_is_done(folder: Path) -> None:
+    once = go(folder)
+    [table] = folder.parent.rglob("train.csv")
+    moved = table.parent.rename(table.parent.with_name("moved"))
+    assert go(folder, f"path={moved}") == once and go(folder, f"path={moved}", "seeds=[0, 1]")[: len(once)] == once
+    assert go(folder, f"path={moved}") == go(folder, f"path={moved.rename(table.parent)}")
+
+
 def test_other_rows_are_done_again(folder: Path) -> None:
     once = go(folder)
     [table] = folder.parent.rglob("train.csv")

@@ -60,6 +60,16 @@ def test_a_return_to_earlier_settings_that_is_cut_off_does_every_seed_again(
     assert tune(first) == "mine: done already\n"
 
 
+def test_a_table_that_was_moved_is_done_and_further_seeds_are_added_to_those_before(with_task: Task, classes: Path) -> None:
+    tune(with_task("csv", classes))
+    moved = classes.rename(classes.with_name("moved"))
+    assert tune(with_task("csv", moved)) == "mine: done already\n"
+    assert "seed 0 pretrained  acc" not in tune(with_task("csv", moved, seeds=[0, 1]))
+    assert tune(with_task("csv", moved.rename(classes), seeds=[0, 1])) == "mine: done already\n"
+    found = [entry for entry in read_results(with_task("csv", classes).run_dir / "tasks.jsonl") if entry["kind"] == "finetune"]
+    assert [entry["seed"] for entry in found] == [0, 1]
+
+
 @pytest.mark.parametrize("search", [{}, {"lr": [3e-3, 1e-3]}])
 def test_the_checkpoints_of_what_was_recorded_before_a_kill_are_deleted_by_the_next_call(
     search: dict[str, Any], with_task: Task, classes: Any, monkeypatch: pytest.MonkeyPatch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from overnight.tasks.data_hash import data_hash
+from overnight.tasks.data_hash import data_hash, hashed_paths
 
 
 @pytest.fixture
@@ -55,3 +55,15 @@ def test_of_imdb_around_which_the_folder_lies_the_reviews_or_the_archive_count(t
 
 def test_what_is_not_there_has_none(folder: Path) -> None:
     assert data_hash(folder, folder / "none.csv") == ""
+
+
+def test_where_rows_lie_counts_only_where_they_are_others_or_are_read_otherwise() -> None:
+    facts = {"spec": {"path": "a/train.csv", "dev": ""}, "result": {"data_hash": "1"}}
+    assert hashed_paths({"path": "b/table.CSV", "dev": ""}, "1", facts) == {"path": "a/train.csv", "dev": ""}
+    for path, data, before in (
+        ("b/train.tsv", "1", facts),
+        ("b/train.csv", "2", facts),
+        ("b/train.csv", "", facts),
+        ("b/train.csv", "1", None),
+    ):
+        assert hashed_paths({"path": path, "dev": ""}, data, before) == {"path": path, "dev": ""}
