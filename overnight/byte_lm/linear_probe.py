@@ -148,6 +148,7 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
         if not missing:
             line.print(f"{name}: done already")
             return mine
+        model, settings = load_byte_model(run.run_dir)  # before n-grams, of which a large task needs minutes
         task = read_probe_task(spec)
         for note in task.notes:
             line.print(f"{name}: {note}")
@@ -164,7 +165,6 @@ def linear_probe(run: ByteRun, name: str, line: Line | None = None) -> list[dict
             }
             mine.append(append_result(log, baseline))
             line.print(f"{name}: {NGRAMS}  {measures({'accuracy': value})}")
-        model, settings = load_byte_model(run.run_dir)
         probe = _Probe(name, spec, task, DTYPES[run.precision], line)
         features = None
         for init, seed in missing:

@@ -141,6 +141,13 @@ def test_a_return_to_earlier_features_that_is_cut_off_does_every_seed_again(fold
     assert [(e["kind"], e.get("init"), e.get("seed")) for e in again] == [(e["kind"], e.get("init"), e.get("seed")) for e in once]
 
 
+def test_a_run_without_a_checkpoint_is_refused_before_anything_is_counted(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(DataError, match="cannot be read"):
+        go(folder)
+    assert not read_results(folder / "tasks.jsonl")
+
+
 def test_a_table_that_was_moved_is_done(folder: Path) -> None:
     once = go(folder)
     [table] = folder.parent.rglob("train.csv")
