@@ -56,11 +56,12 @@ def unpacked(file: IO[bytes], name: str) -> tuple[io.BufferedReader, str]:
         opened = _ZstdFile(stream)
     else:
         return stream, name
+    inner = name
     for ending, instead in _PACKED_ENDINGS.items():
         if name.lower().endswith(ending):
-            name = name[: -len(ending)] + instead
+            inner = name[: -len(ending)] + instead
             break
-    return io.BufferedReader(_Unpacking(opened, name), _BLOCK), name
+    return io.BufferedReader(_Unpacking(opened, name), _BLOCK), inner
 
 
 class _Unpacking(io.RawIOBase):

@@ -91,7 +91,7 @@ def test_preparing_from_storage_resumes_unless_a_file_has_changed(storage: Any, 
 
 def test_a_cut_file_in_storage_is_truncated(storage: Any) -> None:
     storage.pipe("/b/x.txt.gz", gzip.compress(os.urandom(1000).hex().encode())[:-300])
-    with pytest.raises(DataError, match=r"memory://b/x\.txt: the compressed file ends early.*on_truncated_file=keep"):
+    with pytest.raises(DataError, match=r"memory://b/x\.txt\.gz: the compressed file ends early.*on_truncated_file=keep"):
         read("memory://b/x.txt.gz")
     assert read("memory://b", on_truncated_file="keep")[1].truncated == ["memory://b/x.txt.gz"]
 
