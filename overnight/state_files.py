@@ -29,6 +29,14 @@ SEAL = "checksum_of_the_rest"
 """Key of a JSON object's own checksum."""
 STRICT = {"extra": "forbid"}
 """`__pydantic_config__` of a dataclass whose file may have no other keys."""
+_KINDS: dict[type, str] = {
+    str: "a text",
+    bool: "true or false",
+    **dict.fromkeys((int, float), "a number"),
+    **dict.fromkeys((list, tuple), "a list"),
+    dict: "an object",
+    type(None): "null",
+}
 _SEAL_LINE = re.compile(r"# checksum of the lines below: (\w*).*\n")
 
 
@@ -211,6 +219,12 @@ def parse_json(text: str, decoder: json.JSONDecoder = _PLAIN) -> Any:
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _bounded(value)
     return value
+
+
+def kind_of(value: Any) -> str:
+    """Return what a value is, as a reader who does not know Python calls it: `a number`, `a list`."""
+    kind = type(value)
+    return _KINDS.get(kind, f"of type {kind.__name__}")
 
 
 def is_text(text: str) -> bool:

@@ -30,7 +30,7 @@ from overnight.inference.embedding import Vectors, check_embedding, embed_texts
 from overnight.interop.huggingface import head_of, load_pretrained, task_settings
 from overnight.interop.sources import HUB, hub_folder, read_source
 from overnight.interop.tokenizer_files import longest_text
-from overnight.state_files import is_text
+from overnight.state_files import is_text, kind_of
 
 Text = str | Sequence[str] | Mapping[str, Any]
 """What is answered: a text, a pair of texts, or the fields of a JSON line (`question` and `context`, `tokens`, `id` and the like)."""
@@ -250,7 +250,7 @@ def _fields(number: int, text: Text) -> dict[str, Any]:
     elif isinstance(text, list | tuple) and len(text) == 2:
         fields = {"text_a": text[0], "text_b": text[1]}
     else:
-        raise DataError(f"line {number}: is a {type(text).__name__}; it needs a text, a pair of texts, or an object with their names")
+        raise DataError(f"line {number}: is {kind_of(text)}; it needs a text, a pair of texts, or an object with their names")
     for value in fields.values():
         if not all(is_text(part) for part in (value if isinstance(value, list | tuple) else [value]) if isinstance(part, str)):
             raise DataError(f"line {number}: is no valid text: half of a surrogate pair is no character")
@@ -259,7 +259,7 @@ def _fields(number: int, text: Text) -> dict[str, Any]:
 
 def _refuse_one(texts: Any) -> None:
     if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable):
-        raise ConfigError(f"texts: is one {type(texts).__name__}; give a list of texts, or an iterator")
+        raise ConfigError(f"texts: is {kind_of(texts)}; give a list of texts, or an iterator")
 
 
 def _windows(texts: Iterable[Item]) -> Iterator[list[Item]]:

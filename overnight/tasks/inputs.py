@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from overnight.errors import ConfigError, DataError
-from overnight.state_files import is_text, parse_json
+from overnight.state_files import is_text, kind_of, parse_json
 from overnight.tasks.classification import text_columns
 from overnight.tasks.conll import CONLL_ENDINGS, DOCUMENT, Sentence, read_sentences
 from overnight.tasks.examples import Example
@@ -339,7 +339,7 @@ def id_of(number: int, fields: Mapping[str, Any]) -> str:
     if value is None:
         return str(number)
     if not _is_id(value):
-        raise DataError(f"line {number}: its id is a {type(value).__name__}; it needs a text or a number")
+        raise DataError(f"line {number}: its id is {kind_of(value)}; it needs a text or a number")
     return str(value)
 
 

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from overnight.corpus.csv_cells import next_cells
 from overnight.errors import DataError
-from overnight.state_files import parse_json
+from overnight.state_files import kind_of, parse_json
 
 Row = tuple[int, dict[str, str] | DataError]
 """The line on which a row begins (from 1), and column → text, or what is wrong with it."""
@@ -247,7 +247,7 @@ def _of_json(number: int, line: str, where: str, lists: str) -> dict[str, str] |
     except ValueError as error:
         return DataError(f"{where}:{number}: is not JSON: {error}")
     if not isinstance(value, dict):
-        return DataError(f"{where}:{number}: is a JSON {type(value).__name__}, not an object with columns")
+        return DataError(f"{where}:{number}: is {kind_of(value)}, not an object with columns")
     return _plain(value, lists)
 
 

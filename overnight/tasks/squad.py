@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight.errors import DataError
-from overnight.state_files import is_text, parse_json
+from overnight.state_files import is_text, kind_of, parse_json
 from overnight.tasks.examples import in_validation
 from overnight.tasks.tables import read_text
 
@@ -247,10 +247,10 @@ def _question(path: Path, qa: Any, title: str, context: str, place: str) -> Ques
 
 def _get(path: Path, node: Any, key: str, kind: type, where: str) -> Any:
     if not isinstance(node, dict) or key not in node:
-        found = f"has no key {key!r}" if isinstance(node, dict) else f"is a JSON {type(node).__name__}, not an object"
+        found = f"has no key {key!r}" if isinstance(node, dict) else f"is {kind_of(node)}, not an object"
         raise DataError(
             f"{path}: {where} {found}; the format of SQuAD is data[].paragraphs[].{{context, qas[].{{id, question, answers[].{{text, answer_start}}}}}}"
         )
     if not isinstance(node[key], kind) or (kind is int and isinstance(node[key], bool)):
-        raise DataError(f"{path}: {where}.{key} is a JSON {type(node[key]).__name__} where a {kind.__name__} belongs")
+        raise DataError(f"{path}: {where}.{key} is {kind_of(node[key])} where {kind_of(kind())} belongs")
     return node[key]

@@ -97,7 +97,7 @@ def test_an_id_is_a_text_or_a_number_and_null_is_none(name: str, run: Run) -> No
         "",
         "",
         "",
-        *(f"line {n}: its id is a {kind}; it needs a text or a number" for n, kind in ((4, "bool"), (5, "dict"))),
+        *(f"line {n}: its id is {kind}; it needs a text or a number" for n, kind in ((4, "true or false"), (5, "an object"))),
     ]
 
 
@@ -209,7 +209,7 @@ def test_a_row_that_cannot_be_used_has_an_error_in_its_place(
         path.write_text("".join(f"{i}{mark}{text}\n" for i, text in {"id": "text", **texts}.items()) + "only one\n")
     found = list(predict_file(run, "classes", str(path)))
     assert [a["id"] for a in found[:3]] == list(texts) and ["error" in a for a in found[:3]] == [False, True, False]
-    more = {"jsonl": [("4", "is not JSON"), ("5", "is a JSON list")], "parquet": []}.get(form, [("5", "1")])
+    more = {"jsonl": [("4", "is not JSON"), ("5", "is a list")], "parquet": []}.get(form, [("5", "1")])
     assert [(a["id"], why in a["error"]) for a, (_, why) in zip(found[3:], more, strict=True)] == [(i, True) for i, _ in more]
     assert main(["predict", "classes", "--from", str(run.run_dir), "--input", str(path), "--to", str(tmp_path / "out.jsonl")]) == 1
     assert f"{1 + len(more)} line" in capsys.readouterr().err

@@ -137,7 +137,7 @@ def test_a_task_answers_as_the_command_does_and_so_does_its_export(trained_run: 
     assert task.embed(["a"]).shape == (1, 32)
     good, empty, dropped = task.predict(["a string", "", "\u200b"])
     assert good["label"] == found[0]["label"] and set(empty) == set(dropped) == {"error"}
-    with pytest.raises(DataError, match="line 600: is a int"):
+    with pytest.raises(DataError, match="line 600: is a number; it needs a text, a pair of texts"):
         task.predict([*["a"] * 599, 3])  # type: ignore[list-item]
 
 
@@ -266,8 +266,8 @@ def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_pat
     for what, message in (
         (lambda: model.predict(["a"]), r"no head of a task .* has classes: load it with task='classes'"),
         (lambda: task.fill("[MASK]"), "is of the task 'classes', so it fills in no"),
-        (lambda: model.embed("one text"), "is one str; give a list"),
-        (lambda: model.fill_all("The [MASK]."), "texts: is one str; give a list"),
+        (lambda: model.embed("one text"), "texts: is a text; give a list"),
+        (lambda: model.fill_all("The [MASK]."), "texts: is a text; give a list"),
         (lambda: model.embed(["a"], "max"), "pooling = 'max': must be one of mean, first"),
         (lambda: model.embed(["a"], layer=2), "layer = 2: must be from 0, .* to 1"),
         (lambda: model.embed(["a"], layer=1.0), r"layer = 1\.0: must be a whole number"),  # type: ignore[call-overload]
@@ -278,12 +278,12 @@ def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_pat
         with pytest.raises(ConfigError, match=message):
             what()
     for what, message in (
-        (lambda: model.embed(["a", 3]), "text 2: is a int; give strings"),
+        (lambda: model.embed(["a", 3]), "text 2: is a number; give strings"),
         (lambda: model.embed(["\ud800"]), "text 1: is no valid text"),
         (lambda: model.embed([*["a"] * 599, "\ud800"]), "text 600: is no valid text"),
         (lambda: list(model.embed(iter(["a"] * 599 + ["\ud800"]))), "text 600: is no valid text"),
         (lambda: task.predict(["a", {"words": "b"}]), "line 2: has the keys words"),
-        (lambda: task.predict([3]), "line 1: is a int"),
+        (lambda: task.predict([3]), "line 1: is a number"),
         (lambda: task.predict(["a", {"id": ["x"], "text": "b"}]), "line 2: its id is a list; it needs a text or a number"),
         (lambda: task.predict(["a", "\ud800"]), "line 2: is no valid text"),
         (lambda: task.predict([("a", "\ud800")]), "line 1: is no valid text"),

@@ -96,7 +96,7 @@ def test_questions_that_say_that_they_have_no_answer_are_read_and_no_others(tmp_
     assert read.notes == ("trained on train-v2.0.json, scored on dev-v2.0.json",)
     for change, message in (
         ({"answers": [{"text": "cat", "answer_start": 4}]}, r"\(question b\): is_impossible is true, and there are answers"),
-        ({"is_impossible": 1}, "is_impossible is a JSON int where a bool belongs"),
+        ({"is_impossible": 1}, "is_impossible is a number where true or false belongs"),
     ):
         wrong = json.loads(json.dumps(root))
         wrong["data"][0]["paragraphs"][0]["qas"][1] |= change
@@ -164,20 +164,20 @@ def _without(key: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([1], "the file is a JSON list, not an object; the format of SQuAD is"),
+        ([1], "the file is a list, not an object; the format of SQuAD is"),
         (_without("data"), "the file has no key 'data'"),
         (_without("paragraphs"), r"data\[0\] has no key 'paragraphs'"),
         (_without("context"), r"data\[0\]\.paragraphs\[0\] has no key 'context'"),
         (_without("id"), r"data\[0\]\.paragraphs\[0\]\.qas\[0\] has no key 'id'"),
         (_without("answer_start"), r"qas\[0\] \(question a\) has no key 'answer_start'"),
-        ({"data": {}}, r"the file\.data is a JSON dict where a list belongs"),
+        ({"data": {}}, r"the file\.data is an object where a list belongs"),
         ({"data": []}, "holds no question"),
-        ({"data": ["x"]}, r"data\[0\] is a JSON str, not an object"),
+        ({"data": ["x"]}, r"data\[0\] is a text, not an object"),
         (_squad(("a", []), ("a", [])), "question id 'a' is used twice"),
         (_squad(("a", [(" ", 3)])), "an answer has no text"),
         (_squad((1, []), ("1", [])), "question id '1' is used twice"),
-        (_squad((True, [])), r"qas\[0\]\.id is a JSON bool where a str belongs"),
-        (_squad(("a", [("T", False)])), r"qas\[0\] \(question a\)\.answer_start is a JSON bool where a int belongs"),
+        (_squad((True, [])), r"qas\[0\]\.id is true or false where a text belongs"),
+        (_squad(("a", [("T", False)])), r"qas\[0\] \(question a\)\.answer_start is true or false where a number belongs"),
     ],
 )
 def test_json_that_is_not_squad_is_refused_with_its_place(value: Any, message: str, tmp_path: Path) -> None:

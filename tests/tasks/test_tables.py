@@ -127,7 +127,7 @@ BAD = {
     "comma without quotes": ("t.csv", "text,label\na,1\nb,c,2\n", r"t\.csv:3: 3 fields where 2 belong: text, label; quote"),
     "line after a quoted line break": ("t.csv", 'text,label\n"a\nb",1\nc\n', r"t\.csv:4: 1 fields"),
     "not json": ("t.jsonl", '{"text": "a", "label": "x"}\n{"text": \n', r"t\.jsonl:2: is not JSON"),
-    "json but no object": ("t.jsonl", "[1]\n", r"t\.jsonl:1: is a JSON list"),
+    "json but no object": ("t.jsonl", "[1]\n", r"t\.jsonl:1: is a list"),
     "json field absent": (
         "t.jsonl",
         '{"text": "a", "label": "x"}\n{"label": "y"}\n',
