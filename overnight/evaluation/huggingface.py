@@ -185,7 +185,10 @@ def _first_line(error: Exception) -> str:
 def _fast(tokenizer: Any, folder: Path) -> Tokenizer:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
-        raise DataError(f"{folder}: its tokenizer has no tokenizer.json, and so says of no token where it stands in the text; {_HOW}")
+        raise DataError(
+            f"{folder}: has no tokenizer.json, and the {type(tokenizer).__name__} that transformers takes instead says of no token where it stands in the "
+            'text; put its tokenizer.json there or, if it splits words as BERT does, name {"tokenizer_class": "BertTokenizer"} in tokenizer_config.json'
+        )
     return backend
 
 

@@ -201,6 +201,16 @@ def test_what_cannot_be_read_is_said(bert: Path, tmp_path: Path, monkeypatch: py
         (bare / name).unlink(missing_ok=True)
     with pytest.raises(DataError, match=r"bare: has no tokenizer \(tokenizer.json, vocab.txt, "):
         opened(bare)
+    slow = broken("slow")
+    (slow / "tokenizer.json").unlink()
+    settings = {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "basic"}
+    (slow / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(
+        DataError, match=r'no tokenizer.json, and the BertJapaneseTokenizer .* name \{"tokenizer_class": "BertTokenizer"\} in'
+    ):
+        opened(slow)
+    (slow / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    opened(slow)
     with pytest.raises(ConfigError, match="precision = fp8: a model of transformers is not computed in 8 bits"):
         opened(bert, "precision=fp8")
     monkeypatch.setitem(sys.modules, "transformers", None)
