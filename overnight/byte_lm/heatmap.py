@@ -75,7 +75,16 @@ def chosen_unit(folder: Path, unit: str) -> Unit:
             return Unit(int(unit))
         except ValueError:
             raise ConfigError(f"--unit = {unit!r}: must be a number or `best`") from None
-    found = [line for line in probe_results(folder) if line.get("unit")]
+    probes = probe_results(folder)
+    found = [line for line in probes if line.get("unit")]
+    if probes and not found:
+        last = probes[-1]
+        why = (
+            "has more than two classes, of which none is the best"
+            if last.get("nonzero")
+            else "weighs no unit, since none tells the classes apart"
+        )
+        raise DataError(f"{folder}: the linear probe {last['name']} {why}; give --unit a number")
     if not found:
         raise DataError(
             f"{folder}: no linear probe on a task of two classes has found a best unit yet; run `overnight linear-probe` first, or give --unit a number"

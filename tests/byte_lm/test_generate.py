@@ -233,6 +233,14 @@ def test_the_best_unit_is_the_one_that_the_newest_transfer_found_whatever_its_fe
         chosen_unit(tmp_path, "first")
 
 
+@pytest.mark.parametrize(("nonzero", "said"), [(0, "weighs no unit, since none tells the classes apart"), (5, "has more than two classes")])
+def test_a_linear_probe_without_a_best_unit_says_why_there_is_none(nonzero: int, said: str, tmp_path: Path) -> None:
+    entry = {"kind": "linear_probe", "name": "sst", "value": 0.5, "init": "pretrained", "nonzero": nonzero}
+    append_result(tmp_path / "tasks.jsonl", entry)
+    with pytest.raises(DataError, match=f"the linear probe sst {said}.*; give --unit a number"):
+        chosen_unit(tmp_path, "best")
+
+
 @pytest.mark.parametrize("newest", ["step-0000010", "step-0000020"])
 def test_a_best_unit_of_an_older_checkpoint_is_said_to_be(newest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entry = {"kind": "linear_probe", "name": "sst", "value": 0.5, "init": "pretrained", "checkpoint": "step-0000010"}
