@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight import config
-from overnight.checkpoint.reader import TrainingProgress
+from overnight.checkpoint.reader import TrainingProgress, newest_checkpoint
 from overnight.config import Run
 from overnight.errors import ConfigError
 from overnight.optim.schedules import learning_rate
@@ -32,10 +32,12 @@ def check_folder(run: Run, extend: bool = False) -> None:
     if not path.exists():
         return
     theirs = _read(path)
+    # Of a run that failed before its first checkpoint nothing is lost.
+    delete = "delete that one" + ", which has no checkpoint yet" * (newest_checkpoint(run.run_dir / "checkpoints") is None)
     if theirs.budget != run.budget:
         began = f"with budget = {theirs.budget!r}, which fixed when it ends" if theirs.budget else "without a budget"
         raise ConfigError(
-            f"budget = {run.budget!r}: {run.run_dir} was begun {began}; leave it so, or give this run its own folder (--out=...)"
+            f"budget = {run.budget!r}: {run.run_dir} was begun {began}; leave it so, give this run its own folder (--out=...), or {delete}"
         )
     different = list(config.differences(config.identity(theirs), config.identity(run)))
     if theirs.phases.keys() == run.phases.keys() and list(theirs.phases) != list(run.phases):
@@ -50,9 +52,7 @@ def check_folder(run: Run, extend: bool = False) -> None:
         )
     lines = "\n  ".join(different)
     hint = "" if problems else "To resume from its checkpoints to the end of this longer run, add --extend. Or g"
-    raise ConfigError(
-        f"{run.run_dir} holds another run:\n  {lines}\n{hint or 'G'}ive this one its own folder (--out=...) or delete that one"
-    )
+    raise ConfigError(f"{run.run_dir} holds another run:\n  {lines}\n{hint or 'G'}ive this one its own folder (--out=...) or {delete}")
 
 
 def not_longer(shorter: Run, run: Run) -> Iterator[str]:

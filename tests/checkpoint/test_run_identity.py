@@ -126,6 +126,15 @@ def test_without_the_option_the_refusal_names_it(tiny: Make) -> None:
     assert "--extend" not in str(other.value)
 
 
+def test_a_refusal_says_where_nothing_is_lost_with_the_other_run(tiny: Make) -> None:
+    claim_folder(tiny())
+    with pytest.raises(ConfigError, match=r"or delete that one, which has no checkpoint yet$"):
+        check_folder(tiny(seed=1))
+    (tiny().run_dir / "checkpoints" / "step-0000001").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"or delete that one$"):
+        check_folder(tiny(seed=1))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
