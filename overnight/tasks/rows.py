@@ -45,7 +45,8 @@ class LongLine(str):
 
     def problem(self, where: str) -> DataError:
         """Return what is wrong with it, by where it stands."""
-        return DataError(f"{where}: has more than {_LONGEST:,} bytes, and no line may; cut the text")
+        how = r"cut the text, or if lines end in carriage returns alone, convert them: tr '\r' '\n'"
+        return DataError(f"{where}: has more than {_LONGEST:,} bytes, and no line may; {how}")
 
 
 def is_too_long(raw: bytes) -> bool:
