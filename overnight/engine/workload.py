@@ -185,12 +185,14 @@ class ByteWorkload(_Prepared):
     """A run of a byte model: streams of documents, and the state that they carry.
 
     Raises:
-        DataError: when the data is not prepared.
+        DataError: when the data is not prepared, or a phase cannot read it: before a folder is claimed, and not after the phases before.
     """
 
     def __init__(self, run: ByteRun, world: World) -> None:
         super().__init__(run, world)
         self.run = run
+        for number, phase in enumerate(run.phases.values()):
+            self.samples(phase, number, "train").stream_numbers(world.rank, world.size)
         self.model = self.untrained(world.device)
 
     def untrained(self, device: torch.device) -> ByteModel:

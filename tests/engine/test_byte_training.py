@@ -21,7 +21,7 @@ from overnight.console import Line
 from overnight.corpus.pipeline import prepare
 from overnight.engine import loop
 from overnight.engine.pretrain import pretrain
-from overnight.errors import ConfigError
+from overnight.errors import ConfigError, DataError
 from overnight.models.bytes import ByteModel
 from tests.conftest import topics
 from tests.distributed.test_parallel import Runs
@@ -89,6 +89,13 @@ def finish(run: Run) -> str:
     out = io.StringIO()
     pretrain(run, Line(out))
     return out.getvalue()
+
+
+def test_a_phase_that_cannot_read_the_corpus_is_refused_before_its_run_has_a_folder(make: Make) -> None:
+    run = make(phase={"num_document_groups": 5000})
+    with pytest.raises(DataError, match="an epoch is split into 5,000 groups"):
+        finish(run)
+    assert not run.run_dir.exists()
 
 
 def state(run: Run) -> dict[str, Tensor]:
