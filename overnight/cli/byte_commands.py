@@ -84,11 +84,16 @@ def _heatmap(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.interop.byte_models import ready_model
     from overnight.report.heatmap import write_heatmap
 
+    to, given = Path(options.to), Path(options.input)
+    if to.is_dir() or (to.exists() and given.exists() and to.samefile(given)):
+        raise ConfigError(
+            f"--to = {to}: is {'a folder' if to.is_dir() else 'the file with the texts'}; name a page to write, such as unit.html"
+        )
     texts, unit = read_texts(options.input, options.field), chosen_unit(run.run_dir, options.unit)
     model, dtype = ready_model(run)
     what = f"{'tanh of ' if options.tanh else ''}{unit} of {run.run_dir.resolve().name}"
     lead = "The unit's value after each character, read from the beginning of each text."
-    write_heatmap(Path(options.to), [unit_values(model, text, unit, options.tanh, dtype) for text in texts], what, lead)
+    write_heatmap(to, [unit_values(model, text, unit, options.tanh, dtype) for text in texts], what, lead)
     print(f"written: {options.to}")
 
 
