@@ -108,10 +108,16 @@ def tokens() -> list[str]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(docs=st.lists(st.lists(st.sampled_from(ALPHABET), max_size=40).map(_lines), max_size=4), lowercase=st.booleans())
-def test_encoding_word_by_word_equals_the_library_on_sentences(tokens: list[str], docs: list[str], lowercase: bool) -> None:
+@given(
+    docs=st.lists(st.lists(st.sampled_from(ALPHABET), max_size=40).map(_lines), max_size=4),
+    lowercase=st.booleans(),
+    piece=st.sampled_from([1, 9, 1 << 20]),
+)
+def test_encoding_word_by_word_equals_the_library_on_sentences(tokens: list[str], docs: list[str], lowercase: bool, piece: int) -> None:
     tokenizer = tk.build_tokenizer(tokens, lowercase)
-    tokens, lengths, counts = tk.Encoder(tokenizer).encode(docs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tk, "_PIECE", piece)
+        tokens, lengths, counts = tk.Encoder(tokenizer).encode(docs)
     tokenizer.encode_special_tokens = True
     expected = [[tokenizer.encode(line, add_special_tokens=False).ids for line in doc.split("\n")] for doc in docs]
     filled = [[ids for ids in doc if ids] for doc in expected]
