@@ -282,7 +282,7 @@ _REMEMBERED = 1 << 17
 _AT_ONCE = 1 << 11
 _ID_BYTES = 4
 # Bytes of text whose words are looked up at once: of each several arrays of numbers are made, which take five times as many. Fewer bytes take longer.
-_PIECE = 2 << 20
+_BLOCK = 2 << 20
 
 
 class Encoder:
@@ -312,7 +312,7 @@ class Encoder:
         for text in documents:
             content += (text.replace("\n", ends[0]) + ends[1]).encode()
             count += 1
-            while len(content) > _PIECE and (cut := content.find(b" ", _PIECE) + 1):
+            while len(content) > _BLOCK and (cut := content.find(b" ", _BLOCK) + 1):
                 streams.append(self._stream(content[:cut]))
                 del content[:cut]
         streams.append(self._stream(content))

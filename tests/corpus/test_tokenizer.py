@@ -111,12 +111,12 @@ def tokens() -> list[str]:
 @given(
     docs=st.lists(st.lists(st.sampled_from(ALPHABET), max_size=40).map(_lines), max_size=4),
     lowercase=st.booleans(),
-    piece=st.sampled_from([1, 9, 1 << 20]),
+    block=st.sampled_from([1, 9, 1 << 20]),
 )
-def test_encoding_word_by_word_equals_the_library_on_sentences(tokens: list[str], docs: list[str], lowercase: bool, piece: int) -> None:
+def test_encoding_word_by_word_equals_the_library_on_sentences(tokens: list[str], docs: list[str], lowercase: bool, block: int) -> None:
     tokenizer = tk.build_tokenizer(tokens, lowercase)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tk, "_PIECE", piece)
+        patch.setattr(tk, "_BLOCK", block)
         tokens, lengths, counts = tk.Encoder(tokenizer).encode(docs)
     tokenizer.encode_special_tokens = True
     expected = [[tokenizer.encode(line, add_special_tokens=False).ids for line in doc.split("\n")] for doc in docs]
