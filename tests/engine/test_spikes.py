@@ -202,7 +202,9 @@ def test_a_rollback_is_the_run_without_the_data_it_passed_over(
     assert event["message"].startswith(
         "phase short: rolled back from step 11 to step 8 of the run, passing over 3 steps of data: step 11: "
     )
-    assert ("most of the gradient is in" in event["message"]) == (cause == "spike")
+    # In fp16 the gradient of so large a loss overflows.
+    said = "is not finite" if precision == "fp16" else "most of the gradient is in"
+    assert (said in event["message"]) == (cause == "spike")
     assert event["samples"] == samples_of(run).provenance(10, 1, 0)
 
 
