@@ -152,7 +152,9 @@ def _model_tree(model: ByteLMConfig) -> dict[str, Any]:
 
 def _write(out: Path, state: Mapping[str, Tensor], tree: Mapping[str, Any]) -> None:
     config.build_run(tree)  # what cannot be read back is not written
-    strange = [f.name for f in out.iterdir() if f.name not in _FILES] if out.is_dir() else [out.name] if out.exists() else []
+    here = [f.name for f in out.iterdir()] if out.is_dir() else []
+    # A README.md alone is somebody's own; weights alone are what a killed export left.
+    strange = [name for name in here if name not in _FILES or here == ["README.md"]] or [out.name] * (out.exists() and not out.is_dir())
     if strange:
         raise UserError(f"{out}: exists and holds {strange[0]!r}, which no export wrote; name another folder")
     whole = {name: tensor.to(torch.float32).contiguous() for name, tensor in state.items()}

@@ -219,6 +219,14 @@ def test_an_imported_folder_says_what_it_holds_and_is_replaced_by_the_next(tmp_p
         import_byte_model(tmp_path / "model.pt", ours)
 
 
+def test_a_folder_with_only_a_readme_is_not_written_into(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "README.md").write_text("mine")
+    with pytest.raises(UserError, match=r"holds 'README\.md', which no export wrote"):
+        import_byte_model(write_openai(tmp_path / "openai", random_arrays(WIDTH, INNER)), tmp_path / "own")
+    assert (tmp_path / "own" / "README.md").read_text() == "mine"
+
+
 @pytest.mark.parametrize("label", [False, True])
 @pytest.mark.parametrize("kind", ["mlstm", "lstm", "lstm with weight norm", "transformer"])
 def test_the_readme_of_an_export_names_every_tensor_and_no_other(kind: str, label: bool) -> None:
