@@ -147,12 +147,14 @@ def causal_first(phase: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return a phase in two: a causal one, at the peak rate from its warm-up on, and what is left, which decays for as long as the whole did."""
     steps, optim = round(CAUSAL * phase["steps"]), phase["optim"]
     warmup, stable = (optim["schedule"].get(name, 0.0) for name in ("warmup_ratio", "stable_ratio"))
+    # Of another schedule the decay is a line: a phase that ends at its peak is one of wsd only.
+    schedule = optim["schedule"] if optim["schedule"]["name"] == "wsd" else {"name": "wsd"}
     first = min(1.0, warmup / CAUSAL)
     schedules = {
         "causal": {"warmup_ratio": first, "stable_ratio": 1.0 - first},
         "masked": {"warmup_ratio": 0.0, "stable_ratio": max(0.0, 1.0 - (1.0 - warmup - stable) / (1.0 - CAUSAL))},
     }
-    made = {name: {**phase, "optim": {**optim, "schedule": {**optim["schedule"], **changes}}} for name, changes in schedules.items()}
+    made = {name: {**phase, "optim": {**optim, "schedule": {**schedule, **changes}}} for name, changes in schedules.items()}
     made["causal"] |= {
         "objective": "causal",
         "steps": steps,

@@ -59,9 +59,11 @@ def test_all_four_are_trained_on_one_text_and_nothing_is_done_twice(
     assert len(peers) == 2 + 2 + 1 and len(calls.of("evaluate")) == 8
     (both,) = (words for words in peers if words[words.index("--minutes") + 2] == "0.004")
     assert both[both.index("--lr") + 1] == "5e-05" and kept["a-0.002m-seed4.json"]["schedule_minutes"] == 0.004
-    trials = {path.name: json.loads(path.read_text()) for path in out.glob("sweep-*.json")}
-    best = min(trials.values(), key=lambda trial: trial["valid_loss"] or math.inf)
-    assert {kept[f"b-{m}m-seed4.json"]["settings"]["lr"] for m in ("0.002", "0.004")} == {best["settings"]["lr"]}
+    trials = [json.loads(path.read_text()) for path in out.glob("sweep-*.json")]
+    losses = {trial["settings"]["lr"]: trial["valid_loss"] or math.inf for trial in trials}
+    (chosen,) = {kept[f"b-{m}m-seed4.json"]["settings"]["lr"] for m in ("0.002", "0.004")}
+    # Not the rate itself: on a busy machine the trials may have a step each, and the same loss.
+    assert len(trials) == 2 and losses[chosen] == min(losses.values())
     # One text, one vocabulary, one size; the published recipe has its first phase only.
     folder = tmp_path / "work" / "data"
     assert {words[words.index("--data") + 1] for words in peers} == {str(folder)} and load_manifest(folder).vocab_size == 600
