@@ -20,19 +20,23 @@ _RARE_TERMINALS = (  # beyond the 16 bits for which a set of characters is one l
 )
 # Those of Chinese and Japanese, with what closes after them, need no white space.
 _FULL_WIDTH = "。！？｡．"
-_CLOSING = r"\"'”’)\]»*_」』）"
+_CLOSING = r"\"'”’)\]»*_」』）】》〉"
 # After an end comes a space and no small letter; or a small one, as some people begin, after a word too long for an abbreviation.
 _BEFORE_NEXT = r"(?= [^a-z])|(?<=[a-z]{5}\.)(?= )"
 # A sentence may end at one of these, with closing quotes or brackets, before white space. None is looked for inside of a run of them: where its
 # first ends nothing, no other does, and each would be followed to the end of the run.
 _END_ASCII = re.compile(rf"[.!?](?<![.!?].)[.!?]*+[\"')\]*_]*(?:{_BEFORE_NEXT})")
-# In German these two close, where a space follows.
-_AFTER = rf"[{_CLOSING}]*[“«]?(?:{_BEFORE_NEXT}|(?<=[{_FULL_WIDTH}」』）]))"
+# In German “ and « close, where a space follows. In Chinese these close what ends with a full-width mark, and none does.
+_CHINESE = r"[”’】》〉]"
+_NEEDS_NO_SPACE = rf"(?<=[{_FULL_WIDTH}」』）])|(?<=[{_FULL_WIDTH}]{_CHINESE})|(?<=[{_FULL_WIDTH}]{_CHINESE}{_CHINESE})"
+_AFTER = rf"[{_CLOSING}]*[“«]?(?:{_BEFORE_NEXT}|{_NEEDS_NO_SPACE})"
 _END, _END_RARE = (
     re.compile(f"{mark}(?<!{mark}.){mark}*{_AFTER}") for mark in (f"[.!?{_TERMINALS}]", f"[.!?{_TERMINALS}{_RARE_TERMINALS}]")
 )
 _RARE = re.compile("[\U00010a00-\U0001ffff]")
 _BEFORE_FIRST = " \"'“‘„«([*_-—–¿¡`"
+# Unicode calls the letters of Georgian small, since it has capitals for headlines; no sentence begins with one.
+_GEORGIAN = ("\u10d0", "\u10ff")
 
 # What a full stop after it does not end a sentence: titles, and words that hardly end one, in lower case.
 _ABBREVIATIONS = frozenset(
@@ -49,6 +53,8 @@ _ABBREVIATIONS = frozenset(
             "av env mlle mlles mme mmes mgr ste",
             # Spanish
             "avda dña dra ee ej excmo gral lic núm pág págs sra sras sres srta ud uds vd vds",
+            # Hindi: "doctor", "professor"
+            "डॉ प्रो",
         ]
     ).split()
 )
@@ -111,7 +117,8 @@ _NEVER_LAST = frozenset(["e.g", "i.e", "p.s", "z.b", "d.h", "u.a", "p.ex"])
 # Letters that are words, or names of numbers, and so may be the last of a sentence.
 _WORDS_OF_ONE_LETTER = frozenset("Iiaxynkяo")
 # Small letters that are an abbreviation before a capital too, as "v. Chr.", "s. Abb." and "г. Москва" are; others, as in "of a and c.", are not.
-_BEFORE_CAPITAL = frozenset("svбвгдкпрст")
+# The last three are Arabic: doctor, professor, engineer.
+_BEFORE_CAPITAL = frozenset("svбвгдкпрстدأم")
 # What is behind a German ordinal ("3. Mai", "20. Jahrhundert"), or before it ("am 2.", "der 2."); "am" is also English, before a month or not.
 _AFTER_ORDINAL = re.compile(
     r"(?:Januar|Jänner|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember|Jahrhundert|Jahrhunderts|Jh|Jhd|Weltkrieg"
@@ -162,7 +169,7 @@ def _ends_sentence(text: str, start: int, stop: int, end: int) -> bool:
     following = text[end : end + 6].lstrip(_BEFORE_FIRST)[:1]
     if following == "." and _NEXT_DOT.match(text, end):
         return False
-    if following.islower():
+    if following.islower() and not _GEORGIAN[0] <= following <= _GEORGIAN[1]:
         return text[end + 1 : end + 2] == following and _ends_before_small(text, start, stop, end)
     # Only a single full stop can belong to an abbreviation; a closing quote after it ends the sentence anyway.
     if end - stop != 1 or text[stop] != ".":

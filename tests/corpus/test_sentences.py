@@ -53,11 +53,21 @@ PARAGRAPHS = [
     "ይህ ዓረፍተ ነገር ነው።|ይህ ሁለተኛው ነው፧|አዎ።",
     "ဤသည်မှာ ဝါကျ။|ဒုတိယ။",
     "นี่คือ.|ประโยค.",
+    "გამარჯობა.|როგორ ხარ?|„კარგად!“|თქვა მან.",  # Georgian, whose letters Unicode calls small
+    "د. أحمد جاء.|المسافة 5 م.|ثم ذهب.",
+    "डॉ. राम ने कहा।|प्रो. शर्मा गया।",
     "𑀅𑀓𑁇|𑀓𑁈",  # Brahmi, beyond 16 bits
     "Really⁈|Yes‼|No⁇|So‽|End.",
 ]
 # Without a space between sentences.
-WIDE = ["日本語。|これは文です。|次", "你好！|你是谁？|我是。", "「行け。」|彼は言った。", "全角．|半角｡|次"]
+WIDE = [
+    "日本語。|これは文です。|次",
+    "你好！|你是谁？|我是。",
+    "「行け。」|彼は言った。",
+    "全角．|半角｡|次",
+    "他说：“你好。”|我走了。|“他问：‘为什么？’”|没人回答。",
+    "【注意！】|他看了《Who?》和《红楼梦》……然后走了。|好。",
+]
 
 
 @pytest.mark.parametrize("text", PARAGRAPHS)
@@ -77,7 +87,7 @@ def test_sentences_lose_and_add_nothing(raw: str) -> None:
     assert all(sentence and "\n" not in sentence for sentence in sentences(cleaned))
 
 
-@pytest.mark.parametrize("marks", [".", "?!", ".)", "。", "。.", "…\u201c", "\U00011047", ". "])
+@pytest.mark.parametrize("marks", [".", "?!", ".)", "。", "。.", "。\u201d", "。》", "…\u201c", "\U00011047", ". "])
 def test_a_run_of_marks_is_split_in_linear_time(marks: str) -> None:
     """Each text is 500 kB: the square of its marks would be an hour."""
     text = "Contents" + marks * (500_000 // len(marks)) + "x"
