@@ -18,6 +18,7 @@ from overnight.corpus.near_duplicates import find_near_duplicates
 from overnight.corpus.shards import read_table
 from overnight.corpus.text import clean_text
 from overnight.corpus.workers import Workers
+from overnight.display import plural
 
 # Documents that are looked at together.
 _BLOCK = 1 << 20
@@ -73,7 +74,8 @@ def sift(chunks: list[Path], first: np.ndarray, data: Data, workers: Workers, lo
     stay = first
     if data.decontaminate:
         marked = stay & find_evaluation_text(chunks, chunks[0].with_name("evaluation.u64"), data.decontaminate_words, workers)
-        drop("decontaminate", _some(marked), int(marked.sum()))
+        drop("decontaminate", _some(marked), found := int(marked.sum()))
+        log(f"decontaminate: {plural(found, 'document')} with text of evaluations left out")
         stay = stay & ~marked
     if data.near_duplicates:
         positions, like = find_near_duplicates(chunks, np.split(stay, ends[:-1]), data.near_duplicates, workers, log)

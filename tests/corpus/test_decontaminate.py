@@ -170,6 +170,12 @@ def test_prepare_drops_documents_with_evaluation_text_counts_and_samples_them(co
     assert any("6 13-grams of 1 texts; 3 have fewer words" in line for line in lines)
 
 
+def test_prepare_says_so_where_no_document_has_evaluation_text(corpus: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    prepare(settings_of(corpus, decontaminate=[str(tmp_path / "dev.tsv")]), tmp_path / "out", lines.append)
+    assert "decontaminate: 0 documents with text of evaluations left out" in lines
+
+
 def test_text_of_which_nothing_but_evaluation_text_is_left_is_refused_for_that_reason(corpus: Path, tmp_path: Path) -> None:
     (corpus / "short.txt").write_text("Too short.")
     with pytest.raises(DataError, match=r"^no document is left: \d+ by data\.decontaminate, 1 by data\.min_chars; allow more of them"):
