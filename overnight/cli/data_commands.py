@@ -36,9 +36,10 @@ def _add_report(command: argparse.ArgumentParser) -> None:
 
 
 def _report(options: argparse.Namespace, overrides: list[str]) -> None:
+    from overnight.corpus.prepared import local_folder
     from overnight.report.data_page import write_data_report
 
-    folder = Path(options.folder)
+    folder = local_folder(options.folder)
     print(f"written: {write_data_report(folder, Path(options.to) if options.to else folder / 'report.html')}")
 
 
@@ -67,6 +68,8 @@ def _look(options: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _add_overlap(command: argparse.ArgumentParser) -> None:
+    # argparse would show FOLDER last, where it would be one more PATH.
+    command.usage = "%(prog)s FOLDER --with PATH [PATH ...] [--words N] [--split {train,valid,test}] [--samples N] [--json]"
     _add_folder(command)
     command.add_argument(
         "--with",

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from overnight.console import table
@@ -22,7 +21,7 @@ from overnight.corpus.compare import (
     first_difference,
     setting_rows,
 )
-from overnight.corpus.prepared import Prepared
+from overnight.corpus.prepared import Prepared, local_folder
 from overnight.display import for_stream, plural, yaml_text
 from overnight.errors import ConfigError, DataError
 
@@ -37,7 +36,7 @@ def diff(options: argparse.Namespace) -> int:
         ConfigError: when a folder, or a shard of it, cannot be used: 1 is for a difference.
     """
     try:
-        return _compare(Prepared(Path(options.folder)), Prepared(Path(options.other)), options)
+        return _compare(Prepared(local_folder(options.folder)), Prepared(local_folder(options.other)), options)
     except DataError as error:
         raise ConfigError(str(error)) from None
 

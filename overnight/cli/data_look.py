@@ -7,13 +7,12 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
 from overnight.console import Styled
 from overnight.corpus.look import Selection, passages, search_pattern, selected_documents
-from overnight.corpus.prepared import Decoder, Prepared, PreparedDocument
+from overnight.corpus.prepared import Decoder, Prepared, PreparedDocument, local_folder
 from overnight.display import plural
 from overnight.errors import ConfigError
 
@@ -38,7 +37,7 @@ def look(options: argparse.Namespace) -> int:
         raise ConfigError("--search and --regex: give one of them")
     if options.number and (searching or options.source or options.random):
         raise ConfigError("--number names documents; --random, --search, --regex and --source choose them: give one or the other")
-    prepared = Prepared(Path(options.folder))
+    prepared = Prepared(local_folder(options.folder))
     pattern = search_pattern(prepared, options.search or "", options.regex or "", options.ignore_case)
     if searching and pattern is None:
         raise ConfigError(f"--search {options.search!r}: is empty; give a word or a phrase")

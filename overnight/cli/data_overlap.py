@@ -7,11 +7,10 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 from overnight.console import table
 from overnight.corpus.overlap import Overlap, find_overlap
-from overnight.corpus.prepared import Prepared
+from overnight.corpus.prepared import Prepared, local_folder
 from overnight.display import for_stream, plural, share
 from overnight.errors import ConfigError, DataError
 
@@ -23,7 +22,7 @@ def overlap(options: argparse.Namespace) -> int:
         ConfigError: when the folder or an evaluation cannot be used: 1 is for what was found.
     """
     try:
-        found = find_overlap(Prepared(Path(options.folder)), options.split, options.paths, options.words, options.samples)
+        found = find_overlap(Prepared(local_folder(options.folder)), options.split, options.paths, options.words, options.samples)
     except DataError as error:
         raise ConfigError(str(error)) from None
     if options.json:

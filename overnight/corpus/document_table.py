@@ -111,7 +111,9 @@ class DocumentTable:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.path = folder / NAME
         if not self.path.is_file():
-            raise DataError(f"{self.path}: is missing, and the manifest names it; prepare again, which makes it anew")
+            raise DataError(
+                f"{self.path}: is missing, and the manifest names it; copy it from where the folder was prepared, or prepare again, which makes it anew"
+            )
         if (found := file_digest(self.path)) != manifest.documents_checksum:
             raise DataError(f"{self.path}: is damaged, its checksum is {found}, the manifest says {manifest.documents_checksum}; {_AGAIN}")
         self._shards = [entry.name for entry in manifest.shards]

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from overnight.corpus import bytes as byte_text
+from overnight.corpus import places
 from overnight.corpus.document_table import DocumentRows, DocumentTable, open_document_table
 from overnight.corpus.shards import SPLITS, Manifest, Shard, ShardEntry, check_shard, load_manifest, open_shard
 from overnight.corpus.tokenizer import load_tokenizer, load_vocabulary
-from overnight.errors import DataError
+from overnight.errors import ConfigError, DataError
 
 # Tokens that are made text at once; each takes as many bytes as the longest of the vocabulary.
 _BLOCK = 1 << 16
@@ -90,6 +91,17 @@ class PreparedDocument:
     lengths: np.ndarray
     """int64 [S]: tokens of each sentence."""
     label: float | None = None
+
+
+def local_folder(path: str) -> Path:
+    """Return a prepared folder that a command was given.
+
+    Raises:
+        ConfigError: when it is an address: only training reads those, and its copy lacks what is known of the documents.
+    """
+    if places.is_remote(path):
+        raise ConfigError(f"{path}: is in storage, and this command reads folders of this machine; copy it into one, and name that")
+    return Path(path)
 
 
 class Prepared:

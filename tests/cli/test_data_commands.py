@@ -50,11 +50,26 @@ def split_of(folder: Path, phrase: str) -> str:
     return next(split for split in prepared.splits() for each in prepared.documents(split) if phrase in prepared.decoder.text(each.tokens))
 
 
+@pytest.mark.parametrize(("command", "others"), [("report", []), ("look", []), ("overlap", ["--with", "x"]), ("diff", ["other"])])
+def test_an_address_is_refused_as_one_with_what_to_do(command: str, others: list[str], capsys: Captured) -> None:
+    assert call("data", command, "s3://bucket/night", *others) == 2
+    said = capsys.readouterr().err
+    assert (
+        "overnight: s3://bucket/night: " in said
+        and "is in storage, and this command reads folders of this machine; copy it into one" in said
+    )
+
+
 @pytest.mark.parametrize("command", ["report", "look", "overlap", "diff"])
 def test_every_command_has_help(command: str, capsys: Captured) -> None:
     assert call("data", command, "--help") == 0
     assert capsys.readouterr().out.startswith(f"usage: overnight data {command} ")
     assert call("data") == 2
+
+
+def test_the_usage_of_overlap_names_the_folder_before_the_list_of_evaluations_that_would_take_it_in(capsys: Captured) -> None:
+    assert call("data", "overlap", "--with", "dev.json", "data/night") == 2
+    assert capsys.readouterr().err.startswith("usage: overnight data overlap FOLDER --with PATH [PATH ...] ")
 
 
 def test_look_shows_three_documents_at_random_of_a_seed(folder: Path, capsys: Captured) -> None:

@@ -99,7 +99,10 @@ def test_a_missing_table_is_made_again_and_a_damaged_one_is_refused(tmp_path: Pa
     ):
         open_document_table(folder, load_manifest(folder))
     path.unlink()
-    with pytest.raises(DataError, match=r"documents\.arrow: is missing, and the manifest names it; prepare again"):
+    with pytest.raises(
+        DataError,
+        match=r"documents\.arrow: is missing, and the manifest names it; copy it from where the folder was prepared, or prepare again",
+    ):
         open_document_table(folder, load_manifest(folder))
     prepared_folder(tmp_path, {"a.jsonl": texts(20)})
     assert path.read_bytes() == content
