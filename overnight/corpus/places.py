@@ -39,8 +39,12 @@ def is_remote(path: str) -> bool:
     return "://" in path.partition("::")[0]
 
 
-class NothingThere(DataError):
-    """Storage says that it has nothing at an address: no further try finds something."""
+class Hopeless(DataError):
+    """No further try can help: nothing here knows that kind of storage, or its library is missing."""
+
+
+class NothingThere(Hopeless):
+    """Storage says that it has nothing at an address."""
 
 
 def files(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -> list[StoredFile]:
@@ -82,7 +86,7 @@ def _remote(address: str, key: str) -> Iterator[StoredFile]:
         system, inside = url_to_fs(address)
         details = _details(system, inside, is_server)
     except ImportError as error:
-        raise DataError(
+        raise Hopeless(
             f"{shown}: {error}; the extra `remote` has what S3, Google Cloud Storage and https need (pip install 'overnight[remote]')"
         ) from None
     except Exception as error:  # each storage has errors of its own
@@ -90,7 +94,8 @@ def _remote(address: str, key: str) -> Iterator[StoredFile]:
         # Of a server that does not answer, or refuses, fsspec says so too.
         cause = error.__cause__ if absent and is_server else None
         if not absent or (cause and getattr(cause, "status", None) not in (404, 410)):
-            raise DataError(
+            kind = Hopeless if str(error).startswith("Protocol not known") else DataError  # a ValueError of fsspec, as many are
+            raise kind(
                 f"{shown}: cannot be listed ({_said(cause or error)}); correct {key}, or see that this machine may read it"
             ) from None
         details = {}

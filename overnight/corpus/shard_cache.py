@@ -153,12 +153,12 @@ def _tried(address: str, name: str, log: Callable[[str], None], call: Callable[[
     """Return what a call returns, after some more tries where storage fails it.
 
     Raises:
-        DataError: of the last try; at once where storage has no such file.
+        DataError: of the last try; at once where storage has no such file, or cannot be asked from here.
     """
     for pause in _PAUSES:
         try:
             return call()
-        except places.NothingThere:
+        except places.Hopeless:
             raise
         except (_Differs, DataError) as error:
             log(f"fetch: {name} did not arrive ({error}); tries again in {pause:g} s")

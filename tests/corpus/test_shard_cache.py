@@ -145,6 +145,18 @@ def test_what_is_not_there_is_said_at_once(storage: Any, tmp_path: Path, monkeyp
         copy(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("address", "said"), [("s3://bucket/tiny", r"pip install 'overnight\[remote\]'"), ("nothing://b", "Protocol not known")]
+)
+def test_storage_for_which_nothing_is_installed_is_refused_at_once(
+    address: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_cache, "_PAUSES", (1e9,))
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(DataError, match=said):
+        copy(tmp_path, address=address)
+
+
 def test_a_copy_that_was_cut_short_is_fetched_again_and_one_that_was_changed_is_noticed(tmp_path: Path) -> None:
     path = copy(tmp_path) / "train-00000.arrow"
     whole = path.read_bytes()
