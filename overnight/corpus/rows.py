@@ -29,7 +29,7 @@ def read_json_lines(file: OpenFile) -> Iterator[Document]:
     for number, line in lines(file, are_rows=True):
         if not line.strip():
             continue
-        found = _json_row(line, file.data)
+        found = _json_row(line, file)
         if isinstance(found, Document):
             yield found
         else:
@@ -54,7 +54,7 @@ def read_parquet(file: OpenFile) -> Iterator[Document]:
 
 def document_of(file: Input, number: int, row: Mapping[str, Any]) -> Iterator[Document]:
     """Yield the document of a row, or count it as one that cannot be used."""
-    found = _document(row, file.data)
+    found = _document(row, file)
     if isinstance(found, str):
         file.skip(number, found)
     elif len(found.text) > file.max_bytes:
@@ -175,7 +175,7 @@ def _number(cell: str) -> float | str | None:
         return cell
 
 
-def _json_row(line: str, data: Data) -> Document | str:
+def _json_row(line: str, file: Input) -> Document | str:
     """Return the document of a line, or what is wrong with it."""
     try:
         row = json.loads(line)
@@ -183,7 +183,7 @@ def _json_row(line: str, data: Data) -> Document | str:
         return f"is not JSON ({error})"
     if not isinstance(row, dict):
         return "is not a JSON object"
-    found = _document(row, data)
+    data, found = file.data, _document(row, file)
     if isinstance(found, Document) and "\\u" in line and not is_text(found.text):
         if data.encoding_errors == "strict":
             return f"has half a surrogate pair in {data.field!r}"
@@ -191,8 +191,9 @@ def _json_row(line: str, data: Data) -> Document | str:
     return found
 
 
-def _document(row: Mapping[str, Any], data: Data) -> Document | str:
-    """Return the document of a row, or what is wrong with it."""
+def _document(row: Mapping[str, Any], file: Input) -> Document | str:
+    """Return the document of a row, or what is wrong with it; keys that `data.field` joins and the row lacks are counted."""
+    data = file.data
     text = _text(row, data.field)
     label = _value(row, data.label) if data.label else None
     group = _value(row, data.group_field) if data.group_field else None
@@ -202,6 +203,9 @@ def _document(row: Mapping[str, Any], data: Data) -> Document | str:
         return f"has no finite number in {data.label!r} but {label!r:.40} (data.label names it; null or no such key is no label)"
     if group is not None and (not isinstance(group, str | int) or isinstance(group, bool)):
         return f"has no text or whole number in {data.group_field!r} but {group!r:.40} (data.group_field names it)"
+    for key in data.field.split("+") if "+" in data.field and data.field not in row else ():
+        if not isinstance(_value(row, key), str):
+            file.source.without[key] = file.source.without.get(key, 0) + 1
     return Document(text, None if label is None else float(label), group="" if group is None else str(group))
 
 

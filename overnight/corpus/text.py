@@ -13,7 +13,7 @@ from overnight.corpus.bytes import without_markup as plain_bytes
 from overnight.corpus.clean import paragraphs, without_markup
 from overnight.corpus.drops import Drops
 from overnight.corpus.filters import kept_lines, rejection
-from overnight.corpus.languages import language
+from overnight.corpus.languages import check_languages, language
 from overnight.corpus.personal import PLACEHOLDERS, mask
 from overnight.display import plural
 from overnight.errors import ConfigError
@@ -92,15 +92,15 @@ _OFF: Filters = NoFilters()
 
 
 def check_extras(data: Data) -> None:
-    """Check that what these settings need is installed.
+    """Check that what these settings need is installed, and has the languages that are asked for.
 
     Raises:
-        ConfigError: naming the extra.
+        ConfigError: naming the extra, or the language.
     """
     if data.fix_text:
         _ftfy()
     if data.languages:
-        language("a text")
+        check_languages(data.languages)
 
 
 def _fixed(text: str) -> str:

@@ -75,6 +75,8 @@ class PartCounts:
     redirects: int = 0
     other_pages: int = 0
     licenses: int = 0
+    replaced: int = 0
+    without: dict[str, int] = field(default_factory=dict)
     truncated: list[str] = field(default_factory=list)
 
 

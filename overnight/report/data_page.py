@@ -133,13 +133,15 @@ def _source_rows(manifest: Manifest, found: Statistics) -> list[dict[str, Any]]:
         kept = [count for (of, _), count in found.sources.items() if of == number]
         sums = {what: sum(getattr(count, what) for count in kept) for what in ("documents", "tokens", "characters")}
         notes = [
-            plural(count, what)
-            for count, what in (
-                (source.skipped_lines, "line skipped"),
-                (len(source.truncated), "truncated file"),
-                (source.licenses, "license removed"),
-                (source.redirects, "redirect"),
-                (source.other_pages, "page of other namespaces"),
+            f"{plural(count, noun)}{more}"
+            for count, noun, more in (
+                (source.skipped_lines, "line", " skipped"),
+                (len(source.truncated), "truncated file", ""),
+                (source.licenses, "license", " removed"),
+                (source.redirects, "redirect", ""),
+                (source.other_pages, "page", " of other namespaces"),
+                (source.replaced, "place", " with U+FFFD instead of bytes that are not UTF-8"),
+                *((count, "document", f" without {key!r}") for key, count in sorted(source.without.items())),
             )
             if count
         ]

@@ -107,6 +107,15 @@ def test_licenses_in_rows_are_counted_over_the_parts(tmp_path: Path) -> None:
     assert read(tmp_path / "a.jsonl", 100)[1].licenses == 20
 
 
+def test_what_rows_lack_and_what_was_replaced_is_counted_over_the_parts(tmp_path: Path) -> None:
+    rows = [json.dumps({"text": "words"} | ({"title": "A"} if number % 3 else {})).encode() for number in range(60)]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*rows, b'{"title": "A", "text": "caf\xe9"}']))
+    settings = {"field": "title+text", "encoding_errors": "replace"}
+    assert same(tmp_path / "a.jsonl", 100, **settings) > 5
+    source = read(tmp_path / "a.jsonl", 100, **settings)[1]
+    assert (source.without, source.replaced) == ({"title": 20}, 1)
+
+
 def test_a_paragraph_without_end_is_an_error_and_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_parts.OpenFile, "max_bytes", 50)
     (tmp_path / "a.txt").write_text("word\n\n" * 10 + "word\n" * 1000)

@@ -20,6 +20,7 @@ MASKED = [
     ("Tel. 030/1234567, (020) 7946 0958, 089 123456, Tel: 5551234", "Tel. [phone], [phone], [phone], Tel: [phone]"),
     ("from 93.184.216.34 and [8.8.44.1]:80", "from [ip] and [[ip]]:80"),
     ("host 2001:4860:4860::8888 answers", "host [ip] answers"),
+    ("It is 2001:4860:4860::8888. So is 2a00:1450:4001:81b::200e...", "It is [ip]. So is [ip]..."),
 ]
 KEPT = [
     "version 12.34.56.78, v10.20.30.40, Chrome/91.14.47.12 and section 12.13.14.15",

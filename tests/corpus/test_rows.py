@@ -287,6 +287,23 @@ def test_a_review_without_text_is_short_and_no_broken_line(tmp_path: Path) -> No
         read(tmp_path, field="reviewtext")
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_rows_without_one_of_the_joined_texts_are_counted(tmp_path: Path, kind: str) -> None:
+    rows: list[dict[str, Any]] = [{"id": number, "title": None if number % 4 else "A", "body": "B"} for number in range(1, 41)]
+    found, source = read(write(tmp_path, kind, rows), field="title+body")
+    assert [document.text for document in found[2:5]] == ["B", "A\n\nB", "B"]
+    assert source.without == {"title": 30} and list(source.lines()) == ["30 of 40 documents without 'title'"]
+
+
+def test_a_joined_key_that_no_row_has_is_refused(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    first.write_text(json.dumps({"title": "A", "text": "B"}) + "\n")
+    second.write_text(json.dumps({"text": "C"}) + "\n")
+    assert texts(first, second, field="title+text") == ["A\n\nB", "C"]
+    with pytest.raises(DataError, match=r"a\.jsonl: no document has text in 'titel'; correct data\.field, or leave 'titel' out of it"):
+        read(first, second, field="titel+text")
+
+
 @needs_data
 def test_real_reviews_of_both_years_are_read_as_they_are() -> None:
     found, _ = read(DATA / "amazon/reviews_Digital_Music_5.first6908.json", label="rating", group_field="asin", tokenizer="bytes")

@@ -116,6 +116,15 @@ def test_licenses_are_those_of_the_download(tmp_path: Path) -> None:
     page_of(folder)
 
 
+def test_what_was_skipped_removed_and_lacking_is_told_of_each_source(tmp_path: Path) -> None:
+    folder = prepared_folder(tmp_path, {"a.jsonl": texts(20)})
+    manifest = load_manifest(folder)
+    changes = {"skipped_lines": 2, "licenses": 1, "other_pages": 3, "replaced": 4, "without": {"title": 5}}
+    save_manifest(folder, dataclasses.replace(manifest, sources=[dataclasses.replace(manifest.sources[0], **changes)]))
+    said = "2 lines skipped, 1 license removed, 3 pages of other namespaces, 4 places with U+FFFD instead of bytes that are not UTF-8, 5 documents without"
+    assert said in " ".join(page_of(folder).text.split())
+
+
 def test_dropped_lines_and_masked_data_are_told(tmp_path: Path) -> None:
     rows = [f"{text}\n\nCall 030 1234567 or write to a.b@example.org now.\n\nthis line has no end" for text in texts(20)]
     settings = {"mask_personal": ["email"], "filters": NoFilters(lines_end_sentences=True)}
