@@ -20,6 +20,8 @@ from overnight.errors import ConfigError
 _AROUND, _PASSAGES = 120, 3
 # Documents where no option says how many: at random, and of a search or a source.
 _SAMPLE, _LIMIT = 3, 20
+# Sources that are named where the one asked for is none.
+_SOURCES = 10
 
 
 def look(options: argparse.Namespace) -> int:
@@ -61,6 +63,10 @@ def look(options: argparse.Namespace) -> int:
             return 0
     if searching or options.source:
         _say(f"{plural(shown, 'document')} found, of {read:,} {'looked through' if searching else 'of that source'} in {options.split}")
+        if options.source and not read:
+            names = [source.name or source.path for source in prepared.manifest.sources]
+            more = ", ..." if len(names) > _SOURCES else ""
+            _say(f"no name of a document or a source has {options.source!r} in it; sources are {', '.join(names[:_SOURCES])}{more}")
     return 0 if shown else 1
 
 

@@ -129,9 +129,10 @@ def _counted(files: list[RemoteFile]) -> str:
 
     from overnight.display import plural
     from overnight.download.jobs import megabytes
+    from overnight.download.wikipedia import wanted_files
 
     if not files:
-        return "two of each language and date, at dumps.wikimedia.org; sizes and checksums are read there"
+        return f"two of each language and date, with their checksums; of simple: {wanted_files('simplewiki')}"
     hosts = ", ".join(sorted({urlsplit(file.address).netloc for file in files}))
     sizes, sums = [file.size for file in files if file.size], sum(bool(file.checksum) for file in files)
     known = f"{megabytes(sum(sizes))} in all" if len(sizes) == len(files) else "sizes not published"

@@ -124,9 +124,9 @@ class Input:
                 f"{self.name}:{number}: {what}; mend it, or allow more bad lines than data.max_invalid_lines={self.data.max_invalid_lines}"
             )
 
-    def too_long(self, where: str, what: str) -> DataError:
-        """Return the error of a document that memory is not to hold."""
-        return DataError(f"{where}: more than {self.max_bytes >> 20} MB in one {what}")
+    def too_long(self, where: str, what: str, todo: str = "cut it, or leave the file out") -> DataError:
+        """Return the error of a document that memory is not to hold, with what can be done."""
+        return DataError(f"{where}: more than {self.max_bytes >> 20} MB in one {what}; {todo}")
 
 
 @dataclass

@@ -41,6 +41,20 @@ FORMATS = (
     Format("epub", read_epub, (".epub",), (b"PK\x03\x04",)),
     Format("warc", read_warc, (".warc", ".wet"), (b"WARC/",)),
 )
+_SAVE, _UNPACK = "save its text as .txt, .html or .epub", "unpack it and name the folder"
+NOT_TEXT = (
+    (b"%PDF-", "a PDF", _SAVE),
+    (b"{\\rtf", "rich text (RTF)", _SAVE),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old office document", _SAVE),
+    (b"\x89PNG\r\n", "a picture", ""),
+    (b"\xff\xd8\xff", "a picture", ""),
+    (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", _UNPACK),
+    (b"Rar!\x1a\x07", "a RAR archive", _UNPACK),
+    (b"\x04\x22\x4d\x18", "packed by lz4", "unpack it"),
+    (b"SQLite format 3\x00", "a database of SQLite", "write its text as JSON lines"),
+    (b"ARROW1\x00\x00", "an Arrow file", "write it as Parquet"),
+)
+"""First bytes of files that often lie beside texts, what they are, and what makes text of them; as text they are refused at some byte, or are noise."""
 BY_KIND = {row.kind: row for row in FORMATS}
 
 

@@ -144,7 +144,7 @@ def _whole(file: OpenFile) -> Iterator[str]:
             blocks.append(block)
             size += len(block)
             if size > file.max_bytes:
-                raise file.too_long(file.name, "document; set data.documents to paragraph or line, or cut the file")
+                raise file.too_long(file.name, "document", "set data.documents to paragraph or line, or cut the file")
     except TruncatedError as error:
         truncation = error
     # The last character of a cut text may be cut as well.
@@ -160,11 +160,10 @@ def _decoded(file: OpenFile, content: bytes, offset: int, whole: bool = True) ->
     try:
         text = codecs.getincrementaldecoder("utf-8")(file.data.encoding_errors).decode(content, whole)
     except UnicodeDecodeError as error:
-        hint = "; it looks like UTF-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ""
-        raise DataError(
-            f"{file.name}: byte {offset + error.start} (0x{content[error.start]:02x}) is not UTF-8{hint}; "
-            "convert the file, leave it out, or set data.encoding_errors=replace to put U+FFFD there"
-        ) from None
+        todo = "convert the file, leave it out, or set data.encoding_errors=replace to put U+FFFD there"
+        if not offset and content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            todo = "it looks like UTF-16; convert it, as `iconv -f UTF-16 -t UTF-8 FILE` does"
+        raise DataError(f"{file.name}: byte {offset + error.start} (0x{content[error.start]:02x}) is not UTF-8; {todo}") from None
     if "\ufffd" in text:
         file.source.replaced += text.count("\ufffd") - content.count("\ufffd".encode())
     return text

@@ -27,7 +27,8 @@ class Progress:
             return
         self._last = now
         seconds = now - self._began
-        left = f", {seconds * (1 - fraction) / fraction:.0f} s left" if fraction > 0 else ""
+        # All may be read, and what was read last still be under way.
+        left = f", {seconds * (1 - fraction) / fraction:.0f} s left" if 0 < fraction < 1 else ""
         self._log(f"{self._stage}: {done / self._scale:,.0f} {self._unit}, {done / self._scale / seconds:,.1f} {self._unit}/s{left}")
 
     def end(self, done: float, result: str) -> None:

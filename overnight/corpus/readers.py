@@ -15,7 +15,7 @@ from overnight.corpus import data_paths, decompress, file_parts, hub, places, py
 from overnight.corpus.decompress import TruncatedError
 from overnight.corpus.document import Document, OpenFile, Reading, Source, printable
 from overnight.corpus.file_parts import Part
-from overnight.corpus.formats import BY_KIND, recognized
+from overnight.corpus.formats import BY_KIND, NOT_TEXT, recognized
 from overnight.corpus.named_sources import named_paths, read_as
 from overnight.corpus.places import StoredFile
 from overnight.errors import DataError
@@ -211,5 +211,8 @@ def _guess(stream: io.BufferedReader, name: str) -> str:
     head = stream.peek(512)[:512].removeprefix(codecs.BOM_UTF8).lstrip()
     kind = recognized(head, name)
     if kind == "jsonl" and Path(name).suffix.lower() == ".json" and not head.startswith(b"{"):
-        raise DataError(f"{name}: is JSON but not one object a line; write it as JSON lines or set data.format")
+        raise DataError(f"{name}: is JSON but not one object a line; write it as JSON lines, as `jq -c '.[]' FILE` does of a list")
+    if kind == "text" and (found := next(((what, todo) for first, what, todo in NOT_TEXT if head.startswith(first)), None)):
+        what, todo = found
+        raise DataError(f"{name}: is {what}; {f'{todo}, or ' if todo else ''}leave it out (data.paths takes globs such as 'texts/*.txt')")
     return kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
@@ -78,9 +79,16 @@ def check_columns(file: Input, columns: Iterable[str]) -> None:
     row = dict.fromkeys(columns, "there")
     wanted = [file.data.field] if file.data.field in row else file.data.field.split("+")
     if absent := next((key for key in wanted if not _value(row, key)), ""):
-        raise DataError(
-            f"{file.name}: has no column {absent!r}; its columns are: {', '.join(list(row)[:20])} (data.field names the one to read)"
-        )
+        # Of a table without a header they are texts.
+        names = [textwrap.shorten(name, 60, placeholder=" ...") for name in list(row)[:20]]
+        hint = "data.field names the one to read"
+        if len(row) == 1 and (mark := next((mark for mark in "\t;" if mark in next(iter(row))), "")):
+            hint = (
+                "they are separated by tabs: set data.format=tsv"
+                if mark == "\t"
+                else "they are separated by semicolons: write the table with commas"
+            )
+        raise DataError(f"{file.name}: has no column {absent!r}; its columns are: {', '.join(names)} ({hint})")
 
 
 def _parquet_rows(file: OpenFile, stream: IO[bytes]) -> Iterator[Document]:

@@ -84,6 +84,11 @@ class Source:
         for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(context=context)):
             self._opener.add_handler(handler)
 
+    def where(self, address: str) -> str:
+        """Return from where a file is got, as it may be shown: the place in the mirror, where there is one."""
+        place = self.mirror.place(address) if self.mirror else address
+        return str(place) if isinstance(place, Path) else shown(place)
+
     def open(self, address: str, first: int = 0, validator: str = "") -> Answer:
         """Ask for a file, or for the rest of it.
 
@@ -99,7 +104,7 @@ class Source:
         """
         place = self.mirror.place(address) if self.mirror else address
         if isinstance(place, Path):
-            return _open_file(place, first)
+            return _open_file(place, first, shown(address))
         seen: list[str] = []
         while True:
             parts = urlsplit(place)
@@ -142,7 +147,7 @@ class Source:
                     raise TemporaryError(f"it ended after {len(content):,} of {answer.total:,} bytes")
                 return content
             except TemporaryError as error:
-                attempts.failed(shown(address), error, progressed=False)
+                attempts.failed(self.where(address), error, progressed=False)
 
     def names(self, address: str, attempts: Attempts) -> list[str]:
         """Return what a page that lists a folder links to; of a mirror that is a folder, the names in that folder, or else in the mirror."""
@@ -214,12 +219,12 @@ def _answer(place: str, response: Any, first: int) -> Answer:
     return Answer(where, response.status != 200, start, total, etag, modified, kind, response.read1, response.close)
 
 
-def _open_file(path: Path, first: int) -> Answer:
-    """Return a file of a mirror that is a folder, as a server would send it."""
+def _open_file(path: Path, first: int, published: str) -> Answer:
+    """Return a file of a mirror that is a folder, as a server would send it; an error names the address where it is published."""
     try:
         file = open(path, "rb")  # noqa: SIM115 - whoever reads the answer closes it
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise MissingError(f"{path}: the mirror has no such file; it lies there, or by its name directly in the mirror") from None
+        raise MissingError(f"{path}: is not in the mirror, neither there nor by its name alone; it is published at {published}") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     size, changed = path.stat().st_size, path.stat().st_mtime_ns

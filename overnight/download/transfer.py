@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from overnight.download.addresses import shown
 from overnight.download.connection import Answer, Source
 from overnight.download.datasets import RemoteFile
 from overnight.download.patience import Attempts, StoppedError, TemporaryError
@@ -111,14 +110,13 @@ class Transfer:
             try:
                 self._try()
             except TemporaryError as error:
-                self._attempts.failed(shown(self._file.address), error, self._hashed > before)
+                self._attempts.failed(self._source.where(self._file.address), error, self._hashed > before)
                 continue
             if wrong := self._wrong():
                 self._drop()
                 if self._beginnings >= _MOST_BEGINNINGS - 1:
-                    raise DataError(
-                        f"{shown(self._file.address)}: {wrong}; nothing of it is kept. Try again later, or another place with --mirror"
-                    )
+                    where = self._source.where(self._file.address)
+                    raise DataError(f"{where}: {wrong}; nothing of it is kept. Try again later, or another place with --mirror")
                 self._beginnings = _MOST_BEGINNINGS - 1  # once more, from the first byte
                 continue
             return Received(self._part, self._hashed, self._hash.hexdigest())
@@ -174,7 +172,7 @@ class Transfer:
     def _begin_anew(self) -> None:
         self._beginnings += 1
         if self._beginnings >= _MOST_BEGINNINGS:
-            raise DataError(f"{shown(self._file.address)}: changes again and again while it is read; try again later")
+            raise DataError(f"{self._source.where(self._file.address)}: changes again and again while it is read; try again later")
 
     def _total(self, answer: Answer) -> int | None:
         """Return how many bytes the file has; what is published and what is announced must not differ."""

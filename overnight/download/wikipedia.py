@@ -50,13 +50,21 @@ def wikipedia_files(language: str, date: str, source: Source, attempts: Attempts
     # In a mirror that has the files side by side, their names have the date.
     found = [re.fullmatch(rf"(?:{wiki}-)?(\d{{8}})(?:-.*)?", name) for name in names]
     dates = sorted({match[1] for match in found if match}, reverse=True)
-    problem = f"{_HOME}/{wiki}/: lists no dumps"
+    if not dates and source.mirror and source.mirror.is_folder:
+        raise DataError(f"{source.mirror.root}: has no dump of {wiki}; it needs {wanted_files(wiki)}")
+    problem = f"{source.where(f'{_HOME}/{wiki}/')}: lists no dumps"
     for newest in dates[:_NEWEST]:
         files = _files_of(wiki, newest, source, attempts)
         if not isinstance(files, str):
             return files
         problem = files
     raise DataError(f"{problem}; name one by --date=YYYYMMDD")
+
+
+def wanted_files(wiki: str) -> str:
+    """Return what a mirror needs of a dump, as people say it."""
+    stem = f"{wiki}-DATE-pages-articles-multistream"
+    return f"{stem}.xml.bz2, {stem}-index.txt.bz2 and {wiki}-DATE-sha1sums.txt of {_HOME}/{wiki}/DATE/"
 
 
 def _files_of(wiki: str, date: str, source: Source, attempts: Attempts) -> list[RemoteFile] | str:

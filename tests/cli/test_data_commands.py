@@ -187,6 +187,11 @@ def test_documents_of_a_source_are_found_and_drawn(folder: Path, capsys: Capture
     assert call("data", "look", folder, "--source", "b.jsonl", "--random", 2, "--json") == 0
     assert {json.loads(line)["number"] for line in capsys.readouterr().out.splitlines()} < set(mine)
     assert call("data", "look", folder, "--source", "nowhere") == 1
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "0 documents found, of 0 of that source in train\nno name of a document or a source has 'nowhere' in it; sources are "
+    )
+    assert said.endswith("/b.jsonl\n")
     assert call("data", "look", folder, "--source", "b.jsonl", "--limit", 1) == 0
     assert capsys.readouterr().err.endswith("1 document shown of the first 1 of train; --limit shows more\n")
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import zipfile
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 
 from overnight.config import Data
 from overnight.corpus.formats import BY_KIND, FORMATS, recognized
+from overnight.errors import DataError
 from tests.conftest import ROOT
+from tests.reading import read
 
 
 def test_every_format_is_a_row_and_a_value_of_the_setting_and_stands_on_the_page_of_sources() -> None:
@@ -45,3 +49,22 @@ def test_no_ending_belongs_to_two_formats() -> None:
 )
 def test_a_file_is_recognized_by_its_ending_then_by_its_first_bytes(head: bytes, name: str, kind: str) -> None:
     assert recognized(head, name) == kind
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"%PDF-1.7\n%\xe2\xe3\n", "is a PDF; save its text as .txt, .html or .epub, or leave it out"),
+        (rb"{\rtf1\ansi Words.}", r"is rich text \(RTF\); save"),
+        (b"\x89PNG\r\n\x1a\n", "is a picture; leave it out"),
+        (b"Rar!\x1a\x07\x01\x00", "is a RAR archive; unpack it and name the folder, or leave it out"),
+    ],
+)
+def test_a_file_that_is_no_text_is_named_for_what_it_is_also_in_an_archive(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "a").write_bytes(content)
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        archive.writestr("x/c", content)
+    for name in ("a", "b.zip"):
+        with pytest.raises(DataError, match=rf"{name}(:x/c)?: {said}.* \(data\.paths takes globs"):
+            read(tmp_path / name, encoding_errors="replace")
+    assert read(tmp_path / "a", encoding_errors="replace", format="text")[0]  # who says that it is text has it read as text

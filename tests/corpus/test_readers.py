@@ -340,7 +340,7 @@ def test_a_glob_of_archives_may_have_a_pattern_that_one_of_them_does_not_match(t
 
 def test_a_json_file_that_is_no_json_lines_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('[{"text": "a"}]')
-    with pytest.raises(DataError, match="not one object a line"):
+    with pytest.raises(DataError, match=r"not one object a line; write it as JSON lines, as `jq -c '\.\[\]' FILE` does of a list"):
         read(tmp_path)
 
 
@@ -354,7 +354,7 @@ def test_a_byte_that_is_not_utf8_is_named_by_its_offset_or_replaced(tmp_path: Pa
 
 def test_utf16_is_guessed(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("hello", encoding="utf-16")
-    with pytest.raises(DataError, match=r"byte 0 \(0xff\) is not UTF-8; it looks like UTF-16"):
+    with pytest.raises(DataError, match=r"byte 0 \(0xff\) is not UTF-8; it looks like UTF-16; convert it, as `iconv [^;]*$"):
         read(tmp_path)
 
 

@@ -141,6 +141,20 @@ def test_the_rows_behind_a_quote_that_is_never_closed_are_not_lost_as_one_line(t
     assert read(tmp_path, max_invalid_lines=1001)[1].skipped_lines == 1001
 
 
+@pytest.mark.parametrize(("mark", "said"), [(";", "semicolons: write the table with commas"), ("\t", "tabs: set data.format=tsv")])
+def test_a_table_with_other_marks_than_commas_says_so(tmp_path: Path, mark: str, said: str) -> None:
+    (tmp_path / "x.csv").write_text(f"title{mark}text\nA{mark}B\n")
+    with pytest.raises(DataError, match=rf"has no column 'text'; its columns are: title.text \(they are separated by {said}\)"):
+        read(tmp_path)
+
+
+def test_of_a_table_without_a_header_the_beginning_of_each_cell_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text('"A text\nof lines ' + "and words " * 1000 + '",3\n')
+    with pytest.raises(DataError, match=r"its columns are: A text of lines (and words )+\.\.\., 3 \(data\.field names") as raised:
+        read(tmp_path)
+    assert len(str(raised.value).removeprefix(str(tmp_path))) < 200
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("text,text\na,b\n")
     with pytest.raises(DataError, match=r"x\.csv:1: has two columns 'text'"):

@@ -191,7 +191,7 @@ def test_a_publisher_who_asks_for_pauses_is_given_them(tmp_path: Path, pauses: P
 
     def open_one(address: str, first: int = 0, validator: str = "") -> Answer:
         under_way.append(sum(1 for path in (tmp_path / "to" / "books").glob("pg*.txt")))
-        return _open_file(tmp_path / "book", first)
+        return _open_file(tmp_path / "book", first, address)
 
     monkeypatch.setattr(source, "open", open_one)
     row = DATASETS["gutenberg"]
@@ -265,6 +265,17 @@ def test_a_mirror_that_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / "mirror" / "dev-v1.1.json").write_bytes(DEV)
     assert main(["download", "squad", "--to", str(tmp_path / "to"), "--mirror", str(tmp_path / "mirror")]) == 0
     assert (tmp_path / "to" / "squad" / "dev-v1.1.json").read_bytes() == DEV
+
+
+def test_what_a_folder_lacks_or_has_damaged_is_said_with_its_place_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mirror").mkdir()
+    (tmp_path / "mirror" / "dev-v1.1.json").write_bytes(DEV[:-1] + b"?")
+    assert main(["download", "squad", "--to", str(tmp_path / "to"), "--mirror", str(tmp_path / "mirror")]) == 1
+    said, lacks = capsys.readouterr().out, tmp_path / "mirror" / HOST / "train-v1.1.json"
+    assert (
+        f"{lacks}: is not in the mirror, neither there nor by its name alone; it is published at https://{HOST}/train-v1.1.json\n" in said
+    )
+    assert f"{tmp_path / 'mirror' / 'dev-v1.1.json'}: its sha256 is " in said
 
 
 def test_the_mirror_of_the_environment_and_its_password_which_nothing_shows(

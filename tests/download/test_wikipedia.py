@@ -11,7 +11,7 @@ from overnight.download.addresses import mirror_of
 from overnight.download.connection import Source
 from overnight.download.datasets import RemoteFile
 from overnight.download.patience import Attempts
-from overnight.download.wikipedia import wikipedia_files
+from overnight.download.wikipedia import wanted_files, wikipedia_files
 from overnight.errors import ConfigError, DataError
 from tests.download.conftest import Pauses
 from tests.download.server import Site, cut
@@ -80,6 +80,13 @@ def test_a_folder_has_the_dumps_as_the_server_or_side_by_side(tmp_path: Path, pa
     (flat / f"{stem}.xml.bz2").write_bytes(b"")
     (flat / "enwiki-20261101-sha1sums.txt").write_text(f"{SHA1}  {stem}.xml.bz2\n{SHA1}  {stem}-index.txt.bz2\n")
     assert [file.address for file in find(str(flat), pauses)] == [file.address for file in expected("enwiki", "20261101")]
+
+
+def test_a_folder_without_a_dump_says_which_files_it_needs(tmp_path: Path, pauses: Pauses) -> None:
+    with pytest.raises(DataError) as raised:
+        find(str(tmp_path), pauses, "simple")
+    assert str(raised.value) == f"{tmp_path}: has no dump of simplewiki; it needs {wanted_files('simplewiki')}"
+    assert f"simplewiki-DATE-sha1sums.txt of https://{HOST}/simplewiki/DATE/" in str(raised.value)
 
 
 def test_what_is_not_there_is_said(site: Site, pauses: Pauses) -> None:
