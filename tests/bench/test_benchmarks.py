@@ -1,4 +1,4 @@
-"""Every benchmark runs at its smallest size on a CPU, prints what it promises, and its gates can fail."""
+"""Every benchmark runs at its smallest size on a CPU, and prints what it promises."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from overnight.batches.packing import Batch
-from overnight.bench import gates, gpu, mlstm, optim, train
-from overnight.bench.sizes import natural_batch
+from overnight.bench import gates, gpu, loader, mlstm, optim, train
+from overnight.bench.sizes import full_batch, natural_batch
 from overnight.cli.main import main
 from overnight.errors import UserError
-from overnight.models.bert import BertForPretraining, Encoder
+from overnight.models.bert import BertForPretraining
 from overnight.models.modernbert import ModernBertForMaskedLM
 from overnight.optim import Lamb
 from tests.conftest import ROOT
@@ -38,6 +39,7 @@ ABSENT = (
     "sklearn",
     "scipy",
 )
+WORDS = 1000
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +48,16 @@ def one_thread() -> Any:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary that takes little of a step."""
+    for module in (train, optim, gpu):
+        monkeypatch.setattr(module, "VOCABULARY", WORDS)
+        for name in ("full_batch", "natural_batch"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, partial(getattr(module, name), vocabulary=WORDS))
 
 
 def assert_result(text: str, what: str) -> list[dict[str, Any]]:
@@ -65,6 +77,7 @@ def assert_result(text: str, what: str) -> list[dict[str, Any]]:
     return list(found["rows"])
 
 
+@pytest.mark.usefixtures("few_words")
 def test_training_is_measured_beside_its_peer(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     assert main(["bench", "train", "--tiny"]) == 0
@@ -78,12 +91,15 @@ def test_training_is_measured_beside_its_peer(capsys: pytest.CaptureFixture[str]
         assert row["ratio"] == pytest.approx(row["value"] / row["peer_value"], rel=1e-3)
 
 
-def test_training_is_measured_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_is_measured_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "TINY", train.TINY[:1])
     assert main(["bench", "train", "--tiny", "--peer", "none"]) == 0
     assert all("peer" not in row for row in assert_result(capsys.readouterr().out, "train"))
 
 
-def test_the_loader_is_measured_in_every_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_loader_is_measured_in_every_form(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_REPEATS", "_STEPS"):
+        monkeypatch.setattr(loader, name, 2)
     assert main(["bench", "loader", "--tiny"]) == 0
     rows = {row["name"]: row["unit"] for row in assert_result(capsys.readouterr().out, "loader")}
     batches = ("segments of 128", "segments of 128, whole words", "pairs of 128", "segments of 512", "segments of 128, two sources")
@@ -128,6 +144,7 @@ def test_without_its_peer_the_benchmark_says_what_to_install(monkeypatch: pytest
         train.run(tiny=True)
 
 
+@pytest.mark.usefixtures("few_words")
 def test_the_optimizers_are_measured_beside_adamw_a_hand_written_lamb_and_their_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "optim", "--tiny"]) == 0
     rows = {row["name"]: row for row in assert_result(capsys.readouterr().out, "optim")}
@@ -192,7 +209,8 @@ def test_the_peer_is_given_the_same_sequences_padded() -> None:
     assert "attention_mask" not in train.padded_inputs(natural_batch((5, 5)))
 
 
-@pytest.mark.parametrize("batch", [train.full_batch(4, 32, 5), natural_batch((32, 40, 24, 37))], ids=["full", "natural"])
+@pytest.mark.usefixtures("few_words")
+@pytest.mark.parametrize("batch", [full_batch(4, 32, 5, WORDS), natural_batch((32, 40, 24, 37), WORDS)], ids=["full", "natural"])
 @pytest.mark.parametrize(
     ("name", "network", "peer"),
     [("bert-tiny", BertForPretraining, "BertForPreTraining"), ("modernbert-tiny", ModernBertForMaskedLM, "ModernBertForMaskedLM")],
@@ -258,100 +276,7 @@ runpy.run_module("overnight", run_name="__main__")
     assert bound["peer"] == "44 bytes a parameter"
 
 
-CPU = torch.device("cpu")
-
-
-def test_the_gates_pass_on_a_sound_computation() -> None:
-    assert gates.packed_gate(CPU).value < 1e-5
-    assert gates.precision_gate(CPU).value < 1e-5
-    assert gates.lamb_gate(CPU).value < 1e-5
-    assert gates.gradient_gate(CPU).value < 1e-5
-    assert gates.dropout_gate(CPU).value < 1e-5
-
-
-def test_the_precision_gate_stops_losses_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = gates.BertForPretraining.losses, 0
-
-    def broken(self: Any, batch: Any, dtype: torch.dtype) -> Any:
-        nonlocal calls
-        calls += 1
-        summed, hits = real(self, batch, dtype)
-        return ({**summed, "nsp": summed["nsp"] * 1.03} if calls == 2 else summed), hits
-
-    monkeypatch.setattr(gates.BertForPretraining, "losses", broken)
-    with pytest.raises(AssertionError, match="losses differ by"):
-        gates.precision_gate(CPU)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_packed_gate_stops_attention_across_sequences_in_either_precision(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = gates._encoded, 0
-
-    def leaking(net: Any, batch: Any, _: torch.dtype, device: torch.device) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            whole = int(batch.starts[-1])
-            batch = gates.replace(batch, starts=torch.tensor([0, whole], dtype=torch.int32), lengths=(whole,))
-        return real(net, batch, dtype if calls == 2 else torch.float32, device)
-
-    monkeypatch.setattr(gates, "_encoded", leaking)
-    with pytest.raises(AssertionError, match=r"packed encoder differs by 0\.1"):
-        gates.packed_gate(CPU)
-
-
-def test_the_lamb_gate_stops_an_optimizer_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong(gates.Lamb):
-        def step(self, closure: Any = None) -> Any:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    if p.dtype == torch.float32:
-                        p.grad.add_(0.01)
-            return super().step()
-
-    monkeypatch.setattr(gates, "Lamb", Wrong)
-    with pytest.raises(AssertionError, match="LAMB differs by"):
-        gates.lamb_gate(CPU)
-
-
-@pytest.mark.parametrize("wrong", ["forward", "backward", "share"])
-def test_the_dropout_gate_stops_attention_that_is_wrong(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = gates.attend.attention
-
-    class Off(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            return grad * 1.01
-
-    def broken(qkv: torch.Tensor, heads: int, where: Any, probability: float) -> torch.Tensor:
-        if wrong == "share":
-            return real(qkv, heads, where, 0.0)
-        out = real(qkv, heads, where, probability)
-        return out * 1.01 if wrong == "forward" else Off.apply(out)
-
-    monkeypatch.setattr(gates.attend, "attention", broken)
-    with pytest.raises(AssertionError, match="differs by"):
-        gates.dropout_gate(CPU)
-
-
-def test_the_gradient_gate_stops_a_wrong_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward, calls = Encoder.forward, 0
-
-    def other(self: Any, batch: Any, dtype: torch.dtype) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        out = forward(self, batch, dtype)
-        return out if calls == 1 else out * 1.02 - (out * 0.02).detach()
-
-    monkeypatch.setattr(Encoder, "forward", other)
-    with pytest.raises(AssertionError, match=r"gradients differ by 0\.02"):
-        gates.gradient_gate(CPU)
-
-
+@pytest.mark.usefixtures("few_words")
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 5.40 GiB.\nMore"), RuntimeError("CUDA error: out of memory")]
 )

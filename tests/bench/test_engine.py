@@ -32,7 +32,14 @@ def test_the_hidden_share_of_communication_is_what_the_step_does_not_show() -> N
     assert Times(work=1.0, reduce=0.0, both=1.0).hidden == 1
 
 
-@pytest.mark.slow
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bench loop` on a small vocabulary and few short sequences."""
+    for name, value in {"VOCABULARY": 2000, "_LENGTH": 32, "_BATCH": 8}.items():
+        monkeypatch.setattr(loop, name, value)
+
+
+@pytest.mark.usefixtures("small")
 def test_the_bare_loop_trains_on_the_engine_s_batches_to_the_engine_s_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same work on both sides of the comparison, dropout apart."""
     nets, real = [], loop.TrainingRun
@@ -64,6 +71,7 @@ def test_the_bare_loop_trains_on_the_engine_s_batches_to_the_engine_s_weights(tm
         torch.testing.assert_close(engine[name] - start.detach(), moved, rtol=0, atol=0.02 * moved.abs().max().item(), msg=name)
 
 
+@pytest.mark.usefixtures("small")
 def test_a_turn_of_the_bare_loop_lasts_until_a_gpu_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, waits, real = SimpleNamespace(type="cuda"), [], loop.TrainingRun
 

@@ -16,6 +16,13 @@ from overnight.models.int8 import is_exact
 from tests.bench.test_benchmarks import assert_result, one_thread  # noqa: F401
 
 
+@pytest.fixture
+def few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary of no more than the words of the texts."""
+    monkeypatch.setattr(infer_texts, "VOCABULARY", 0)
+
+
+@pytest.mark.usefixtures("few_words")
 def test_a_classifier_at_work_is_measured_beside_its_peer(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     assert main(["bench", "infer", "--tiny"]) == 0
@@ -28,7 +35,8 @@ def test_a_classifier_at_work_is_measured_beside_its_peer(capsys: pytest.Capture
             assert rows[name]["unit"] == "sequences/s" and units == {"ms"} and rows[name]["peer"] == peer
 
 
-def test_a_classifier_at_work_is_measured_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_classifier_at_work_is_measured_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infer, "TINY", infer.TINY[1:2])
     assert main(["bench", "infer", "--tiny", "--peer", "none"]) == 0
     assert all(row.get("peer", "overnight fp32") == "overnight fp32" for row in assert_result(capsys.readouterr().out, "infer"))
 
@@ -45,6 +53,7 @@ def test_a_peer_that_computes_something_else_is_no_peer() -> None:
             infer.compared("tiny", right | {"peer": candidate("peer", off)}, ["one"])
 
 
+@pytest.mark.usefixtures("few_words")
 def test_texts_of_a_length_have_so_many_tokens(tmp_path: Path) -> None:
     natural = infer_texts.natural_texts()
     infer_texts.write_classifier(tmp_path / "model", train.NETWORKS["bert-tiny"], natural, onnx=False)

@@ -39,7 +39,7 @@ def on_meta(batch: Any) -> Any:
 
 @pytest.mark.parametrize("nsp", [True, False])
 @pytest.mark.parametrize("sizes", [(3, 64, 4, 0), (1, 96, 2, 160)])
-@pytest.mark.parametrize("lengths", [(48, 48, 48, 48, 48), (17, 64, 5)])
+@pytest.mark.parametrize("lengths", [(48, 48), (17, 64, 5)])
 def test_the_formula_of_bert_counts_what_torch_counts(sizes: tuple[int, int, int, int], lengths: tuple[int, ...], nsp: bool) -> None:
     layers, width, heads, ffn = sizes
     model = BertConfig(num_layers=layers, hidden_size=width, num_heads=heads, intermediate_size=ffn, max_position_embeddings=64)
@@ -49,7 +49,7 @@ def test_the_formula_of_bert_counts_what_torch_counts(sizes: tuple[int, int, int
     assert training_flops(model, 1000, found) == counted(BertForPretraining(model, 1000).to("meta"), batches)
 
 
-@pytest.mark.parametrize("lengths", [(48, 48, 48, 48, 48), (17, 64, 5)])
+@pytest.mark.parametrize("lengths", [(48, 48), (17, 64, 5)])
 @pytest.mark.parametrize("inner", [0, 80])
 @pytest.mark.parametrize("matching", [False, True])
 def test_the_formula_of_modernbert_counts_what_torch_counts(matching: bool, inner: int, lengths: tuple[int, ...]) -> None:
@@ -71,7 +71,7 @@ def test_a_local_layer_is_counted_by_the_pairs_within_its_window() -> None:
     assert training_flops(replace(model, local_attention=200), 1000, sizes) == everywhere
 
 
-@pytest.mark.parametrize("rows", [(40, 40, 40), (64,)])
+@pytest.mark.parametrize("rows", [(12, 12, 12), (16,)])
 @pytest.mark.parametrize(
     "model",
     [
