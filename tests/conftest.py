@@ -35,6 +35,11 @@ settings.register_profile("all", deadline=None, derandomize=True, max_examples=2
 ROOT = Path(__file__).parent.parent
 CLOCK = ("seconds", "tokens_per_s", "sequences_per_s", "mfu", "data_wait_fraction", "memory_gb", "straggler_wait_fraction")
 """What the clock and the machine decide of a line of metrics: two runs that are the same differ in it."""
+TOGETHER = (
+    ("tests/gpu/",),
+    ("tests/models/test_layer_kernels.py", "tests/models/test_recurrence_kernels.py", "tests/optim/test_kernels.py"),
+)
+"""Beginnings of the names of tests that one process does."""
 DATA = Path(os.environ.get("OVERNIGHT_DATA", ROOT.parent / "shared" / "data"))
 
 
@@ -47,6 +52,18 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     gc.freeze()
     gc.enable()
     return result
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Give one process the files that share a process of their own, which takes longer to begin than many of their tests."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((beginning[0] for beginning in TOGETHER if nodeid.startswith(beginning)), super()._split_scope(nodeid))
+
+    return Together(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def share_rewriting(configuration: pytest.Config) -> None:
@@ -93,6 +110,15 @@ def warm_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "get_context", lambda method: warm())
         yield
+
+
+@pytest.fixture(scope="session")
+def interpreted_by(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """What a worker's kernels compute in Triton's interpreter: interpreted_by("optim.kernels_worker")."""
+    from tests.kernels import interpreting
+
+    with interpreting(tmp_path_factory.mktemp("interpreted")) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

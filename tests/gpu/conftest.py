@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from importlib.metadata import version
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.forks import Forks
 from tests.gpu.fake_cuda import Missing, guard
-from tests.processes import HANG
 
 TORCH = "2.13."
 """That of constraints.txt; another may have other internals, and Inductor other kernels."""
+FIRST = [
+    "tests.gpu.fake_cuda",
+    "torch",
+    "torch._dynamo",
+    "triton",
+    "overnight.models.modernbert",
+    "overnight.optim",
+    "tests.models.test_bytes",
+]
+"""What all workers begin with, in this order."""
 
 
 @pytest.fixture(scope="session")
-def on_fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+def on_fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """Runs a worker of this folder and returns what it found."""
     if not version("torch").startswith(TORCH):
         pytest.skip(
@@ -33,12 +41,14 @@ def on_fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     except Missing as missing:
         pytest.skip(f"NOT TESTED: the GPU path, since {missing}")
 
+    env = {**os.environ, "OVERNIGHT_GUARD": str(library), "TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder)}
+    forks = Forks(FIRST, folder, [], env)
+
     def found(worker: str, *arguments: str) -> Any:
         file = folder / f"{worker}.json"
-        env = {**os.environ, "OVERNIGHT_GUARD": str(library), "TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder)}
-        command = [sys.executable, "-m", f"tests.gpu.{worker}", str(file), *arguments]
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=HANG, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
+        code, said = forks.run(f"tests.gpu.{worker}", str(file), *arguments)
+        assert code == 0, said[-3000:]
         return json.loads(file.read_text(encoding="utf-8"))
 
-    return found
+    with closing(forks):
+        yield found

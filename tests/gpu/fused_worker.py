@@ -150,7 +150,7 @@ if __name__ == "__main__":
     fake_cuda.install()
     torch.set_num_threads(1)
     result = {}
-    for name, (micro, fused) in {"1": (1, True), "4": (4, True), "plain": (1, False)}.items():
+    for name, (micro, fused) in {"1": (1, True), "2": (2, True), "plain": (1, False)}.items():
         one, two = step(1, micro, fused), step(2, micro, fused)
         result[name] = {"layer": summary(less(two, one)), "outside": summary(less(one, less(two, one)))}
     fake_cuda.end(sys.argv[1], json.dumps(result, indent=1))

@@ -1,4 +1,4 @@
-"""Launches of Triton from where the code calls it, for tests/gpu/test_launches.py: `python -m tests.gpu.launches_worker FILE CAPABILITY`.
+"""Launches of Triton from where the code calls it, for tests/gpu/test_launches.py: `python -m tests.gpu.launches_worker FILE CAPABILITY TYPE...`.
 
 Triton's own way to a launch, for a GPU that is not there: arguments are looked at, the kernel is compiled to machine code, and only the launch does nothing.
 """
@@ -60,7 +60,7 @@ if __name__ == "__main__":
         found["mlstm bf16"], driver.launched = driver.launched, []
         step(given["bert"], "bert fused", "adamw", "none")
         found["bert bf16"], driver.launched = driver.launched, []
-        for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
-            layer(dtype)
+        for name in sys.argv[3:]:
+            layer({"bf16": torch.bfloat16, "fp16": torch.float16}[name])
             found[f"layer {name}"], driver.launched = driver.launched, []
     fake_cuda.end(sys.argv[1], json.dumps(found, indent=1))

@@ -99,10 +99,11 @@ def refused(*args: Any) -> None:
 
 
 def cases(every: bool) -> Iterator[tuple[str, str, str]]:
-    """Every path of attention with every recomputation, the optimizers in turn, so that each meets each operator; or all with all."""
+    """Every path of attention with and without recomputation, its kinds and the optimizers in turn, so that all of them meet each operator; or all with all."""
     turn = 0
-    for path in PATHS:
-        for recompute in RECOMPUTE if "mlstm" not in path else ("none", "full"):
+    for number, path in enumerate(PATHS):
+        kinds = RECOMPUTE if every else ("none", RECOMPUTE[1 + number % 2])
+        for recompute in kinds if "mlstm" not in path else ("none", "full"):
             for optimizer in OPTIMIZERS if every else [list(OPTIMIZERS)[turn % len(OPTIMIZERS)]]:
                 turn += 1
                 yield path, optimizer, recompute

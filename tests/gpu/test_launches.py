@@ -15,8 +15,9 @@ CHUNKS = 5
 
 @needs_triton
 @pytest.mark.slow
-def test_what_the_code_calls_is_compiled_and_launched_on_its_grid(on_fake_gpu: Callable[..., Any]) -> None:
-    found = on_fake_gpu("launches_worker", "90")
+@pytest.mark.parametrize("types", [("bf16",), pytest.param(("bf16", "fp16"), marks=pytest.mark.heavy)])
+def test_what_the_code_calls_is_compiled_and_launched_on_its_grid(types: tuple[str, ...], on_fake_gpu: Callable[..., Any]) -> None:
+    found = on_fake_gpu("launches_worker", "90", *types)
     names = {case: [name for name, *_ in launches] for case, launches in found.items()}
     adapted = ["_square", "_total", "_move_moments", "_total", "_move"]
     assert names["lamb fp32"] == names["lamb bf16"] == adapted * 2
@@ -30,7 +31,7 @@ def test_what_the_code_calls_is_compiled_and_launched_on_its_grid(on_fake_gpu: C
         "_embed_backward": 2,
         "_cross_entropy": 2,
     }
-    for case in ("layer bf16", "layer fp16"):
+    for case in (f"layer {name}" for name in types):
         forward, back = ["_norm", "_gelu", "_norm"], ["_norm_backward", "_gelu_backward", "_norm_backward", "_joined"]
         assert names[case] == forward + back, case
         # 300 rows: of norms one a program; of columns blocks of 256, and of rows 19 times 16.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from overnight.models import bert
 from overnight.models.attention import Layout
 from overnight.models.weight_copies import copy_of, kept_copies
-from tests.kernels import interpreted_by, needs_interpreter
+from tests.kernels import needs_interpreter
 from tests.models.layer_kernels_worker import (
     DTYPES,
     HEADS,
@@ -35,8 +36,8 @@ types = pytest.mark.parametrize("dtype", list(DTYPES))
 
 
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return interpreted_by("models.layer_kernels_worker", tmp_path_factory.mktemp("interpreted"))
+def interpreted(interpreted_by: Callable[..., Any]) -> Any:
+    return interpreted_by("models.layer_kernels_worker")
 
 
 def assert_near(found: Tensor, wanted: Tensor, loose: float) -> None:

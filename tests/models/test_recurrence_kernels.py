@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,14 +15,14 @@ import overnight.models
 from overnight.models import recurrence, recurrence_plain
 from overnight.models.recurrence import Workspace, recur
 from overnight.models.recurrence_graph import Graphs
-from tests.kernels import compiled_by, interpreted_by, needs_gpu, needs_interpreter, needs_triton
+from tests.kernels import compiled_by, needs_gpu, needs_interpreter, needs_triton
 from tests.models.recurrence_kernels_worker import GPUS, PLACES, WINDOWS, arguments, places
 from tests.models.test_recurrence import ARGUMENTS, assert_near, by_autograd, with_gradients
 
 
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return interpreted_by("models.recurrence_kernels_worker", tmp_path_factory.mktemp("interpreted"))
+def interpreted(interpreted_by: Callable[..., Any]) -> Any:
+    return interpreted_by("models.recurrence_kernels_worker")
 
 
 @pytest.fixture(scope="module")

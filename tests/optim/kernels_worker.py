@@ -40,7 +40,7 @@ QUICK = ["lamb-1", "lamb-3", "lans-5", "lars-8", "lamb-fp16", "lans-bf16", "lamb
 def trajectory(
     name: str, settings: dict[str, Any], dtype: torch.dtype, held: torch.dtype | None = None, device: str = "cpu"
 ) -> dict[str, list[Tensor]]:
-    """Five steps in two groups on tensors of all sizes, one of them not aligned and, unless eps is 0, one with zeros for a gradient.
+    """Three steps in two groups on tensors of all sizes, one of them not aligned and, unless eps is 0, one with zeros for a gradient.
 
     Args:
         name, settings: optimizer.
@@ -60,7 +60,7 @@ def trajectory(
         p.requires_grad_()
     optimizer = CLASSES[name]([{"params": params[:4]}, {"params": params[4:], "weight_decay": 0.0}], **settings)
     ratios, norms = [], []
-    for step in range(5):
+    for step in range(3):
         for i, p in enumerate(params):
             p.grad = numbers(*p.shape, seed=100 * step + i, scale=0.01 if i < len(params) - 1 else idle)
         optimizer.step()

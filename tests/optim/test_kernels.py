@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels import compiled_by, interpreted_by, needs_gpu, needs_interpreter, needs_triton
+from tests.kernels import compiled_by, needs_gpu, needs_interpreter, needs_triton
 from tests.optim.kernels_worker import CASES, GPUS, QUICK, SIZES, trajectory
 from tests.optim.problem import CLASSES, draw
 
@@ -19,8 +19,8 @@ each = pytest.mark.parametrize("name", list(CLASSES))
 
 
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return interpreted_by("optim.kernels_worker", tmp_path_factory.mktemp("interpreted"))
+def interpreted(interpreted_by: Callable[..., Any]) -> Any:
+    return interpreted_by("optim.kernels_worker")
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def test_interpreted_kernels_follow_the_equations_in_float64(case: str, interpre
 
 @needs_interpreter
 @pytest.mark.heavy
-def test_every_setting_of_the_interpreted_kernels_follows_the_equations_in_float64(tmp_path: Path) -> None:
-    found = interpreted_by("optim.kernels_worker", tmp_path, "interpret-all")
+def test_every_setting_of_the_interpreted_kernels_follows_the_equations_in_float64(interpreted_by: Callable[..., Any]) -> None:
+    found = interpreted_by("optim.kernels_worker", "interpret-all")
     for case in CASES:
         follows(found[case], case)
 
@@ -139,7 +139,7 @@ def test_on_a_gpu_fused_steps_follow_the_equations_in_float64(case: str, monkeyp
     calls, step = [], kernels.step
     monkeypatch.setattr(kernels, "step", lambda *args: calls.append(args) or step(*args))
     fused = trajectory(name, {**settings, "fused": True}, dtype, device="cuda")
-    assert len(calls) == 10, "two groups in five steps"
+    assert len(calls) == 6, "two groups in three steps"
     follows(fused, case)
     assert all(torch.equal(p, x.to(dtype)) for p, x in zip(fused["params"], fused["xs"], strict=True))
 
