@@ -27,6 +27,7 @@ from overnight.engine.workload import BertWorkload
 from overnight.errors import ConfigError, DataError
 from overnight.models.flops import training_flops
 from tests.conftest import modern_settings
+from tests.engine.fake_clock import FakeClock
 from tests.engine.test_pretrain import Stop, assert_same_run, metrics, parameters
 
 Make = Callable[..., Run]
@@ -35,20 +36,6 @@ WSD = {f"phases.{name}.optim.schedule": SCHEDULE for name in ("short", "long")}
 FALLING = {"phases.short.final_mlm_probability": 0.05, "phases.short.max_predictions_per_seq": 0}
 PAIRS = {"phases.short.token_matching": 1.0, "phases.short.token_matching_steps": 100, "phases.short.final_token_matching": 0.5}
 LESS = {"logging.eval_every": 10, "checkpoint.save_every": 5}
-
-
-class FakeClock(run_clock.Clock):
-    """A clock that only the steps move."""
-
-    def __init__(self, seconds: float = 1.0) -> None:
-        self.now, self.set_forward, self.step_seconds, self.steps, self.stop_at = 1000.0, 0.0, seconds, 0, -1
-        self.slow: dict[int, float] = {}
-
-    def wall(self) -> float:
-        return 1_800_000_000 + self.now + self.set_forward
-
-    def seconds(self) -> float:
-        return self.now
 
 
 @pytest.fixture

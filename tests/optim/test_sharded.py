@@ -12,7 +12,7 @@ from tests.optim import sharded_worker
 from tests.processes import Process
 
 
-@pytest.mark.parametrize(("world", "steps"), [(2, 16), *(pytest.param(world, 50, marks=pytest.mark.heavy) for world in (2, 4))])
+@pytest.mark.parametrize(("world", "steps"), [(2, 8), *(pytest.param(world, 50, marks=pytest.mark.heavy) for world in (2, 4))])
 def test_plain_ddp_fsdp_and_moves_between_them_agree_to_1e_6(world: int, steps: int, tmp_path: Path) -> None:
     with ExitStack() as running:
         ranks = [running.enter_context(Process(sharded_worker.main, rank, world, steps, tmp_path)) for rank in range(world)]
