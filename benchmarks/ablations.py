@@ -87,6 +87,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "causal first": ("phases={causal: $causal, masked: $masked}",),
     "short sequences 0.1": ("phases.*.short_seq_prob=0.1",),
     "no short sequences": ("phases.*.short_seq_prob=0.0",),
+    "whole sentences": ("phases.*.whole_sentences=true", "phases.*.nsp=false"),
+    "whole sentences, all short": ("phases.*.whole_sentences=true", "phases.*.short_seq_prob=1.0", "phases.*.nsp=false"),
     "masks 15 %": ("phases.*.mlm_probability=0.15", "phases.*.max_predictions_per_seq=0"),
     "masks 30 %": ("phases.*.mlm_probability=0.30", "phases.*.max_predictions_per_seq=0"),
     "masks 30 to 15 %": (

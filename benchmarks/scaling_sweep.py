@@ -8,7 +8,7 @@
 A chain is one network with one batch, rate and vocabulary. Its trunk is trained at a constant rate. For every count of tokens T of --tokens the trunk
 stops at 0.6 T, and a copy of it is trained for 0.4 T more while the rate falls to 0 on a line (warm-up, stable, decay: the end of a run is what its
 branch has reached; Hägele et al. 2024, arXiv 2405.18392). So a run of each length costs 0.4 T, and all trunks together 0.6 of the longest. Text, masks,
-precision and rate are those of --recipe, without its budget.
+precision and rate are those of --recipe, without its budget; sequences fill their length.
 
 `size-*`   depth and width, with the recipe's vocabulary and --batch
 `vocab-*`  other vocabularies at two of the sizes
@@ -132,7 +132,8 @@ class Sweep:
         phase = next(iter(tree["phases"].values()))
         warmup = max(_LEAST_WARMUP, _WARMUP * sum(chain.steps(min(chain.tokens))))
         optim = {**phase["optim"], "lr": chain.lr} | ({"base_width": chain.base_width} if phase["optim"]["name"] == "muon" else {})
-        same = {**phase, "global_batch_size": chain.batch, "micro_batch_size": min(32, chain.batch), "seq_len": _LENGTH}
+        full = {"seq_len": _LENGTH, "short_seq_prob": 0.0, "whole_sentences": False}
+        same = {**phase, "global_batch_size": chain.batch, "micro_batch_size": min(32, chain.batch), **full}
         constant = {"name": "constant", "warmup_ratio": warmup / _LONGEST, "total_steps": _LONGEST}
         phases = {"trunk": {**same, "steps": trunk, "optim": {**optim, "schedule": constant}}}
         if decay:

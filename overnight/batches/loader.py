@@ -136,7 +136,7 @@ class Samples:
         return self._plans
 
     def _plan(self, epoch: int, number: int, shard: Shard) -> np.ndarray:
-        make = pairs.plan_pairs if self.phase.nsp else pairs.plan_segments
+        make = pairs.plan_pairs if self.phase.nsp else partial(pairs.plan_segments, whole_sentences=self.phase.whole_sentences)
         seed = key(*self.seed, _PLAN, epoch, number)
 
         def fresh() -> np.ndarray:
@@ -147,13 +147,13 @@ class Samples:
             return fresh()
         if (kept := kept_array(path)) is not None:
             return kept.reshape(-1, pairs.COLUMNS)
-        plan = fresh()
-        keep_array(path, plan)
+        keep_array(path, plan := fresh())
         return plan
 
     def _kept(self, *facts: str | int) -> Path | None:
         """Return where something is kept that follows from these facts and the phase: its name holds all that it depends on, so a stale one is never read."""
-        everything = repr((pairs.VERSION, *facts[:-1], self.phase.seq_len, self.phase.short_seq_prob, self.phase.nsp, facts[-1]))
+        rule = self.phase.seq_len, self.phase.short_seq_prob, self.phase.nsp, self.phase.whole_sentences
+        everything = repr((pairs.VERSION, facts, rule))
         return self.cache / f"{hashlib.blake2b(everything.encode(), digest_size=12).hexdigest()}.npy" if self.cache else None
 
     def rows(self, epochs: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -94,14 +94,21 @@ int64_t pairs(uint32_t *state, const int64_t *starts, const int64_t *documents, 
     return (row - out) / 5;
 }
 
-// Segments of documents [bounds[d], bounds[d + 1]) to out, which has room for half the tokens and one for each document; returns how many.
-int64_t segments(uint32_t *state, const int64_t *bounds, int64_t count, int64_t budget, double short_share, int32_t *out) {
+// Segments of a shard to out, which has the room that pairs.py computes; returns how many. With `whole` each has as many whole sentences as its target holds,
+// one at least, of which only those are cut that are longer than the budget.
+int64_t segments(uint32_t *state, const int64_t *starts, const int64_t *documents, int64_t count, int64_t budget, double short_share, int whole, int32_t *out) {
     Generator *g = (Generator *)state;
     int32_t *row = out;
     for (int64_t document = 0; document < count; document++) {
-        for (int64_t start = bounds[document], end = bounds[document + 1]; start < end; row += 5) {
+        int64_t sentence = documents[document], end = starts[documents[document + 1]];
+        for (int64_t start = starts[sentence]; start < end; row += 5) {
             int64_t target = draw(g) < short_share ? 2 + below(g, budget - 1) : budget;
             int64_t stop = least(start + target, end);
+            if (whole) {
+                while (starts[sentence] <= start) sentence++;
+                stop = least(starts[sentence], start + budget);
+                while (starts[sentence] < end && starts[sentence + 1] - start <= target) stop = starts[++sentence];
+            }
             row[0] = (int32_t)start, row[1] = row[2] = row[3] = (int32_t)stop, row[4] = 0;
             start = stop;
         }

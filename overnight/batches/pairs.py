@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -114,31 +115,46 @@ def _truncate(start: int, end: int, cut_tokens: int, rng: Random) -> tuple[int, 
     return start + front, end - (cut_tokens - front)
 
 
-def plan_segments(shard: Shard, length: int, short_seq_prob: float, seed: int) -> np.ndarray:
+def plan_segments(shard: Shard, length: int, short_seq_prob: float, seed: int, whole_sentences: bool = False) -> np.ndarray:
     """Return the single segments of one epoch of a shard: every token of every document once, in runs that fill the length.
 
     Args, returns: as :func:`plan_pairs`; B is empty and `is_random` 0. `length` counts [CLS] and one [SEP].
+        whole_sentences: end where a sentence ends, so that the next segment begins with one; a sentence longer than the length is cut.
     """
     if (library := _library()) is None:
-        return plain_segments(shard, length, short_seq_prob, seed)
-    bounds = np.ascontiguousarray(shard.sentence_starts[shard.document_sentences], np.int64)
-    # An example has two tokens at least, but for the last one of a document.
-    out, state = np.empty(((int(bounds[-1]) + 1) // 2 + len(bounds), COLUMNS), np.int32), _state(seed)
+        return plain_segments(shard, length, short_seq_prob, seed, whole_sentences)
+    starts, documents = (np.ascontiguousarray(each, np.int64) for each in (shard.sentence_starts, shard.document_sentences))
+    # Whole sentences: a sentence may be an example, and a cut one several. Else an example has two tokens at least, but for the last one of a document.
+    tokens = int(starts[-1])
+    room = len(starts) + tokens // (length - 2) if whole_sentences else (tokens + 1) // 2 + len(documents)
+    out, state = np.empty((room, COLUMNS), np.int32), _state(seed)
     count = library.segments(
-        native.address(state), native.address(bounds), len(bounds) - 1, length - 2, short_seq_prob, native.address(out)
+        native.address(state),
+        native.address(starts),
+        native.address(documents),
+        len(documents) - 1,
+        length - 2,
+        short_seq_prob,
+        whole_sentences,
+        native.address(out),
     )
     return out[:count].copy()
 
 
-def plain_segments(shard: Shard, length: int, short_seq_prob: float, seed: int) -> np.ndarray:
+def plain_segments(shard: Shard, length: int, short_seq_prob: float, seed: int, whole_sentences: bool = False) -> np.ndarray:
     """Return what :func:`plan_segments` does, one example after the other in Python."""
     rng, budget = Random(seed), length - 2
-    bounds = shard.sentence_starts[shard.document_sentences]
+    starts, documents = shard.sentence_starts.tolist(), shard.document_sentences.tolist()
     out = array("i")
-    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+    for sentence, last in pairwise(documents):
+        start, end = starts[sentence], starts[last]
         while start < end:
             target = 2 + int(rng.random() * (budget - 1)) if rng.random() < short_seq_prob else budget
             stop = min(start + target, end)
+            if whole_sentences:
+                following = bisect_right(starts, start, sentence, last)
+                fits = bisect_right(starts, start + target, following, last + 1) - 1
+                stop = starts[fits] if fits >= following else min(starts[following], start + budget)
             out.extend((start, stop, stop, stop, 0))
             start = stop
     return np.frombuffer(out, np.int32).reshape(-1, COLUMNS) if out else np.zeros((0, COLUMNS), np.int32)
@@ -150,7 +166,7 @@ def _library() -> ctypes.CDLL | None:
         return None
     pointer, whole, share = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     library.pairs.argtypes = [pointer, pointer, pointer, whole, whole, share, pointer]
-    library.segments.argtypes = [pointer, pointer, whole, whole, share, pointer]
+    library.segments.argtypes = [pointer, pointer, pointer, whole, whole, share, ctypes.c_int, pointer]
     library.pairs.restype = library.segments.restype = whole
     return library
 

@@ -57,6 +57,8 @@ class BertPhase(Phase):
     """`modernbert`: share of pairs after `token_matching_steps`: without any, what was learned is forgotten. Below a quarter the weight of their loss falls in proportion."""
     short_seq_prob: Fraction = 0.1
     """Share of examples that aim at a random shorter length (0 to 1)."""
+    whole_sentences: bool = False
+    """End a segment where a sentence ends, not where the length is full, so that the next begins with one. Needs `nsp: false`: pairs are made of sentences anyway."""
     mlm_probability: Fraction = 0.15
     """Share of tokens predicted (0 to 1): 80 % become [MASK], 10 % random, 10 % stay."""
     final_mlm_probability: Fraction = 0.0

@@ -28,6 +28,8 @@ def phase_problems(key: str, phase: Phase, run: Run) -> Iterator[str]:
         yield f"{key}.global_batch_size = {batch}: cannot be split into micro-batches of {key}.micro_batch_size = {micro}; it must divide"
     if isinstance(phase, BertPhase):
         yield from _causal_problems(key, phase, run)
+        if phase.whole_sentences and phase.nsp:
+            yield f"{key}.whole_sentences = true: needs {key}.nsp=false; pairs are made of sentences anyway, so leave it out"
         if phase.mlm_probability == 0:
             yield f"{key}.mlm_probability = 0: must be above 0, else there is nothing to predict"
         if phase.final_mlm_probability > phase.mlm_probability:

@@ -289,6 +289,11 @@ def test_another_phase_does_not_read_the_plan(tmp_path: Path, changes: dict[str,
     assert of_steps(samples(tmp_path, **changes).step(0)) == of_steps(samples(**changes).step(0))  # type: ignore[arg-type]
 
 
+def test_segments_do_not_read_the_plan_of_whole_sentences(tmp_path: Path) -> None:
+    samples(tmp_path, nsp=False, whole_sentences=True).step(0)
+    assert of_steps(samples(tmp_path, nsp=False).step(0)) == of_steps(samples(nsp=False).step(0))
+
+
 def loader_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "loader"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -234,6 +235,34 @@ def test_segments_fill_the_length_but_for_the_short_ones_and_the_ends() -> None:
     assert (sizes[:-1] == 64).all()
 
 
+@settings(max_examples=100)
+@given(any_documents(), LENGTHS, SHARES, SEEDS)
+def test_segments_of_whole_sentences_cover_every_token_and_end_with_a_sentence_or_full(
+    documents: Documents, length: int, short: float, seed: int
+) -> None:
+    corpus = shard(documents)
+    plan = plan_segments(corpus, length, short, seed, whole_sentences=True)
+    starts, ends = plan[:, pairs.A_START], plan[:, pairs.A_END]
+    assert np.array_equal(np.concatenate([np.arange(s, e) for s, e in zip(starts, ends, strict=True)]), np.arange(len(corpus.tokens)))
+    full = ends - starts == length - 2
+    assert (ends - starts <= length - 2).all() and (full | np.isin(ends, corpus.sentence_starts)).all()
+    assert np.isin(corpus.sentence_starts[corpus.document_sentences][:-1], starts).all()
+
+
+def test_a_segment_of_whole_sentences_holds_as_many_as_its_length() -> None:
+    # Of 62 tokens: two sentences of 30, one of 50 that the next one of 20 does not fit behind, and one of 100 in two parts, the second with what follows.
+    plan = plan_segments(shard([[30, 30, 50, 20, 20, 100, 15, 10]]), 64, 0.0, 0, whole_sentences=True)
+    assert plan[:, pairs.A_END].tolist() == [60, 110, 150, 212, 265, 275]
+
+
+def test_short_segments_of_whole_sentences_are_one_sentence_at_least() -> None:
+    corpus = shard(book_like(2, 40))
+    plan = plan_segments(corpus, 128, 1.0, 3, whole_sentences=True)
+    one = np.diff(corpus.sentence_starts)
+    sizes = plan[:, pairs.A_END] - plan[:, pairs.A_START]
+    assert sizes.min() >= min(one.min(), 126) and sizes.mean() < 0.7 * 126
+
+
 def test_a_corpus_without_documents_has_an_empty_plan() -> None:
     for make in (plan_pairs, plan_segments):
         assert make(shard([]), 64, 0.1, 0).shape == (0, pairs.COLUMNS)
@@ -244,7 +273,8 @@ def test_a_corpus_without_documents_has_an_empty_plan() -> None:
 @given(any_documents(0), st.integers(5, 2100), st.sampled_from([0.0, 0.1, 0.5, 1.0]), SEEDS)
 def test_c_gives_the_plan_of_python_example_by_example(documents: Documents, length: int, short: float, seed: int) -> None:
     corpus = shard(documents)
-    for fast, plain in ((plan_pairs, plain_pairs), (plan_segments, plain_segments)):
+    sentences = partial(plan_segments, whole_sentences=True), partial(plain_segments, whole_sentences=True)
+    for fast, plain in ((plan_pairs, plain_pairs), (plan_segments, plain_segments), sentences):
         assert np.array_equal(fast(corpus, length, short, seed), plain(corpus, length, short, seed))
 
 
@@ -258,6 +288,7 @@ def test_c_gives_the_plan_of_python_also_where_long_sentences_are_cut(length: in
 
 def test_without_a_compiler_the_plan_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = shard(book_like(1, 30))
-    made = [make(corpus, 64, 0.1, 5) for make in (plan_pairs, plan_segments)]
+    makes = (plan_pairs, plan_segments, partial(plan_segments, whole_sentences=True))
+    made = [make(corpus, 64, 0.1, 5) for make in makes]
     monkeypatch.setattr(pairs, "_library", lambda: None)
-    assert all(np.array_equal(make(corpus, 64, 0.1, 5), plan) for make, plan in zip((plan_pairs, plan_segments), made, strict=True))
+    assert all(np.array_equal(make(corpus, 64, 0.1, 5), plan) for make, plan in zip(makes, made, strict=True))

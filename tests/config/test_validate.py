@@ -84,6 +84,7 @@ IMPOSSIBLE = [
     ("phases__short__seq_len", 7, "phases.short.seq_len = 7: must be 8 to model.max_position_embeddings = 512"),
     ("phases__short__seq_len", 513, "phases.short.seq_len = 513: must be 8 to model.max_position_embeddings = 512"),
     ("phases__short__mlm_probability", 0, "phases.short.mlm_probability = 0: must be above 0"),
+    ("phases__short__whole_sentences", True, "phases.short.whole_sentences = true: needs phases.short.nsp=false"),
     ("phases__short__mlm_probability", 1.5, "phases.short.mlm_probability = 1.5: must be 0 to 1"),
     ("phases__short__mlm_probability", NAN, "phases.short.mlm_probability = nan: must be 0 to 1"),
     ("phases__short__short_seq_prob", -0.1, "phases.short.short_seq_prob = -0.1: must be 0 to 1"),
@@ -391,9 +392,8 @@ def test_a_window_is_bound_by_positions_only_where_there_are_some() -> None:
         assert config.build_run(config.to_tree(run)) == run
     text = message(lambda: config.build_run(byte_tree("transformer", model__num_heads=12, **probe, **long)))
     assert [line.split(":")[0] for line in text.splitlines()] == ["model.num_heads = 12", "phases.main.seq_len = 4096", "linear_probe.sst"]
-    config.build_run(
-        byte_tree("transformer", model__num_heads=8, model__max_position_embeddings=4096, model__dropout=0.3, phases__main__seq_len=4096)
-    )
+    long["model__max_position_embeddings"] = 4096
+    config.build_run(byte_tree("transformer", **{**long, "model__num_heads": 10, "model__dropout": 0.3}))
 
 
 def test_every_setting_that_only_some_tokenizers_have_exists() -> None:
