@@ -71,7 +71,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "schedule wsd": ("phases.*.optim.schedule={name: wsd, warmup_ratio: $warmup_ratio, stable_ratio: 0.6}",),
     "schedule linear": ("phases.*.optim.schedule={name: linear, warmup_ratio: $warmup_ratio}",),
     "schedule cosine": ("phases.*.optim.schedule={name: cosine, warmup_ratio: $warmup_ratio}",),
-    "nsp": ("phases.*.nsp=true", "phases.*.token_matching=0.0"),
+    "nsp": ("phases.*.nsp=true", "phases.*.token_matching=0.0", "phases.*.whole_sentences=false"),
     "no nsp": ("phases.*.nsp=false",),
     "token matching 0.25 throughout": (
         "phases.*.token_matching=0.25",
