@@ -149,7 +149,7 @@ def causal_first(phase: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return a phase in two: a causal one, at the peak rate from its warm-up on, and what is left, which decays for as long as the whole did."""
     steps, optim = round(CAUSAL * phase["steps"]), phase["optim"]
     warmup, stable = (optim["schedule"].get(name, 0.0) for name in ("warmup_ratio", "stable_ratio"))
-    # Of another schedule the decay is a line: a phase that ends at its peak is one of wsd only.
+    # Only wsd can end a phase at its peak; in place of any other schedule the decay is a line.
     schedule = optim["schedule"] if optim["schedule"]["name"] == "wsd" else {"name": "wsd"}
     first = min(1.0, warmup / CAUSAL)
     schedules = {

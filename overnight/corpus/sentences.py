@@ -26,7 +26,7 @@ _BEFORE_NEXT = r"(?= [^a-z])|(?<=[a-z]{5}\.)(?= )"
 # A sentence may end at one of these, with closing quotes or brackets, before white space. None is looked for inside of a run of them: where its
 # first ends nothing, no other does, and each would be followed to the end of the run.
 _END_ASCII = re.compile(rf"[.!?](?<![.!?].)[.!?]*+[\"')\]*_]*(?:{_BEFORE_NEXT})")
-# In German “ and « close, where a space follows. In Chinese these close what ends with a full-width mark, and none does.
+# In German “ and « close, where a space follows; in Chinese those below, behind a full-width mark, without one.
 _CHINESE = r"[”’】》〉]"
 _NEEDS_NO_SPACE = rf"(?<=[{_FULL_WIDTH}」』）])|(?<=[{_FULL_WIDTH}]{_CHINESE})|(?<=[{_FULL_WIDTH}]{_CHINESE}{_CHINESE})"
 _AFTER = rf"[{_CLOSING}]*[“«]?(?:{_BEFORE_NEXT}|{_NEEDS_NO_SPACE})"
