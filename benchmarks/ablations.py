@@ -2,6 +2,7 @@
 
     OVERNIGHT_DATA=... python -m benchmarks.ablations --recipe night-cpu --minutes 6             # every variant, three seeds
     OVERNIGHT_DATA=... python -m benchmarks.ablations --recipe night-cpu --only 'optimizer*' --seeds 0
+    OVERNIGHT_DATA=... python -m benchmarks.ablations --recipe night-cpu --minutes 0 --phases.short.steps=2000     # equal steps instead: where the machine has other work
     python -m benchmarks.ablations --draw --out DIR                                              # only the table, from the results that are there
 
 The base is the recipe; a variant is the recipe with the overrides of VARIANTS. Every training has the same minutes (`benchmarks/timed_training.py`
@@ -354,7 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--only", nargs="+", default=["*"], metavar="PATTERN", help="variants whose names match; the base is always trained"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--minutes", type=float, default=6, help="of each training")
+    parser.add_argument("--minutes", type=float, default=6, help="of each training; 0: the steps of the recipe instead")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--trial-seconds", type=float, default=10, help="how long a speed is measured, where it has to be")
     parser.add_argument("--blimp", default="$OVERNIGHT_DATA/blimp/blimp.tar.xz", help="archive or folder; '' leaves BLiMP out")

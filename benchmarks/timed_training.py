@@ -111,7 +111,7 @@ def pretrain_for(recipe: str, overrides: Sequence[str], out: Path, minutes: floa
         recipe: of a run whose data is prepared.
         overrides: `key=value`.
         out: emptied first: a training that was interrupted begins anew, since its time counts.
-        minutes: from the start of the process to its end.
+        minutes: from the start of the process to its end; 0: as long as the steps of the recipe take, which other work on the machine does not change.
         trial_seconds: how long the speed of each phase is measured, if it has to be.
     """
     shutil.rmtree(out, ignore_errors=True)
@@ -119,17 +119,19 @@ def pretrain_for(recipe: str, overrides: Sequence[str], out: Path, minutes: floa
     run = config.load_run(recipe, [*overrides, NO_BUDGET])
     assert isinstance(run, BertRun), recipe
     log, schedule, start = out / "log.txt", dict[str, int](), 0.0
-    if by_budget := takes_budget(recipe, overrides, minutes):
+    by_budget, extra = minutes > 0 and takes_budget(recipe, overrides, minutes), list[str]()
+    if by_budget:
         extra = [f"budget={minutes:g}m"]
     else:
         overrides += [NO_BUDGET]
+    if minutes and not by_budget:
         start, sequence_seconds = measure_speed(run, recipe, overrides, out / "trial", log, threads, trial_seconds)
         schedule = scaled_steps(run, sequence_seconds, 60 * minutes - start)
         extra = scaled_settings(run, schedule)
     for left in reversed(range(_TRIES)):
         words = ["pretrain", recipe, *(f"--{o}" for o in [*overrides, *extra, f"out={out / 'run'}"])]
         seconds = run_module("overnight", words, log, threads)
-        if by_budget or not left or abs(seconds / (60 * minutes) - 1) < _CLOSE:
+        if by_budget or not minutes or not left or abs(seconds / (60 * minutes) - 1) < _CLOSE:
             break
         # Other work on the machine slowed the trial down, or the training.
         factor = max(60 * minutes - start, 0.0) / max(seconds - start, 0.1 * seconds)

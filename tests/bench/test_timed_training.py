@@ -104,6 +104,11 @@ def test_a_training_whose_trial_was_disturbed_is_done_again_for_the_time_asked_f
     assert trained.schedule["short"] == asked[1] != asked[0]
 
 
+def test_without_minutes_the_steps_are_those_of_the_recipe(recipe: str, tmp_path: Path, calls: Calls) -> None:
+    trained = pretrain_for(recipe, ["phases.short.steps=3", "phases.long.steps=2"], tmp_path / "out", 0, 1, trial_seconds=0.1)
+    assert (trained.steps, trained.by_budget, trained.schedule) == (5, False, {}) and len(calls.of("pretrain")) == 1
+
+
 def test_the_validation_text_is_the_raw_text_of_the_validation_documents(tiny: Callable[..., Run], tmp_path: Path) -> None:
     run = tiny()
     text = validation_text(run, tmp_path / "validation.txt").read_text(encoding="utf-8")
