@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from overnight.batches.lengths import expected_lengths
 from overnight.config import BatchWarmup, BertPhase, Phase
 from overnight.errors import ConfigError
 
-USUAL_MICRO_BATCH = 32
-"""Sequences of a micro-batch where it is left open and cannot be found by trial: near the best of a CPU."""
+_USUAL_MICRO_BATCH = 32
 
 
 def batch_warmup(phase: Phase) -> BatchWarmup:
@@ -37,6 +37,11 @@ def sequences_before(phase: Phase, step: int) -> int:
     last = phase.global_batch_size // start - 1
     begins = -(-np.arange(last + 1) * steps // last)
     return start * int(np.maximum(step - begins, 0).sum())
+
+
+def usual_micro_batch(phase: Phase) -> int:
+    """Return sequences of a micro-batch where it is left open and cannot be found by trial: near the best of a CPU, more of them where they are short."""
+    return round(_USUAL_MICRO_BATCH * phase.seq_len / expected_lengths(phase).mean)
 
 
 def micro_batch_sizes(phase: Phase, world: int = 1) -> list[int]:

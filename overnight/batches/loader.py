@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ import torch
 from overnight.batches import masking, matching, pairs
 from overnight.batches.batch_size import batch_size, micro_batch, pad_to_multiple, sequences_before
 from overnight.batches.kept_plans import boundaries, keep_array, kept_array
+from overnight.batches.lengths import expected_lengths
 from overnight.batches.order import key, mix, order
 from overnight.batches.packing import IGNORED, Batch, Provenance, Sizes, StepBatches, Walk, balance_by_length, fill_lengths
 from overnight.config import BertPhase
@@ -255,9 +255,16 @@ class Samples:
         return ids, segments
 
     def longest(self, count: int) -> Batch:
-        """Return a micro-batch of so many sequences that are all of full length, laid out as those of the stream are: what memory is measured with."""
+        """Return a micro-batch of so many sequences of full length, laid out as those of the stream are: what memory is measured with."""
+        return self._of_length(count, self.phase.seq_len)
+
+    def average(self, count: int) -> Batch:
+        """Return a micro-batch of so many sequences of about the average length: what speed is measured with."""
+        return self._of_length(count, round(expected_lengths(self.phase).mean))
+
+    def _of_length(self, count: int, length: int) -> Batch:
         number = max(range(len(self.shards)), key=lambda i: len(self.shards[i].tokens))
-        inner = min(self.phase.seq_len - (3 if self.phase.nsp else 2), len(self.shards[number].tokens))
+        inner = min(length - (3 if self.phase.nsp else 2), len(self.shards[number].tokens))
         half = inner // 2 if self.phase.nsp else inner
         rows = np.zeros((count, pairs.COLUMNS), np.int64)
         rows[:, [pairs.A_END, pairs.B_START, pairs.B_END]] = half, half, inner
@@ -353,48 +360,3 @@ def _filled(array: np.ndarray, count: int, value: int) -> np.ndarray:
 def _room(rate: float, most: float) -> float:
     """Return the share of the tokens that there is room for: a rate that falls takes few values of it, so that a compiled model sees few shapes."""
     return min(most, math.ceil(rate * _ROOMS) / _ROOMS)
-
-
-Item = TypeVar("Item")
-
-
-def prefetch(make: Callable[[int], Item], start: int, stop: int, depth: int = 2) -> Iterator[Item]:
-    """Yield make(start), ..., make(stop - 1), each made ahead of its use by one background thread.
-
-    Args:
-        make: builds the item of a step.
-        depth: items held ready.
-
-    Raises:
-        whatever `make` raises, at the step that needed the item.
-    """
-    ready: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def put(item: Item | None, error: BaseException | None) -> None:
-        while not stopped.is_set():
-            try:
-                return ready.put((item, error), timeout=0.1)
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        try:
-            for step in range(start, stop):
-                if stopped.is_set():
-                    return
-                put(make(step), None)
-        except BaseException as error:
-            put(None, error)
-
-    thread = threading.Thread(target=work, name="loader", daemon=True)
-    thread.start()
-    try:
-        for _ in range(start, stop):
-            item, error = ready.get()
-            if error is not None:
-                raise error
-            yield item  # type: ignore[misc]
-    finally:
-        stopped.set()
-        thread.join()

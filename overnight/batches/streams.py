@@ -117,16 +117,16 @@ class Streams:
         return self.mixture.passes(examples / self.epoch_size()) if self.mixture else {}
 
     def longest(self, count: int) -> ByteBatch:
-        """Return windows of so many streams without a byte that only fills up, laid out as those of the stream are: what memory is measured with.
-
-        The bytes are random, and a document with a label ends in each window.
-        """
+        """Return full windows of so many streams, of random bytes and laid out as those of the stream are: what memory and speed are measured with."""
         length = self.phase.seq_len
         text_BT = torch.randint(256, (count, length + 1), generator=torch.Generator().manual_seed(0))
         targets, ends_K = {"byte": text_BT[:, 1:].contiguous()}, None
         if self.phase.label_weight > 0:
+            # A document ends in each window.
             targets["label"], ends_K = torch.zeros(count), torch.arange(1, count + 1) * length - 1
         return ByteBatch(text_BT[:, :-1].contiguous(), torch.arange(count), torch.ones(count, dtype=torch.bool), targets, ends_K)
+
+    average = longest
 
     def step(self, step: int, rank: int = 0, world: int = 1, pad_to_multiple: int = 0) -> StepBatches:
         """Return what one process does in optimizer step `step` (from 0) of the phase.

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from overnight.batches.batch_size import batch_size, batch_warmup, sequences_before
+from overnight.batches.lengths import expected_lengths
 from overnight.checkpoint.run_corpus import with_data
 from overnight.cli.ascii_plot import Panel, Stretch, draw
 from overnight.cli.source_plan import SourcePlan, epoch_sizes, source_plans, sources_text
@@ -107,7 +108,7 @@ class PhasePlan:
     """0: found by trial."""
     sequences: int
     tokens: int
-    """At most: `sequences` of `length`."""
+    """About: some sequences are shorter than `length`."""
     epochs: float | None
     """Passes over the prepared data, estimated from its first documents; None where none is prepared."""
     sources: list[SourcePlan]
@@ -226,7 +227,7 @@ def phase_plan(name: str, phase: Phase, network: torch.nn.Module, run: Run, size
         batch_warmup=dataclasses.asdict(batch_warmup(phase)),
         micro_batch=min(phase.micro_batch_size, phase.global_batch_size),
         sequences=sequences,
-        tokens=sequences * phase.seq_len,
+        tokens=round(sequences * expected_lengths(phase).mean),
         epochs=sequences / sum(sizes.values()) if sizes else None,
         sources=source_plans(run, phase, sequences, sizes),
         optimizer=optim.name,
@@ -288,7 +289,7 @@ def plan_text(plan: Plan, tensors: bool = False) -> str:
     blocks.append(_curves(plan))
     if len(plan.phases) > 1:
         steps, sequences, tokens = (sum(getattr(phase, what) for phase in plan.phases) for what in ("steps", "sequences", "tokens"))
-        blocks.append(f"in all: {plural(steps, 'step')}, {plural(sequences, 'sequence')}, at most {plural(tokens, 'token')}")
+        blocks.append(f"in all: {plural(steps, 'step')}, {plural(sequences, 'sequence')}, about {_rounded(tokens)} tokens")
     return "\n\n".join(blocks)
 
 
@@ -334,13 +335,18 @@ def _phase_text(phase: PhasePlan, before: str) -> str:
     rows = [
         *([("predicts", "every next token, from those before it")] if phase.objective == "causal" else []),
         ("batches", f"{_batches(phase)} sequences{micro} of up to {phase.length} tokens{growing}"),
-        ("seen", f"{plural(phase.sequences, 'sequence')}, at most {plural(phase.tokens, 'token')}{epochs}"),
+        ("seen", f"{plural(phase.sequences, 'sequence')}, about {_rounded(phase.tokens)} tokens{epochs}"),
         *([("mixture", sources_text(phase.sources))] if phase.sources else []),
         ("optimizer", f"{phase.optimizer}: {' '.join(f'{key}={_yaml(value)}' for key, value in phase.settings.items())}"),
         ("rate", f"peak {phase.peak_lr:.4g}{rule}; {', '.join(shape)}"),
         ("moments", "reset" if phase.reset_moments or not before else kept),
     ]
     return f"phase {phase.name}: {plural(phase.steps, 'step')}\n{textwrap.indent(table(rows, left=2, width=_WIDTH - 2), '  ')}"
+
+
+def _rounded(count: int) -> str:
+    """Return a number with three digits that count."""
+    return f"{float(f'{count:.3g}'):,.0f}"
 
 
 def _groups_text(chosen: Sequence[Group], total: int) -> str:

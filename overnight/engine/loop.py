@@ -18,9 +18,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from overnight.batches.loader import prefetch
 from overnight.batches.order import key
 from overnight.batches.packing import Sizes, StepBatches
+from overnight.batches.prefetch import prefetch
 from overnight.distributed.collectives import all_reduce_sums
 from overnight.distributed.stragglers import Timestamp, timestamp
 from overnight.distributed.world import World, seed

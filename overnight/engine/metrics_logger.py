@@ -118,7 +118,7 @@ class MetricsLogger:
         self.write("train", done.step, **self.values)
         # What a budget is too short for was left out before it could be learned, which its decision says.
         phase, planner = self.phase, self.context.planner
-        left_out = planner and isinstance(phase, BertPhase) and planner.leaves_out_pairs(phase, self.name, done.step - 1)
+        left_out = planner and isinstance(phase, BertPhase) and planner.leaves_out_pairs(self.name, done.step - 1)
         if not left_out and (said := not_learned(phase, done.step, self.run.logging.log_every, means)):
             self.event("token_matching", said)
         if wrong := self.speed.exceeds():

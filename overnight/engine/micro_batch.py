@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from overnight.batches.batch_size import USUAL_MICRO_BATCH, micro_batch, micro_batch_sizes
+from overnight.batches.batch_size import micro_batch, micro_batch_sizes, usual_micro_batch
 from overnight.batches.loader import Samples
 from overnight.batches.streams import Streams
 from overnight.checkpoint.reader import TrainingProgress
@@ -167,7 +167,7 @@ class BatchSizeFinder:
         if self.run.logging.grad_noise_every:  # which is seen between micro-batches
             choices = choices[:-1]
         if all_reduce_max(int(not reset_peak(device)), world):
-            found = max(size for size in choices if size <= USUAL_MICRO_BATCH)
+            found = max(size for size in choices if size <= usual_micro_batch(self.samples.phase))
             return found, f"micro-batch {found}, as usual: none was tried, since this system does not tell the memory of a process"
         space, was_training = memory_budget(device), self.model.training
         space = space._replace(limit=space.limit - optimizer_bytes)
@@ -185,7 +185,7 @@ class BatchSizeFinder:
         )
 
     def measure(self, count: int) -> Trial | None:
-        """Time forward and backward of a micro-batch of full length, at least three times: all but the first in addition to the gradients of those before.
+        """Time forward and backward of a micro-batch: twice of full length, for its memory also beside gradients, then at least twice of average length, for its speed.
 
         Raises:
             OutOfMemory: where the others wait for this process in the middle of a pass, and cannot be informed.
@@ -194,11 +194,13 @@ class BatchSizeFinder:
         if compiles_layers(self.run, device):
             # Else the shapes that are tried would use up the number of those that are compiled at all.
             torch._dynamo.reset()
-        batch, took, failed = self.samples.longest(count), [], ""
+        longest, took, failed = self.samples.longest(count), list[float](), ""
+        # A GPU takes what fits, whatever its speed, and compiles each shape.
+        average = self.samples.average(count) if device.type == "cpu" else longest
         reset_peak(device)
         try:
             # As many in all processes, which may wait for each other.
-            for number in range(1 + max(2, 16 // count)):
+            for number, batch in enumerate([longest] * 2 + [average] * max(2, 16 // count)):
                 begun = time.perf_counter()
                 with kept_copies(not fsdp), gradient_sync(self.objective, last=fsdp and number > 0):
                     summed, *_ = self.objective(batch.to(device), self.dtype)
@@ -216,7 +218,7 @@ class BatchSizeFinder:
             raise OutOfMemory(
                 f"process {self.world.rank} ran out of memory at a trial of micro-batch {count} ({failed}); give a smaller one instead of 0"
             )
-        return None if failed else Trial(count, most, min(took[1:]))
+        return None if failed else Trial(count, most, min(took[2:]))
 
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from overnight.batches.batch_size import batch_warmup, sequences_before
+from overnight.batches.lengths import expected_lengths
 from overnight.batches.masking import predictions
 from overnight.batches.matching import share_of_pairs, too_short
 from overnight.batches.packing import Sizes
@@ -36,28 +38,53 @@ from overnight.state_files import fitted
 _EPOCHS = 4
 
 
-def shares(run: Run) -> list[Share]:
-    """Return the phases of a run with a budget as it sees them."""
+def shares(run: Run, without_pairs: Mapping[str, int] | None = None) -> list[Share]:
+    """Return the phases of a run with a budget as it sees them.
+
+    Args:
+        without_pairs: from which step on phases, by name, leave out the pairs that their recipe has.
+    """
     found = []
     for name, phase in run.phases.items():
-        schedule = resolved(phase)
+        schedule, flops = resolved(phase), _flops(run, phase)
         decay, most = 1.0 - schedule.warmup_ratio - schedule.stable_ratio, schedule.max_warmup_steps
-        found.append(Share(name, phase.steps, _flops(run, phase), warmup_ratio(phase), decay, partial(_full_batches, phase), most))
+        work = partial(_full_batches, phase, _flops(run, phase, pairs=True) / flops - 1, (without_pairs or {}).get(name, math.inf))
+        found.append(Share(name, phase.steps, flops, warmup_ratio(phase), decay, work, most))
     return found
 
 
-def _full_batches(phase: Phase, steps: int) -> float:
-    return sequences_before(phase, steps) / phase.global_batch_size
+def _full_batches(phase: Phase, more: float, without_pairs: float, steps: int) -> float:
+    """Return how many full batches without pairs take as long as so many first steps.
+
+    Args:
+        more: how much longer one of pairs alone takes, as a share.
+        without_pairs: the first step without any.
+    """
+
+    def batches(steps: float) -> float:
+        return sequences_before(phase, int(steps)) / phase.global_batch_size
+
+    whole = batches(steps)
+    if isinstance(phase, BertPhase) and phase.token_matching:
+        end = min(steps, without_pairs)
+        first = batches(min(end, phase.token_matching_steps or end))
+        whole += more * (share_of_pairs(phase, 0) * first + share_of_pairs(phase, phase.token_matching_steps) * (batches(end) - first))
+    return whole
 
 
-def _flops(run: Run, phase: Phase) -> float:
-    """Return the operations of a step whose sequences all have the full length."""
-    batch, length, predicted, pairs, matched = phase.global_batch_size, phase.seq_len, phase.seq_len, 0, 0
+def _flops(run: Run, phase: Phase, pairs: bool = False) -> float:
+    """Return the operations of a step with a full batch of sequences of about the usual lengths.
+
+    Args:
+        pairs: all of them are pairs for token matching.
+    """
+    batch, length, (mean, square) = phase.global_batch_size, phase.seq_len, expected_lengths(phase, pairs)
+    predicted, nsp, matched = batch * mean, 0, 0.0
     if isinstance(phase, BertPhase):
         if phase.objective == "masked":
-            predicted = int(predictions(np.array([length]), phase.mlm_probability, phase.max_predictions_per_seq)[0])
-        pairs, matched = batch * phase.nsp, batch * length * bool(phase.token_matching)
-    return training_flops(run.model, run.data.vocab_size, Sizes(batch * length, batch * length**2, batch * predicted, pairs, matched))
+            predicted *= int(predictions(np.array([length]), phase.mlm_probability, phase.max_predictions_per_seq)[0]) / length
+        nsp, matched = batch * phase.nsp, batch * mean * bool(phase.token_matching)
+    return training_flops(run.model, run.data.vocab_size, Sizes(batch * mean, batch * square, predicted, nsp, matched))
 
 
 class Planner:
@@ -70,14 +97,14 @@ class Planner:
     """
 
     def __init__(self, run: Run, world: World, phases: dict[str, Phase]) -> None:
-        self.run, self.world, self.phases, self.shares = run, world, phases, shares(run)
+        self.run, self.world, self.phases = run, world, phases
         with raise_on_all_ranks(world):
             text = json.dumps(dataclasses.asdict(begin_record(run))) if world.main else ""
         whole = bytes(from_first(list(text.encode()), world)).decode()
         self.record: BudgetRecord = fitted(json.loads(whole), BudgetRecord, "budget.json of the first process", "start all anew")
         self.clock = RunClock(self.record.deadline)
         self._number, self._epoch, self._validation, self._began, self._next = 0, 0, 0, 0, 0
-        self._speed = Speed()
+        self._speed, self.shares = Speed(), shares(run, pairs_end(self.record, phases))
         for name in phases:
             if known := self.record.of(name):
                 self._set_steps(name, known[-1].steps)
@@ -138,12 +165,11 @@ class Planner:
     def shares_of_pairs(self, phase: BertPhase, name: str) -> Callable[[int], float]:
         """Return the share of pairs for token matching as a function of the step of a phase, from 0: none once it is known to be too short for them."""
 
-        return lambda step: 0.0 if self.leaves_out_pairs(phase, name, step) else share_of_pairs(phase, step)
+        return lambda step: 0.0 if self.leaves_out_pairs(name, step) else share_of_pairs(phase, step)
 
-    def leaves_out_pairs(self, phase: BertPhase, name: str, step: int) -> bool:
+    def leaves_out_pairs(self, name: str, step: int) -> bool:
         """Return whether a step of a phase, from 0, has no pairs because the phase was too short for them when its speed was measured, whatever it came to later."""
-        known = self.record.of(name)
-        return len(known) > 1 and step >= known[1].at and too_short(phase, known[1].steps)
+        return step >= pairs_end(self.record, self.phases).get(name, math.inf)
 
     def due(self, step: int) -> bool:
         """Return whether :meth:`look` wants to be called after so many steps: the same in all processes."""
@@ -200,6 +226,7 @@ class Planner:
 
     def _append(self, decision: Decision) -> None:
         self.record = dataclasses.replace(self.record, decisions=[*self.record.decisions, decision])
+        self.shares = shares(self.run, pairs_end(self.record, self.phases))
 
     def _set_steps(self, name: str, steps: int) -> None:
         self.phases[name] = dataclasses.replace(self.phases[name], steps=steps)
@@ -260,6 +287,16 @@ class Planner:
                 left = self.clock.left()
                 rest = f"{duration(abs(left))} {'left' if left >= 0 else 'over'}, {duration(self.record.after_seconds)} estimated for what follows"
                 log(f"budget {self.run.budget}: pretraining is done, {rest}" if self.record.after else close_record(self.run))
+
+
+def pairs_end(record: BudgetRecord, phases: Mapping[str, Phase]) -> dict[str, int]:
+    """Return the phases that were too short for pairs when their speed was measured, and from which step on (from 0) they have none."""
+    found = {}
+    for name, phase in phases.items():
+        known = record.of(name)
+        if isinstance(phase, BertPhase) and len(known) > 1 and too_short(phase, known[1].steps):
+            found[name] = known[1].at
+    return found
 
 
 def expectation(record: BudgetRecord, phases: Sequence[Share], decision: Decision, left: float) -> str:

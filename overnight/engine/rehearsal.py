@@ -9,7 +9,9 @@ from functools import partial
 
 import torch
 
-from overnight.batches.batch_size import USUAL_MICRO_BATCH, micro_batch, micro_batch_sizes, pad_to_multiple
+from overnight.batches.batch_size import micro_batch, micro_batch_sizes, pad_to_multiple, usual_micro_batch
+from overnight.batches.loader import Samples
+from overnight.batches.matching import share_of_pairs
 from overnight.config import BatchWarmup, BertPhase, Phase, Run
 from overnight.config.optimizers import ClippingOptim
 from overnight.distributed.world import World
@@ -21,8 +23,8 @@ from overnight.optim.groups import build_optimizer
 
 # Steps that are timed, after a first one: as many as take so long (s), within these.
 _SECONDS, _FEWEST, _MOST = 4.0, 4, 40
-# Sequences, where the phase leaves them open; on a GPU, for which training takes the most that fit, enough for its speed.
-_MICRO_BATCH = {"cpu": USUAL_MICRO_BATCH, "cuda": 256}
+# Sequences on a GPU, where the phase leaves them open: training takes the most that fit, and so many are enough for its speed.
+_ON_GPU = 256
 
 
 def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.device) -> float:
@@ -38,7 +40,8 @@ def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.de
     phase = list(run.phases.values())[number]
     if isinstance(phase, BertPhase):
         phase = dataclasses.replace(phase, batch_warmup=BatchWarmup())  # what is asked for is the full batch
-    most = micro_batch(phase, phase.steps) if phase.micro_batch_size else _MICRO_BATCH["cuda" if device.type == "cuda" else "cpu"]
+    usual = _ON_GPU if device.type == "cuda" else usual_micro_batch(phase)
+    most = micro_batch(phase, phase.steps) if phase.micro_batch_size else usual
     while True:
         size = max(size for size in micro_batch_sizes(phase) if size <= most)
         try:
@@ -54,6 +57,8 @@ def _timed(run: Run, workload: Workload, phase: Phase, number: int, size: int, d
     """Return the median time of a step in micro-batches of a size (s)."""
     samples = workload.samples(phase, number, "train")
     samples.set_micro_batch_size(size)
+    if isinstance(samples, Samples) and isinstance(phase, BertPhase):
+        samples.set_share_of_pairs(lambda step: share_of_pairs(phase, phase.steps))  # most steps have the last share
     settings = LoopConfig(
         steps=_MOST + 1,
         lr=lambda step: 0.0,

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from overnight.batches.batch_size import USUAL_MICRO_BATCH, sequences_before
+from overnight.batches.batch_size import sequences_before, usual_micro_batch
+from overnight.batches.lengths import expected_lengths
 from overnight.config import BertRun, ModernBertConfig
 from overnight.display import plural
 from overnight.engine.budget import planned_steps
@@ -124,13 +125,13 @@ def with_shape(run: BertRun, shape: Shape, batch: int) -> BertRun:
     """Return a run whose sizes are chosen, with those of a candidate: what its recipe gives itself, a vocabulary or the batch of a phase, stays.
 
     Args:
-        batch: sequences of 128 tokens; longer ones are fewer.
+        batch: sequences of 128 tokens; longer ones are fewer, and shorter ones more.
     """
     assert isinstance(run.model, ModernBertConfig)
     sizes = {"size": "given", "num_layers": shape.layers, "hidden_size": shape.width, "num_heads": max(1, shape.width // HEAD)}
     phases = {}
     for name, phase in run.phases.items():
-        sequences = max(1, batch * 128 // max(128, 1 << (phase.seq_len - 1).bit_length()))
+        sequences = max(1, batch * 128 // 2 ** math.ceil(math.log2(expected_lengths(phase).mean)))
         phases[name] = dataclasses.replace(phase, global_batch_size=phase.global_batch_size or sequences)
     return dataclasses.replace(
         run,
@@ -170,7 +171,7 @@ def muon_flops(model: object) -> float:
 def flops_per_token(run: BertRun) -> float:
     """Return the operations of a step of the first phase for each of its tokens."""
     phase = next(iter(run.phases.values()))
-    return step_flops(run) / (phase.global_batch_size * phase.seq_len)
+    return step_flops(run) / (phase.global_batch_size * expected_lengths(phase).mean)
 
 
 def rate_at(flops: float, timed: Sequence[Timed]) -> float:
@@ -198,7 +199,9 @@ def score(run: BertRun, shape: Shape, text: Text, timed: Sequence[Timed], second
         here = with_shape(run, shape, batch)
         step = step_flops(here) / rate_at(flops_per_token(here), timed)
         steps = planned_steps(shares(here), 0, 0, max(seconds, 0.0), step)
-        tokens = float(sum(sequences_before(phase, n) * phase.seq_len for n, phase in zip(steps, here.phases.values(), strict=True)))
+        tokens = float(
+            sum(sequences_before(phase, n) * expected_lengths(phase).mean for n, phase in zip(steps, here.phases.values(), strict=True))
+        )
         if batch_of(tokens) <= batch:
             break
         batch *= 2
@@ -229,7 +232,7 @@ def memory_of(run: BertRun) -> float:
     state = _STATE_BYTES * (layer_parameters(model) + rows * model.hidden_size)
     most = 0.0
     for phase in run.phases.values():
-        tokens = min(phase.micro_batch_size or USUAL_MICRO_BATCH, phase.global_batch_size) * phase.seq_len
+        tokens = min(phase.micro_batch_size or usual_micro_batch(phase), phase.global_batch_size) * phase.seq_len
         pairs = 4 * tokens * phase.seq_len * (model.hidden_size // HEAD)
         predicted = tokens * (phase.mlm_probability if phase.objective == "masked" else 1.0)
         most = max(most, model.num_layers * (_ACTIVATION_BYTES * tokens * model.hidden_size + pairs) + 6 * predicted * rows)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from overnight import config
 from overnight.batches.batch_size import batch_size, sequences_before
+from overnight.batches.lengths import expected_lengths
 from overnight.cli.ascii_plot import Panel, Stretch, draw
 from overnight.cli.main import main
 from overnight.cli.plan import make_plan, plan_text
@@ -39,7 +40,9 @@ def test_the_plan_of_every_shipped_recipe_is_what_training_does(name: str, tmp_p
     assert sum(part.parameters for part in plan.parts) == plan.parameters
     for told, (name, phase) in zip(plan.phases, run.phases.items(), strict=True):
         assert (told.name, told.steps, told.peak_lr, told.epochs) == (name, phase.steps, peak_lr(phase), None)
-        assert told.sequences == sequences_before(phase, phase.steps) and told.tokens == told.sequences * phase.seq_len
+        assert told.sequences == sequences_before(phase, phase.steps) and told.tokens == round(
+            told.sequences * expected_lengths(phase).mean
+        )
         assert told.at[0] == 0 and told.at[-1] == phase.steps - 1 and len(set(told.at)) == len(told.at) == min(1000, phase.steps)
         assert told.lr == [learning_rate(phase, step) for step in told.at] and told.batch == [batch_size(phase, step) for step in told.at]
         assert sum(group.parameters for group in told.groups) == plan.parameters

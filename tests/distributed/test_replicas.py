@@ -248,7 +248,7 @@ def test_data_that_is_prepared_anew_under_the_run_stops_it_before_the_next_check
 
 @pytest.mark.parametrize("error", [DataError("shard train-00000.arrow cannot be read"), MemoryError("no room"), SystemExit(3)])
 def test_whatever_ends_the_loader_thread_is_raised_in_the_step_that_needed_it(error: BaseException, tiny: Make) -> None:
-    from overnight.batches.loader import prefetch
+    from overnight.batches.prefetch import prefetch
 
     def make(step: int) -> int:
         if step == 3:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from overnight.config import Run
 from tests.conftest import modern_settings
-from tests.engine.test_planner import LESS, PAIRS, WSD, FakeClock, clock, events, record_of, replayed, train  # noqa: F401
+from tests.engine.test_budget_of_pairs import PAIRS
+from tests.engine.test_planner import LESS, WSD, FakeClock, clock, events, record_of, replayed, train  # noqa: F401
 from tests.engine.test_pretrain import assert_same_run
 
 Make = Callable[..., Run]

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from overnight import config
+from overnight.batches.loader import Samples
 from overnight.batches.packing import Sizes
 from overnight.config import Run
 from overnight.console import Line
@@ -26,15 +27,13 @@ from overnight.engine.budget_record import BudgetRecord, close_record, read_reco
 from overnight.engine.workload import BertWorkload
 from overnight.errors import ConfigError, DataError
 from overnight.models.flops import training_flops
-from tests.conftest import modern_settings
 from tests.engine.fake_clock import FakeClock
-from tests.engine.test_pretrain import Stop, assert_same_run, metrics, parameters
+from tests.engine.test_pretrain import Stop, assert_same_run, parameters
 
 Make = Callable[..., Run]
 SCHEDULE = {"name": "wsd", "warmup_ratio": 0.1, "stable_ratio": 0.5}
 WSD = {f"phases.{name}.optim.schedule": SCHEDULE for name in ("short", "long")}
 FALLING = {"phases.short.final_mlm_probability": 0.05, "phases.short.max_predictions_per_seq": 0}
-PAIRS = {"phases.short.token_matching": 1.0, "phases.short.token_matching_steps": 100, "phases.short.final_token_matching": 0.5}
 LESS = {"logging.eval_every": 10, "checkpoint.save_every": 5}
 
 
@@ -79,13 +78,16 @@ def replayed(run: Run, again: Run) -> Run:
     return again
 
 
+def samples_of(run: Run) -> Samples:
+    return BertWorkload(run, World(device=torch.device("cpu"))).samples(run.phases["short"], 0, "train")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("rate", "most", "nsp"), [(0.1, 3, True), (0.5, 0, True), (0.5, 0, False)])
 def test_the_work_of_a_step_is_that_of_full_sequences_as_the_loader_makes_them(tiny: Make, rate: float, most: int, nsp: bool) -> None:
-    settings = {"mlm_probability": rate, "max_predictions_per_seq": most, "nsp": nsp}
+    settings = {"mlm_probability": rate, "max_predictions_per_seq": most, "nsp": nsp, "short_seq_prob": 0.0}
     run = tiny(**WSD, **{f"phases.short.{key}": value for key, value in settings.items()})
     phase = run.phases["short"]
-    samples = BertWorkload(run, World(device=torch.device("cpu"))).samples(phase, 0, "train")  # type: ignore[arg-type]
-    full = samples.longest(phase.global_batch_size)
+    full = samples_of(run).longest(phase.global_batch_size)
     assert full.predicted_M is not None
     predicted, batch = int((full.targets["mlm"] >= 0).sum()), phase.global_batch_size
     sizes = Sizes(batch * phase.seq_len, batch * phase.seq_len**2, predicted, batch * nsp)
@@ -262,44 +264,6 @@ def test_a_text_that_would_be_read_often_is_a_warning(tiny: Make, clock: FakeClo
     run = tiny(**WSD, **LESS, budget="20s")
     assert "after about 0 passes more of them help little" in train(run)
     assert [event["phase"] for event in events(run) if event["event"] == "repeats"] == ["short", "long"]
-
-
-def test_a_phase_that_its_budget_makes_too_short_leaves_token_matching_out_and_says_so(
-    tiny: Make, clock: FakeClock, tmp_path: Path
-) -> None:
-    settings = {**modern_settings(), **WSD, **LESS, **PAIRS, "logging.log_every": 1}
-    run = tiny(**settings, budget="50s", out=str(tmp_path / "first"))
-    clock.stop_at = 4  # before the decision, which is obeyed again after the first one was lost
-    with pytest.raises(Stop):
-        train(run)
-    clock.stop_at = 32
-    with pytest.raises(Stop):
-        train(run)
-    clock.stop_at = -1
-    train(run)
-    decided = record_of(run).of("short")[1]
-    assert 0 < decided.at < decided.steps < 4 * 100
-    lines = [line for line in metrics(run) if line["kind"] == "train" and line["phase"] == "short"]
-    assert {line["step"] for line in lines if "match_loss" in line} == set(range(1, decided.at + 1))
-    (said,) = {event["message"] for event in events(run) if event["event"] == "token_matching"}
-    assert said.startswith(
-        f"phase short gets about {decided.steps} steps: too few for token matching, which takes the first 100 (token_matching_steps)"
-    )
-    assert_same_run(run, replayed(run, tiny(**settings, budget="50s", out=str(tmp_path / "again"))))
-
-
-def test_what_a_budget_left_out_is_not_said_to_be_unlearned(tiny: Make, clock: FakeClock) -> None:
-    run = tiny(**modern_settings(), **WSD, **LESS, **PAIRS, **{"logging.log_every": 1000}, budget="50s")
-    train(run)
-    (said,) = [event["message"] for event in events(run) if event["event"] == "token_matching"]
-    assert "too few for token matching" in said
-    assert any("match_loss" in line for line in metrics(run))
-
-
-def test_a_phase_that_is_long_enough_keeps_token_matching(tiny: Make, clock: FakeClock) -> None:
-    run = tiny(**modern_settings(), **WSD, **LESS, **{**PAIRS, "phases.short.token_matching_steps": 4}, budget="50s")
-    assert "too few for token matching" not in train(run)
-    assert all("match_loss" in line for line in metrics(run) if line["kind"] == "train" and line["phase"] == "short")
 
 
 def test_another_budget_none_and_a_first_one_are_refused(tiny: Make, clock: FakeClock) -> None:

@@ -121,8 +121,17 @@ def test_what_the_recipe_gives_stays() -> None:
 
 
 def test_longer_sequences_come_in_smaller_batches_with_as_many_tokens() -> None:
-    run = recipe(phases__short__seq_len=512)
+    run = recipe(phases__short__seq_len=512, phases__short__short_seq_prob=0)
     assert with_shape(run, Shape(2, 128, 4096), 64).phases["short"].global_batch_size == 16
+
+
+def test_sequences_that_are_half_as_long_are_twice_as_many_and_cost_about_as_much() -> None:
+    half, full = recipe(phases__short__short_seq_prob=1), recipe(phases__short__short_seq_prob=0)
+    found = [with_shape(run, Shape(2, 128, 4096), 64).phases["short"].global_batch_size for run in (half, full)]
+    assert found == [128, 64]
+    a, b = (score(run, Shape(4, 256, 8192), text(), MACHINE, HOUR, 1e15, LAW) for run in (half, full))
+    assert a.tokens == pytest.approx(b.tokens, rel=0.05) and a.seconds_per_step == pytest.approx(b.seconds_per_step, rel=0.05)
+    assert a.batch == b.batch and a.sequences == 2 * b.sequences
 
 
 def test_batches_are_powers_of_two_that_grow_with_the_tokens() -> None:
