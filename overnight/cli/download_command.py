@@ -6,11 +6,15 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overnight.cli.recipe_commands import Add
 from overnight.display import for_stream
 from overnight.download.datasets import DATASETS, GLUE_FOLDERS, RemoteFile
 from overnight.errors import ConfigError
+
+if TYPE_CHECKING:
+    from overnight.download.selection import Choice
 
 _EXAMPLES = """examples:
   overnight download --list
@@ -29,7 +33,8 @@ def add_download(add: Add) -> None:
     command.add_argument(
         "--to", metavar="FOLDER", help="where to; default $OVERNIGHT_DATA, where the recipes look, or else the folder data"
     )
-    command.add_argument("--list", action="store_true", help="print what there is, with license and citation; of NAME ..., every file")
+    text = "print what there is, with license and citation; of NAME ..., every file, or those that its options ask for"
+    command.add_argument("--list", action="store_true", help=text)
     command.add_argument("--language", metavar="CODE", help="of wikipedia: en, de, simple; default en")
     command.add_argument(
         "--date", metavar="YYYYMMDD", help="of wikipedia: of the dump, or latest, the newest that is finished; default latest"
@@ -56,8 +61,10 @@ def add_download(add: Add) -> None:
 def _download(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.download.selection import Choice, check
 
+    lists = {name: tuple(values) if (values := getattr(options, name)) else None for name in ("task", "category", "ids")}
+    choice = Choice(options.language, options.date, options.squad_version, year=options.year, **lists)
     if options.list:
-        print(for_stream(_listing(options.dataset), sys.stdout))
+        print(for_stream(_listing(options.dataset, choice), sys.stdout))
         return
     if not options.dataset:
         raise ConfigError(f"name what to get: {', '.join(DATASETS)}; `overnight download --list` says what they are")
@@ -66,8 +73,6 @@ def _download(options: argparse.Namespace, overrides: list[str]) -> None:
             raise ConfigError(f"--{name} = {getattr(options, name)}: must be {least} or more")
     if not 0 < options.timeout <= 3600:
         raise ConfigError(f"--timeout = {options.timeout:g}: must be above 0 and at most 3600 seconds")
-    lists = {name: tuple(values) if (values := getattr(options, name)) else None for name in ("task", "category", "ids")}
-    choice = Choice(options.language, options.date, options.squad_version, year=options.year, **lists)
     check(options.dataset, choice)
     import threading
 
@@ -105,16 +110,18 @@ def _folder(to: str | None) -> Path:
     return folder
 
 
-def _listing(names: list[str]) -> str:
-    """Return the table of datasets; of some that are named, each of their files."""
+def _listing(names: list[str], choice: Choice) -> str:
+    """Return the table of datasets; of some that are named, each of their files, or those that the options ask for."""
     from overnight.console import table
+    from overnight.download.selection import check_options, files_to_list
 
     if wrong := [name for name in names if name not in DATASETS]:
         raise ConfigError(f"{wrong[0]!r}: is not one of {', '.join(DATASETS)}")
+    check_options(names, choice)
     blocks = []
     for name in names or DATASETS:
         row = DATASETS[name]
-        files = [file for variant in row.variants.values() for file in variant]
+        files = files_to_list(row, choice)
         lines = [f"{name}: {row.summary}", f"  files: {_counted(files)}"]
         if names:
             shown = [("file", "bytes", "checksum", "address"), *(_cells(file) for file in files)]

@@ -57,12 +57,34 @@ def check(names: Sequence[str], choice: Choice) -> None:
     for name in names:
         if name not in DATASETS:
             raise ConfigError(f"{name!r}: is not one of {known}; `overnight download --list` says what they are")
-    for option, name in OPTIONS.items():
-        if getattr(choice, option) is not None and name not in names:
-            raise ConfigError(f"--{option.replace('_', '-')}: is an option of {name}, which is not among what is to be downloaded")
+    check_options(names, choice)
     for name in names:
         if name != "wikipedia":
             _variants(DATASETS[name], choice)
+
+
+def check_options(names: Sequence[str], choice: Choice) -> None:
+    """Check that every option is one of a dataset that is named.
+
+    Raises:
+        ConfigError: for one that is not.
+    """
+    for option, name in OPTIONS.items():
+        if getattr(choice, option) is not None and name not in names:
+            raise ConfigError(f"--{option.replace('_', '-')}: is an option of {name}, which is not among what is named")
+
+
+def files_to_list(row: Dataset, choice: Choice) -> list[RemoteFile]:
+    """Return the files that are known of a dataset, or those of them that its options ask for; of Wikipedia none is known without asking it.
+
+    Raises:
+        ConfigError: for a value that the dataset does not have.
+    """
+    asked = [option for option, name in OPTIONS.items() if name == row.name and getattr(choice, option) is not None]
+    if row.name == "amazon" and asked == ["year"]:
+        return [file for variant, files in row.variants.items() if variant.startswith(f"{choice.year}/") for file in files]
+    variants = _variants(row, choice) if asked and row.variants else tuple(row.variants)
+    return [file for variant in variants for file in _files(row, variant)]
 
 
 def select(names: Sequence[str], choice: Choice, source: Source, attempts: Attempts) -> list[SelectedDataset]:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import time
 import zipfile
@@ -332,6 +333,25 @@ def test_the_list_has_every_dataset_with_license_and_citation_and_every_file_of_
     assert main(["download", "--list", "squad"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "dev-v1.1" in line)
     assert line.split() == ["squad/dev-v1.1.json", "50,000", checksum(DEV), f"https://{HOST}/dev-v1.1.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "listed"),
+    [
+        ("gutenberg --ids 84 1342", ["84", "1342"]),
+        ("squad --squad-version 1.1", ["train-v1.1", "dev-v1.1"]),
+        ("amazon --year 2018 --category Gift_Cards", ["Gift_Cards"]),
+    ],
+)
+def test_the_list_is_of_what_the_options_ask_for(words: str, listed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["download", "--list", *words.split()]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if re.fullmatch(r"\s+\S+/\S+\s+\S+\s+\S+\s+https://\S+", line)]
+    assert len(lines) == len(listed) and all(any(name in line for line in lines) for name in listed)
+
+
+def test_a_list_refuses_options_of_what_is_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["download", "--list", "squad", "--ids", "84"]) == 2
+    assert "--ids: is an option of gutenberg, which is not among what is named" in capsys.readouterr().err
 
 
 def test_every_row_of_the_table_is_https_stays_in_the_folder_and_says_its_license() -> None:
