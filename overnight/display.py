@@ -47,7 +47,13 @@ def duration(seconds: float) -> str:
 
 def unit(metric: str | None) -> str:
     """Return what follows the value of a metric: per cent for a share, nothing for a correlation."""
-    return " %" if metric and (metric in _SHARES or "accuracy" in metric or metric.endswith(("_f1", "_exact"))) else ""
+    metric = _of_split(metric or "")
+    return " %" if metric in _SHARES or "accuracy" in metric or metric.endswith(("_f1", "_exact")) else ""
+
+
+def _of_split(metric: str) -> str:
+    """Return a metric without the split that it is of where that is not dev."""
+    return metric.removesuffix("_test").removesuffix("_mismatched")
 
 
 def scale_of(task: object) -> int:
@@ -63,7 +69,7 @@ def measure(name: str, value: float, scale: int = 100) -> str:
         value: as it stands in the files.
         scale: see :func:`scale_of`.
     """
-    return share(value, scale, unit(name)) if unit(name) or name in _CORRELATIONS else number(value, 3)
+    return share(value, scale, unit(name)) if unit(name) or _of_split(name) in _CORRELATIONS else number(value, 3)
 
 
 def measures(values: Mapping[str, float], scale: int = 100) -> str:
@@ -80,6 +86,11 @@ def plural(count: int, noun: str, many: str = "") -> str:
         many: of several, where it is not the noun with an s.
     """
     return f"{count:,} {noun if count == 1 else many or noun + 's'}"
+
+
+def visible(text: str) -> str:
+    """Return a text of others as a terminal may have it: a replacement character for each that it would obey, or not show."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def yaml_text(value: object) -> str:

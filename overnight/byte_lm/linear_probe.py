@@ -37,7 +37,7 @@ from overnight.run_dir.task_results import append_result, read_results, results_
 from overnight.state_files import sealed
 from overnight.tasks.classification import load_task
 from overnight.tasks.data_hash import data_hash, hashed_paths
-from overnight.tasks.examples import Example, drawn, drawn_note, in_validation
+from overnight.tasks.examples import Example, check_draw, drawn, drawn_note, in_validation
 
 _INIT = 1
 NGRAMS = f"byte n-grams (1 to {LONGEST})"
@@ -69,7 +69,7 @@ def read_probe_task(spec: LinearProbe) -> ProbeTask:
     if task.kind != "classification" or any(example.text_b for example in task.train):
         raise DataError(f"{path}: a linear probe needs single texts (`text`) with classes (`label`); pairs and scores are for finetune")
     labeled = bool(task.test) and all(example.label is not None for example in task.test)
-    fixed = labeled and not task.notes  # else the dev rows were split off by what read the task
+    fixed = labeled and not task.is_dev_made
     # Rows of which a tenth, by a hash of the text and the seed, is for validation; where there is one already, that.
     pool = task.train if fixed or not labeled else [*task.train, *task.dev]
     valid, test = (task.dev if fixed else []), (task.test if labeled else task.dev)
@@ -82,6 +82,7 @@ def read_probe_task(spec: LinearProbe) -> ProbeTask:
         train = np.flatnonzero(~inside)
         if spec.max_train_examples and spec.max_train_examples < len(train):
             texts, labels = [pool[i].text_a for i in train], [str(pool[i].label) for i in train]
+            check_draw(spec.max_train_examples, labels)
             train = train[drawn(texts, spec.max_train_examples, seed, labels)]
         return {
             "train": train,

@@ -22,7 +22,8 @@ from overnight.finetune.entities import are_entities
 from overnight.finetune.error_analysis import errors, question_errors, tag_errors
 from overnight.state_files import sealed
 from overnight.tasks.baselines import baselines, commonest_tags
-from overnight.tasks.examples import Example, TaskData, drawn, drawn_note, split_off, strata
+from overnight.tasks.conll import Sentence
+from overnight.tasks.examples import Example, TaskData, check_draw, drawn, drawn_note, split_off, strata
 from overnight.tasks.squad import Question
 from overnight.tasks.tables import number_of
 
@@ -50,7 +51,7 @@ class EncodedTask:
     test: dict[str, tuple[EncodedExamples, Callable[[list[np.ndarray]], list[tuple[str, str]]]]]
     """Further splits to predict, by file name, with what makes (id, answer) of their rows from the outputs."""
     extra_metrics: dict[str, Callable[[list[np.ndarray]], dict[str, float]]]
-    """Those of them that are scored: outputs → metrics by name, which say the split (`accuracy_mismatched`)."""
+    """Those of them that are scored, since all of their rows have labels: outputs → metrics by name, which say the split (`accuracy_mismatched`, `accuracy_test`)."""
     notes: tuple[str, ...]
     baselines: Callable[[], dict[str, float]] = dict
     """Computes the scores of rules without a network on the same dev rows, by their names."""
@@ -92,7 +93,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     def encoded(examples: list[Example], rows_together: int = 1) -> EncodedExamples:
         sequences = encode_examples(tokenizer, vocabulary, examples, spec.seq_len)
         targets: dict[str, np.ndarray] = {}
-        if examples and all(example.label is not None for example in examples):
+        if _are_labeled(examples):
             if task.kind == "regression":
                 targets["label"] = np.array([example.label for example in examples], np.float32)
             elif task.kind == "multi_label":
@@ -124,6 +125,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     train, notes, together = task.train, task.notes + _too_alike(task), task.rows_together
     by_label = task.kind != "regression"
     if 0 < spec.max_train_examples < len(train):
+        check_draw(spec.max_train_examples, strata(train))
         train = [train[i] for i in drawn([_text(example) for example in train], spec.max_train_examples, _DRAW, strata(train))]
         notes, together = (*notes, drawn_note(len(train), len(task.train), by_label=by_label)), 1
     labels, rows = strata(train) if together == 1 else [""] * len(train), train
@@ -140,7 +142,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         dev=encoded(task.dev),
         evaluate=partial(evaluate, task.dev),
         test={name: (encoded(examples), partial(rows_of, examples)) for name, examples in tests.items() if examples},
-        extra_metrics={name: partial(evaluate_split, name, examples) for name, examples in task.extra.items() if name.startswith("dev_")},
+        extra_metrics={name: partial(evaluate_split, name, rows) for name, rows in tests.items() if _are_labeled(rows)},
         notes=notes + more,
         baselines=partial(baselines, task, rows, lambda given: scored(task.dev, given)[task.main_metric]),
         pairs=any(example.text_b is not None for example in train),
@@ -160,6 +162,10 @@ def _too_alike(task: TaskData) -> tuple[str, ...]:
     return (
         f"scores of {numbers.min():.17g} to {numbers.max():.17g} are more alike than the 7 digits that a network answers tell apart: take a constant off them",
     )
+
+
+def _are_labeled(examples: Sequence[Example]) -> bool:
+    return bool(examples) and all(example.label is not None for example in examples)
 
 
 def _text(example: Example) -> str:
@@ -251,7 +257,7 @@ def _dev(spec: Finetune) -> Path | None:
 
 def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:
     from overnight.finetune.tagging import conll_text, encode_sentences, tags_of
-    from overnight.tasks.conll import Sentence, load_tokens
+    from overnight.tasks.conll import load_tokens
 
     if spec.class_weights:
         raise ConfigError(
@@ -302,11 +308,19 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
         encoded("dev"),
         partial(evaluate, "dev", data.dev),
         {"test": (encoded("test"), rows_of)} if data.test else {},
-        {},
+        {"test": lambda outputs: _of_test(scored(data.test, answers("test", data.test, outputs)))} if _are_tagged(data.test) else {},
         notes + more,
         baselines=lambda: {"commonest tags": scored(data.dev, commonest_tags(everything, data.dev))[metric]},
         selection=(encoded("selection"), partial(evaluate, "selection", selection_rows)) if selection_rows else None,
     )
+
+
+def _are_tagged(sentences: Sequence[Sentence]) -> bool:
+    return bool(sentences) and all(sentence.tags is not None for sentence in sentences)
+
+
+def _of_test(scores: dict[str, float]) -> dict[str, float]:
+    return {f"{name}_test": value for name, value in scores.items()}
 
 
 def _evaluate_squad(
@@ -334,6 +348,8 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
     data = load_squad(environment_path(spec.path, "finetune.path"), _dev(spec), spec.max_misplaced_answers, spec.dev_seed)
     # A question whose answers do not stand where its file says has nothing to learn from; one that has none has.
     placed = [q for q in data.train if q.impossible or any(answer.start >= 0 for answer in q.answers)]
+    if not placed:
+        raise DataError(f"{spec.path}: no answer to train on stands at its answer_start; mend the positions")
     notes = data.notes
     if 0 < spec.max_train_examples < len(placed):
         chosen = drawn([f"{q.context}\x00{q.question}" for q in placed], spec.max_train_examples, _DRAW)

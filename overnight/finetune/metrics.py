@@ -32,9 +32,9 @@ def score(task_name: str, kind: str, labels_or_scores: Sequence[Answer], predict
         predictions: what was answered, one a row.
 
     Returns:
-        `mcc` and `accuracy` for cola; `accuracy` and `f1` (of class `1`) for mrpc and qqp; `pearson` and `spearman` for regression; where a
+        `mcc` and `accuracy` for cola; `accuracy` and `f1` (of class `1`) for mrpc and qqp; `pearson` and `spearman` for regression, with one's own numbers also `mean_absolute_error`; where a
         row has any number of classes `micro_f1`, `macro_f1` and `accuracy` (all of its classes are right); one's own classes `accuracy` and
-        `macro_f1`; else `accuracy`. All 0 to 1, correlations -1 to 1; a correlation with a constant is 0.
+        `macro_f1`; else `accuracy`. All 0 to 1, an error in the unit of the numbers, correlations -1 to 1; a correlation with a constant is 0.
 
     Raises:
         TrainingError: predictions that are not finite.
@@ -47,7 +47,8 @@ def score(task_name: str, kind: str, labels_or_scores: Sequence[Answer], predict
             raise TrainingError(
                 f"task {task_name}: {int((~np.isfinite(guess)).sum())} predictions are not finite; training diverged, lower the learning rate"
             )
-        return {"pearson": pearson(gold, guess), "spearman": spearman(gold, guess)}
+        scores = {"pearson": pearson(gold, guess), "spearman": spearman(gold, guess)}
+        return {**scores, "mean_absolute_error": float(np.abs(gold - guess).mean())} if task_name == "csv" else scores
     if kind == "multi_label":
         sets = [[{x} if isinstance(x, str | float) else set(x) for x in side] for side in (labels_or_scores, predictions)]
         exact = sum(a == b for a, b in zip(*sets, strict=True)) / len(sets[0])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from overnight.errors import ConfigError, UserError
+from overnight.errors import ConfigError, DataError, UserError
 from overnight.finetune.encode import join
 from overnight.tasks.squad import Question
 
@@ -109,6 +109,9 @@ def with_answers(found: list[Window], questions: Sequence[Question]) -> tuple[li
 
     Returns:
         the others, and a note that counts and names the questions.
+
+    Raises:
+        DataError: no question is left.
     """
     answered = {window.id for window in found if window.start is not None} | {q.id for q in questions if q.impossible}
     lost = [q.id for q in questions if q.id not in answered]
@@ -118,6 +121,8 @@ def with_answers(found: list[Window], questions: Sequence[Question]) -> tuple[li
     what = (
         f"{len(lost):,} of {len(questions):,} questions are not trained on, since no window of seq_len tokens holds their answer: {names}"
     )
+    if len(lost) == len(questions):
+        raise DataError(f"{what}; there is nothing to train on: raise seq_len")
     return [window for window in found if window.id in answered], (what,)
 
 

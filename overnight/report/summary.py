@@ -10,7 +10,7 @@ from typing import Any
 
 from overnight.config.schema import ENCODERS
 from overnight.console import table
-from overnight.display import duration, number, plural, points, scale_of, share, unit
+from overnight.display import duration, number, plural, points, scale_of, share, unit, visible
 from overnight.report.evaluation_text import results_lines
 from overnight.report.plateau import plateau, plateau_text
 from overnight.report.run_reader import Record, RunFolder, read_folder
@@ -305,6 +305,21 @@ def summary_text(run_dir: Path, width: int = 10_000) -> str:
     return "\n".join(lines)
 
 
+def tasks_text(run_dir: Path, name: str, width: int = 10_000) -> str:
+    """Return the results of one task of a run folder as plain text, and what is incomplete of them.
+
+    Args:
+        name: of the task, of fine-tuning or of linear probing.
+        width: of the tables (characters).
+
+    Raises:
+        DataError: when the folder cannot be read.
+    """
+    mine = [task for task in summarize(run_dir)["tasks"] if task["name"] == name]
+    lines = [line for task in mine if task["metric"] for line in ("", *_task_lines(task, width))]
+    return "\n".join([*lines, *(f"note: {note}" for task in mine for note in task["notes"])])
+
+
 def facts_lines(samples: dict[str, Any]) -> list[str]:
     """Return the size of the network and of its corpus, in words; nothing where they are not known."""
     corpus = samples.get("corpus") or {}
@@ -327,7 +342,7 @@ def _sample_lines(samples: dict[str, Any]) -> list[str]:
         lines += ["", "beginnings of validation documents, and how the model continues"]
     for text in samples.get("texts") or []:
         # What a model of bytes writes may hold characters that a terminal obeys.
-        shown = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text["text"].split()))
+        shown = visible(" ".join(text["text"].split()))
         lines += [f"- {text['prompt']} | {shown}"]
     return lines
 
@@ -368,8 +383,9 @@ def _task_lines(task: dict[str, Any], width: int) -> list[str]:
         if found:
             values = [share(found["values"].get(seed), *how) for seed in seeds]
             cells.append([label, *values, share(found["median"], *how), points(found["spread"], task["scale"])])
-            if (mismatched := found["others"].get(f"{task['metric']}_mismatched")) is not None:  # MNLI is evaluated on two dev sets
-                cells.append([f"{label}, mismatched", *("" for _ in seeds), share(mismatched, *how), ""])
+            for split in ("mismatched", "test"):  # MNLI is evaluated on two dev sets, and a test that has labels is one more
+                if (value := found["others"].get(f"{task['metric']}_{split}")) is not None:
+                    cells.append([f"{label}, {split}", *("" for _ in seeds), share(value, *how), ""])
     for baseline in task["baselines"]:
         cells.append([baseline["method"], *("" for _ in seeds), share(baseline["value"], *how), ""])
     return [table(cells, width=width), *([unit_text(task)] if task["best_unit"] else []), task["verdict"]]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight.console import table
-from overnight.display import number, plural, share
+from overnight.display import number, plural, share, visible
 from overnight.errors import DataError
 from overnight.state_files import fitted, read_mapping
 
@@ -92,6 +92,11 @@ def row_text(row: dict[str, Any], chars: int = 0) -> str:
         row: of `worst`.
         chars: most characters of its text; 0 is all.
     """
+    # A control character in a text is none for the terminal.
+    return visible(_row_text(row, chars))
+
+
+def _row_text(row: dict[str, Any], chars: int) -> str:
     text = " | ".join(" ".join(str(row[key]).split()) for key in ("text", "text_a", "text_b") if key in row)
     text = f"{text[:chars]}…" if 0 < chars < len(text) else text
     right, given = (_words(row[key]) for key in ("label", "answer"))

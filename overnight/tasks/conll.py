@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from overnight.errors import DataError
+from overnight.display import plural
+from overnight.errors import DataError, first_names
 from overnight.state_files import is_text, parse_json
-from overnight.tasks.examples import split_off
+from overnight.tasks.examples import split_off, trained_on_note
 from overnight.tasks.rows import NO_TEXT
 from overnight.tasks.tables import files_called, read_text
 
@@ -77,17 +78,25 @@ def load_tokens(path: Path, seed: int = 0, dev: Path | None = None, share: float
             f"{files['train']}: has {len(tags)} different tags; the last column of a line is its tag, 2 to {_MOST_TAGS} of them"
         )
     for name in ("dev", "test"):
-        for sentence in parts.get(name, []):
-            if unknown := next((tag for tag in sentence.tags or () if tag not in tags), None):
-                raise DataError(f"{files[name]}: sentence {sentence.id} has tag {unknown!r}, which no training sentence has")
-    notes: tuple[str, ...] = ()
-    if "dev" not in parts:
+        _check_tags(files.get(name, path), parts.get(name, []), tags)
+    if "dev" in parts:
+        notes = trained_on_note([s.words for s in parts["train"]], [s.words for s in parts["dev"]], "sentences to score on")
+    else:
         rows = parts["train"]
         scored = split_off([" ".join(sentence.words) for sentence in rows], [""] * len(rows), seed, share, str(path))
         parts["train"], parts["dev"] = ([s for i, s in enumerate(rows) if (i in scored) == side] for side in (False, True))
-        notes = (f"scored on {len(parts['dev'])} sentences split off {files['train'].name} by a hash of their words",)
+        notes = (f"scored on {plural(len(parts['dev']), 'sentence')} split off {files['train'].name} by a hash of their words",)
     labels = tuple(sorted(tags, key=lambda tag: (tag != "O", tag)))
     return TokenData(labels, parts["train"], parts["dev"], parts.get("test", []), notes)
+
+
+def _check_tags(path: Path, sentences: list[Sentence], known: set[str]) -> None:
+    unknown = [(sentence.id, tag) for sentence in sentences for tag in sentence.tags or () if tag not in known]
+    if not unknown:
+        return
+    tags, count = list(dict.fromkeys(repr(tag) for _, tag in unknown)), len({sentence for sentence, _ in unknown})
+    more = f"; {count:,} of {len(sentences):,} sentences have one of these: {first_names(tags)}" if count > 1 else ""
+    raise DataError(f"{path}: sentence {unknown[0][0]} has tag {tags[0]}, which no training sentence has{more}")
 
 
 def _find(folder: Path, name: str) -> Path | None:
@@ -134,7 +143,7 @@ def _conll_sentences(path: Path, tagged: bool) -> Iterator[Sentence]:
         columns = columns or len(cells)
         if len(cells) != columns or (tagged and columns < 2):
             wanted = f"{columns} columns as in the lines before" if columns > 1 else "a word and its tag"
-            raise DataError(f"{path}:{number}: {line.strip()[:60]!r} has {len(cells)} columns where {wanted} belong")
+            raise DataError(f"{path}:{number}: {line.strip()[:60]!r} has {plural(len(cells), 'column')} where {wanted} belong")
         words.append(cells[0])
         if columns > 1:
             tags.append(cells[-1])
@@ -154,6 +163,8 @@ def _json_sentences(path: Path, tagged: bool) -> Iterator[Sentence]:
             if (values is not None or name == "tokens" or tagged) and not (
                 isinstance(values, list) and values and all(isinstance(value, str) and value.strip() for value in values)
             ):
+                if isinstance(row, dict) and name not in row:
+                    raise DataError(f"{path}:{number}: has no `{name}` (there are {', '.join(row)}), where a list of texts belongs")
                 raise DataError(f"{path}:{number}: `{name}` is {json.dumps(values)[:60]}, where a list of texts belongs")
         assert isinstance(words, list)
         if not all(map(is_text, [*words, *(tags or [])])):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from overnight.errors import DataError
+from overnight.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class TaskData:
     """So many training rows at a time differ in one of their texts only, and are best seen in one batch; divides their number."""
     columns: tuple[str, ...] = ()
     """Of one's own table, the columns that its texts were read from."""
+    is_dev_made: bool = False
+    """Whether the dev rows were split off the training rows here, because there were none."""
 
 
 def in_validation(text: str, seed: int, share: float = 0.1) -> bool:
@@ -129,6 +131,10 @@ def split_off(
     pool = [text for text, label in label_of.items() if kept[label] != text]
     taken = {pool[i] for i in drawn(pool, max(1, round(share * len(label_of))), seed, [label_of[text] for text in pool])}
     rows = {index for index, text in enumerate(texts) if text in taken}
+    if not pool and len(kept) > 1:
+        raise DataError(
+            f"{where}: none of the {len(kept):,} classes has two texts, one to train on and one to split off for evaluation; {remedy}"
+        )
     if not rows or len(rows) == len(texts):
         raise DataError(f"{where}: {len(texts)} rows are too few to split off {share:g} of them for evaluation; {remedy}")
     return rows
@@ -163,6 +169,38 @@ def drawn(texts: Sequence[str], count: int, seed: int, labels: Sequence[str] = (
     return sorted(index for *_, index in sorted(queue)[:count])
 
 
+def check_draw(count: int, labels: Sequence[str]) -> None:
+    """Check that a draw of `max_train_examples` has a row of each label.
+
+    Args:
+        count: rows to draw, fewer than there are.
+        labels: of each row.
+
+    Raises:
+        ConfigError: it is too few for that.
+    """
+    if count < (least := len(set(labels))):
+        raise ConfigError(
+            f"max_train_examples = {count}: leaves some of {least:,} classes without a row to train on; give {least:,} or more"
+        )
+
+
 def drawn_note(count: int, of: int, what: str = "rows", by_label: bool = True) -> str:
     """Return what to say of a draw next to its score."""
     return f"trained on {count:,} of {of:,} {what}, drawn by a hash of their texts" + (", each label in its share" if by_label else "")
+
+
+def trained_on_note(
+    train: Iterable[Hashable], scored: Sequence[Hashable], what: str = "rows to score on", of: str = "text"
+) -> tuple[str, ...]:
+    """Return a note that counts the rows to score on whose text is trained on too; nothing where there is none.
+
+    Args:
+        train: the texts to train on.
+        scored: the text of each row to score on.
+        what: the rows are called.
+        of: what is alike.
+    """
+    seen = set(train)
+    count = sum(text in seen for text in scored)
+    return (f"the {of} of {count:,} of {len(scored):,} {what} is also trained on, so their score says little of others",) if count else ()

@@ -52,7 +52,7 @@ def load_imdb(path: Path, seed: int = 0) -> TaskData:
         examples[part] = [Example(f"{label}/{stem}", text, None, label) for (label, stem), text in sorted(reviews.items())]
     train, dev = split(examples["train"], seed, str(source))
     note = f"dev is {len(dev)} of the {len(examples['train'])} training reviews, split off by a hash of their texts"
-    return TaskData("imdb", "classification", _LABELS, train, dev, examples["test"], "accuracy", notes=(note,))
+    return TaskData("imdb", "classification", _LABELS, train, dev, examples["test"], "accuracy", notes=(note,), is_dev_made=True)
 
 
 def _source(path: Path) -> Path:

@@ -160,7 +160,7 @@ def tsv_rows(lines: Iterable[str | None], where: str, header: tuple[str, ...] = 
         elif not line.strip():
             continue
         elif not columns:
-            columns = tuple(cells)
+            columns = tuple(map(str.strip, cells))
             check_header(columns, where)
         elif len(cells) != len(columns):
             yield number, DataError(f"{where}:{number}: {len(cells)} tab-separated fields where {len(columns)} belong")
@@ -242,11 +242,28 @@ def jsonl_rows(lines: Iterable[str | None], where: str, lists: str = "") -> Iter
             yield number, _of_json(number, line, where, lists)
 
 
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON.
+
+    Raises:
+        KeyError: a key that it has twice, of which one value would be lost.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise KeyError(next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1))
+    return found
+
+
+_EACH_ONCE = json.JSONDecoder(object_pairs_hook=_each_once)
+
+
 def _of_json(number: int, line: str, where: str, lists: str) -> dict[str, str] | DataError:
     try:
-        value = parse_json(line)
+        value = parse_json(line, _EACH_ONCE)
     except ValueError as error:
         return DataError(f"{where}:{number}: is not JSON: {error}")
+    except KeyError as error:
+        return DataError(f"{where}:{number}: has the key {error} twice; which one is meant? Give each a name of its own")
     if not isinstance(value, dict):
         return DataError(f"{where}:{number}: is {kind_of(value)}, not an object with columns")
     return _plain(value, lists)

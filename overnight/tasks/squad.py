@@ -7,15 +7,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from overnight.errors import DataError
 from overnight.state_files import is_text, kind_of, parse_json
-from overnight.tasks.examples import in_validation
+from overnight.tasks.examples import in_validation, trained_on_note
 from overnight.tasks.tables import read_text
 
 MAX_MISPLACED_ANSWERS = 0.001
 """Share of answers that may stand elsewhere than their file says."""
+# Misplaced answers by which it is found out what their positions count.
+_TRIED = 100
 # Questions to train on and to score on (Rajpurkar et al. 2016, 2018).
 _PUBLISHED = {(87_599, 10_570): "SQuAD 1.1: ", (130_319, 11_873): "SQuAD 2.0: "}
 
@@ -42,6 +44,17 @@ class Question:
     """Empty where the question has none (SQuAD 2.0), or where they are not known."""
     impossible: bool = False
     """The file says that the paragraph does not answer it (`is_impossible` of SQuAD 2.0)."""
+
+
+class _Misplaced(NamedTuple):
+    """An answer that does not stand where its file says."""
+
+    id: str
+    """Of its question."""
+    context: str
+    text: str
+    start: int
+    """As the file has it."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,8 @@ def load_squad(path: Path, dev: Path | None = None, max_misplaced_answers: float
     _check_answers(dev, scored)
     whole = _PUBLISHED.get((len(train), len(scored)), "")
     said = f"{whole}trained on {file.name}, scored on {dev.name}"
-    return SquadData(train, scored, (said, *notes, *(() if dev_notes == notes else dev_notes)))
+    seen = trained_on_note([q.context for q in train], [q.context for q in scored], "questions to score on", "paragraph")
+    return SquadData(train, scored, (said, *dict.fromkeys([*notes, *dev_notes]), *seen))
 
 
 def _small_split(ten: Path, dev_file: Path, max_misplaced_answers: float) -> SquadData:
@@ -184,28 +198,52 @@ def read_squad(path: Path, max_misplaced_answers: float = MAX_MISPLACED_ANSWERS)
         root = parse_json(read_text(path))
     except ValueError as error:
         raise DataError(f"{path}: is not JSON: {error}; the file may be cut short") from None
+    if isinstance(root, list):
+        raise DataError(
+            f"{path}: is a list, and questions in SQuAD's format are an object with the key 'data'; rows of a table are JSON lines, an object a line in a .jsonl"
+        )
     questions: list[Question] = []
     seen: set[str] = set()
-    for question in _questions(path, root):
+    misplaced: list[_Misplaced] = []
+    for question in _questions(path, root, misplaced):
         if question.id in seen:
             raise DataError(f"{path}: question id {question.id!r} is used twice; ids must be unique")
         seen.add(question.id)
         questions.append(question)
     if not questions:
         raise DataError(f"{path}: holds no question")
-    answers = sum(len(q.answers) for q in questions)
-    wrong = [q.id for q in questions for a in q.answers if a.start < 0]
-    if len(wrong) > max_misplaced_answers * answers:
+    notes = _without_text(path, questions)
+    if not misplaced:
+        return questions, notes
+    answers, wrong = sum(len(q.answers) for q in questions), list(dict.fromkeys(one.id for one in misplaced))
+    if len(misplaced) > max_misplaced_answers * answers:
+        allow = f" To train on the others, allow their share: --max_misplaced_answers={_above(len(misplaced) / answers)}"
         raise DataError(
-            f"{path}: {len(wrong)} of {answers} answers do not stand at their answer_start, first those of questions {', '.join(dict.fromkeys(wrong[:5]))};"
-            f" the positions count Unicode characters of the context. To train on the others, allow their share: --max_misplaced_answers={_above(len(wrong) / answers)}"
+            f"{path}: {len(misplaced)} of {answers} answers do not stand at their answer_start, first those of questions {', '.join(wrong[:5])};"
+            f" the positions count Unicode characters of the context{_counted_otherwise(misplaced)}." + allow * (len(misplaced) < answers)
         )
-    if not wrong:
-        return questions, ()
-    return questions, (
-        f"{path.name}: {len(wrong)} of {answers} answers do not stand at their answer_start and are not trained on: {', '.join(wrong[:5])}"
-        + (f" and {len(wrong) - 5:,} more" if len(wrong) > 5 else ""),
-    )
+    said = f"{path.name}: {len(misplaced)} of {answers} answers do not stand at their answer_start and are not trained on: {', '.join(wrong[:5])}"
+    return questions, (said + (f" and {len(wrong) - 5:,} more" if len(wrong) > 5 else ""), *notes)
+
+
+def _without_text(path: Path, questions: list[Question]) -> tuple[str, ...]:
+    """Return a note that counts the questions that ask nothing."""
+    empty = [q.id for q in questions if not q.question.strip()]
+    return (f"{path.name}: {len(empty):,} of {len(questions):,} questions have no text: {', '.join(empty[:5])}",) if empty else ()
+
+
+def _counted_otherwise(misplaced: list[_Misplaced]) -> str:
+    """Return what the positions of misplaced answers seem to count instead of characters, in words; nothing where that is not plain."""
+    for encoding, size, what in (("utf-16-le", 2, "UTF-16 units, as JavaScript and Java do"), ("utf-8", 1, "bytes of UTF-8")):
+        if all(_stands(one, encoding, size) for one in misplaced[:_TRIED]):
+            return f", and these count {what}: convert them"
+    return ""
+
+
+def _stands(one: _Misplaced, encoding: str, size: int) -> bool:
+    """Return whether an answer stands where its position counts units of some bytes of an encoding."""
+    context, text = (part.encode(encoding, "surrogatepass") for part in (one.context, one.text))
+    return one.start >= 0 and context.startswith(text, size * one.start)
 
 
 def _above(share: float) -> float:
@@ -213,7 +251,7 @@ def _above(share: float) -> float:
     return min(1.0, math.ceil(1000 * share) / 1000)
 
 
-def _questions(path: Path, root: Any) -> Iterator[Question]:
+def _questions(path: Path, root: Any, misplaced: list[_Misplaced]) -> Iterator[Question]:
     for i, article in enumerate(_get(path, root, "data", list, "the file")):
         where = f"data[{i}]"
         title = article.get("title", str(i)) if isinstance(article, dict) else ""
@@ -221,10 +259,10 @@ def _questions(path: Path, root: Any) -> Iterator[Question]:
             place = f"{where}.paragraphs[{j}]"
             context = _get(path, paragraph, "context", str, place)
             for k, qa in enumerate(_get(path, paragraph, "qas", list, place)):
-                yield _question(path, qa, str(title), context, f"{place}.qas[{k}]")
+                yield _question(path, qa, str(title), context, f"{place}.qas[{k}]", misplaced)
 
 
-def _question(path: Path, qa: Any, title: str, context: str, place: str) -> Question:
+def _question(path: Path, qa: Any, title: str, context: str, place: str, misplaced: list[_Misplaced]) -> Question:
     number = qa.get("id") if isinstance(qa, dict) else None
     whole = isinstance(number, int) and not isinstance(number, bool)
     question_id = str(number) if whole else _get(path, qa, "id", str, place)
@@ -239,6 +277,8 @@ def _question(path: Path, qa: Any, title: str, context: str, place: str) -> Ques
             raise DataError(f"{path}: {where}: an answer has no text")
         stands = start >= 0 and context.startswith(answer_text, start)
         answers.append(Answer(answer_text, start if stands else -1))
+        if not stands:
+            misplaced.append(_Misplaced(question_id, context, answer_text, start))
     impossible = "is_impossible" in qa and _get(path, qa, "is_impossible", bool, where)
     if impossible and answers:
         raise DataError(f"{path}: {where}: is_impossible is true, and there are answers; put wrong ones under plausible_answers")
@@ -252,5 +292,6 @@ def _get(path: Path, node: Any, key: str, kind: type, where: str) -> Any:
             f"{path}: {where} {found}; the format of SQuAD is data[].paragraphs[].{{context, qas[].{{id, question, answers[].{{text, answer_start}}}}}}"
         )
     if not isinstance(node[key], kind) or (kind is int and isinstance(node[key], bool)):
-        raise DataError(f"{path}: {where}.{key} is {kind_of(node[key])} where {kind_of(kind())} belongs")
+        found = f"the number {node[key]}" if isinstance(node[key], float) else kind_of(node[key])
+        raise DataError(f"{path}: {where}.{key} is {found} where {'a whole number' if kind is int else kind_of(kind())} belongs")
     return node[key]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import difflib
 import io
+import json
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from overnight.config.schema import Columns
+from overnight.display import plural
 from overnight.errors import ConfigError, DataError
 from overnight.state_files import is_text, parse_json
-from overnight.tasks.examples import Example, TaskData, split_off, strata
+from overnight.tasks.examples import Example, TaskData, split_off, strata, trained_on_note
+from overnight.tasks.labels import check_labels, classes_of, label_notes
 from overnight.tasks.rows import NO_TEXT, Row, csv_rows, jsonl_rows, parquet_columns, parquet_rows, tsv_rows
 
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
@@ -20,8 +23,6 @@ _ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
 _YES_NO = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 # Of the numbers that a network answers, which have 32 bits.
 _LARGEST = 3.4e38
-# More classes than this are numbers in the wrong column, or ids.
-_MOST_CLASSES = 1000
 
 OWN_NAMES = Columns()
 """The columns are called as the task expects."""
@@ -160,21 +161,22 @@ def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path 
     lists = names.labels or ("" if names.label or names.score else "labels")
     read = list(_read(files["train"], lists))
     texts, target = _columns(files["train"], read, names, lists)
-    lines = {name: read if name == "train" else _read(file, lists) for name, file in files.items()}
+    lines = {name: read if name == "train" else list(_read(file, lists)) for name, file in files.items()}
     parts = {name: list(_examples(file, lines[name], texts, target, names.id or "id", name)) for name, file in files.items()}
-    notes: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     if target.kind != "regression":
-        labels = target.columns if len(target.columns) > 1 else _classes(parts["train"], files["train"], target.kind)
-    if "dev" not in parts:
-        rows = parts["train"]
-        scored = split_off([f"{r.text_a}\x00{r.text_b or ''}" for r in rows], strata(rows), seed, share, str(path))
-        parts["train"], parts["dev"] = ([r for i, r in enumerate(rows) if (i in scored) == side] for side in (False, True))
+        labels = target.columns if len(target.columns) > 1 else classes_of(parts["train"], files["train"], target.kind)
+    if is_dev_made := "dev" not in parts:
+        parts["train"], parts["dev"] = _split(parts["train"], seed, share, path)
         alike = "" if target.kind == "regression" else ", of each class alike"
-        notes = (f"scored on {len(parts['dev'])} rows split off {files['train'].name} by a hash of their texts{alike}",)
+        notes = (f"scored on {plural(len(parts['dev']), 'row')} split off {files['train'].name} by a hash of their texts{alike}",)
+    else:
+        train, dev_texts = ([(row.text_a, row.text_b) for row in parts[name]] for name in ("train", "dev"))
+        notes = trained_on_note(train, dev_texts)
     if target.kind != "regression":
         for name in ("dev", "test"):
-            _check_labels(parts.get(name, []), labels, files.get(name, path))
+            check_labels(parts.get(name, []), labels, files.get(name, path))
+    notes += label_notes(labels, parts["train"], parts["dev"], parts.get("test", []))
     metric = {"classification": "accuracy", "multi_label": "micro_f1", "regression": "spearman"}[target.kind]
     return TaskData(
         "csv",
@@ -186,14 +188,15 @@ def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path 
         metric,
         notes=notes,
         columns=tuple(filter(None, texts)),
+        is_dev_made=is_dev_made,
     )
 
 
-def _check_labels(examples: list[Example], labels: tuple[str, ...], path: Path) -> None:
-    for row in examples:
-        for label in row.label if isinstance(row.label, tuple) else () if row.label is None else (str(row.label),):
-            if label not in labels:
-                raise DataError(f"{path}: row {row.id} has label {label!r}, which no training row has ({', '.join(labels[:10])})")
+def _split(rows: list[Example], seed: int, share: float, path: Path) -> tuple[list[Example], list[Example]]:
+    """Split off the rows to score on; returns those to train on, and those."""
+    scored = split_off([f"{r.text_a}\x00{r.text_b or ''}" for r in rows], strata(rows), seed, share, str(path))
+    train, dev = ([row for i, row in enumerate(rows) if (i in scored) == side] for side in (False, True))
+    return train, dev
 
 
 def files_called(folder: Path, names: Collection[str]) -> list[Path]:
@@ -227,6 +230,9 @@ def _columns(train: Path, rows: list[Line], names: Columns, lists: str) -> tuple
         found = dict.fromkeys(known)
     if not found:
         raise DataError(f"{train}: has no column of texts or numbers; words with tags are --task=tokens")
+    if len(found) == 1 and ending in (".csv", ".tsv") and any(mark in next(iter(found)) for mark in ";,\t|"):
+        what = "commas" if ending == ".csv" else "tabs"
+        raise DataError(f"{train}:1: {next(iter(found))!r} is one column; those of a {ending} are separated by {what}: convert the file")
     have = f"{train}: has the columns {', '.join(found)}{unread}"
     used: set[str] = set()
     for what, given in vars(names).items():
@@ -263,16 +269,14 @@ def _target(columns: Collection[str], names: Columns, have: str) -> _Target:
     return _Target({"label": "classification", "labels": "multi_label", "score": "regression"}[found[0]], (found[0],))  # type: ignore[arg-type]
 
 
-def _examples(
-    path: Path, rows: Iterable[Line], texts: tuple[str, str | None], target: _Target, id_column: str, name: str
-) -> Iterator[Example]:
+def _examples(path: Path, rows: list[Line], texts: tuple[str, str | None], target: _Target, id_column: str, name: str) -> Iterator[Example]:
     column_a, column_b = texts
     seen: set[str] = set()
     for index, (line, cells) in enumerate(rows):
         where = f"{path}:{line}"
         for column in (column_a, column_b):
             if column and not cells.get(column):
-                raise DataError(f"{where}: column {column!r} {_absent(column, cells)}")
+                raise DataError(f"{where}: column {column!r} {_absent(column, cells)}{_as_often(column, rows)}")
         for column in filter(None, (column_a, column_b, id_column, *target.columns)):
             if not is_text(cells.get(column, "")):
                 raise DataError(f"{where}: column {column!r} {NO_TEXT}")
@@ -280,17 +284,21 @@ def _examples(
         if row_id in seen:
             raise DataError(f"{where}: id {row_id!r} was used before")
         seen.add(row_id)
-        yield Example(row_id, cells[column_a], cells[column_b] if column_b else None, _label(cells, target, where, name == "test"))
+        if (column := _unlabeled(cells, target)) and name != "test":
+            raise DataError(f"{where}: column {column!r} {_absent(column, cells)}{_as_often(column, rows)}")
+        label = None if column else _label(cells, target, where)
+        yield Example(row_id, cells[column_a], cells[column_b] if column_b else None, label)
 
 
-def _label(cells: Mapping[str, str], target: _Target, where: str, optional: bool) -> str | float | tuple[str, ...] | None:
-    """Return what a row is to be answered with; None where that is not known, which only a row of the test may be."""
-    for column in target.columns:
-        # No class at all is an empty cell of a table; of one class or a number it says nothing.
-        if column not in cells or (not cells[column] and (target.kind != "multi_label" or len(target.columns) > 1)):
-            if optional:
-                return None
-            raise DataError(f"{where}: column {column!r} {_absent(column, cells)}")
+def _unlabeled(cells: Mapping[str, str], target: _Target) -> str:
+    """Return the first column that does not say what a row is to be answered with; nothing where it is known."""
+    # No class at all is an empty cell of a table; of one class or a number it says nothing.
+    empty = target.kind == "multi_label" and len(target.columns) == 1
+    return next((column for column in target.columns if column not in cells or not (cells[column] or empty)), "")
+
+
+def _label(cells: Mapping[str, str], target: _Target, where: str) -> str | float | tuple[str, ...]:
+    """Return what a row is to be answered with, which is known."""
     cell = cells[target.columns[0]]
     if target.kind == "regression":
         if abs(number := number_of(cell, where)) > _LARGEST:
@@ -309,22 +317,21 @@ def _label(cells: Mapping[str, str], target: _Target, where: str, optional: bool
         labels = parse_json(cell)
     except ValueError as error:
         raise DataError(f"{where}: column {target.columns[0]!r} is no JSON list: {error}") from None
-    if not isinstance(labels, list) or not all(isinstance(label, str) and label and is_text(label) for label in labels):
+    if not isinstance(labels, list) or not all(_is_label(label) for label in labels):
         raise DataError(f"{where}: column {target.columns[0]!r} is {cell}, not a list of texts")
-    return tuple(dict.fromkeys(labels))
+    return tuple(dict.fromkeys(label if isinstance(label, str) else json.dumps(label) for label in labels))
+
+
+def _is_label(value: object) -> bool:
+    """Return whether an entry of a list is a class: a text or, as in a column of one class, a whole number."""
+    return isinstance(value, int) or (isinstance(value, str) and bool(value) and is_text(value))
 
 
 def _absent(column: str, cells: Mapping[str, str]) -> str:
-    return "is empty" if column in cells else f"is missing (there are {', '.join(cells)})"
+    return "is empty" if column in cells else f"is missing or null (there are {', '.join(cells)})"
 
 
-def _classes(train: list[Example], path: Path, kind: str) -> tuple[str, ...]:
-    found = [label for row in train for label in (row.label if isinstance(row.label, tuple) else (str(row.label),))]
-    labels = sorted(set(found))
-    if kind == "multi_label" and not labels:
-        raise DataError(f"{path}: no training row has a label")
-    if kind == "classification" and len(labels) < 2:
-        raise DataError(f"{path}: every training row has label {labels[0]!r}; a classifier needs two or more")
-    if len(labels) > _MOST_CLASSES:
-        raise DataError(f"{path}: {len(labels)} different labels; call the column `score` if they are numbers")
-    return tuple(labels)
+def _as_often(column: str, rows: list[Line]) -> str:
+    """Return in how many rows a column has nothing, where that is more than one."""
+    count = sum(not cells.get(column) for _, cells in rows)
+    return f", as in {count:,} of {len(rows):,} rows" if count > 1 else ""

@@ -21,7 +21,7 @@ from overnight.byte_lm.logistic import STRENGTHS
 from overnight.config import LinearProbe, Run, stored_run
 from overnight.console import Line
 from overnight.corpus.bytes import document_bytes
-from overnight.errors import DataError
+from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import import_byte_model
 from overnight.report.page import write_report
 from overnight.report.summary import summarize, summary_text
@@ -257,6 +257,9 @@ def test_pairs_scores_and_too_few_rows_are_refused(tmp_path: Path) -> None:
     table(tmp_path / "dev.csv", [("c", "x")])
     with pytest.raises(DataError, match="2 training rows are too few to train on every class"):
         read_probe_task(LinearProbe(task="csv", path=str(tmp_path)))
+    table(tmp_path / "train.csv", [(f"a{i}", "xy"[i % 2]) for i in range(40)])
+    with pytest.raises(ConfigError, match="max_train_examples = 1: leaves some of 2 classes without a row to train on; give 2 or more"):
+        read_probe_task(LinearProbe(task="csv", path=str(tmp_path), max_train_examples=1))
 
 
 def test_sst_comes_with_its_three_parts(real_data: Path) -> None:

@@ -247,7 +247,7 @@ def test_a_regression_is_scored_by_its_correlation(with_task: Task, scores: Path
     run = with_task("csv", scores)
     out = tune(run)
     (entry,) = lines(run)
-    assert entry["metric"] == "spearman" and set(entry["metrics"]) == {"pearson", "spearman"}
+    assert entry["metric"] == "spearman" and set(entry["metrics"]) == {"pearson", "spearman", "mean_absolute_error"}
     assert "split off scores.csv" in out
     answers = json.loads((kept(run) / "predictions.json").read_text())
     assert answers and all(isinstance(value, float) for value in answers.values())

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from overnight.errors import ConfigError, UserError
+from overnight.errors import ConfigError, DataError, UserError
 from overnight.finetune.metrics import squad_scores
 from overnight.finetune.question_answering import (
     MAX_QUESTION,
@@ -100,6 +100,8 @@ def test_a_question_whose_answer_no_window_holds_is_counted_and_not_trained_on(t
     assert left == [window for window in found if window.id in ("held", "none")]
     assert notes == ("2 of 4 questions are not trained on, since no window of seq_len tokens holds their answer: longer, unseen",)
     assert with_answers(left, [asked[0], asked[3]]) == (left, ())
+    with pytest.raises(DataError, match=r"2 of 2 questions are not trained on, .* there is nothing to train on: raise seq_len"):
+        with_answers(windows(tokenizer, vocabulary, asked[1:3], 16, 4), asked[1:3])
 
 
 def test_long_questions_are_cut_to_64_tokens_and_too_short_a_length_is_refused(tokenizer: Tokenizer, vocabulary: Any) -> None:

@@ -59,13 +59,14 @@ def test_without_a_dev_file_sentences_are_split_off_and_equal_ones_stay_together
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("t.conll", "a X\nb\n", r"t\.conll:2: 'b' has 1 columns where 2 columns as in the lines before belong"),
-        ("t.conll", "a\nb\n", r"t\.conll:1: 'a' has 1 columns where a word and its tag belong"),
+        ("t.conll", "a X\nb\n", r"t\.conll:2: 'b' has 1 column where 2 columns as in the lines before belong"),
+        ("t.conll", "a\nb\n", r"t\.conll:1: 'a' has 1 column where a word and its tag belong"),
         ("t.conll", "\n\n", "holds no sentence"),
         ("t.conll", "a X\n\nb X\n", "has 1 different tags; the last column"),
         ("t.conll", "".join(f"a {i}\n" for i in range(2000)), "has 2000 different tags"),
         ("t.jsonl", '{"tokens": ["a"], "tags": ["X", "Y"]}\n', r"t\.jsonl:1: has 1 tokens and 2 tags"),
         ("t.jsonl", '{"tokens": ["a"], "tags": null}\n', r"t\.jsonl:1: `tags` is null, where a list of texts belongs"),
+        ("t.jsonl", '{"tokens": ["a"], "ner_tags": ["X"]}\n', r"t\.jsonl:1: has no `tags` \(there are tokens, ner_tags\)"),
         ("t.jsonl", '{"tokens": ["a", " "], "tags": ["X", "Y"]}\n', r"t\.jsonl:1: `tokens` is"),
         (
             "t.jsonl",
@@ -105,6 +106,15 @@ def test_an_unknown_tag_and_two_files_of_a_split_are_refused(tmp_path: Path) -> 
     (tmp_path / "dev.jsonl").write_text(json.dumps({"id": "s", "tokens": ["a"], "tags": ["Z"]}))
     with pytest.raises(DataError, match=r"dev\.jsonl: sentence s has tag 'Z', which no training sentence has"):
         load_tokens(tmp_path)
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps({"tokens": ["a"], "tags": [tag]}) + "\n" for tag in "XZW"))
+    with pytest.raises(
+        DataError, match="sentence 1 has tag 'Z', which no training sentence has; 2 of 3 sentences have one of these: 'Z', 'W'"
+    ):
+        load_tokens(tmp_path)
+    (tmp_path / "dev.jsonl").write_text(json.dumps({"tokens": ["a", "b"], "tags": ["X", "Y"]}))
+    assert load_tokens(tmp_path).notes == (
+        "the text of 1 of 1 sentences to score on is also trained on, so their score says little of others",
+    )
     (tmp_path / "valid.conll").write_text("a X\n")
     with pytest.raises(DataError, match=r"holds dev\.jsonl and valid\.conll"):
         load_tokens(tmp_path)

@@ -48,7 +48,7 @@ def test_the_small_split_keeps_whole_articles_apart_and_says_so(data: Path) -> N
 
 
 def test_the_published_files_are_the_published_split_also_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _write(tmp_path / "train-v1.1.json", _squad(("a", [("cat", 4)])))
+    _write(tmp_path / "train-v1.1.json", _squad(("a", [("cat", 4)]), context="The cat."))
     _write(tmp_path / "train-v2.0-10articles.json", _squad(("c", [("cat", 4)])))
     _write(tmp_path / "dev-v1.1.json", _squad(("b", [("mat", 19), ("the mat", 15)])))
     read = load_squad(tmp_path)
@@ -93,7 +93,7 @@ def test_questions_that_say_that_they_have_no_answer_are_read_and_no_others(tmp_
     _write(tmp_path / "devious.json", root)
     read = load_squad(tmp_path)
     assert [(q.id, len(q.answers), q.impossible) for q in read.train + read.dev] == [("a", 1, False), ("b", 0, True)] * 2
-    assert read.notes == ("trained on train-v2.0.json, scored on dev-v2.0.json",)
+    assert read.notes[0] == "trained on train-v2.0.json, scored on dev-v2.0.json"
     for change, message in (
         ({"answers": [{"text": "cat", "answer_start": 4}]}, r"\(question b\): is_impossible is true, and there are answers"),
         ({"is_impossible": 1}, "is_impossible is a number where true or false belongs"),
@@ -111,7 +111,7 @@ def test_the_real_files_of_squad_2_are_read_with_their_questions_without_answer(
 
 def test_files_of_any_name_are_found_or_named_and_never_called_squad(tmp_path: Path) -> None:
     train = _write(tmp_path / "faq_TRAIN_set.json", _squad((7, [("cat", 4)])))
-    dev = _write(tmp_path / "faq-valid.json", _squad((8, [("mat", 19)])))
+    dev = _write(tmp_path / "faq-valid.json", _squad((8, [("mat", 2)]), context="A mat."))
     for read in (load_squad(tmp_path), load_squad(train, dev), load_squad(tmp_path, dev)):
         assert [q.id for q in read.train] == ["7"] and [q.id for q in read.dev] == ["8"]
         assert read.notes == ("trained on faq_TRAIN_set.json, scored on faq-valid.json",)
@@ -151,6 +151,32 @@ def test_answers_at_the_wrong_place_are_refused_over_the_limit_and_never_moved_b
     assert notes == ("x.json: 2 of 3 answers do not stand at their answer_start and are not trained on: moved, before",)
 
 
+@pytest.mark.parametrize(("start", "what"), [(6, "UTF-16 units"), (8, "bytes of UTF-8")])
+def test_positions_that_count_something_else_than_characters_are_recognized(start: int, what: str, tmp_path: Path) -> None:
+    context = "\U0001f600 the cat."
+    path = _write(tmp_path / "x.json", _squad(("a", [("the", 3 if start == 6 else 5)]), ("b", [("cat", start + 1)]), context=context))
+    with pytest.raises(
+        DataError, match=f"2 of 2 answers .* count Unicode characters of the context, and these count {what}.*: convert them.$"
+    ):
+        read_squad(path)
+    mixed = _write(tmp_path / "y.json", _squad(("a", [("the", 3 if start == 6 else 5)]), ("b", [("cat", 0)]), context=context))
+    with pytest.raises(DataError, match=r"count Unicode characters of the context\.$"):
+        read_squad(mixed)
+
+
+def test_paragraphs_on_both_sides_and_questions_without_text_are_counted(tmp_path: Path) -> None:
+    asked, other = _squad(("a", [("cat", 4)]), ("b", [("cat", 4)])), _squad(("c", [("cat", 2)]), context="A cat.")
+    asked["data"][0]["paragraphs"][0]["qas"][1]["question"] = " "
+    train, dev = _write(tmp_path / "train.json", asked), _write(tmp_path / "dev.json", {"data": asked["data"] + other["data"]})
+    assert load_squad(train, dev).notes == (
+        "trained on train.json, scored on dev.json",
+        "train.json: 1 of 2 questions have no text: b",
+        "dev.json: 1 of 3 questions have no text: b",
+        "the paragraph of 2 of 3 questions to score on is also trained on, so their score says little of others",
+    )
+    assert load_squad(_write(tmp_path / "other.json", other), _write(tmp_path / "asked.json", _squad(("a", [("cat", 4)])))).notes[1:] == ()
+
+
 def _without(key: str) -> dict[str, Any]:
     root = _squad(("a", [("cat", 4)]))
     article = root["data"][0]
@@ -164,7 +190,7 @@ def _without(key: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([1], "the file is a list, not an object; the format of SQuAD is"),
+        ([1], "is a list, and questions in SQuAD's format are an object with the key 'data'; rows of a table are JSON lines"),
         (_without("data"), "the file has no key 'data'"),
         (_without("paragraphs"), r"data\[0\] has no key 'paragraphs'"),
         (_without("context"), r"data\[0\]\.paragraphs\[0\] has no key 'context'"),
@@ -177,7 +203,8 @@ def _without(key: str) -> dict[str, Any]:
         (_squad(("a", [(" ", 3)])), "an answer has no text"),
         (_squad((1, []), ("1", [])), "question id '1' is used twice"),
         (_squad((True, [])), r"qas\[0\]\.id is true or false where a text belongs"),
-        (_squad(("a", [("T", False)])), r"qas\[0\] \(question a\)\.answer_start is true or false where a number belongs"),
+        (_squad(("a", [("T", False)])), r"qas\[0\] \(question a\)\.answer_start is true or false where a whole number belongs"),
+        (_squad(("a", [("cat", 4.0)])), r"qas\[0\] \(question a\)\.answer_start is the number 4\.0 where a whole number belongs"),
     ],
 )
 def test_json_that_is_not_squad_is_refused_with_its_place(value: Any, message: str, tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ def test_files_named_by_split_are_the_splits_and_test_labels_are_optional(tmp_pa
     _write(tmp_path / "valid.tsv", ROWS[:3])
     (tmp_path / "test.jsonl").write_text('{"text": "unlabeled", "id": 7}\n')
     read = load_task("csv", tmp_path)
-    assert (len(read.train), len(read.dev), read.notes) == (200, 3, ())
+    assert (len(read.train), len(read.dev), read.is_dev_made) == (200, 3, False)
+    assert read.notes == ("the text of 3 of 3 rows to score on is also trained on, so their score says little of others",)
     assert [(r.id, r.text_a, r.label) for r in read.test] == [("7", "unlabeled", None)]
 
 
@@ -92,7 +93,7 @@ def test_pairs_and_scores_make_a_regression_on_pairs(tmp_path: Path) -> None:
 def test_a_second_text_that_the_first_row_of_json_lacks_is_not_lost_for_the_others(second: dict[str, None], tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps({"text_a": "a", "label": i % 2, **({"text_b": "b"} if i else second)}) + "\n" for i in range(20)))
-    with pytest.raises(DataError, match=r"t.jsonl:1: column 'text_b' is missing \(there are text_a, label\)"):
+    with pytest.raises(DataError, match=r"t.jsonl:1: column 'text_b' is missing or null \(there are text_a, label\)"):
         load_task("csv", path)
     first, *others = (content for _, content in filter(None, read_input(str(path), {"task": "csv"})))
     assert first == {"id": "1", "text_a": "a"} and [row["text_b"] for row in others if isinstance(row, dict)] == ["b"] * 19
@@ -123,7 +124,11 @@ BAD = {
     "no target": ("t.csv", "text,class\na,1\n", r"columns text, class; name the classes `label`, or the numbers `score`"),
     "both targets": ("t.csv", "text,label,score\na,1,2\n", r"one of these"),
     "empty text": ("t.csv", "text,label\na,1\n ,2\n", r"t\.csv:3: column 'text' is empty"),
-    "empty label": ("t.tsv", "text\tlabel\na\t1\nb\t\n", r"t\.tsv:3: column 'label' is empty"),
+    "empty label": ("t.tsv", "text\tlabel\na\t1\nb\t\n", r"t\.tsv:3: column 'label' is empty$"),
+    "empty labels": ("t.tsv", "text\tlabel\na\t1\nb\t\nc\t\n", r"t\.tsv:3: column 'label' is empty, as in 2 of 3 rows"),
+    "semicolons": ("t.csv", "text;label\na;1\n", r"t\.csv:1: 'text;label' is one column; those of a \.csv are separated by commas"),
+    "commas in tabs": ("t.tsv", "text,label\na,1\n", r"t\.tsv:1: 'text,label' is one column; those of a \.tsv are separated by tabs"),
+    "a key twice": ("t.jsonl", '{"text": "a", "label": "x", "label": "y"}\n', r"t\.jsonl:1: has the key 'label' twice"),
     "comma without quotes": ("t.csv", "text,label\na,1\nb,c,2\n", r"t\.csv:3: 3 fields where 2 belong: text, label; quote"),
     "line after a quoted line break": ("t.csv", 'text,label\n"a\nb",1\nc\n', r"t\.csv:4: 1 fields"),
     "not json": ("t.jsonl", '{"text": "a", "label": "x"}\n{"text": \n', r"t\.jsonl:2: is not JSON"),
@@ -131,7 +136,7 @@ BAD = {
     "json field absent": (
         "t.jsonl",
         '{"text": "a", "label": "x"}\n{"label": "y"}\n',
-        r"t\.jsonl:2: column 'text' is missing \(there are label\)",
+        r"t\.jsonl:2: column 'text' is missing or null \(there are label\)",
     ),
     "score is no number": ("t.csv", "text,score\na,1\nb,many\n", r"t\.csv:3: score 'many' is not a number"),
     "score is a code": ("t.csv", "text,score\na,1\nb,2020_1\n", r"t\.csv:3: score '2020_1' is not a number"),
@@ -147,7 +152,7 @@ BAD = {
     "too few to split": (
         "t.csv",
         "text,label\na,x\nb,y\n",
-        r"2 rows are too few to split off 0\.1 of them .*, as dev\.\* and train\.\* in a folder",
+        r"none of the 2 classes has two texts.*, as dev\.\* and train\.\* in a folder",
     ),
     "half a character": (
         "t.jsonl",
@@ -215,7 +220,7 @@ def test_a_column_that_is_named_twice_is_refused(names: Columns, tmp_path: Path)
 def test_a_table_to_score_on_is_named_beside_that_to_train_on(tmp_path: Path) -> None:
     train, dev = _write(tmp_path / "a.csv", ROWS), _write(tmp_path / "b.tsv", ROWS[:9])
     read = load_task("csv", train, dev=dev)
-    assert (len(read.train), len(read.dev), read.notes) == (200, 9, ())
+    assert (len(read.train), len(read.dev)) == (200, 9) and not read.is_dev_made
     with pytest.raises(DataError, match=r"nowhere\.csv: cannot be read"):
         load_task("csv", train, dev=tmp_path / "nowhere.csv")
 
@@ -256,6 +261,11 @@ def test_a_label_that_training_lacks_two_files_of_a_split_and_no_train_file_are_
     _write(tmp_path / "train.csv", ROWS)
     _write(tmp_path / "dev.csv", [("new", "unseen")])
     with pytest.raises(DataError, match=r"dev\.csv: row 0 has label 'unseen', which no training row has \(bad, good\)"):
+        load_task("csv", tmp_path)
+    _write(tmp_path / "dev.csv", [*ROWS[:3], ("new", "unseen"), ("newer", "also"), ("newest", "unseen")])
+    with pytest.raises(
+        DataError, match=r"row 3 has label 'unseen', .*; 3 of 6 rows have one of these: 'unseen', 'also'\. Take such rows out"
+    ):
         load_task("csv", tmp_path)
     _write(tmp_path / "dev.tsv", ROWS[:3])
     with pytest.raises(DataError, match=r"holds dev\.csv and dev\.tsv"):
@@ -344,7 +354,12 @@ def test_several_classes_of_a_row_are_a_list_a_joined_cell_or_columns(how: str, 
     ("name", "text", "names", "message"),
     [
         ("t.jsonl", '{"text": "a", "labels": ["x"]}\n{"text": "b"}\n', Columns(), r"t\.jsonl:2: column 'labels' is missing"),
-        ("t.jsonl", '{"text": "a", "labels": ["x", 3]}\n', Columns(), r't\.jsonl:1: column \'labels\' is \["x", 3\], not a list of texts'),
+        (
+            "t.jsonl",
+            '{"text": "a", "labels": ["x", 3.5]}\n',
+            Columns(),
+            r't\.jsonl:1: column \'labels\' is \["x", 3\.5\], not a list of texts',
+        ),
         ("t.csv", 'text,labels\na,"[x"\n', Columns(), r"t\.csv:2: column 'labels' is no JSON list"),
         ("t.csv", "text,x,y\na,1,0\nb,2,0\n", Columns(labels="x,y"), r"t\.csv:3: column 'x' is '2', where 0 or 1 says"),
         ("t.csv", "text,x,y\na,1,\n", Columns(labels="x,y"), r"t\.csv:2: column 'y' is empty"),
