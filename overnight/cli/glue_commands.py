@@ -12,8 +12,8 @@ from overnight.cli.task_keys import add_source, check_keys, open_run, task_overr
 from overnight.config.load import stored_run
 from overnight.config.schema import BertRun, Finetune
 from overnight.config.validate import environment_path
-from overnight.display import for_stream
-from overnight.errors import ConfigError
+from overnight.display import for_stream, plural
+from overnight.errors import ConfigError, DataError, UserError
 
 
 def finetune_all(options: argparse.Namespace, overrides: list[str]) -> None:
@@ -36,17 +36,30 @@ def finetune_all(options: argparse.Namespace, overrides: list[str]) -> None:
         for name in names:
             own = [f"path={folders[name]}", *rest] if given else rest
             runs[name] = stored_run(Path(options.source), task_overrides(Finetune, name, own, name in run.finetune))
+    from overnight.distributed.world import world_size
     from overnight.finetune.finetune import finetune
     from overnight.report.page import refresh_report
 
     if absent:
         print(f"left out, without a file to train on: {', '.join(absent)}")
+    failed: dict[str, str] = {}
     for name, each in runs.items():
         assert isinstance(each, BertRun)
-        finetune(each, name)
+        try:
+            finetune(each, name)
+        except UserError as error:
+            # Of several processes only all together can continue; and what keeps two tasks alike from being trained is no matter of either.
+            if world_size() > 1 or str(error) in failed.values():
+                raise
+            failed[name] = str(error)
+            print(for_stream(f"{name}: is left out: {error}", sys.stderr), file=sys.stderr)
     folder = shlex.quote(str(run.run_dir))
     after = f"\nnext:\n  overnight submission --from {folder} --to glue.zip" if given else ""
     print(for_stream(f"{suite_table(run.run_dir, names)}\n{refresh_report(run.run_dir)}{after}", sys.stdout))
+    if failed:
+        raise DataError(
+            f"{len(failed)} of {plural(len(names), 'task')} could not be fine-tuned: {', '.join(failed)}; what is wrong is said above. Mend it, and give the same command: what is done is not done again"
+        )
 
 
 def add_submission(add: Add) -> None:

@@ -48,7 +48,13 @@ _PUBLISHED: dict[str, tuple[tuple[str, float | None, float | None], ...]] = {
 
 
 def task_folders(path: Path) -> tuple[dict[str, Path], list[str]]:
-    """Return the tasks of a folder that holds all of GLUE, with the folder of each, and the names of those that cannot be trained on."""
+    """Return the tasks of a folder that holds all of GLUE, with the folder of each, and the names of those that cannot be trained on.
+
+    Raises:
+        DataError: there is no such folder.
+    """
+    if not path.is_dir():
+        raise DataError(f"{path}: is no folder; name the one that holds {', '.join(GLUE_FOLDERS.values())}")
     found = {task: path / name for task, name in GLUE_FOLDERS.items()}
     there = {
         task: folder for task, folder in found.items() if any((folder / f).is_file() for f in ("train.tsv", "msr_paraphrase_train.txt"))
@@ -120,27 +126,35 @@ def suite_table(run_dir: Path, names: list[str]) -> str:
     """
     cells = [["task", "trained on", "metric", "dev", "BERT-base", "BERT-large"]]
     lines = [entry for entry in read_results(run_dir / "tasks.jsonl") if entry["kind"] == "finetune" and entry["init"] == "pretrained"]
+    compared: list[tuple[float, float, float]] = []
     for name in names:
         mine = [entry for entry in lines if entry["name"] == name]
         mine = [entry for entry in mine if entry["config_hash"] == mine[-1]["config_hash"]]
-        if mine:
-            cells += _suite_rows(name, mine)
+        for place, (metric, value, base, large) in enumerate(_suite_scores(mine)):
+            task = mine[-1]["task"]
+            first = [name, plural(int(mine[-1]["rows"]), "row")] if place == 0 else ["", ""]
+            shown = measure(metric, value, scale_of(task))
+            cells.append([*first, metric.replace("_", " "), shown, *("-" if v is None else f"{v:.1f}" for v in (base, large))])
+            if task in GLUE_FOLDERS and base is not None and large is not None:
+                compared.append((value * scale_of(task), base, large))
+    if len(compared) > 1:
+        means = (statistics.mean(column) for column in zip(*compared, strict=True))
+        cells.append(["average", "", f"{len(compared)} scores", *(f"{mean:.1f}" for mean in means)])
     return (
         table(cells)
         + "\npublished: test sets of GLUE, dev sets of SQuAD, trained on all rows (Devlin et al. 2018); dev: of this run, on its own rows"
+        + "; average: of the scores of GLUE that were published" * (len(compared) > 1)
     )
 
 
-def _suite_rows(name: str, entries: list[dict[str, Any]]) -> list[list[str]]:
-    task, metrics = entries[-1]["task"], entries[-1]["metrics"]
-    key = "squad 2.0" if "null_threshold" in metrics else task
-    rows = []
-    for place, (metric, *published) in enumerate(_PUBLISHED.get(key, ((entries[-1]["metric"], None, None),))):
+def _suite_scores(entries: list[dict[str, Any]]) -> list[tuple[str, float, float | None, float | None]]:
+    """Return of one task each metric of the table, its median over the seeds, and the published scores of BERT-base and BERT-large."""
+    if not entries:
+        return []
+    key = "squad 2.0" if "null_threshold" in entries[-1]["metrics"] else entries[-1]["task"]
+    found = []
+    for metric, base, large in _PUBLISHED.get(key, ((entries[-1]["metric"], None, None),)):
         values = [entry["metrics"][metric] for entry in entries if metric in entry["metrics"]]
         if values:
-            shown = measure(metric, statistics.median(values), scale_of(task))
-            of = plural(int(entries[-1]["rows"]), "row") if place == 0 else ""
-            rows.append(
-                [name if place == 0 else "", of, metric.replace("_", " "), shown, *("-" if v is None else f"{v:.1f}" for v in published)]
-            )
-    return rows
+            found.append((metric, statistics.median(values), base, large))
+    return found

@@ -89,11 +89,35 @@ def test_all_tasks_are_tuned_by_one_command_and_answered_as_the_server_wants(
     assert (tmp_path / "glue.zip").read_bytes() == before
 
 
+def test_a_task_that_cannot_be_read_is_left_out_and_the_others_are_tuned(run: Path, glue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(glue / "MNLI")
+    whole = (glue / "CoLA" / "train.tsv").read_text()
+    (glue / "CoLA" / "train.tsv").write_text(whole + "one cell\n")
+    words = ["finetune", "all", "--from", str(run), f"--path={glue}", *FAST]
+    assert main(words) == 1
+    said = capsys.readouterr()
+    assert "cola: is left out: " in said.err and "train.tsv:25: 1 tab-separated fields where 4 belong" in said.err
+    assert "1 of 2 tasks could not be fine-tuned: cola; what is wrong is said above" in said.err
+    rows = said.out.partition("BERT-large")[2].splitlines()
+    assert [line.split()[0] for line in rows if line.startswith(("cola ", "stsb "))] == ["stsb"]
+    (glue / "CoLA" / "train.tsv").write_text(whole)
+    assert main(words) == 0
+    assert "stsb: done already" in capsys.readouterr().out
+
+
+def test_what_keeps_every_task_from_being_tuned_is_said_once(run: Path, glue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(run / "checkpoints")
+    assert main(["finetune", "all", "--from", str(run), f"--path={glue}", *FAST]) == 1
+    assert capsys.readouterr().err.count("no checkpoint to fine-tune") == 2  # of the first task, and as the reason why all is over
+
+
 def test_a_run_without_tasks_of_glue_says_what_to_do(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DataError, match=r"has no task of GLUE with answers for test rows; run `overnight finetune all --from"):
         write_submission(run, tmp_path / "out")
     assert main(["finetune", "all", "--from", str(run), f"--path={tmp_path}"]) == 2
     assert "holds none of the folders CoLA, SST-2, MRPC" in capsys.readouterr().err
+    assert main(["finetune", "all", "--from", str(run), f"--path={tmp_path / 'nowhere'}"]) == 1
+    assert "nowhere: is no folder; name the one that holds CoLA" in capsys.readouterr().err
 
 
 def test_the_table_has_medians_of_the_newest_settings_only(tmp_path: Path) -> None:
@@ -123,7 +147,20 @@ def test_the_table_has_medians_of_the_newest_settings_only(tmp_path: Path) -> No
         "-",
         "-",
     ] in rows
-    assert not any(row[:1] == ["never"] for row in rows)
+    assert not any(row[:1] in (["never"], ["average"]) for row in rows)
+
+
+def test_the_average_of_nine_scores_is_that_of_the_paper(tmp_path: Path) -> None:
+    from overnight.finetune.glue import _PUBLISHED, suite_table
+
+    for name, published in _PUBLISHED.items():
+        if "squad" not in name:
+            metrics = {metric: (base or 0.0) / 100 for metric, base, _ in published}
+            entry = {"kind": "finetune", "name": name, "task": name, "seed": 0, "init": "pretrained", "rows": 10, "config_hash": "x"}
+            append_result(tmp_path / "tasks.jsonl", {**entry, "metric": published[0][0], "value": 0.0, "metrics": metrics})
+    rows = [line.split() for line in suite_table(tmp_path, list(_PUBLISHED)).splitlines()]
+    # Devlin et al. 2018, table 1, leaves WNLI out, too.
+    assert ["average", "9", "scores", "79.6", "79.6", "82.1"] in rows
 
 
 def test_the_first_version_of_qnli_is_told_from_the_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
