@@ -28,13 +28,13 @@ def _add_linear_probe(add: Add) -> None:
 def _linear_probe(options: argparse.Namespace, overrides: list[str]) -> None:
     run = open_task(options, overrides, ByteRun, LinearProbe)
     from overnight.byte_lm.linear_probe import linear_probe
-    from overnight.report.summary import summary_text
+    from overnight.report.summary import tasks_text
 
     linear_probe(run, options.task)
     if (run.run_dir / "run.yaml").exists():
         from overnight.report.page import refresh_report
 
-        print(for_stream(f"{summary_text(run.run_dir, width_of(sys.stdout))}\n{refresh_report(run.run_dir)}", sys.stdout))
+        print(for_stream(f"{tasks_text(run.run_dir, options.task, width_of(sys.stdout))}\n{refresh_report(run.run_dir)}", sys.stdout))
 
 
 def _add_extract_features(add: Add) -> None:

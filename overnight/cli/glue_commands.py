@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from overnight.cli.recipe_commands import Add, said_once
-from overnight.cli.task_keys import add_source, check_keys, open_run, task_overrides
+from overnight.cli.task_keys import add_source, check_keys, open_run, task_overrides, with_published
 from overnight.config.load import stored_run
 from overnight.config.schema import BertRun, Finetune
 from overnight.config.validate import environment_path
@@ -34,7 +34,7 @@ def finetune_all(options: argparse.Namespace, overrides: list[str]) -> None:
             raise ConfigError(f"{where}; name the folder that holds GLUE with --path=")
         runs = {}
         for name in names:
-            own = [f"path={folders[name]}", *rest] if given else rest
+            own = with_published(run, name, [f"path={folders[name]}", *rest] if given else rest)
             runs[name] = stored_run(Path(options.source), task_overrides(Finetune, name, own, name in run.finetune))
     from overnight.distributed.world import world_size
     from overnight.finetune.finetune import finetune

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from overnight import config
-from overnight.config.describe import ANY, Setting, describe
+from overnight.config.describe import ANY, Setting, describe, in_training
 from overnight.config.schema import ENCODERS, RUNS
 from overnight.config.validate import COMPUTE_SETTINGS, DATA_SETTINGS, PHASE_SETTINGS
 from overnight.display import folded, yaml_text
@@ -91,7 +91,7 @@ def settings(command: str, kind: str | None) -> Iterator[Setting]:
     """Yield the settings that a command reads, of one kind of network or of all (None)."""
     for row in describe({"": RUNS[kind]} if kind else ANY, network=kind or ""):
         if _section(row.key) in _SECTIONS_OF.get(command, _TITLES) and not (kind and _does_nothing(row.key, kind)):
-            yield row
+            yield in_training(row, of_bytes=bool(kind) and kind not in ENCODERS)
 
 
 def _keys(command: str, kind: str | None, tree: Mapping[str, Any], recipe: str) -> Iterator[str]:

@@ -39,11 +39,11 @@ def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
         run = open_task(options, overrides, BertRun, Finetune)
     from overnight.finetune.finetune import finetune
     from overnight.report.page import refresh_report
-    from overnight.report.summary import summary_text
+    from overnight.report.summary import tasks_text
     from overnight.report.task_errors import errors_lines
 
     finetune(run, options.task)
-    said = [summary_text(run.run_dir, width_of(sys.stdout)), *errors_lines(run.run_dir / "finetune" / options.task)]
+    said = [tasks_text(run.run_dir, options.task, width_of(sys.stdout)), *errors_lines(run.run_dir / "finetune" / options.task)]
     print(for_stream("\n".join([*said, refresh_report(run.run_dir), next_commands(run.run_dir, options.task)]), sys.stdout))
 
 
@@ -68,6 +68,8 @@ def _add_predict(add: Add) -> None:
 
 
 def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
+    if Path(options.to or "").suffix.lower() in (".csv", ".tsv", ".parquet"):
+        raise ConfigError(f"--to = {options.to}: answers are JSON lines, with all probabilities; name a .jsonl")
     model = _task_of_others(options, overrides)
     run = None if model else open_run(options, overrides, Run)
     from overnight.finetune.answer_files import write_answers

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from overnight.config.load import stored_run
+from overnight.config.published import NAMES, published_settings
 from overnight.config.schema import BertRun, ByteRun, Finetune, LinearProbe, Run
 from overnight.config.validate import environment_path, name_problems
 from overnight.errors import ConfigError
@@ -20,6 +21,7 @@ from overnight.errors import ConfigError
 _SECTIONS = {
     "the data": ("task", "path", "dev", "dev_share", "dev_seed", "columns", "max_train_examples", "max_misplaced_answers"),
     "the training": (
+        "published",
         "class_weights",
         "epochs",
         "global_batch_size",
@@ -52,6 +54,7 @@ _EXAMPLES = {
 _TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 _TAGGED = (".conll", ".conllu", ".iob", ".iob2", ".bio")
 _WIDEST = 100
+_PUBLISHED = "Settings of Devlin et al. 2018, Liu et al. 2019 or Clark et al. 2020 for this kind of task, printed before it begins; keys that are given go first."
 _SHOWN = ("precision", "compute.device", "compute.threads")
 # Run-level keys say how a run is computed, not what it is. `train` is the old name of most of them, which is refused with the new ones.
 _RUN_LEVEL = ("precision", "compute", "memory", "distributed", "stability", "checkpoint", "logging", "train")
@@ -137,10 +140,34 @@ def open_task(
     Raises:
         ConfigError: as of :func:`open_run`, or for a new name that says nothing of its task.
     """
-    known = options.task in getattr(open_run(options, (), kind), _PART[task])
+    run = open_run(options, (), kind)
+    known = options.task in getattr(run, _PART[task])
+    if isinstance(run, BertRun):
+        overrides = with_published(run, options.task, overrides)
     run = stored_run(Path(options.source), task_overrides(task, options.task, overrides, known))
     assert isinstance(run, kind)
     return run
+
+
+def with_published(run: BertRun, name: str, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides of a task of fine-tuning with the published settings that `published=` names in front, and say what these are.
+
+    A learning rate, and other settings that were searched for in the paper, are not searched for where they are given.
+
+    Raises:
+        ConfigError: there are none of that name.
+    """
+    given = next((text.partition("=")[2] for text in overrides if text.startswith("published=")), None)
+    rest = [text for text in overrides if not text.startswith("published=")]
+    if given is None:
+        return rest
+    keys = {text.partition("=")[0] for text in rest}
+    task = next((text.partition("=")[2] for text in rest if text.startswith("task=")), "")
+    task = task or (run.finetune[name].task if name in run.finetune else _task_of(Finetune, name, rest))
+    found = published_settings(given, task, run.model.hidden_size)
+    settings = [f"{key}={value}" for key, value in found.items() if not keys & {key, key.partition(".")[0], key.removeprefix("search.")}]
+    print(f"{name}: published settings ({given}): {' '.join(settings)}")
+    return [*settings, *rest]
 
 
 def is_run_level(override: str, command: str = "") -> bool:
@@ -163,10 +190,13 @@ class KeysHelp(argparse.Action):
 def keys_text(kind: type[Finetune] | type[LinearProbe]) -> str:
     """Return every key of a task, in sections, with type, meaning and default, and examples."""
     from overnight.config import BertRun
-    from overnight.config.describe import Setting, describe
+    from overnight.config.describe import Setting, describe, in_training
 
     width = min(shutil.get_terminal_size().columns, _WIDEST)
-    rows = [*describe({"": kind}), *(row for row in describe({"": BertRun}) if row.key in _SHOWN)]
+    shown = (in_training(row, of_bytes=kind is LinearProbe) for row in describe({"": BertRun}) if row.key in _SHOWN)
+    rows = [*describe({"": kind}), *shown]
+    if kind is Finetune:
+        rows.append(Setting("published", "|".join(NAMES), "", _PUBLISHED))
     placed: dict[str, list[Setting]] = {section: [] for section in _SECTIONS}
     for row in rows:
         placed[next((s for s, keys in _SECTIONS.items() if row[0] in keys or row[0].partition(".")[0] in keys), "more")].append(row)
@@ -208,19 +238,21 @@ def _task_of(kind: type[Finetune] | type[LinearProbe], name: str, overrides: Seq
     part = _PART[kind]
     given = next((text.partition("=")[2] for text in overrides if text.startswith("path=")), "")
     path = environment_path(given, f"{part}.{name}.path") if given else Path()
-    inside = [file for file in path.iterdir() if file.stem.lower() == "train" and file.is_file()] if path.is_dir() else []
-    endings = {file.suffix.lower() for file in (path, *inside)}
+    inside = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else []
+    endings = {file.suffix.lower() for file in (path, *inside) if file == path or file.stem.lower() == "train"}
     if endings.intersection(_TABLES):
         return "csv"
-    if "tokens" in tasks and endings.intersection(_TAGGED):
+    # CoNLL-2003 comes as eng.train, SQuAD as train-v1.1.json.
+    if "tokens" in tasks and (endings.intersection(_TAGGED) or any(file.suffix == ".train" for file in inside)):
         return "tokens"
-    if path.suffix.lower() == ".json" and "squad" in tasks:
+    questions = [file for file in (path, *inside) if file.suffix.lower() == ".json" and (file == path or "train" in file.name.lower())]
+    if "squad" in tasks and questions:
         return "squad"
     near = difflib.get_close_matches(name, tasks, 1)
-    questions = ", --task=squad for questions in SQuAD's format, --task=tokens for words with tags" if "squad" in tasks else ""
+    others = ", --task=squad for questions in SQuAD's format, --task=tokens for words with tags" if "squad" in tasks else ""
     raise ConfigError(
         f"{name!r} is neither a task of this run nor one of {', '.join(tasks)}{f' (did you mean {near[0]!r}?)' if near else ''}; "
-        f"say what it is: --task=csv for a table of your own ({', '.join(_TABLES)}){questions}, and --path= where it lies"
+        f"say what it is: --task=csv for a table of your own ({', '.join(_TABLES)}){others}, and --path= where it lies"
     )
 
 

@@ -84,6 +84,20 @@ def test_the_examples_of_the_help_are_recipes(kind: Any) -> None:
         assert name in getattr(config.build_run(tree), command.replace("-", "_"))
 
 
+def test_the_help_of_what_trains_has_no_precision_that_it_refuses(capsys: Captured) -> None:
+    assert call("run", "--help") == 0
+    said = capsys.readouterr().out
+    for text, refused in ((said, "int8"), (keys_text(Finetune), "int8"), (keys_text(LinearProbe), "fp8")):
+        assert "--precision=fp32|tf32|bf16|fp16" in text and refused not in text and "automatic loss scale" in " ".join(text.split())
+
+
+def test_what_is_said_after_fine_tuning_is_of_that_task(copy: Path, table: Path, capsys: Captured) -> None:
+    for name in ("first", "second"):
+        assert call("finetune", name, "--from", copy, f"--path={table}", "--columns.text=body", "--columns.label=stars", *FAST) == 0
+    out = capsys.readouterr().out.rpartition("second: seed 0")[2]
+    assert "second, accuracy" in out and "first" not in out and "validation after" not in out
+
+
 def test_an_own_table_needs_its_path_alone_and_what_comes_next_is_said(
     copy: Path, table: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +167,7 @@ def test_questions_of_ones_own_are_tuned_and_answered_from_files_of_their_format
             ["predict", "mask", "--seed=1"],
             "--seed: `overnight predict` takes only run-level keys, such as --precision=bf16",
         ),
+        (["predict", "mask", "--to", "answers.csv"], "--to = answers.csv: answers are JSON lines, with all probabilities; name a .jsonl"),
         (["export", "--to", "x", "--phases.a.steps=1"], "--phases.a.steps: `overnight export` takes only run-level keys"),
     ],
 )
@@ -162,10 +177,17 @@ def test_a_request_that_cannot_be_understood_says_what_to_write(argv: list[str],
 
 
 def test_a_task_is_found_by_its_name_or_by_what_its_path_names(tmp_path: Path) -> None:
-    for name in ("table/train.jsonl", "capitals/TRAIN.CSV", "words/train.CoNLL"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).touch()
-    folders = ((str(tmp_path / name), task) for name, task in (("table", "csv"), ("capitals", "csv"), ("words", "tokens")))
+    inside = {
+        "table": ("train.jsonl", "csv"),
+        "capitals": ("TRAIN.CSV", "csv"),
+        "words": ("train.CoNLL", "tokens"),
+        "conll2003": ("eng.train", "tokens"),
+        "questions": ("train-v1.1.json", "squad"),
+    }
+    for folder, (name, _) in inside.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).touch()
+    folders = ((str(tmp_path / folder), task) for folder, (_, task) in inside.items())
     for path, task in (("x.csv", "csv"), ("a/b.tsv", "csv"), *folders, ("q.json", "squad")):
         assert task_overrides(Finetune, "mine", [f"path={path}"], False) == [f"finetune.mine.task={task}", f"finetune.mine.path={path}"]
     assert task_overrides(Finetune, "sst2", ["path=x.csv"], False)[0] == "finetune.sst2.task=sst2"
