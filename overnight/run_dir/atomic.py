@@ -28,7 +28,7 @@ def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file so that its name appears only when all of it is on the disk.
 
     Args:
-        path: where it goes; an older file of that name is replaced.
+        path: where it goes; an older file of that name is replaced, of a link the file that it leads to. A pipe or a device (`/dev/stdout`) is written into as it is.
         parts: its bytes, in order.
 
     Raises:
@@ -42,6 +42,11 @@ def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Give a file to write whose name appears when all is done; after an error nothing is left behind. As :func:`write_whole`, for what is not written from front to end."""
+    if path.exists() and not path.is_file() and not path.is_dir():  # a rename would put a file in the place of the device
+        with open(path, "wb") as file:
+            yield file
+        return
+    path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     # A process number is unique on one machine only, and processes of many may write the same file.
     beside = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
