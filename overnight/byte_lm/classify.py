@@ -20,7 +20,8 @@ from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import load_byte_model, weights_digest, weights_name, without_weight_norm
 from overnight.state_files import fitted, read_mapping
 from overnight.tasks.examples import Example
-from overnight.tasks.inputs import Given, answered, example_of, read_input
+from overnight.tasks.inputs import Given, answered, read_input
+from overnight.tasks.line_fields import example_of
 
 
 def classify_file(run: Run, name: str, path: str, form: str = "") -> Iterator[dict[str, Any]]:

@@ -68,11 +68,11 @@ def _add_predict(add: Add) -> None:
 
 
 def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
-    if Path(options.to or "").suffix.lower() in (".csv", ".tsv", ".parquet"):
-        raise ConfigError(f"--to = {options.to}: answers are JSON lines, with all probabilities; name a .jsonl")
+    from overnight.finetune.answer_files import check_output, write_answers
+
+    to = check_output(options.to)
     model = _task_of_others(options, overrides)
     run = None if model else open_run(options, overrides, Run)
-    from overnight.finetune.answer_files import write_answers
     from overnight.finetune.predict import answer_file, load_trained, write_question_files
 
     if isinstance(run, BertRun):
@@ -87,7 +87,7 @@ def _predict(options: argparse.Namespace, overrides: list[str]) -> None:
         from overnight.byte_lm.classify import classify_file
 
         answers = classify_file(run, options.task, options.input, form=options.format)
-    if broken := write_answers(answers, Path(options.to) if options.to else None):
+    if broken := write_answers(answers, to):
         raise DataError(f"{plural(broken, 'line')} could not be answered; each says why in its place")
 
 

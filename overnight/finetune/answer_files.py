@@ -9,8 +9,37 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from overnight.errors import DataError
+from overnight.display import plural
+from overnight.errors import ConfigError, DataError
 from overnight.run_dir.atomic import write_json, write_whole
+
+_TABLES = (".csv", ".tsv", ".parquet")
+
+
+def check_output(to: str | None) -> Path | None:
+    """Return the file that answers go to.
+
+    Raises:
+        ConfigError: its ending promises a table.
+    """
+    if to and Path(to).suffix.lower() in _TABLES:
+        raise ConfigError(f"--to = {to}: answers are lines of JSON, not a table; name a file such as answers.jsonl")
+    return Path(to) if to else None
+
+
+def print_line(line: str) -> None:
+    """Print a line at once.
+
+    Raises:
+        BrokenPipeError: its reader has gone.
+        OSError: there is no room where standard output leads, which it names.
+    """
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from None
 
 
 def by_id(answers: Sequence[Mapping[str, Any]], path: Path) -> dict[str, str]:
@@ -31,6 +60,11 @@ def by_id(answers: Sequence[Mapping[str, Any]], path: Path) -> dict[str, str]:
 def _print_error(answer: Mapping[str, Any]) -> None:
     if "error" in answer:
         print(f"{answer['id']}: {answer['error']}", file=sys.stderr)
+
+
+def _print_written(path: Path, count: int) -> None:
+    if path.is_file():  # else it may be /dev/stdout, whose reader waits for answers alone
+        print(f"written: {path} ({plural(count, 'answer')})")
 
 
 def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> int:
@@ -54,7 +88,7 @@ def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> int:
 
     if path is None:
         for line in lines():
-            print(line.decode(), end="", flush=True)
+            print_line(line.decode().removesuffix("\n"))
         return broken
     if path.suffix == ".json":
         answers = given = list(answers)
@@ -63,8 +97,8 @@ def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> int:
             for answer in given:
                 _print_error(answer)
             write_json(path, by_id(texts, path))
-            print(f"written: {path} ({len(texts):,} answers)")
+            _print_written(path, len(texts))
             return len(given) - len(texts)
     write_whole(path, lines())
-    print(f"written: {path} ({count:,} answers)")
+    _print_written(path, count)
     return broken

@@ -20,6 +20,7 @@ from overnight.checkpoint.task_folder import folders_of_tasks, read_facts, read_
 from overnight.config import BertRun
 from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import load_tokenizer
+from overnight.display import plural
 from overnight.engine.finite import finite_outputs
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
@@ -38,7 +39,8 @@ from overnight.models.heads import Classifier
 from overnight.run_dir.atomic import write_json
 from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example
-from overnight.tasks.inputs import Given, answered, example_of, id_of, question_of, read_input, sentence_of
+from overnight.tasks.inputs import Given, answered, read_input
+from overnight.tasks.line_fields import example_of, id_of, question_of, sentence_of
 from overnight.tasks.squad import Question, question_lines
 
 if TYPE_CHECKING:
@@ -220,8 +222,8 @@ def _ask(model: Trained, rows: Sequence[tuple[Question, str]]) -> Iterator[tuple
     """Answer questions, in order.
 
     Returns:
-        of each the answer (`id`, `answer`, `probability`, and `null_odds` where the task has questions without an answer, whose answer is
-        then empty), and the best of them as `nbest_predictions.json` lists them.
+        of each the answer (`id`, `answer`, where it is not empty the characters of the context from `start` to before `end`, `probability`, and
+        `null_odds` where the task has questions without an answer, whose answer is then empty), and the best of them as `nbest_predictions.json` lists them.
     """
     spec, threshold = model.facts["spec"], model.facts["result"]["metrics"].get("null_threshold")
     windows = question_answering.windows(model.tokenizer, model.vocabulary, [q for q, _ in rows], model.longest, spec["doc_stride"])
@@ -234,7 +236,10 @@ def _ask(model: Trained, rows: Sequence[tuple[Question, str]]) -> Iterator[tuple
     for question, row_id in rows:
         number, text = question.id, answers[question.id]
         answer: dict[str, Any] = {"id": row_id, "answer": "" if threshold is not None and odds[number] > threshold else text}
-        answer["probability"] = _round(next(float(e["probability"]) for e in nbest[number] if e["text"] == answer["answer"]))
+        best = next(entry for entry in nbest[number] if entry["text"] == answer["answer"])
+        if answer["answer"]:
+            answer |= {"start": int(best["start"]), "end": int(best["start"]) + len(answer["answer"])}
+        answer["probability"] = _round(float(best["probability"]))
         yield answer | ({"null_odds": odds[number]} if odds else {}), nbest[number]
 
 
@@ -301,7 +306,7 @@ def write_question_files(model: Trained, path: str, folder: Path, form: str = ""
     write_json(folder / "nbest_predictions.json", {answer["id"]: nbest for answer, nbest in found})
     if any("null_odds" in answer for answer, _ in found):
         write_json(folder / "null_odds.json", {answer["id"]: answer["null_odds"] for answer, _ in found})
-    print(f"written: {folder} ({len(found):,} answers)")
+    print(f"written: {folder} ({plural(len(found), 'answer')})")
 
 
 def _facts(run: BertRun, name: str) -> dict[str, Any]:

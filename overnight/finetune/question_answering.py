@@ -171,6 +171,10 @@ def _max_context(tokens: int, spans: list[tuple[int, int]]) -> list[npt.NDArray[
     return [owner[begin : begin + count] == index for index, (begin, count) in enumerate(spans)]
 
 
+_Candidate = tuple[float, float, float, str, int]
+"""Score, start logit, end logit, text and its first character in the context."""
+
+
 def best_answers(
     windows: Sequence[Window],
     start_logits: Sequence[npt.NDArray[np.floating[Any]]],
@@ -190,31 +194,31 @@ def best_answers(
         max_answer: longest answer (tokens).
 
     Returns:
-        What `predictions.json` holds (id -> text) and `nbest_predictions.json` (id -> text, probability, start_logit, end_logit, best
-        first; probabilities are among those listed).
+        What `predictions.json` holds (id -> text) and `nbest_predictions.json` (id -> text, probability, start_logit, end_logit, and of a text
+        that is not empty `start`, the character of the context where it begins; best first; probabilities are among those listed).
 
     Raises:
         UserError: scores that are not finite.
     """
     assert len(windows) == len(start_logits) == len(end_logits) and n_best > 0 and max_answer > 0
-    found: dict[str, list[tuple[float, float, float, str]]] = {}
+    found: dict[str, list[_Candidate]] = {}
     for window, start, end in zip(windows, start_logits, end_logits, strict=True):
         found.setdefault(window.id, []).extend(_candidates(window, start, end, n_best, max_answer))
     predictions: dict[str, str] = {}
     nbest: dict[str, list[dict[str, str | float]]] = {}
     for question, candidates in found.items():
         candidates.sort(key=lambda c: -c[0])
-        unique: dict[str, tuple[float, float, float, str]] = {}
+        unique: dict[str, _Candidate] = {}
         for candidate in candidates:
             unique.setdefault(candidate[3], candidate)
         # A context without a token has no span; the answer is then the empty text.
-        kept = list(unique.values())[:n_best] or [(0.0, 0.0, 0.0, "")]
+        kept = list(unique.values())[:n_best] or [(0.0, 0.0, 0.0, "", 0)]
         weights = np.exp(np.array([c[0] for c in kept]) - kept[0][0])
         shares = weights / weights.sum()
         predictions[question] = kept[0][3]
         nbest[question] = [
-            {"text": text, "probability": float(p), "start_logit": s, "end_logit": e}
-            for (_, s, e, text), p in zip(kept, shares, strict=True)
+            {"text": text, "probability": float(p), "start_logit": s, "end_logit": e} | ({"start": begin} if text else {})
+            for (_, s, e, text, begin), p in zip(kept, shares, strict=True)
         ]
     return predictions, nbest
 
@@ -255,8 +259,8 @@ def against_null(
 
 def _candidates(
     window: Window, start_logits: npt.NDArray[np.floating[Any]], end_logits: npt.NDArray[np.floating[Any]], n_best: int, max_answer: int
-) -> list[tuple[float, float, float, str]]:
-    """Return (score, start logit, end logit, text) of the best spans of a window, best first."""
+) -> list[_Candidate]:
+    """Return the best spans of a window, best first."""
     count = len(window.offsets)
     assert len(start_logits) >= len(window.ids) and len(end_logits) >= len(window.ids)
     part = slice(window.first, window.first + count)
@@ -274,7 +278,8 @@ def _candidates(
     top = np.argpartition(-scores, n - 1)[:n]
     top = top[np.lexsort((top, -scores[top]))]
     spans = [(int(starts[i // reach]), int(starts[i // reach] + i % reach)) for i in top]
-    return [(float(start[s] + end[e]), float(start[s]), float(end[e]), _text(window, s, e)) for s, e in spans]
+    begins = window.offsets[:, 0].tolist()
+    return [(float(start[s] + end[e]), float(start[s]), float(end[e]), _text(window, s, e), begins[s]) for s, e in spans]
 
 
 def _text(window: Window, first: int, last: int) -> str:

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from overnight.errors import ConfigError
+from overnight.finetune.answer_files import print_line
 from overnight.inference.embedding import Vectors, embed_texts
 from overnight.inference.model import Model
 from overnight.run_dir.atomic import whole_file, write_whole
-from overnight.tasks.inputs import answered, example_of, read_input
+from overnight.tasks.inputs import answered, read_input
+from overnight.tasks.line_fields import example_of
 
 _TABLES = (".csv", ".tsv", ".parquet")
 
@@ -88,7 +90,7 @@ def write_embeddings(found: Iterable[Embedded], to: Path | None, width: int, sev
 
     if to is None:
         for one in counted():
-            print(_line(one, several), flush=True)
+            print_line(_line(one, several))
     elif to.suffix == ".npy":
         _write_npy(to, counted(), width)
     else:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from overnight.errors import ConfigError, DataError
-from overnight.state_files import is_text, kind_of, parse_json
+from overnight.state_files import is_text, parse_json
 from overnight.tasks.classification import text_columns
-from overnight.tasks.conll import CONLL_ENDINGS, DOCUMENT, Sentence, read_sentences
-from overnight.tasks.examples import Example
+from overnight.tasks.conll import CONLL_ENDINGS, DOCUMENT, read_sentences
+from overnight.tasks.line_fields import is_id
 from overnight.tasks.rows import (
     NO_TEXT,
     LongLine,
@@ -27,7 +27,6 @@ from overnight.tasks.rows import (
     text_lines,
     tsv_rows,
 )
-from overnight.tasks.squad import Question
 from overnight.tasks.tables import read_text
 
 Found = TypeVar("Found")
@@ -286,7 +285,7 @@ def answered(
                 # A name of a column that is no text would keep the others from being written.
                 why = str(error).encode(errors="backslashreplace").decode()
                 given_id = fields.get("id")
-                broken[place] = {"id": str(given_id if _is_id(given_id) else number), "error": why}
+                broken[place] = {"id": str(given_id if is_id(given_id) else number), "error": why}
         found = iter(answer(rows) if rows else ())
         for place in range(len(part)):
             yield broken[place] if place in broken else next(found)
@@ -311,7 +310,10 @@ def _windows(given: Iterable[Given | None], empty: bool) -> Iterator[list[Given]
 def _parse(number: int, text: str, pairs: bool) -> dict[str, Any]:
     if not is_text(text):
         raise DataError(f"line {number}: is not UTF-8; convert it")
-    if not text.lstrip().startswith("{"):
+    begins = text.lstrip()[:2]
+    if begins == "[{" and _is_list(text):
+        raise DataError(f"line {number}: is a list; give each of its objects a line of its own")
+    if not begins.startswith("{"):
         text = text.strip("\r\n")
         first, tab, second = text.partition("\t")
         return {"text_a": first, "text_b": second} if pairs and tab else {"text_a": text, "text_b": None}
@@ -325,58 +327,8 @@ def _parse(number: int, text: str, pairs: bool) -> dict[str, Any]:
     return fields
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool)
-
-
-def id_of(number: int, fields: Mapping[str, Any]) -> str:
-    """Return what a line is called: its `id`, a text or a number, or where it has none or null the number of the line.
-
-    Raises:
-        DataError: naming the line, when its id is something else.
-    """
-    value = fields.get("id")
-    if value is None:
-        return str(number)
-    if not _is_id(value):
-        raise DataError(f"line {number}: its id is {kind_of(value)}; it needs a text or a number")
-    return str(value)
-
-
-def example_of(number: int, fields: Mapping[str, Any]) -> Example:
-    """Return the text or pair of texts of a line.
-
-    Raises:
-        DataError: naming the line, when it has none.
-    """
-    text = fields.get("text_a", fields.get("text"))
-    second = fields.get("text_b")
-    if not isinstance(text, str) or not isinstance(second, str | None):
-        raise DataError(f"line {number}: has the keys {', '.join(fields)}; it needs `text`, or `text_a` and `text_b`, as strings")
-    return Example(id_of(number, fields), text, second, None)
-
-
-def sentence_of(number: int, fields: Mapping[str, Any]) -> Sentence:
-    """Return the words of a line, which has them as `tokens` or as a text of words between blanks.
-
-    Raises:
-        DataError: naming the line, when it has none.
-    """
-    words, text = fields.get("tokens"), fields.get("text_a", fields.get("text"))
-    if words is None and isinstance(text, str):
-        words = [word for part in (text, fields.get("text_b")) for word in str(part or "").split()]
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
-        raise DataError(f"line {number}: has the keys {', '.join(fields)}; it needs `tokens`, a list of words, or `text`")
-    return Sentence(id_of(number, fields), tuple(words), None)
-
-
-def question_of(number: int, fields: Mapping[str, Any]) -> Question:
-    """Return the question of a line, without answers.
-
-    Raises:
-        DataError: naming the line, when it has none.
-    """
-    question, context = fields.get("question", fields.get("text_a")), fields.get("context", fields.get("text_b"))
-    if not isinstance(question, str) or not isinstance(context, str):
-        raise DataError(f"line {number}: has the keys {', '.join(fields)}; it needs `question` and `context` as strings")
-    return Question(str(number), "", question, context, ())
+def _is_list(text: str) -> bool:
+    try:
+        return isinstance(parse_json(text), list)
+    except ValueError:
+        return False

@@ -167,7 +167,6 @@ def test_questions_of_ones_own_are_tuned_and_answered_from_files_of_their_format
             ["predict", "mask", "--seed=1"],
             "--seed: `overnight predict` takes only run-level keys, such as --precision=bf16",
         ),
-        (["predict", "mask", "--to", "answers.csv"], "--to = answers.csv: answers are JSON lines, with all probabilities; name a .jsonl"),
         (["export", "--to", "x", "--phases.a.steps=1"], "--phases.a.steps: `overnight export` takes only run-level keys"),
     ],
 )

@@ -31,6 +31,7 @@ from overnight.finetune.finetune import finetune
 from overnight.finetune.predict import answer_rows, load_trained, predict, predict_file, read_row, write_question_files
 from overnight.tasks import inputs as module
 from overnight.tasks.inputs import read_lines
+from overnight.tasks.line_fields import sentence_of
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +241,7 @@ def test_questions_are_answered_from_their_context(run: Run) -> None:
     assert (first["id"], second["id"], plain["id"]) == ("b", "a", "3")
     assert first["answer"] and first["answer"] in context
     assert first["answer"] == second["answer"] == plain["answer"] and 0 < first["probability"] <= 1
+    assert all(context[one["start"] : one["end"]] == one["answer"] for one in (first, second, plain)), "also where it stands there twice"
 
 
 def test_answers_go_to_a_file_in_the_form_that_fits(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,7 +250,7 @@ def test_answers_go_to_a_file_in_the_form_that_fits(run: Run, tmp_path: Path, ca
     assert json.loads((tmp_path / "predictions.json").read_text()) == {"é": given[0]["answer"]}
     write_answers(given, tmp_path / "predictions.jsonl")
     assert [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text(encoding="utf-8").splitlines()] == given
-    assert capsys.readouterr().out.count("(1 answers)") == 2
+    assert capsys.readouterr().out.count("(1 answer)") == 2
     write_answers(given, None)
     assert json.loads(capsys.readouterr().out) == given[0]
 
@@ -273,20 +275,9 @@ def test_a_question_that_leaves_no_room_for_its_context_costs_its_line_alone(run
     assert re.fullmatch(r"line 2: its question of \d+ tokens leaves no room for the paragraph; the task takes up to 28", long["error"])
 
 
-def test_a_question_that_is_an_error_leaves_the_file_in_the_form_of_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = [
-        {"id": "a", "answer": "one", "probability": 0.5},
-        {"id": "b", "error": "no room"},
-        {"id": "c", "answer": "", "probability": 1.0},
-    ]
-    assert write_answers(given, tmp_path / "out.json") == 1
-    assert json.loads((tmp_path / "out.json").read_text()) == {"a": "one", "c": ""}
-    said = capsys.readouterr()
-    assert said.err == "b: no room\n" and "(2 answers)" in said.out
-
-
 def test_an_empty_context_has_an_empty_answer(run: Run) -> None:
-    assert answers(run, "squad", '{"question": "What?", "context": ""}')[0]["answer"] == ""
+    (found,) = answers(run, "squad", '{"question": "What?", "context": ""}')
+    assert found["answer"] == "" and not {"start", "end"} & found.keys()
 
 
 def test_masks_are_filled_with_pieces_and_their_probabilities(run: Run) -> None:
@@ -304,11 +295,14 @@ def test_masks_are_filled_with_pieces_and_their_probabilities(run: Run) -> None:
     [
         ("classes", '{"text": "cut', "line 2: is not JSON"),
         ("classes", '{"words": "a"}', "line 2: has the keys words; it needs `text`, or `text_a` and `text_b`"),
-        ("classes", '{"text": 3}', "line 2: .* as strings"),
-        ("scores", '{"text_a": "a", "text_b": 1}', "line 2: .* as strings"),
+        ("classes", '{"text": null}', "line 2: its `text` is null; it needs `text`, or .* as strings"),
+        ("classes", "{}", "line 2: has no keys; it needs `text`"),
+        ("classes", '[{"text": "a"}, {"text": "b"}]', "line 2: is a list; give each of its objects a line of its own"),
+        ("scores", '{"text_a": "a", "text_b": 1}', "line 2: its `text_b` is a number; .* as strings"),
         ("scores", "one text", "line 2: has no second text, and the task is of pairs"),
         ("squad", '{"question": "What?"}', "line 2: .* needs `question` and `context`"),
-        ("squad", "only a question", "line 2: .* needs `question` and `context`"),
+        ("squad", '{"question": "What?", "context": ["a"]}', "line 2: its `context` is a list; it needs `question` and `context`"),
+        ("squad", "only a question", "line 2: has no text that answers; a question and that text have a tab between them"),
         ("mask", "nothing to fill in", r"line 2: no \[MASK\]"),
         ("mask", "object " * 60 + "[MASK]", r"line 2: no \[MASK\] within the first 48 tokens"),
         ("mask", "a [MASK] " + "object " * 60 + "[MASK] and [MASK]", r"line 2: 2 of its 3 \[MASK\] stand behind the first 48 tokens"),
@@ -319,6 +313,23 @@ def test_a_bad_line_is_named_by_its_number(task: str, line: str, message: str, r
     good = {"squad": "What?\tThis.", "mask": "A [MASK].", "scores": "a\tpair"}.get(task, "some text")
     with pytest.raises(DataError, match=message):
         answers(run, task, good, line)
+
+
+def test_a_text_that_only_looks_like_a_list_is_a_text(run: Run) -> None:
+    assert [answer["id"] for answer in answers(run, "classes", "[{ some text", "[1, 2]")] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tokens": ["a", ""]}, "line 7: its `tokens` hold a word that is empty or no text"),
+        ({"tokens": []}, "line 7: its `tokens` hold no word"),
+        ({"tokens": 5}, "line 7: its `tokens` is a number; it needs `tokens`, a list of words, or `text`"),
+    ],
+)
+def test_words_that_cannot_be_tagged_are_refused_by_what_is_wrong_with_them(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        sentence_of(7, fields)
 
 
 def test_an_unknown_task_lists_what_there_is(run: Run) -> None:

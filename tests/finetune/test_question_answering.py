@@ -145,6 +145,7 @@ def test_the_search_finds_the_best_spans_of_all(data: st.DataObject) -> None:
     assert [float(e["start_logit"]) + float(e["end_logit"]) for e in found] == sorted(every.values(), reverse=True)[:n_best]
     texts = {window.context[2 * i : 2 * j + 1]: value for (i, j), value in every.items()}
     assert all(texts[str(e["text"])] == float(e["start_logit"]) + float(e["end_logit"]) for e in found)
+    assert all(window.context[int(e["start"]) :].startswith(str(e["text"])) for e in found)
     assert predictions["q"] == found[0]["text"] and len({e["text"] for e in found}) == len(found)
     assert sum(float(e["probability"]) for e in found) == pytest.approx(1.0)
 

@@ -1,0 +1,53 @@
+"""Answers go where they are told to, in the form that fits, and what stands in their place is named."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from overnight.cli.main import main
+from overnight.finetune.answer_files import write_answers
+
+
+def test_answers_through_a_pipe_have_nothing_said_between_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe, read = tmp_path / "pipe", list[str]()
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    write_answers([{"id": "1", "label": "a"}], pipe)
+    reader.join(60)
+    assert read == ['{"id": "1", "label": "a"}\n'] and capsys.readouterr().out == "" and pipe.is_fifo()
+
+
+def test_a_full_disk_behind_standard_output_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Path("/dev/full")
+    if not full.is_char_device():
+        pytest.skip("there is no /dev/full")
+    with contextlib.suppress(OSError), full.open("w") as nowhere:  # which its end tries to write once more
+        monkeypatch.setattr(sys, "stdout", nowhere)
+        with pytest.raises(OSError, match=r"No space left on device: 'standard output'"):
+            write_answers([{"id": "1", "label": "a"}], None)
+
+
+@pytest.mark.parametrize("name", ["answers.csv", "answers.TSV", "answers.parquet"])
+def test_answers_are_not_called_a_table(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "classes", "--from", "nothing", "--to", str(tmp_path / name)]) == 2
+    assert f"{name}: answers are lines of JSON, not a table; name a file such as answers.jsonl" in capsys.readouterr().err
+
+
+def test_a_question_that_is_an_error_leaves_the_file_in_the_form_of_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [
+        {"id": "a", "answer": "one", "probability": 0.5},
+        {"id": "b", "error": "no room"},
+        {"id": "c", "answer": "", "probability": 1.0},
+    ]
+    assert write_answers(given, tmp_path / "out.json") == 1
+    assert json.loads((tmp_path / "out.json").read_text()) == {"a": "one", "c": ""}
+    said = capsys.readouterr()
+    assert said.err == "b: no room\n" and "(2 answers)" in said.out
