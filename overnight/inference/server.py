@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from ipaddress import ip_address
@@ -26,18 +25,22 @@ from overnight.state_files import is_text, parse_json
 try:
     import uvicorn
     from starlette.applications import Starlette
+    from starlette.datastructures import Headers
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import HTMLResponse, JSONResponse, Response
     from starlette.routing import Route
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from overnight.inference.connections import Server, connection, listen
 except ImportError:
     raise ConfigError("`overnight serve` needs the extra `serve`: pip install 'overnight[serve]'") from None
 
-# What starlette 1.0 makes of `[::1]`, cut at its first colon; no name begins so.
-_BRACKET = "["
-_LOCAL = ["127.0.0.1", "[::1]", "localhost", _BRACKET]
+_LOCAL = ("127.0.0.1", "[::1]", "localhost")
+_PATHS = "/, /health, /predict, /fill and /embed"
+# For so long what is left of a body that is too large is read and dropped (s): most clients read an answer once they have sent all.
+_REST = 1.0
 _EMBED = {"pooling": "mean", "layer": -1, "normalize": False}
 # The page needs nothing from elsewhere.
 _POLICY = (
@@ -52,7 +55,7 @@ class Limits:
     body_bytes: int = 1 << 20
     texts: int = 256
     body_seconds: float = 10.0
-    """Within which a body has to arrive."""
+    """Within which a body has to arrive, and before it the headers."""
     waiting: int = 256
     """Requests in the queue; a further one is told to come again (503)."""
 
@@ -63,26 +66,58 @@ class _Refused(Exception):
         self.status = status
 
 
+class _LocalNames:
+    """Refuse requests to other names than this machine's, so that no page of elsewhere reaches it by a name of its own that leads here (DNS rebinding).
+
+    Args:
+        app: what answers the others, and those that name no host, which no browser sends.
+        names: in lower case, of IPv6 in brackets.
+    """
+
+    def __init__(self, app: ASGIApp, names: tuple[str, ...]) -> None:
+        self.app, self.names = app, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host", "") if scope["type"] == "http" else ""
+        if host and re.sub(r":\d+$", "", host).lower() not in self.names:
+            why = f"{host} is no name of this machine alone; ask {' or '.join(self.names)}, or let it listen elsewhere (--host)"
+            await JSONResponse({"error": why}, 400)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+
+def _guards(host: str) -> list[Middleware]:
+    """Return what stands before an application that listens on an address."""
+    address = ip_address(host)
+    if not (getattr(address, "ipv4_mapped", None) or address).is_loopback:
+        return []
+    return [Middleware(_LocalNames, names=tuple(dict.fromkeys((*_LOCAL, f"[{host}]" if address.version == 6 else host))))]
+
+
 def application(model: Model, host: str, limits: Limits) -> Starlette:
     """Return the application that answers for a model.
 
     Args:
         model: any trained encoder.
-        host: the address on which it listens. On loopback only requests to a local name are answered, so that no page of elsewhere reaches it
-            by a name of its own that leads here (DNS rebinding).
+        host: the address on which it listens. On loopback only requests to a local name are answered.
         limits: of a request.
+
+    Returns:
+        the application; `state.asked` has the requests without an answer.
     """
     worker = Worker(lambda kind, texts: _answers(model, kind, texts), limits.waiting)
     page = files("overnight.inference").joinpath("page.html").read_text(encoding="utf-8")
 
+    asked: set[Request] = set()
+
     async def predict(request: Request) -> Response:
         fields = await _body(request, limits, ("texts",))
-        model.check(fields["texts"])
+        await asyncio.to_thread(model.check, fields["texts"])
         return JSONResponse({"answers": await _wait(request, worker, "predict", fields["texts"])})
 
     async def fill(request: Request) -> Response:
         fields = await _body(request, limits, ("texts",))
-        model.check_fill(fields["texts"])
+        await asyncio.to_thread(model.check_fill, fields["texts"])
         return JSONResponse({"answers": await _wait(request, worker, "fill", fields["texts"])})
 
     async def embed(request: Request) -> Response:
@@ -97,9 +132,7 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
         return JSONResponse({"embeddings": [vector.tolist() for vector in vectors]})
 
     async def health(request: Request) -> Response:
-        about = {"kind": model.kind, "task": model.task, "labels": list(model.labels), "width": model.embedding_size}
-        about |= {"pairs": model.trained.facts.get("pairs"), "fills": model.fills}
-        return JSONResponse({"status": "ok", **about, "waiting": worker.waiting()})
+        return JSONResponse({"status": "ok", **_about(model), "waiting": worker.waiting()})
 
     async def home(request: Request) -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
@@ -112,21 +145,44 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
     routes = [
         Route("/", home),
         Route("/health", health),
-        Route("/predict", predict, methods=["POST"]),
-        Route("/fill", fill, methods=["POST"]),
-        Route("/embed", embed, methods=["POST"]),
+        Route("/predict", _counted(asked, predict), methods=["POST"]),
+        Route("/fill", _counted(asked, fill), methods=["POST"]),
+        Route("/embed", _counted(asked, embed), methods=["POST"]),
     ]
-    address = ip_address(host)
-    local = [*_LOCAL, f"[{host}]" if address.version == 6 else host]
-    guard = [Middleware(TrustedHostMiddleware, allowed_hosts=local, www_redirect=False)]
     handlers: Any = dict.fromkeys((_Refused, ConfigError, DataError, NonFiniteError, HTTPException), _refusal)
-    middleware = guard if (getattr(address, "ipv4_mapped", None) or address).is_loopback else []
-    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    app = Starlette(routes=routes, middleware=_guards(host), exception_handlers=handlers, lifespan=lifespan)
+    app.router.redirect_slashes = False  # which `curl` does not follow, and then prints nothing
+    app.state.asked = asked
+    return app
+
+
+def _about(model: Model) -> dict[str, Any]:
+    """Return what a client, and above all the page, has to know of a model."""
+    about: dict[str, Any] = {"kind": model.kind, "task": model.task, "labels": list(model.labels), "width": model.embedding_size}
+    return about | {"pairs": model.trained.facts.get("pairs"), "fills": model.fills}
+
+
+_Answer = Callable[[Request], Awaitable[Response]]
+
+
+def _counted(asked: set[Request], answer: _Answer) -> _Answer:
+    """Return an answer to requests that are among `asked` until they have it."""
+
+    async def counted(request: Request) -> Response:
+        asked.add(request)
+        try:
+            return await answer(request)
+        finally:
+            asked.discard(request)
+
+    return counted
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):  # an unknown path, or another method
-        return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
+        path, by = request.url.path, (error.headers or {}).get("Allow", "")
+        why = f"{path} is asked by {by}, not by {request.method}" if by else f"there is no {path}; there are {_PATHS}"
+        return JSONResponse({"error": why}, error.status_code, headers=error.headers)
     status = error.status if isinstance(error, _Refused) else 500 if isinstance(error, NonFiniteError) else 400
     # What is left of a body that was refused is not waited for.
     return JSONResponse({"error": str(error)}, status, headers={"Connection": "close"} if status in (408, 413) else None)
@@ -182,19 +238,24 @@ async def _body(request: Request, limits: Limits, allowed: tuple[str, ...]) -> d
     """
     too_large = _Refused(413, f"the body has more than {limits.body_bytes:,} bytes")
     stated = request.headers.get("content-length", "")
-    if stated.isdecimal() and int(stated) > limits.body_bytes:
+    if stated.isdecimal() and int(stated) > limits.body_bytes and "expect" in request.headers:  # it has sent none of it yet
         raise too_large
-    content = bytearray()
+    content, loop = bytearray(), asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(limits.body_seconds):
+        async with asyncio.timeout(limits.body_seconds) as end:
             async for chunk in request.stream():
-                content += chunk
-                if len(content) > limits.body_bytes:
-                    raise too_large
+                if len(content) <= limits.body_bytes:
+                    content += chunk
+                    if len(content) > limits.body_bytes:
+                        end.reschedule(min(end.when() or 0.0, loop.time() + _REST))
     except TimeoutError:
+        if len(content) > limits.body_bytes:
+            raise too_large from None
         raise _Refused(408, f"the body did not arrive within {limits.body_seconds:g} seconds") from None
     except ClientDisconnect:
         raise _Refused(400, "the body ended before its length") from None
+    if len(content) > limits.body_bytes:
+        raise too_large
     try:
         text = content.decode()
         fields = parse_json(text, _STRICT)
@@ -213,44 +274,6 @@ async def _body(request: Request, limits: Limits, allowed: tuple[str, ...]) -> d
     return fields
 
 
-class _Server(uvicorn.Server):
-    """A server that ends where it stands in the program, without the signal being raised once more."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def listen(host: str, port: int, waiting: int) -> socket.socket:
-    """Return a socket that listens; what is written to its connections leaves at once.
-
-    Without that (Nagle's algorithm, RFC 896) the body of an answer waits for the client to have the headers acknowledged, for which that takes 40 ms.
-    asyncio sees to it only for sockets that it makes itself.
-
-    Args:
-        host, port: as of :func:`serve`.
-        waiting: requests that may wait.
-
-    Raises:
-        ConfigError: as :func:`serve`.
-    """
-    if not 0 <= port < 1 << 16:
-        raise ConfigError(f"--port = {port}: must be from 0, any that is free, to 65535")
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server(address[:2], family=family, backlog=2 * waiting)
-    except (OSError, UnicodeError) as error:  # a name with an empty part is none of IDNA
-        why = error.strerror if isinstance(error, OSError) else "no such name"
-        raise ConfigError(f"--host = {host}, --port = {port}: cannot be listened on: {why}; --port=0 is any that is free") from None
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
-    return listening
-
-
 def serve(model: Model, host: str, port: int, limits: Limits) -> None:
     """Answer requests until SIGTERM or Ctrl-C; what is under way then is still answered.
 
@@ -265,8 +288,10 @@ def serve(model: Model, host: str, port: int, limits: Limits) -> None:
     """
     listening = listen(host, port, limits.waiting)
     name, number = listening.getsockname()[:2]
+    app = application(model, name, limits)
     config = uvicorn.Config(
-        application(model, name, limits),
+        app,
+        http=connection(limits.body_seconds),
         log_level="warning",
         timeout_keep_alive=30,  # who reads what came asks again by the same connection; open ones count as requests (limit_concurrency)
         access_log=False,
@@ -278,5 +303,5 @@ def serve(model: Model, host: str, port: int, limits: Limits) -> None:
     )
     print(f"serving on http://{f'[{name}]' if ':' in name else name}:{number} (Ctrl-C ends it)", flush=True)
     with listening:
-        _Server(config).run([listening])
+        Server(config, lambda: bool(app.state.asked)).run([listening])
     print("stopped", flush=True)

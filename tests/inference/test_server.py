@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import signal
-import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection
 from typing import Any
 
 import numpy as np
@@ -20,27 +17,15 @@ import torch
 pytest.importorskip("uvicorn")
 
 import overnight
-from overnight.cli.main import main
 from overnight.config import BertRun
 from overnight.errors import UserError
 from overnight.inference import server
-from overnight.inference.server import Limits, application, listen
+from overnight.inference.server import Limits, application
 from overnight.inference.worker import Busy, Worker
 from tests.conftest import ROOT
-from tests.processes import Process
-from tests.processes import overnight as command
+from tests.inference.serving import ask, sent, start
 
 Captured = pytest.CaptureFixture[str]
-
-
-def start(run: BertRun, *words: str, task: str = "") -> tuple[Process, int]:
-    """A server of a run, and its port."""
-    source = run.run_dir / "finetune" / task if task else run.run_dir
-    process = command("serve", "--from", source, "--port=0", *words)
-    for line in process.stdout:
-        if found := re.fullmatch(r"serving on http://127\.0\.0\.1:(\d+) .*\n", line):
-            return process, int(found[1])
-    raise AssertionError("it ended before it served")
 
 
 @pytest.fixture(scope="module")
@@ -50,24 +35,15 @@ def port(trained_run: BertRun) -> Iterator[int]:
         yield number
 
 
-def ask(port: int, path: str, body: Any = None, method: str = "", **headers: str) -> tuple[int, Any]:
-    """The status and the answer of a request; a body that is no bytes is sent as JSON."""
-    content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-    connection = HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request(method or ("GET" if body is None else "POST"), path, content, headers)
-        response = connection.getresponse()
-        text = response.read().decode()
-        is_json = response.headers.get("content-type") == "application/json"
-        return response.status, json.loads(text) if is_json else text
-    finally:
-        connection.close()
-
-
 def test_unknown_paths_and_methods_are_answered_in_json(port: int) -> None:
-    assert ask(port, "/nothing") == (404, {"error": "Not Found"})
-    assert ask(port, "/predict") == (405, {"error": "Method Not Allowed"})
-    assert ask(port, "/health", {}, "DELETE") == (405, {"error": "Method Not Allowed"})
+    for path in ("/nothing", "/predict/"):  # a redirection would be an empty answer to `curl`
+        assert ask(port, path, {"texts": ["a"]}) == (
+            404,
+            {"error": f"there is no {path}; there are /, /health, /predict, /fill and /embed"},
+        )
+    assert ask(port, "/predict") == (405, {"error": "/predict is asked by POST, not by GET"})
+    status, answer = ask(port, "/health", {}, "DELETE")
+    assert status == 405 and answer["error"].endswith("not by DELETE") and "GET" in answer["error"]
 
 
 def test_fifty_clients_at_once_have_each_their_own_answers(port: int, trained_run: BertRun) -> None:
@@ -140,7 +116,11 @@ def test_a_request_that_is_wrong_is_told_why(path: str, body: Any, status: int, 
 def test_other_ways_to_ask_are_refused(port: int) -> None:
     assert ask(port, "/predict")[0] == 405
     assert ask(port, "/etc/passwd")[0] == 404
-    assert ask(port, "/health", Host="elsewhere.example")[0] == 400
+    status, answer = ask(port, "/health", Host="elsewhere.example")
+    assert status == 400 and answer["error"].startswith("elsewhere.example is no name of this machine alone; ask 127.0.0.1 or ")
+    assert sent(port, b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 "), "no browser leaves the name out"
+    head, _, body = sent(port, b"no request\r\n\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and json.loads(body) == {"error": "is no request of HTTP/1.1 or 1.0"}
 
 
 @pytest.mark.parametrize(
@@ -168,68 +148,12 @@ def test_on_every_address_of_loopback_only_local_names_are_answered(bound: str, 
     assert [asyncio.run(status(name)) for name in (own, "localhost:8000", "127.0.0.1", "[::1]:8000")] == [200] * 4
 
 
-def sent(port: int, content: bytes) -> bytes:
-    """What comes back for some bytes, until the server closes the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall(content)
-        found = b""
-        while part := connection.recv(4096):
-            found += part
-    return found
-
-
-HEAD = b"POST /embed HTTP/1.1\r\nHost: localhost\r\n"
-
-
-def test_a_body_without_a_length_is_measured(port: int) -> None:
-    chunks = b"".join(b"400\r\n" + b"a" * 1024 + b"\r\n" for _ in range(3))
-    assert sent(port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks).startswith(b"HTTP/1.1 413 ")
-    assert ask(port, "/health")[0] == 200
-
-
 def test_the_requests_of_the_documentation_are_answered(port: int) -> None:
     page = (ROOT / "docs" / "use.md").read_text(encoding="utf-8")
     shown = re.findall(r"^curl http://127\.0\.0\.1:8000(/\w+)(?: -d '(.*)')?$", page, re.MULTILINE)
     assert {path for path, _ in shown} == {"/predict", "/embed", "/health"}
     for path, body in shown:
         assert ask(port, path, body.encode() or None)[0] == 200
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_gives_up_who_is_too_slow_and_ends_well_even_with_a_connection_open(number: int, trained_run: BertRun) -> None:
-    process, port = start(trained_run, "--timeout=0.5")
-    with process, socket.create_connection(("127.0.0.1", port)):
-        status, answer = ask(port, "/predict", {"texts": ["a"]})
-        assert status == 400 and "load it with task='classes'" in answer["error"]
-        # A body that never ends is given up.
-        assert sent(port, HEAD + b'Content-Length: 100\r\n\r\n{"texts"').startswith(b"HTTP/1.1 408 ")
-        assert len(ask(port, "/embed", {"texts": ["", "b"]})[1]["embeddings"]) == 2
-        process.send_signal(number)
-        code, output = process.end()
-    assert code == 0 and output == "stopped\n"
-
-
-def test_a_port_that_is_taken_and_settings_that_are_wrong_are_named(trained_run: BertRun, capsys: Captured) -> None:
-    source = str(trained_run.run_dir)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert main(["serve", "--from", source, f"--port={taken.getsockname()[1]}"]) == 2
-    assert "cannot be listened on: Address already in use" in capsys.readouterr().err
-    for word, message in (
-        ("--host=a..b", "--host = a..b"),
-        ("--port=70000", "--port = 70000"),
-        ("--timeout=0", "--timeout = 0"),
-        ("--max-texts=0", "--max-texts = 0"),
-    ):
-        assert main(["serve", "--from", source, word]) == 2
-        assert message in capsys.readouterr().err
-
-
-def test_what_is_written_to_a_connection_leaves_at_once() -> None:
-    with listen("127.0.0.1", 0, 1) as listening, socket.create_connection(listening.getsockname()) as client:
-        connection, _ = listening.accept()
-        with connection:
-            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
-        assert client.getpeername() == listening.getsockname()
 
 
 def test_requests_that_wait_are_answered_together_and_too_many_are_refused() -> None:
