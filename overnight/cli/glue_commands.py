@@ -55,7 +55,8 @@ def finetune_all(options: argparse.Namespace, overrides: list[str]) -> None:
             print(for_stream(f"{name}: is left out: {error}", sys.stderr), file=sys.stderr)
     folder = shlex.quote(str(run.run_dir))
     after = f"\nnext:\n  overnight submission --from {folder} --to glue.zip" if given else ""
-    print(for_stream(f"{suite_table(run.run_dir, names)}\n{refresh_report(run.run_dir)}{after}", sys.stdout))
+    if scored := [name for name in names if name not in failed]:  # what others have is of other rows or settings
+        print(for_stream(f"{suite_table(run.run_dir, scored)}\n{refresh_report(run.run_dir)}{after}", sys.stdout))
     if failed:
         raise DataError(
             f"{len(failed)} of {plural(len(names), 'task')} could not be fine-tuned: {', '.join(failed)}; what is wrong is said above. Mend it, and give the same command: what is done is not done again"

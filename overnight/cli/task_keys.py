@@ -114,7 +114,10 @@ def _run_folder(source: str, kind: type[Run]) -> str:
         raise ConfigError(f"{source}: does not exist; name a {SOURCES[kind]}")
     from overnight.interop.imported import run_folder
 
-    return str(run_folder(source))
+    folder = run_folder(source)
+    if folder.is_dir() and not any((folder / name).is_file() for name in ("run.yaml", "config.json")):
+        raise ConfigError(f"{source}: holds no model; name a {SOURCES[kind]}")
+    return str(folder)
 
 
 def check_keys(command: str, overrides: Sequence[str]) -> None:

@@ -273,7 +273,8 @@ def _finetune_problems(key: str, task: Finetune, model: EncoderConfig) -> Iterat
     if not 8 <= task.seq_len <= model.max_position_embeddings:
         yield f"{key}.seq_len = {task.seq_len}: must be 8 to model.max_position_embeddings = {model.max_position_embeddings}"
     if min(micro, batch) > 0 and batch % min(micro, batch):
-        yield f"{key}.global_batch_size = {batch}: cannot be split into micro-batches of {key}.micro_batch_size = {micro}; it must divide"
+        fits = next(size for size in range(micro, 0, -1) if batch % size == 0)
+        yield f"{key}.global_batch_size = {batch}: cannot be split into micro-batches of {key}.micro_batch_size = {micro}; it must divide, as {fits} does"
     if task.reinit_layers > model.num_layers:
         yield f"{key}.reinit_layers = {task.reinit_layers}: must be 0 to model.num_layers = {model.num_layers}"
     yield from _seeds_problems(key, task.seeds)

@@ -16,7 +16,7 @@ from torch import nn
 from overnight.checkpoint import reader
 from overnight.config import BertRun, Finetune
 from overnight.console import Line
-from overnight.display import duration, measures, scale_of
+from overnight.display import duration, measures, plural, scale_of
 from overnight.distributed.collectives import all_gather, raise_on_all_ranks
 from overnight.distributed.world import World
 from overnight.distributed.wrap import full_tensor_cpu
@@ -170,7 +170,7 @@ def train_seed(
             _keep_only(folder, {_best(scores)["step"], end})
     best, last = _best(scores), scores[-1]
     if last["step"] < phase.steps:
-        said = f"no better {task.metric} in {spec.patience} scorings; epoch {best['epoch']:g} is kept"
+        said = f"no better {task.metric} in {plural(spec.patience, 'scoring')}; epoch {best['epoch']:g} is kept"
         line.print(f"{what}  stopped after epoch {last['epoch']:g} of {spec.epochs:g}: {said}")
     model = model or workload(world).untrained(world.device)
     place = folder / reader.checkpoint_name(best["step"])

@@ -161,10 +161,17 @@ def _seeds(run: BertRun, task: Mapping[str, Any]) -> list[int]:
 
 def _task(task: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[str]:
     result, spec = task["result"], task["spec"]
-    measured = measures(result.get("metrics") or {result["metric"]: result["value"]}, scale_of(spec["task"]))
+    found, scale = result.get("metrics") or {result["metric"]: result["value"]}, scale_of(spec["task"])
+    of_test = {name: value for name, value in found.items() if name.endswith("_test")}
+    measured = measures({name: value for name, value in found.items() if name not in of_test}, scale)
     unknown = sorted(set(spec["seeds"]) - set(seeds))
     yield (
         f"{measured} on the development rows, the best of seeds {', '.join(map(str, seeds))}: seed {result['seed']}, trained on {result['rows']:,} rows."
+        + (
+            f" On the test rows: {measures({name.removesuffix('_test'): value for name, value in of_test.items()}, scale)}."
+            if of_test
+            else ""
+        )
         + (f" No score is kept of seeds {', '.join(map(str, unknown))}." if unknown else "")
     )
     if task["labels"]:

@@ -194,3 +194,8 @@ def test_a_task_is_found_by_its_name_or_by_what_its_path_names(tmp_path: Path) -
     assert task_overrides(Finetune, "mine", ["lr=1", "compute.threads=1"], True) == ["finetune.mine.lr=1", "compute.threads=1"]
     with pytest.raises(ConfigError, match="neither a task"):
         task_overrides(LinearProbe, "mine", ["path=q.json"], False)
+
+
+def test_a_folder_without_a_model_is_said_to_be_one(tmp_path: Path, capsys: Captured) -> None:
+    assert call("finetune", "csv", "--from", tmp_path, "--path=x.csv") == 2
+    assert f"{tmp_path}: holds no model; name a run folder, or a checkpoint of others" in capsys.readouterr().err

@@ -134,7 +134,7 @@ IMPOSSIBLE = [
     (
         "finetune__names__global_batch_size",
         33,
-        "finetune.names.global_batch_size = 33: cannot be split into micro-batches of finetune.names.micro_batch_size = 32",
+        "finetune.names.global_batch_size = 33: cannot be split into micro-batches of finetune.names.micro_batch_size = 32; it must divide, as 11 does",
     ),
     ("finetune__names__seeds", [], "finetune.names.seeds = []: name at least one seed"),
     ("finetune__names__task", "mrpc", "finetune.names.path = '': name the folder that holds the data of 'mrpc'"),

@@ -103,6 +103,10 @@ def test_a_task_that_cannot_be_read_is_left_out_and_the_others_are_tuned(run: Pa
     (glue / "CoLA" / "train.tsv").write_text(whole)
     assert main(words) == 0
     assert "stsb: done already" in capsys.readouterr().out
+    (glue / "CoLA" / "train.tsv").write_text(f"{whole}one cell\n")
+    assert main(words) == 1
+    rows = capsys.readouterr().out.partition("BERT-large")[2].splitlines()
+    assert [line.split()[0] for line in rows if line.startswith(("cola ", "stsb "))] == ["stsb"], "what cola had is of other rows"
 
 
 def test_what_keeps_every_task_from_being_tuned_is_said_once(run: Path, glue: Path, capsys: pytest.CaptureFixture[str]) -> None:

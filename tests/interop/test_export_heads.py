@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -288,13 +289,16 @@ def test_the_recipe_of_a_model_card_names_no_folder_of_this_machine(pretrained: 
 def test_the_card_of_a_task_says_how_well_and_its_labels(pretrained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(pretrained.run_dir, tmp_path / "run")
-    Path("mine.csv").write_text("text,label\n" + "".join(f"{a} good film,yes\n{a} bad film,no\n" for a in "abcdefghijklmnop"))
-    assert main(["finetune", "mine", "--from", "run", "--path=mine.csv", "--seq_len=16", "--epochs=1"]) == 0
+    Path("data").mkdir()
+    for name, letters in (("train", "abcdefghijklmn"), ("dev", "op"), ("test", "q")):
+        Path(f"data/{name}.csv").write_text("text,label\n" + "".join(f"{a} good film,yes\n{a} bad film,no\n" for a in letters))
+    assert main(["finetune", "mine", "--from", "run", "--path=data", "--seq_len=16", "--epochs=1"]) == 0
     assert main(["export", "--from", "run", "--task=mine", "--to=out"]) == 0
     card = Path("out/README.md").read_text()
     assert "pipeline_tag: text-classification" in card and "Labels: `no`, `yes`." in card and "accuracy" in card
     assert transformers.pipeline("text-classification", model="out")("a good film")[0]["label"] in ("no", "yes")
     assert "the best of seeds 0: seed 0," in card
+    assert re.search(r"\naccuracy [\d.]+ %  macro f1 [\d.]+ % on the development rows, .* On the test rows: accuracy [\d.]+ %", card)
     # A model that stays the best is the best of more.
     log = Path("run/tasks.jsonl")
     *rules, entry = read_results(log)
