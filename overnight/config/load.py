@@ -114,6 +114,20 @@ def _repeated(root: Any) -> Iterator[tuple[int, str]]:
             nodes += [value for _, value in node.value]
 
 
+# Of each kind one: weights, and a tokenizer.
+_OF_HUGGINGFACE = (("model.safetensors", "pytorch_model.bin"), ("tokenizer.json", "tokenizer_config.json", "vocab.txt"))
+
+
+def is_huggingface(folder: Path) -> bool:
+    """Return whether a folder holds a model in the layout of Hugging Face, whole or not: no run, and no exported byte model, which has no tokenizer."""
+    if any((folder / name).is_file() for name in ("run.yaml", "task.json")):
+        return False
+    if all(any((folder / name).is_file() for name in names) for names in _OF_HUGGINGFACE):
+        return True
+    config = folder / "config.json"
+    return config.is_file() and b'"model_type"' in config.read_bytes()
+
+
 def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
     """Return the run of a run folder, or the settings of an exported byte model, found at the place where it is now.
 
@@ -121,9 +135,11 @@ def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
         ConfigError: when the folder is neither, or an override is wrong.
     """
     path = next((file for name in ("run.yaml", "config.json") if (file := folder / name).is_file()), None)
+    if path is None and (folder / "task.json").is_file():
+        raise ConfigError(f"{folder}: is a fine-tuned task; name its run folder, {folder.parent.parent}")
     if path is None:
         raise ConfigError(f"{folder} is neither a run folder (run.yaml) nor an exported byte model (config.json)")
-    if path.name == "config.json" and b'"model_type"' in path.read_bytes():
+    if is_huggingface(folder):
         raise ConfigError(f"{folder} holds a model in the Hugging Face layout; name the run folder from which it was exported")
     # The vocabulary lies with the prepared data; the file that it was taken from may be gone, or be named by a variable.
     return dataclasses.replace(load_run(str(path), ["data.vocab_file=", *overrides]), out=str(folder))

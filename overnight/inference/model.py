@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast, overload
 from overnight.checkpoint import reader
 from overnight.checkpoint.initial import Initial
 from overnight.checkpoint.task_folder import folders_of_tasks
-from overnight.config import BertRun, machine_run, stored_run
+from overnight.config import BertRun, is_huggingface, machine_run, stored_run
 from overnight.corpus.tokenizer import build_tokenizer, vocabulary
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
@@ -79,7 +79,7 @@ def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Mo
         path = hub_folder(source)
     elif not path.exists() and not path.with_name(f"{path.name}.index").exists():
         raise ConfigError(f"{source}: does not exist; name a run folder, or a folder of Hugging Face")
-    if (path / "config.json").is_file() and b'"model_type"' not in (path / "config.json").read_bytes():
+    if (path / "config.json").is_file() and not is_huggingface(path):
         raise ConfigError(f"{source}: is an exported byte model; name a run of BERT or ModernBERT")
     initial = read_source(str(path))
     machine = machine_run(overrides)
@@ -137,7 +137,7 @@ class Model:
 
         Returns:
             of each `label` and `probabilities` (of several classes a row `labels`), the `score` of a regression, `tokens` and `tags`, or
-            `answer` and `probability`; also `id` where it was given one. A text without a token, which has no class and no score, has `error`.
+            `answer` with its `probability` and where it stands in the context (characters from `start` to before `end`); also `id` where it was given one. A text without a token, which has no class and no score, has `error`.
 
         Raises:
             ConfigError: it has no head of a task.

@@ -127,10 +127,11 @@ def _check_ours(out: Path) -> None:
     Raises:
         UserError: it holds something else.
     """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; name a folder")
     here = [f.name for f in out.iterdir()] if out.is_dir() else []
     # A README.md alone is somebody's own.
-    strange = [name for name in here if name not in _FILES or "config.json" not in here] or [out.name] * (out.exists() and not out.is_dir())
-    if strange:
+    if strange := [name for name in here if name not in _FILES or "config.json" not in here]:
         raise UserError(f"{out}: exists and holds {strange[0]!r}, which no export wrote; name another folder")
 
 
@@ -206,6 +207,10 @@ def converted(found: tuple[Path, Mapping[str, Tensor]], config: Mapping[str, Any
     """
     weights, tensors = found
     model = layout.import_config(config, path)
+    whole = (name for name, tensor in tensors.items() if not (tensor.is_floating_point() or name.endswith("position_ids")))
+    if (name := next(whole, "")) or config.get("quantization_config"):
+        what = f"{weights}: tensor {name} is of {tensors[name].dtype}" if name else f"{path}: has a quantization_config"
+        raise DataError(f"{what}: quantized weights cannot be read; save them in floating point")
     try:
         state = layout.import_tensors(tensors)
     except DataError as error:
@@ -318,6 +323,6 @@ def _read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
 
 def _instead(folder: Path) -> str:
     """What to do, by what the folder holds in place of the file."""
-    if (folder / "model.safetensors.index.json").is_file():
+    if any((folder / f"{name}.index.json").is_file() for name in ("model.safetensors", "pytorch_model.bin")):
         return "; it is split into several files: load it with transformers and call save_pretrained(folder, max_shard_size='100GB')"
     return "; name a folder that transformers' save_pretrained wrote"

@@ -5,6 +5,8 @@ They are pickles, and are read with `weights_only`, which makes tensors and plai
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from overnight.errors import DataError
 _PREFIXES = ("module.", "bert_model.")
 # Their dense layers with an activation inside have a name of their own.
 _ACTIVATED = ".dense_act."
+# What torch says that a pickle would make.
+_ASKS_FOR = re.compile(r"GLOBAL ([\w.]+\w)")
 # Under these a checkpoint of a training has its network.
 _MODEL = ("model", "state_dict")
 
@@ -28,13 +32,14 @@ def read_torch(path: Path) -> dict[str, Tensor]:
         DataError: it cannot be read, holds objects that only unpickling makes, or no tensors by name.
     """
     try:
-        tree = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickles of another protocol, which are then refused
+            tree = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise DataError(f"{path}: does not exist") from None
     except Exception as error:  # above all UnpicklingError, which cannot be named without its module
-        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(
-            f"{path}: is cut short, or a pickle of more than tensors, which can run code when it is read ({why}). Open it where you trust it, "
+            f"{path}: is cut short, no file of PyTorch, or a pickle of more than tensors, which can run code when it is read ({_why(error)}). Open it where you trust it, "
             "and save its tensors alone: torch.save(torch.load(FILE, weights_only=False)['model'], 'weights.pt')"
         ) from None
     for name in _MODEL:
@@ -47,6 +52,14 @@ def read_torch(path: Path) -> dict[str, Tensor]:
     if not found:
         raise DataError(f"{path}: has no tensors; name the checkpoint of a BERT")
     return found
+
+
+def _why(error: Exception) -> str:
+    """Return what torch says is in the way, without its advice to read the file without this protection."""
+    said = str(error).strip() or type(error).__name__
+    if asked := _ASKS_FOR.search(said):
+        return f"it asks for {asked[1]}"
+    return "it does more than tensors need" if said.startswith("Weights only") else re.split(r"\.\s", said)[0]
 
 
 def _name(name: str) -> str:

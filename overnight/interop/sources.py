@@ -16,7 +16,7 @@ from torch import Tensor
 from overnight.checkpoint.initial import Initial, with_tokens
 from overnight.checkpoint.reader import newest_checkpoint, read_checkpoint
 from overnight.checkpoint.run_corpus import kept_vocabulary
-from overnight.config import BertRun, environment_text, stored_run
+from overnight.config import BertRun, environment_text, is_huggingface, stored_run
 from overnight.config.schema import ENCODERS
 from overnight.corpus.tokenizer import build_tokenizer, load_tokens, read_tokens
 from overnight.errors import DataError
@@ -42,6 +42,8 @@ HUB = "hf:"
 _HUB_FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "model.safetensors"]
 # What lies beside the weights, in a folder of any kind, and is read with them.
 _BESIDE = (*_CONFIGS, "tokenizer.json", "tokenizer_config.json", "vocab.txt")
+# Rows that fill a vocabulary up to a multiple of 8, 64, 128 or 256 at most; where more are left, tokens are missing.
+_MOST_PADDING = 256
 _BRACKETED = re.compile(r"\[.*\]")
 
 
@@ -70,12 +72,16 @@ def read_source(source: str, lowercase: bool | None = None) -> Initial:
         loaded, folder = load_pretrained(path), path
     elif path.is_dir() and len(found := sorted(file for file in path.iterdir() if file.suffix in _TORCH)) == 1:
         loaded, folder = _nvidia(found[0]), path
+    elif is_huggingface(path):
+        raise DataError(f"{path}: has no config.json, which says the sizes of the network; copy it from where the checkpoint is from")
+    elif (path / "task.json").is_file():
+        raise DataError(f"{path}: is a fine-tuned task; name its run folder, {path.parent.parent}")
     else:
         what = "is no checkpoint that can be read" if path.exists() else "does not exist"
         raise DataError(f"{path}: {what}; name {UNDERSTOOD}")
     state, model, vocab_size = loaded
     tokens, lowered = _tokenizer(folder, lowercase)
-    if len(tokens) > vocab_size:
+    if not 0 <= vocab_size - len(tokens) < _MOST_PADDING:
         raise DataError(
             f"{folder}: its vocabulary has {len(tokens):,} tokens, and its network rows for {vocab_size:,}; put the right one there"
         )
@@ -268,8 +274,7 @@ def is_source(source: str) -> bool:
     path = Path(source)
     if source.startswith(HUB) or (path / "run.yaml").is_file():
         return source.startswith(HUB)
-    config = path / "config.json"
-    if config.is_file() and b'"model_type"' in config.read_bytes():
+    if is_huggingface(path):
         return True
     beside = path if path.is_dir() else path.parent
     return _index(path) is not None or ((path.is_dir() or path.suffix in _TORCH) and (beside / _CONFIGS[0]).is_file())

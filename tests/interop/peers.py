@@ -37,7 +37,7 @@ def write_model(folder: Path, name: str = "BertForPreTraining", **more: Any) -> 
     torch.manual_seed(0)
     modern = name.startswith("Modern")
     config = (transformers.ModernBertConfig if modern else transformers.BertConfig)(
-        vocab_size=V, **{**SIZES, **more}, **(_IDS if modern else {})
+        **{"vocab_size": V, **SIZES, **more}, **(_IDS if modern else {})
     )
     model = getattr(transformers, name)(config)
     for parameter in model.parameters():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+import overnight
 from overnight.checkpoint.reader import newest_checkpoint, read_checkpoint
 from overnight.cli.main import main
 from overnight.config import stored_run
@@ -76,31 +78,6 @@ def test_a_checkpoint_of_nvidia_computes_what_the_same_weights_do_in_transformer
         _equal(theirs, source)
 
 
-class _Planted:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
-@pytest.mark.parametrize("name", ["hf/pytorch_model.bin", "nvidia/ckpt_1.pt"])
-def test_a_pickle_is_refused_and_not_run(name: str, tmp_path: Path) -> None:
-    file = tmp_path / name
-    write_model(file.parent)
-    (file.parent / "model.safetensors").unlink()
-    if "nvidia" in name:
-        (file.parent / "config.json").rename(file.parent / "bert_config.json")
-    torch.save({"model": {"a": torch.zeros(1)}, "data_loader": _Planted(tmp_path / "ran")}, file)
-    with pytest.raises(
-        DataError, match=r"pickle of more than tensors, which can run code.*Open it where you trust it, and save its tensors alone"
-    ):
-        read_source(str(file.parent))
-    assert not (tmp_path / "ran").exists()
-
-
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("said_by", ["tokenizer.json", "tokenizer_config.json", "the vocabulary"])
 def test_the_casing_is_that_of_the_checkpoint(lowercase: bool, said_by: str, tmp_path: Path) -> None:
@@ -159,8 +136,22 @@ def _spoil(folder: Path, what: str) -> None:
         config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": 32}))
     elif what == "another model":
         config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "gpt2"}))
+    elif what == "no config":
+        config.unlink()
+    elif what == "empty config":
+        config.write_text("")
     elif what == "nothing":
         config.unlink()
+        weights.unlink()
+    elif what == "fine-tuned":
+        (folder / "task.json").write_text("{}")
+        config.unlink()
+    elif what == "whole numbers":
+        tensors = load_file(weights)
+        name = next(name for name in tensors if name.endswith("query.weight"))
+        save_file({**tensors, name: tensors[name].to(torch.int8)}, weights)
+    elif what == "quantized":
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": {"load_in_8bit": True}}))
     if what in ("byte pairs", "another splitter"):
         tokenizer.write_text(json.dumps(tree))
 
@@ -175,16 +166,39 @@ def _spoil(folder: Path, what: str) -> None:
         ("cut", r"model\.safetensors: cannot be read: .*damaged or cut short"),
         ("another size", r"does not fit .*config\.json"),
         ("another model", r"model_type = 'gpt2'; only 'bert' and 'modernbert'"),
+        ("no config", r"has no config\.json, which says the sizes of the network; copy it"),
+        ("empty config", r"config\.json: is not JSON"),
+        ("fine-tuned", r"is a fine-tuned task; name its run folder"),
+        ("whole numbers", r"is of torch\.int8: quantized weights cannot be read"),
+        ("quantized", r"config\.json: has a quantization_config: quantized weights cannot be read"),
         (
             "nothing",
             r"is no checkpoint that can be read; name a run folder, a folder of Hugging Face .*, a folder of TensorFlow .*, or a checkpoint of NVIDIA",
         ),
     ],
 )
-def test_a_checkpoint_that_cannot_be_used_is_refused_with_its_reason(what: str, message: str, tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_used_is_refused_with_its_reason(what: str, message: str, tmp_path: Path, capsys: Captured) -> None:
     write_model(tmp_path)
     _spoil(tmp_path, what)
     with pytest.raises(DataError, match=message):
+        read_source(str(tmp_path))
+    if what not in ("nothing", "fine-tuned"):
+        with pytest.raises(DataError, match=message):
+            overnight.load(tmp_path)
+        assert main(["predict", "mask", "--from", str(tmp_path)]) == 1
+        assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_vocabulary_that_lacks_more_tokens_than_rows_fill_up_is_refused(tmp_path: Path) -> None:
+    """A vocab.txt that is cut short would leave the words behind its end unknown, without a word."""
+    pieces = [*PIECES, *(f"word{n}" for n in range(300))]
+    write_model(tmp_path, vocab_size=V + 300)
+    write_tokenizer(tmp_path, pieces[:-255])
+    assert len(read_source(str(tmp_path)).tokens) == V + 45
+    write_tokenizer(tmp_path, pieces[:-256])
+    with pytest.raises(
+        DataError, match=rf"its vocabulary has {V + 44} tokens, and its network rows for {V + 300}; put the right one there"
+    ):
         read_source(str(tmp_path))
 
 
