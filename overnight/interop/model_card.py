@@ -22,7 +22,7 @@ from overnight.state_files import file_digest, read_mapping
 
 _PIPELINE = """from transformers import pipeline
 
-pipeline("{task}", model="FOLDER")("{text}")"""
+pipeline("{task}", model="FOLDER")({text})"""
 # The pipeline of questions is gone since transformers 5.
 _QUESTIONS = """from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
@@ -51,25 +51,26 @@ def model_card(
         task: what `task.json` says, of a fine-tuned task.
 
     Raises:
-        DataError: `evaluation.json` is damaged.
+        DataError: `evaluation.json` or `imported.json` is damaged.
     """
     elsewhere = (run.run_dir / "imported.json").is_file()
     head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": HEADS[kind].pipeline, "tags": [run.model.kind, "overnight"]}
-    if license:
-        head["license"] = license
-    what = f"fine-tuned on {task['spec']['task']}" if task else "pretrained"
+    origin, on_hub = _origin(run)
+    head |= ({"license": license} if license else {}) | ({"base_model": origin} if on_hub else {})
+    what = f"fine-tuned on {_name(task)}" if task else "pretrained"
     lines = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
         f"# {run.name}{f', {what}' if task else ''}",
-        f"A {'ModernBERT' if run.model.kind == 'modernbert' else 'BERT'} of {plural(run.model.num_layers, 'layer')} of width {run.model.hidden_size}, {what} with overnight {__version__}.",
-        f"```python\n{_use(HEADS[kind].pipeline)}\n```",
+        f"A {'ModernBERT' if run.model.kind == 'modernbert' else 'BERT'} of {plural(run.model.num_layers, 'layer')} of width {run.model.hidden_size}, "
+        f"{'imported by' if elsewhere and not task else f'{what} with'} overnight {__version__}.",
+        f"```python\n{_use(HEADS[kind].pipeline, bool(task and task['pairs']))}\n```",
         "## Data",
         *_data(run, manifest),
         *([] if elsewhere else ["## Training"]),
         *([_steps(run, progress)] if progress and not elsewhere else []),
         *([] if elsewhere else [f"```yaml\n{yaml.safe_dump(_recipe(run), sort_keys=False, width=120)}```"]),
         "## Scores",
-        *(_task(task, _seeds(run, task)) if task else _scores(run)),
+        *(_task(task, _seeds(run, task), "" if elsewhere else _from(task["result"])) if task else _scores(run)),
         "## License",
         f"{license}."
         if license
@@ -78,11 +79,18 @@ def model_card(
     return "\n\n".join(lines) + "\n"
 
 
-def _use(task: str) -> str:
+def _name(task: Mapping[str, Any]) -> str:
+    """Return what a task is called, and where the name alone does not say it also the file or folder of its rows."""
+    name, rows = task["result"].get("name") or task["spec"]["task"], Path(task["spec"].get("path") or "").name
+    return str(name) if rows.lower() in ("", name.lower()) else f"{name} (`{rows}`)"
+
+
+def _use(task: str, pairs: bool = False) -> str:
     """Return Python that asks the model."""
     if task == "question-answering":
         return _QUESTIONS
-    return _PIPELINE.format(task=task, text="The capital of France is [MASK]." if task == "fill-mask" else "a text")
+    text = '"The capital of France is [MASK]."' if task == "fill-mask" else '"a text"'
+    return _PIPELINE.format(task=task, text='{"text": "a text", "text_pair": "another text"}' if pairs else text)
 
 
 def _steps(run: BertRun, progress: TrainingProgress) -> str:
@@ -90,11 +98,19 @@ def _steps(run: BertRun, progress: TrainingProgress) -> str:
     return f"{', '.join(done)}; seed {run.seed}."
 
 
+def _origin(run: BertRun) -> tuple[str, bool]:
+    """Return what the checkpoint is called that a run began from or was imported from, and whether that is its name on Hugging Face's hub."""
+    record = run.run_dir / "imported.json"
+    source = run.init or (str(read_mapping(record, "import the model again")["source"]) if record.is_file() else "")
+    return _place(source).removeprefix("hf:"), source.startswith("hf:")
+
+
 def _data(run: BertRun, manifest: Manifest | None) -> Iterator[str]:
+    origin, _ = _origin(run)
     if run.init:
-        yield f"It began from `{Path(run.init).name}`."
+        yield f"It began from `{origin}`."
     if manifest is None or (run.run_dir / "imported.json").is_file():
-        yield "It was pretrained elsewhere, on other text than is known here."
+        yield f"It was pretrained elsewhere{'' if run.init or not origin else f', as `{origin}`'}, on other text than is known here."
         return
     documents, tokens = (manifest.count("train", what) for what in ("documents", "tokens"))
     casing = "lower case" if run.data.lowercase else "with capitals"
@@ -159,19 +175,22 @@ def _seeds(run: BertRun, task: Mapping[str, Any]) -> list[int]:
     return sorted({result["seed"], *(entry["seed"] for entry in scored if entry.get("init") == "pretrained")})
 
 
-def _task(task: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[str]:
+def _from(result: Mapping[str, Any]) -> str:
+    """Return from which step of pretraining a task began; nothing of a result of an earlier version."""
+    step = str(result.get("checkpoint") or "").rpartition("-")[2]
+    return f", from step {int(step):,} of pretraining" if step.isdecimal() else ""
+
+
+def _task(task: Mapping[str, Any], seeds: Sequence[int], began: str = "") -> Iterator[str]:
     result, spec = task["result"], task["spec"]
     found, scale = result.get("metrics") or {result["metric"]: result["value"]}, scale_of(spec["task"])
-    of_test = {name: value for name, value in found.items() if name.endswith("_test")}
-    measured = measures({name: value for name, value in found.items() if name not in of_test}, scale)
+    of_test = {name.removesuffix("_test"): value for name, value in found.items() if name.endswith("_test")}
+    measured = measures({name: value for name, value in found.items() if not name.endswith("_test")}, scale)
     unknown = sorted(set(spec["seeds"]) - set(seeds))
     yield (
-        f"{measured} on the development rows, the best of seeds {', '.join(map(str, seeds))}: seed {result['seed']}, trained on {result['rows']:,} rows."
-        + (
-            f" On the test rows: {measures({name.removesuffix('_test'): value for name, value in of_test.items()}, scale)}."
-            if of_test
-            else ""
-        )
+        f"{measured} on the development rows, the best of seeds {', '.join(map(str, seeds))}: seed {result['seed']}, "
+        f"trained on {plural(result['rows'], 'row')}{began}."
+        + (f" On the test rows: {measures(of_test, scale)}." if of_test else "")
         + (f" No score is kept of seeds {', '.join(map(str, unknown))}." if unknown else "")
     )
     if task["labels"]:

@@ -34,3 +34,10 @@ def test_only_a_command_that_keeps_what_it_has_done_is_said_to_continue(
 def test_an_empty_name_of_what_to_write_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main([*argv, "--to="]) == 2
     assert "overnight: --to = '': name what to write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["predict mask", "embed -", "export --to x", "import --to x", "evaluate"])
+@pytest.mark.parametrize("source", ["", "hf:"])
+def test_an_empty_name_of_what_to_use_is_refused(command: str, source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main([*command.split(), "--from", source]) == 2
+    assert f"overnight: --from = {source!r}: name a run folder, or what else" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -24,11 +25,11 @@ from overnight.corpus.tokenizer import save_tokenizer
 from overnight.errors import ConfigError, DataError
 from overnight.interop.huggingface import export, load_pretrained, to_huggingface
 from overnight.interop.layout import HEADS, Kind
-from overnight.interop.model_card import _recipe, _task, _use
+from overnight.interop.model_card import _recipe, _task, _use, model_card
 from overnight.models.encoders import masked_lm
 from overnight.models.heads import Classifier, QuestionAnswering
 from overnight.run_dir.task_results import append_result, read_results
-from tests.interop.peers import PIECES, V, batch
+from tests.interop.peers import PIECES, V, batch, write_model
 
 transformers = pytest.importorskip("transformers")
 Captured = pytest.CaptureFixture[str]
@@ -148,6 +149,10 @@ def test_the_folder_to_write_may_be_the_working_one_and_has_a_name(
     source = str(pretrained.run_dir.resolve())
     assert main(["export", "--from", source, "--to="]) == 2
     assert "--to = '': name what to write" in capsys.readouterr().err and not list((tmp_path / "out").iterdir())
+    Path("file").write_text("mine")
+    assert main(["export", "--from", source, "--to=file"]) == 1
+    assert "file: is a file; name a folder" in capsys.readouterr().err and Path("file").read_text() == "mine"
+    Path("file").unlink()
     assert main(["export", "--from", source, "--to=."]) == 0
     assert (tmp_path / "out" / "config.json").is_file() and [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -246,6 +251,21 @@ def test_a_model_card_says_data_recipe_steps_scores_license_and_seed(pretrained:
     assert "## License\n\nNot stated." in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_the_card_of_an_imported_model_says_where_it_is_from(pretrained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path / "theirs")
+    monkeypatch.chdir(tmp_path)
+    assert main(["import", "--from", "theirs", "--to", "runs/mine"]) == 0
+    assert main(["export", "--from", "runs/mine", "--to=out"]) == 0
+    card = Path("out/README.md").read_text()
+    assert "width 16, imported by overnight " in card and "It was pretrained elsewhere, as `theirs`, on other text" in card
+    assert "base_model" not in card and str(tmp_path) not in card
+    run = config.stored_run(pretrained.run_dir)
+    assert isinstance(run, BertRun)
+    begun = model_card(dataclasses.replace(run, init="hf:google-bert/bert-base-uncased"), "masked_lm", None, None)
+    assert yaml.safe_load(begun.split("---\n")[1])["base_model"] == "google-bert/bert-base-uncased"
+    assert "It began from `google-bert/bert-base-uncased`." in begun
+
+
 def test_a_model_card_has_the_scores_of_its_own_weights_alone_and_names_each_text(pretrained: Run, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(pretrained.run_dir, run)
@@ -296,6 +316,7 @@ def test_the_card_of_a_task_says_how_well_and_its_labels(pretrained: Run, tmp_pa
     assert main(["export", "--from", "run", "--task=mine", "--to=out"]) == 0
     card = Path("out/README.md").read_text()
     assert "pipeline_tag: text-classification" in card and "Labels: `no`, `yes`." in card and "accuracy" in card
+    assert "# tiny, fine-tuned on mine (`mine.csv`)\n" in card and ", from step 10 of pretraining." in card
     assert transformers.pipeline("text-classification", model="out")("a good film")[0]["label"] in ("no", "yes")
     assert "the best of seeds 0: seed 0," in card
     assert re.search(r"\naccuracy [\d.]+ %  macro f1 [\d.]+ % on the development rows, .* On the test rows: accuracy [\d.]+ %", card)
@@ -310,6 +331,18 @@ def test_the_card_of_a_task_says_how_well_and_its_labels(pretrained: Run, tmp_pa
     facts = task_folder.read_facts(Path("run/finetune/mine"))
     (words, *_) = _task({**facts, "spec": {**facts["spec"], "seeds": [0, 1, 2]}}, [0])
     assert words.endswith(" No score is kept of seeds 1, 2.")
+
+
+def test_the_program_on_the_card_of_a_task_of_pairs_gives_both_texts(tokenizer: Path, tmp_path: Path) -> None:
+    _, state = _network("classification", MODELS["bert"])
+    export(state, "classification", MODELS["bert"], tokenizer, tmp_path / "out", LABELS["classification"])
+    pipe = transformers.pipeline("text-classification", model=str(tmp_path / "out"))
+    call = _use("text-classification", pairs=True).splitlines()[-1]
+    assert (
+        '"text_pair": ' in call
+        and pipe(**{"inputs": json.loads(call.partition(")(")[2].removesuffix(")"))})["label"] in LABELS["classification"]
+    )
+    assert _use("text-classification").endswith('("a text")')
 
 
 @pytest.mark.parametrize("task", [(), ("--task=mine",)])
