@@ -316,7 +316,7 @@ def test_the_card_of_a_task_says_how_well_and_its_labels(pretrained: Run, tmp_pa
     assert main(["export", "--from", "run", "--task=mine", "--to=out"]) == 0
     card = Path("out/README.md").read_text()
     assert "pipeline_tag: text-classification" in card and "Labels: `no`, `yes`." in card and "accuracy" in card
-    assert "# tiny, fine-tuned on mine (`mine.csv`)\n" in card and ", from step 10 of pretraining." in card
+    assert "# tiny, fine-tuned on mine (`data`)\n" in card and ", from step 10 of pretraining." in card
     assert transformers.pipeline("text-classification", model="out")("a good film")[0]["label"] in ("no", "yes")
     assert "the best of seeds 0: seed 0," in card
     assert re.search(r"\naccuracy [\d.]+ %  macro f1 [\d.]+ % on the development rows, .* On the test rows: accuracy [\d.]+ %", card)
