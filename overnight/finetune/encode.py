@@ -68,6 +68,8 @@ def without_tokens(tokenizer: Tokenizer, examples: Sequence[Example]) -> list[in
     # A letter or a digit of ASCII is always a token or part of one.
     texts = {place: f"{example.text_a} {example.text_b or ''}" for place, example in enumerate(examples)}
     doubtful = {place: text for place, text in texts.items() if not _PLAIN.search(text)}
+    if not doubtful:
+        return []
     encodings = tokenizer.encode_batch_fast(list(doubtful.values()), add_special_tokens=False)
     return [place for place, encoding in zip(doubtful, encodings, strict=True) if not encoding.ids]
 

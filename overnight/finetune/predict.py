@@ -100,7 +100,8 @@ class Trained:
         examples, on_cpu = EncodedExamples([s.ids for s in sequences], segments, {}), self.device.type == "cpu"
         for index in by_tokens([len(s.ids) for s in sequences], _CPU_TOKENS if on_cpu else _GPU_TOKENS):
             batch = examples.batch(index)
-            yield index, filled_up(batch, self.vocabulary.pad) if on_cpu else batch.to(self.device)
+            fills = on_cpu and self.network.encoder.native is None  # forward.c has one kernel for all shapes
+            yield index, filled_up(batch, self.vocabulary.pad) if fills else batch.to(self.device)
             if on_cpu:
                 give_memory_back(len(batch.ids_N))
 
@@ -121,6 +122,8 @@ def at_work(network: nn.Module, precision: str, device: torch.device) -> Any:
             # Classifier.forward multiplies in fp32 what is one number.
             number = isinstance(network, Classifier) and module is network.head and module.out_features == 1
             module.to(torch.float32 if number else DTYPES[precision]).pack()
+    encoder: Any = network.encoder
+    encoder.call_natively()
     return network
 
 

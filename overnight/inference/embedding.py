@@ -6,14 +6,13 @@ Shapes: n texts, N tokens of a flat batch, S sequences of it, D width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from overnight.batches.packing import Batch, moved
+from overnight.batches.packing import moved
 from overnight.engine.finite import finite_outputs
 from overnight.errors import ConfigError, DataError
 from overnight.finetune.encode import encode_examples
@@ -72,7 +71,8 @@ def embed_texts(model: Trained, texts: Sequence[str], pooling: str, layer: int, 
     encoded = encode_examples(model.tokenizer, model.vocabulary, [Example("", text, None, None) for text in texts], model.longest)
     out = np.empty((len(texts), model.network.encoder.word.weight.shape[1]), np.float32)
     for index, batch in model.batches(encoded):
-        hidden_ND = _hidden(model, batch, number).float()
+        depth = number if number < len(model.network.encoder.layers) else None  # behind the last one also the last norm
+        hidden_ND = model.network.encoder(batch, model.dtype, depth=depth).float()
         if pooling == "first":
             vectors_SD = first_tokens(hidden_ND, batch)
         else:
@@ -82,22 +82,3 @@ def embed_texts(model: Trained, texts: Sequence[str], pooling: str, layer: int, 
             vectors_SD = torch.nn.functional.normalize(vectors_SD, dim=-1)
         out[index] = finite_outputs(vectors_SD.cpu().numpy()[: len(index)])
     return out
-
-
-def _hidden(model: Trained, batch: Batch, number: int) -> Tensor:
-    """Return the hidden states (N, D) behind layer `number`; behind the last one what the encoder returns, its last norm included."""
-    encoder = model.network.encoder
-    if number == len(encoder.layers):
-        hidden_ND: Tensor = encoder(batch, model.dtype)
-        return hidden_ND
-    kept: list[Tensor] = []
-
-    def keep(layer: Any, inputs: tuple[Any, ...]) -> None:
-        kept.append(inputs[0])
-
-    handle = encoder.layers[number].register_forward_pre_hook(keep)
-    try:
-        encoder(batch, model.dtype)
-    finally:
-        handle.remove()
-    return kept[0]

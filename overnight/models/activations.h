@@ -42,3 +42,11 @@ static inline float exp_(float x) {
     union { uint32_t bits; float value; } two = {(uint32_t)((int32_t)n + 127) << 23};
     return x < -87.0f ? 0.0f : x == x ? two.value * p : x;
 }
+
+/* The normal distribution function to 8e-8 (Abramowitz and Stegun 7.1.26), and e^(-x²/2). */
+static inline float normal(float x, float *bell) {
+    float z = fabsf(x) * 0.70710678f, e = exp_(-z * z), t = 1.0f / (1.0f + 0.3275911f * z);
+    float tail = 0.5f * e * t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+    *bell = e;
+    return x < 0 ? tail : 1.0f - tail;
+}

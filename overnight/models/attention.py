@@ -62,6 +62,16 @@ def angles(positions_N: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor
     return turns.cos(), turns.sin()
 
 
+def angle_table(length: int, size: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Return :func:`angles` of at least so many places from 0 on, on the CPU; they are kept."""
+    return _angle_table(1 << (length - 1).bit_length(), size, theta)
+
+
+@functools.lru_cache(maxsize=32)
+def _angle_table(length: int, size: int, theta: float) -> tuple[Tensor, Tensor]:
+    return angles(torch.arange(length, device="cpu"), size, theta)
+
+
 def rotate(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:
     """Return queries and keys turned by the angles of their positions, first half of a head's dimensions with second half; values as they are.
 

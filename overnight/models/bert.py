@@ -17,9 +17,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from overnight.batches.packing import Batch
 from overnight.config import BertConfig
 from overnight.models.attention import Layout, attention, layout
+from overnight.models.forward_native import NativeEncoder, View
 from overnight.models.fused_layer import fused_embedding, fused_layer, why_not
 from overnight.models.int8 import Int8Weight, int8_product, quantized
-from overnight.models.layers import _onednn_linear, dropout, eager_cpu, layer_norm, linear, packed, packed_product, rows
+from overnight.models.layers import _onednn_linear, dropout, eager_cpu, layer_norm, linear, packed, packed_product, rows, unpacked
 from overnight.models.vocabulary_loss import TiedGradient, tied_rows, vocabulary_loss
 
 # Logits of the padding rows of the vocabulary: exp(-1e4) is exactly 0 in fp32, and so is their gradient.
@@ -50,7 +51,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is not None:
-            return packed_product(x, self.packed, self.bias)
+            return packed_product(x, self.packed, self.bias, self.out_features)
         if self.in_8_bits is not None:
             return int8_product(x, self.in_8_bits)
         return linear(x, self.weight, self.bias)
@@ -67,8 +68,8 @@ class Linear(nn.Linear):
         self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made of: the weight as it was, since its layout belongs to this process and cannot be copied."""
-        return self.__dict__ | ({} if self.packed is None else {"packed": self.packed.to_dense()})
+        """Return what a copy is made of: the weight as it was, since its layout belongs to this processor."""
+        return self.__dict__ | ({} if self.packed is None else {"packed": unpacked(self.packed, self.out_features, self.in_features)})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -136,6 +137,14 @@ class EncoderLayers(nn.Module):
     """What all encoders can do with their `layers`."""
 
     layers: nn.ModuleList
+    native: NativeEncoder | None = None
+    """What computes all of it in one call, of a network that is trained no more and whose weights are laid out for that."""
+
+    def call_natively(self) -> None:
+        """Compute all of it in one call from now on, where the weights are laid out for that."""
+        first: Any = self.layers[0]
+        if first.qkv.packed is not None and not first.qkv.packed.is_mkldnn:
+            self.native = NativeEncoder(self)
 
     def compile_layers(self) -> None:
         """Compile the layers with torch.compile: nearly all of the work, once for all numbers of tokens, sequences and lengths."""
@@ -220,15 +229,21 @@ class Encoder(EncoderLayers):
         x_ND = words_ND + self.position(batch.positions_N) + self.segment(batch.segments_N)
         return dropout(self.norm(x_ND).to(dtype), self.dropout, self.training)
 
-    def forward(self, batch: Batch, dtype: torch.dtype = torch.float32, tied: TiedGradient | None = None) -> Tensor:
+    def forward(
+        self, batch: Batch, dtype: torch.dtype = torch.float32, tied: TiedGradient | None = None, depth: int | None = None
+    ) -> Tensor:
         """Return hidden states (N, D) of a flat batch, in `dtype`, the type of all matrix products and activations.
 
         Args:
             tied: in which a decoder leaves its gradient of the words.
+            depth: behind how many layers; None is all.
         """
+        layers = self.layers[:depth]
+        if self.native is not None:
+            return self.native(batch, [View(after=0 if batch.causal else -1)] * len(layers), last_norm=False)
         where = layout(batch, self.attention_dropout if self.training else 0.0, dtype, size=self.head_size)
         x_ND = self.embedded(batch, dtype, tied)
-        for layer in self.layers:
+        for layer in layers:
             x_ND = layer(x_ND, where)
         return x_ND
 

@@ -18,14 +18,6 @@
 
 #include "activations.h"
 
-/* The normal distribution function to 8e-8 (Abramowitz and Stegun 7.1.26), and e^(-x²/2). */
-static inline float normal(float x, float *bell) {
-    float z = fabsf(x) * 0.70710678f, e = exp_(-z * z), t = 1.0f / (1.0f + 0.3275911f * z);
-    float tail = 0.5f * e * t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
-    *bell = e;
-    return x < 0 ? tail : 1.0f - tail;
-}
-
 /* out = x kept · scale, one after the other. kept: 0 or 1 for each of n numbers. */
 void dropout(long n, float scale, const uint8_t *kept, const STORE *x, STORE *out) {
     ROWS for (long at = 0; at < n; at += STRETCH) {

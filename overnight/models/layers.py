@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from overnight.models import encoder_native
+from overnight.models import encoder_native, forward_native
 from overnight.models.weight_copies import copy_of
 
 try:  # The kernel that torch.compile's CPU backend calls; absent from builds without oneDNN.
@@ -49,10 +49,12 @@ def _onednn_16_bits(dtype: torch.dtype) -> bool:
 
 
 def packed(weight: Tensor) -> Tensor | None:
-    """Return a weight (out, in) as oneDNN lays it out for its products, which it else does in each of them; None where it is not asked to multiply.
+    """Return a weight (out, in) as it is laid out for its products, which else happens in each of them; None where nothing is gained by it.
 
-    The layout is that for many rows, the best from 8 of them up.
+    Of fp32 in the panels of forward.c, else as oneDNN does it for many rows, the best from 8 of them up.
     """
+    if forward_native.takes(weight):
+        return forward_native.panels(weight)
     if weight.device.type != "cpu" or _onednn_linear is None:
         return None
     if weight.dtype == torch.float32 or _onednn_16_bits(weight.dtype):
@@ -60,15 +62,23 @@ def packed(weight: Tensor) -> Tensor | None:
     return None
 
 
-def packed_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+def packed_product(x: Tensor, w: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
     """Return x @ w.T + bias, without gradients.
 
     Args:
         x: (N, in).
         w: of :func:`packed`, in the type of x.
         bias: (out), in the type of x.
+        outputs: out.
     """
+    if not w.is_mkldnn:
+        return forward_native.linear(x, w, bias, outputs)
     return _onednn_linear(x.contiguous(), w, bias, "none", [], "")  # type: ignore[misc, no-any-return]
+
+
+def unpacked(w: Tensor, outputs: int, inputs: int) -> Tensor:
+    """Return the weight (out, in) that :func:`packed` has laid out."""
+    return w.to_dense() if w.is_mkldnn else forward_native.linear(torch.eye(inputs), w, None, outputs).t().contiguous()
 
 
 @functools.cache

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from overnight.batches.packing import IGNORED, MATCH_CLASSES, Batch, moved
 from overnight.config import ModernBertConfig
-from overnight.models.attention import Layout, angles, attention, layout
+from overnight.models.attention import Layout, angle_table, angles, attention, layout
 from overnight.models.bert import Embedding, EncoderLayer, EncoderLayers, Linear, MaskedLMHead, Norm, first_tokens, padded_vocabulary
+from overnight.models.forward_native import View
 from overnight.models.layers import dropout, eager_cpu, gated_gelu, linear
 from overnight.models.vocabulary_loss import TiedGradient, tied_rows, vocabulary_loss
 
@@ -74,12 +75,17 @@ class ModernEncoder(EncoderLayers):
         self.layers = nn.ModuleList(ModernLayer(model, number) for number in range(model.num_layers))
         self.final_norm = Norm(model.hidden_size, bias=False, eps=EPS)
 
-    def forward(self, batch: Batch, dtype: torch.dtype = torch.float32, tied: TiedGradient | None = None) -> Tensor:
+    def forward(
+        self, batch: Batch, dtype: torch.dtype = torch.float32, tied: TiedGradient | None = None, depth: int | None = None
+    ) -> Tensor:
         """Return hidden states (N, D) of a flat batch, in `dtype`, the type of all matrix products and activations.
 
         Args:
             tied: in which a decoder leaves its gradient of the words, on a CPU.
+            depth: behind how many layers, without the final norm; None is all.
         """
+        if self.native is not None:
+            return self.native(batch, self._views(batch)[:depth], last_norm=depth is None)
         model = self.model
         size = model.hidden_size // model.num_heads
         whole = layout(batch, 0.0, dtype, size=size), *angles(batch.positions_N, size, model.rope_theta)
@@ -88,9 +94,17 @@ class ModernEncoder(EncoderLayers):
             near = layout(batch, 0.0, dtype, model.local_attention // 2, size), *angles(batch.positions_N, size, model.local_rope_theta)
         words_ND = self.word(batch.ids_N) if tied is None else tied_rows(batch.ids_N, self.word.weight, tied)
         x_ND = dropout(self.norm(words_ND).to(dtype), model.dropout, self.training)
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self.layers[:depth]):
             x_ND = layer(x_ND, *(near if is_local(model, number) else whole))
-        return self.final_norm(x_ND)
+        return self.final_norm(x_ND) if depth is None else x_ND
+
+    def _views(self, batch: Batch) -> list[View]:
+        """Return how each layer sees the sequences."""
+        model, longest, reach = self.model, max(batch.lengths), self.model.local_attention // 2
+        size = model.hidden_size // model.num_heads
+        whole = View(-1, 0 if batch.causal else -1, angle_table(longest, size, model.rope_theta))
+        near = View(reach, 0 if batch.causal else reach, angle_table(longest, size, model.local_rope_theta))
+        return [near if is_local(model, number) else whole for number in range(len(self.layers))]
 
 
 class PredictionHead(nn.Module):
