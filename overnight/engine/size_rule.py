@@ -232,7 +232,7 @@ def memory_of(run: BertRun) -> float:
     state = _STATE_BYTES * (layer_parameters(model) + rows * model.hidden_size)
     most = 0.0
     for phase in run.phases.values():
-        tokens = min(phase.micro_batch_size or usual_micro_batch(phase), phase.global_batch_size) * phase.seq_len
+        tokens = min(phase.micro_batch_size or usual_micro_batch(phase), phase.global_batch_size) * expected_lengths(phase).mean
         pairs = 4 * tokens * phase.seq_len * (model.hidden_size // HEAD)
         predicted = tokens * (phase.mlm_probability if phase.objective == "masked" else 1.0)
         most = max(most, model.num_layers * (_ACTIVATION_BYTES * tokens * model.hidden_size + pairs) + 6 * predicted * rows)
