@@ -154,7 +154,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if getattr(options, "to", None) == "":  # an empty variable of a shell; as a path it is the working folder
         raise ConfigError("--to = '': name what to write")
-    if getattr(options, "source", None) in ("", "hf:"):
+    if options.command != "data" and getattr(options, "source", None) in ("", "hf:"):  # the `source` of `data look` is another
         raise ConfigError(f"--from = {options.source!r}: name a run folder, or what else `overnight {options.command} --help` says")
     return options, _overrides(rest)
 

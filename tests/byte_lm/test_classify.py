@@ -166,7 +166,7 @@ def test_the_command_answers_for_an_exported_model(folder: Path, tmp_path: Path,
     good, broken, other = map(json.loads, capsys.readouterr().out.splitlines())
     assert "label" in good and other["id"] == "x" and broken["id"] == "2" and "in.jsonl:2: is not JSON" in broken["error"]
     assert main(["predict", "mine", "--from", str(tmp_path), "--input", str(table)]) == 2
-    assert "is neither a run folder" in capsys.readouterr().err
+    assert "holds no model; name a run folder" in capsys.readouterr().err
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     assert main(["predict", "mask", "--from", str(tmp_path)]) == 1
     assert "has no model.safetensors; name a folder that transformers' save_pretrained wrote" in capsys.readouterr().err
