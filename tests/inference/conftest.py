@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import shutil
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,6 +13,7 @@ from overnight import config
 from overnight.config import BertRun, Run
 from overnight.console import Line
 from overnight.finetune.finetune import finetune
+from tests.inference.serving import start
 
 
 @pytest.fixture(scope="package")
@@ -29,3 +31,11 @@ def trained_run(pretrained: Run, tmp_path_factory: pytest.TempPathFactory) -> Be
     (folder / "run" / "run.yaml").write_text(config.run_yaml(result))
     finetune(result, "classes", Line(io.StringIO()))
     return result
+
+
+@pytest.fixture(scope="module")
+def port(trained_run: BertRun) -> Iterator[int]:
+    """The port of a server of its task, with small limits."""
+    process, number = start(trained_run, "--max-bytes=2000", "--max-texts=4", task="classes")
+    with process:
+        yield number

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,13 +20,6 @@ from overnight.inference.connections import Server, connection, listen
 from tests.inference.serving import HEAD, ask, rest, sent, start
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def port(trained_run: BertRun) -> Iterator[int]:
-    process, number = start(trained_run, "--max-bytes=2000", "--max-texts=4", task="classes")
-    with process:
-        yield number
 
 
 def test_a_body_without_a_length_is_measured(port: int) -> None:

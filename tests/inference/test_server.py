@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,13 +25,6 @@ from tests.conftest import ROOT
 from tests.inference.serving import ask, sent, start
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def port(trained_run: BertRun) -> Iterator[int]:
-    process, number = start(trained_run, "--max-bytes=2000", "--max-texts=4", task="classes")
-    with process:
-        yield number
 
 
 def test_unknown_paths_and_methods_are_answered_in_json(port: int) -> None:
