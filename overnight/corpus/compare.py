@@ -156,7 +156,7 @@ def _rows(prepared: Prepared, entry: ShardEntry) -> Any:
 
 
 def _name_keys(prepared: Prepared, entry: ShardEntry) -> np.ndarray:
-    return np.array([xxhash.xxh3_64_intdigest(name) for name in _rows(prepared, entry).names.to_pylist()], np.uint64)
+    return np.array([xxhash.xxh3_64_intdigest(name.encode()) for name in _rows(prepared, entry).names.to_pylist()], np.uint64)
 
 
 def _token_keys(prepared: Prepared, entry: ShardEntry) -> np.ndarray:
@@ -169,7 +169,7 @@ def _text_keys(prepared: Prepared, entry: ShardEntry) -> np.ndarray:
     shard, _ = prepared.open(entry)
     bounds = shard.sentence_starts[shard.document_sentences].tolist()
     texts = (prepared.decoder.text(shard.tokens[start:end]) for start, end in pairwise(bounds))
-    return np.array([xxhash.xxh3_64_intdigest("".join(text.lower().split())) for text in texts], np.uint64)
+    return np.array([xxhash.xxh3_64_intdigest("".join(text.lower().split()).encode()) for text in texts], np.uint64)
 
 
 def _records(prepared: Prepared, keys: Keys, flags: dict[str, np.ndarray] | None) -> Iterator[np.ndarray]:

@@ -56,7 +56,7 @@ class WordCounts:
 
     def hashes(self) -> np.ndarray:
         """Return a hash of each word: uint64 [W]."""
-        return np.array([xxhash.xxh3_64_intdigest(word) for word in self.words.to_pylist()], np.uint64)
+        return np.array([xxhash.xxh3_64_intdigest(word.encode()) for word in self.words.to_pylist()], np.uint64)
 
 
 class WordCounter:
