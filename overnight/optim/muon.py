@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from overnight.optim import muon_stacks
 from overnight.optim.layerwise import Params
 from overnight.optim.state import check_shapes, fits, is_amount, laid_out, load, same_counts, saved_states, state_dtype
 
@@ -108,6 +109,10 @@ class Muon(torch.optim.Optimizer):
             groups = [group for group in self.param_groups if group["muon"] == muon]
             part.param_groups = [{**group, "params": [masters.get(p, p) for p in group["params"]]} for group in groups]
             part.state = defaultdict(dict, {masters.get(p, p): state for p, state in states.items()})
+            if muon and all(map(muon_stacks.takes, part.param_groups)):
+                for group in part.param_groups:
+                    muon_stacks.step(group, part.state)
+                continue
             if not muon:
                 for group in part.param_groups:
                     group["fused"] = all(_contiguous(p, part.state[p]) for p in group["params"] if p.grad is not None)

@@ -9,14 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Of these nothing need be asked that only others have, which takes Python longer than everything else about a small tensor.
+_PLAIN = (Tensor, torch.nn.Parameter)
+
 
 def state_dtype(p: Tensor) -> torch.dtype:
     """Return the type of the state of a parameter: float32, and float64 for float64."""
     return torch.float64 if p.dtype == torch.float64 else torch.float32
 
 
+def is_plain(x: Tensor) -> bool:
+    """Return whether a tensor is whole in this process, not sharded over several."""
+    return type(x) in _PLAIN or not hasattr(x, "device_mesh")
+
+
 def local(x: Tensor) -> Tensor:
     """Return this process's part of a sharded tensor; any other tensor as it is."""
+    if type(x) in _PLAIN:
+        return x
     part: Tensor = x.to_local() if hasattr(x, "to_local") else x
     return part
 

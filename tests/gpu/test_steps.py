@@ -32,6 +32,12 @@ STEPPED = {
     "muon": {},
 }
 """Launches of the optimizer in a step: the norms of the gradients of each group, and where there is a trust ratio (not of vectors) two more."""
+NORMS = {"_foreach_norm.Scalar", "_foreach_add_.Scalar"}
+LISTS = {
+    "adamw": {*NORMS, "_fused_adamw_"},
+    "muon": {*NORMS, "_fused_adamw_", "_foreach_lerp_.Scalar", "_foreach_lerp.Scalar", "_foreach_mul_.Scalar", "_foreach_add_.List"},
+}
+"""What goes through lists of tensors; the other optimizers take none."""
 
 
 WAITS = {
@@ -103,7 +109,7 @@ def test_attention_takes_the_operator_that_was_meant_once_or_with_recomputation_
 
 
 @needs_triton
-def test_lamb_lans_and_lars_are_stepped_by_kernels_and_by_no_list_of_their_parameters(steps: Any) -> None:
+def test_lamb_lans_and_lars_are_stepped_by_kernels_and_by_no_list_and_muon_by_lists_of_all_its_matrices(steps: Any) -> None:
     for name, case in steps.items():
         optimizer = name.split(" | ")[1]
         ours = {
@@ -112,10 +118,7 @@ def test_lamb_lans_and_lars_are_stepped_by_kernels_and_by_no_list_of_their_param
             if kernel in ("_square", "_total", "_move_moments", "_move", "_lars")
         }
         assert ours == {kernel: STEPS * count for kernel, count in STEPPED[optimizer].items()}, name
-        # The one list is that of the steps counted.
-        assert set(case["lists"]) == (
-            {"_foreach_add_.List"} if STEPPED[optimizer] else {"_foreach_norm.Scalar", "_foreach_add_.Scalar", "_fused_adamw_"}
-        ), name
+        assert set(case["lists"]) == LISTS.get(optimizer, set()), name
 
 
 @needs_triton

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from overnight.optim import Lamb, Muon
+from overnight.optim import Lamb, Muon, muon_stacks
 
 
 def network(dtype: torch.dtype) -> list[Tensor]:
@@ -92,3 +92,36 @@ def test_the_state_of_another_optimizer_is_refused_and_changes_nothing(other: Ca
         ours.load_state_dict(theirs.state_dict())
     assert ours.param_groups[0]["lr"] == 0.02 and not ours.state
     step(params, ours, 1)
+
+
+def test_matrices_of_one_shape_at_once_go_where_torch_takes_each() -> None:
+    """Wide, tall and square ones, one without a gradient; on a GPU, where each would be thirty small kernels."""
+    shapes = [(64, 192), (192, 64), (64, 64), (64, 192), (192, 64), (3, 5)]
+
+    def trained(stacked: bool) -> tuple[list[Tensor], list[Tensor]]:
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+        optimizer = torch.optim.Muon(params, lr=0.01, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+        for number in range(4):
+            for p in params[: len(params) - number % 2]:
+                p.grad = torch.randn(p.shape)
+            if stacked:
+                with torch.no_grad():
+                    muon_stacks.step(optimizer.param_groups[0], optimizer.state)
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+        return [p.detach() for p in params], [optimizer.state[p]["momentum_buffer"] for p in params]
+
+    for found, wanted in zip(trained(True), trained(False), strict=True):
+        for a, b in zip(found, wanted, strict=True):
+            # The order in which a batch of products adds up may differ, in bf16.
+            torch.testing.assert_close(a, b, rtol=0, atol=2e-3)
+
+
+def test_matrices_are_taken_at_once_on_a_gpu_only_and_with_a_rate_that_is_a_number() -> None:
+    p = torch.nn.Parameter(torch.ones(2, 2))
+    p.grad = torch.ones(2, 2)
+    assert not muon_stacks.takes({"params": [p], "lr": 0.1})
+    assert muon_stacks.takes({"params": [torch.nn.Parameter(torch.ones(2, 2))], "lr": 0.1})  # without a gradient there is nothing to do
+    assert not muon_stacks.takes({"params": [], "lr": torch.tensor(0.1)})

@@ -1,0 +1,69 @@
+"""Muon's step for a GPU: all matrices of one shape at once. torch's own takes matrix after matrix, some thirty small kernels each."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overnight.optim.state import is_plain
+
+
+def takes(group: dict[str, Any]) -> bool:
+    """Return whether :func:`step` can do a group: plain tensors on a GPU (not sharded ones) with gradients as they are, and a rate that is a number."""
+    tensors = (x for p in group["params"] if p.grad is not None for x in (p, p.grad))
+    return not isinstance(group["lr"], Tensor) and all(x.device.type == "cuda" and is_plain(x) for x in tensors)
+
+
+def step(group: dict[str, Any], state: dict[Tensor, dict[str, Tensor]]) -> None:
+    """Do what torch.optim.Muon does with the matrices of a group that have a gradient, but for the order in which products add up.
+
+    Args:
+        group: as torch.optim.Muon has it, with its `adjust_lr_fn` "match_rms_adamw".
+        state: `momentum_buffer` of each matrix; made where there is none.
+    """
+    assert group["adjust_lr_fn"] == "match_rms_adamw" and group["nesterov"]
+    params = [p for p in group["params"] if p.grad is not None]
+    if not params:
+        return
+    grads = [p.grad for p in params]
+    for p in params:
+        if "momentum_buffer" not in state[p]:
+            state[p]["momentum_buffer"] = torch.zeros_like(p.grad, memory_format=torch.preserve_format)
+    buffers = [state[p]["momentum_buffer"] for p in params]
+    torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
+    updates = torch._foreach_lerp(grads, buffers, group["momentum"])
+    torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+    shapes: dict[torch.Size, list[int]] = defaultdict(list)
+    for number, p in enumerate(params):
+        shapes[p.shape].append(number)
+    for shape, numbers in shapes.items():
+        turned = orthogonalized(
+            torch.stack([updates[number] for number in numbers]), group["ns_coefficients"], group["ns_steps"], group["eps"]
+        )
+        amount = -group["lr"] * 0.2 * math.sqrt(max(shape))
+        wide = turned.to(params[numbers[0]].dtype, memory_format=torch.contiguous_format)
+        torch._foreach_add_([params[number] for number in numbers], wide.unbind(0), alpha=amount)
+
+
+def orthogonalized(updates_KAB: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """Return matrices near their orthogonal factors, in bf16, by the iteration of Newton and Schulz (Jordan et al. 2024).
+
+    Args:
+        updates_KAB: K matrices (A, B).
+        coefficients: of x, of x·xᵀ·x and of (x·xᵀ)²·x.
+        steps: iterations.
+        eps: the least norm that a matrix is divided by.
+    """
+    a, b, c = coefficients
+    tall = updates_KAB.shape[1] > updates_KAB.shape[2]
+    x = updates_KAB.bfloat16()
+    x = x.mT if tall else x
+    x = x / x.flatten(1).norm(dim=1).clamp(min=eps)[:, None, None]
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
