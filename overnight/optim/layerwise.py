@@ -21,13 +21,28 @@ from overnight.errors import first_names
 from overnight.optim import native
 from overnight.optim.batch import Batch, backend_of, buckets, groups_of, split
 from overnight.optim.offload import offloaded, on_device
-from overnight.optim.state import check, fit, fits, is_amount, laid_out, load, local, named, same_counts, saved_states, state_dtype
+from overnight.optim.state import (
+    check,
+    fit,
+    fits,
+    is_amount,
+    is_plain,
+    laid_out,
+    load,
+    local,
+    named,
+    same_counts,
+    saved_states,
+    state_dtype,
+)
 from overnight.optim.tensor_list import Tensors, total_norm
 
 # Around them torch has a wrapper for compiled code, of which they are no part here: it imports the compiler, which takes as long as importing torch.
 _add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 _zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
+# Batches whose counts of steps are kept together.
+_COUNTS = 64
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 
 
@@ -84,7 +99,9 @@ class Layerwise(torch.optim.Optimizer, ABC):
         self.max_grad_norm = max_grad_norm
         self.check_finite = check_finite
         self._stats = StepStats()
-        self._scratch: Tensor | None = None  # as a copy has them: __getstate__
+        # As a copy has them: __getstate__.
+        self._scratch: Tensor | None = None
+        self._counts: dict[int, tuple[Tensor, list[Tensor]]] = {}
         defaults = {**defaults, "maximize": maximize, "foreach": foreach, "fused": fused, "skip_zero_grad": skip_zero_grad}
         defaults |= {"capturable": capturable, "optimizer": type(self).__name__}
         super().__init__(params, defaults)  # type: ignore[arg-type]
@@ -94,6 +111,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         return {**super().__getstate__(), **{name: getattr(self, name) for name in ("max_grad_norm", "check_finite")}} | {
             "_stats": StepStats(),
             "_scratch": None,
+            "_counts": {},
         }
 
     @property
@@ -181,10 +199,12 @@ class Layerwise(torch.optim.Optimizer, ABC):
                     continue
                 if p.grad.layout != torch.strided:
                     raise RuntimeError(f"{name} has a sparse gradient: use a dense one (sparse=False), or torch.optim.SparseAdam")
-                mesh, placements = getattr(p, "device_mesh", None), getattr(p, "placements", ())
                 grad: Any = p.grad
-                if placements != getattr(grad, "placements", ()):
-                    grad = grad.redistribute(mesh, placements)
+                mesh, placements = None, ()
+                if not (is_plain(p) and is_plain(grad)):
+                    mesh, placements = getattr(p, "device_mesh", None), getattr(p, "placements", ())
+                    if placements != getattr(grad, "placements", ()):
+                        grad = grad.redistribute(mesh, placements)
                 backend = backend_of(p, grad, group)
                 key = (number, p.device, p.dtype, grad.dtype, mesh, placements, backend)
                 if key not in batches:
@@ -214,18 +234,39 @@ class Layerwise(torch.optim.Optimizer, ABC):
         # Scalars are made in float64: 1 - 0.999^t has few digits in float32.
         norms = batch.norms.double()
         live = (norms != 0).double() if group["skip_zero_grad"] else torch.ones_like(norms)
-        steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, live.to(steps[0].dtype).unbind())
+        steps = self._counted(states, live)
         scale: Tensor | float = -1.0 if group["maximize"] else 1.0
         if clip is not None:
             scale = scale * clip.to(norms.device)
-        scalars = self.scalars(group, torch.stack(steps).double(), live, norms, scale, lambda: norms_of(batch, xs))
+        scalars = self.scalars(group, steps.double(), live, norms, scale, lambda: norms_of(batch, xs))
         apply = {"native": self._apply_native, "kernels": self._apply_kernels}.get(batch.backend, self._apply)
         self._stats.ratios.append((batch.params, apply(batch, xs, moments, scalars)))
         if "master" in states[0] and batch.backend != "kernels":
             torch._foreach_copy_([local(p) for p in batch.params], xs)
         if batch.backend != "lists":  # which autograd sees: a graph that kept the old values must not go back through the new ones
             torch.autograd.graph.increment_version(batch.params)
+
+    def _counted(self, states: list[dict[str, Any]], live: Tensor) -> Tensor:
+        """Count a step of each tensor that is not left alone; returns the counts (n).
+
+        Those of a batch are views of one tensor, so that adding to them takes one kernel of a GPU instead of one for each.
+        """
+        steps = [state["step"] for state in states]
+        amount = live.to(steps[0].dtype)
+        if torch.compiler.is_compiling():
+            torch._foreach_add_(steps, amount.unbind())
+            return torch.stack(steps)
+        together, views = self._counts.get(id(steps[0]), (amount, []))
+        if len(views) != len(steps) or any(view is not step for view, step in zip(views, steps, strict=True)):
+            together = torch.stack(steps)
+            views = list(together.unbind())
+            for state, view in zip(states, views, strict=True):
+                state["step"] = view
+            if len(self._counts) >= _COUNTS:  # of batches that are no more
+                self._counts = {}
+            self._counts[id(views[0])] = together, views
+        together.add_(amount)
+        return together
 
     def _apply(self, batch: Batch, xs: list[Tensor], moments: list[list[Tensor]], scalars: Any) -> Tensor:
         """Apply the equations over lists of tensors; returns the trust ratios (n)."""
