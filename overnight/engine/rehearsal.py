@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from overnight.batches.batch_size import micro_batch, micro_batch_sizes, pad_to_multiple, usual_micro_batch
+from overnight.batches.lengths import expected_lengths
 from overnight.batches.loader import Samples
 from overnight.batches.matching import share_of_pairs
 from overnight.config import BatchWarmup, BertPhase, Phase, Run
@@ -23,8 +24,9 @@ from overnight.optim.groups import build_optimizer
 
 # Steps that are timed, after a first one: as many as take so long (s), within these.
 _SECONDS, _FEWEST, _MOST = 4.0, 4, 40
-# Sequences on a GPU, where the phase leaves them open: training takes the most that fit, and so many are enough for its speed.
-_ON_GPU = 256
+# Sequences on a GPU, where the phase leaves them open: training takes the most that fit, and so many are enough for its speed; of a small network as many as
+# keep so many numbers for the backward pass, since with fewer the GPU waits for its host.
+_ON_GPU, _NUMBERS = 256, 1 << 27
 
 
 def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.device) -> float:
@@ -40,7 +42,7 @@ def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.de
     phase = list(run.phases.values())[number]
     if isinstance(phase, BertPhase):
         phase = dataclasses.replace(phase, batch_warmup=BatchWarmup())  # what is asked for is the full batch
-    usual = _ON_GPU if device.type == "cuda" else usual_micro_batch(phase)
+    usual = _on_gpu(run, phase) if device.type == "cuda" else usual_micro_batch(phase)
     most = micro_batch(phase, phase.steps) if phase.micro_batch_size else usual
     while True:
         size = max(size for size in micro_batch_sizes(phase) if size <= most)
@@ -51,6 +53,13 @@ def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.de
                 raise
             most = size // 2  # as training does
         release(workload.model, device)
+
+
+def _on_gpu(run: Run, phase: Phase) -> int:
+    """Return the sequences of a micro-batch that is left open, on a GPU."""
+    if not isinstance(phase, BertPhase):
+        return _ON_GPU
+    return max(_ON_GPU, round(_NUMBERS / (run.model.num_layers * run.model.hidden_size * expected_lengths(phase).mean)))
 
 
 def _timed(run: Run, workload: Workload, phase: Phase, number: int, size: int, device: torch.device) -> float:

@@ -49,6 +49,8 @@ _BATCH, _BATCH_TOKENS, _BATCH_POWER, _MOST_BATCH = 16, 2.4e6, 0.47, 1024
 # Bytes of a parameter: weight, gradient and two moments, fp32. Bytes of activations a token, for each unit of width of a layer.
 _STATE_BYTES, _ACTIVATION_BYTES = 16, 60
 _NEWTON_SCHULZ = 5
+# Times the usual batch that a step may have because it waits for its host.
+_MOST_WAITING = 8
 # Bits per character that no law tells apart: where the text is exhausted, ever larger networks win by a millionth.
 _AS_GOOD = 1e-3
 
@@ -85,6 +87,8 @@ class Timed(NamedTuple):
     """Operations a token of the network that it was measured with; 0 where it was not."""
     rate: float
     """Operations a second."""
+    launch: float = 0.0
+    """Least time of a step for each layer, whatever its batch (s): of a small network a GPU waits for its host; 0 where it was not met."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,7 @@ def rate_at(flops: float, timed: Sequence[Timed]) -> float:
     known = sorted(timed)
     if flops <= known[0].flops or len(known) == 1:
         return known[0].rate
-    for (low, before), (high, after) in pairwise(known):
+    for (low, before, _), (high, after, _) in pairwise(known):
         if flops <= high:
             return before + (after - before) * (math.log(flops) - math.log(low)) / (math.log(high) - math.log(low))
     return known[-1].rate
@@ -195,19 +199,25 @@ def score(run: BertRun, shape: Shape, text: Text, timed: Sequence[Timed], second
         memory: that the machine has for it (bytes).
     """
     batch = _BATCH
-    while True:
-        here = with_shape(run, shape, batch)
-        step = step_flops(here) / rate_at(flops_per_token(here), timed)
-        steps = planned_steps(shares(here), 0, 0, max(seconds, 0.0), step)
-        tokens = float(
-            sum(sequences_before(phase, n) * expected_lengths(phase).mean for n, phase in zip(steps, here.phases.values(), strict=True))
-        )
-        if batch_of(tokens) <= batch:
-            break
+    while batch_of((found := _training(run, shape, batch, timed, seconds)).tokens) > batch:
         batch *= 2
-    assert isinstance(here.model, ModernBertConfig)
-    parameters, characters = layer_parameters(here.model), tokens * text.per_token[shape.vocabulary]
-    needs = memory_of(here)
+    usual = batch
+    assert isinstance(found.run.model, ModernBertConfig)
+    parameters, per_token = layer_parameters(found.run.model), text.per_token[shape.vocabulary]
+
+    def loss_of(training: _Training, batch: int) -> float:
+        # Tokens of a batch beyond the usual one are worth less: of the critical batch half as much as of a small one (McCandlish et al. 2018, arXiv 1812.06162).
+        read = training.tokens * per_token * 2 / (1 + batch / usual)
+        return law.loss_on(max(1.0, text.characters), parameters, max(1.0, read))
+
+    loss = loss_of(found, batch)
+    # Where steps wait for the host, more sequences come for nothing.
+    while found.waits and batch < _MOST_WAITING * usual:
+        larger = _training(run, shape, 2 * batch, timed, seconds)
+        if loss_of(larger, 2 * batch) >= loss:
+            break
+        batch, found, loss = 2 * batch, larger, loss_of(larger, 2 * batch)
+    needs = memory_of(found.run)
     refused = ""
     if needs > memory:
         refused = f"needs about {needs / 1e9:.1f} GB of memory"
@@ -215,10 +225,28 @@ def score(run: BertRun, shape: Shape, text: Text, timed: Sequence[Timed], second
         not run.data.vocab_size and shape.vocabulary > VOCABULARIES[0] and text.tokens_per_entry(shape.vocabulary) < LEAST_TOKENS_PER_ENTRY
     ):
         refused = "the text is too short for the vocabulary"
-    loss = law.loss_on(max(1.0, text.characters), parameters, max(1.0, characters))
-    first = next(iter(here.phases.values()))
+    first, characters = next(iter(found.run.phases.values())), found.tokens * per_token
     epochs = characters / max(1.0, text.characters)
-    return Score(*shape, parameters, batch, first.global_batch_size, step, sum(steps), tokens, epochs, needs, loss, refused)
+    return Score(*shape, parameters, batch, first.global_batch_size, found.step, found.steps, found.tokens, epochs, needs, loss, refused)
+
+
+class _Training(NamedTuple):
+    run: BertRun
+    step: float
+    """Of the first phase (s)."""
+    steps: int
+    tokens: float
+    waits: bool
+    """Whether a step waits for its host, so that it takes no longer with more sequences."""
+
+
+def _training(run: BertRun, shape: Shape, batch: int, timed: Sequence[Timed], seconds: float) -> _Training:
+    here = with_shape(run, shape, batch)
+    works, launched = step_flops(here) / rate_at(flops_per_token(here), timed), shape.layers * max(one.launch for one in timed)
+    step = max(works, launched)
+    steps = planned_steps(shares(here), 0, 0, max(seconds, 0.0), step)
+    tokens = sum(sequences_before(phase, n) * expected_lengths(phase).mean for n, phase in zip(steps, here.phases.values(), strict=True))
+    return _Training(here, step, sum(steps), float(tokens), launched > works)
 
 
 def memory_of(run: BertRun) -> float:

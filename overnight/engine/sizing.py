@@ -7,6 +7,7 @@ the best size and one below it are timed, and the choice is made anew. A text th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ from overnight.models.flops import device_peak
 _REACHED = 0.35
 # Networks that are timed at most: each takes some seconds, on a GPU that compiles some more.
 _TIMED = 4
+# A batch so many times larger is timed too, on a GPU, and tells that the GPU waits for its host where its step takes less than so much of as many times longer.
+_LARGER, _WAITED = 4, 0.6
 # What text of an archive has more bytes than the archive, and the documentation inside Python (bytes): for a first estimate.
 _UNPACKED, _BUILTIN = 3.5, 12e6
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".tgz", ".zip")
@@ -171,14 +174,33 @@ def timed_choice(run: BertRun, log: Callable[[str], None], after: Callable[[Bert
 
 def _time(run: BertRun, score: Score, device: torch.device, log: Callable[[str], None]) -> tuple[dict[str, float], Timed]:
     """Return how long a step of a candidate takes, and the rate that it means; nothing is kept."""
+    sized, seconds = _step(run, score, device, log)
+    rate, launch = step_flops(sized) / seconds, 0.0
+    fact = {"layers": score.layers, "width": score.width, "batch": score.sequences, "seconds": seconds, "flops_per_second": rate}
+    if device.type == "cuda" and _is_open_batch(run):
+        # Of a small network a GPU waits for its host, and a larger batch takes no longer: then it is the larger one that tells the rate.
+        larger = dataclasses.replace(score, batch=_LARGER * score.batch, sequences=_LARGER * score.sequences)
+        with contextlib.suppress(OutOfMemory):
+            sized, longer = _step(run, larger, device, log)
+            if longer < _WAITED * _LARGER * seconds:
+                rate, launch = step_flops(sized) / longer, seconds / score.layers
+                fact |= {"larger": larger.sequences, "seconds_of_larger": longer, "flops_per_second": rate}
+    return fact, Timed(flops_per_token(sized), rate, launch)
+
+
+def _is_open_batch(run: BertRun) -> bool:
+    """Return whether the batch of the first phase is still to be chosen."""
+    return not next(iter(run.phases.values())).global_batch_size
+
+
+def _step(run: BertRun, score: Score, device: torch.device, log: Callable[[str], None]) -> tuple[BertRun, float]:
+    """Return a run with the sizes of a candidate, and how long its step takes (s)."""
     sized = with_sizes(run, score)
     with TemporaryDirectory() as folder:
         aside = dataclasses.replace(with_data(sized), out=str(Path(folder)))
         seconds = seconds_per_step(aside, build_workload(aside, World(device=device)), 0, device)
     log(f"model.size auto: a step of {score.shape} and {score.sequences} sequences takes {seconds_text(seconds)}")
-    rate = step_flops(sized) / seconds
-    fact = {"layers": score.layers, "width": score.width, "batch": score.sequences, "seconds": seconds, "flops_per_second": rate}
-    return fact, Timed(flops_per_token(sized), rate)
+    return sized, seconds
 
 
 def _below(scores: Sequence[Score], chosen: Score) -> list[Score]:

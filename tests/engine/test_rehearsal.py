@@ -52,12 +52,15 @@ def test_a_network_of_which_not_one_sequence_fits_is_not_timed(tiny: Callable[..
     assert sizes == [4, 2, 1]
 
 
-@pytest.mark.parametrize(("device", "asked", "timed"), [("cpu", 0, 32), ("cuda", 0, 256), ("cuda", 64, 64)])
-def test_an_open_micro_batch_is_timed_with_more_sequences_on_a_gpu(
-    device: str, asked: int, timed: int, tiny: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("device", "asked", "width", "timed"),
+    [("cpu", 0, 32, 32), ("cuda", 0, 32, 1024), ("cuda", 0, 8192, 512), ("cuda", 0, 1 << 16, 256), ("cuda", 64, 32, 64)],
+)
+def test_an_open_micro_batch_is_timed_with_more_sequences_on_a_gpu_and_with_more_of_them_in_a_small_network(
+    device: str, asked: int, width: int, timed: int, tiny: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
     monkeypatch.setattr(rehearsal, "_timed", lambda run, workload, phase, number, size, device: sizes.append(size) or 1.0)
-    run = tiny(**{"phases.short.global_batch_size": 512, "phases.short.micro_batch_size": asked})
+    run = tiny(**{"phases.short.global_batch_size": 1024, "phases.short.micro_batch_size": asked, "model.hidden_size": width})
     assert rehearsal.seconds_per_step(run, None, 0, torch.device(device)) == 1.0  # type: ignore[arg-type]
     assert sizes == [timed]

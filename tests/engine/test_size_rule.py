@@ -147,6 +147,19 @@ def test_the_rate_lies_between_those_that_were_timed() -> None:
     assert rate_at(1e7, timed[:1]) == 4e11
 
 
+def test_where_steps_wait_for_the_host_the_batch_is_larger_and_the_loss_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that could do 3e14 operations a second, whose host takes 3 ms to launch a layer, for five minutes."""
+    free, waiting = Timed(0.0, 3e14), Timed(0.0, 3e14, launch=3e-3)
+    fast, slow = (chosen(recipe(), hours=1 / 12, timed=(one,)) for one in (free, waiting))
+    assert slow.batch > batch_of(slow.tokens) and fast.batch == batch_of(fast.tokens)
+    assert slow.seconds_per_step >= 3e-3 * slow.layers and slow.loss > fast.loss
+    # In a night the network is so large that nothing waits.
+    assert chosen(recipe(), timed=(free,)) == chosen(recipe(), timed=(waiting,))
+    monkeypatch.setattr("overnight.engine.size_rule._MOST_WAITING", 1)
+    usual = chosen(recipe(), hours=1 / 12, timed=(waiting,))
+    assert usual.batch == batch_of(usual.tokens) and usual.loss > slow.loss + 0.01
+
+
 @given(st.floats(1, 1e12), st.floats(1, 1e12), st.floats(1, 1e12))
 def test_repeated_text_is_worth_less_than_new_text_and_never_less_than_before(unique: float, a: float, b: float) -> None:
     (low, high), slack = sorted((a, b)), 1 + 1e-9

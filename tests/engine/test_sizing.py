@@ -50,6 +50,8 @@ class Machine:
     """Layers and width of what was timed."""
     fails_above: int = 1 << 60
     """Width from which on memory runs out."""
+    launch: float = 0.0
+    """Least time of a step for each layer (s)."""
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         fake.timed.append((run.model.num_layers, run.model.hidden_size))
         if run.model.hidden_size > fake.fails_above:
             raise OutOfMemory("no memory")
-        return step_flops(run) / fake.rate
+        return max(step_flops(run) / fake.rate, fake.launch * run.model.num_layers)
 
     monkeypatch.setattr(sizing, "seconds_per_step", seconds)
     monkeypatch.setattr(sizing, "build_workload", lambda run, world: None)
@@ -118,6 +120,24 @@ def test_a_slower_machine_gets_a_smaller_network(recipe: Path, machine: Machine,
         machine.rate = rate
         sizes.append(size_of(settle_sizes(load(recipe, f"out={tmp_path / f'{rate:g}'}", "budget=1h"), quiet)))
     assert sizes[0][1] > sizes[1][1] == 128
+
+
+def test_a_gpu_that_waits_for_its_host_is_timed_with_a_larger_batch(
+    recipe: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sizing, "set_up_machine", lambda run: torch.device("cuda"))
+    machine.rate, machine.launch = 1e14, 3e-3
+    choice = timed_choice(load(recipe, "budget=10m"), quiet, lambda run: 0.0)
+    first = choice.timed[0]
+    assert first["larger"] == 4 * first["batch"] and first["seconds_of_larger"] < 0.6 * 4 * first["seconds"]
+    assert first["flops_per_second"] <= machine.rate * (1 + 1e-9)
+    assert choice.chosen.seconds_per_step >= machine.launch * choice.chosen.layers
+    # One whose steps take longer with more sequences keeps the usual batch, and so does a batch that the recipe gives.
+    machine.rate, machine.launch = 1e12, 0.0
+    assert "larger" not in timed_choice(load(recipe, "budget=10m"), quiet, lambda run: 0.0).timed[0]
+    machine.rate, machine.launch = 1e14, 3e-3
+    given = timed_choice(load(recipe, "budget=10m", "phases.short.global_batch_size=64"), quiet, lambda run: 0.0)
+    assert "larger" not in given.timed[0] and given.chosen.sequences == 64
 
 
 def test_what_follows_pretraining_takes_from_the_time(recipe: Path, machine: Machine) -> None:
