@@ -19,9 +19,20 @@ from overnight.batches.packing import Batch
 from overnight.bench import optim
 from overnight.bench.gates import GATES
 from overnight.bench.measure import Row, measure, print_result, rate_row, result, time_row
-from overnight.bench.sizes import DTYPES, MODELS, VOCABULARY, fitting, full_batch, sequence_flops, set_up_layers, sixteen_bits
-from overnight.config import LambConfig
-from overnight.models.bert import BertForPretraining
+from overnight.bench.sizes import (
+    DTYPES,
+    MODELS,
+    MODERN_MODELS,
+    VOCABULARY,
+    fitting,
+    full_batch,
+    sequence_flops,
+    set_up_layers,
+    sixteen_bits,
+)
+from overnight.config import LambConfig, MuonConfig
+from overnight.models.encoders import MaskedLM, masked_lm
+from overnight.models.weight_copies import kept_copies
 from overnight.optim.batch import why_lists
 from overnight.optim.groups import build_optimizer
 from overnight.run_dir.atomic import write_json
@@ -58,10 +69,12 @@ CASES = [
     Case("bert-large", 512, 64, 0.1, mean=250),
     Case("bert-large", 512, 32, 0.1),
     Case("bert-base", 512, 64, 0.1),
+    Case("night-gpu", 128, 256),
+    Case("night-gpu", 512, 64, mean=250),
     Case("bert-large", 128, 128),
     Case("bert-base", 128, 256),
 ]
-TINY = [Case("bert-tiny", 32, 4), Case("bert-tiny", 32, 4, 0.1), Case("bert-tiny", 32, 4, 0.1, mean=20)]
+TINY = [Case("bert-tiny", 32, 4), Case("bert-tiny", 32, 4, 0.1), Case("bert-tiny", 32, 4, 0.1, mean=20), Case("modernbert-tiny", 32, 4)]
 # The byte model as published: windows of 256 bytes of 256 streams.
 BYTES = (4096, 256, 256, "bf16", 10)
 # Micro-batches of a step: the optimizer's part of it is that of a large batch, not of a small one.
@@ -149,20 +162,25 @@ def given_batch(case: Case) -> Batch:
 
 
 def train_rows(case: Case, peak: float, device: torch.device, tiny: bool) -> list[Row]:
-    """Return sequences a second, share of the measured matrix peak, and peak memory of whole steps with LAMB, which clips by itself."""
-    model, dtype = replace(MODELS[case.model], attention_dropout=case.attention_dropout), DTYPES[case.precision]
+    """Return sequences a second, share of the measured matrix peak, and peak memory of whole steps as the recipes take them: of BERT with LAMB, of ModernBERT with Muon."""
+    dtype, is_bert = DTYPES[case.precision], case.model in MODELS
+    model = replace(MODELS[case.model], attention_dropout=case.attention_dropout) if is_bert else MODERN_MODELS[case.model]
     torch.manual_seed(0)
-    net = BertForPretraining(model, VOCABULARY).to(device)
+    net = masked_lm(model, VOCABULARY, nsp=is_bert).to(device)
     batch, accumulated = given_batch(case), 2 if tiny else ACCUMULATED
     lengths, batch = batch.lengths, batch.to(device)
-    optimizer = build_optimizer(net, LambConfig())
+    optim = LambConfig() if is_bert else MuonConfig()
+    optimizer, targets = build_optimizer(net, optim), {"mlm": len(batch.targets["mlm"]), "nsp": case.sequences}
     if not tiny:
         set_up_layers(net.encoder, device, dtype)
 
     def step() -> None:
-        for _ in range(accumulated):
-            found, _ = net.losses(batch, dtype)
-            (found["mlm"] / len(batch.targets["mlm"]) + found["nsp"] / case.sequences).backward()
+        with kept_copies():
+            for _ in range(accumulated):
+                found, _ = net.losses(batch, dtype)
+                torch.stack([loss / targets[name] for name, loss in found.items()]).sum().backward()
+        if not is_bert:  # LAMB clips by itself
+            torch.nn.utils.clip_grad_norm_(net.parameters(), optim.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -192,7 +210,7 @@ def byte_rows(sizes: tuple[int, int, int, str, int], peak: float, device: torch.
     return [row, Row(f"mLSTM {case.name}, of the product ceiling", 100 * row.value * mlstm.flops(case) / 1e12 / peak, "%")]
 
 
-def head_row(case: Case, net: BertForPretraining, batch: Batch, device: torch.device, tiny: bool) -> Row:
+def head_row(case: Case, net: MaskedLM, batch: Batch, device: torch.device, tiny: bool) -> Row:
     """Return the vocabulary head alone, forward: at the predicted positions, and at all as the peer."""
     hidden = torch.randn(len(batch.ids_N), net.encoder.norm.weight.numel(), device=device, dtype=DTYPES[case.precision])
     some = hidden[: len(batch.targets["mlm"])].contiguous()

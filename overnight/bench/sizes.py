@@ -28,6 +28,7 @@ MODELS = {
     "bert-tiny": BertConfig(num_layers=2, hidden_size=64, num_heads=2),
 }
 MODERN_MODELS = {
+    "night-gpu": ModernBertConfig(num_layers=12),
     "modernbert-mini": ModernBertConfig(num_layers=4, hidden_size=256, num_heads=4),
     "modernbert-tiny": ModernBertConfig(num_layers=2, hidden_size=64, num_heads=2),
 }
