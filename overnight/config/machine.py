@@ -19,7 +19,7 @@ class Compute:
     torch_compile: bool | Literal["auto"] = False
     """Compile the layers with torch.compile (pays on a GPU, needs a C++ compiler on a CPU); auto does so where there are a GPU and Triton. On a GPU of compute capability 8.0 or newer, those of BERT in 16 bits are computed by kernels of their own instead."""
     cuda_graphs: bool = False
-    """mLSTM and LSTM on a GPU: capture the steps of a window as CUDA graphs, so that the host need not launch each; takes memory. Not yet tried on a GPU."""
+    """mLSTM and LSTM on a GPU: capture the steps of a window as CUDA graphs, so that the host need not launch each; takes memory. The same bits; whether it is faster has not been measured."""
     deterministic: bool = False
     """On a GPU, take algorithms that give the same bits each time (torch.use_deterministic_algorithms): the backward pass of attention is slower then. Without it two equal runs differ by rounding. On a CPU they never do."""
 

@@ -49,8 +49,9 @@ _BATCH, _BATCH_TOKENS, _BATCH_POWER, _MOST_BATCH = 16, 2.4e6, 0.47, 1024
 # Bytes of a parameter: weight, gradient and two moments, fp32. Bytes of activations a token, for each unit of width of a layer.
 _STATE_BYTES, _ACTIVATION_BYTES = 16, 60
 _NEWTON_SCHULZ = 5
-# Times the usual batch that a step may have because it waits for its host.
-_MOST_WAITING = 8
+# Times the usual batch that a step may have because it waits for its host, and at which batch, in such times, tokens are worth half as much: with 8 times as many
+# sequences eight layers of width 384 came to what 0.77 of their tokens come to by the law (docs/night-runs.md).
+_MOST_WAITING, _CRITICAL = 8, 20
 # Bits per character that no law tells apart: where the text is exhausted, ever larger networks win by a millionth.
 _AS_GOOD = 1e-3
 
@@ -206,8 +207,8 @@ def score(run: BertRun, shape: Shape, text: Text, timed: Sequence[Timed], second
     parameters, per_token = layer_parameters(found.run.model), text.per_token[shape.vocabulary]
 
     def loss_of(training: _Training, batch: int) -> float:
-        # Tokens of a batch beyond the usual one are worth less: of the critical batch half as much as of a small one (McCandlish et al. 2018, arXiv 1812.06162).
-        read = training.tokens * per_token * 2 / (1 + batch / usual)
+        # Tokens of a batch beyond the usual one are worth less (McCandlish et al. 2018, arXiv 1812.06162).
+        read = training.tokens * per_token * (_CRITICAL + 1) / (_CRITICAL + batch / usual)
         return law.loss_on(max(1.0, text.characters), parameters, max(1.0, read))
 
     loss = loss_of(found, batch)

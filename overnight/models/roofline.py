@@ -49,7 +49,7 @@ class Gpu:
 
 
 # NVIDIA's data sheets (SXM). The shares are what large products and copies usually reach; an H100 or H200 lowers its clock under products. Measure yours: `overnight bench roof`.
-GPUS = (Gpu("H100", 989, 3.35, 0.59, 0.84), Gpu("H200", 989, 4.8, 0.59, 0.85), Gpu("A100", 312, 2.04, 0.80, 0.83))
+GPUS = (Gpu("H100", 989, 3.35, 0.68, 0.85), Gpu("H200", 989, 4.8, 0.68, 0.85), Gpu("A100", 312, 2.04, 0.80, 0.83))
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ def step(group: dict[str, Any], state: dict[Tensor, dict[str, Tensor]]) -> None:
             torch.stack([updates[number] for number in numbers]), group["ns_coefficients"], group["ns_steps"], group["eps"]
         )
         amount = -group["lr"] * 0.2 * math.sqrt(max(shape))
-        wide = turned.to(params[numbers[0]].dtype, memory_format=torch.contiguous_format)
-        torch._foreach_add_([params[number] for number in numbers], wide.unbind(0), alpha=amount)
+        moves = turned.to(params[numbers[0]].dtype, memory_format=torch.contiguous_format)
+        torch._foreach_add_([params[number] for number in numbers], moves.unbind(0), alpha=amount)
 
 
 def orthogonalized(updates_KAB: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
