@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from overnight.batches.batch_size import batch_size, batch_warmup, full_micro_batch, sequences_before
-from overnight.config import BertConfig, BertPhase, ModernBertConfig, Phase
+from overnight.config import BertConfig, BertPhase, ModernBertConfig, Phase, Run
 from overnight.console import Status, facts
 from overnight.display import plural, share
 from overnight.distributed.stragglers import StragglerMonitor
@@ -21,7 +21,7 @@ from overnight.engine.memory import peak_gb
 from overnight.engine.precision import DTYPES, LossScale, emulates_bf16
 from overnight.engine.spikes import minimized
 from overnight.engine.throughput import Throughput
-from overnight.engine.workload import compiles_layers
+from overnight.engine.workload import compiles_layers, why_not_compiled_again
 from overnight.models.attention import how
 from overnight.models.fused_layer import why_not, why_not_compiled
 from overnight.optim.batch import why_lists
@@ -201,11 +201,20 @@ class MetricsLogger:
                 yield f"layers: not compiled, since {why}"
             elif emulated:  # Inductor passes over such graphs
                 yield "layers: not compiled, since torch.compile takes no bf16 that is emulated"
-            elif isinstance(model, BertConfig) and self.run.precision != "fp8":
-                why = why_not(device, DTYPES[self.run.precision], model.hidden_size, model.num_heads, dropped)
-                yield f"layers: compiled, since {why}" if why else "layers: by Triton's kernels between the products"
             else:
-                yield "layers: compiled"
+                yield _compiled(self.run, model, device)
+
+
+def _compiled(run: Run, model: BertConfig | ModernBertConfig, device: torch.device) -> str:
+    """Return how the layers of an encoder are computed on a GPU that could compile them."""
+    why = ""
+    if isinstance(model, BertConfig) and run.precision != "fp8":
+        why = why_not(device, DTYPES[run.precision], model.hidden_size, model.num_heads, model.attention_dropout)
+        if not why:
+            return "layers: by Triton's kernels between the products"
+    if again := why_not_compiled_again(run):
+        return f"layers: not compiled, since {again}"
+    return f"layers: compiled, since {why}" if why else "layers: compiled"
 
 
 def not_learned(phase: Phase, step: int, every: int, losses: Mapping[str, float]) -> str:

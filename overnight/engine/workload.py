@@ -43,6 +43,8 @@ _SEGMENT = 16
 # Tokens that are counted for the loss without context and the bias of the decoder (a second for each 200 M): it is as exact as they are many.
 _COUNTED = 20_000_000
 
+# The torch from which on it compiles layers that the backward pass computes again.
+_COMPILES_AGAIN = "2.13"
 # Share of pairs from which on the loss of token matching has a weight of 1; below, it is in proportion.
 _FULL_WEIGHT = 0.25
 
@@ -236,13 +238,28 @@ def new_model(run: BertRun, vocabulary: Vocabulary, device: torch.device) -> Mas
 
 
 def set_up_encoder(model: Any, run: Run, device: torch.device) -> None:
-    """Have the layers of a BERT's encoder computed as a run says: in 8 bits, recomputed, fused or compiled."""
+    """Have the layers of a BERT's encoder computed as a run says: in 8 bits, recomputed, fused or compiled.
+
+    Raises:
+        ConfigError: when they are to be compiled, and cannot be.
+    """
     if run.precision == "fp8":
         to_fp8(model, device)
     model.encoder.recompute_layers(run.memory.activation_checkpointing)
     # What 8 bits put in the place of the linear maps is not what is fused.
     if compiles_layers(run, device) and (run.precision == "fp8" or model.encoder.fuse_layers(device, DTYPES[run.precision])):
-        model.encoder.compile_layers()
+        why = why_not_compiled_again(run)
+        if why and run.compute.torch_compile != "auto":
+            raise ConfigError(f"compute.torch_compile = true: {why}; or set it to auto")
+        if not why:
+            model.encoder.compile_layers()
+
+
+def why_not_compiled_again(run: Run) -> str:
+    """Return why the layers of a run that the backward pass computes again are not compiled; empty where they are, and where it computes none."""
+    if run.memory.activation_checkpointing == "none" or torch.__version__ >= _COMPILES_AGAIN:
+        return ""
+    return f"torch {torch.__version__} fails to compile layers that are computed again (memory.activation_checkpointing), 2.13 does not"
 
 
 def compiles_layers(run: Run, device: torch.device) -> bool:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from overnight.batches.packing import StepBatches
 from overnight.distributed.world import World
+from overnight.engine import workload
 from overnight.engine.loop import LoopConfig, training_steps
 from overnight.engine.metrics_logger import MetricsLogger
 from overnight.engine.recurrent_state import RecurrentState
@@ -106,6 +108,31 @@ def test_a_gpu_that_is_too_old_for_torch_compile_is_refused_before_the_first_ste
     monkeypatch.setattr("overnight.models.fused_layer.why_no_triton", lambda: "")
     with pytest.raises(ConfigError, match=r"true: torch.compile needs compute capability 7.0, this GPU has 6.0; or set it to auto"):
         compiles_layers(tiny(compute={"torch_compile": True}), torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("version", "recomputed", "compiled"), [("2.12.1", "full", False), ("2.12.1", "none", True), ("2.13.0", "full", True)]
+)
+def test_layers_that_are_computed_again_are_compiled_by_a_torch_that_can(
+    version: str, recomputed: str, compiled: bool, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    monkeypatch.setattr(workload, "compiles_layers", lambda run, device: True)
+    done: list[str] = []
+    encoder = SimpleNamespace(
+        recompute_layers=done.append, fuse_layers=lambda *given: "there is none", compile_layers=lambda: done.append("compiled")
+    )
+    for asked in (True, "auto"):
+        run = tiny(**{"memory.activation_checkpointing": recomputed, "compute.torch_compile": asked})
+        done.clear()
+        if compiled or asked == "auto":
+            workload.set_up_encoder(SimpleNamespace(encoder=encoder), run, torch.device("cuda"))
+            assert done == [recomputed, "compiled"][: 1 + compiled]
+        else:
+            with pytest.raises(
+                ConfigError, match=r"torch_compile = true: torch 2.12.1 fails to compile layers .* 2.13 does not; or set it to auto"
+            ):
+                workload.set_up_encoder(SimpleNamespace(encoder=encoder), run, torch.device("cuda"))
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,8 @@ def test_nothing_is_kept_or_done_again_outside_training() -> None:
 def test_compiled_layers_give_the_same_bits(kind: Recompute) -> None:
     if shutil.which("g++") is None:
         pytest.skip("torch.compile on a CPU needs a C++ compiler")
+    if torch.__version__ < "2.13":
+        pytest.skip("torch fails to compile what is computed again before 2.13")
     compiled = []
     for recompute in ("none", kind):
         torch._dynamo.reset()
