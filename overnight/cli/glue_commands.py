@@ -36,7 +36,7 @@ def finetune_all(options: argparse.Namespace, overrides: list[str]) -> None:
         for name in names:
             own = with_published(run, name, [f"path={folders[name]}", *rest] if given else rest)
             runs[name] = stored_run(Path(options.source), task_overrides(Finetune, name, own, name in run.finetune))
-    from overnight.distributed.world import world_size
+    from overnight.distributed.world import is_first, world_size
     from overnight.finetune.finetune import finetune
     from overnight.report.page import refresh_report
 
@@ -53,6 +53,8 @@ def finetune_all(options: argparse.Namespace, overrides: list[str]) -> None:
                 raise
             failed[name] = str(error)
             print(for_stream(f"{name}: is left out: {error}", sys.stderr), file=sys.stderr)
+    if not is_first():  # which may still be writing what would be read
+        return
     folder = shlex.quote(str(run.run_dir))
     after = f"\nnext:\n  overnight submission --from {folder} --to glue.zip" if given else ""
     if scored := [name for name in names if name not in failed]:  # what others have is of other rows or settings

@@ -37,12 +37,15 @@ def _finetune(options: argparse.Namespace, overrides: list[str]) -> None:
         return
     with said_once():
         run = open_task(options, overrides, BertRun, Finetune)
+    from overnight.distributed.world import is_first
     from overnight.finetune.finetune import finetune
     from overnight.report.page import refresh_report
     from overnight.report.summary import tasks_text
     from overnight.report.task_errors import errors_lines
 
     finetune(run, options.task)
+    if not is_first():  # which may still be writing what would be read
+        return
     said = [tasks_text(run.run_dir, options.task, width_of(sys.stdout)), *errors_lines(run.run_dir / "finetune" / options.task)]
     print(for_stream("\n".join([*said, refresh_report(run.run_dir), next_commands(run.run_dir, options.task)]), sys.stdout))
 

@@ -75,6 +75,11 @@ def device_of(run: Run) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def is_first() -> bool:
+    """Return whether this process is alone, or the first of those that a launcher started: it says what all of them would."""
+    return world_size() == 1 or os.environ.get("RANK", "0") == "0"
+
+
 def seed(device: torch.device, number: int) -> None:
     """Seed torch's random numbers on this processor and a device; torch.manual_seed takes half a millisecond for devices that are not there."""
     if device.type == "cpu":

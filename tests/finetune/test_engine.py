@@ -118,6 +118,7 @@ def test_two_processes_tune_as_one_does(strategy: str, chosen: dict[str, float],
         ]
         ends = [process.end() for process in started]
     assert [code for code, _ in ends] == [0, 0, 0], ends
+    assert ["next:" in said for _, said in ends] == [True, True, False], "the first says what came out, once it is written"
     models = [load_file(kept(one) / "model.safetensors") for one in (alone, run)]
     for name in models[0]:
         torch.testing.assert_close(models[0][name], models[1][name], rtol=1e-4, atol=1e-5, msg=name)
