@@ -136,14 +136,15 @@ def test_the_samples_of_a_micro_batch_are_found_in_the_shards(tiny: Make) -> Non
         found, dealt = samples.provenance(step, 2, number), samples.step_samples(step, 2)
         micro = samples.step(step, rank=number % 2, world=2).micro[number // 2]
         assert len(found) == len(micro.lengths)
+        same = []
         for at, source in enumerate(found):
             (shard,) = (s for s in samples.shards if s.name == source["shard"])
             first, last = shard.document_sentences[source["row"] : source["row"] + 2]
             row = dealt.rows[dealt.bins[number][at]]
             assert shard.sentence_starts[first] <= row[A_START] < row[A_END] <= shard.sentence_starts[last]
             inside = micro.ids_N[micro.starts[at] + 1 : micro.starts[at] + 1 + row[A_END] - row[A_START]]
-            same = inside == torch.from_numpy(shard.tokens[row[A_START] : row[A_END]].astype("int64"))
-            assert same.float().mean() > 0.5  # the rest is masked
+            same.append(inside == torch.from_numpy(shard.tokens[row[A_START] : row[A_END]].astype("int64")))
+        assert torch.cat(same).float().mean() > 0.7  # the rest is masked
 
 
 def long_run(tiny: Make, **changes: Any) -> Run:

@@ -39,7 +39,7 @@ def test_other_units_and_another_zero_change_the_answers_by_as_much(more: dict[s
         scores.append(lines(run)[-1]["metrics"]["pearson"])
     np.testing.assert_allclose(found[0], found[1], atol=1e-3)
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
-    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3)
     assert abs(found[0].mean() - 4) < 1, "answers are around the mean of the labels"
 
 
