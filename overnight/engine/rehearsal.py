@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
@@ -24,6 +25,8 @@ from overnight.optim.groups import build_optimizer
 
 # Steps that are timed, after a first one: as many as take so long (s), within these.
 _SECONDS, _FEWEST, _MOST = 4.0, 4, 40
+# A GPU is waited for after stretches of so many seconds (s), not after each step, since in training it is behind its host.
+_STRETCH, _MOST_ON_GPU = 0.5, 1000
 # Sequences on a GPU, where the phase leaves them open: training takes the most that fit, and so many are enough for its speed; of a small network as many as
 # keep so many numbers for the backward pass, since with fewer the GPU waits for its host.
 _ON_GPU, _NUMBERS = 256, 1 << 27
@@ -69,7 +72,7 @@ def _timed(run: Run, workload: Workload, phase: Phase, number: int, size: int, d
     if isinstance(samples, Samples) and isinstance(phase, BertPhase):
         samples.set_share_of_pairs(lambda step: share_of_pairs(phase, phase.steps))  # most steps have the last share
     settings = LoopConfig(
-        steps=_MOST + 1,
+        steps=_MOST + 1 if device.type == "cpu" else _MOST_ON_GPU,
         lr=lambda step: 0.0,
         max_grad_norm=phase.optim.max_grad_norm if isinstance(phase.optim, ClippingOptim) else 0.0,
         dtype=DTYPES[run.precision],
@@ -80,13 +83,30 @@ def _timed(run: Run, workload: Workload, phase: Phase, number: int, size: int, d
     )
     batches = partial(samples.step, pad_to_multiple=pad_to_multiple(phase, samples.phase.micro_batch_size))
     optimizer, carry, took = build_optimizer(workload.model, phase.optim), workload.carry(samples), []
-    last = time.perf_counter()
-    for _ in training_steps(workload.model, workload.model.losses, optimizer, batches, settings, carry=carry):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        now = time.perf_counter()
-        took.append(now - last)
-        last = now
-        if len(took) > _FEWEST and sum(took[1:]) >= _SECONDS:
+    steps = training_steps(workload.model, workload.model.losses, optimizer, batches, settings, carry=carry)
+    on_gpu, begun = device.type == "cuda", 0.0
+    for seconds in stretches(steps, partial(torch.cuda.synchronize, device) if on_gpu else lambda: None, _STRETCH if on_gpu else 0.0):
+        took.append(seconds)
+        if not begun:
+            begun = time.perf_counter()
+        elif len(took) > _FEWEST and time.perf_counter() - begun >= _SECONDS:
             break
     return statistics.median(took[1:])
+
+
+def stretches(steps: Iterable[object], wait: Callable[[], object], least: float) -> Iterator[float]:
+    """Yield the mean time of a step (s): of the first alone, then of stretches of steps that the host has asked for in at least so long.
+
+    Args:
+        wait: for the device, at the end of a stretch.
+        least: time of a stretch (s); 0 makes each step one.
+    """
+    last, count, first = time.perf_counter(), 0, True
+    for _ in steps:
+        count += 1
+        if not first and time.perf_counter() - last < least:
+            continue
+        wait()
+        now = time.perf_counter()
+        yield (now - last) / count
+        last, count, first = now, 0, False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -64,3 +64,26 @@ def test_an_open_micro_batch_is_timed_with_more_sequences_on_a_gpu_and_with_more
     run = tiny(**{"phases.short.global_batch_size": 1024, "phases.short.micro_batch_size": asked, "model.hidden_size": width})
     assert rehearsal.seconds_per_step(run, None, 0, torch.device(device)) == 1.0  # type: ignore[arg-type]
     assert sizes == [timed]
+
+
+def test_a_gpu_is_waited_for_after_stretches_and_each_tells_the_time_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host asks for a step in 0.2 s, the device does it in 0.3 s and compiles for 5 s at the first."""
+    host, device = 0.0, 0.0
+
+    def steps() -> Iterator[int]:
+        nonlocal host, device
+        for step in range(12):
+            host += 0.2
+            device = max(device, host) + (5.0 if step == 0 else 0.3)
+            yield step
+
+    def wait() -> None:
+        nonlocal host
+        host = max(host, device)
+
+    monkeypatch.setattr(rehearsal.time, "perf_counter", lambda: host)
+    first, *others = rehearsal.stretches(steps(), wait, 0.5)
+    assert first == pytest.approx(5.2) and len(others) == 3
+    # The first of a stretch waits for its host: a third of 0.2 s more.
+    assert others == pytest.approx([0.2 / 3 + 0.3] * 3)
+    assert len(list(rehearsal.stretches(steps(), wait, 0.0))) == 12
