@@ -13,19 +13,18 @@ from overnight.optim.state import is_plain
 
 
 def takes(group: dict[str, Any]) -> bool:
-    """Return whether :func:`step` can do a group: plain tensors on a GPU (not sharded ones) with gradients as they are, and a rate that is a number."""
-    tensors = (x for p in group["params"] if p.grad is not None for x in (p, p.grad))
-    return not isinstance(group["lr"], Tensor) and all(x.device.type == "cuda" and is_plain(x) for x in tensors)
+    """Return whether :func:`step` can do a group: whole tensors on a GPU, a rate that is a number, and the form of Muon that it knows."""
+    known = group["adjust_lr_fn"] == "match_rms_adamw" and group["nesterov"] and not isinstance(group["lr"], Tensor)
+    return known and all(p.device.type == "cuda" and is_plain(p) for p in group["params"] if p.grad is not None)
 
 
 def step(group: dict[str, Any], state: dict[Tensor, dict[str, Tensor]]) -> None:
     """Do what torch.optim.Muon does with the matrices of a group that have a gradient, but for the order in which products add up.
 
     Args:
-        group: as torch.optim.Muon has it, with its `adjust_lr_fn` "match_rms_adamw".
+        group: as torch.optim.Muon has it.
         state: `momentum_buffer` of each matrix; made where there is none.
     """
-    assert group["adjust_lr_fn"] == "match_rms_adamw" and group["nesterov"]
     params = [p for p in group["params"] if p.grad is not None]
     if not params:
         return
@@ -37,15 +36,15 @@ def step(group: dict[str, Any], state: dict[Tensor, dict[str, Tensor]]) -> None:
     torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
     updates = torch._foreach_lerp(grads, buffers, group["momentum"])
     torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-    shapes: dict[torch.Size, list[int]] = defaultdict(list)
+    alike: dict[Any, list[int]] = defaultdict(list)
     for number, p in enumerate(params):
-        shapes[p.shape].append(number)
-    for shape, numbers in shapes.items():
+        alike[p.shape, p.dtype, p.device].append(number)
+    for (shape, dtype, _), numbers in alike.items():
         turned = orthogonalized(
             torch.stack([updates[number] for number in numbers]), group["ns_coefficients"], group["ns_steps"], group["eps"]
         )
         amount = -group["lr"] * 0.2 * math.sqrt(max(shape))
-        moves = turned.to(params[numbers[0]].dtype, memory_format=torch.contiguous_format)
+        moves = turned.to(dtype, memory_format=torch.contiguous_format)
         torch._foreach_add_([params[number] for number in numbers], moves.unbind(0), alpha=amount)
 
 

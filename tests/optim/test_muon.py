@@ -119,9 +119,10 @@ def test_matrices_of_one_shape_at_once_go_where_torch_takes_each() -> None:
             torch.testing.assert_close(a, b, rtol=0, atol=2e-3)
 
 
-def test_matrices_are_taken_at_once_on_a_gpu_only_and_with_a_rate_that_is_a_number() -> None:
-    p = torch.nn.Parameter(torch.ones(2, 2))
+def test_matrices_are_taken_at_once_on_a_gpu_only_and_in_the_form_that_is_known() -> None:
+    p, known = torch.nn.Parameter(torch.ones(2, 2)), {"adjust_lr_fn": "match_rms_adamw", "nesterov": True, "lr": 0.1}
+    assert muon_stacks.takes({"params": [p], **known}), "without a gradient there is nothing to do"
     p.grad = torch.ones(2, 2)
-    assert not muon_stacks.takes({"params": [p], "lr": 0.1})
-    assert muon_stacks.takes({"params": [torch.nn.Parameter(torch.ones(2, 2))], "lr": 0.1})  # without a gradient there is nothing to do
-    assert not muon_stacks.takes({"params": [], "lr": torch.tensor(0.1)})
+    assert not muon_stacks.takes({"params": [p], **known})
+    for other in ({"lr": torch.tensor(0.1)}, {"nesterov": False}, {"adjust_lr_fn": None}):
+        assert not muon_stacks.takes({"params": [], **known, **other})
