@@ -70,8 +70,8 @@ def groups(params: Sequence[Tensor], trust_ratio: bool = True) -> list[dict[str,
 
 def measure_case(case: str, device: torch.device, repeats: int = 15) -> list[Row]:
     """Time steps of all optimizers on the tensors of a case, taking turns; on a GPU ten between two waits, as training waits for none."""
-    wait, row = (torch.cuda.synchronize, _IN_A_ROW) if device.type == "cuda" else (None, 1)
-    warmup, repeats = (1, -(-repeats // 3)) if row > 1 else (3, repeats)
+    wait, in_a_row = (torch.cuda.synchronize, _IN_A_ROW) if device.type == "cuda" else (None, 1)
+    warmup, repeats = (1, -(-repeats // 3)) if in_a_row > 1 else (3, repeats)
     # For a CPU this needs a C compiler, for a GPU Triton; `fused` says clearly what is missing.
     steps: dict[str, Callable[[], object]] = {
         "fused AdamW": torch.optim.AdamW(groups(tensors(case, device), trust_ratio=False), fused=True).step
@@ -84,9 +84,9 @@ def measure_case(case: str, device: torch.device, repeats: int = 15) -> list[Row
     # y + x into y, as large as the optimizer's tensors. Not a copy: a CPU reads what it is about to overwrite, which a copy's count leaves
     # out. Not zeros: pages that were never written are all one page.
     x, y = (torch.ones(2 * count, device=device) for _ in range(2))
-    many = {name: partial(_repeated, function, row) for name, function in {"memory": lambda: y.add_(x), **steps}.items()}
+    many = {name: partial(_repeated, function, in_a_row) for name, function in {"memory": lambda: y.add_(x), **steps}.items()}
     found = measure(many, warmup=warmup, repeats=repeats, sync=wait)
-    times = {name: Timing(tuple(seconds / row for seconds in timing.seconds)) for name, timing in found.items()}
+    times = {name: Timing(tuple(seconds / in_a_row for seconds in timing.seconds)) for name, timing in found.items()}
     memory = rate_row(f"{case}: memory", "GB/s", 3 * x.nbytes / 1e9, times["memory"])
     rows = [memory]
     bounds = {name: Timing((size * count / (memory.value * 1e9),)) for name, size in BYTES.items()}

@@ -48,7 +48,7 @@ class Gpu:
         return Rates(self.tflops * self.product_share * 1e12, self.terabytes * self.copy_share * 1e12)
 
 
-# NVIDIA's data sheets (SXM). The shares are what large products and copies usually reach; an H100 or H200 lowers its clock under products. Measure yours: `overnight bench roof`.
+# NVIDIA's data sheets (SXM). The shares of an H100 were measured at the shapes of BERT-large, under which it lowers its clock; those of the others are taken to be. Measure yours: `overnight bench roof`.
 GPUS = (Gpu("H100", 989, 3.35, 0.68, 0.85), Gpu("H200", 989, 4.8, 0.68, 0.85), Gpu("A100", 312, 2.04, 0.80, 0.83))
 
 
