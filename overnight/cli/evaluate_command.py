@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,21 +12,23 @@ from typing import TYPE_CHECKING, Any
 from overnight.cli.recipe_commands import Add
 from overnight.cli.task_keys import add_source, check_keys, open_run
 from overnight.config.schema import BertRun, ByteRun, Run
-from overnight.display import duration, measures, number, plural
+from overnight.display import duration, for_stream, measures, number, plural, scale_of
 from overnight.errors import ConfigError
 
 if TYPE_CHECKING:
     from overnight.console import Line
     from overnight.evaluation.masked_lm import MaskedLM
     from overnight.evaluation.texts import Text
+    from overnight.inference.model import Model
 
 _ENCODERS = ("text", "max_tokens", "blimp", "pairs")
 _BYTES = ("groups", "whole")
+_ROWS = ("task", "rows", "to")
 
 
 def add_evaluate(add: Add) -> None:
     """Add the command."""
-    summary = "masked-LM loss, bits per character and BLiMP of BERT or of a Hugging Face folder; bits per character of a byte model"
+    summary = "masked-LM loss, bits per character and BLiMP of an encoder, the score of its tasks on further rows; bits per character of a byte model"
     command = add("evaluate", _evaluate, summary, keys=True)
     add_source(command)
     text = "which documents; default valid of BERT, which has no test split, and test of a byte model"
@@ -37,6 +40,11 @@ def add_evaluate(add: Add) -> None:
     command.add_argument(
         "--pairs", type=int, metavar="N", help="of BLiMP: N pairs of each paradigm, drawn by a hash; default 100, 0 is all"
     )
+    text = "of an encoder: score this task, which was fine-tuned, on the rows that --rows names"
+    command.add_argument("--task", metavar="NAME", help=text)
+    text = "labeled rows: a table with the columns of the task, a file of GLUE or SST, words with tags (.conll, .jsonl), questions (.json)"
+    command.add_argument("--rows", metavar="FILE", help=text)
+    command.add_argument("--to", metavar="FOLDER", help="of rows: write predictions.json, errors.json and the like there")
     command.add_argument("--json", metavar="FILE", help="also write the results there")
     how = command.add_mutually_exclusive_group()
     how.add_argument("--groups", type=int, metavar="N", help="of a byte model: read N random groups of documents side by side; default 16")
@@ -44,7 +52,8 @@ def add_evaluate(add: Add) -> None:
 
 
 def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
-    for name, given in (("text", options.text or []), ("blimp", [options.blimp]), ("json", [options.json])):
+    named = ("blimp", "json", *_ROWS)
+    for name, given in (("text", options.text or []), *((name, [getattr(options, name)]) for name in named)):
         if "" in given:  # an empty variable of a shell
             raise ConfigError(f"--{name} = '': name a file")
     if options.json and Path(options.json).is_dir():
@@ -57,6 +66,9 @@ def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
         raise ConfigError(f"--pairs = {options.pairs}: needs --blimp=PATH, the pairs to score")
     folder = Path(options.source)
     begin = time.perf_counter()
+    if any(getattr(options, name) for name in _ROWS):
+        _finish(options, _evaluate_rows(options, overrides), begin)
+        return
     if (folder / "config.json").is_file() and not (folder / "run.yaml").is_file():
         from overnight.evaluation.huggingface import is_huggingface
 
@@ -94,6 +106,55 @@ def _with_data(run: Run, overrides: list[str]) -> Run:
 
 def _names_data(overrides: list[str]) -> bool:
     return any(override.startswith("data.dir=") for override in overrides)
+
+
+def _evaluate_rows(options: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
+    """Score a fine-tuned task on a file of labeled rows."""
+    _refuse(
+        options,
+        ("split", *_ENCODERS, *_BYTES),
+        "measures a language model, and --task, --rows and --to score a task; run the command twice",
+    )
+    if not options.rows:
+        raise ConfigError(f"--{'task' if options.task else 'to'} = {options.task or options.to}: name the rows to score on, --rows=FILE")
+    to = Path(options.to) if options.to else None
+    if to and to.exists() and not to.is_dir():
+        raise ConfigError(f"--to = {to}: is a file; name a folder")
+    from overnight.console import Line
+    from overnight.finetune.answer_files import write_files
+    from overnight.finetune.scoring import score_file
+    from overnight.report.task_errors import found_errors
+
+    model = _task_to_score(options, overrides)
+    name, path, begin = options.task or model.task, Path(options.rows), time.perf_counter()
+    with Line() as line:
+        score = score_file(model.trained, path, line)
+    for note in score.notes:
+        print(f"{path}: {note}")
+    scale = scale_of(model.trained.facts["spec"]["task"])
+    print(f"{name}, {plural(score.rows, 'row')} of {path}: {measures(score.metrics, scale)} in {duration(time.perf_counter() - begin)}")
+    if score.largest_class is not None:
+        print(f"largest class: {measures({'accuracy': score.largest_class})}")
+    for text in found_errors(score.files["errors.json"], f"in {to / 'errors.json'}" if to else "with --to=FOLDER"):
+        print(for_stream(text, sys.stdout))
+    if to:
+        write_files(to, score.files)
+        print(f"written: {to} ({', '.join(score.files)})")
+    return {"task": name, "rows": score.rows, **score.metrics}
+
+
+def _task_to_score(options: argparse.Namespace, overrides: list[str]) -> Model:
+    from overnight.inference.model import open_model
+
+    check_keys(options.command, overrides)
+    folder = Path(options.source)
+    if options.task and not (folder / "run.yaml").is_file():  # it may be one that was imported, and fine-tuned
+        open_run(options, overrides, BertRun)
+    model = open_model(options.source, options.task or "", overrides)
+    if model.kind == "mask":
+        have = f"--task=NAME, of {', '.join(model.tasks)}" if model.tasks else "`overnight finetune` makes one"
+        raise ConfigError(f"{options.source}: rows are scored by a task that was fine-tuned, and it has none of itself: {have}")
+    return model
 
 
 def _evaluate_bytes(options: argparse.Namespace, overrides: list[str], run: ByteRun) -> dict[str, Any]:

@@ -57,6 +57,15 @@ def by_id(answers: Sequence[Mapping[str, Any]], path: Path) -> dict[str, str]:
     return found
 
 
+def write_files(folder: Path, files: Mapping[str, Any]) -> None:
+    """Write files into a folder, by their names: texts as they are, other values as JSON."""
+    for name, content in files.items():
+        if isinstance(content, str):
+            write_whole(folder / name, [content.encode()])
+        else:
+            write_json(folder / name, content)
+
+
 def _print_error(answer: Mapping[str, Any]) -> None:
     if "error" in answer:
         print(f"{answer['id']}: {answer['error']}", file=sys.stderr)

@@ -23,6 +23,7 @@ from overnight.display import measures, scale_of
 from overnight.distributed.collectives import assert_same_on_all_ranks, raise_on_all_ranks
 from overnight.distributed.world import process_group
 from overnight.errors import DataError
+from overnight.finetune.answer_files import write_files
 from overnight.finetune.answers import answer_of, in_words
 from overnight.finetune.beginning import Beginning, open_beginning
 from overnight.finetune.encode import encode_examples
@@ -32,7 +33,7 @@ from overnight.finetune.predict import load_trained
 from overnight.finetune.search import search_settings
 from overnight.finetune.seed import seconds_before, shown_outputs
 from overnight.finetune.workload import with_rate
-from overnight.run_dir.atomic import write_json, write_whole
+from overnight.run_dir.atomic import write_whole
 from overnight.run_dir.lock import run_lock
 from overnight.run_dir.task_results import append_result, read_results, results_of
 from overnight.tasks.classification import read_diagnostic
@@ -201,11 +202,7 @@ class _Tuning:
             "spec": {**asdict(self.spec), **self.begin.paths},  # those that its hash has
             "result": entry,
         }
-        for file, content in files.items():
-            if isinstance(content, str):
-                write_whole(beside / file, [content.encode()])
-            else:
-                write_json(beside / file, content)
+        write_files(beside, files)
         write_facts(beside, facts)
         for split, rows in splits.items():
             write_whole(beside / f"{split}.tsv", [f"index\tprediction\n{rows}".encode()])

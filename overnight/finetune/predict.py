@@ -199,7 +199,7 @@ def answer_rows(model: Trained, rows: Sequence[Any]) -> Iterator[dict[str, Any]]
     """Answer what :func:`read_row` made of lines, in order."""
     kind = model.facts["kind"]
     if kind == "spans":
-        return (answer for answer, _ in _ask(model, rows))
+        return (answer for answer, _ in answer_questions(model, rows))
     if kind == "token_classification":
         return _tag(model, rows)
     return _fill(model, rows) if kind == "mask" else _classify(model, rows)
@@ -221,7 +221,7 @@ def _classify(model: Trained, examples: Sequence[Example]) -> Iterator[dict[str,
         yield {"id": example.id, "labels" if kind == "multi_label" else "label": answer, "probabilities": shares}
 
 
-def _ask(model: Trained, rows: Sequence[tuple[Question, str]]) -> Iterator[tuple[dict[str, Any], list[dict[str, str | float]]]]:
+def answer_questions(model: Trained, rows: Sequence[tuple[Question, str]]) -> Iterator[tuple[dict[str, Any], list[dict[str, str | float]]]]:
     """Answer questions, in order.
 
     Returns:
@@ -304,7 +304,7 @@ def write_question_files(model: Trained, path: str, folder: Path, form: str = ""
     """
     if model.facts["kind"] != "spans":
         raise DataError(f"--to={folder}: is a folder; only answers to questions are several files, name a file for those of another task")
-    found = list(answered(_given(path, model.facts, form), partial(read_row, model), partial(_ask, model)))
+    found = list(answered(_given(path, model.facts, form), partial(read_row, model), partial(answer_questions, model)))
     write_json(folder / "predictions.json", by_id([answer for answer, _ in found], folder / "predictions.json"))
     write_json(folder / "nbest_predictions.json", {answer["id"]: nbest for answer, nbest in found})
     if any("null_odds" in answer for answer, _ in found):

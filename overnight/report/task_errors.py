@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,17 @@ def missing_errors(run_dir: Path, task: str) -> list[str]:
 
 
 def errors_lines(folder: Path) -> list[str]:
-    """Return the confusion, or the counts of several classes, and the worst rows, as lines; none of a task without errors.json."""
-    found = read_errors(folder)
+    """Return :func:`found_errors` of what a task's folder holds; none of a task without errors.json."""
+    return found_errors(read_errors(folder), f"in {folder / 'errors.json'}")
+
+
+def found_errors(found: Mapping[str, Any], where: str) -> list[str]:
+    """Return the confusion, or the counts of several classes, and the worst rows, as lines.
+
+    Args:
+        found: as `errors.json` holds it.
+        where: all of the worst rows are, or are to be had.
+    """
     lines = []
     labels = found.get("labels", [])
     if found.get("confusion") and len(labels) <= _CLASSES:
@@ -80,7 +90,7 @@ def errors_lines(folder: Path) -> list[str]:
         cells = [[label, *(f"{counts[name][i]:,}" for name in counts)] for i, label in enumerate(labels)]
         lines += ["", table([["class", *(name.replace("_", " ") for name in counts)], *cells])]
     if worst := found.get("worst"):
-        lines += ["", f"the worst errors; {plural(len(worst), 'row')} in {folder / 'errors.json'}"]
+        lines += ["", f"the worst errors; {plural(len(worst), 'row')} {where}"]
         lines += [f"- {row_text(row, _CHARS)}" for row in worst[:_ROWS]]
     return lines
 

@@ -9,9 +9,10 @@ from typing import Literal
 
 from overnight.config.schema import Columns
 from overnight.errors import ConfigError, DataError
+from overnight.tasks import tables
 from overnight.tasks.examples import Example, TaskData
 from overnight.tasks.imdb import load_imdb
-from overnight.tasks.tables import OWN_NAMES, Line, load_table, number_of, read_csv, read_tsv
+from overnight.tasks.tables import OWN_NAMES, Line, load_table, number_of, read_csv, read_text, read_tsv
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,29 @@ def load_task(task: str, path: Path, seed: int = 0, columns: Columns = OWN_NAMES
     if task == "csv":
         return load_table(path, seed, columns, dev, share)
     raise ConfigError(f"task {task!r}: is not one of {', '.join([*_GLUE, 'sst', 'imdb', 'csv'])}")
+
+
+def labeled_rows(task: str, path: Path, columns: Columns, kind: str, labels: tuple[str, ...]) -> list[Example]:
+    """Read a file of labeled rows that a trained model is scored on.
+
+    Args:
+        task: that it was trained on, as of :func:`load_task`, or docnames.
+        path: a file of GLUE (.tsv) or SST as published, or a table with the columns of one's own.
+        columns: names of the columns of such a table.
+        kind: of the task: classification, multi_label or regression.
+        labels: its classes.
+
+    Raises:
+        DataError: a file that is missing, a row that cannot be used (file:line), a class that the model does not know.
+    """
+    if task == "sst" and path.name.endswith("_binary_sent.csv"):
+        return _sst_rows(path)
+    if task in _GLUE and path.suffix.lower() in (".tsv", ".txt"):
+        found = _GLUE[task]
+        first = read_text(path).partition("\n")[0].rstrip("\r").split("\t")
+        header = () if {found.a, found.target} <= set(first) else found.header
+        return list(_glue_examples(read_tsv(path, header, found.broken), found, path, labeled=True))
+    return tables.labeled_rows(path, columns, kind, labels)
 
 
 def text_columns(task: str) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
@@ -187,19 +211,20 @@ def _load_mrpc(folder: Path) -> TaskData:
 def _load_sst(folder: Path) -> TaskData:
     """Read binary sentence-level SST in the csv files of Radford et al. 2017 (arXiv:1704.01444): label, sentence."""
 
-    def read(split: str) -> list[Example]:
-        file = _file(folder, f"{split}_binary_sent.csv", "sst")
-        examples: list[Example] = []
-        for count, (number, cells) in enumerate(read_csv(file)):
-            where = f"{file}:{number}"
-            if "label" not in cells or "sentence" not in cells:
-                raise DataError(f"{where}: the columns are label and sentence, not {', '.join(cells)}")
-            if cells["label"] not in _BINARY or not cells["sentence"]:
-                raise DataError(f"{where}: label {cells['label']!r} must be 0 or 1, and the sentence not empty")
-            examples.append(Example(str(count), cells["sentence"], None, cells["label"]))
-        return examples
+    train, dev, test = (_sst_rows(_file(folder, f"{split}_binary_sent.csv", "sst")) for split in ("train", "dev", "test"))
+    return TaskData("sst", "classification", _BINARY, train, dev, test, "accuracy")
 
-    return TaskData("sst", "classification", _BINARY, read("train"), read("dev"), read("test"), "accuracy")
+
+def _sst_rows(file: Path) -> list[Example]:
+    examples: list[Example] = []
+    for count, (number, cells) in enumerate(read_csv(file)):
+        where = f"{file}:{number}"
+        if "label" not in cells or "sentence" not in cells:
+            raise DataError(f"{where}: the columns are label and sentence, not {', '.join(cells)}")
+        if cells["label"] not in _BINARY or not cells["sentence"]:
+            raise DataError(f"{where}: label {cells['label']!r} must be 0 or 1, and the sentence not empty")
+        examples.append(Example(str(count), cells["sentence"], None, cells["label"]))
+    return examples
 
 
 def _file(folder: Path, name: str, task: str) -> Path:

@@ -94,7 +94,7 @@ def load_squad(path: Path, dev: Path | None = None, max_misplaced_answers: float
     if dev is None and path.is_dir():
         dev = _find(path, ("dev", "valid"), *(["dev-v2.0.json"] if file.name == "train-v2.0.json" else ["dev-v1.1.json"]))
     train, notes = read_squad(file, max_misplaced_answers)
-    _check_answers(file, train)
+    check_answers(file, train)
     if dev is None:
         scored = [q for q in train if in_validation(q.context, seed)]
         train = [q for q in train if not in_validation(q.context, seed)]
@@ -103,7 +103,7 @@ def load_squad(path: Path, dev: Path | None = None, max_misplaced_answers: float
         said = f"scored on {len(scored):,} questions, those of a tenth of the paragraphs of {file.name}, split off by a hash of their text"
         return SquadData(train, scored, (said, *notes))
     scored, dev_notes = read_squad(dev, max_misplaced_answers)
-    _check_answers(dev, scored)
+    check_answers(dev, scored)
     whole = _PUBLISHED.get((len(train), len(scored)), "")
     said = f"{whole}trained on {file.name}, scored on {dev.name}"
     seen = trained_on_note([q.context for q in train], [q.context for q in scored], "questions to score on", "paragraph")
@@ -116,7 +116,7 @@ def _small_split(ten: Path, dev_file: Path, max_misplaced_answers: float) -> Squ
     titles = list(dict.fromkeys(q.title for q in dev))
     last = set(titles[-8:])
     train = [q for q in more if q.answers] + [q for q in dev if q.title not in last]
-    _check_answers(dev_file, dev)
+    check_answers(dev_file, dev)
     said = (
         f"not the published split: trained on {sum(bool(q.answers) for q in more)} answerable questions of {ten.name} and the first"
         f" {len(titles) - len(last)} articles of {dev_file.name}, scored on its last {len(last)}"
@@ -140,7 +140,12 @@ def _find(folder: Path, words: tuple[str, ...], *published: str) -> Path:
     return found[0]
 
 
-def _check_answers(path: Path, questions: list[Question]) -> None:
+def check_answers(path: Path, questions: list[Question]) -> None:
+    """Check that questions can be trained or scored on.
+
+    Raises:
+        DataError: one has an empty context, no answer without saying so, or a text that is none.
+    """
     if odd := [q.id for q in questions if not is_text(f"{q.id}{q.question}{q.context}")]:
         named = ", ".join(map(ascii, odd[:5]))
         raise DataError(

@@ -24,6 +24,8 @@ _YES_NO = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "tr
 # Of the numbers that a network answers, which have 32 bits.
 _LARGEST = 3.4e38
 
+_KINDS = {"classification": "one class a row", "multi_label": "any number of classes a row", "regression": "numbers"}
+
 OWN_NAMES = Columns()
 """The columns are called as the task expects."""
 
@@ -190,6 +192,32 @@ def load_table(path: Path, seed: int = 0, names: Columns = OWN_NAMES, dev: Path 
         columns=tuple(filter(None, texts)),
         is_dev_made=is_dev_made,
     )
+
+
+def labeled_rows(path: Path, names: Columns, kind: str, labels: tuple[str, ...]) -> list[Example]:
+    """Read a table that a trained model is scored on, as :func:`load_table` reads the dev rows.
+
+    Args:
+        path: a csv, tsv, jsonl or parquet file.
+        names: what the columns are called, where it is not as of :func:`load_table`.
+        kind: of the model's task: classification, multi_label or regression.
+        labels: its classes.
+
+    Raises:
+        ConfigError: a column that is named twice.
+        DataError: a file or column that is missing, a row without text or label, a class that the model does not know; naming file and line.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: does not exist; name a table with labels")
+    lists = names.labels or ("" if names.label or names.score else "labels")
+    rows = list(_read(path, lists))
+    texts, target = _columns(path, rows, names, lists)
+    if target.kind != kind:
+        raise DataError(f"{path}: its column {target.columns[0]!r} is of {_KINDS[target.kind]}, and the model answers with {_KINDS[kind]}")
+    examples = list(_examples(path, rows, texts, target, names.id or "id", "dev"))
+    if kind != "regression":
+        check_labels(examples, labels, path)
+    return examples
 
 
 def _split(rows: list[Example], seed: int, share: float, path: Path) -> tuple[list[Example], list[Example]]:

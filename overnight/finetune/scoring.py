@@ -1,0 +1,152 @@
+"""The score of a trained task on labeled rows that came later: a file of them, which the model was neither trained nor chosen on."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from overnight.config.schema import Columns
+from overnight.console import Line
+from overnight.display import duration, plural
+from overnight.errors import DataError
+from overnight.finetune import metrics
+from overnight.finetune.answers import Answer, answer_of
+from overnight.finetune.encode import encode_examples, without_tokens
+from overnight.finetune.error_analysis import errors, question_errors, tag_errors
+from overnight.finetune.predict import Trained, answer_questions
+from overnight.finetune.tagging import conll_text, encode_sentences, tags_of
+from overnight.state_files import sealed
+from overnight.tasks.classification import labeled_rows
+from overnight.tasks.conll import Sentence, read_sentences
+from overnight.tasks.examples import Example
+from overnight.tasks.squad import Question, check_answers, read_squad
+
+# Rows answered at once, sorted by length among themselves: how far it is can be shown behind each.
+_AT_ONCE = 1024
+
+Row = TypeVar("Row")
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a model answers rows whose right answers are known."""
+
+    rows: int
+    metrics: dict[str, float]
+    """As of fine-tuning on the dev rows."""
+    files: dict[str, Any]
+    """What fine-tuning writes of the dev rows, by name: `predictions.json`, `errors.json` and the like."""
+    notes: tuple[str, ...]
+    """What a reader of the score has to know."""
+    largest_class: float | None
+    """Accuracy of answering every row with the commonest class of these rows; None where a row has not one class."""
+
+
+def score_file(model: Trained, path: Path, line: Line) -> Score:
+    """Answer the rows of a file and score the answers, with the metrics of the task.
+
+    Args:
+        model: of a task.
+        path: of texts a table with labels, or a file of GLUE or SST as published; of words with tags CoNLL or JSON lines; of questions SQuAD's format.
+        line: shows how far it is.
+
+    Raises:
+        DataError: the file cannot be read, or a row has no right answer; naming file and line.
+        NonFiniteError: the network says NaN or Infinity.
+    """
+    kind = model.facts["kind"]
+    if kind == "spans":
+        return _score_questions(model, path, line)
+    return _score_sentences(model, path, line) if kind == "token_classification" else _score_texts(model, path, line)
+
+
+def _in_parts(rows: Sequence[Row], answer: Callable[[Sequence[Row]], Sequence[Found]], line: Line) -> Iterator[Found]:
+    """Answer rows some at a time, and show how far it is."""
+    begin = time.perf_counter()
+    for first in range(0, len(rows), _AT_ONCE):
+        yield from answer(rows[first : first + _AT_ONCE])
+        done = min(first + _AT_ONCE, len(rows))
+        if done < len(rows):
+            left = (time.perf_counter() - begin) * (len(rows) - done) / done
+            line.update(f"scored {done:,}/{len(rows):,}  left {duration(left)}")
+
+
+def _score_texts(model: Trained, path: Path, line: Line) -> Score:
+    kind, labels, task = model.facts["kind"], tuple(model.facts["labels"]), model.facts["spec"]["task"]
+    examples = labeled_rows(task, path, Columns(**model.facts["spec"].get("columns") or {}), kind, labels)
+    _check_pairs(model, path, examples)
+
+    def answer(part: Sequence[Example]) -> list[Any]:
+        return model.outputs(encode_examples(model.tokenizer, model.vocabulary, part, model.longest))
+
+    outputs = list(_in_parts(examples, answer, line))
+    given: list[Answer] = [answer_of(kind, labels, output) for output in outputs]
+    right = [example.label for example in examples if example.label is not None]
+    files = {
+        "predictions.json": {example.id: answer for example, answer in zip(examples, given, strict=True)},
+        "errors.json": sealed(errors(kind, labels, examples, outputs)),
+    }
+    empty = len(without_tokens(model.tokenizer, examples))
+    notes = (f"{empty:,} of {plural(len(examples), 'row')} have no token: answered by what the network makes of nothing",) if empty else ()
+    commonest = Counter(map(str, right)).most_common(1)[0][1] / len(right) if kind == "classification" else None
+    return Score(len(examples), metrics.score(task, kind, right, given), files, notes, commonest)
+
+
+def _check_pairs(model: Trained, path: Path, examples: Sequence[Example]) -> None:
+    pairs = model.facts.get("pairs")  # of a folder of others it is not known
+    if pairs is not None and pairs != (examples[0].text_b is not None):
+        has, wants = ("single texts", "pairs of texts") if pairs else ("pairs of texts", "single texts")
+        raise DataError(f"{path}: has {has}, and the model was trained on {wants}")
+
+
+def _score_sentences(model: Trained, path: Path, line: Line) -> Score:
+    labels = model.facts["labels"]
+    sentences = read_sentences(path, tagged=True)
+
+    def answer(part: Sequence[Sentence]) -> list[list[str]]:
+        # Tags that the model does not know are wrong whatever it answers, and nothing to encode.
+        bare = [Sentence(sentence.id, sentence.words, None) for sentence in part]
+        encoded = encode_sentences(model.tokenizer, model.vocabulary, bare, labels, model.longest)
+        return [tags for tags, _ in tags_of(encoded, model.outputs(encoded), labels, len(part))]
+
+    given = list(_in_parts(sentences, answer, line))
+    files = {
+        "predictions.json": {sentence.id: tags for sentence, tags in zip(sentences, given, strict=True)},
+        "predictions.conll": conll_text(sentences, given),
+        "errors.json": sealed(tag_errors(labels, sentences, given)),
+    }
+    right = [list(sentence.tags or ()) for sentence in sentences]
+    unknown = sorted({tag for tags in right for tag in tags} - set(labels))
+    notes = (f"tags that the model does not know, and so never answers: {', '.join(unknown)}",) if unknown else ()
+    return Score(len(sentences), metrics.tag_scores(labels, right, given), files, notes, None)
+
+
+def _score_questions(model: Trained, path: Path, line: Line) -> Score:
+    # An answer counts by its text, wherever it stands.
+    questions, notes = read_squad(path, max_misplaced_answers=1.0)
+    check_answers(path, questions)
+
+    def answer(part: Sequence[Question]) -> list[tuple[dict[str, Any], list[dict[str, str | float]]]]:
+        return list(answer_questions(model, [(question, question.id) for question in part]))
+
+    answers = list(_in_parts(questions, answer, line))
+    predictions = {found["id"]: str(found["answer"]) for found, _ in answers}
+    nbest = {found["id"]: best for found, best in answers}
+    odds = {found["id"]: found["null_odds"] for found, _ in answers if "null_odds" in found}
+    right = {question.id: [answer.text for answer in question.answers] for question in questions}
+    may_have_none = bool(odds) or any(question.impossible for question in questions)
+    scores = (metrics.squad2_scores if may_have_none else metrics.squad_scores)(right, predictions)
+    files = {
+        "predictions.json": predictions,
+        "nbest_predictions.json": nbest,
+        **({"null_odds.json": odds} if odds else {}),
+        "errors.json": sealed(question_errors(questions, predictions, nbest)),
+    }
+    if may_have_none and not odds:
+        notes += ("some questions have no answer, and the model was trained to answer every one",)
+    return Score(len(questions), scores, files, notes, None)

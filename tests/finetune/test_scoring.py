@@ -1,0 +1,148 @@
+"""`overnight evaluate --task --rows` scores rows as fine-tuning scores its dev rows, and names what is wrong with a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overnight import config
+from overnight.cli.main import main
+from overnight.config import Run
+from overnight.console import Line
+from overnight.finetune.finetune import finetune
+from overnight.run_dir.task_results import read_results
+from tests.finetune.conftest import SPEC, Task
+
+Captured = pytest.CaptureFixture[str]
+
+
+def _squad(path: Path, name: str) -> None:
+    context = f"The {name} value is number seven."
+    asked = [{"id": f"{name}{i}", "question": "What is it?", "answers": [{"text": "seven", "answer_start": 22}]} for i in range(3)]
+    asked = [{**qa, "answers": [{"text": "seven", "answer_start": context.index("seven")}]} for qa in asked]
+    none: Any = [{"id": f"{name}none{i}", "question": "What is a class?", "answers": [], "is_impossible": True} for i in range(3)]
+    path.write_text(json.dumps({"data": [{"title": name, "paragraphs": [{"context": context, "qas": asked + none}]}]}))
+
+
+@pytest.fixture(params=["classes", "pairs", "topics", "tags", "questions"])
+def task_files(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, dict[str, Any], Path]:
+    """The task, its folder, its further settings, and the file of its dev rows."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    words = {"number": "integer division", "text": "string literal", "error": "raised exception"}
+    named, labels = list(words.items()), list(words)
+    for name, count in (("train", 24), ("dev", 10)):
+        if request.param == "classes":
+            rows = [f"{w} {i},{label}\n" for i, (label, w) in zip(range(count), named * count, strict=False)]
+            (folder / f"{name}.csv").write_text("body,stars\n" + "".join(rows))
+        elif request.param == "pairs":
+            (folder / f"{name}.tsv").write_text("text\tother\tscore\n" + "".join(f"class {i}\tobject {i}\t{i / 7}\n" for i in range(count)))
+        elif request.param == "topics":
+            sets = [labels[: i % 3] for i in range(count)]
+            lines = [json.dumps({"id": i, "text": f"{' '.join(words[w] for w in s)} object {i}", "labels": s}) for i, s in enumerate(sets)]
+            (folder / f"{name}.jsonl").write_text("\n".join([*lines, ""]))
+        elif request.param == "tags":
+            (folder / f"{name}.conll").write_text("class O\ninteger B-NUM\ndivision I-NUM\n\nstring B-TXT\n\n" * (count // 4))
+        else:
+            _squad(folder / f"{name}-v2.0.json", name)
+    dev = next(folder.glob("dev*"))
+    columns = {"columns": {"text": "body", "label": "stars"}} if request.param == "classes" else {}
+    columns = {"columns": {"text_b": "other"}} if request.param == "pairs" else columns
+    kind = {"tags": "tokens", "questions": "squad"}.get(request.param, "csv")
+    return kind, folder, {**columns, **({"seq_len": 48} if kind == "squad" else {})}, dev
+
+
+def test_rows_are_scored_as_fine_tuning_scores_its_dev_rows(
+    task_files: tuple[str, Path, dict[str, Any], Path], with_task: Task, tmp_path: Path, capsys: Captured
+) -> None:
+    kind, folder, settings, dev = task_files
+    run = with_task(kind, folder, **settings)
+    finetune(run, "mine")
+    (entry,) = [entry for entry in read_results(run.run_dir / "tasks.jsonl") if entry["kind"] == "finetune"]
+    kept, out = run.run_dir / "finetune" / "mine", tmp_path / "scored"
+    rows = shutil.copy(dev, tmp_path / f"later{dev.suffix}")
+    shutil.rmtree(folder)  # it is not needed any more
+    capsys.readouterr()
+    command = ["evaluate", "--from", str(run.run_dir), "--task=mine", f"--rows={rows}", f"--to={out}", f"--json={tmp_path / 'score.json'}"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    found = json.loads((tmp_path / "score.json").read_text())
+    expected = {name: value for name, value in entry["metrics"].items() if name != "null_threshold"}
+    assert {name: found[name] for name in expected} == pytest.approx(
+        expected, abs=1e-3
+    )  # a barely trained regression answers much the same to all
+    assert found["task"] == "mine" and found["rows"] == len(json.loads((out / "predictions.json").read_text()))
+    assert {file.name for file in out.iterdir()} >= {"predictions.json", "errors.json"}
+    for file in out.iterdir():
+        if file.suffix == ".conll" or (file.name == "predictions.json" and entry["metric"] != "spearman"):
+            assert file.read_bytes() == (kept / file.name).read_bytes(), file
+    assert f"mine, {found['rows']} rows of {rows}: " in said and f"written: {out}" in said
+    assert ("largest class: accuracy 40.0 %" in said) == ("macro_f1" in found and "micro_f1" not in found)
+
+
+@pytest.fixture(scope="module")
+def scored(pretrained: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("scored")
+    shutil.copytree(pretrained.run_dir, folder / "run")
+    rows = [f"integer division {i},number\nstring literal {i},text\n" for i in range(20)]
+    (folder / "table.csv").write_text("text,label\n" + "".join(rows))
+    tree = {**config.to_tree(pretrained), "finetune": {"mine": {**SPEC, "task": "csv", "path": str(folder / "table.csv")}}}
+    run = dataclasses.replace(config.build_run(tree), out=str(folder / "run"))
+    finetune(run, "mine", Line(io.StringIO()))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("later.csv", "text,label\nan integer,number\na string,words\n", "row 1 has label 'words', which no training row has"),
+        ("later.csv", "text,label\nan integer,\n", "later.csv:2: column 'label'"),
+        ("later.csv", "text,score\nan integer,1.5\n", "its column 'score' is of numbers, and the model answers with one class a row"),
+        ("later.csv", "text_a,text_b,label\nan integer,a float,number\n", "has pairs of texts, and the model was trained on single texts"),
+        ("later.csv", "text\nan integer\n", "name the classes `label`"),
+        ("later.csv", "text,label\n", "holds no rows"),
+        ("later.txt", "an integer\n", "a table ends in .csv"),
+        ("gone.csv", None, "gone.csv: does not exist"),
+    ],
+)
+def test_a_file_that_cannot_be_scored_is_named_with_what_is_wrong(
+    name: str, content: str | None, message: str, scored: Run, tmp_path: Path, capsys: Captured
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    assert main(["evaluate", "--from", str(scored.run_dir), "--task=mine", f"--rows={tmp_path / name}", f"--to={tmp_path / 'to'}"]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--task=mine"], "name the rows to score on, --rows=FILE"),
+        (["--rows=x.csv"], "rows are scored by a task that was fine-tuned"),
+        (["--rows=x.csv", "--task=other"], "has no fine-tuned task 'other' (it has: mine)"),
+        (["--rows=x.csv", "--task=mine", "--blimp=y"], "measures a language model"),
+        (["--rows=", "--task=mine"], "--rows = ''"),
+        (["--to=x"], "name the rows to score on"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(options: list[str], message: str, scored: Run, capsys: Captured) -> None:
+    assert main(["evaluate", "--from", str(scored.run_dir), *options]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_an_exported_task_and_its_folder_score_as_the_run_does(scored: Run, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "later.csv").write_text("text,label\ninteger division,number\na string,text\nstring literal,text\n")
+    assert main(["export", "--from", str(scored.run_dir), "--task=mine", f"--to={tmp_path / 'out'}"]) == 0
+    found = []
+    for source in (tmp_path / "out", scored.run_dir / "finetune" / "mine"):
+        assert main(["evaluate", "--from", str(source), f"--rows={tmp_path / 'later.csv'}", f"--json={tmp_path / 'score.json'}"]) == 0
+        found.append(json.loads((tmp_path / "score.json").read_text()))
+    assert found[0]["accuracy"] == found[1]["accuracy"] and found[0]["rows"] == 3
+    assert "largest class: accuracy 66.7 %" in capsys.readouterr().out
