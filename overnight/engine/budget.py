@@ -112,10 +112,16 @@ class Speed:
         self.marks.append((work, seconds))
         del self.marks[: -_STRETCHES - 1]
 
-    def seconds_per_step(self) -> float:
-        """Return seconds of a step with a full batch; infinite before one was seen."""
-        rates = [(ended - began) / (last - first) for (first, began), (last, ended) in pairwise(self.marks)]
-        return max(statistics.median(rates), 1e-9) if rates else math.inf
+    def seconds_per_step(self, first: bool = False) -> float:
+        """Return seconds of a step with a full batch; infinite before one was seen.
+
+        Args:
+            first: of all, for what is expected of the whole phase. A GPU compiles in several of its first steps, whose median is then none of the
+                steps to come: where the fastest takes less than half of it, that one counts.
+        """
+        rates = [(ended - began) / (last - done) for (done, began), (last, ended) in pairwise(self.marks)]
+        median = statistics.median(rates) if rates else math.inf
+        return max(self.fastest if first and 2 * self.fastest < median else median, 1e-9)
 
     def enough(self, left: float) -> bool:
         """Return whether a decision can be taken on it, with so much time left for pretraining (s), as the clock has it.

@@ -239,6 +239,14 @@ def test_one_pause_is_no_slower_machine() -> None:
     assert speed.seconds_per_step() == 0.5
 
 
+def test_steps_that_mostly_compile_are_expected_to_take_what_the_fastest_takes_at_first_alone() -> None:
+    speed = Speed([(0, 0.0)])
+    for work, seconds in ((1, 20.0), (2, 26.0), (4, 26.2), (8, 40.0), (13, 52.0)):
+        speed.note(work, seconds)
+    assert speed.seconds_per_step(first=True) == pytest.approx(0.1) and speed.seconds_per_step() > 2.0
+    assert Speed([(0, 0.0), (5, 3.0)], fastest=0.4).seconds_per_step(first=True) == pytest.approx(0.6), "a little faster is noise"
+
+
 def test_the_plan_scales_all_phases_by_one_factor() -> None:
     assert planned_steps(TWO, 0, 0, 1800 * 0.4 + 200 * 1.0, 0.4) == [1800, 200]
     assert planned_steps(TWO, 0, 100, 2 * (1800 * 0.4 + 200 * 1.0) - 40, 0.4) == [3600, 400]
