@@ -285,6 +285,9 @@ def _finetune_problems(key: str, task: Finetune, model: EncoderConfig) -> Iterat
         yield f"{key}.dev = {task.dev!r}: only csv, squad and tokens take a file of their own to score on; {task.task} has its own"
     if task.dev_share != Finetune.dev_share and task.task not in ("csv", "tokens"):
         yield f"{key}.dev_share = {task.dev_share:g}: only csv and tokens split off a share that is yours to choose; {task.task} has its own"
+    for name in ("doc_stride", "max_answer_length", "max_misplaced_answers") if task.task != "squad" else ():
+        if (value := getattr(task, name)) != getattr(Finetune, name):
+            yield f"{key}.{name} = {value:g}: is of questions about a text (task: squad), and {task.task} has none; leave it out"
 
 
 def _seeds_problems(key: str, seeds: list[int]) -> Iterator[str]:

@@ -18,7 +18,7 @@ __all__ = ["data", "tokenizer", "vocabulary"]
 
 
 Task = Callable[..., Run]
-SPEC = {"epochs": 2, "global_batch_size": 8, "micro_batch_size": 8, "lr": 3e-3, "seq_len": 24, "doc_stride": 8}
+SPEC = {"epochs": 2, "global_batch_size": 8, "micro_batch_size": 8, "lr": 3e-3, "seq_len": 24}
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def with_task(pretrained: Run, tmp_path: Path) -> Task:
 
     def make(task: str, path: Path, **settings: Any) -> Run:
         tree = config.to_tree(pretrained)
-        tree["finetune"] = {"mine": {**SPEC, "task": task, "path": str(path), **settings}}
+        of_questions = {"doc_stride": 8} if task == "squad" else {}
+        tree["finetune"] = {"mine": {**SPEC, **of_questions, "task": task, "path": str(path), **settings}}
         for key in [key for key in tree["finetune"]["mine"] if "." in key]:
             part, _, name = key.partition(".")
             tree[part][name] = tree["finetune"]["mine"].pop(key)

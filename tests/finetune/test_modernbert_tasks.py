@@ -28,7 +28,7 @@ from tests.recipe import change
 
 transformers = pytest.importorskip("transformers")
 
-SPEC = {"epochs": 2, "global_batch_size": 8, "micro_batch_size": 8, "lr": 3e-3, "seq_len": 32, "doc_stride": 8}
+SPEC = {"epochs": 2, "global_batch_size": 8, "micro_batch_size": 8, "lr": 3e-3, "seq_len": 32}
 CONTEXT = "The value of an object is number seven. " + "Every class has a method. " * 10
 
 
@@ -50,7 +50,7 @@ def run(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> BertRun:
     tree["finetune"] = {
         "classes": {**SPEC, "task": "csv", "path": str(folder / "classes.csv")},
         "scores": {**SPEC, "task": "csv", "path": str(folder / "scores.csv")},
-        "squad": {**SPEC, "task": "squad", "path": str(squad)},
+        "squad": {**SPEC, "doc_stride": 8, "task": "squad", "path": str(squad)},
     }
     made = config.build_run(tree)
     assert isinstance(made, BertRun)

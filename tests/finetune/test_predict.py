@@ -51,12 +51,12 @@ def run(pretrained: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
             for i in range(8)
         ]
         (squad / f"{name}-v1.1.json").write_text(json.dumps({"data": [{"title": name, "paragraphs": [{"context": context, "qas": qas}]}]}))
-    spec = {"epochs": 2, "global_batch_size": 8, "micro_batch_size": 8, "lr": 3e-3, "seq_len": 32, "doc_stride": 8}
+    spec = {"epochs": 2, "global_batch_size": 8, "micro_batch_size": 8, "lr": 3e-3, "seq_len": 32}
     tree = config.to_tree(pretrained)
     tree["finetune"] = {
         "classes": {**spec, "task": "csv", "path": str(folder / "classes.csv")},
         "scores": {**spec, "task": "csv", "path": str(folder / "scores.csv"), "columns": {"text_b": "other"}},
-        "squad": {**spec, "task": "squad", "path": str(squad)},
+        "squad": {**spec, "doc_stride": 8, "task": "squad", "path": str(squad)},
     }
     result = dataclasses.replace(config.build_run(tree), out=str(folder / "run"))
     for name in result.finetune:
