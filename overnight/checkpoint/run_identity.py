@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,37 +22,38 @@ def check_folder(run: Run, extend: bool = False) -> None:
     """Check that the run folder is new or holds this run.
 
     Args:
-        extend: it may also hold a shorter one, of which this run is a continuation (:func:`not_longer`).
+        extend: it may also hold a shorter one, of which this run is a continuation (:func:`not_longer`); of a run with a budget the same, with another budget.
 
     Raises:
-        ConfigError: when it belongs to another recipe, naming the fields that differ, or when a run with a budget is to be extended.
+        ConfigError: when it belongs to another recipe, naming the fields that differ.
     """
-    if run.budget and extend:
-        raise ConfigError(f"--extend: a run with a budget ends with it (budget = {run.budget!r}); give a longer one its own folder")
     path = run.run_dir / "run.yaml"
     if not path.exists():
         return
     theirs = _read(path)
     # Of a run that failed before its first checkpoint nothing is lost.
     delete = "delete that one" + ", which has no checkpoint yet" * (newest_checkpoint(run.run_dir / "checkpoints") is None)
-    if theirs.budget != run.budget:
+    budgets = bool(theirs.budget and run.budget)
+    if theirs.budget != run.budget and not (extend and budgets):
         began = f"with budget = {theirs.budget!r}, which fixed when it ends" if theirs.budget else "without a budget"
         raise ConfigError(
-            f"budget = {run.budget!r}: {run.run_dir} was begun {began}; leave it so, give this run its own folder (--out=...), or {delete}"
+            f"budget = {run.budget!r}: {run.run_dir} was begun {began}; leave it so, {'add --extend to give it so much more time, ' * budgets}"
+            f"give this run its own folder (--out=...), or {delete}"
         )
+    theirs = dataclasses.replace(theirs, budget=run.budget)
     different = list(config.differences(config.identity(theirs), config.identity(run)))
     if theirs.phases.keys() == run.phases.keys() and list(theirs.phases) != list(run.phases):
         different.append(_order(theirs, run))
     problems = list(not_longer(theirs, run))
-    if not different or (extend and not problems):
+    if not different or (extend and not budgets and not problems):
         return
-    if extend:
+    if extend and not budgets:
         lines = "\n  ".join(problems)
         raise ConfigError(
             f"{run.run_dir} cannot be extended to this run; only the steps of its last phase may grow, and phases be added behind it:\n  {lines}"
         )
     lines = "\n  ".join(different)
-    hint = "" if problems else "To resume from its checkpoints to the end of this longer run, add --extend. Or g"
+    hint = "" if problems or budgets else "To resume from its checkpoints to the end of this longer run, add --extend. Or g"
     raise ConfigError(f"{run.run_dir} holds another run:\n  {lines}\n{hint or 'G'}ive this one its own folder (--out=...) or {delete}")
 
 
@@ -99,10 +101,12 @@ def unrecorded_extensions(run: Run, progress: TrainingProgress) -> Iterator[dict
         old, new, added = before.phases[last], after.phases[last], [name for name in after.phases if name not in before.phases]
         changes = [f"phase {last} has {new.steps} steps instead of {old.steps}"] if new.steps > old.steps else []
         changes += [f"phase {name} is added" for name in added]
+        if before.budget != after.budget:
+            changes = [f"budget {after.budget} from here on, before the decay of budget {before.budget}"]
         if file.name in recorded or not changes:
             continue
         rate = ""
-        if progress.phase == last and 0 < progress.step < new.steps:
+        if new.steps > old.steps and progress.phase == last and 0 < progress.step < new.steps:
             then, now = learning_rate(old, progress.step - 1), learning_rate(new, progress.step)
             rate = f"; the learning rate continues at {now:.4g}, as in a run of that length (the last step had {then:.4g})"
         longer = {"phase": last} if new.steps > old.steps else {}

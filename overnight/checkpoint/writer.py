@@ -13,7 +13,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -55,10 +55,20 @@ class CheckpointWriter:
         keep_every: steps, of all phases, of which one checkpoint is left for ever: the first. 0: none.
         asynchronous: the training stands still only while the tensors are copied to the host; a thread does the rest.
         world: the processes that hold the model. The first one writes, all call. None for this one.
+        keep_before: returns a step of all phases, of which, or of before which, the newest is left, too: from there a run continues that is given more time. None where
+            there is none yet.
     """
 
-    def __init__(self, folder: Path, keep: int, keep_every: int = 0, asynchronous: bool = True, world: World | None = None) -> None:
-        self.folder, self._keep, self._keep_every = folder, keep, keep_every
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        keep_every: int = 0,
+        asynchronous: bool = True,
+        world: World | None = None,
+        keep_before: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self.folder, self._keep, self._keep_every, self._keep_before = folder, keep, keep_every, keep_before
         self._asynchronous, self._world = asynchronous, world or World()
         self._thread: threading.Thread | None = None
         self._copies: Parts = {}
@@ -151,7 +161,7 @@ class CheckpointWriter:
     def _write_in_thread(self, parts: Parts, progress: dict[str, Any]) -> None:
         try:
             write_checkpoint(self.folder, parts, progress)
-            prune(self.folder, progress["global_step"], self._keep, self._keep_every)
+            prune(self.folder, progress["global_step"], self._keep, self._keep_every, self._keep_before())
         except BaseException as error:
             self.error = error
 
@@ -234,7 +244,7 @@ def _put(beside: Path, checkpoint: Path) -> None:
     sync(checkpoint.parent)
 
 
-def prune(folder: Path, step: int, keep: int, keep_every: int = 0) -> None:
+def prune(folder: Path, step: int, keep: int, keep_every: int = 0, keep_before: int | None = None) -> None:
     """Remove the checkpoints that need not be kept, once a new one is whole.
 
     What is of a later step than the new one is not of this run any more: it was passed over as damaged, or the run went back.
@@ -243,6 +253,7 @@ def prune(folder: Path, step: int, keep: int, keep_every: int = 0) -> None:
         folder: the run's `checkpoints`.
         step: of the new one.
         keep, keep_every: as in :class:`CheckpointWriter`.
+        keep_before: the step that it returns there.
     """
     found = [checkpoint for checkpoint in reversed(list_checkpoints(folder)) if checkpoint.is_dir() and not checkpoint.is_symlink()]
     past = [checkpoint for checkpoint in found if (step_of(checkpoint) or 0) <= step and checkpoint.suffix == ""]
@@ -251,6 +262,8 @@ def prune(folder: Path, step: int, keep: int, keep_every: int = 0) -> None:
         if (step_of(checkpoint) or 0) // keep_every > stretch:
             stretch = (step_of(checkpoint) or 0) // keep_every
             kept.add(checkpoint)
+    if keep_before is not None:
+        kept.update([checkpoint for checkpoint in past if (step_of(checkpoint) or 0) <= keep_before][-1:])
     for checkpoint in found:
         if checkpoint not in kept:
             _remove(checkpoint)

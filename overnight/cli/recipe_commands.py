@@ -84,7 +84,10 @@ def _recipe_command(add: Add, name: str, function: Callable[..., int | None], su
 
 
 def _add_extend(command: argparse.ArgumentParser) -> None:
-    text = "resume from the checkpoints of a shorter run in the run folder: more steps in its last phase, or phases added behind it"
+    text = (
+        "resume from the checkpoints of a shorter run in the run folder: more steps in its last phase, or phases added behind it; "
+        "with --budget=TIME so much more time, from before its decay"
+    )
     command.add_argument("--extend", action="store_true", help=text)
 
 

@@ -40,14 +40,19 @@ def run_all(run: Run, extend: bool = False) -> None:
         raise ConfigError(f"evaluation.blimp = {blimp!r}: does not exist; name blimp.tar.xz or its folder, or leave it out")
     from overnight.checkpoint.run_corpus import with_data
     from overnight.checkpoint.run_identity import check_folder, claim_folder
+    from overnight.engine.budget_extension import extend_budget
     from overnight.engine.budget_record import begin_command, close_record
     from overnight.engine.pretrain import pretrain
     from overnight.engine.size_record import chosen_before
     from overnight.engine.sizing import settle_sizes, settle_vocabulary
+    from overnight.run_dir.lock import run_lock
 
     line, start, recipe = Line(), time.perf_counter(), run
     check_folder(chosen_before(run), extend)
     resumed = (run.run_dir / "run.yaml").exists()
+    if extend and run.budget and resumed:
+        with run_lock(run.run_dir):
+            extend_budget(chosen_before(run), line.print)
     if run.budget:
         begin_command(run, line.print)
     run = settle_vocabulary(run, line.print)

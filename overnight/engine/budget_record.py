@@ -45,6 +45,8 @@ class BudgetRecord:
     """When everything was done."""
     recipe: str = ""
     """XXH3-64 of the recipe with which `overnight run` began; empty where another command did."""
+    extended: int = 0
+    """How often the run was given more time, and continued from before its decay."""
 
     @property
     def seconds(self) -> float:
@@ -59,6 +61,10 @@ class BudgetRecord:
     def of(self, phase: str) -> list[Decision]:
         """Return the decisions on a phase."""
         return [decision for decision in self.decisions if decision.phase == phase]
+
+    def first_decay(self, phase: str) -> int | None:
+        """Return the step at which the decay of a phase was first decided to begin, None while it is not decided."""
+        return next((decision.decay_begins for decision in self.of(phase) if decision.decay_begins is not None), None)
 
 
 def record_path(run: Run) -> Path:

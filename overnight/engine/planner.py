@@ -207,8 +207,7 @@ class Planner:
         every = {"evaluation": self.run.logging.eval_every, "checkpoint": self.run.checkpoint.save_every}
         between = sum(self._pause(what) / steps for what, steps in every.items() if steps)
         left, enough = self.left(), self._speed.enough(self.left(guess=False))
-        seconds = self._speed.seconds_per_step(first=self.measuring) + between
-        moment = Moment(step, left, seconds, step - self._began, enough, moment_text())
+        moment = Moment(step, left, self._speed.seconds_per_step(self.measuring) + between, step - self._began, enough, moment_text())
         found = look(self.shares, self._number, self.record.of(self._name), moment, self.record.seconds)
         if not (decision := found.decision):
             return [found.steps, found.next]

@@ -15,6 +15,7 @@ from overnight.corpus.settings import check_settings, settings_of
 from overnight.corpus.shards import load_manifest
 from overnight.distributed.collectives import assert_same_on_all_ranks, raise_on_all_ranks, shared_facts
 from overnight.distributed.world import process_group
+from overnight.engine.budget_extension import extend_budget
 from overnight.engine.budget_record import check_budget
 from overnight.engine.training_run import TrainingRun
 from overnight.run_dir.lock import run_lock
@@ -24,7 +25,7 @@ def pretrain(run: Run, line: Line | None = None, extend: bool = False) -> Path:
     """Pretrain the phases of a run whose data is prepared, in this process or with all that torchrun started; returns the newest checkpoint.
 
     Args:
-        extend: the run folder may hold a shorter run, which this one resumes from.
+        extend: the run folder may hold a shorter run, which this one resumes from; of a run with a budget, the budget is so much more time.
 
     Raises:
         ConfigError: the recipe is wrong, or its data was prepared with other settings.
@@ -43,6 +44,8 @@ def pretrain(run: Run, line: Line | None = None, extend: bool = False) -> Path:
             if world.main:
                 run.run_dir.mkdir(parents=True, exist_ok=True)
                 locks.enter_context(run_lock(run.run_dir))
+                if extend and run.budget:
+                    extend_budget(run, training.line.print)
                 check_budget(run)
                 claim_folder(run, extend)
         training.go()

@@ -68,7 +68,9 @@ def read_record(run: Run) -> SizeRecord | None:
             )
         return None
     record: SizeRecord = read_json(path, SizeRecord, _REMEDY)
-    different = list(config.differences(record.recipe, plain_identity(run)))
+    # Of a run that has begun the budget is looked after where it is extended.
+    ours = {**plain_identity(run), **({"budget": record.recipe.get("budget")} if begun else {})}
+    different = list(config.differences(record.recipe, ours))
     if different and not begun:
         return None
     if different:

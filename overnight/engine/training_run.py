@@ -173,6 +173,7 @@ class TrainingRun:
                 self.run.checkpoint.keep_every_n_steps,
                 self.run.checkpoint.async_save,
                 self.world,
+                self._first_decay,
             ) as writer,
         ):
             for problem in problems:
@@ -261,6 +262,10 @@ class TrainingRun:
         """Return whether the last phase is done."""
         name = list(self.run.phases)[-1]
         return progress.phase == name and progress.step >= self._steps(name)
+
+    def _first_decay(self) -> int | None:
+        """Return the step at which the decay of the first phase begins, None while a budget has not decided it: with more time, the run continues from before it."""
+        return self.planner.record.first_decay(next(iter(self.run.phases))) if self.planner else None
 
     def _steps(self, phase: str) -> float:
         """Return the steps of a phase; of one whose end is still to be decided, more than any."""

@@ -225,16 +225,19 @@ def test_the_last_are_kept_and_latest_names_the_newest(tmp_path: Path) -> None:
     taken=st.lists(st.integers(1, 60), min_size=1, unique=True).map(sorted),
     keep=st.integers(1, 4),
     every=st.integers(0, 20),
+    before=st.none() | st.integers(1, 60),
 )
-def test_the_newest_and_the_first_of_every_stretch_are_kept(
-    taken: list[int], keep: int, every: int, tmp_path_factory: pytest.TempPathFactory
+def test_the_newest_the_first_of_every_stretch_and_the_last_before_a_decay_are_kept(
+    taken: list[int], keep: int, every: int, before: int | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("kept")
     for step in taken:
         (folder / f"step-{step:07d}").mkdir()
-        writer.prune(folder, step, keep, every)
+        # A decay is decided once it begins.
+        writer.prune(folder, step, keep, every, before if before is not None and step >= before else None)
     first = {min(s for s in taken if s // every == k) for k in {s // every for s in taken} - {0}} if every else set()
-    assert {reader.step_of(place) for place in reader.list_checkpoints(folder)} == set(taken[-keep:]) | first
+    last = {max((s for s in taken if s <= before), default=taken[-1])} if before is not None and taken[-1] >= before else set()
+    assert {reader.step_of(place) for place in reader.list_checkpoints(folder)} == set(taken[-keep:]) | first | last
 
 
 def test_what_a_killed_save_left_is_not_read_and_goes_away(tmp_path: Path) -> None:

@@ -70,6 +70,28 @@ def test_all_stages_end_in_time_and_it_says_so(recipe: Path, clock: FakeClock, c
 
 
 @pytest.mark.usefixtures("rehearsed")
+def test_another_night_continues_from_before_the_decay_and_does_the_rest_again(recipe: Path, clock: FakeClock, capsys: Captured) -> None:  # noqa: F811
+    clock.step_seconds = 0.5
+    run = config.load_run(str(recipe), ["budget=2m"])
+    assert main(["run", str(recipe), "--budget=2m"]) == 0
+    first, exported = read_record(run), (run.run_dir / "export" / "model.safetensors").read_bytes()
+    clock.stop_at = clock.steps + 100
+    with pytest.raises(Stop):
+        main(["run", str(recipe), "--budget=3m", "--extend"])
+    clock.stop_at = -1
+    assert main(["run", str(recipe), "--budget=3m", "--extend"]) == 0
+    out, record = capsys.readouterr().out, read_record(run)
+    assert out.count("before its decay, and continues until") == 1 and "continuing at step" in out
+    assert first is not None and record is not None and record.extended == 1 and record.after == first.after
+    assert record.done is not None and record.deadline - record.started == 180 and 0 < record.deadline - record.done < 40
+    assert record.of("short")[-1].steps > first.of("short")[-1].steps + 50
+    assert (run.run_dir / "export" / "model.safetensors").read_bytes() != exported
+    # Two seeds, pretrained and not, of the new network; those of the old one stay.
+    assert len(scores(run)) == 8 and (run.run_dir / "before-1" / "tasks.jsonl").is_file()
+    assert summarize(run.run_dir)["phases"][0]["steps"] == record.of("short")[-1].steps
+
+
+@pytest.mark.usefixtures("rehearsed")
 def test_killed_in_a_task_it_keeps_its_deadline_and_its_scores(recipe: Path, clock: FakeClock, capsys: Captured, tmp_path: Path) -> None:  # noqa: F811
     clock.stop_at, clock.step_seconds = 175, 0.5
     with pytest.raises(Stop):
@@ -143,12 +165,6 @@ def test_the_plan_of_a_run_that_lies_elsewhere_finds_its_data_and_shows_what_was
     assert main(["plan", "copy"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"as this run has decided on its way: short {record.of('short')[-1].steps} steps, its rate decays from step" in said
-
-
-def test_a_budget_is_not_extended_and_that_is_said_before_anything_is_done(recipe: Path, capsys: Captured) -> None:
-    assert main(["run", str(recipe), "--budget=8h", "--extend"]) == 2
-    assert "--extend: a run with a budget ends with it" in capsys.readouterr().err
-    assert not (recipe.parent / "run").exists()
 
 
 def test_the_evaluation_at_the_end_is_estimated_by_the_text_there_is(

@@ -272,8 +272,6 @@ def test_another_budget_none_and_a_first_one_are_refused(tiny: Make, clock: Fake
     for other in ("30s", ""):
         with pytest.raises(ConfigError, match=r"was begun with budget = '20s'.*--out"):
             train(tiny(**WSD, **LESS, budget=other))
-    with pytest.raises(ConfigError, match="--extend: a run with a budget ends with it"):
-        pretrain.pretrain(run, Line(io.StringIO()), extend=True)
     shutil.rmtree(run.run_dir)
     train(tiny(**WSD, **LESS))
     with pytest.raises(ConfigError, match=r"was begun without a budget"):

@@ -1,0 +1,81 @@
+"""More time for a run with a budget: it goes back to before its decay, and continues at its full rate until the new time is nearly over.
+
+What was trained since then is undone, so it is put aside first: the newest checkpoint and what was measured of it, in `before-1`, `before-2` and so on of
+the run folder. The record of the budget is written last: a run that is killed before that is still the one from before, and trains its decay again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from overnight.checkpoint.reader import list_checkpoints, read_checkpoint, step_of
+from overnight.config import Run
+from overnight.config.budget import deadline_of
+from overnight.display import duration
+from overnight.engine import run_clock
+from overnight.engine.budget_record import read_record, write_record
+from overnight.engine.run_clock import moment_text, time_of_day
+from overnight.errors import DataError
+from overnight.run_dir.atomic import write_whole
+
+# What belongs to the newest checkpoint, or to the steps that are undone.
+_KEPT = ("budget.json", "metrics.jsonl", "evaluation.json", "tasks.jsonl", "report.html")
+
+
+def extend_budget(run: Run, log: Callable[[str], None]) -> None:
+    """Give a run that has trained with a budget another one, from now on; a run that has that already only continues.
+
+    Args:
+        run: with the new budget; its folder holds the same run with a budget, or none.
+        log: is told what is done.
+
+    Raises:
+        DataError: no checkpoint from before its decay is left, or it is damaged.
+    """
+    record, first = read_record(run), next(iter(run.phases))
+    if record is None or not record.decisions or (record.extended and record.done is None and record.budget == run.budget):
+        return
+    decay, newest_first = record.first_decay(first), [c for c in list_checkpoints(run.run_dir / "checkpoints") if c.is_dir()]
+    if not newest_first:
+        return
+    before = [c for c in newest_first if decay is None or (step_of(c) or 0) <= decay]
+    decisions = [d for d in record.of(first) if d.decay_begins is None and before and d.at <= (step_of(before[0]) or 0)]
+    if len(decisions) < 2:
+        raise DataError(
+            f"--extend: {run.run_dir} has no checkpoint from before its decay, which began at step {decay or 0:,}; "
+            f"begin a run of its own from its network: --init={run.run_dir} --out=..."
+        )
+    read_checkpoint(before[0])  # or what is wrong with it, before anything is put aside
+    undone = newest_first[: newest_first.index(before[0])]
+    if undone:
+        _put_aside(run.run_dir, undone, run.run_dir / f"before-{record.extended + 1}")
+        write_whole(run.run_dir / "checkpoints" / "latest", [before[0].name.encode()])
+    now = run_clock.CLOCK.wall()
+    deadline = deadline_of(run.budget, now)
+    changed = {"budget": run.budget, "started": now, "deadline": deadline, "ends": moment_text(deadline), "extended": record.extended + 1}
+    write_record(run, dataclasses.replace(record, **changed, decisions=decisions, trained=None, done=None))
+    back = (
+        f"goes back from step {step_of(undone[0]):,} to step {step_of(before[0]):,}, before its decay, and continues"
+        if undone
+        else "continues"
+    )
+    kept = f"; what it was is in {run.run_dir / f'before-{record.extended + 1}'}" if undone else ""
+    log(f"budget {run.budget}: the run {back} until {time_of_day(deadline)}, in {duration(deadline - now)}{kept}")
+
+
+def _put_aside(run_dir: Path, undone: list[Path], aside: Path) -> None:
+    """Copy the files of a run into a folder, move the newest of some checkpoints there, and remove the others."""
+    aside.mkdir(exist_ok=True)
+    newest, *others = undone
+    for name in _KEPT:
+        if (run_dir / name).is_file() and not (aside / name).exists():
+            write_whole(aside / name, [(run_dir / name).read_bytes()])
+    if list_checkpoints(aside):  # before a kill
+        shutil.rmtree(newest)
+    else:
+        newest.rename(aside / newest.name)
+    for checkpoint in others:
+        shutil.rmtree(checkpoint)

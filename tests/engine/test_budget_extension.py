@@ -1,0 +1,141 @@
+"""A run that is given more time continues from before its decay, keeps what it was, and survives a kill at any moment."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overnight.checkpoint.reader import list_checkpoints, step_of
+from overnight.config import Run
+from overnight.console import Line
+from overnight.engine import budget_extension
+from overnight.engine.pretrain import pretrain
+from overnight.errors import ConfigError, DataError
+from tests.engine.fake_clock import FakeClock
+from tests.engine.test_planner import LESS, WSD, clock, record_of, replayed, train
+from tests.engine.test_pretrain import Stop, assert_same_run, metrics, parameters
+
+__all__ = ["clock"]
+Make = Callable[..., Run]
+
+
+def one(tiny: Make, budget: str, **more: Any) -> Run:
+    """A run of one phase."""
+    run = tiny(**WSD, **LESS, **{"logging.log_every": 1, "budget": budget, **more})
+    return dataclasses.replace(run, phases={"short": run.phases["short"]})
+
+
+def extended(run: Run) -> str:
+    out = io.StringIO()
+    pretrain(run, Line(out), extend=True)
+    return out.getvalue()
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(step_of(checkpoint) or 0 for checkpoint in list_checkpoints(folder))
+
+
+def test_the_newest_checkpoint_from_before_the_decay_is_kept(tiny: Make, clock: FakeClock) -> None:
+    run = one(tiny, "60s")
+    train(run)
+    decay = record_of(run).first_decay("short")
+    assert decay is not None
+    kept = steps(run.run_dir / "checkpoints")
+    assert len(kept) == 3 and kept[0] <= decay < kept[0] + 5 and kept[1] > decay + 10, "two of the newest as always, and that one"
+
+
+def test_with_more_time_it_goes_on_at_its_full_rate_and_ends_in_time(tiny: Make, clock: FakeClock, tmp_path: Path) -> None:
+    run = one(tiny, "60s")
+    train(run)
+    first, before = record_of(run), parameters(run)
+    ended, text = steps(run.run_dir / "checkpoints")[-1], (run.run_dir / "metrics.jsonl").read_bytes()
+    clock.now += 1000  # the next evening
+    longer = one(tiny, "90s")
+    said = extended(longer)
+    record, back = record_of(longer), steps(longer.run_dir / "checkpoints")
+    assert f"the run goes back from step {ended} to step" in said and f"what it was is in {run.run_dir / 'before-1'}" in said
+    assert (record.extended, record.budget, record.decisions[:2]) == (1, "90s", first.decisions[:2])
+    assert record.done is not None and abs(record.done - record.deadline) <= 2.0 and record.deadline - record.started == 90
+    decay = record.first_decay("short")
+    assert decay is not None and decay > ended and back[-1] > ended + 40
+    rates = {line["step"]: line["lr"] for line in metrics(longer) if line["kind"] == "train"}
+    assert len({rates[step] for step in range(20, decay)}) == 1, "the decay of before is undone"
+    aside = run.run_dir / "before-1"
+    assert steps(aside) == [ended] and json.loads((aside / "budget.json").read_text())["budget"] == "60s"
+    assert (aside / "metrics.jsonl").read_bytes() == text
+    assert before.keys() == parameters(longer).keys()
+    assert_same_run(longer, replayed(longer, one(tiny, "90s", out=str(tmp_path / "again"))))
+
+
+def test_the_same_command_continues_and_a_run_that_is_done_gets_more_time_again(tiny: Make, clock: FakeClock) -> None:
+    train(one(tiny, "60s"))
+    longer = one(tiny, "40s")
+    clock.stop_at = clock.steps + 20
+    with pytest.raises(Stop):
+        extended(longer)
+    begun = record_of(longer)
+    clock.stop_at = -1
+    assert "goes back" not in extended(longer)
+    assert (record_of(longer).deadline, record_of(longer).extended) == (begun.deadline, 1)
+    assert "all phases are done" in train(longer)
+    assert "goes back" in extended(longer)
+    assert record_of(longer).extended == 2 and len(steps(longer.run_dir / "before-2")) == 1
+
+
+def test_killed_before_the_record_is_written_it_is_the_run_from_before(
+    tiny: Make, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, longer = one(tiny, "60s"), one(tiny, "40s")
+    train(run)
+    shutil.copytree(run.run_dir, tmp_path / "as it was")
+
+    def stop(*args: object) -> None:
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(budget_extension, "write_record", stop)
+        with pytest.raises(Stop):
+            extended(longer)
+    assert len(steps(run.run_dir / "checkpoints")) == 1
+    train(run)
+    assert_same_run(run, one(tiny, "60s", out=str(tmp_path / "as it was")))
+    assert "goes back" in extended(longer) and record_of(longer).extended == 1
+
+
+def test_of_two_phases_it_goes_back_into_the_first_and_both_become_longer(tiny: Make, clock: FakeClock) -> None:
+    run, longer = tiny(**WSD, **LESS, budget="60s"), tiny(**WSD, **LESS, budget="90s")
+    train(run)
+    before = {name: record_of(run).of(name)[-1].steps for name in ("short", "long")}
+    extended(longer)
+    assert all(record_of(longer).of(name)[-1].steps > 1.4 * steps for name, steps in before.items())
+
+
+def test_what_cannot_be_extended_says_why_and_stays_as_it_is(tiny: Make, clock: FakeClock) -> None:
+    run = one(tiny, "60s")
+    train(run)
+    longer, record = one(tiny, "90s"), record_of(run)
+    with pytest.raises(ConfigError, match=r"holds another run:\n  seed"):
+        extended(one(tiny, "90s", seed=7))
+    with pytest.raises(ConfigError, match=r"was begun with budget = '60s'.*add --extend to give it so much more time"):
+        train(longer)
+    oldest = list_checkpoints(run.run_dir / "checkpoints")[-1]
+    (oldest / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(DataError, match="put it back"):
+        extended(longer)
+    shutil.rmtree(oldest)
+    with pytest.raises(DataError, match=r"has no checkpoint from before its decay, which began at step .*--init="):
+        extended(longer)
+    assert record_of(run) == record and len(steps(run.run_dir / "checkpoints")) == 2 and not (run.run_dir / "before-1").exists()
+    assert "all phases are done" in train(run)
+
+
+def test_a_new_run_with_extend_is_a_new_run(tiny: Make, clock: FakeClock) -> None:
+    run = one(tiny, "40s")
+    assert "goes back" not in extended(run) and record_of(run).extended == 0
