@@ -29,13 +29,10 @@ class CoreWaits:
 
     def look(self) -> str:
         """Return what is wrong where a thread waited for a quarter of the time since the last look; nothing within 20 s of it, and nothing twice."""
-        now = time.monotonic()
-        seconds = now - self._since
+        seconds = time.monotonic() - self._since
         if CoreWaits.said or seconds < _EVERY:
             return ""
-        before = self._waited
-        self._since, self._waited = now, self._waits()
-        longest = max((waited - before.get(thread, 0.0) for thread, waited in self._waited.items()), default=0.0) / seconds
+        longest = self._longest()
         if longest < _MUCH:
             return ""
         CoreWaits.said = True
@@ -45,6 +42,23 @@ class CoreWaits:
             f"warning: for {share(min(longest, 1.0))} of the last {seconds:.0f} s a thread of this training was kept from its core by others. "
             f"All threads of a step wait for the slowest, so it may be many times slower: let it have the cores for itself{fewer}"
         )
+
+    def while_timed(self) -> str:
+        """Return what is wrong with steps that were timed since this was made, where a thread waited for a quarter of that time."""
+        longest = self._longest()
+        if longest < _MUCH:
+            return ""
+        return (
+            f"while steps were timed, other programs kept a thread from its core for {share(min(longest, 1.0))} of the time, so this machine seemed slower "
+            "than it is, and the network is chosen for that"
+        )
+
+    def _longest(self) -> float:
+        """Return the largest share of the time since the last look that a thread waited."""
+        now, before, waited = time.monotonic(), self._waited, self._waits()
+        seconds = max(now - self._since, 1e-9)
+        self._since, self._waited = now, waited
+        return max((waits - before.get(thread, 0.0) for thread, waits in waited.items()), default=0.0) / seconds
 
     def _waits(self) -> dict[str, float]:
         """Return how long each thread has waited so far (s)."""

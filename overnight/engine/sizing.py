@@ -28,6 +28,7 @@ from overnight.display import duration
 from overnight.distributed.world import World
 from overnight.engine import budget_record, run_clock, size_rule
 from overnight.engine.budget import reserve, seconds_text
+from overnight.engine.core_waits import CoreWaits
 from overnight.engine.memory import OutOfMemory, memory_budget
 from overnight.engine.precision import DTYPES
 from overnight.engine.rehearsal import seconds_per_step
@@ -151,6 +152,7 @@ def timed_choice(run: BertRun, log: Callable[[str], None], after: Callable[[Bert
     # The text decides; a recipe that names another vocabulary is refused by the preparation.
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, vocab_size=next(iter(text.per_token))))
     memory, timed, facts, rest = _memory(device), [_guess(run, device)], list[dict[str, float]](), -1.0
+    waits = CoreWaits()
     while True:
         scores = _scores(run, text, timed, _seconds(run, max(rest, 0.0)), memory)
         chosen = _the_best(run, scores)
@@ -169,6 +171,10 @@ def timed_choice(run: BertRun, log: Callable[[str], None], after: Callable[[Bert
             facts.append(fact)
         if rest < 0 and facts:
             rest = after(with_sizes(run, chosen))
+    if device.type == "cpu" and (said := waits.while_timed()):
+        log(
+            f"warning: {said}: stop them and give the command again (with a folder of its own, --out=..., since a choice stays), or name the sizes"
+        )
     return Choice(scores, chosen, text, _seconds(run, max(rest, 0.0)), facts)
 
 

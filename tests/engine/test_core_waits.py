@@ -53,6 +53,15 @@ def test_a_thread_that_waits_for_a_quarter_of_the_time_is_said_once(
     assert not waits.look() and not CoreWaits(tmp_path).look()
 
 
+def test_steps_that_were_timed_beside_others_are_named_each_time(clock: list[float], threads: Threads, tmp_path: Path) -> None:
+    for waited, said in ((1.0, ""), (6.0, "kept a thread from its core for 60.0 % of the time")):
+        threads({"1": 50.0, "2": 3.0})
+        waits = CoreWaits(tmp_path)
+        clock[0] += 10
+        threads({"1": 50.0 + waited, "2": 3.0})
+        assert said in (found := waits.while_timed()) and bool(found) == bool(said)
+
+
 def test_one_thread_is_not_told_to_be_fewer_and_threads_that_begin_or_end_are_passed_over(
     clock: list[float], threads: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,15 @@ def test_a_slower_machine_gets_a_smaller_network(recipe: Path, machine: Machine,
     assert sizes[0][1] > sizes[1][1] == 128
 
 
+@pytest.mark.parametrize("busy", ["", "other programs kept a thread from its core"])
+def test_a_choice_beside_other_programs_is_a_warning(busy: str, recipe: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing.CoreWaits, "while_timed", lambda self: busy)
+    said = list[str]()
+    settle_sizes(load(recipe), said.append)
+    warnings = [text for text in said if text.startswith("warning")]
+    assert [busy in text and "--out=" in text for text in warnings] == [True] * bool(busy)
+
+
 def test_a_gpu_that_waits_for_its_host_is_timed_with_a_larger_batch(
     recipe: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -174,6 +183,9 @@ def test_a_choice_for_another_recipe_is_made_anew_before_training_and_refused_af
     assert settle_sizes(load(recipe, override), quiet) != first
     assert settle_sizes(load(recipe), quiet) == first
     (first.run_dir / "run.yaml").write_text("")
+    if override.startswith("budget"):  # which is checked where the run is begun, and may be extended
+        assert settle_sizes(load(recipe, override), quiet).model == first.model
+        return
     with pytest.raises(ConfigError, match=f"were chosen for another recipe:\n  {override.partition('=')[0]}"):
         settle_sizes(load(recipe, override), quiet)
 
