@@ -153,7 +153,7 @@ def _task_to_score(options: argparse.Namespace, overrides: list[str]) -> Model:
     model = open_model(options.source, options.task or "", overrides)
     if model.kind == "mask":
         have = f"--task=NAME, of {', '.join(model.tasks)}" if model.tasks else "`overnight finetune` makes one"
-        raise ConfigError(f"{options.source}: rows are scored by a task that was fine-tuned, and it has none of itself: {have}")
+        raise ConfigError(f"{options.source}: is pretrained, and rows are scored by a fine-tuned task: {have}")
     return model
 
 

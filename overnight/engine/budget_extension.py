@@ -26,7 +26,7 @@ _KEPT = ("budget.json", "metrics.jsonl", "evaluation.json", "tasks.jsonl", "repo
 
 
 def extend_budget(run: Run, log: Callable[[str], None]) -> None:
-    """Give a run that has trained with a budget another one, from now on; a run that has that already only continues.
+    """Give a run that has trained with a budget another one, from now on; one that has this budget and is not done only continues.
 
     Args:
         run: with the new budget; its folder holds the same run with a budget, or none.
@@ -36,7 +36,7 @@ def extend_budget(run: Run, log: Callable[[str], None]) -> None:
         DataError: no checkpoint from before its decay is left, or it is damaged.
     """
     record, first = read_record(run), next(iter(run.phases))
-    if record is None or not record.decisions or (record.extended and record.done is None and record.budget == run.budget):
+    if record is None or not record.decisions or (record.done is None and record.budget == run.budget):
         return
     decay, newest_first = record.first_decay(first), [c for c in list_checkpoints(run.run_dir / "checkpoints") if c.is_dir()]
     if not newest_first:

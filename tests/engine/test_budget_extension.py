@@ -136,6 +136,10 @@ def test_what_cannot_be_extended_says_why_and_stays_as_it_is(tiny: Make, clock: 
     assert "all phases are done" in train(run)
 
 
-def test_a_new_run_with_extend_is_a_new_run(tiny: Make, clock: FakeClock) -> None:
+def test_a_new_run_with_extend_is_a_new_run_that_the_same_command_continues(tiny: Make, clock: FakeClock) -> None:
     run = one(tiny, "40s")
-    assert "goes back" not in extended(run) and record_of(run).extended == 0
+    clock.stop_at = 33  # in its decay
+    with pytest.raises(Stop):
+        extended(run)
+    deadline, clock.stop_at = record_of(run).deadline, -1
+    assert "goes back" not in extended(run) and (record_of(run).extended, record_of(run).deadline) == (0, deadline)
