@@ -5,7 +5,8 @@
 
 The server is a process of its own on loopback, and so are the clients, all of them in one, by connections that stay open. Each asks for one sentence at a
 time, back to back, or with pauses between its requests (exponential, so that requests come as of people who do not know of each other). Every answer is
-compared with that of the model in this process: another status or another answer is an error.
+compared with that of the model in this process: another status or another answer is an error. With pauses the model alone is also called after pauses as long as
+those between any two requests: its weights have left the caches then, for the server as for it.
 
 Of clients back to back the latency has a bound that no server can beat: N requests are always under way, so on average each takes N divided by the requests
 a second, at most those of the model alone in batches of N. It is reported as `bound`. Into benchmarks/results/<date>-<machine>-serve-load/ goes result.json.
@@ -82,11 +83,17 @@ def served(source: str, words: Sequence[str]) -> Iterator[tuple[int, psutil.Proc
             process.terminate()
 
 
-def alone(model: Model, texts: Sequence[str], together: int) -> tuple[list[float], list[Any]]:
-    """Return the seconds of the model's calls with so many texts each, and all answers."""
+def alone(model: Model, texts: Sequence[str], together: int, pause: float = 0.0) -> tuple[list[float], list[Any]]:
+    """Return the seconds of the model's calls with so many texts each, and all answers.
+
+    Args:
+        pause: mean time before a call (s), in which the caches forget the weights.
+    """
     seconds: list[float] = []
     answers: list[Any] = []
+    drawn = random.Random(0)
     for first in range(0, len(texts), together):
+        time.sleep(drawn.expovariate(1 / pause) if pause else 0.0)
         start = time.perf_counter()
         answers += model.predict(list(texts[first : first + together]))
         seconds.append(time.perf_counter() - start)
@@ -178,6 +185,10 @@ def measure(source: str, clients: int, requests: int, think: float, words: Seque
         *(Row(f"model alone, batch 1, {what}", 1e3 * percentile(single, share), "ms") for what, share in (("median", 0.5), ("p95", 0.95))),
         Row(f"model alone, batches of {clients}", 1 / per_text, "requests/s"),
     ]
+    if think:
+        paused, _ = alone(model, texts[:200], 1, think / clients)
+        name = f"model alone, batch 1, a pause of {1e3 * think / clients:g} ms"
+        rows += [Row(f"{name}, {what}", 1e3 * percentile(paused, share), "ms") for what, share in (("median", 0.5), ("p95", 0.95))]
     asked = list(zip(texts, answers, strict=True))
     with served(source, words) as (port, process):
         under(port, process, asked, clients, 4, 0.0)  # kernels are made, and does not count

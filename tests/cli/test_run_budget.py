@@ -72,19 +72,19 @@ def test_all_stages_end_in_time_and_it_says_so(recipe: Path, clock: FakeClock, c
 @pytest.mark.usefixtures("rehearsed")
 def test_another_night_continues_from_before_the_decay_and_does_the_rest_again(recipe: Path, clock: FakeClock, capsys: Captured) -> None:  # noqa: F811
     clock.step_seconds = 0.5
-    run = config.load_run(str(recipe), ["budget=2m"])
-    assert main(["run", str(recipe), "--budget=2m"]) == 0
+    run = config.load_run(str(recipe), ["budget=70s"])
+    assert main(["run", str(recipe), "--budget=70s"]) == 0
     first, exported = read_record(run), (run.run_dir / "export" / "model.safetensors").read_bytes()
-    clock.stop_at = clock.steps + 100
+    clock.stop_at = clock.steps + 30
     with pytest.raises(Stop):
-        main(["run", str(recipe), "--budget=3m", "--extend"])
+        main(["run", str(recipe), "--budget=80s", "--extend"])
     clock.stop_at = -1
-    assert main(["run", str(recipe), "--budget=3m", "--extend"]) == 0
+    assert main(["run", str(recipe), "--budget=80s", "--extend"]) == 0
     out, record = capsys.readouterr().out, read_record(run)
     assert out.count("before its decay, and continues until") == 1 and "continuing at step" in out
     assert first is not None and record is not None and record.extended == 1 and record.after == first.after
-    assert record.done is not None and record.deadline - record.started == 180 and 0 < record.deadline - record.done < 40
-    assert record.of("short")[-1].steps > first.of("short")[-1].steps + 50
+    assert record.done is not None and record.deadline - record.started == 80 and 0 < record.deadline - record.done < 40
+    assert record.of("short")[-1].steps > first.of("short")[-1].steps + 5
     assert (run.run_dir / "export" / "model.safetensors").read_bytes() != exported
     # Two seeds, pretrained and not, of the new network; those of the old one stay.
     assert len(scores(run)) == 8 and (run.run_dir / "before-1" / "tasks.jsonl").is_file()

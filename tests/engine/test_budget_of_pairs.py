@@ -88,7 +88,9 @@ def test_a_phase_that_is_long_enough_keeps_token_matching(tiny: Make, clock: Fak
 def test_steps_that_compile_are_not_the_speed_by_which_pairs_are_left_out(tiny: Make, clock: FakeClock) -> None:
     # As on an H100, where several of the first steps compiled, and 1,562 steps were expected of a phase that came to 3,158.
     run = tiny(**half_as_long(budget="260s"))
-    clock.slow = {1: 6.0, 2: 4.0, 4: 3.0, 5: 3.0, 6: 3.0}
-    assert "too few for token matching" not in train(run)
-    expected, *_, last = record_of(run).of("short")[1:]
-    assert expected.seconds_per_step < 1.5 and last.steps >= 4 * 40
+    clock.slow, clock.stop_at = {1: 6.0, 2: 4.0, 4: 3.0, 5: 3.0, 6: 3.0}, 14
+    with pytest.raises(Stop):
+        train(run)
+    (decided,) = record_of(run).of("short")[1:]
+    assert decided.seconds_per_step < 1.5 and decided.steps >= 4 * 40
+    assert not [event for event in events(run) if event["event"] == "token_matching"]
