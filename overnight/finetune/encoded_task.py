@@ -19,8 +19,7 @@ from overnight.finetune.answers import Answer, answer_of, in_words
 from overnight.finetune.encode import encode_examples, with_tokens
 from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.entities import are_entities
-from overnight.finetune.error_analysis import errors, question_errors, tag_errors
-from overnight.state_files import sealed
+from overnight.finetune.task_scores import evaluate_questions, evaluate_tags, evaluate_texts
 from overnight.tasks.baselines import baselines, commonest_tags
 from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example, TaskData, check_draw, drawn, drawn_note, split_off, strata
@@ -109,12 +108,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     def scored(examples: list[Example], given: list[Answer]) -> dict[str, float]:
         return metrics.score(task.name, task.kind, [example.label for example in examples if example.label is not None], given)
 
-    def evaluate(examples: list[Example], outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
-        given = answers(outputs)
-        return scored(examples, given), {
-            "predictions.json": {example.id: answer for example, answer in zip(examples, given, strict=True)},
-            "errors.json": sealed(errors(task.kind, task.labels, examples, outputs)),
-        }
+    evaluate = partial(evaluate_texts, task.name, task.kind, task.labels)
 
     def rows_of(examples: list[Example], outputs: list[np.ndarray]) -> list[tuple[str, str]]:
         return [(example.id, in_words(answer)) for example, answer in zip(examples, answers(outputs), strict=True)]
@@ -256,7 +250,7 @@ def _dev(spec: Finetune) -> Path | None:
 
 
 def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:
-    from overnight.finetune.tagging import conll_text, encode_sentences, tags_of
+    from overnight.finetune.tagging import encode_sentences, tags_of
     from overnight.tasks.conll import load_tokens
 
     if spec.class_weights:
@@ -287,13 +281,7 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
         return metrics.tag_scores(data.labels, [list(sentence.tags or ()) for sentence in sentences], given)
 
     def evaluate(name: str, sentences: list[Sentence], outputs: list[np.ndarray]) -> tuple[dict[str, float], dict[str, Any]]:
-        given = answers(name, sentences, outputs)
-        files = {
-            "predictions.json": {sentence.id: tags for sentence, tags in zip(sentences, given, strict=True)},
-            "predictions.conll": conll_text(sentences, given),
-            "errors.json": sealed(tag_errors(data.labels, sentences, given)),
-        }
-        return scored(sentences, given), files
+        return evaluate_tags(data.labels, sentences, answers(name, sentences, outputs))
 
     def rows_of(outputs: list[np.ndarray]) -> list[tuple[str, str]]:
         return [(s.id, " ".join(tags)) for s, tags in zip(data.test, answers("test", data.test, outputs), strict=True)]
@@ -323,25 +311,6 @@ def _of_test(scores: dict[str, float]) -> dict[str, float]:
     return {f"{name}_test": value for name, value in scores.items()}
 
 
-def _evaluate_squad(
-    windows: Sequence[question_answering.Window], questions: Sequence[Question], with_null: bool, max_answer: int, outputs: list[np.ndarray]
-) -> tuple[dict[str, float], dict[str, Any]]:
-    """Score the answers to questions, of which some may have none where `with_null`; returns the metrics, and the files of the task."""
-    starts, ends = [o[:, 0] for o in outputs], [o[:, 1] for o in outputs]
-    predictions, nbest = question_answering.best_answers(windows, starts, ends, max_answer=max_answer)
-    right = {q.id: [a.text for a in q.answers] for q in questions}
-    files: dict[str, Any] = {}
-    if with_null:
-        odds, nbest = question_answering.against_null(windows, starts, ends, nbest)
-        threshold = metrics.null_threshold(right, predictions, odds)
-        predictions = {question: "" if odds[question] > threshold else text for question, text in predictions.items()}
-        scores, files = {**metrics.squad2_scores(right, predictions), "null_threshold": threshold}, {"null_odds.json": odds}
-    else:
-        scores = metrics.squad_scores(right, predictions)
-    files |= {"predictions.json": predictions, "nbest_predictions.json": nbest}
-    return scores, files | {"errors.json": sealed(question_errors(questions, predictions, nbest))}
-
-
 def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:
     from overnight.tasks.squad import load_squad
 
@@ -367,7 +336,7 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
     split_windows["train"], unheld = question_answering.with_answers(split_windows["train"], placed)
 
     def evaluate(name: str, questions: list[Question]) -> Callable[[list[np.ndarray]], tuple[dict[str, float], dict[str, Any]]]:
-        return partial(_evaluate_squad, split_windows[name], questions, with_null, spec.max_answer_length)
+        return partial(evaluate_questions, split_windows[name], questions, with_null, spec.max_answer_length)
 
     examples = {
         # As in run_squad.py, a window without the answer points at [CLS].

@@ -14,12 +14,10 @@ from overnight.console import Line
 from overnight.display import duration, plural
 from overnight.errors import DataError
 from overnight.finetune import metrics
-from overnight.finetune.answers import Answer, answer_of
 from overnight.finetune.encode import encode_examples, without_tokens
-from overnight.finetune.error_analysis import errors, question_errors, tag_errors
 from overnight.finetune.predict import Trained, answer_questions
-from overnight.finetune.tagging import conll_text, encode_sentences, tags_of
-from overnight.state_files import sealed
+from overnight.finetune.tagging import encode_sentences, tags_of
+from overnight.finetune.task_scores import evaluate_tags, evaluate_texts, question_files
 from overnight.tasks.classification import labeled_rows
 from overnight.tasks.conll import Sentence, read_sentences
 from overnight.tasks.examples import Example
@@ -84,17 +82,11 @@ def _score_texts(model: Trained, path: Path, line: Line) -> Score:
     def answer(part: Sequence[Example]) -> list[Any]:
         return model.outputs(encode_examples(model.tokenizer, model.vocabulary, part, model.longest))
 
-    outputs = list(_in_parts(examples, answer, line))
-    given: list[Answer] = [answer_of(kind, labels, output) for output in outputs]
-    right = [example.label for example in examples if example.label is not None]
-    files = {
-        "predictions.json": {example.id: answer for example, answer in zip(examples, given, strict=True)},
-        "errors.json": sealed(errors(kind, labels, examples, outputs)),
-    }
+    scores, files = evaluate_texts(task, kind, labels, examples, list(_in_parts(examples, answer, line)))
     empty = len(without_tokens(model.tokenizer, examples))
     notes = (f"{empty:,} of {plural(len(examples), 'row')} have no token: answered by what the network makes of nothing",) if empty else ()
-    commonest = Counter(map(str, right)).most_common(1)[0][1] / len(right) if kind == "classification" else None
-    return Score(len(examples), metrics.score(task, kind, right, given), files, notes, commonest)
+    commonest = max(Counter(example.label for example in examples).values()) / len(examples) if kind == "classification" else None
+    return Score(len(examples), scores, files, notes, commonest)
 
 
 def _check_pairs(model: Trained, path: Path, examples: Sequence[Example]) -> None:
@@ -114,16 +106,10 @@ def _score_sentences(model: Trained, path: Path, line: Line) -> Score:
         encoded = encode_sentences(model.tokenizer, model.vocabulary, bare, labels, model.longest)
         return [tags for tags, _ in tags_of(encoded, model.outputs(encoded), labels, len(part))]
 
-    given = list(_in_parts(sentences, answer, line))
-    files = {
-        "predictions.json": {sentence.id: tags for sentence, tags in zip(sentences, given, strict=True)},
-        "predictions.conll": conll_text(sentences, given),
-        "errors.json": sealed(tag_errors(labels, sentences, given)),
-    }
-    right = [list(sentence.tags or ()) for sentence in sentences]
-    unknown = sorted({tag for tags in right for tag in tags} - set(labels))
+    scores, files = evaluate_tags(labels, sentences, list(_in_parts(sentences, answer, line)))
+    unknown = sorted({tag for sentence in sentences for tag in sentence.tags or ()} - set(labels))
     notes = (f"tags that the model does not know, and so never answers: {', '.join(unknown)}",) if unknown else ()
-    return Score(len(sentences), metrics.tag_scores(labels, right, given), files, notes, None)
+    return Score(len(sentences), scores, files, notes, None)
 
 
 def _score_questions(model: Trained, path: Path, line: Line) -> Score:
@@ -141,12 +127,6 @@ def _score_questions(model: Trained, path: Path, line: Line) -> Score:
     right = {question.id: [answer.text for answer in question.answers] for question in questions}
     may_have_none = bool(odds) or any(question.impossible for question in questions)
     scores = (metrics.squad2_scores if may_have_none else metrics.squad_scores)(right, predictions)
-    files = {
-        "predictions.json": predictions,
-        "nbest_predictions.json": nbest,
-        **({"null_odds.json": odds} if odds else {}),
-        "errors.json": sealed(question_errors(questions, predictions, nbest)),
-    }
     if may_have_none and not odds:
         notes += ("some questions have no answer, and the model was trained to answer every one",)
-    return Score(len(questions), scores, files, notes, None)
+    return Score(len(questions), scores, question_files(questions, predictions, nbest, odds), notes, None)
