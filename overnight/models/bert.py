@@ -35,6 +35,11 @@ def padded_vocabulary(size: int) -> int:
     return -(-size // 64) * 64
 
 
+def _draw(weight: Tensor) -> Tensor:
+    """Fill a weight from N(0, 0.02) and return it; without memory (the meta device), where torch would import its compiler for that (a second), it stays as it is."""
+    return weight if weight.is_meta else weight.normal_(0.0, INIT_STD)
+
+
 class Linear(nn.Linear):
     """y = x W^T + b with W from N(0, 0.02) and b = 0."""
 
@@ -45,7 +50,7 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Fill weight and bias."""
-        nn.init.normal_(self.weight, 0.0, INIT_STD)
+        _draw(self.weight.data)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -99,7 +104,7 @@ class Embedding(nn.Embedding):
     """A table of vectors from N(0, 0.02)."""
 
     def __init__(self, rows: int, width: int) -> None:
-        super().__init__(rows, width, _weight=torch.empty(rows, width).normal_(0.0, INIT_STD))
+        super().__init__(rows, width, _weight=_draw(torch.empty(rows, width)))
 
 
 Recompute = Literal["none", "selective", "full"]

@@ -275,9 +275,12 @@ def test_a_question_that_leaves_no_room_for_its_context_costs_its_line_alone(run
     assert re.fullmatch(r"line 2: its question of \d+ tokens leaves no room for the paragraph; the task takes up to 28", long["error"])
 
 
-def test_an_empty_context_has_an_empty_answer(run: Run) -> None:
-    (found,) = answers(run, "squad", '{"question": "What?", "context": ""}')
-    assert found["answer"] == "" and not {"start", "end"} & found.keys()
+def test_a_question_whose_context_is_empty_costs_its_line_alone(run: Run) -> None:
+    lines = [json.dumps({"id": name, "question": "What?", "context": text}) for name, text in (("a", "The value."), ("empty", " \n"))]
+    answer, error = predict(run, "squad", lines, keep_going=True)
+    assert answer["answer"] and error == {"id": "empty", "error": "line 2: its context is empty: there is nothing to find an answer in"}
+    with pytest.raises(DataError, match="line 2: its context is empty"):
+        list(predict(run, "squad", lines))
 
 
 def test_masks_are_filled_with_pieces_and_their_probabilities(run: Run) -> None:
