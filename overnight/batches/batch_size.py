@@ -9,10 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from overnight.batches.lengths import expected_lengths
-from overnight.config import BatchWarmup, BertPhase, Phase
+from overnight.config import BatchWarmup, BertConfig, BertPhase, ModernBertConfig, Phase
 from overnight.errors import ConfigError
 
 _USUAL_MICRO_BATCH = 32
+# On a GPU, and of a small network as many as keep so many numbers for the backward pass, since with fewer the GPU waits for its host.
+_ON_GPU, _NUMBERS = 256, 1 << 27
 
 
 def batch_warmup(phase: Phase) -> BatchWarmup:
@@ -42,6 +44,13 @@ def sequences_before(phase: Phase, step: int) -> int:
 def usual_micro_batch(phase: Phase) -> int:
     """Return sequences of a micro-batch where it is left open and cannot be found by trial: near the best of a CPU, more of them where they are short."""
     return round(_USUAL_MICRO_BATCH * phase.seq_len / expected_lengths(phase).mean)
+
+
+def usual_on_gpu(model: object, phase: Phase) -> int:
+    """Return sequences of a micro-batch with which a GPU is as fast as with more, where it is left open."""
+    if not (isinstance(phase, BertPhase) and isinstance(model, BertConfig | ModernBertConfig)):
+        return _ON_GPU
+    return max(_ON_GPU, round(_NUMBERS / (model.num_layers * model.hidden_size * expected_lengths(phase).mean)))
 
 
 def micro_batch_sizes(phase: Phase, world: int = 1) -> list[int]:

@@ -81,7 +81,7 @@ def begin_command(run: Run, log: Callable[[str], None]) -> None:
     Raises:
         ConfigError, DataError: as :func:`begin_record`.
     """
-    known, recipe = read_record(run), xxhash.xxh3_64_hexdigest(json.dumps(to_tree(run), sort_keys=True))
+    known, recipe = read_record(run), xxhash.xxh3_64_hexdigest(json.dumps(to_tree(run), sort_keys=True).encode())
     if known is not None and not known.decisions and not (run.run_dir / "run.yaml").exists():
         if known.recipe not in ("", recipe):
             record_path(run).unlink()

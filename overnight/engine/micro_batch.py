@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from overnight.batches.batch_size import micro_batch, micro_batch_sizes, usual_micro_batch
+from overnight.batches.batch_size import micro_batch, micro_batch_sizes, usual_micro_batch, usual_on_gpu
 from overnight.batches.loader import Samples
 from overnight.batches.streams import Streams
 from overnight.checkpoint.reader import TrainingProgress
@@ -68,7 +68,12 @@ class Trial(NamedTuple):
 
 
 def search(
-    choices: Sequence[int], measure: Callable[[int], Trial | None], space: MemoryBudget, by_speed: bool, world: World | None = None
+    choices: Sequence[int],
+    measure: Callable[[int], Trial | None],
+    space: MemoryBudget,
+    by_speed: bool,
+    world: World | None = None,
+    first: int = 1,
 ) -> tuple[int, list[Trial]]:
     """Return the largest micro-batch that fits; `by_speed` the smallest of those whose throughput is near the best.
 
@@ -80,6 +85,7 @@ def search(
         measure: tries one; None where memory ran out.
         space: memory now and at most.
         world: all processes must call it, and get the same.
+        first: where it begins, at the next smaller choice; where that does not fit, it halves until one does.
 
     Returns:
         the micro-batch, and all that were tried.
@@ -102,9 +108,9 @@ def search(
         tried.append(found._replace(seconds=all_reduce_max(round(found.seconds * 1e9), world) / 1e9))
         return True
 
-    refused = choices[-1] + 1
-    for count in choices:
-        if tried and count < min(2 * tried[-1].micro_batch, choices[-1]):
+    refused = _begin([count for count in choices if count <= first] or choices[:1], fits) or choices[-1] + 1
+    for count in choices if refused > choices[-1] else []:
+        if count < min(2 * tried[-1].micro_batch, choices[-1]) or count == tried[-1].micro_batch:
             continue
         if not fits(count):
             refused = count
@@ -120,6 +126,15 @@ def search(
     best = max(trial.rate for trial in tried)
     good = [trial.micro_batch for trial in tried if trial.rate >= _SLOWER * best]
     return good[0] if by_speed else tried[-1].micro_batch, tried
+
+
+def _begin(choices: Sequence[int], fits: Callable[[int], bool]) -> int:
+    """Try the last choice, and halve until one fits; return the smallest that did not, 0 where the last did."""
+    refused = 0
+    while choices and not fits(choices[-1]):
+        refused = choices[-1]
+        choices = [count for count in choices if 2 * count <= refused] or choices[:-1][:1]
+    return refused
 
 
 def expected(tried: Sequence[Trial], count: int, used: int) -> float:
@@ -173,7 +188,7 @@ class BatchSizeFinder:
         space = space._replace(limit=space.limit - optimizer_bytes)
         self.model.train()
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            found, tried = search(choices, self.measure, space, device.type == "cpu", world)
+            found, tried = search(choices, self.measure, space, device.type == "cpu", world, self._first())
         self.model.train(was_training)
         if compiles_layers(self.run, device):
             torch._dynamo.reset()
@@ -184,13 +199,26 @@ class BatchSizeFinder:
             f"the limit of {(space.limit + optimizer_bytes) / 1e9:.2f} GB"
         )
 
+    def _first(self) -> int:
+        """Return the micro-batch with which trials begin: the smallest, or if each takes a compilation one that most GPUs have memory for.
+
+        With FSDP a process that has no memory leaves the others waiting, so that it is not risked.
+        """
+        if not compiles_layers(self.run, self.world.device) or self._sharded:
+            return 1
+        return usual_on_gpu(self.run.model, self.samples.phase)
+
+    @property
+    def _sharded(self) -> bool:
+        return hasattr(self.objective, "set_requires_gradient_sync")
+
     def measure(self, count: int) -> Trial | None:
         """Time forward and backward of a micro-batch: twice of full length, for its memory also beside gradients, then at least twice of average length, for its speed.
 
         Raises:
             OutOfMemory: where the others wait for this process in the middle of a pass, and cannot be informed.
         """
-        device, fsdp = self.world.device, hasattr(self.objective, "set_requires_gradient_sync")
+        device, fsdp = self.world.device, self._sharded
         if compiles_layers(self.run, device):
             # Else the shapes that are tried would use up the number of those that are compiled at all.
             torch._dynamo.reset()

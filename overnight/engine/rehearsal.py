@@ -10,8 +10,7 @@ from functools import partial
 
 import torch
 
-from overnight.batches.batch_size import micro_batch, micro_batch_sizes, pad_to_multiple, usual_micro_batch
-from overnight.batches.lengths import expected_lengths
+from overnight.batches.batch_size import micro_batch, micro_batch_sizes, pad_to_multiple, usual_micro_batch, usual_on_gpu
 from overnight.batches.loader import Samples
 from overnight.batches.matching import share_of_pairs
 from overnight.config import BatchWarmup, BertPhase, Phase, Run
@@ -27,9 +26,6 @@ from overnight.optim.groups import build_optimizer
 _SECONDS, _FEWEST, _MOST = 4.0, 4, 40
 # A GPU is waited for after stretches of so many seconds (s), not after each step, since in training it is behind its host.
 _STRETCH, _MOST_ON_GPU = 0.5, 1000
-# Sequences on a GPU, where the phase leaves them open: training takes the most that fit, and so many are enough for its speed; of a small network as many as
-# keep so many numbers for the backward pass, since with fewer the GPU waits for its host.
-_ON_GPU, _NUMBERS = 256, 1 << 27
 
 
 def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.device) -> float:
@@ -45,7 +41,7 @@ def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.de
     phase = list(run.phases.values())[number]
     if isinstance(phase, BertPhase):
         phase = dataclasses.replace(phase, batch_warmup=BatchWarmup())  # what is asked for is the full batch
-    usual = _on_gpu(run, phase) if device.type == "cuda" else usual_micro_batch(phase)
+    usual = usual_on_gpu(run.model, phase) if device.type == "cuda" else usual_micro_batch(phase)
     most = micro_batch(phase, phase.steps) if phase.micro_batch_size else usual
     while True:
         size = max(size for size in micro_batch_sizes(phase) if size <= most)
@@ -56,13 +52,6 @@ def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.de
                 raise
             most = size // 2  # as training does
         release(workload.model, device)
-
-
-def _on_gpu(run: Run, phase: Phase) -> int:
-    """Return the sequences of a micro-batch that is left open, on a GPU."""
-    if not isinstance(phase, BertPhase):
-        return _ON_GPU
-    return max(_ON_GPU, round(_NUMBERS / (run.model.num_layers * run.model.hidden_size * expected_lengths(phase).mean)))
 
 
 def _timed(run: Run, workload: Workload, phase: Phase, number: int, size: int, device: torch.device) -> float:

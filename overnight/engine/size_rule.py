@@ -202,18 +202,17 @@ def score(run: BertRun, shape: Shape, text: Text, timed: Sequence[Timed], second
     batch = _BATCH
     while batch_of((found := _training(run, shape, batch, timed, seconds)).tokens) > batch:
         batch *= 2
-    usual = batch
     assert isinstance(found.run.model, ModernBertConfig)
     parameters, per_token = layer_parameters(found.run.model), text.per_token[shape.vocabulary]
 
     def loss_of(training: _Training, batch: int) -> float:
         # Tokens of a batch beyond the usual one are worth less (McCandlish et al. 2018, arXiv 1812.06162).
-        read = training.tokens * per_token * (_CRITICAL + 1) / (_CRITICAL + batch / usual)
+        read = training.tokens * per_token * (_CRITICAL + 1) / (_CRITICAL + max(1.0, batch / batch_of(training.tokens)))
         return law.loss_on(max(1.0, text.characters), parameters, max(1.0, read))
 
     loss = loss_of(found, batch)
     # Where steps wait for the host, more sequences come for nothing.
-    while found.waits and batch < _MOST_WAITING * usual:
+    while found.waits and batch < _MOST_WAITING * batch_of(found.tokens):
         larger = _training(run, shape, 2 * batch, timed, seconds)
         if loss_of(larger, 2 * batch) >= loss:
             break
@@ -243,7 +242,9 @@ class _Training(NamedTuple):
 
 def _training(run: BertRun, shape: Shape, batch: int, timed: Sequence[Timed], seconds: float) -> _Training:
     here = with_shape(run, shape, batch)
-    works, launched = step_flops(here) / rate_at(flops_per_token(here), timed), shape.layers * max(one.launch for one in timed)
+    # Another program may have delayed one of those that were timed; none launches sooner than it can.
+    launch = min((one.launch for one in timed if one.launch), default=0.0)
+    works, launched = step_flops(here) / rate_at(flops_per_token(here), timed), shape.layers * launch
     step = max(works, launched)
     steps = planned_steps(shares(here), 0, 0, max(seconds, 0.0), step)
     tokens = sum(sequences_before(phase, n) * expected_lengths(phase).mean for n, phase in zip(steps, here.phases.values(), strict=True))

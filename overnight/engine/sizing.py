@@ -53,8 +53,8 @@ from overnight.models.flops import device_peak
 
 # Share of the peak that training reaches, until some steps are timed.
 _REACHED = 0.35
-# Networks that are timed at most: each takes some seconds, on a GPU that compiles some more.
-_TIMED = 4
+# Networks that are timed at most: each takes some seconds, on a GPU that compiles half a minute. Of a short budget two, if they took such a share of it.
+_TIMED, _PATIENCE = 4, 0.1
 # A batch so many times larger is timed too, on a GPU, and tells that the GPU waits for its host where its step takes less than so much of as many times longer.
 _LARGER, _WAITED = 4, 0.6
 # What text of an archive has more bytes than the archive, and the documentation inside Python (bytes): for a first estimate.
@@ -152,16 +152,17 @@ def timed_choice(run: BertRun, log: Callable[[str], None], after: Callable[[Bert
     # The text decides; a recipe that names another vocabulary is refused by the preparation.
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, vocab_size=next(iter(text.per_token))))
     memory, timed, facts, rest = _memory(device), [_guess(run, device)], list[dict[str, float]](), -1.0
-    waits = CoreWaits()
+    waits, begun, patience, starts = CoreWaits(), run_clock.CLOCK.wall(), _PATIENCE * _seconds(run, 0.0), 0.0
     while True:
-        scores = _scores(run, text, timed, _seconds(run, max(rest, 0.0)), memory)
+        scores = _scores(run, text, timed, _seconds(run, max(rest, 0.0) + starts), memory)
         chosen = _the_best(run, scores)
         known = {(fact["layers"], fact["width"]) for fact in facts}
         wanted = [chosen, *([] if facts else _below(scores, chosen))]
         new = [score for score in wanted if (score.layers, score.width) not in known]
-        if not new or len(facts) >= _TIMED:
+        if not new or len(facts) >= _TIMED or (len(facts) > 1 and run_clock.CLOCK.wall() - begun > patience):
             break
         for score in new:
+            before = run_clock.CLOCK.wall()
             try:
                 fact, rate = _time(run, score, device, log)
             except OutOfMemory:
@@ -169,13 +170,15 @@ def timed_choice(run: BertRun, log: Callable[[str], None], after: Callable[[Bert
                 continue
             timed = [rate] if not facts else [*timed, rate]
             facts.append(fact)
+            if device.type == "cuda":  # training compiles too, and tries its micro-batches
+                starts = run_clock.CLOCK.wall() - before
         if rest < 0 and facts:
             rest = after(with_sizes(run, chosen))
     if device.type == "cpu" and (said := waits.while_timed()):
         log(
             f"warning: {said}: stop them and give the command again (with a folder of its own, --out=..., since a choice stays), or name the sizes"
         )
-    return Choice(scores, chosen, text, _seconds(run, max(rest, 0.0)), facts)
+    return Choice(scores, chosen, text, _seconds(run, max(rest, 0.0) + starts), facts)
 
 
 def _time(run: BertRun, score: Score, device: torch.device, log: Callable[[str], None]) -> tuple[dict[str, float], Timed]:

@@ -57,6 +57,25 @@ def test_what_finds_no_memory_is_passed_over(base: int, slope: int, share: int, 
         assert found == fitting[-1]
 
 
+@given(**LINES, most=st.integers(1, 400), first=st.integers(1, 500))
+def test_it_may_begin_anywhere(base: int, slope: int, share: int, limit: int, most: int, first: int) -> None:
+    choices, tried = micro_batch_sizes(BertPhase(1, share)), []
+    fitting = [count for count in choices if base + slope * count <= limit and count <= most]
+    if not fitting:
+        with pytest.raises(OutOfMemory, match="the least micro-batch, 1, does not fit"):
+            search(choices, line(base, slope, tried, most), MemoryBudget(base, limit, limit), by_speed=False, first=first)
+        return
+    found, trials = search(choices, line(base, slope, tried, most), MemoryBudget(base, limit, limit), by_speed=False, first=first)
+    assert found == fitting[-1] == trials[-1].micro_batch and len(set(tried)) == len(tried)
+
+
+def test_begun_high_a_whole_batch_is_one_trial_and_what_does_not_fit_is_halved() -> None:
+    for share, most, wanted in ((256, 300, [256]), (1024, 2000, [256, 512, 1024]), (256, 60, [256, 128, 64, 32]), (96, 300, [96])):
+        tried: list[int] = []
+        search(micro_batch_sizes(BertPhase(1, share)), line(0, 1, tried, most), MemoryBudget(0, 9999, 9999), by_speed=False, first=256)
+        assert tried == wanted
+
+
 @given(seconds=st.lists(st.floats(0.1, 10), min_size=9, max_size=9))
 def test_by_speed_it_is_the_smallest_that_is_as_good_as_the_best_that_was_tried(seconds: list[float]) -> None:
     times = {2**i: second * 2**i for i, second in enumerate(seconds)}

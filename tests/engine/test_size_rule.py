@@ -24,6 +24,7 @@ from overnight.engine.size_rule import (
     batch_of,
     best,
     candidates,
+    flops_per_token,
     memory_of,
     rate_at,
     remarks,
@@ -158,6 +159,17 @@ def test_where_steps_wait_for_the_host_the_batch_is_larger_and_the_loss_lower(mo
     monkeypatch.setattr("overnight.engine.size_rule._MOST_WAITING", 1)
     usual = chosen(recipe(), hours=1 / 12, timed=(waiting,))
     assert usual.batch == batch_of(usual.tokens) and usual.loss > slow.loss + 0.01
+
+
+def test_what_an_h100_was_timed_at_in_two_minutes_takes_large_batches() -> None:
+    """Operations a token, rate, and time of a layer of three networks, of which 6 x 320 was delayed (benchmarks/results/2026-11-27-h100)."""
+    run = recipe(data__vocab_size=8192)
+    shapes = {(10, 448): (7.26e13, 0.0), (6, 320): (6.30e13, 8.37e-3), (8, 384): (7.92e13, 4.46e-3)}
+    timed = [Timed(flops_per_token(with_shape(run, Shape(*shape, 8192), 128)), *found) for shape, found in shapes.items()]
+    found = chosen(run, hours=119 / 3600, timed=timed)
+    assert (found.layers, found.width) == (8, 384)
+    # In batches of 128 sequences of 128 tokens, as it was chosen then, 27 million were read in this time.
+    assert found.batch >= 256 and found.tokens > 6e7 and found.seconds_per_step < 0.06
 
 
 @given(st.floats(1, 1e12), st.floats(1, 1e12), st.floats(1, 1e12))

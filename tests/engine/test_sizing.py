@@ -149,6 +149,27 @@ def test_a_gpu_that_waits_for_its_host_is_timed_with_a_larger_batch(
     assert "larger" not in given.timed[0] and given.chosen.sequences == 64
 
 
+@pytest.mark.parametrize(("budget", "timed"), [("5m", 2), ("10m", 3)])
+def test_of_a_short_budget_a_gpu_is_timed_less_and_what_it_compiles_is_taken_off(
+    budget: str, timed: int, recipe: Path, machine: Machine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizing, "set_up_machine", lambda run: torch.device("cuda"))
+    machine.rate, seconds = 1e13, sizing.seconds_per_step
+
+    def compiled(run: BertRun, *rest: Any) -> float:
+        clock.now += 20.0
+        # Slower than its peak says, so that after two another one is the best.
+        return 1000 * seconds(run, *rest)
+
+    monkeypatch.setattr(sizing, "seconds_per_step", compiled)
+    run = load(recipe, f"budget={budget}", "phases.short.global_batch_size=64")
+    begun = clock.now
+    choice = timed_choice(run, quiet, lambda run: 0.0)
+    assert len(choice.timed) == timed
+    spent = clock.now - begun
+    assert spent == 20 * timed and choice.seconds == pytest.approx(sizing._seconds(run, 20.0))
+
+
 def test_what_follows_pretraining_takes_from_the_time(recipe: Path, machine: Machine) -> None:
     machine.rate = 1e11
     asked: list[BertRun] = []
