@@ -200,11 +200,12 @@ class BatchSizeFinder:
         )
 
     def _first(self) -> int:
-        """Return the micro-batch with which trials begin: the smallest, or if each takes a compilation one that most GPUs have memory for.
+        """Return the micro-batch with which trials begin: the smallest, or on a GPU where each takes a compilation one that most have memory for.
 
         With FSDP a process that has no memory leaves the others waiting, so that it is not risked.
         """
-        if not compiles_layers(self.run, self.world.device) or self._sharded:
+        device = self.world.device
+        if device.type == "cpu" or self._sharded or not compiles_layers(self.run, device):
             return 1
         return usual_on_gpu(self.run.model, self.samples.phase)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from overnight.batches.batch_size import micro_batch_sizes
 from overnight.config import BertPhase
 from overnight.distributed.world import World
+from overnight.engine import micro_batch
 from overnight.engine.memory import MemoryBudget, OutOfMemory
 from overnight.engine.micro_batch import Trial, expected, search
 from overnight.errors import UserError
@@ -74,6 +77,21 @@ def test_begun_high_a_whole_batch_is_one_trial_and_what_does_not_fit_is_halved()
         tried: list[int] = []
         search(micro_batch_sizes(BertPhase(1, share)), line(0, 1, tried, most), MemoryBudget(0, 9999, 9999), by_speed=False, first=256)
         assert tried == wanted
+
+
+@pytest.mark.parametrize(
+    ("device", "compiled", "sharded", "first"),
+    [("cuda", True, False, 256), ("cuda", False, False, 1), ("cuda", True, True, 1), ("cpu", True, False, 1)],
+)
+def test_trials_begin_high_only_on_a_gpu_that_compiles(
+    device: str, compiled: bool, sharded: bool, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(micro_batch, "compiles_layers", lambda run, device: compiled)
+    objective = SimpleNamespace(**{"set_requires_gradient_sync": None} if sharded else {})
+    run, samples = SimpleNamespace(model=None), SimpleNamespace(phase=BertPhase(1, 1024))
+    finder: Any = micro_batch.BatchSizeFinder(*[None] * 6)  # type: ignore[arg-type]
+    finder = dataclasses.replace(finder, run=run, samples=samples, objective=objective, world=World(device=torch.device(device)))
+    assert finder._first() == first
 
 
 @given(seconds=st.lists(st.floats(0.1, 10), min_size=9, max_size=9))
