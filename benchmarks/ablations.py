@@ -174,10 +174,14 @@ def causal_first(phase: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def expanded(base: Run, overrides: Sequence[str]) -> list[str]:
     """Return the overrides of a variant for a base: one for each phase, with the base's own values in their places."""
     tree = config.to_tree(base)
+    first = next(iter(tree["phases"].values()))
     made = []
     for override in overrides:
         key, _, value = override.partition("=")
-        for name, phase in tree["phases"].items() if ".*." in key else list(tree["phases"].items())[:1]:
+        for name, own in tree["phases"].items() if ".*." in key else list(tree["phases"].items())[:1]:
+            if own["continues"] and ".*.optim" in key:  # it has that of the phase before
+                continue
+            phase = {**first, **own}
             # safe: a `$NAME` of the environment is not ours to replace.
             made.append(f"{key.replace('.*.', f'.{name}.')}={Template(value).safe_substitute(known(tree, phase))}")
     return made

@@ -23,6 +23,7 @@ from overnight.cli.ascii_plot import Panel, Stretch, draw
 from overnight.cli.source_plan import SourcePlan, epoch_sizes, source_plans, sources_text
 from overnight.cli.time_plan import TimePlan, decided_steps, decided_text, decisions_of, time_plan, time_plan_text
 from overnight.config import BertPhase, BertRun, ByteRun, Optim, Phase, Run
+from overnight.config.continued import with_steps
 from overnight.config.optimizers import LayerwiseOptim
 from overnight.config.schema import ENCODERS
 from overnight.console import table
@@ -166,7 +167,7 @@ def make_plan(run: Run) -> Plan:
     decisions = decisions_of(run)
     time = time_plan(run) if run.budget and prepared and not decisions else None
     if steps := decided_steps(run, decisions) if decisions else time.steps if time else {}:
-        run = dataclasses.replace(run, phases={name: dataclasses.replace(phase, steps=steps[name]) for name, phase in run.phases.items()})
+        run = dataclasses.replace(run, phases=with_steps(run.phases, steps))
     assert isinstance(run, BertRun | ByteRun)
     bert = isinstance(run, BertRun)
     vocabulary = BYTES if not bert else load_vocabulary(run.data_dir).size if prepared else run.data.vocab_size

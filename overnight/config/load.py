@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+from overnight.config.continued import continued, continued_problems, without_continued
 from overnight.config.fields import MACHINE, hints
 from overnight.config.old_names import old_names
 from overnight.config.open_sizes import given_sizes, without_sizes
@@ -163,9 +164,10 @@ def build_run(tree: Mapping[str, Any]) -> Run:
     Raises:
         ConfigError: naming every wrong key, its value and what is allowed.
     """
-    problems = [*(text for _, text in old_names(tree)), *given_sizes(tree)]
+    problems = [*(text for _, text in old_names(tree)), *given_sizes(tree), *continued_problems(tree)]
     run: Run | None = None if problems else read_section(run_kind(tree), tree, "", problems)
     if run is not None:
+        run = continued(run)
         problems += validate_run(run)
     if run is None or problems:
         raise ConfigError("\n".join(problems))
@@ -201,7 +203,7 @@ def to_tree(run: Run) -> dict[str, Any]:
             return {key: plain(v) for key, v in value.items()}
         return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
-    return without_sizes(dict(plain(dataclasses.asdict(run))))
+    return without_continued(without_sizes(dict(plain(dataclasses.asdict(run)))))
 
 
 def differences(a: Any, b: Any, prefix: str = "") -> Iterator[str]:

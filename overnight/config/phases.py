@@ -33,6 +33,8 @@ class Phase:
     """Longest sequence (tokens, with [CLS] and [SEP])."""
     micro_batch_size: Annotated[int, Range(), MACHINE] = 32
     """Sequences a device holds at once; decides memory and speed, and of the training only rounding and which values dropout drops. 0: found by trial at the start of the phase, and remembered in the run folder."""
+    continues: bool = False
+    """Continue the phase before: with its optimizer, its moments and its schedule, whose steps are then those of both; `optim` is left out."""
     mixture: Mapping[str, Mix] = field(default_factory=dict)
     """How often this phase reads the sources of `data.sources`, by name; one that it does not name is not read. Empty is as `data.sources` says."""
     optim: AnyOptim = field(default_factory=LambConfig)

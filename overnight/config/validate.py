@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from overnight.config.budget import deadline_of, length_of
+from overnight.config.continued import chain_problems, chains
 from overnight.config.data import Data, Mix
 from overnight.config.fields import out_of_range
 from overnight.config.open_sizes import size_problems
@@ -73,6 +74,7 @@ def validate_run(run: Run) -> Iterator[str]:
             yield f"phases.{name}.optim.reset_moments = false: {b.optim.name} cannot use what {a.optim.name} leaves in phase {before}; set it to true"
     yield from _machine_problems(run)
     yield from _budget_problems(run)
+    yield from chain_problems(run)
     yield from size_problems(run)
     if isinstance(run, BertRun):
         if run.evaluation.blimp_pairs == 1:
@@ -241,14 +243,15 @@ def _budget_problems(run: Run) -> Iterator[str]:
         deadline_of(run.budget, 0.0)
     except ValueError as error:
         yield f"budget = {run.budget!r}: {error}; `--budget=null` trains the steps of the recipe"
+    together = [name for names in chains(run.phases) if len(names) > 1 for name in names]
     for name, phase in run.phases.items():
         key, schedule = f"phases.{name}.optim.schedule", phase.optim.schedule
         if schedule.name != "wsd":
             yield f"{key}.name = {schedule.name}: a budget needs one that can end at any time; use wsd (warm-up, stable, decay), with stable_ratio=0.6 or so"
         elif schedule.warmup_ratio + schedule.stable_ratio >= 1 and name == list(run.phases)[-1]:
             yield f"{key}.stable_ratio = {schedule.stable_ratio}: leaves no decay, with which a budget ends; lower it"
-        if schedule.total_steps or schedule.step_offset:
-            yield f"{key}.total_steps = {schedule.total_steps}: with a budget nobody knows the steps before; leave total_steps and step_offset out"
+        if (schedule.total_steps or schedule.step_offset) and name not in together:
+            yield f"{key}.total_steps = {schedule.total_steps}: with a budget nobody knows the steps before; leave total_steps and step_offset out, or let a phase continue the one before (continues: true)"
 
 
 def _search_problems(key: str, task: Finetune, model: EncoderConfig) -> Iterator[str]:

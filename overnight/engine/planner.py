@@ -20,6 +20,7 @@ from overnight.batches.masking import predictions
 from overnight.batches.matching import share_of_pairs, too_short
 from overnight.batches.packing import Sizes
 from overnight.config import BertPhase, Phase, Run
+from overnight.config.continued import chains
 from overnight.display import duration, plural
 from overnight.distributed.collectives import raise_on_all_ranks
 from overnight.distributed.world import World
@@ -30,8 +31,8 @@ from overnight.engine.metrics_logger import MetricsLogger
 from overnight.engine.micro_batch import from_first
 from overnight.engine.run_clock import RunClock, moment_text, time_of_day
 from overnight.models.flops import training_flops
-from overnight.optim.decisions import Decision, decided_decay, decided_factor
-from overnight.optim.schedules import peak_lr, resolved, warmup_ratio
+from overnight.optim.decisions import Decision, decided_decay, decided_factor, reached
+from overnight.optim.schedules import peak_lr, stretch
 from overnight.state_files import fitted
 
 # Passes over a text after which more of them help little (Muennighoff et al. 2023, arXiv 2305.16264).
@@ -46,10 +47,9 @@ def shares(run: Run, without_pairs: Mapping[str, int] | None = None) -> list[Sha
     """
     found = []
     for name, phase in run.phases.items():
-        schedule, flops = resolved(phase), _flops(run, phase)
-        decay, most = 1.0 - schedule.warmup_ratio - schedule.stable_ratio, schedule.max_warmup_steps
+        part, flops, most = stretch(phase), _flops(run, phase), phase.optim.schedule.max_warmup_steps
         work = partial(_full_batches, phase, _flops(run, phase, pairs=True) / flops - 1, (without_pairs or {}).get(name, math.inf))
-        found.append(Share(name, phase.steps, flops, warmup_ratio(phase), decay, work, most))
+        found.append(Share(name, phase.steps, flops, part.warmup, part.decay, work, most))
     return found
 
 
@@ -105,6 +105,7 @@ class Planner:
         self.clock = RunClock(self.record.deadline)
         self._number, self._epoch, self._validation, self._began, self._next = 0, 0, 0, 0, 0
         self._speed, self.shares = Speed(), shares(run, pairs_end(self.record, phases))
+        self._per_sequence = [s.flops / phase.global_batch_size for s, phase in zip(self.shares, run.phases.values(), strict=True)]
         for name in phases:
             if known := self.record.of(name):
                 self._set_steps(name, known[-1].steps)
@@ -119,6 +120,7 @@ class Planner:
             validation: examples of an evaluation.
             logger: is told what was decided at this step: a checkpoint is written before a decision.
         """
+        self.clock.scale("evaluation", self._per_sequence[number] / self._per_sequence[self._number])
         self._number, self._epoch, self._validation, self._began = number, epoch, validation, done
         name, known = self._name, self.record.of(self._name)
         if not known:
@@ -134,9 +136,8 @@ class Planner:
             left, when = self.clock.left(), time_of_day(self.record.deadline)
             over = f"was over at {when}: what is left is made as short as it may be"
             logger.context.line.print(f"budget {self.run.budget}: " + (f"ends at {when}, in {duration(left)}" if left > 0 else over))
-        for decision in known[1:]:
-            if decision.at == done:
-                self._tell(decision, logger)
+        for decision in [decision for decision in known[1:] if decision.at == done]:
+            self._tell(decision, logger)
 
     @property
     def _name(self) -> str:
@@ -154,13 +155,15 @@ class Planner:
 
     def learning_rates(self, phase: Phase, name: str) -> Callable[[int], float]:
         """Return the learning rate of a phase as a function of its step, from 0, by all decisions up to that step."""
-        peak, schedule = peak_lr(phase), resolved(phase)
-        return lambda step: peak * decided_factor(schedule, self.record.of(name), step)
+        peak, schedule, ends = peak_lr(phase), phase.optim.schedule, stretch(self.run.phases[name]).ends
+        first = next(names[0] for names in chains(self.run.phases) if name in names)
+        peak *= reached(self.record.of(first)) if first != name else 1.0  # the first had the warm-up
+        return lambda step: peak * decided_factor(schedule, self.record.of(name), step, ends)
 
     def decay_factors(self, phase: Phase, name: str) -> Callable[[int], float]:
         """Return the factor of the decay of a phase as a function of its step, from 0, by all decisions up to that step."""
-        schedule = resolved(phase)
-        return lambda step: decided_decay(schedule, self.record.of(name), step)
+        schedule, ends = phase.optim.schedule, stretch(self.run.phases[name]).ends
+        return lambda step: decided_decay(schedule, self.record.of(name), step, ends)
 
     def shares_of_pairs(self, phase: BertPhase, name: str) -> Callable[[int], float]:
         """Return the share of pairs for token matching as a function of the step of a phase, from 0: none once it is known to be too short for them."""
@@ -181,8 +184,7 @@ class Planner:
         Args:
             logger: is told.
         """
-        known = [decision for decision in self.record.of(self._name) if decision.at == step]
-        for decision in known:
+        for decision in [decision for decision in self.record.of(self._name) if decision.at == step]:
             self._tell(decision, logger)
         if self.record.trained is not None or step < self._next:
             return False
@@ -229,11 +231,14 @@ class Planner:
         self.shares = shares(self.run, pairs_end(self.record, self.phases))
 
     def _set_steps(self, name: str, steps: int) -> None:
-        self.phases[name] = dataclasses.replace(self.phases[name], steps=steps)
+        for later, count in expected_steps(self.run, name, steps).items():
+            self.phases[later] = dataclasses.replace(self.phases[later], steps=count)
 
     def left(self, guess: bool = True) -> float:
         """Return the time that is left for the steps of pretraining (s): each phase ends with an evaluation and a checkpoint (see `_pause`)."""
-        ends = (len(self.shares) - self._number) * sum(self._pause(what, guess) for what in ("evaluation", "checkpoint"))
+        evaluation, checkpoint = (self._pause(what, guess) for what in ("evaluation", "checkpoint"))
+        here, *later = self._per_sequence[self._number :]
+        ends = evaluation * (1 + sum(later) / here) + checkpoint * (1 + len(later))
         return self.clock.left() - reserve(self.record.after_seconds, self.record.seconds) - ends
 
     def _pause(self, what: str, guess: bool = True) -> float:
@@ -264,13 +269,8 @@ class Planner:
         known = self.record.of(decision.phase)
         if decision is known[0]:
             return
-        if decision.decay_begins is not None:
-            text = f"phase {decision.phase}, step {decision.at:,}: its rate decays from step {decision.decay_begins:,} to step {decision.steps:,}"
-            text += f": {decision.why}" if decision.why else ""
-        elif self._number:
-            text = f"phase {decision.phase} gets about {plural(decision.steps, 'step')}: {decision.why}"
-        else:
-            text = expectation(self.record, self.shares, decision, max(0.0, self.left()))
+        begun = decision.decay_begins is None and not self._number
+        text = expectation(self.record, self.shares, decision, max(0.0, self.left())) if begun else decision_text(decision)
         more = {"step": decision.at, "steps": decision.steps, "decay_begins": decision.decay_begins, "decided": decision.time}
         logger.event("budget", f"budget {self.run.budget}: {text}", **more)
         for event, message in length_warnings(self.phases[decision.phase], decision, decision is known[1], self._epoch):
@@ -291,12 +291,23 @@ class Planner:
 
 def pairs_end(record: BudgetRecord, phases: Mapping[str, Phase]) -> dict[str, int]:
     """Return the phases that were too short for pairs when their speed was measured, and from which step on (from 0) they have none."""
-    found = {}
+    found: dict[str, int] = {}
     for name, phase in phases.items():
         known = record.of(name)
-        if isinstance(phase, BertPhase) and len(known) > 1 and too_short(phase, known[1].steps):
+        if not isinstance(phase, BertPhase) or not phase.token_matching:
+            continue
+        if found and not phase.token_matching_steps:  # what keeps up what was never learned
+            found[name] = 0
+        elif len(known) > 1 and too_short(phase, known[1].steps):
             found[name] = known[1].at
     return found
+
+
+def expected_steps(run: Run, name: str, steps: int) -> dict[str, int]:
+    """Return the steps of a phase, and those of the phases after it in the ratio that the recipe gives them."""
+    names = list(run.phases)
+    factor = steps / run.phases[name].steps
+    return {later: steps if later == name else max(1, round(factor * run.phases[later].steps)) for later in names[names.index(name) :]}
 
 
 def expectation(record: BudgetRecord, phases: Sequence[Share], decision: Decision, left: float) -> str:
@@ -314,6 +325,14 @@ def expectation(record: BudgetRecord, phases: Sequence[Share], decision: Decisio
         parts = [f"{name} {duration(seconds)}" for name, seconds in record.after.items()]
         text += f"; what follows is estimated at {', '.join(parts)}"
     return text
+
+
+def decision_text(decision: Decision) -> str:
+    """Return what is decided of the length of a phase, or expected of one behind the first."""
+    if decision.decay_begins is None:
+        return f"phase {decision.phase} gets about {plural(decision.steps, 'step')}: {decision.why}"
+    text = f"phase {decision.phase}, step {decision.at:,}: its rate decays from step {decision.decay_begins:,} to step {decision.steps:,}"
+    return f"{text}: {decision.why}" if decision.why else text
 
 
 def length_warnings(phase: Phase, decision: Decision, first: bool, epoch: int) -> Iterator[tuple[str, str]]:

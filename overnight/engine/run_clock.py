@@ -68,6 +68,11 @@ class RunClock:
         self.pauses[what] = CLOCK.seconds() - began
         self._apart += self.pauses[what]
 
+    def scale(self, what: str, factor: float) -> None:
+        """Expect a kind of pause to take so many times what it took."""
+        if what in self.pauses:
+            self.pauses[what] *= factor
+
     def jumped(self) -> float:
         """Return by how much the time of day was set forward (s), since this was last called; 0 where it was not.
 

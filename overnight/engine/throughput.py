@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from overnight.batches.batch_size import sequences_before
+from overnight.batches.lengths import expected_lengths
 from overnight.checkpoint.reader import TrainingProgress
 from overnight.config import Phase
 from overnight.distributed.collectives import all_reduce_sum, all_reduce_sums
@@ -149,9 +150,9 @@ class Throughput:
         """
         phases = list(self._phases.items())[self._number :]
         _, phase = phases[0]
-        per_token = self._all.seconds / self._all.sequences / phase.seq_len
-        whole = {name: sequences_before(p, p.steps) * p.seq_len for name, p in phases}
-        done = sequences_before(phase, progress.step) * phase.seq_len
+        per_token = self._all.seconds / self._all.sequences / expected_lengths(phase).mean
+        whole = {name: sequences_before(p, p.steps) * expected_lengths(p).mean for name, p in phases}
+        done = sequences_before(phase, progress.step) * expected_lengths(phase).mean
         left = {name: (tokens - done * (at == 0)) * per_token for at, (name, tokens) in enumerate(whole.items())}
         fits = budget / sum(left.values()) if budget > 0 and any(left.values()) else 1.0
         return {name: fits * seconds for name, seconds in left.items()}

@@ -7,6 +7,9 @@ trained again by the same decisions, takes the same rates. It is continuous: a d
     stable   1
     decay    the form of the schedule, of the share s that is left: s is 1 at `decay_begins`, falls on a line to 0 at `steps`, and where that
              end is moved, on a line from where it is to 0 at the new one
+
+Where phases share a schedule, s is the share that is left of its whole decay, of which each phase has a stretch: s falls from where that begins, and to
+where it ends, instead of from 1 and to 0.
 """
 
 from __future__ import annotations
@@ -40,32 +43,47 @@ class Decision:
     """As measured then, with evaluations and checkpoints in their share; 0 where it is not known."""
 
 
-def decided_factor(schedule: Schedule, decisions: Sequence[Decision], step: int) -> float:
+def decided_factor(schedule: Schedule, decisions: Sequence[Decision], step: int, ends: tuple[float, float] = (1.0, 0.0)) -> float:
     """Return what to multiply the peak learning rate by, 0 to 1.
 
     Args:
         schedule: of the phase, `wsd`; its form of decay counts.
         decisions: of the phase, by their steps; the first is of step 0. Those after `step` do not count.
         step: from 0.
+        ends: what is left of the whole decay of its schedule where the phase begins and where it ends.
     """
-    height, left = 0.0, 1.0
-    known = [decision for decision in decisions if decision.at <= step]
-    for decision, after in pairwise(known):
+    height, left = _curve([decision for decision in decisions if decision.at <= step], step)
+    return height * decayed(schedule, _of_whole(ends, left))
+
+
+def reached(decisions: Sequence[Decision]) -> float:
+    """Return the share of the peak rate that the warm-up of a phase has come to at its end: 1, but where the decay had to begin before that."""
+    return _curve(decisions, decisions[-1].steps)[0]
+
+
+def _curve(decisions: Sequence[Decision], step: int) -> tuple[float, float]:
+    """Return the factor of the warm-up and what is left of the decay, both at a step that no decision is after."""
+    height, left = 0.0 if decisions[0].warmup_steps else 1.0, 1.0
+    for decision, after in pairwise(decisions):
         height, left = _height(decision, height, after.at - 1), share_left(decision, left, after.at)
-    return _height(known[-1], height, step) * decayed(schedule, share_left(known[-1], left, step))
+    return _height(decisions[-1], height, step), share_left(decisions[-1], left, step)
 
 
-def decided_decay(schedule: Schedule, decisions: Sequence[Decision], step: int) -> float:
+def decided_decay(schedule: Schedule, decisions: Sequence[Decision], step: int, ends: tuple[float, float] = (1.0, 0.0)) -> float:
     """Return the factor of the decay alone, 1 while the phase warms up; arguments as those of :func:`decided_factor`."""
-    return decayed(schedule, share_of_decay_left([decision for decision in decisions if decision.at <= step], step))
+    left = share_of_decay_left([decision for decision in decisions if decision.at <= step], step)
+    return decayed(schedule, _of_whole(ends, left))
+
+
+def _of_whole(ends: tuple[float, float], left: float) -> float:
+    """Return what is left of the whole decay where a share is left of that of a phase."""
+    first, last = ends
+    return last + (first - last) * left
 
 
 def share_of_decay_left(decisions: Sequence[Decision], step: int) -> float:
     """Return what is left of the decay at a step that no decision is after, 1 to 0."""
-    left = 1.0
-    for decision, after in pairwise(decisions):
-        left = share_left(decision, left, after.at)
-    return share_left(decisions[-1], left, step)
+    return _curve(decisions, step)[1]
 
 
 def _height(decision: Decision, before: float, step: int) -> float:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 from overnight.config import Optim, Phase, Schedule
 from overnight.config.optimizers import UNTUNED, Reference
@@ -91,6 +92,33 @@ def reference(optim: Optim) -> Reference:
     if optim.scaling.rule == "lamb_untuned" and not optim.scaling.base_batch_size:
         return UNTUNED
     return Reference(optim.lr, optim.schedule.warmup_ratio, optim.scaling.base_batch_size)
+
+
+class Stretch(NamedTuple):
+    """The part that a phase has of its schedule, `wsd`: all of it, or of one that phases have together (`continues`)."""
+
+    warmup: float
+    """Share of the steps of the phase, before any limit."""
+    decay: float
+    """Share of the steps of the phase."""
+    ends: tuple[float, float]
+    """What is left of the decay of the schedule where the phase begins and where it ends: 1 before it, 0 at its end."""
+
+
+def stretch(phase: Phase) -> Stretch:
+    """Return the part that a phase has of its schedule."""
+    schedule, steps = resolved(phase), phase.steps
+    total, first = schedule.total_steps, schedule.step_offset
+    decay = 1.0 - schedule.warmup_ratio - schedule.stable_ratio
+    if steps == total:
+        return Stretch(warmup_ratio(phase), decay, (1.0, 0.0))
+
+    def left(step: int) -> float:
+        return min(1.0, (1.0 - step / total) / decay) if decay > 0 else 1.0
+
+    warmup = 0.0 if first else warmup_ratio(phase) * total / steps
+    within = first + steps - (1.0 - decay) * total
+    return Stretch(warmup, min(1.0, max(0.0, within) / steps), (left(first), left(first + steps)))
 
 
 def factor(schedule: Schedule, step: int, steps: int) -> float:

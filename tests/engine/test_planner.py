@@ -24,6 +24,7 @@ from overnight.corpus.pipeline import prepare
 from overnight.distributed.world import World
 from overnight.engine import budget_record, loop, planner, pretrain, run_clock
 from overnight.engine.budget_record import BudgetRecord, close_record, read_record, write_record
+from overnight.engine.validator import Validator
 from overnight.engine.workload import BertWorkload
 from overnight.errors import ConfigError, DataError
 from overnight.models.flops import training_flops
@@ -257,6 +258,30 @@ def test_a_clock_that_is_set_anew_is_noticed_and_changes_nothing(jump: float, ti
     assert clock.now == pytest.approx(1050, abs=1.5)
     record = record_of(run)
     assert record.done is not None and abs(record.done - record.deadline) <= 1.5
+
+
+def test_an_evaluation_of_longer_sequences_is_known_to_take_longer_before_it_was_seen(
+    tiny: Make, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real = tiny(**WSD, **LESS | {"logging.eval_every": 1000}, budget="90s"), Validator.evaluate
+    each = [share.flops / phase.global_batch_size for share, phase in zip(planner.shares(run), run.phases.values(), strict=True)]
+    assert each[1] > 1.3 * each[0]
+
+    def evaluate(self: Validator, done: Any) -> None:
+        clock.now += 8 * each[list(run.phases).index(self.logger.name)] / each[0]
+        real(self, done)
+
+    monkeypatch.setattr(Validator, "evaluate", evaluate)
+    train(run)
+    record = record_of(run)
+    assert record.done is not None and abs(record.done - record.deadline) <= 1.5
+
+
+def test_the_time_left_of_a_phase_is_that_of_the_steps_that_the_next_one_is_expected_to_have(tiny: Make, clock: FakeClock) -> None:
+    out = train(tiny(**WSD, **LESS, **{"logging.log_every": 1}, budget="50s"))
+    phase, both = map(int, next(iter(re.findall(r"left (\d+) s \(all phases (\d+) s\)", out))))
+    # Six steps to four, the long ones half as long again, when few of them are done.
+    assert both > 35 and phase / both == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_text_that_would_be_read_often_is_a_warning(tiny: Make, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
