@@ -91,7 +91,7 @@ def claim_folder(run: Run, extend: bool = False) -> None:
 
 
 def unrecorded_extensions(run: Run, progress: TrainingProgress) -> Iterator[dict[str, Any]]:
-    """Yield the event of each extension of the run that its metrics do not hold, or no more after they were truncated to a checkpoint."""
+    """Yield the event of each extension by steps that the metrics of the run do not hold, or no more after they were truncated to a checkpoint."""
     path, kept = run.run_dir / "metrics.jsonl", _kept(run)
     lines = read_lines(path, _REMEDY) if kept and path.exists() else ()
     recorded = {line.get("was") for _, line in lines if line and line.get("event") == "extended"}
@@ -101,8 +101,6 @@ def unrecorded_extensions(run: Run, progress: TrainingProgress) -> Iterator[dict
         old, new, added = before.phases[last], after.phases[last], [name for name in after.phases if name not in before.phases]
         changes = [f"phase {last} has {new.steps} steps instead of {old.steps}"] if new.steps > old.steps else []
         changes += [f"phase {name} is added" for name in added]
-        if before.budget != after.budget:
-            changes = [f"budget {after.budget} from here on, before the decay of budget {before.budget}"]
         if file.name in recorded or not changes:
             continue
         rate = ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from overnight.checkpoint.reader import list_checkpoints, read_checkpoint, step_of
@@ -16,10 +16,11 @@ from overnight.config import Run
 from overnight.config.budget import deadline_of
 from overnight.display import duration
 from overnight.engine import run_clock
-from overnight.engine.budget_record import read_record, write_record
+from overnight.engine.budget_record import BudgetRecord, read_record, write_record
 from overnight.engine.run_clock import moment_text, time_of_day
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_whole
+from overnight.state_files import read_json, read_lines
 
 # What belongs to the newest checkpoint, or to the steps that are undone.
 _KEPT = ("budget.json", "metrics.jsonl", "evaluation.json", "tasks.jsonl", "report.html")
@@ -64,6 +65,23 @@ def extend_budget(run: Run, log: Callable[[str], None]) -> None:
     )
     kept = f"; what it was is in {run.run_dir / f'before-{record.extended + 1}'}" if undone else ""
     log(f"budget {run.budget}: the run {back} until {time_of_day(deadline)}, in {duration(deadline - now)}{kept}")
+
+
+def unrecorded_budgets(run: Run) -> Iterator[dict[str, str]]:
+    """Yield the event of each further budget of a run that its metrics do not hold, or no more after they were truncated to a checkpoint."""
+    record, path = read_record(run), run.run_dir / "metrics.jsonl"
+    if record is None or not record.extended:
+        return
+    lines = read_lines(path, "put back the one that belongs there") if path.exists() else ()
+    recorded = {line.get("was") for _, line in lines if line and line.get("event") == "extended"}
+    for number in range(1, record.extended + 1):
+        later = (
+            read_json(file, BudgetRecord, "put it back")
+            if (file := run.run_dir / f"before-{number + 1}" / "budget.json").exists()
+            else record
+        )
+        if (was := f"before-{number}") not in recorded:
+            yield {"event": "extended", "message": f"extended: budget {later.budget} from here on, in place of the decay", "was": was}
 
 
 def _put_aside(run_dir: Path, undone: list[Path], aside: Path) -> None:

@@ -22,6 +22,7 @@ from overnight.console import Line
 from overnight.distributed.collectives import ErrorOnOtherRank, assert_same_on_all_ranks, raise_on_all_ranks
 from overnight.distributed.world import World, device_of
 from overnight.distributed.wrap import parallelize_model
+from overnight.engine.budget_extension import unrecorded_budgets
 from overnight.engine.context import PhaseContext
 from overnight.engine.loop import Objective
 from overnight.engine.planner import Planner, open_planner
@@ -179,7 +180,7 @@ class TrainingRun:
             for problem in problems:
                 self.line.print(f"falling back to an older checkpoint: {problem}")
                 metrics.write("event", event="checkpoint_fell_back", message=problem, global_step=progress.global_step)
-            for event in unrecorded_extensions(self.run, progress) if main else ():
+            for event in [*unrecorded_extensions(self.run, progress), *unrecorded_budgets(self.run)] if main else ():
                 self.line.print(event["message"])
                 metrics.write("event", **event, global_step=progress.global_step)
             if self.finished(progress):

@@ -19,7 +19,7 @@ from overnight.engine import budget_extension
 from overnight.engine.pretrain import pretrain
 from overnight.errors import ConfigError, DataError
 from tests.engine.fake_clock import FakeClock
-from tests.engine.test_planner import LESS, WSD, clock, record_of, replayed, train
+from tests.engine.test_planner import LESS, WSD, clock, events, record_of, replayed, train
 from tests.engine.test_pretrain import Stop, assert_same_run, metrics, parameters
 
 __all__ = ["clock"]
@@ -87,6 +87,9 @@ def test_the_same_command_continues_and_a_run_that_is_done_gets_more_time_again(
     assert "all phases are done" in train(longer)
     assert "goes back" in extended(longer)
     assert record_of(longer).extended == 2 and len(steps(longer.run_dir / "before-2")) == 1
+    # The second is of the same length as the first, and in the metrics all the same.
+    told = [(event["was"], event["message"]) for event in events(longer) if event["event"] == "extended"]
+    assert told == [(f"before-{number}", "extended: budget 40s from here on, in place of the decay") for number in (1, 2)]
 
 
 def test_killed_before_the_record_is_written_it_is_the_run_from_before(
