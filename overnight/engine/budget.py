@@ -98,6 +98,8 @@ class Speed:
     """Whether the first look is forgotten: what is laid out and compiled in the first step counts only as long as nothing else does."""
     fastest: float = math.inf
     """Seconds of a full batch in the fastest interval between looks, that of the first step among them."""
+    first: tuple[float, float] = (0.0, 0.0)
+    """Full batches and seconds of the interval that is forgotten."""
 
     def note(self, work: float, seconds: float) -> None:
         """Remember a look after so many full batches."""
@@ -105,6 +107,8 @@ class Speed:
             done, before = self.marks[-1]
             self.fastest = min(self.fastest, (seconds - before) / (work - done))
         if len(self.marks) == 2 and not self.warm:
+            (done, before), (last, ended) = self.marks
+            self.first = last - done, ended - before
             del self.marks[0]
             self.warm = True
         if len(self.marks) > _LEAST_INTERVALS + 1 and self.marks[-1][0] - self.marks[-2][0] < _STRETCH:
@@ -122,6 +126,12 @@ class Speed:
         rates = [(ended - began) / (last - done) for (done, began), (last, ended) in pairwise(self.marks)]
         median = statistics.median(rates) if rates else math.inf
         return max(self.fastest if first and 2 * self.fastest < median else median, 1e-9)
+
+    @property
+    def compiled(self) -> float:
+        """How much longer than others the first step took (s); 0 before others were seen."""
+        work, seconds = self.first
+        return max(0.0, seconds - work * self.seconds_per_step()) if len(self.marks) > 1 and self.warm else 0.0
 
     def enough(self, left: float) -> bool:
         """Return whether a decision can be taken on it, with so much time left for pretraining (s), as the clock has it.

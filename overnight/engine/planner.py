@@ -204,7 +204,7 @@ class Planner:
 
     def _found(self, step: int, logger: MetricsLogger) -> list[int]:
         """Return what the first process has found: steps, when to look again, and what it has decided and written."""
-        self._compare_clocks(logger)
+        self.record = set_by_clock(self.run, self.record, self.clock, logger)
         self._speed.note(self.shares[self._number].work(step), self.clock.of_steps())
         every = {"evaluation": self.run.logging.eval_every, "checkpoint": self.run.checkpoint.save_every}
         between = sum(self._pause(what) / steps for what, steps in every.items() if steps)
@@ -235,10 +235,14 @@ class Planner:
             self.phases[later] = dataclasses.replace(self.phases[later], steps=count)
 
     def left(self, guess: bool = True) -> float:
-        """Return the time that is left for the steps of pretraining (s): each phase ends with an evaluation and a checkpoint (see `_pause`)."""
+        """Return the time that is left for the steps of pretraining (s).
+
+        Each phase ends with an evaluation and a checkpoint (see `_pause`), and begins with as much as this one, such as trials of micro-batches or compilation.
+        """
         evaluation, checkpoint = (self._pause(what, guess) for what in ("evaluation", "checkpoint"))
         here, *later = self._per_sequence[self._number :]
         ends = evaluation * (1 + sum(later) / here) + checkpoint * (1 + len(later))
+        ends += len(later) * (self.clock.pauses.get("start", 0.0) + self._speed.compiled) if guess else 0.0
         return self.clock.left() - reserve(self.record.after_seconds, self.record.seconds) - ends
 
     def _pause(self, what: str, guess: bool = True) -> float:
@@ -250,19 +254,6 @@ class Planner:
         if guess and what == "evaluation" and self._speed.warm:
             known = self._validation / self.phases[self._name].global_batch_size * self._speed.seconds_per_step() / 3
         return self.clock.pauses.get(what, known)
-
-    def _compare_clocks(self, logger: MetricsLogger) -> None:
-        """Notice a time of day that was set anew."""
-        if not (jump := self.clock.jumped()):
-            return
-        record = self.record
-        self.record = dataclasses.replace(record, deadline=record.deadline + jump, started=record.started + jump)
-        write_record(self.run, self.record)
-        logger.event(
-            "clock_jumped",
-            f"the time of day was set {duration(abs(jump))} {'forward' if jump > 0 else 'back'} on this machine: the time since the run began "
-            f"counts, and the budget ends at {time_of_day(self.record.deadline)} by the new time",
-        )
 
     def _tell(self, decision: Decision, logger: MetricsLogger) -> None:
         """Print a decision, and write it among the metrics; also each time when it is come to again."""
@@ -287,6 +278,20 @@ class Planner:
                 left = self.clock.left()
                 rest = f"{duration(abs(left))} {'left' if left >= 0 else 'over'}, {duration(self.record.after_seconds)} estimated for what follows"
                 log(f"budget {self.run.budget}: pretraining is done, {rest}" if self.record.after else close_record(self.run))
+
+
+def set_by_clock(run: Run, record: BudgetRecord, clock: RunClock, logger: MetricsLogger) -> BudgetRecord:
+    """Return the record of a budget with the same end by a time of day that was set anew, which is said and written."""
+    if not (jump := clock.jumped()):
+        return record
+    record = dataclasses.replace(record, deadline=record.deadline + jump, started=record.started + jump)
+    write_record(run, record)
+    logger.event(
+        "clock_jumped",
+        f"the time of day was set {duration(abs(jump))} {'forward' if jump > 0 else 'back'} on this machine: the time since the run began "
+        f"counts, and the budget ends at {time_of_day(record.deadline)} by the new time",
+    )
+    return record
 
 
 def pairs_end(record: BudgetRecord, phases: Mapping[str, Phase]) -> dict[str, int]:

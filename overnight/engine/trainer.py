@@ -96,10 +96,11 @@ class Trainer:
             Rollback: when it must go back to the newest checkpoint.
         """
         progress = self.progress
-        with raise_on_all_ranks(self.world):
-            if self.world.main:  # The others find its plans of the first epoch in the folder.
-                self.samples.epoch_size(), self.validator.samples.epoch_size()
-        self.schedule = schedule_of(self.context, self.name, self.samples, self.optimizer, self.logger)
+        with self._apart("start"):
+            with raise_on_all_ranks(self.world):
+                if self.world.main:  # The others find its plans of the first epoch in the folder.
+                    self.samples.epoch_size(), self.validator.samples.epoch_size()
+            self.schedule = schedule_of(self.context, self.name, self.samples, self.optimizer, self.logger)
         reset_peak(self.world.device)
         self._use_micro_batch()
         if self.world.size > 1 and progress.global_step:

@@ -22,7 +22,7 @@ from overnight.config import Run
 from overnight.console import Line
 from overnight.corpus.pipeline import prepare
 from overnight.distributed.world import World
-from overnight.engine import budget_record, loop, planner, pretrain, run_clock
+from overnight.engine import budget_record, loop, planner, pretrain, run_clock, trainer
 from overnight.engine.budget_record import BudgetRecord, close_record, read_record, write_record
 from overnight.engine.validator import Validator
 from overnight.engine.workload import BertWorkload
@@ -275,6 +275,24 @@ def test_an_evaluation_of_longer_sequences_is_known_to_take_longer_before_it_was
     train(run)
     record = record_of(run)
     assert record.done is not None and abs(record.done - record.deadline) <= 1.5
+
+
+def test_what_begins_the_first_phase_is_kept_free_for_the_second(tiny: Make, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = trainer.schedule_of
+
+    def schedule_of(*args: Any) -> Any:
+        clock.now += 12.0  # trials of micro-batches
+        clock.slow[clock.steps + 1] = 8.0  # what is compiled in the first step
+        return real(*args)
+
+    monkeypatch.setattr(trainer, "schedule_of", schedule_of)
+    run = tiny(**WSD, **LESS, budget="120s")
+    train(run)
+    record = record_of(run)
+    assert record.done is not None and abs(record.done - record.deadline) <= 2.5
+    # Six steps to four by the operations of their recipe; here long ones take no longer than short ones, so they become half as many again.
+    short, long = record.of("short")[-1], record.of("long")[-1]
+    assert long.steps / short.steps == pytest.approx(1.5 * 4 / 6, rel=0.1)
 
 
 def test_the_time_left_of_a_phase_is_that_of_the_steps_that_the_next_one_is_expected_to_have(tiny: Make, clock: FakeClock) -> None:
