@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -31,11 +32,7 @@ def continued_problems(tree: Mapping[str, Any]) -> Iterator[str]:
 
 def continued(run: R) -> R:
     """Return a run whose phases that continue others have their optimizer, and a schedule of the steps of all of them."""
-    phases = dict(run.phases)
-    for names in chains(phases):
-        if len(names) > 1:
-            phases |= _one_schedule({name: phases[name] for name in names})
-    return dataclasses.replace(run, phases=phases)
+    return dataclasses.replace(run, phases=_joined(run.phases))
 
 
 def chains(phases: Mapping[str, Phase]) -> list[list[str]]:
@@ -51,22 +48,19 @@ def chains(phases: Mapping[str, Phase]) -> list[list[str]]:
 
 def with_steps(phases: Mapping[str, Phase], steps: Mapping[str, int]) -> dict[str, Phase]:
     """Return the phases of a run with other steps, and a schedule that several of them have as long as they are together."""
-    changed = {name: dataclasses.replace(phase, steps=steps[name]) for name, phase in phases.items()}
-    for names in chains(changed):
-        if len(names) > 1:
-            changed |= _one_schedule({name: changed[name] for name in names})
-    return changed
+    return _joined({name: dataclasses.replace(phase, steps=steps[name]) for name, phase in phases.items()})
 
 
-def _one_schedule(phases: Mapping[str, Phase]) -> dict[str, Phase]:
-    """Return phases with the optimizer of the first, and the part of its schedule that is theirs."""
-    optim = next(iter(phases.values())).optim
-    total, first, found = sum(phase.steps for phase in phases.values()), 0, {}
-    for name, phase in phases.items():
-        part = dataclasses.replace(optim.schedule, total_steps=total, step_offset=first)
-        mine = dataclasses.replace(optim, schedule=part, reset_moments=optim.reset_moments and not first)
-        found[name] = dataclasses.replace(phase, optim=mine)
-        first += phase.steps
+def _joined(phases: Mapping[str, Phase]) -> dict[str, Phase]:
+    """Return phases of which those that continue one have its optimizer and the part of its schedule that is theirs."""
+    found = dict(phases)
+    for names in (names for names in chains(phases) if len(names) > 1):
+        optim, total, first = phases[names[0]].optim, sum(phases[name].steps for name in names), 0
+        for name in names:
+            part = dataclasses.replace(optim.schedule, total_steps=total, step_offset=first)
+            mine = dataclasses.replace(optim, schedule=part, reset_moments=optim.reset_moments and not first)
+            found[name] = dataclasses.replace(phases[name], optim=mine)
+            first += phases[name].steps
     return found
 
 
@@ -88,5 +82,6 @@ def chain_problems(run: Run) -> Iterator[str]:
         for name in others:
             if rule != "none" and run.phases[name].global_batch_size != phase.global_batch_size:
                 yield f"phases.{name}.continues = true: needs the batch of {first}, {phase.global_batch_size}, since its rate follows the batch (optim.scaling.rule = {rule})"
-        if others and schedule.warmup_ratio * schedule.total_steps > phase.steps:
+        warmup = min(schedule.warmup_ratio * schedule.total_steps, schedule.max_warmup_steps or math.inf)
+        if others and warmup > phase.steps:
             yield f"phases.{first}.optim.schedule.warmup_ratio = {schedule.warmup_ratio}: of the steps of all phases that continue this one the warm-up is longer than it; lower it"
