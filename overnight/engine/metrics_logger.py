@@ -173,7 +173,7 @@ class MetricsLogger:
         self.context.line.print(
             f"phase {self.name}: {plural(phase.steps, 'step')} of {growing}{plural(phase.global_batch_size, 'sequence')} ({split}) up to "
             f"{phase.seq_len} tokens, {sequences / examples:.2f} epochs of {plural(examples, 'example')}, "
-            f"{phase.optim.name} at {peak_lr(phase):g}, {self.run.precision} on {self.context.world.device}"
+            f"{phase.optim.name} {'continued' if phase.continues else f'at {peak_lr(phase):g}'}, {self.run.precision} on {self.context.world.device}"
             + (f" ({peak.text()})" if peak else "")
         )
         mixed = [f"{name} {share(part)} = {epochs:.2f} epochs" for name, (part, epochs) in samples.passes(sequences).items()]

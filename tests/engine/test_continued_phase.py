@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -87,7 +88,8 @@ def test_a_phase_that_continues_one_has_its_optimizer_its_moments_and_the_rest_o
 
 def test_the_steps_of_a_recipe_take_the_rates_of_one_schedule_through_both_phases(tiny: Make, tmp_path: Path) -> None:
     run = tiny(**TWO, out=str(tmp_path / "two"))
-    train(run)
+    told = train(run)
+    assert re.search(r"phase short: .* lamb at 0\.01, ", told) and re.search(r"phase long: .* lamb continued, ", told)
     whole = Schedule("wsd", warmup_ratio=0.1, stable_ratio=0.2)
     assert rates(run) == pytest.approx([0.01 * factor(whole, step, 10) for step in range(10)])
 
