@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from overnight.evaluation.texts import Text
     from overnight.inference.model import Model
 
-_ENCODERS = ("text", "max_tokens", "blimp", "pairs")
+_ENCODERS = ("text", "max_tokens", "seq_len", "blimp", "pairs")
 _BYTES = ("groups", "whole")
 _ROWS = ("task", "rows", "to")
 
@@ -36,6 +36,8 @@ def add_evaluate(add: Add) -> None:
     text = "of an encoder: bits per character and masked accuracy on raw text, any source that data.paths takes, instead of its own"
     command.add_argument("--text", nargs="+", metavar="FILE", help=text)
     command.add_argument("--max-tokens", type=int, metavar="N", help="of a text: take about N tokens, drawn by a hash; default 200000")
+    text = "of a text: cut it into sequences of N tokens at most; default 128, at which all models are compared"
+    command.add_argument("--seq-len", type=int, metavar="N", help=text)
     command.add_argument("--blimp", metavar="PATH", help="of an encoder: score minimal pairs, blimp.tar.xz or a folder with data/*.jsonl")
     command.add_argument(
         "--pairs", type=int, metavar="N", help="of BLiMP: N pairs of each paradigm, drawn by a hash; default 100, 0 is all"
@@ -62,6 +64,12 @@ def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
         raise ConfigError(f"--pairs = {options.pairs}: must be 2 or more, for a standard error, or 0 for all")
     if options.max_tokens is not None and options.max_tokens < 1:
         raise ConfigError(f"--max-tokens = {options.max_tokens}: must be 1 or more")
+    if options.seq_len is not None and options.seq_len < 8:
+        raise ConfigError(f"--seq-len = {options.seq_len}: must be 8 or more")
+    if options.seq_len is not None and options.blimp and not (options.text or options.split):
+        raise ConfigError(
+            f"--seq-len = {options.seq_len}: is for a text, and BLiMP is of single sentences; name one with --text or --split"
+        )
     if options.pairs is not None and not options.blimp:
         raise ConfigError(f"--pairs = {options.pairs}: needs --blimp=PATH, the pairs to score")
     folder = Path(options.source)
@@ -230,11 +238,14 @@ def _texts(options: argparse.Namespace, overrides: list[str]) -> list[Text]:
 
 def _measure(options: argparse.Namespace, model: MaskedLM, texts: list[Text], folder: Path, line: Line) -> dict[str, Any]:
     from overnight.evaluation.evaluate import PAIRS, Requested, evaluate_model
+    from overnight.evaluation.masked import SEQ_LEN
     from overnight.evaluation.results import flat_results
     from overnight.report.evaluation_text import results_lines
 
-    blimp = Path(options.blimp).expanduser() if options.blimp else None
-    found = evaluate_model(model, Requested(tuple(texts), blimp, PAIRS if options.pairs is None else options.pairs), folder, line)
+    if options.seq_len is not None and options.seq_len > model.longest:
+        raise ConfigError(f"--seq-len = {options.seq_len}: must be at most {model.longest}, as many positions as {options.source} has")
+    blimp, pairs = Path(options.blimp).expanduser() if options.blimp else None, PAIRS if options.pairs is None else options.pairs
+    found = evaluate_model(model, Requested(tuple(texts), blimp, pairs, options.seq_len or SEQ_LEN), folder, line)
     for text in results_lines(found):
         line.print(text)
     return flat_results(found)

@@ -10,7 +10,7 @@ from overnight.checkpoint.run_corpus import with_data
 from overnight.config import BertRun, environment_path
 from overnight.console import Line
 from overnight.evaluation.blimp import read_blimp
-from overnight.evaluation.masked import masked_score
+from overnight.evaluation.masked import SEQ_LEN, masked_score
 from overnight.evaluation.masked_lm import MaskedLM, RunMaskedLM
 from overnight.evaluation.pseudo_likelihood import score_blimp
 from overnight.evaluation.results import blimp_results, keep_results, kept_results
@@ -29,6 +29,8 @@ class Requested:
     blimp: Path | None = None
     pairs: int = PAIRS
     """Of each paradigm; 0 is all."""
+    seq_len: int = SEQ_LEN
+    """Longest sequence of the texts (tokens)."""
 
 
 def evaluate_model(model: MaskedLM, requested: Requested, folder: Path, line: Line) -> dict[str, Any]:
@@ -51,7 +53,8 @@ def evaluate_model(model: MaskedLM, requested: Requested, folder: Path, line: Li
     paradigms = read_blimp(requested.blimp) if requested.blimp else []
     found: dict[str, Any] = {"model": model.digest, "checkpoint": model.name, "texts": {}}
     for text in requested.texts:
-        found["texts"][text.name] = {**asdict(masked_score(model, text, line)), "precision": model.precision}
+        name = text.name if requested.seq_len == SEQ_LEN else f"{text.name}, sequences of {requested.seq_len}"
+        found["texts"][name] = {**asdict(masked_score(model, text, line, requested.seq_len)), "precision": model.precision}
         line.clear()
     if paradigms:
         scores = score_blimp(model, paradigms, requested.pairs, folder, line)

@@ -19,8 +19,8 @@ from overnight.display import share
 from overnight.evaluation.masked_lm import MaskedLM, flat_batch
 from overnight.evaluation.texts import NothingToPredictError, Text
 
-RATE, LONGEST = 0.15, 128
-"""Share of tokens that are predicted, and tokens of a sequence at most, whatever a model was trained with."""
+RATE, SEQ_LEN = 0.15, 128
+"""Share of tokens that are predicted, and tokens of a sequence at most where nothing else is asked for, whatever a model was trained with."""
 # The same masks for a text every time; no run has so many counters.
 _SEED = 0x15
 
@@ -69,18 +69,19 @@ def covered_characters(ends: np.ndarray, length: int) -> np.ndarray:
     return np.diff(ends, prepend=0)
 
 
-def masked_score(model: MaskedLM, text: Text, line: Line) -> MaskedScore:
+def masked_score(model: MaskedLM, text: Text, line: Line, seq_len: int = SEQ_LEN) -> MaskedScore:
     """Mask 15 % of the tokens of each sequence (80 % [MASK], 10 % random, 10 % kept), and predict them.
 
     Args:
         model: any.
         text: the passages.
         line: where progress is shown.
+        seq_len: longest sequence (tokens, with [CLS] and [SEP]); no longer than the model has positions for.
 
     Raises:
         NothingToPredictError: when no token is made of the text, or it is too short.
     """
-    sequences = _sequences(model, text)
+    sequences = _sequences(model, text, min(seq_len, model.longest))
     unknown = sum(int(covered[ids == model.vocabulary.unk].sum()) for ids, covered in zip(sequences.ids, sequences.covered, strict=True))
     nats, right, count, characters, done = 0.0, 0, 0, 0, 0
     for batch, covered_M, size in _batches(model, sequences):
@@ -102,8 +103,8 @@ def masked_score(model: MaskedLM, text: Text, line: Line) -> MaskedScore:
     )
 
 
-def _sequences(model: MaskedLM, text: Text) -> _Sequences:
-    longest, ids, covered = min(LONGEST, model.longest) - 2, [], []
+def _sequences(model: MaskedLM, text: Text, seq_len: int) -> _Sequences:
+    longest, ids, covered = seq_len - 2, [], []
     for passage, encoding in zip(text.passages, model.tokenizer.encode_batch(text.passages, add_special_tokens=False), strict=True):
         if not encoding.ids:
             continue
@@ -127,7 +128,7 @@ def _batches(model: MaskedLM, sequences: _Sequences) -> Iterator[tuple[Batch, np
         ids_N = np.concatenate([[vocabulary.cls, *sequences.ids[row], vocabulary.sep] for row in chosen])
         covered_N = np.concatenate([[0, *sequences.covered[row], 0] for row in chosen])
         starts = np.concatenate([[0], np.cumsum(lengths[chosen])])
-        counts = masking.predictions(lengths[chosen], RATE, LONGEST)
+        counts = masking.predictions(lengths[chosen], RATE, 0)
         masked_N, predicted_M, labels_M = masking.mask(ids_N, starts, keys[chosen], counts, vocabulary, whole_word=False)
         yield flat_batch(masked_N, lengths[chosen], predicted_M, labels_M), covered_N[predicted_M], len(chosen)
 

@@ -83,12 +83,32 @@ def test_nothing_named_is_the_validation_text_and_what_is_measured_is_kept_toget
     )
 
 
+def test_a_text_is_cut_into_sequences_of_the_length_that_is_asked_for(run: Path, text: str, tmp_path: Path, capsys: Captured) -> None:
+    more = ("--text", text, "--max-tokens=5000", f"--json={tmp_path / 'x.json'}")
+    found = {}
+    for length in (8, 16, 48):
+        assert call(run, *more, f"--seq-len={length}") == 0
+        found[length] = results(tmp_path / "x.json")
+    assert set(kept_results(run)["texts"]) == {f"{text}, sequences of {length}" for length in found}
+    tokens = {length: result["details"]["texts"][f"{text}, sequences of {length}"] for length, result in found.items()}
+    assert len({one["characters"] for one in found.values()}) == len({one["tokens"] for one in tokens.values()}) == 1
+    masked = {length: one["masked_tokens"] for length, one in tokens.items()}
+    count = tokens[8]["tokens"]
+    # One of each six and fewer beside [CLS] and [SEP]; of longer sequences about 15 %, those two counted in.
+    assert count / 6 <= masked[8] < count / 4 and len(set(masked.values())) == 3
+    assert 0.15 * count < masked[48] < 0.15 * count * 48 / 40
+    assert call(run, *more, "--seq-len=64") == 2
+    assert f"--seq-len = 64: must be at most 48, as many positions as {run} has" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--pairs=1", "--blimp=x"], "--pairs = 1: must be 2 or more"),
         (["--pairs=5"], "--pairs = 5: needs --blimp=PATH"),
         (["--max-tokens=0"], "--max-tokens = 0: must be 1 or more"),
+        (["--seq-len=7"], "--seq-len = 7: must be 8 or more"),
+        (["--seq-len=64", "--blimp=x"], "--seq-len = 64: is for a text, and BLiMP is of single sentences"),
         (["--json=."], "--json = .: is a folder"),
         (["--json="], "--json = '': name a file"),
         (["--blimp="], "--blimp = '': name a file"),
