@@ -104,6 +104,8 @@ class Planner:
         self.record: BudgetRecord = fitted(json.loads(whole), BudgetRecord, "budget.json of the first process", "start all anew")
         self.clock = RunClock(self.record.deadline)
         self._number, self._epoch, self._validation, self._began, self._next = 0, 0, 0, 0, 0
+        self.before_decay = False
+        """Whether the decay of the first phase is likely to be decided at the next look or the one after it: a run that gets more time goes back to a checkpoint from before it."""
         self._speed, self.shares = Speed(), shares(run, pairs_end(self.record, phases))
         self._per_sequence = [s.flops / phase.global_batch_size for s, phase in zip(self.shares, run.phases.values(), strict=True)]
         for name in phases:
@@ -194,6 +196,8 @@ class Planner:
                 found = self._found(step, logger)
         steps, self._next, *decided = from_first(found, self.world)
         self._set_steps(self._name, steps)
+        begins = (1 - self.shares[self._number].decay) * steps
+        self.before_decay = not self._number and not self.measuring and not self.decays(self._name) and begins <= 3 * self._next - 2 * step
         if decided and not self.world.main:
             # The others need of it what decides the rate.
             warmup, decay, end = decided

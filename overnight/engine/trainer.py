@@ -161,6 +161,7 @@ class Trainer:
             every = (self.run.logging.log_every, self.run.logging.eval_every, self.run.checkpoint.save_every)
             logs, evaluates, saves = (last or due(done.step - 1, n) for n in every)
             looks = planner is not None and not last and planner.due(done.step)
+            saves = saves or (looks and planner is not None and planner.before_decay)
             self.logger.note(done, wait=logs or evaluates or saves or looks)
             received = all_reduce_max(_UNSAVED if writer.error else self.context.signals.received or 0, world)
             if received == _UNSAVED:

@@ -51,6 +51,18 @@ def test_the_newest_checkpoint_from_before_the_decay_is_kept(tiny: Make, clock: 
     assert len(kept) == 3 and kept[0] <= decay < kept[0] + 5 and kept[1] > decay + 10, "two of the newest as always, and that one"
 
 
+@pytest.mark.parametrize("budget", ["60s", "200s"])
+def test_a_checkpoint_is_written_shortly_before_the_decay_whatever_the_steps_between_others(
+    tiny: Make, clock: FakeClock, budget: str
+) -> None:
+    run = one(tiny, budget, **{"checkpoint.save_every": 100_000})
+    train(run)
+    decay = record_of(run).first_decay("short")
+    first, last = steps(run.run_dir / "checkpoints")
+    assert decay is not None and decay - 6 <= first <= decay < last
+    assert "goes back" in extended(run)
+
+
 def test_with_more_time_it_goes_on_at_its_full_rate_and_ends_in_time(tiny: Make, clock: FakeClock, tmp_path: Path) -> None:
     run = one(tiny, "60s")
     train(run)
