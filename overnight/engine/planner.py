@@ -196,12 +196,13 @@ class Planner:
                 found = self._found(step, logger)
         steps, self._next, *decided = from_first(found, self.world)
         self._set_steps(self._name, steps)
-        begins = (1 - self.shares[self._number].decay) * steps
-        self.before_decay = not self._number and not self.measuring and not self.decays(self._name) and begins <= 3 * self._next - 2 * step
         if decided and not self.world.main:
             # The others need of it what decides the rate.
             warmup, decay, end = decided
             self._append(Decision(self._name, step, warmup, decay if decay >= 0 else None, end, "", "", 0.0))
+        # By what all processes know, since they all write the checkpoint.
+        begins = (1 - self.shares[self._number].decay) * steps
+        self.before_decay = not self._number and not self.measuring and not self.decays(self._name) and begins <= 3 * self._next - 2 * step
         if decided:
             self._tell(self.record.of(self._name)[-1], logger)
         return bool(decided)
