@@ -189,7 +189,7 @@ def squad2_scores(answers: Mapping[str, Sequence[str]], predictions: Mapping[str
 
 
 def null_threshold(answers: Mapping[str, Sequence[str]], texts: Mapping[str, str], odds: Mapping[str, float]) -> float:
-    """Return the threshold of the null odds at which F1 of SQuAD 2.0 is best, the lowest of equals.
+    """Return the threshold of the null odds at which F1 of SQuAD 2.0 is best, the lowest of equals: between two odds, so that no question is decided by rounding.
 
     Args:
         answers: as of :func:`squad2_scores`.
@@ -203,7 +203,8 @@ def null_threshold(answers: Mapping[str, Sequence[str]], texts: Mapping[str, str
     total = np.concatenate([[0.0], np.cumsum(gains)[last]])
     # Far above rounding: of equally good thresholds it is the first.
     best = int(np.argmax(total > total.max() - 1e-9))
-    return float(np.concatenate([[values[0] - 1.0], values[last]])[best])
+    bounds = np.concatenate([[values[0] - 2.0], values[last], [values[-1] + 2.0]])
+    return float((bounds[best] + bounds[best + 1]) / 2)
 
 
 def question_scores(answers: Sequence[str], prediction: str) -> tuple[float, float]:

@@ -62,6 +62,6 @@ def test_equal_odds_are_answered_together_and_all_or_none_is_possible() -> None:
     texts = dict.fromkeys(answers, "cat")
     # Both have odds 1: to answer `a` is to answer `b` too, and `c` alone stays without an answer.
     assert null_threshold(answers, texts, {"a": 1.0, "b": 1.0, "c": 2.0}) == 0.0
-    assert null_threshold(answers, texts, {"a": -3.0, "b": 1.0, "c": 2.0}) == -3.0
+    assert null_threshold(answers, texts, {"a": -3.0, "b": 1.0, "c": 2.0}) == -1.0
     assert null_threshold({"b": [], "c": []}, texts, {"b": -5.0, "c": 2.0}) == -6.0
-    assert null_threshold({"a": ["cat"]}, texts, {"a": 7.5}) == 7.5
+    assert null_threshold({"a": ["cat"]}, texts, {"a": 7.5}) == 8.5
