@@ -86,6 +86,12 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "no token matching": ("phases.*.token_matching=0.0",),
     "causal first": ("phases={causal: $causal, masked: $masked}",),
+    "full sequences, half as many": (
+        "phases.*.whole_sentences=false",
+        "phases.*.short_seq_prob=0.0",
+        "phases.*.global_batch_size=$half_batch",
+        "phases.*.micro_batch_size=$half_batch",
+    ),
     "short sequences 0.1": ("phases.*.short_seq_prob=0.1",),
     "no short sequences": ("phases.*.short_seq_prob=0.0",),
     "whole sentences": ("phases.*.whole_sentences=true", "phases.*.nsp=false"),
@@ -140,6 +146,7 @@ def known(tree: Mapping[str, Any], phase: Mapping[str, Any]) -> dict[str, str]:
         "half_lr": f"{optim['lr'] / 2:.6f}",
         "double_lr": f"{optim['lr'] * 2:.6f}",
         "half_steps": phase["steps"] // 2,
+        "half_batch": phase["global_batch_size"] // 2,
         "sizes": ", ".join(f"{name}: {model[name]}" for name in ("num_layers", "hidden_size", "num_heads")),
         **{name: json.dumps(part) for name, part in causal_first(phase).items()},
     }
