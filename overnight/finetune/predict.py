@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -69,6 +69,8 @@ class Trained:
     """Most tokens of a sequence."""
     facts: dict[str, Any]
     """As in `task.json`: `kind`, `labels`, `spec`, `result`; of the pretrained model the kind `mask` alone."""
+    between: Callable[[], object] = bool
+    """Called before each batch: a server answers others there. `bool` does nothing."""
 
     def __post_init__(self) -> None:
         """Let the tokenizer take "[SEP]" in a text as text."""
@@ -99,6 +101,7 @@ class Trained:
         segments = [getattr(s, "segments", np.zeros(len(s.ids), np.int8)) for s in sequences]
         examples, on_cpu = EncodedExamples([s.ids for s in sequences], segments, {}), self.device.type == "cpu"
         for index in by_tokens([len(s.ids) for s in sequences], _CPU_TOKENS if on_cpu else _GPU_TOKENS):
+            self.between()
             batch = examples.batch(index)
             fills = on_cpu and self.network.encoder.native is None  # forward.c has one kernel for all shapes
             yield index, filled_up(batch, self.vocabulary.pad) if fills else batch.to(self.device)

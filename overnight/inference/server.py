@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from ipaddress import ip_address
 from typing import Any
@@ -105,9 +105,9 @@ def application(model: Model, host: str, limits: Limits) -> Starlette:
     Returns:
         the application; `state.asked` has the requests without an answer.
     """
-    worker = Worker(lambda kind, texts: _answers(model, kind, texts), limits.waiting)
+    worker = Worker(lambda kind, texts: _answers(patient, kind, texts), limits.waiting)
+    patient = replace(model, trained=replace(model.trained, between=worker.between))
     page = files("overnight.inference").joinpath("page.html").read_text(encoding="utf-8")
-
     asked: set[Request] = set()
 
     async def predict(request: Request) -> Response:

@@ -20,7 +20,7 @@ from overnight.config import BertRun
 from overnight.errors import UserError
 from overnight.inference import server
 from overnight.inference.server import Limits, application
-from overnight.inference.worker import Busy, Worker
+from overnight.inference.worker import Worker
 from tests.conftest import ROOT
 from tests.inference.serving import ask, sent, start
 
@@ -148,56 +148,23 @@ def test_the_requests_of_the_documentation_are_answered(port: int) -> None:
         assert ask(port, path, body.encode() or None)[0] == 200
 
 
-def test_requests_that_wait_are_answered_together_and_too_many_are_refused() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    batches: list[tuple[Any, list[Any]]] = []
+def test_between_the_batches_of_the_model_others_may_be_answered(trained_run: BertRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    monkeypatch.setattr(Worker, "between", lambda worker: threads.append(threading.current_thread().name))
+    app = application(overnight.load(trained_run.run_dir), "127.0.0.1", Limits())
+    scope = {"type": "http", "method": "POST", "path": "/embed", "query_string": b"", "headers": [(b"host", b"localhost")]}
+    body = [{"type": "http.request", "body": json.dumps({"texts": ["a word " * 100] * 256}).encode()}]
+    sent: list[Any] = []
 
-    def answer(kind: Any, texts: list[Any]) -> list[Any]:
-        begun.set()
-        go_on.wait()
-        batches.append((kind, texts))
-        if kind == "bad":
-            raise ValueError("no")
-        return [text * 2 for text in texts]
+    async def receive() -> Any:
+        return body.pop() if body else await asyncio.Event().wait()
 
-    worker = Worker(answer, 4)
-    first = worker.submit("a", [1])
-    begun.wait()
-    waiting = [worker.submit("a", [2, 3]), worker.submit("a", [4]), worker.submit("bad", [5]), worker.submit("a", [6])]
-    with pytest.raises(Busy):
-        worker.submit("a", [7])
-    assert worker.waiting() == 4
-    go_on.set()
-    worker.stop()
-    assert [first.result(), waiting[0].result(), waiting[1].result(), waiting[3].result()] == [[2], [4, 6], [8], [12]]
-    with pytest.raises(ValueError, match="no"):
-        waiting[2].result()
-    assert batches == [("a", [1]), ("a", [2, 3, 4]), ("bad", [5]), ("a", [6])]
+    async def send(message: Any) -> None:
+        sent.append(message)
 
-
-def test_who_has_left_is_not_answered_and_makes_room_for_others() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    answered: list[Any] = []
-
-    def answer(kind: Any, texts: list[Any]) -> list[Any]:
-        begun.set()
-        go_on.wait()
-        answered.extend(texts)
-        return texts
-
-    worker = Worker(answer, 2)
-    worker.submit("a", [1])
-    begun.wait()
-    left = [worker.submit("a", [2]), worker.submit("a", [3])]
-    with pytest.raises(Busy):
-        worker.submit("a", [4])
-    assert left[0].cancel()
-    stays = worker.submit("a", [5])
-    with pytest.raises(Busy):
-        worker.submit("a", [6])
-    go_on.set()
-    worker.stop()
-    assert answered == [1, 3, 5] and stays.result() == [5]
+    asyncio.run(app(scope, receive, send))
+    assert sent[0]["status"] == 200
+    assert len(threads) > 1 and set(threads) == {"model"}
 
 
 def test_a_client_that_leaves_takes_its_request_out_of_the_queue(trained_run: BertRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,25 +208,6 @@ def test_a_client_that_leaves_takes_its_request_out_of_the_queue(trained_run: Be
 
     assert [sent[0]["status"] for sent in asyncio.run(go())] == [200, 200]
     assert answered == ["a", "b"]
-
-
-def test_a_request_that_cannot_be_answered_leaves_those_that_wait_with_it_their_answers() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def answer(kind: Any, texts: list[Any]) -> list[Any]:
-        begun.set()
-        go_on.wait()
-        return [60 // text for text in texts]
-
-    worker = Worker(answer, 4)
-    worker.submit("a", [1])
-    begun.wait()
-    good, bad, other = (worker.submit("a", texts) for texts in ([2, 3], [4, 0], [5]))
-    go_on.set()
-    worker.stop()
-    assert (good.result(), other.result()) == ([30, 20], [12])
-    with pytest.raises(ZeroDivisionError):
-        bad.result()
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
