@@ -54,6 +54,8 @@ BASE = "base"
 CAUSAL = 0.27
 """Share of the steps that are causal in `causal first`."""
 ADAM = "betas: [0.9, 0.98], weight_decay: 0.1, schedule: $schedule"
+HALF = ("phases.*.global_batch_size=$half_batch", "phases.*.micro_batch_size=$half_batch")
+EVERY = "phases.*.max_predictions_per_seq=0"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "lr x0.5": ("phases.*.optim.lr=$half_lr",),
     "lr x2": ("phases.*.optim.lr=$double_lr",),
@@ -86,23 +88,14 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "no token matching": ("phases.*.token_matching=0.0",),
     "causal first": ("phases={causal: $causal, masked: $masked}",),
-    "full sequences, half as many": (
-        "phases.*.whole_sentences=false",
-        "phases.*.short_seq_prob=0.0",
-        "phases.*.global_batch_size=$half_batch",
-        "phases.*.micro_batch_size=$half_batch",
-    ),
+    "full sequences, half as many": ("phases.*.whole_sentences=false", "phases.*.short_seq_prob=0.0", *HALF),
     "short sequences 0.1": ("phases.*.short_seq_prob=0.1",),
     "no short sequences": ("phases.*.short_seq_prob=0.0",),
     "whole sentences": ("phases.*.whole_sentences=true", "phases.*.nsp=false"),
     "whole sentences, all short": ("phases.*.whole_sentences=true", "phases.*.short_seq_prob=1.0", "phases.*.nsp=false"),
-    "masks 15 %": ("phases.*.mlm_probability=0.15", "phases.*.max_predictions_per_seq=0"),
-    "masks 30 %": ("phases.*.mlm_probability=0.30", "phases.*.max_predictions_per_seq=0"),
-    "masks 30 to 15 %": (
-        "phases.*.mlm_probability=0.30",
-        "phases.*.final_mlm_probability=0.15",
-        "phases.*.max_predictions_per_seq=0",
-    ),
+    "masks 15 %": ("phases.*.mlm_probability=0.15", EVERY),
+    "masks 30 %": ("phases.*.mlm_probability=0.30", EVERY),
+    "masks 30 to 15 %": ("phases.*.mlm_probability=0.30", "phases.*.final_mlm_probability=0.15", EVERY),
     "whole words": ("phases.*.whole_word=true",),
     "vocabulary 4,096": ("data.vocab_size=4096",),
     "vocabulary 8,192": ("data.vocab_size=8192",),
