@@ -344,20 +344,6 @@ def test_a_json_file_that_is_no_json_lines_is_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["file", "paragraph", "line"])
-def test_a_byte_that_is_not_utf8_is_named_by_its_offset_or_replaced(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "a.txt").write_bytes("zwölf\n".encode() * 3 + b"caf\xe9 x\n")
-    with pytest.raises(DataError, match=r"a\.txt: byte 24 \(0xe9\) is not UTF-8.*encoding_errors=replace"):
-        read(tmp_path, documents=kind)
-    assert "caf\ufffd x" in "\n".join(read(tmp_path, documents=kind, encoding_errors="replace")[0])
-
-
-def test_utf16_is_guessed(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("hello", encoding="utf-16")
-    with pytest.raises(DataError, match=r"byte 0 \(0xff\) is not UTF-8; it looks like UTF-16; convert it, as `iconv [^;]*$"):
-        read(tmp_path)
-
-
 def test_missing_and_empty_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "void").mkdir()
     (tmp_path / "empty.txt").touch()

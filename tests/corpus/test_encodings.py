@@ -1,0 +1,39 @@
+"""Text that is not UTF-8 is refused by the place of its first bad byte, or replaced, and UTF-16 is told with the command that converts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overnight.errors import DataError
+from tests.reading import read
+
+
+@pytest.mark.parametrize("kind", ["file", "paragraph", "line"])
+def test_a_byte_that_is_not_utf8_is_named_by_its_offset_or_replaced(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "a.txt").write_bytes("zwölf\n".encode() * 3 + b"caf\xe9 x\n")
+    with pytest.raises(DataError, match=r"a\.txt: byte 24 \(0xe9\) is not UTF-8.*encoding_errors=replace"):
+        read(tmp_path, documents=kind)
+    found, _ = read(tmp_path, documents=kind, encoding_errors="replace")
+    assert "caf\ufffd x" in "\n".join(document.text for document in found)
+
+
+def test_utf16_is_guessed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hello", encoding="utf-16")
+    with pytest.raises(DataError, match=r"byte 0 \(0xff\) is not UTF-8; it looks like UTF-16; convert it, as `iconv [^;]*$"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["file", "paragraph", "line"])
+@pytest.mark.parametrize("name", ["UTF-16LE", "UTF-16BE"])
+def test_utf16_without_its_mark_is_guessed(tmp_path: Path, kind: str, name: str) -> None:
+    (tmp_path / "a.txt").write_text("hello\nyou\n", encoding=name)
+    for errors in ("strict", "replace"):
+        with pytest.raises(DataError, match=rf"a\.txt: every second byte or so is 0; .* `iconv -f {name} -t UTF-8 FILE` does$"):
+            read(tmp_path, documents=kind, encoding_errors=errors)
+
+
+def test_a_text_with_a_few_zeros_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\0 one \0 two \0\n")
+    assert "one" in read(tmp_path)[0][0].text
