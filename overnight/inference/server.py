@@ -214,6 +214,7 @@ async def _wait(request: Request, worker: Worker, kind: Any, texts: list[Any]) -
         raise _Refused(400, "the client has left")
     finally:
         gone.cancel()
+        answers.cancel()  # whose error nobody would ask for
         waiting.cancel()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -146,6 +148,47 @@ def test_the_requests_of_the_documentation_are_answered(port: int) -> None:
     assert {path for path, _ in shown} == {"/predict", "/embed", "/health"}
     for path, body in shown:
         assert ask(port, path, body.encode() or None)[0] == 200
+
+
+def test_a_request_whose_client_leaves_while_it_is_computed_ends_without_a_word(
+    trained_run: BertRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, said = threading.Event(), list[Any]()
+
+    def answers(model: Any, kind: Any, texts: list[Any]) -> list[Any]:
+        begun.set()
+        while texts == ["endless"]:
+            model.trained.between()
+            time.sleep(0.001)
+        return [np.zeros(1) for _ in texts]
+
+    monkeypatch.setattr(server, "_answers", answers)
+    app = application(overnight.load(trained_run.run_dir), "127.0.0.1", Limits())
+    scope = {"type": "http", "method": "POST", "path": "/embed", "query_string": b"", "headers": [(b"host", b"localhost")]}
+
+    async def embed(text: str) -> list[Any]:
+        body, sent = [{"type": "http.request", "body": json.dumps({"texts": [text]}).encode()}], list[Any]()
+
+        async def receive() -> Any:
+            if body:
+                return body.pop()
+            await (asyncio.to_thread(begun.wait) if text == "endless" else asyncio.Event().wait())
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app(scope, receive, send)
+        return sent
+
+    async def go() -> list[list[Any]]:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
+        found = [await embed(text) for text in ("endless", "b")]
+        gc.collect()  # an error that nobody asked for is told then
+        return found
+
+    assert [sent[0]["status"] for sent in asyncio.run(go())] == [400, 200]
+    assert not said
 
 
 def test_between_the_batches_of_the_model_others_may_be_answered(trained_run: BertRun, monkeypatch: pytest.MonkeyPatch) -> None:
