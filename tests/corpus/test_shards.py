@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,13 @@ def test_of_the_chunks_of_a_shard_none_is_mapped_any_more_when_it_is_written(tmp
     write = tasks.write_shard
 
     def watched(*values: Any) -> int:
-        mapped.append(Path("/proc/self/maps").read_text())
+        # A thread of Arrow's own may let go of a file a moment after it was read.
+        for _ in range(1000):
+            maps = Path("/proc/self/maps").read_text()
+            if str(tmp_path) not in maps:
+                break
+            time.sleep(0.01)
+        mapped.append(maps)
         return write(*values)
 
     monkeypatch.setattr(tasks, "write_shard", watched)
