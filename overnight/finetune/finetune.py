@@ -143,12 +143,13 @@ class _Tuning:
         trained = self.begin.train(self.spec, task, seed, init, what, folder, announces)
         model = trained.model
 
-        def scored(examples: EncodedExamples) -> list[np.ndarray]:
-            return shown_outputs(model, examples, self.run, self.spec, self.line, what)
+        def scored(examples: EncodedExamples, split: str) -> list[np.ndarray]:
+            return shown_outputs(model, examples, self.run, self.spec, self.line, f"{what}, {split}")
 
-        results, files = task.evaluate(scored(task.dev))
+        results, files = task.evaluate(scored(task.dev, "dev"))
+        outputs = {split: scored(task.test[split][0], split) for split in task.extra_metrics}
         for split, evaluate_split in task.extra_metrics.items():
-            results |= evaluate_split(scored(task.test[split][0]))
+            results |= evaluate_split(outputs[split])
         entry = {
             "kind": "finetune",
             "name": self.name,
@@ -171,17 +172,22 @@ class _Tuning:
             entry |= {"selected_on": self.spec.select_on, "selection_rows": chosen_by.rows, "selection_value": trained.value}
         best = max((e["value"] for e in self.mine if e.get("init") == "pretrained"), default=None)
         if init == "pretrained" and (best is None or entry["value"] > best):
-            self._keep(model, files, entry)
+            self._keep(model, files, entry, outputs)
         self._append(entry)
         if self.world.main:
             shutil.rmtree(folder / "checkpoints")
         self.line.print(f"{self.name}: seed {seed} {init}  " + measures(results, scale_of(self.spec.task)))
 
-    def _keep(self, model: nn.Module, files: dict[str, Any], entry: dict[str, Any]) -> None:
-        """Write the model, what it predicts, and what is needed to load it, as one folder that is there whole or not at all."""
+    def _keep(self, model: nn.Module, files: dict[str, Any], entry: dict[str, Any], outputs: dict[str, list[np.ndarray]]) -> None:
+        """Write the model, what it predicts, and what is needed to load it, as one folder that is there whole or not at all.
+
+        Args:
+            outputs: of the splits that are computed already, since their rows have labels.
+        """
         task, splits = self.task, {}
         for split, (encoded, rows_of) in task.test.items():
-            given = shown_outputs(model, encoded, self.run, self.spec, self.line, f"{self.name} {split}")
+            what = f"{self.name} seed {entry['seed']} {entry['init']}, {split}"
+            given = outputs[split] if split in outputs else shown_outputs(model, encoded, self.run, self.spec, self.line, what)
             splits[split] = "".join(f"{_cell(row_id)}\t{_cell(answer)}\n" for row_id, answer in rows_of(given))
         if not self.world.main:
             return

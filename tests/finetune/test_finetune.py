@@ -240,7 +240,8 @@ def test_a_long_evaluation_shows_how_far_it_is(with_task: Task, classes: Path, m
     monkeypatch.setattr(console, "_LINE_EVERY", 0.0)
     out = tune(with_task("csv", classes, epochs=0.2, micro_batch_size=8))
     scored = [line.partition("  left ")[0] for line in out.splitlines() if "scored" in line]
-    assert scored == [*(f"mine seed 0 pretrained  scored {n}/20" for n in (8, 16, 20)), "mine test  scored 8/12", "mine test  scored 12/12"]
+    splits = [("dev", 8, 20), ("dev", 16, 20), ("dev", 20, 20), ("test", 8, 12), ("test", 12, 12)]
+    assert scored == [f"mine seed 0 pretrained, {split}  scored {done}/{rows}" for split, done, rows in splits]
 
 
 def test_a_regression_is_scored_by_its_correlation(with_task: Task, scores: Path) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
-from overnight import config
+import pytest
+
+from overnight import config, console
 from overnight.cli.main import main
 from overnight.config import Run
 from overnight.console import Line
@@ -29,7 +33,8 @@ def write_mnli(folder: Path) -> None:
         (folder / f"{name}.tsv").write_text("\n".join([head, *rows]) + "\n")
 
 
-def test_the_mismatched_rows_of_mnli_are_scored_and_shown(pretrained: Run, tmp_path: Path) -> None:
+def test_the_mismatched_rows_of_mnli_are_scored_and_shown(pretrained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "_LINE_EVERY", 0.0)
     shutil.copytree(pretrained.run_dir, tmp_path / "run")
     write_mnli(tmp_path / "mnli")
     tree = config.to_tree(pretrained)
@@ -45,6 +50,9 @@ def test_the_mismatched_rows_of_mnli_are_scored_and_shown(pretrained: Run, tmp_p
     assert kept["metrics"]["accuracy_mismatched"] == right / 10
     scores = sorted(entry["metrics"]["accuracy_mismatched"] for entry in entries)
     assert [set(entry["metrics"]) for entry in entries] == [{"accuracy", "accuracy_mismatched"}] * 2
+    # Each once, also where the answers of the best are written.
+    done = Counter(re.findall(r"^mnli seed (\d) pretrained, (\w+)  scored (?:12/12|10/10|3/3)", said.getvalue(), re.MULTILINE))
+    assert {(seed, split) for seed in "01" for split in ("dev", "dev_mismatched")} < set(done) and set(done.values()) == {1}
     assert f"accuracy mismatched {100 * entries[0]['metrics']['accuracy_mismatched']:.1f} %" in said.getvalue()
     row = next(line for line in summary_text(run.run_dir).splitlines() if line.startswith("pretrained, mismatched"))
     assert row.split()[2:] == [f"{50 * sum(scores):.1f}", "%"]
