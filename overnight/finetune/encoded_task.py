@@ -52,8 +52,8 @@ class EncodedTask:
     extra_metrics: dict[str, Callable[[list[np.ndarray]], dict[str, float]]]
     """Those of them that are scored, since all of their rows have labels: outputs → metrics by name, which say the split (`accuracy_mismatched`, `accuracy_test`)."""
     notes: tuple[str, ...]
-    baselines: Callable[[], dict[str, float]] = dict
-    """Computes the scores of rules without a network on the same dev rows, by their names."""
+    baselines: Callable[[], dict[str, dict[str, float]]] = dict
+    """Scores rules without a network, by their names: metrics by name, of the dev rows and of the splits that are scored."""
     pairs: bool = False
     """Whether a row is two texts."""
     columns: tuple[str, ...] = ()
@@ -105,8 +105,9 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     def answers(outputs: list[np.ndarray]) -> list[Answer]:
         return [answer_of(task.kind, task.labels, output) for output in outputs]
 
-    def scored(examples: list[Example], given: list[Answer]) -> dict[str, float]:
-        return metrics.score(task.name, task.kind, [example.label for example in examples if example.label is not None], given)
+    def scored(split: str, examples: list[Example], given: list[Answer]) -> dict[str, float]:
+        found = metrics.score(task.name, task.kind, [example.label for example in examples if example.label is not None], given)
+        return {f"{name}_{split.removeprefix('dev_')}": value for name, value in found.items()} if split != "dev" else found
 
     evaluate = partial(evaluate_texts, task.name, task.kind, task.labels)
 
@@ -114,7 +115,14 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         return [(example.id, in_words(answer)) for example, answer in zip(examples, answers(outputs), strict=True)]
 
     def evaluate_split(split: str, examples: list[Example], outputs: list[np.ndarray]) -> dict[str, float]:
-        return {f"{name}_{split.removeprefix('dev_')}": value for name, value in scored(examples, answers(outputs)).items()}
+        return scored(split, examples, answers(outputs))
+
+    def rules(learned: list[Example], splits: dict[str, list[Example]]) -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, float]] = {}
+        for rule, answered in baselines(task, learned, [*splits.values()]).items():
+            parts = [scored(split, examples, given) for (split, examples), given in zip(splits.items(), answered, strict=True)]
+            found[rule] = {name: value for part in parts for name, value in part.items()}
+        return found
 
     train, notes, together = task.train, task.notes + _too_alike(task), task.rows_together
     by_label = task.kind != "regression"
@@ -127,6 +135,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
     # Of the rows that are trained on: a draw that leaves no class out has others in it than the whole.
     weights = class_weights(spec.class_weights, replace(task, train=train))
     tests = {"test": task.test, **task.extra}
+    labeled = {name: examples for name, examples in tests.items() if _are_labeled(examples)}
     return EncodedTask(
         name=task.name,
         kind=task.kind,
@@ -136,9 +145,9 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         dev=encoded(task.dev),
         evaluate=partial(evaluate, task.dev),
         test={name: (encoded(examples), partial(rows_of, examples)) for name, examples in tests.items() if examples},
-        extra_metrics={name: partial(evaluate_split, name, rows) for name, rows in tests.items() if _are_labeled(rows)},
+        extra_metrics={name: partial(evaluate_split, name, examples) for name, examples in labeled.items()},
         notes=notes + more,
-        baselines=partial(baselines, task, rows, lambda given: scored(task.dev, given)[task.main_metric]),
+        baselines=partial(rules, rows, {"dev": task.dev, **labeled}),
         pairs=any(example.text_b is not None for example in train),
         columns=task.columns,
         class_weights=weights,
@@ -286,6 +295,10 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
     def rows_of(outputs: list[np.ndarray]) -> list[tuple[str, str]]:
         return [(s.id, " ".join(tags)) for s, tags in zip(data.test, answers("test", data.test, outputs), strict=True)]
 
+    def by_rule(split: str) -> dict[str, float]:
+        sentences = data.dev if split == "dev" else data.test
+        return scored(sentences, commonest_tags(everything, sentences))
+
     metric = "f1" if are_entities(data.labels) else "accuracy"
     return EncodedTask(
         "tokens",
@@ -298,7 +311,7 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
         {"test": (encoded("test"), rows_of)} if data.test else {},
         {"test": lambda outputs: _of_test(scored(data.test, answers("test", data.test, outputs)))} if _are_tagged(data.test) else {},
         notes + more,
-        baselines=lambda: {"commonest tags": scored(data.dev, commonest_tags(everything, data.dev))[metric]},
+        baselines=lambda: {"commonest tags": by_rule("dev") | (_of_test(by_rule("test")) if _are_tagged(data.test) else {})},
         selection=(encoded("selection"), partial(evaluate, "selection", selection_rows)) if selection_rows else None,
     )
 

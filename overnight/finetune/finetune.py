@@ -117,12 +117,12 @@ class _Tuning:
         # Recorded before a kill, or before the folder held a model of other settings.
         self.mine = [entry for entry in read_results(self.log) if (entry["kind"], entry["name"], entry.get("config_hash")) == of]
         metric, recorded = self.task.metric, {entry["method"] for entry in self.mine}
-        for method, value in self.task.baselines().items():
+        for method, scores in self.task.baselines().items():
             if method in recorded:
                 continue
             entry = {"kind": "baseline", "name": self.name, "config_hash": self.config_hash, "method": method}
-            self._append(entry | {"metric": metric, "value": value})
-            self.line.print(f"{self.name}: {method}  {measures({metric: value}, scale_of(self.spec.task))}")
+            self._append(entry | {"metric": metric, "value": scores[metric], "metrics": scores})
+            self.line.print(f"{self.name}: {method}  {measures(scores, scale_of(self.spec.task))}")
 
     @property
     def _work(self) -> Path:

@@ -150,8 +150,8 @@ def tasks(folder: RunFolder) -> list[dict[str, Any]]:
 
     Returns:
         `name`, `task`, `metric`, `scale` (100 where the values are shares, 1 where they are per cent already), `unit`, `rows` trained on, `pretrained` and
-        `random`, its random initialization (see :func:`spread`; None where there is none), `baselines`, `verdict`, `wins` (None where it cannot be said),
-        `best_unit` (of a linear probe: the unit that says most, of the last seed; else None) and `notes`.
+        `random`, its random initialization (see :func:`spread`; None where there is none), `baselines` (`method`, `value` and `others`), `verdict`,
+        `wins` (None where it cannot be said), `best_unit` (of a linear probe: the unit that says most, of the last seed; else None) and `notes`.
     """
     return [row for kind in ("finetune", "linear_probe") for row in _tasks(folder, kind)]
 
@@ -186,10 +186,8 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
                 "rows": mine[-1].get("rows") if mine else None,
                 "pretrained": pretrained,
                 "random": random,
-                "best_unit": next(
-                    (record["unit"] for record in reversed(mine) if record["init"] == "pretrained" and record.get("unit")), None
-                ),
-                "baselines": [{"method": record["method"], "value": record["value"]} for record in baselines],
+                "best_unit": next((it["unit"] for it in reversed(mine) if it["init"] == "pretrained" and it.get("unit")), None),
+                "baselines": [{"method": it["method"], "value": it["value"], "others": it.get("metrics") or {}} for it in baselines],
                 "wins": wins,
                 "verdict": f"{verdict}, so far" if missing and wins is not None else verdict,
                 "notes": [*missing, *older(f"{name} was trained from", mine[-1] if mine else {}, folder)],
@@ -378,16 +376,19 @@ def _task_lines(task: dict[str, Any], width: int) -> list[str]:
     how = (task["scale"], task["unit"])
     seeds = sorted({seed for init in ("pretrained", "random") for seed in (task[init] or {"values": {}})["values"]})
     cells = [[f"{task['name']}, {task['metric']}", *(f"seed {seed}" for seed in seeds), "median", "spread"]]
+
+    def add(label: str, values: Sequence[str], value: float, apart: str, others: dict[str, Any]) -> None:
+        cells.append([label, *values, share(value, *how), apart])
+        for split in ("mismatched", "test"):  # MNLI is evaluated on two dev sets, and a test that has labels is one more
+            if isinstance(other := others.get(f"{task['metric']}_{split}"), int | float):
+                cells.append([f"{label}, {split}", *("" for _ in seeds), share(other, *how), ""])
+
     for init, label in (("pretrained", "pretrained"), ("random", "random init")):
-        found = task[init]
-        if found:
+        if found := task[init]:
             values = [share(found["values"].get(seed), *how) for seed in seeds]
-            cells.append([label, *values, share(found["median"], *how), points(found["spread"], task["scale"])])
-            for split in ("mismatched", "test"):  # MNLI is evaluated on two dev sets, and a test that has labels is one more
-                if (value := found["others"].get(f"{task['metric']}_{split}")) is not None:
-                    cells.append([f"{label}, {split}", *("" for _ in seeds), share(value, *how), ""])
+            add(label, values, found["median"], points(found["spread"], task["scale"]), found["others"])
     for baseline in task["baselines"]:
-        cells.append([baseline["method"], *("" for _ in seeds), share(baseline["value"], *how), ""])
+        add(baseline["method"], ["" for _ in seeds], baseline["value"], "", baseline["others"])
     return [table(cells, width=width), *([unit_text(task)] if task["best_unit"] else []), task["verdict"]]
 
 

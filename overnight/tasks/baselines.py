@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ _ANSWERS, _WEIGHTS = 2_000_000, 3_000_000
 _STRENGTHS = (1.0, 10.0)
 
 
-def baselines(task: TaskData, train: Sequence[Example], score: Callable[[list[Answer]], float]) -> dict[str, float]:
-    """Return what rules without a network score on dev, by the name of the rule.
+def baselines(task: TaskData, train: Sequence[Example], splits: Sequence[Sequence[Example]]) -> dict[str, list[list[Answer]]]:
+    """Return what rules without a network answer to each row of each split, by the name of the rule.
 
     `largest class` answers always the same (where accuracy is the metric); `word counts` is a regression on the TF-IDF of words and pairs of
     words, for single texts; `shared words`, for pairs, answers by the share of their different words that both texts have: that share
@@ -32,23 +33,28 @@ def baselines(task: TaskData, train: Sequence[Example], score: Callable[[list[An
     overlap`. Without scikit-learn there are no word counts.
 
     Args:
-        task: its dev rows are answered.
+        task: what is asked.
         train: the rows that are trained on.
-        score: of answers to the dev rows, by the metric of the task.
+        splits: the rows that are answered, such as those of dev and of a test.
     """
+    rows = [example for split in splits for example in split]
+    found: dict[str, list[Answer] | None] = {}
     if task.name == "docnames":
-        from overnight.tasks.docnames import overlap_baseline
+        from overnight.tasks.docnames import by_overlap
 
-        return {"word overlap": overlap_baseline(task)}
-    found: dict[str, float] = {}
-    if task.main_metric == "accuracy" and task.kind == "classification":
-        largest = Counter(str(example.label) for example in train).most_common(1)[0][0]
-        found["largest class"] = score([largest] * len(task.dev))
-    pairs = any(example.text_b is not None for example in train)
-    answers = _by_shared_words(task, train) if pairs else _by_word_counts(task, train)
-    if answers is not None:
-        found["shared words" if pairs else "word counts"] = score(answers)
-    return found
+        found["word overlap"] = [*by_overlap(train, rows)]
+    else:
+        if task.main_metric == "accuracy" and task.kind == "classification":
+            largest = Counter(str(example.label) for example in train).most_common(1)[0][0]
+            found["largest class"] = [largest] * len(rows)
+        pairs = any(example.text_b is not None for example in train)
+        found["shared words" if pairs else "word counts"] = (_by_shared_words if pairs else _by_word_counts)(task, train, rows)
+    ends = list(accumulate(map(len, splits)))
+    return {
+        rule: [answers[end - len(split) : end] for split, end in zip(splits, ends, strict=True)]
+        for rule, answers in found.items()
+        if answers is not None
+    }
 
 
 def commonest_tags(train: Sequence[Sentence], dev: Sequence[Sentence]) -> list[list[str]]:
@@ -73,10 +79,10 @@ def _share(*texts: str) -> float:
     return len(a & b) / max(1, len(a | b))
 
 
-def _by_shared_words(task: TaskData, train: Sequence[Example]) -> list[Answer] | None:
+def _by_shared_words(task: TaskData, train: Sequence[Example], rows: Sequence[Example]) -> list[Answer] | None:
     if task.kind != "regression" and (task.kind != "classification" or len(task.labels) != 2):
         return None
-    here, there = shared_words(train), shared_words(task.dev)
+    here, there = shared_words(train), shared_words(rows)
     labels = [example.label for example in train]
     if task.kind == "regression":
         gold, off = np.array(labels, np.float64), here - here.mean()
@@ -93,7 +99,7 @@ def _by_shared_words(task: TaskData, train: Sequence[Example]) -> list[Answer] |
     return [task.labels[int(one != flipped)] for one in above]
 
 
-def _by_word_counts(task: TaskData, train: Sequence[Example]) -> list[Answer] | None:
+def _by_word_counts(task: TaskData, train: Sequence[Example], rows: Sequence[Example]) -> list[Answer] | None:
     try:
         from sklearn.feature_extraction.text import TfidfVectorizer
     except ImportError:
@@ -106,11 +112,11 @@ def _by_word_counts(task: TaskData, train: Sequence[Example]) -> list[Answer] | 
         x = weigh.fit_transform([example.text_a for example in train])
     except ValueError:  # no text has a word
         return None
-    dev = weigh.transform([example.text_a for example in task.dev])
+    asked = weigh.transform([example.text_a for example in rows])
     chooses = np.array([in_validation(example.text_a, _DRAW) for example in train])
     y = _targets(task, train)
     if chooses.all() or not chooses.any():
-        return _answers(task, _fitted(task, x, y, _STRENGTHS[0]), dev)
+        return _answers(task, _fitted(task, x, y, _STRENGTHS[0]), asked)
 
     def right(strength: float) -> float:
         model = _fitted(task, x[~chooses], y[~chooses], strength)
@@ -118,7 +124,7 @@ def _by_word_counts(task: TaskData, train: Sequence[Example]) -> list[Answer] | 
         guess = np.asarray(model.predict(x[chooses])).reshape(gold.shape)  # one label alone is predicted without its axis
         return -float(np.mean((guess - gold) ** 2)) if task.kind == "regression" else float(np.mean(guess == gold))
 
-    return _answers(task, _fitted(task, x, y, max(_STRENGTHS, key=right)), dev)
+    return _answers(task, _fitted(task, x, y, max(_STRENGTHS, key=right)), asked)
 
 
 def _targets(task: TaskData, train: Sequence[Example]) -> npt.NDArray[Any]:
@@ -149,8 +155,8 @@ def _fitted(task: TaskData, x: Any, y: npt.NDArray[Any], strength: float) -> Any
         return model.fit(x, y)
 
 
-def _answers(task: TaskData, model: Any, dev: Any) -> list[Answer]:
-    found = np.asarray(model.predict(dev))
+def _answers(task: TaskData, model: Any, asked: Any) -> list[Answer]:
+    found = np.asarray(model.predict(asked))
     if task.kind == "regression":
         return [float(value) for value in found]
     if task.kind == "multi_label":

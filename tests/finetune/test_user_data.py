@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,14 @@ def test_a_test_of_which_every_row_has_a_label_is_scored_beside_dev(with_task: T
     assert f"accuracy test {measure('accuracy_test', metrics['accuracy_test'])}" in said
     row = next(line for line in tasks_text(run.run_dir, "mine").splitlines() if line.startswith("pretrained, test"))
     assert row.split()[-2:] == measure("accuracy", metrics["accuracy_test"]).split()
+    # What needs no network stands beside it, on the same rows.
+    labels = {part: [row.rpartition(",")[2] for row in (classes / f"{part}.csv").read_text().splitlines()[1:]] for part in ("train", "dev")}
+    most = max(labels["train"], key=labels["train"].count)
+    largest = accuracy(right, [most] * len(right))
+    shown = [measure(name, accuracy(gold, [most] * len(gold))) for name, gold in (("accuracy", labels["dev"]), ("accuracy_test", right))]
+    assert re.search(rf"largest class  accuracy {shown[0]}  .*accuracy test {shown[1]}", said)
+    row = next(line for line in tasks_text(run.run_dir, "mine").splitlines() if line.startswith("largest class, test"))
+    assert row.split()[-2:] == measure("accuracy", largest).split()
 
 
 def test_a_test_that_is_labeled_in_part_is_answered_and_the_reason_is_said(with_task: Task, classes: Path) -> None:
@@ -60,6 +69,8 @@ def test_tagged_test_sentences_are_scored(with_task: Task, tmp_path: Path) -> No
     said, metrics = _tune(run), _result(run)
     assert {f"{name}_test" for name in ("f1", "precision", "recall", "accuracy")} < set(metrics)
     assert f"f1 test {100 * metrics['f1_test']:.1f} %" in said
+    rule = next(line for line in said.splitlines() if "commonest tags" in line)
+    assert "  f1 100.0 %  " in rule and "  f1 test 0.0 %  " not in rule and rule.count("test") == 4
 
 
 def test_metrics_of_another_split_are_shown_as_those_of_dev() -> None:

@@ -81,7 +81,7 @@ def test_a_finished_run_has_nothing_to_note(tmp_path: Path) -> None:
     assert (task["pretrained"]["median"], task["random"]["median"]) == (0.67, 0.50)
     assert task["pretrained"]["values"] == {0: 0.67, 1: 0.66, 2: 0.68}
     assert task["wins"] is False and task["verdict"].startswith("pretraining does not win: beaten by word overlap")
-    assert task["baselines"] == [{"method": "word overlap", "value": 0.88}]
+    assert task["baselines"] == [{"method": "word overlap", "value": 0.88, "others": {}}]
 
 
 def test_what_was_made_from_an_older_checkpoint_is_noted(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from sklearn.dummy import DummyClassifier
 
 from overnight.tasks import baselines as module
-from overnight.tasks.baselines import Answer, baselines, commonest_tags, shared_words
+from overnight.tasks.baselines import baselines, commonest_tags, shared_words
 from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example, TaskData
 
@@ -29,12 +28,10 @@ def task_of(train: list[Example], dev: list[Example], **changes: Any) -> TaskDat
     return replace(TaskData("csv", "classification", labels, train, dev, [], "accuracy"), **changes)
 
 
-def accuracy(dev: list[Example]) -> Callable[[list[Answer]], float]:
-    return lambda given: float(np.mean([a == example.label for a, example in zip(given, dev, strict=True)]))
-
-
 def score(train: list[Example], dev: list[Example], **changes: Any) -> dict[str, float]:
-    return baselines(task_of(train, dev, **changes), train, accuracy(dev))
+    """Return the share of the dev rows that each rule has right."""
+    found = baselines(task_of(train, dev, **changes), train, [dev])
+    return {rule: float(np.mean([a == example.label for a, example in zip(given, dev, strict=True)])) for rule, (given,) in found.items()}
 
 
 def reviews(count: int, seed: int) -> list[Example]:
@@ -60,22 +57,23 @@ def test_word_order_counts_by_pairs_of_words() -> None:
 
 def test_stars_and_sets_of_labels_are_answered_as_such() -> None:
     train = [replace(example, label=5.0 if example.label == "good" else 1.0) for example in reviews(200, 0)]
-    answers: list[list[Answer]] = []
-
-    def kept(given: list[Answer]) -> float:
-        answers.append(given)
-        return 0.0
-
-    assert baselines(task_of(train, train, kind="regression", labels=(), main_metric="spearman"), train, kept) == {"word counts": 0.0}
-    assert np.allclose(np.array(answers.pop(), float), [float(example.label) for example in train], atol=1.0)  # type: ignore[arg-type]
+    answers = baselines(task_of(train, train, kind="regression", labels=(), main_metric="spearman"), train, [train])
+    assert list(answers) == ["word counts"]
+    assert np.allclose(np.array(answers["word counts"][0], float), [float(example.label) for example in train], atol=1.0)  # type: ignore[arg-type]
     both = [replace(example, label=("film", str(example.label))) for example in reviews(200, 0)]
-    assert baselines(task_of(both, both, kind="multi_label", labels=("bad", "film", "good"), main_metric="micro_f1"), both, kept) == {
-        "word counts": 0.0
-    }
-    assert [set(answer) for answer in answers.pop()] == [set(example.label) for example in both]  # type: ignore[arg-type]
+    answers = baselines(task_of(both, both, kind="multi_label", labels=("bad", "film", "good"), main_metric="micro_f1"), both, [both])
+    assert list(answers) == ["word counts"]
+    assert [set(answer) for answer in answers["word counts"][0]] == [set(example.label) for example in both]  # type: ignore[arg-type]
     alone = [replace(example, label=("good",) if example.label == "good" else ()) for example in reviews(200, 0)]
-    baselines(task_of(alone, alone, kind="multi_label", labels=("good",), main_metric="micro_f1"), alone, kept)
-    assert answers.pop() == [example.label for example in alone]
+    answers = baselines(task_of(alone, alone, kind="multi_label", labels=("good",), main_metric="micro_f1"), alone, [alone])
+    assert answers["word counts"][0] == [example.label for example in alone]
+
+
+def test_each_split_is_answered_as_if_it_were_alone() -> None:
+    train, splits = reviews(200, 0), [reviews(30, 1), [], reviews(50, 2)]
+    together = baselines(task_of(train, splits[0]), train, splits)
+    alone = [baselines(task_of(train, split), train, [split]) for split in splits if split]
+    assert together == {rule: [alone[0][rule][0], [], alone[1][rule][0]] for rule in ("largest class", "word counts")}
 
 
 @pytest.mark.parametrize(("labels", "rows_left", "words_left"), [(2, 900, 2700), (3, 600, 2000), (30, 60, 200)])
@@ -115,11 +113,8 @@ def test_shared_words_rank_pairs_by_what_they_have_in_common() -> None:
     texts = [("a b c", "a b c"), ("a b c", "a b d"), ("a b c", "x y z"), ("a", "A.")]
     assert shared_words(rows(texts, [0.0] * 4)).tolist() == [1.0, 0.5, 0.0, 1.0]
     train = rows(texts, [5.0, 2.5, 0.0, 5.0])
-    given: list[list[Answer]] = []
-    baselines(
-        task_of(train, train, kind="regression", labels=(), main_metric="spearman"), train, lambda answers: given.append(answers) or 0.0
-    )
-    assert np.allclose(np.array(given[0], float), [5.0, 2.5, 0.0, 5.0])
+    found = baselines(task_of(train, train, kind="regression", labels=(), main_metric="spearman"), train, [train])
+    assert np.allclose(np.array(found["shared words"][0], float), [5.0, 2.5, 0.0, 5.0])
 
 
 def test_words_of_pairs_are_held_a_row_at_a_time() -> None:
