@@ -17,6 +17,7 @@
 #define STRETCH 4096
 
 #include "activations.h"
+#include "transpose.h"
 
 /* out = x kept · scale, one after the other. kept: 0 or 1 for each of n numbers. */
 void dropout(long n, float scale, const uint8_t *kept, const STORE *x, STORE *out) {
@@ -102,5 +103,15 @@ void cross_entropy(long M, long V, const int64_t *labels, STORE *x, float *losse
 #pragma omp simd
         for (long j = 0; j < V; j++) row[j] = store(exp_(load(row[j]) - top) * inverse);
         row[labels[m]] = store(exp_(at_label) * inverse - 1.0f);
+    }
+}
+
+/* out = the transpose of x. x: (N, K), out: (K, N), of 32 bits. */
+void transpose(long N, long K, const uint32_t *x, uint32_t *out) {
+    long whole = K / 16 * 16;
+    ROWS for (long n = 0; n < N; n += 16) {
+        long rows = n + 16 < N ? 16 : N - n, columns = rows == 16 ? whole : 0;
+        transposed(rows == 16 ? 16 : 0, columns, x + n * K, K, out + n, N);
+        transposed_words(rows, K - columns, x + n * K + columns, K, out + columns * N + n, N);
     }
 }

@@ -125,10 +125,17 @@ def weight_gradient(grad: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.mm(grad.t(), x, out_dtype=torch.float32)
     if x.device.type != "cpu" or x.dtype != torch.float32 or _onednn_linear is None or _intel() or not len(x):
         return (grad.t() @ x).to(dtype)
-    # oneDNN first copies a left operand that is transposed: the smaller of the two.
+    # oneDNN would first copy a left operand that is transposed, slowly: the smaller of the two.
     if x.shape[1] < grad.shape[1]:
-        return _product(x.t(), grad.t()).t().contiguous().to(dtype)
-    return _product(grad.t(), x.t()).to(dtype)
+        return transpose(_product(transpose(x), grad.t())).to(dtype)
+    return _product(transpose(grad), x.t()).to(dtype)
+
+
+def transpose(x: Tensor) -> Tensor:
+    """Return the transpose of a matrix, contiguous."""
+    if eager_cpu(x) and x.dtype == torch.float32 and x.is_contiguous() and encoder_native.available(x.dtype):
+        return encoder_native.transpose(x)
+    return x.t().contiguous()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

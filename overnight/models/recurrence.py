@@ -257,7 +257,7 @@ def multiplier(weight: Tensor, rows: int, times: int) -> Callable[[Tensor], Tens
             return lambda x: multiply(x, laid, plain, None, rows)
         if _onednn is not None and weight.dtype in _ONEDNN_TYPES:
             reorder, linear = _onednn
-            packed = reorder(weight.contiguous(), rows)
+            packed = reorder(weight if weight.is_contiguous() else layers.transpose(weight.t()), rows)
             return lambda x: linear(x, packed, None, "none", [], "")
     transposed = weight.t()
     return lambda x: x @ transposed

@@ -5,13 +5,14 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "transpose.h"
+
 static inline long up(long n) { return (n + 31) / 32 * 32; }
 
 /* prepare: whether this can be used here.
    take_tiles, give_tiles: around what a thread multiplies. All eight tiles are 16 rows of 64 bytes. What another library has set is put back, since it may
    remember that it has.
-   product: C (M, N) = or += A B. A: (M, K) rows of bf16. B: (K / 2, N) words. M, N, K: multiples of 32.
-   transposed: (columns, rows) of words (rows, columns), both multiples of 16. */
+   product: C (M, N) = or += A B. A: (M, K) rows of bf16. B: (K / 2, N) words. M, N, K: multiples of 32. */
 typedef struct { uint8_t bytes[64]; } TILES;
 
 #if defined(__AMX_BF16__) && defined(__AVX512F__) && defined(__linux__) && !defined(PORTABLE)
@@ -69,31 +70,6 @@ static void product(long M, long N, long K, const STORE *A, long lda, const uint
             _tile_stored(3, c + 16 * ldc + 16, ldc * 4);
         }
 }
-static void transposed(long rows, long columns, const void *from, long ldf, void *to, long ldt) {
-    const __m512i place = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    for (long r = 0; r < rows; r += 16)
-        for (long c = 0; c < columns; c += 16) {
-            __m512i x[16];
-#pragma GCC unroll 16
-            for (int i = 0; i < 16; i++) x[i] = _mm512_loadu_si512((const uint32_t *)from + (r + i) * ldf + c);
-            /* Of each pair of rows s apart, the right half of each 2s columns of the first and the left half of the second change places. */
-#pragma GCC unroll 4
-            for (int s = 1; s < 16; s *= 2) {
-                __mmask16 right = _mm512_test_epi32_mask(place, _mm512_set1_epi32(s));
-                __m512i first = _mm512_mask_add_epi32(place, right, place, _mm512_set1_epi32(16 - s));
-                __m512i second = _mm512_mask_add_epi32(_mm512_add_epi32(place, _mm512_set1_epi32(s)), right, place, _mm512_set1_epi32(16));
-#pragma GCC unroll 16
-                for (int i = 0; i < 16; i++)
-                    if (!(i & s)) {
-                        __m512i a = x[i], b = x[i + s];
-                        x[i] = _mm512_permutex2var_epi32(a, first, b);
-                        x[i + s] = _mm512_permutex2var_epi32(a, second, b);
-                    }
-            }
-#pragma GCC unroll 16
-            for (int i = 0; i < 16; i++) _mm512_storeu_si512((uint32_t *)to + (c + i) * ldt + r, x[i]);
-        }
-}
 
 #else
 
@@ -120,11 +96,6 @@ static void product(long M, long N, long K, const STORE *A, long lda, const uint
             }
             C[m * ldc + n] = sum;
         }
-}
-
-static void transposed(long rows, long columns, const void *from, long ldf, void *to, long ldt) {
-    for (long r = 0; r < rows; r++)
-        for (long c = 0; c < columns; c++) memcpy((uint32_t *)to + c * ldt + r, (const uint32_t *)from + r * ldf + c, sizeof(uint32_t));
 }
 
 #endif

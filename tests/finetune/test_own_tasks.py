@@ -306,7 +306,9 @@ def test_a_model_whose_last_step_was_too_large_is_an_error_and_no_result(run: Pa
     (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"the object {i},{i % 3}\n" for i in range(64)))
     words = ("--global_batch_size=64", "--micro_batch_size=8", "--seq_len=24", "--epochs=1", "--warmup_ratio=0", "--lr=1e20")
     assert main(["finetune", "mine", "--from", str(run), f"--path={tmp_path / 't.csv'}", *words]) == 1
-    assert "mine seed 0 pretrained, dev: the network computes numbers that are not finite: training diverged; lower" in capsys.readouterr().err
+    assert (
+        "mine seed 0 pretrained, dev: the network computes numbers that are not finite: training diverged; lower" in capsys.readouterr().err
+    )
     assert not (run / "finetune" / "mine").exists()
 
 

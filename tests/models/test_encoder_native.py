@@ -76,6 +76,17 @@ def test_the_default_type_and_device_of_torch_change_nothing(default: torch.dtyp
     assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("defines", [(), ("PORTABLE",)], ids=["vectors", "plain loops"])
+@given(shape=st.tuples(st.integers(0, 70), st.integers(0, 70)))
+def test_a_transpose_has_every_number_in_its_place(defines: tuple[str, ...], shape: tuple[int, int]) -> None:
+    x = torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
+    out = torch.full((shape[1] * shape[0] + 1,), -1.0)
+    transpose = native.library(Path(encoder_native.__file__).with_name("encoder.c"), *defines).transpose
+    transpose.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    transpose(*shape, x.data_ptr(), out.data_ptr())
+    assert torch.equal(out[:-1].view(shape[1], shape[0]), x.t()) and out[-1] == -1
+
+
 @TYPES
 @pytest.mark.parametrize(("rows", "inner"), [(1, 1), (7, 33), (64, 672)])
 def test_gated_gelu_and_its_gradient_equal_torch_in_float64(rows: int, inner: int, dtype: torch.dtype) -> None:
