@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +17,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from overnight.display import duration, folded, number, share
+from overnight.display import CONTROL, duration, folded, number, share
 
 # Seconds between plain progress lines where the output is no terminal, and between pictures where it is one.
 _LINE_EVERY, _PICTURE_EVERY = 10.0, 0.25
 _WIDEST_BAR = 50
 # Share of the time that a loop may wait for its batches without a word.
 _LONG_WAIT = 0.005
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1, width: int = 10_000) -> str:
@@ -68,9 +66,7 @@ class Styled:
         if self._console is None:  # rich would end the process where a pipe is closed
             self._out.write("".join(part if isinstance(part, str) else part[0] for part in parts) + "\n")
             return
-        styled = [
-            (_CONTROL.sub("\ufffd", text), style) for text, style in ((part, "") if isinstance(part, str) else part for part in parts)
-        ]
+        styled = [(CONTROL.sub("\ufffd", text), style) for text, style in ((part, "") if isinstance(part, str) else part for part in parts)]
         self._console.print(Text.assemble(*styled))
 
 

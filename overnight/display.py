@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Mapping
 from typing import TextIO
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that a terminal obeys, but for tabs and line ends."""
 _SHARES = ("accuracy", "f1", "exact_match", "precision", "recall")
 # Shown times 100, as GLUE does, but no per cent.
 _CORRELATIONS = ("mcc", "pearson", "spearman")
@@ -120,5 +123,5 @@ def width_of(stream: TextIO) -> int:
 
 
 def for_stream(text: str, stream: TextIO) -> str:
-    """Break lines between words where a terminal would break them anywhere; text for a file or a pipe stays as it is."""
-    return folded(text, shutil.get_terminal_size().columns) if stream.isatty() else text
+    """Break lines between words where a terminal would break them anywhere, without what would steer it; text for a file or a pipe stays as it is."""
+    return folded(CONTROL.sub("\ufffd", text), shutil.get_terminal_size().columns) if stream.isatty() else text

@@ -106,12 +106,21 @@ def test_a_table_that_fits_keeps_its_columns() -> None:
     assert folded(table, 40) == table
 
 
-def test_only_a_terminal_has_its_lines_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
 
+    def isatty(self) -> bool:
+        return True
+
+
+def test_only_a_terminal_has_its_lines_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     text = "one line of seven words and more that a pipe gets whole"
     assert for_stream(text, io.StringIO()) == text
     assert for_stream(text, Terminal()) == "one line of seven words and\n  more that a pipe gets whole"
+
+
+def test_no_text_of_others_steers_a_terminal() -> None:
+    steering = "a\x1b[31m\x07 b\tc\n"
+    assert for_stream(steering, Terminal()) == "a\ufffd[31m\ufffd b\tc\n"
+    assert for_stream(steering, io.StringIO()) == steering

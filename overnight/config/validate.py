@@ -43,9 +43,11 @@ def environment_text(text: str, key: str) -> str:
     """Return a path or address with `$NAME` and `~` filled in.
 
     Raises:
-        ConfigError: when a variable is not set.
+        ConfigError: when a variable is not set, or nothing is left.
     """
     filled = os.path.expanduser(os.path.expandvars(text))
+    if text and not filled:  # which would be the working directory
+        raise ConfigError(f"{key} = {text!r}: is empty, as the environment variable is; set it or give the path")
     if unset := re.search(r"\$\{?(\w+)", filled):
         raise ConfigError(f"{key} = {text!r}: the environment variable {unset[1]} is not set; set it or give the path")
     return filled

@@ -196,8 +196,10 @@ def _without_wiki(text: str) -> str:
 
 
 def _wiki_heading(match: re.Match[str]) -> str:
-    """Return the title of a line in two to six `=` on each side between blank lines; another line as it is."""
+    """Return the title of a line in two to six `=` on each side between blank lines, nothing of a line that underlines a title; another line as it is."""
     line = match[0].rstrip(" \t")
+    if not line.strip("="):
+        return "\n\n"
     left, right = len(line) - len(line.lstrip("=")), len(line) - len(line.rstrip("="))
     level = min(left, right, 6, len(line) // 2)
     return "\n\n" + line[level:-level].strip(" \t") + "\n\n" if level > 1 else match[0]

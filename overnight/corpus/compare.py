@@ -56,8 +56,9 @@ def _named_counts(manifest: Manifest) -> Counter[str]:
     dropped = {"duplicates": manifest.duplicates, "min_chars": manifest.short} | manifest.dropped
     found = Counter({f"dropped by {name}": count for name, count in dropped.items()})
     found.update({f"masked: {name}": count for name, count in manifest.masked.items()})
-    found.update({f"documents read of {source.path}": source.documents for source in manifest.sources})
-    found.update({f"bytes read of {source.path}": source.bytes for source in manifest.sources})
+    for source in manifest.sources:  # several may read one path
+        found[f"documents read of {source.path}"] += source.documents
+        found[f"bytes read of {source.path}"] += source.bytes
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from overnight import config
-from overnight.errors import DataError
+from overnight.errors import ConfigError, DataError
 
 
 def expand(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -> list[Path]:
@@ -26,9 +26,11 @@ def expand(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -
         leave_out: folders that are not entered on the way; what the path itself names in one of them is taken.
 
     Raises:
-        ConfigError: when it names an environment variable that is not set.
+        ConfigError: when it is empty, or names an environment variable that is not set.
         DataError: when there is no such file, none in the folder, it is a folder to leave out, or a link leads nowhere.
     """
+    if not path.strip():  # as of "$NOT_SET" in a shell; it would be the working directory
+        raise ConfigError(f"{key}: has an empty path; name a file or a folder, the working directory as '.'")
     filled = config.environment_path(_divided(path)[0], key)
     if filled.is_file():
         return [filled]
@@ -128,5 +130,5 @@ def _resolved(folder: str) -> str:
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a path relative to its source has a part that begins with a dot."""
-    return any(part.startswith(".") and part != "." for part in name.split("/"))
+    """Return whether a path relative to its source has a part that begins with a dot, but for `.` and `..`."""
+    return any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))

@@ -28,10 +28,10 @@ _DIGITS, _SYMBOLS = re.compile(r"\d+"), re.compile(r"(?:[^\w\s]|_)+")
 
 
 def kept_lines(lines: list[str], filters: Filters, name: str, drops: Drops) -> list[str]:
-    """Return the lines that the rules for lines keep.
+    """Return the lines that the rules for lines keep, and the empty ones, which are between paragraphs.
 
     Args:
-        lines: none empty.
+        lines: of a document.
         filters: the rules.
         name: of the document.
         drops: gets the others.
@@ -40,7 +40,9 @@ def kept_lines(lines: list[str], filters: Filters, name: str, drops: Drops) -> l
         return lines
     kept = []
     for line in lines:
-        if filters.min_words_per_line and len(line.split()) < filters.min_words_per_line:
+        if not line:
+            kept.append(line)
+        elif filters.min_words_per_line and len(line.split()) < filters.min_words_per_line:
             drops.add("filters.min_words_per_line (lines)", name, line)
         elif filters.lines_end_sentences and _is_no_sentence(line):
             drops.add("filters.lines_end_sentences (lines)", name, line)

@@ -1,17 +1,20 @@
 """Text that a prepared folder shares with evaluations, by its word n-grams: how much of an evaluation the training has seen.
 
-Both sides are compared as the folder's vocabulary has them, so that case, accents and unknown characters are the same on both.
+Both sides are compared as the folder's vocabulary has them, so that case and accents are the same on both. What it does not know, such as a kind of
+quotation mark, is no word on either. An evaluation is looked for as it is and without its markup, as documents are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from overnight.corpus.bytes import without_markup
+from overnight.corpus.clean import clean
 from overnight.corpus.decontaminate import Lookup, evaluation_texts, in_batches, ngrams
-from overnight.corpus.prepared import Decoder, Prepared, PreparedDocument
+from overnight.corpus.prepared import Prepared, PreparedDocument
 from overnight.corpus.tokenizer import load_tokenizer
 from overnight.errors import DataError
 
@@ -74,14 +77,17 @@ def find_overlap(prepared: Prepared, split: str, paths: Sequence[str], n: int, s
     result, starts, hashes, of_text = Overlap(), [0], [], []
     for path in paths:
         counts = PathOverlap(path)
-        for batch in in_batches(_as_prepared(prepared, evaluation_texts(path, "--with")), len):
-            found, ends = ngrams(batch, n)
-            lengths = np.diff(ends, prepend=0)
-            hashes.append(found)
-            of_text.append(np.repeat(starts[-1] + counts.texts + np.arange(len(batch)), lengths))
-            counts.texts, counts.long = counts.texts + len(batch), counts.long + int(np.count_nonzero(lengths))
+        for batch in in_batches(evaluation_texts(path, "--with"), len):
+            long = np.zeros(len(batch), bool)
+            for form in (str, without_markup if prepared.decoder.is_bytes else clean):
+                found, ends = ngrams(_as_prepared(prepared, list(map(form, batch))), n)
+                lengths = np.diff(ends, prepend=0)
+                long |= lengths > 0
+                hashes.append(found)
+                of_text.append(np.repeat(starts[-1] + counts.texts + np.arange(len(batch)), lengths))
+            counts.texts, counts.long = counts.texts + len(batch), counts.long + int(np.count_nonzero(long))
         if not counts.long:
-            raise DataError(f"--with {path}: no text of it has {n} words; lower --words")
+            raise DataError(f"--with {path}: no text of it has {n} words that the vocabulary knows; lower --words")
         starts.append(starts[-1] + counts.texts)
         result.paths.append(counts)
     wanted, entries = np.unique(np.concatenate(hashes), return_inverse=True)
@@ -89,7 +95,8 @@ def find_overlap(prepared: Prepared, split: str, paths: Sequence[str], n: int, s
     chosen: list[tuple[PreparedDocument, int]] = []
     for documents in in_batches(prepared.documents(split), lambda document: _OF_A_TOKEN * len(document.tokens)):
         result.read += len(documents)
-        chosen += search.read(documents, prepared.decoder, result, samples - len(chosen))
+        texts = [_of_known_tokens(prepared, document.tokens) for document in documents]
+        chosen += [(documents[row], text) for row, text in search.read(texts, result, samples - len(chosen))]
     search.count(result)
     shown = _texts(paths, {text for _, text in chosen})
     for document, text in chosen:
@@ -117,11 +124,9 @@ class _Search:
         self.a_text = np.zeros(len(lookup.wanted), np.int64)
         self.a_text[entries[::-1]] = of_text[::-1]
 
-    def read(
-        self, documents: list[PreparedDocument], decoder: Decoder, result: Overlap, samples: int
-    ) -> list[tuple[PreparedDocument, int]]:
-        """Look through some documents; return the first of those with something, each with a text of an evaluation."""
-        hashes, ends = ngrams([decoder.text(document.tokens) for document in documents], self.n)
+    def read(self, documents: Sequence[str], result: Overlap, samples: int) -> list[tuple[int, int]]:
+        """Look through some documents; return which are the first of those with something, each with a text of an evaluation."""
+        hashes, ends = ngrams(documents, self.n)
         at, which = self.lookup.find(hashes)
         self.found[which] = True
         rows = np.searchsorted(ends, at, "right")
@@ -130,7 +135,7 @@ class _Search:
             counts.documents += len(np.unique(rows[self.in_path[path, which]]))
         chosen, first = np.unique(rows, return_index=True)
         pairs = zip(chosen[:samples].tolist(), first[:samples].tolist(), strict=True)
-        return [(documents[row], int(self.a_text[which[place]])) for row, place in pairs]
+        return [(row, int(self.a_text[which[place]])) for row, place in pairs]
 
     def count(self, result: Overlap) -> None:
         """Count the texts of each path that were found."""
@@ -139,15 +144,18 @@ class _Search:
             counts.found = number
 
 
-def _as_prepared(prepared: Prepared, texts: Iterator[str]) -> Iterator[str]:
-    """Yield texts as they would be read from the folder again."""
+def _as_prepared(prepared: Prepared, texts: Sequence[str]) -> Sequence[str]:
+    """Return texts as they would be read from the folder again."""
     if prepared.decoder.is_bytes:
-        yield from texts
-        return
-    tokenizer = load_tokenizer(prepared.folder)
-    for batch in in_batches(texts, len):
-        for encoded in tokenizer.encode_batch(batch, add_special_tokens=False):
-            yield prepared.decoder.text(np.array(encoded.ids, np.int64))
+        return texts
+    encoded = load_tokenizer(prepared.folder).encode_batch(texts, add_special_tokens=False)
+    return [_of_known_tokens(prepared, np.array(each.ids, np.int64)) for each in encoded]
+
+
+def _of_known_tokens(prepared: Prepared, tokens: np.ndarray) -> str:
+    """Return the text of tokens [N] but for `[UNK]`, which stands for a mark or a character that no word of the vocabulary has."""
+    decoder = prepared.decoder
+    return decoder.text(tokens if decoder.is_bytes else tokens[tokens != decoder.tokens.index("[UNK]")])
 
 
 def _texts(paths: Sequence[str], wanted: set[int]) -> dict[int, str]:

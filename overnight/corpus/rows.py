@@ -20,7 +20,8 @@ from overnight.state_files import is_text
 # Numbers beyond have no place in 32 bits.
 _MAX_LABEL = 3.4e38
 # What the data sets of 2014 and 2018 call what that of 2023 calls text, title and rating (McAuley et al. 2015, Ni et al. 2019, Hou et al. 2024).
-_REVIEW = {"text": "reviewText", "title": "summary", "rating": "overall"}
+_NEW = {"text": "reviewText", "title": "summary", "rating": "overall"}
+_REVIEW = {**_NEW, **{old: new for new, old in _NEW.items()}}
 # Rows of a Parquet file in memory at once, and what is read of it in one go.
 _ROWS, _BUFFER = 1000, 1 << 20
 
@@ -226,10 +227,10 @@ def _text(row: Mapping[str, Any], field: str) -> str | None:
         if parts:
             return "\n\n".join(part for part in parts if part.strip())
     # Who rates a product need not write anything; that is no broken line, and too short to be kept.
-    review = "asin" in row and ("overall" in row or "rating" in row) and set(field.split("+")) <= {*_REVIEW, *_REVIEW.values()}
+    review = "asin" in row and ("overall" in row or "rating" in row) and set(field.split("+")) <= _REVIEW.keys()
     return "" if review and text is None else None
 
 
 def _value(row: Mapping[str, Any], key: str) -> Any:
-    """Return what a row has under a key; of a review of Amazon also under the older name."""
+    """Return what a row has under a key; of a review of Amazon also under the name that other years have for it."""
     return row.get(key) if key in row or "asin" not in row else row.get(_REVIEW.get(key, key))

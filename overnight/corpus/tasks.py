@@ -43,7 +43,7 @@ from overnight.machine import release_free_memory
 from overnight.run_dir.atomic import write_json
 from overnight.state_files import file_digest, read_json, sealed
 
-CLEANING = 5
+CLEANING = 6
 """Version of the rules by which text is cleaned and split into sentences: of :mod:`clean`, :mod:`sentences`, :mod:`markup`, :mod:`wikitext` and :mod:`bytes`."""
 
 

@@ -39,7 +39,7 @@ def kept_text(text: str, name: str, data: Data, outcome: Outcome) -> str:
     """
     text = _without_markup(text, data)
     filtered = data.filters != _OFF
-    lines = [" ".join(words) for line in text.split("\n") if (words := line.split())] if filtered else []
+    lines = [" ".join(line.split()) for line in text.split("\n")] if filtered else []
     if filtered and len(kept := kept_lines(lines, data.filters, name, outcome.drops)) < len(lines):
         text, lines = "\n".join(kept), kept
     text = _joined_and_masked(text, data, outcome)
@@ -47,7 +47,7 @@ def kept_text(text: str, name: str, data: Data, outcome: Outcome) -> str:
         outcome.short += 1
         outcome.drops.add("min_chars", name, text)
         return ""
-    if filtered and (reason := rejection(text, lines, data.filters)):
+    if filtered and (reason := rejection(text, [line for line in lines if line], data.filters)):
         outcome.drops.add(f"filters.{reason}", name, text)
         return ""
     if data.languages and (found := language(text)) not in data.languages:

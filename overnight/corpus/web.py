@@ -15,6 +15,7 @@ from overnight.errors import DataError
 
 _BLOCK = 1 << 20
 _META_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([\w.:-]{1,40})""", re.I)
+_XML_CHARSET = re.compile(rb"""\s*<\?xml\s[^>]{0,200}?encoding\s*=\s*["']([\w.:-]{1,40})""")
 _CHARSET = re.compile(r"""charset\s*=\s*["']?\s*([\w.:-]{1,40})""", re.I)
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 # Of more, the encoding that a page says it has is not the one it is in.
@@ -57,12 +58,25 @@ def read_warc(file: OpenFile) -> Iterator[Document]:
             continue
         text = None
         if kind == "conversion":
-            text = body.decode("utf-8", "replace")
+            text = _text(file, number, address, body)
         elif kind == "response" and headers.get("content-type", "").startswith("application/http"):
             page = _page(body)
             text = None if page is None else page_text(page, file.data.html == "main")
         if text:
             yield from (Document(part, name=address) for part in parts(text, file.data))
+
+
+def _text(file: OpenFile, number: int, address: str, body: bytes) -> str | None:
+    """Return the text of a `conversion` record; None of one that is not UTF-8 and is counted, where `data.encoding_errors` is strict."""
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        if file.data.encoding_errors == "strict":
+            file.skip(number, f"the record of {address} is not UTF-8 (data.encoding_errors=replace reads it)")
+            return None
+    text = body.decode("utf-8", "replace")
+    file.source.replaced += text.count("\ufffd") - body.count("\ufffd".encode())
+    return text
 
 
 def page_text(page: str, main: bool) -> str:
@@ -82,7 +96,7 @@ def page_text(page: str, main: bool) -> str:
 
 
 def decoded(content: bytes, charset: str = "") -> str:
-    """Return the source of a page: by its byte order mark, the encoding that its server names, that it names itself, or its bytes.
+    """Return the source of a page: by its byte order mark, the encoding that its server names, that its `<meta>` or XML declaration names, or its bytes.
 
     A byte that is not of that encoding becomes U+FFFD, as in a browser.
     """
@@ -92,16 +106,22 @@ def decoded(content: bytes, charset: str = "") -> str:
     for mark, name in ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
         if content.startswith(mark):
             return content[len(mark) :].decode(name, "replace")
-    meta = _META_CHARSET.search(content, 0, 4096)
+    meta = _META_CHARSET.search(content, 0, 4096) or _XML_CHARSET.match(content)
     own = map_encoding_to_html5(meta[1].decode(), fallback_utf8=False) if meta else None
     if own and own.startswith("utf-16"):
         own = "utf-8"  # as the HTML standard has it: what can be read as ASCII is not in UTF-16
-    for known in (map_encoding_to_html5(charset, fallback_utf8=False) if charset else None, own, "utf-8"):
+    for known in (map_encoding_to_html5(charset, fallback_utf8=False) if charset else None, own):
         if known:
             text = content.decode(known, "replace")
             if text.count("\ufffd") <= len(text) * _MAX_REPLACED:
                 return text
-    return content.decode(detect_encoding(content) or "utf-8", "replace")
+    text = content.decode("utf-8", "replace")
+    replaced = text.count("\ufffd")
+    # Few apostrophes of Windows-1252 are few errors of UTF-8; but where it is UTF-8, more characters than errors are not of ASCII.
+    if not replaced or (replaced <= len(text) * _MAX_REPLACED and sum(not c.isascii() for c in text) > 2 * replaced):
+        return text
+    found = detect_encoding(content)
+    return content.decode(found if found and found != "utf-8" else "windows-1252", "replace")
 
 
 def _check_extra() -> None:
@@ -188,12 +208,28 @@ def _unchunked(body: bytes) -> bytes:
 
 def _inflated(body: bytes) -> bytes | None:
     """Return an unpacked body, None of one that is damaged or unpacks to more than a page has."""
-    inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)
     try:
-        found = inflate.decompress(body, OpenFile.max_bytes)
+        return _unpacked(body, zlib.MAX_WBITS | 32)
+    except zlib.error:
+        pass
+    try:
+        return _unpacked(body, -zlib.MAX_WBITS)  # `deflate` without the header of zlib, as some servers send it and browsers read it
     except zlib.error:
         return None if body[:1] != b"<" else body
-    return None if inflate.unconsumed_tail else found
+
+
+def _unpacked(body: bytes, window: int) -> bytes | None:
+    """Return what a body unpacks to, of all its gzip members; None of more than a page has."""
+    found = b""
+    while body:
+        inflate = zlib.decompressobj(window)
+        found += inflate.decompress(body, OpenFile.max_bytes + 1 - len(found))
+        if len(found) > OpenFile.max_bytes:
+            return None
+        if window < 0 and not inflate.eof:
+            raise zlib.error("is no raw deflate stream")
+        body = inflate.unused_data if inflate.unused_data.startswith(b"\x1f\x8b") else b""
+    return found
 
 
 def _undone(body: bytes) -> bytes | None:

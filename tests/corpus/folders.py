@@ -25,7 +25,7 @@ def texts(count: int, seed: int = 0) -> list[str]:
     ]
 
 
-def prepared_folder(place: Path, sources: Mapping[str, list[str]], shard_tokens: int = 2000, **settings: Any) -> Path:
+def prepared_folder(place: Path, sources: Mapping[str, list[str]], /, shard_tokens: int = 2000, **settings: Any) -> Path:
     """Prepare JSON lines, a file for each source, with a vocabulary of 300 and a fifth for validation; returns `place/data`."""
     place.mkdir(parents=True, exist_ok=True)
     for name, rows in sources.items():

@@ -50,7 +50,7 @@ from overnight.corpus.clean import clean
         ("**a **b** __c__ __d e__ **f\n\ng** a__h i__", "a **b __c__ d e **f\n\ng** a__h i__"),
         ("''a b'' '''c ''d''' e\n''f\n'''g''' h", "a b c ''d e ''f g h"),
         ("[http://x.org/a[1] b] [http://y.org] [ftp://z c", "b [ftp://z c"),
-        ("=== a ==\n== b ===\n== c\n=====\n# d #e ##\n# f#", "= a\n\nb =\n\n== c\n\n=\n\nd #e\n\nf#"),
+        ("=== a ==\n== b ===\n== c\n=====\n# d #e ##\n# f#", "= a\n\nb =\n\n== c\n\nd #e\n\nf#"),
     ],
 )
 def test_markup_goes_and_text_stays(raw: str, expected: str) -> None:

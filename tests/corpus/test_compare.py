@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from overnight.config.data import TextSource
 from overnight.corpus import compare, external_sort
 from overnight.corpus.compare import compare_documents, compare_vocabularies, count_rows, first_difference, setting_rows
 from overnight.corpus.prepared import Prepared
@@ -82,6 +84,17 @@ def test_documents_of_one_name_with_another_text_and_those_in_another_split_are_
     counts = {name: (x, y) for name, x, y in count_rows(a.manifest, b.manifest)}
     assert counts["valid documents"][1] - counts["valid documents"][0] == grown
     assert "documents read of " + str(tmp_path / "a.jsonl") not in counts
+
+
+def test_what_was_read_of_a_path_is_the_sum_over_its_sources(tmp_path: Path) -> None:
+    folders = []
+    for name, rows in (("first", 60), ("second", 40)):
+        lines = (json.dumps({"text": f"{text} one", "more": f"{text} two"}) for text in texts(rows))
+        (tmp_path / "x.jsonl").write_text("\n".join(lines))
+        sources = {field: TextSource(paths=[str(tmp_path / "x.jsonl")], field=field) for field in ("text", "more")}
+        folders.append(prepared_folder(tmp_path / name, {}, paths=[], sources=sources))
+    counts = {name: (x, y) for name, x, y in count_rows(*(Prepared(folder).manifest for folder in folders))}
+    assert counts[f"documents read of {tmp_path / 'x.jsonl'}"] == (120, 80)
 
 
 def test_tokens_that_one_vocabulary_lacks_are_told(tmp_path: Path) -> None:

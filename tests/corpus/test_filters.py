@@ -85,6 +85,13 @@ def test_lines_that_are_no_sentences_go_and_are_counted() -> None:
     assert drops.counts == {"filters.lines_end_sentences (lines)": 2, "filters.min_words_per_line (lines)": 2}
 
 
+@pytest.mark.parametrize("last", ["", "Home\n\n"])
+def test_a_line_that_is_left_out_joins_no_paragraphs(last: str) -> None:
+    text = f"{last}It was a very good product for me.\nWould buy it again\n\nThe second paragraph is another thought."
+    kept = kept_text(text, "x", Data(min_chars=0, filters=only(min_words_per_line=3)), Outcome())
+    assert kept == "It was a very good product for me. Would buy it again\n\nThe second paragraph is another thought."
+
+
 def shares(words: list[str], n: int) -> tuple[float, float]:
     """Share of characters in the most frequent n-gram, and in those that came before: by loops."""
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]

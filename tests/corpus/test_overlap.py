@@ -82,13 +82,23 @@ def test_the_command_says_what_it_found_and_ends_with_1(folder: Path, tmp_path: 
     assert main([*command, "--samples=0"]) == 1 and "and 1 more; --samples shows them" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("mark", ["{}&nbsp;", "<a href='x'>{}</a>", "{}<br /><br />", "\u201c{}\u201d", '"{}"'])
+def test_marks_and_markup_of_an_evaluation_hide_nothing(folder: Path, tmp_path: Path, mark: str) -> None:
+    prepared = Prepared(folder)
+    words = [prepared.decoder.text(document.tokens).split()[:18] for document in list(prepared.documents("train"))[:20]]
+    marked = [" ".join(mark.format(word) if not number % 6 else word for number, word in enumerate(text)) for text in words]
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(text) + "\n" for text in marked))
+    found = find_overlap(prepared, "train", [str(tmp_path / "dev.jsonl")], 13, 0)
+    assert (found.paths[0].found, found.documents) == (20, 20)
+
+
 def test_nothing_shared_ends_with_0_and_what_cannot_be_used_with_2(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "dev.txt").write_text("one two three four five six seven eight nine ten eleven twelve thirteen")
+    (tmp_path / "dev.txt").write_text(" ".join([*WORDS, WORDS[0]]), encoding="utf-8")
     assert main(["data", "overlap", str(folder), "--with", str(tmp_path / "dev.txt")]) == 0
     assert "0 of " in capsys.readouterr().out
     for more, said in (
         (["--with", str(tmp_path / "absent")], "there is no such file or folder; correct --with"),
-        (["--with", str(tmp_path / "dev.txt"), "--words=14"], "no text of it has 14 words; lower --words"),
+        (["--with", str(tmp_path / "dev.txt"), "--words=14"], "no text of it has 14 words that the vocabulary knows; lower --words"),
         (["--with", str(tmp_path / "dev.txt"), "--split=test"], "test holds no document; there is train"),
     ):
         assert main(["data", "overlap", str(folder), *more]) == 2

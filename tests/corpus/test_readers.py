@@ -227,6 +227,17 @@ def test_names_are_read_from_the_environment(tmp_path: Path, monkeypatch: pytest
         read("$SOME_FOLDER/a.txt")
 
 
+def test_an_empty_path_is_not_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("here")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EMPTY", "")
+    with pytest.raises(ConfigError, match=r"data.paths: has an empty path; name a file or a folder, the working directory as '\.'"):
+        read("")
+    with pytest.raises(ConfigError, match=r"data.paths = '\$EMPTY': is empty, as the environment variable is"):
+        read("$EMPTY")
+    assert read(".")[0] == ["here"]
+
+
 def test_documents_of_a_text_file_are_files_paragraphs_or_lines(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\n \n\nthree")
     assert read(tmp_path, documents="file")[0] == ["one\r\ntwo\n \n\nthree"]

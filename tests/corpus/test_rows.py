@@ -290,7 +290,9 @@ def test_reviews_of_amazon_need_no_names_of_fields(tmp_path: Path, kind: str, ye
     (tmp_path / "x.json").write_text(json.dumps(review(year)) + "\n")
     settings = {"format": kind, "label": "rating", "group_field": "asin", "tokenizer": "bytes"}
     assert read(tmp_path, **settings)[0] == [Document("Fine.", 4.0, f"{tmp_path / 'x.json'}#1", "B1")]
-    assert texts(tmp_path, field="title+text", format=kind) == ["Good\n\nFine."]
+    for field in ("title+text", "summary+reviewText"):
+        assert texts(tmp_path, field=field, format=kind) == ["Good\n\nFine."]
+    assert read(tmp_path, field="reviewText", label="overall", format=kind, tokenizer="bytes")[0][0][:2] == ("Fine.", 4.0)
 
 
 def test_a_review_without_text_is_short_and_no_broken_line(tmp_path: Path) -> None:

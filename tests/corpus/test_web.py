@@ -27,6 +27,8 @@ def page(charset: str = "utf-8", meta: str = "") -> bytes:
 
 
 PACKED = gzip.compress(page())
+# As a server sends it that leaves out the header of zlib.
+RAW = zlib.compress(page(), wbits=-15)
 
 
 def record(kind: str, body: bytes, address: str = "https://example.org/a", content_type: str = "text/plain") -> bytes:
@@ -88,6 +90,20 @@ def test_one_bad_byte_does_not_make_a_page_another_encoding() -> None:
 
 
 @pytest.mark.usefixtures("resiliparse")
+@pytest.mark.parametrize("apostrophes", [1, 3, 30])
+def test_a_few_marks_of_windows_are_not_taken_for_errors_of_utf8(apostrophes: int) -> None:
+    text = "<html><p>" + "I don\u2019t know. " * apostrophes + "All the rest is plain. " * 400 + "</p></html>"
+    assert web.decoded(text.encode("cp1252")) == web.decoded(text.encode()) == text
+
+
+@pytest.mark.usefixtures("resiliparse")
+@pytest.mark.parametrize("encoding", ["iso-8859-1", "ISO-8859-5", "UTF-8"])
+def test_a_page_may_say_its_encoding_as_xml_does(encoding: str) -> None:
+    text = f'<?xml version="1.0" encoding="{encoding}"?>\n<html><p>{"дом" if encoding.endswith("5") else "café"}{" plain" * 900}</p></html>'
+    assert web.decoded(text.encode(encoding)) == text
+
+
+@pytest.mark.usefixtures("resiliparse")
 def test_a_page_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenFile, "max_bytes", 1 << 20)
     (tmp_path / "x.html").write_bytes(b"<html>" + b"x" * (2 << 20))
@@ -120,6 +136,17 @@ def test_a_wet_file_gives_its_conversions_under_their_addresses(tmp_path: Path, 
     assert (source.files, source.documents) == (1, 2)
 
 
+def test_text_of_a_crawl_that_is_not_utf8_is_an_error_or_replaced_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "x.wet").write_bytes(record("conversion", b"caf\xe9 text") + record("conversion", "Grüße \ufffd".encode()))
+    with pytest.raises(
+        DataError, match=r"x\.wet:1: the record of https://example.org/a is not UTF-8 \(data.encoding_errors=replace reads it\)"
+    ):
+        read(tmp_path)
+    assert texts(tmp_path, max_invalid_lines=1) == ["Grüße \ufffd"]
+    found, source = read(tmp_path, encoding_errors="replace")
+    assert ([document.text for document in found], source.replaced) == (["caf\ufffd text", "Grüße \ufffd"], 1)
+
+
 @pytest.mark.usefixtures("resiliparse")
 def test_a_warc_file_gives_the_pages_that_servers_answered_with(tmp_path: Path) -> None:
     chunked = b"".join(b"%x;ext=1\r\n%b\r\n" % (len(part), part) for part in (page()[:100], page()[100:])) + b"0\r\n\r\n"
@@ -149,6 +176,9 @@ def test_a_warc_file_gives_the_pages_that_servers_answered_with(tmp_path: Path) 
     [
         ("Content-Encoding: gzip, gzip", gzip.compress(gzip.compress(page()))),
         ("Content-Encoding: deflate , X-GZIP", gzip.compress(zlib.compress(page()))),
+        ("Content-Encoding: deflate", RAW),
+        ("Content-Encoding: gzip, deflate", zlib.compress(PACKED, wbits=-15)),
+        ("Content-Encoding: gzip", gzip.compress(page()[:30]) + gzip.compress(page()[30:])),
         ("Content-Encoding: identity", page()),
         ("Content-Encoding:", page()),
         ("Content-Encoding: gzip\r\nTransfer-Encoding: chunked", b"%x\r\n%b\r\n0\r\n\r\n" % (len(PACKED), PACKED)),
@@ -169,7 +199,7 @@ def test_a_page_in_an_unknown_coding_is_left_out(tmp_path: Path, codings: str) -
 
 
 @pytest.mark.usefixtures("resiliparse")
-@pytest.mark.parametrize("codings", ["br", "zstd"])
+@pytest.mark.parametrize("codings", ["br", "zstd", "gzip", "deflate"])
 def test_a_page_whose_coding_the_crawler_has_undone_is_kept(tmp_path: Path, codings: str) -> None:
     (tmp_path / "x.warc").write_bytes(response(page(), f"Content-Type: text/html\r\nContent-Encoding: {codings}"))
     assert texts(tmp_path) == [TEXT]
