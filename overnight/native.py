@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -11,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,20 +104,29 @@ def address(array: np.ndarray) -> ctypes.c_void_p:
 
 def _cache() -> Path:
     """A folder that only the user can write, since what lies there is run."""
-    try:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = base / "overnight"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK) and not folder.stat().st_mode & 0o022:
-            return folder
-    except (OSError, RuntimeError):  # of a user without a home
-        pass
-    return _private()
+    for folder in _places():
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK) and not folder.stat().st_mode & 0o022:
+                return folder
+        except OSError:
+            pass
+    return _of_this_process()
+
+
+def _places() -> Iterator[Path]:
+    """Yield where that may be: in the user's cache, or beside the temporary files, for all processes where the cache cannot be written."""
+    with contextlib.suppress(RuntimeError):  # of a user without a home
+        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "overnight"
+    if not (folder := Path(tempfile.gettempdir(), f"overnight-{os.getuid()}")).is_symlink():
+        yield folder
 
 
 @functools.cache
-def _private() -> Path:
-    return Path(tempfile.mkdtemp(prefix="overnight-"))
+def _of_this_process() -> Path:
+    folder = tempfile.mkdtemp(prefix="overnight-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _cpu() -> str:

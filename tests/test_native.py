@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,11 +71,43 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(source: Path, monkeypatch:
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
-def test_a_user_without_a_home_builds_in_a_folder_of_the_process(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cache", ["none, of a user without a home", "one that others may write"])
+def test_without_a_cache_all_processes_build_in_one_folder_beside_the_temporary_files(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setenv("CC", f"{COMPILER} -DSEVEN=7")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(native.Path, "home", homeless)
+    monkeypatch.setattr(native.tempfile, "gettempdir", lambda: str(tmp_path))
+    if cache.startswith("none"):
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(native.Path, "home", homeless)
+    else:
+        (tmp_path / "cache" / "overnight").mkdir(parents=True)
+        (tmp_path / "cache" / "overnight").chmod(0o777)
     assert library(source).seven() == 7
+    folder = tmp_path / f"overnight-{os.getuid()}"
+    assert native._cache() == folder and list(folder.glob("seven-*.so")) and folder.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("taken", ["a link", "a folder that others may write", "a file"])
+def test_a_folder_of_others_is_not_built_in_and_that_of_the_process_goes_with_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc")
+    monkeypatch.setattr(native.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(native.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "own"))
+    monkeypatch.setattr(native.atexit, "register", lambda function, *args, **more: gone.append(args[0]))
+    gone: list[str] = []
+    folder = tmp_path / f"overnight-{os.getuid()}"
+    if taken == "a link":
+        folder.symlink_to(tmp_path)
+    elif taken == "a file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    native._of_this_process.cache_clear()
+    assert native._cache() == tmp_path / "own" and gone == [str(tmp_path / "own")]
+    native._of_this_process.cache_clear()

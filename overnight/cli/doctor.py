@@ -190,13 +190,15 @@ def _has(module: str, name: str) -> bool:
 
 
 def _compilers() -> Iterator[Finding]:
+    from overnight.optim.native import why_not
+
     kinds = (
         (
             "C",
             "CC",
             ["cc", "gcc"],
-            "for LAMB, LANS and LARS on a CPU, and for Triton on a GPU",
-            "on a CPU, LAMB, LANS and LARS take four times as long; on a GPU Triton does not work",
+            "for training, inference and preparation on a CPU, and for Triton on a GPU",
+            "on a CPU all takes longer, LAMB, LANS and LARS four times as long; on a GPU Triton does not work",
         ),
         ("C++", "CXX", ["g++", "clang++", "c++"], "for torch.compile", "compute.torch_compile=true will not work on a CPU"),
     )
@@ -204,6 +206,8 @@ def _compilers() -> Iterator[Finding]:
         words = native.compiler_words(variable, usual)
         found = bool(words and shutil.which(words[0]))
         text = f"{' '.join(words)}, {use}" if found else f"none of {words[0] if words else ', '.join(usual)}: {without}"
+        if kind == "C" and found and (why := why_not()):
+            found, text = False, f"{why}; {without}"
         yield Finding("ok" if found else "note", f"{kind} compiler", text)
 
 

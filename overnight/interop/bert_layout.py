@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from overnight.config import BertConfig
+from overnight.errors import DataError
 from overnight.interop.layout import (
     HEADS,
     Kind,
@@ -24,9 +25,7 @@ from overnight.interop.layout import (
     read_share,
     read_sizes,
     take,
-    with_padded_rows,
 )
-from overnight.models.bert import padded_vocabulary
 
 MODEL_INPUTS: tuple[str, ...] = ("input_ids", "token_type_ids", "attention_mask")
 _WORD = "bert.embeddings.word_embeddings.weight"
@@ -104,17 +103,18 @@ def import_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     state = {ours: take(left, theirs) for ours, theirs in _EMBEDDINGS.items()}
     for i in range(layers):
         for part in ("weight", "bias"):
-            state[f"encoder.layers.{i}.qkv.{part}"] = torch.cat([take(left, f"bert.encoder.layer.{i}.{name}.{part}") for name in _QKV])
+            thirds = [take(left, f"bert.encoder.layer.{i}.{name}.{part}") for name in _QKV]
+            if len({third.shape for third in thirds}) > 1:
+                raise DataError(f"{', '.join(_QKV)} of layer {i} differ in shape: {', '.join(str(tuple(third.shape)) for third in thirds)}")
+            state[f"encoder.layers.{i}.qkv.{part}"] = torch.cat(thirds)
     for ours, theirs in _modules(layers).items():
         if ours.startswith("encoder.") or f"{theirs}.weight" in left:
             state |= {f"{ours}.{part}": take(left, f"{theirs}.{part}") for part in ("weight", "bias")}
     for head in ("classifier", "qa_outputs"):
         if f"{head}.weight" in left:
             state |= {f"head.{part}": take(left, f"{head}.{part}") for part in ("weight", "bias")}
-    rows = len(state["encoder.word.weight"])
-    state["encoder.word.weight"] = with_padded_rows(state["encoder.word.weight"], rows)
     if "mlm.dense.weight" in state:
-        state["mlm.bias"] = with_padded_rows(take(left, "cls.predictions.bias"), rows)
+        state["mlm.bias"] = take(left, "cls.predictions.bias")
     assert_none_left(left, "BERT")
     return state
 
@@ -166,14 +166,3 @@ def import_config(config: Mapping[str, Any], path: Path) -> BertConfig:
         dropout=read_share(config, "hidden_dropout_prob", 0.1, path),
         attention_dropout=read_share(config, "attention_probs_dropout_prob", 0.1, path),
     )
-
-
-def expected_shapes(model: BertConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of some of our parameters that together hold every size."""
-    width = model.hidden_size
-    return {
-        "encoder.word.weight": (padded_vocabulary(vocab_size), width),
-        "encoder.position.weight": (model.max_position_embeddings, width),
-        "encoder.segment.weight": (2, width),
-        f"encoder.layers.{model.num_layers - 1}.up.weight": (model.intermediate_size or 4 * width, width),
-    }

@@ -12,14 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from overnight.config import EncoderConfig
 from overnight.errors import DataError, UserError
 from overnight.interop import bert_layout, modernbert_layout
-from overnight.interop.layout import HEADS, Kind, Layout, layers_of, read_mapping_of_others
+from overnight.interop.layout import HEADS, Kind, Layout, layers_of, read_mapping_of_others, with_padded_vocabulary
 from overnight.interop.pytorch import read_torch
 from overnight.interop.tokenizer_files import pieces_of, tokenizer_config, with_template
+from overnight.models.encoders import masked_lm
 from overnight.run_dir.atomic import write_json, write_whole
 
 _LAYOUTS: dict[str, Layout] = {"bert": bert_layout, "modernbert": modernbert_layout}
@@ -57,7 +59,8 @@ def from_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         DataError: a tensor that is missing, is not known, or is not tied as it must be.
     """
-    return _LAYOUTS["modernbert" if any("tok_embeddings" in name for name in tensors) else "bert"].import_tensors(tensors)
+    state = _LAYOUTS["modernbert" if any("tok_embeddings" in name for name in tensors) else "bert"].import_tensors(tensors)
+    return with_padded_vocabulary(state, len(state["encoder.word.weight"]))
 
 
 def export(
@@ -211,22 +214,31 @@ def converted(found: tuple[Path, Mapping[str, Tensor]], config: Mapping[str, Any
     if (name := next(whole, "")) or config.get("quantization_config"):
         what = f"{weights}: tensor {name} is of {tensors[name].dtype}" if name else f"{path}: has a quantization_config"
         raise DataError(f"{what}: quantized weights cannot be read; save them in floating point")
+    vocab_size = config["vocab_size"]
     try:
         state = layout.import_tensors(tensors)
     except DataError as error:
         raise DataError(f"{weights}: {error}") from None
-    vocab_size = config["vocab_size"]
-    expected = layout.expected_shapes(model, vocab_size)
-    layers = layers_of(state, "encoder.layers.")
-    wrong = next((n for n, shape in expected.items() if n not in state or tuple(state[n].shape) != shape), None)
-    if wrong or layers != model.num_layers:
-        found_there = (
-            f"{wrong} {tuple(state[wrong].shape)} where {expected[wrong]} belongs"
-            if wrong in state
-            else f"{layers} layers where {model.num_layers} belong"
-        )
-        raise DataError(f"{weights}: does not fit {path}: {found_there}")
+    try:
+        if (layers := layers_of(state, "encoder.layers.")) != model.num_layers:
+            raise DataError(f"{layers} layers where {model.num_layers} belong")
+        state = with_padded_vocabulary(state, vocab_size)
+        expected = _shapes(state, model, vocab_size)
+        for name, tensor in state.items():
+            if tuple(tensor.shape) != expected[name]:
+                raise DataError(f"{name} {tuple(tensor.shape)} where {expected[name]} belongs")
+    except DataError as error:
+        raise DataError(f"{weights}: does not fit {path}: {error}") from None
     return state, model, vocab_size
+
+
+def _shapes(state: Mapping[str, Tensor], model: EncoderConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that parameters must have beside these sizes; how many outputs the head of a task has, its own weight says."""
+    with torch.device("meta"):
+        network = masked_lm(model, vocab_size, nsp=True)
+    outputs = len(state["head.weight"]) if "head.weight" in state else 0
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    return {**shapes, "head.weight": (outputs, model.hidden_size), "head.bias": (outputs,)}
 
 
 def head_of(folder: Path, headed: bool = False) -> tuple[Kind | None, list[str]]:

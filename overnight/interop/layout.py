@@ -58,7 +58,7 @@ class Layout(Protocol):
         ...
 
     def import_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return those of transformers by our names, fp32."""
+        """Return those of transformers by our names, fp32, a row for each token of their vocabulary."""
         ...
 
     def export_config(self, kind: Kind, model: Any, pieces: list[str]) -> dict[str, Any]:
@@ -67,10 +67,6 @@ class Layout(Protocol):
 
     def import_config(self, config: Mapping[str, Any], path: Path) -> Any:
         """Return the settings that a `config.json` describes."""
-        ...
-
-    def expected_shapes(self, model: Any, vocab_size: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of some of our parameters that together hold every size."""
         ...
 
 
@@ -123,9 +119,20 @@ def drop_tied(left: dict[str, Tensor], tied: Mapping[str, str]) -> None:
             raise DataError(f"{name}: differs from {source}; only checkpoints whose decoder is tied to the embedding can be read")
 
 
-def with_padded_rows(tensor: Tensor, rows: int) -> Tensor:
-    """Return a tensor of `rows` tokens with zeros for the padding of the vocabulary."""
-    return torch.nn.functional.pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, padded_vocabulary(rows) - len(tensor)))
+def with_padded_vocabulary(state: Mapping[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
+    """Return parameters by our names with zeros for the padding of the vocabulary.
+
+    Raises:
+        DataError: there are not as many rows as tokens.
+    """
+    padded = dict(state)
+    for name in ("encoder.word.weight", "mlm.bias"):
+        if name in state:
+            tensor = state[name]
+            if len(tensor) != vocab_size:
+                raise DataError(f"{name} has {len(tensor):,} rows where the vocabulary has {vocab_size:,} tokens")
+            padded[name] = torch.nn.functional.pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, padded_vocabulary(vocab_size) - vocab_size))
+    return padded
 
 
 def assert_none_left(left: Mapping[str, Tensor], architecture: str) -> None:

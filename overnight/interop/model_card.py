@@ -40,7 +40,7 @@ def model_card(
     license: str = "",
     task: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a model card in Markdown, with the header that Hugging Face's hub reads. No path of this machine is in it.
+    """Return a model card in Markdown, with the header that Hugging Face's hub reads. No path of this machine and no key of an address is in it.
 
     Args:
         run: whose model it is.
@@ -56,7 +56,7 @@ def model_card(
     elsewhere = (run.run_dir / "imported.json").is_file()
     head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": HEADS[kind].pipeline, "tags": [run.model.kind, "overnight"]}
     origin, on_hub = _origin(run)
-    head |= ({"license": license} if license else {}) | ({"base_model": origin} if on_hub else {})
+    head |= ({"license": license} if license else {}) | ({"base_model": origin.partition("@")[0]} if on_hub else {})
     what = f"fine-tuned on {_name(task)}" if task else "pretrained"
     lines = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
@@ -119,8 +119,9 @@ def _data(run: BertRun, manifest: Manifest | None) -> Iterator[str]:
 
 
 def _place(path: str) -> str:
-    """Return the name of a source, without the folders of this machine."""
-    return path if ":" in path.partition("/")[0] else Path(path).name
+    """Return the name of a source, without the folders of this machine, and without what follows `?` in an address, which may be a key."""
+    here = ":" not in path.partition("/")[0] or "file://" in path or "local://" in path
+    return Path(path).name if here else path.partition("?")[0]
 
 
 def _recipe(run: BertRun) -> dict[str, Any]:
@@ -159,9 +160,7 @@ def _scores(run: BertRun) -> Iterator[str]:
         found = {}
     rows = []
     for name, score in found.get("texts", {}).items():
-        rows.append(
-            f"| bits per character of {', '.join(Path(part).name for part in name.split(', '))} | {number(score['bits_per_character'], 3)} |"
-        )
+        rows.append(f"| bits per character of {', '.join(map(_place, name.split(', ')))} | {number(score['bits_per_character'], 3)} |")
         rows.append(f"| masked accuracy at 15 % | {share(score['masked_accuracy'])} |")
     if isinstance(blimp := found.get("blimp"), dict):
         rows.append(f"| BLiMP | {share(blimp['accuracy'])} |")

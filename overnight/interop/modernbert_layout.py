@@ -25,9 +25,7 @@ from overnight.interop.layout import (
     read_share,
     read_sizes,
     take,
-    with_padded_rows,
 )
-from overnight.models.bert import padded_vocabulary
 from overnight.models.modernbert import EPS, inner_size, is_local
 
 MODEL_INPUTS: tuple[str, ...] = ("input_ids", "attention_mask")
@@ -92,15 +90,13 @@ def import_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     drop_tied(left, TIED)
     layers = layers_of(left, f"{_PREFIX}layers.")
     state = {f"{ours}.weight": take(left, f"{theirs}.weight") for ours, theirs in _matrices(layers).items()}
-    rows = len(state["encoder.word.weight"])
-    state["encoder.word.weight"] = with_padded_rows(state["encoder.word.weight"], rows)
     if "head.dense.weight" in left:
         head = "pooler" if "classifier.weight" in left else "mlm"
         state |= {f"{head}.{part}.weight": take(left, f"head.{part}.weight") for part in ("dense", "norm")}
         if head == "pooler":
             state |= {f"head.{part}": take(left, f"classifier.{part}") for part in ("weight", "bias")}
         else:
-            state["mlm.bias"] = with_padded_rows(take(left, "decoder.bias"), rows)
+            state["mlm.bias"] = take(left, "decoder.bias")
     assert_none_left(left, "ModernBERT")
     return state
 
@@ -226,11 +222,3 @@ def _read_theta(config: Mapping[str, Any], name: str, path: Path) -> float:
     if not isinstance(theta, int | float) or isinstance(theta, bool) or theta <= 0:
         raise DataError(f"{path}: {_OLD_THETA[name]} (rope_theta of {name}) = {theta!r}: must be a number above 0")
     return float(theta)
-
-
-def expected_shapes(model: ModernBertConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of some of our parameters that together hold every size."""
-    return {
-        "encoder.word.weight": (padded_vocabulary(vocab_size), model.hidden_size),
-        f"encoder.layers.{model.num_layers - 1}.up.weight": (2 * inner_size(model), model.hidden_size),
-    }

@@ -48,7 +48,7 @@ int attend(long S, long H, long E, long longest, const int32_t *starts, const ST
     int failed = 0;
 #pragma omp parallel
     {
-        float *memory = aligned_alloc(64, head_memory(longest, E) * sizeof(float));
+        float *memory = floats(head_memory(longest, E));
         if (!memory) {
 #pragma omp atomic write
             failed = 1;
@@ -75,7 +75,7 @@ int attend_backward(long S, long H, long E, long longest, const int32_t *starts,
     int failed = 0;
 #pragma omp parallel
     {
-        float *memory = aligned_alloc(64, (6 * most * wide + BLOCK * (3 * most + 5 * wide) + 512) * sizeof(float));
+        float *memory = floats(6 * most * wide + BLOCK * (3 * most + 5 * wide) + 512);
         if (!memory) {
 #pragma omp atomic write
             failed = 1;

@@ -64,6 +64,9 @@ ROW void drop(long T, long lo, uint64_t key, long dropped, float *restrict x) {
     for (long j = 0; j < T; j++) x[j] = bits((uint32_t)key, (uint32_t)(key >> 32), lo + j) >= least_kept ? x[j] : 0.0f;
 }
 
+/* Memory for so many floats, of a size that is a multiple of its alignment, as C11 wants it; NULL where there is none. */
+static float *floats(long n) { return aligned_alloc(64, (n * sizeof(float) + 63) / 64 * 64); }
+
 /* Floats of the memory that `head_forward` works in. */
 static long head_memory(long longest, long E) { return 3 * up(longest) * up(E) + BLOCK * (up(longest) + 2 * up(E)) + 256; }
 

@@ -151,6 +151,13 @@ class EncoderLayers(nn.Module):
         if first.qkv.packed is not None and not first.qkv.packed.is_mkldnn:
             self.native = NativeEncoder(self)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a copy, perhaps on another machine, where weights may be laid out in another form (:class:`Linear`)."""
+        super().__setstate__(state)
+        if self.native is not None:
+            self.native = None
+            self.call_natively()
+
     def compile_layers(self) -> None:
         """Compile the layers with torch.compile: nearly all of the work, once for all numbers of tokens, sequences and lengths."""
         # All networks of a process share the count of compilations, since their layers are one piece of code. Behind the limit, which is 8,

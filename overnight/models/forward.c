@@ -189,13 +189,13 @@ int forward(long L, const SIZES *z, const int32_t *starts, const EMBEDDING *embe
             float *out) {
     long D = z->D, apart = up(D), inner = (1 + z->gated) * z->F, widest = up(inner > 3 * D ? inner : 3 * D);
     if (!known(z, embedding)) return -1;
-    float *x = aligned_alloc(64, (2 * apart + widest) * z->N * sizeof(float)), *y = x + apart * z->N, *wide = y + apart * z->N;
+    float *x = floats((2 * apart + widest) * z->N), *y = x + apart * z->N, *wide = y + apart * z->N;
     if (!x) return 0;
     const MAP last_norm = {last, NULL};
     int failed = 0;
 #pragma omp parallel
     {
-        float *memory = aligned_alloc(64, head_memory(z->longest, D / z->H) * sizeof(float));
+        float *memory = floats(head_memory(z->longest, D / z->H));
         if (!memory) {
 #pragma omp atomic write
             failed = 1;
@@ -217,7 +217,8 @@ int forward(long L, const SIZES *z, const int32_t *starts, const EMBEDDING *embe
 /* out (N, M) = x W + bias. x: (N, K). Returns 0 where there is no memory. */
 int linear(long N, long M, long K, const float *x, const float *weight, const float *bias, float *out) {
     MAP map = {weight, bias};
-    float *rows = M == up(M) ? out : aligned_alloc(64, N * up(M) * sizeof(float));
+    if (!N) return 1;
+    float *rows = M == up(M) ? out : floats(N * up(M));
     if (!rows) return 0;
 #pragma omp parallel
     multiply(N, M, K, x, K, map, 0, 0, rows, up(M));

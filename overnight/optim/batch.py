@@ -82,7 +82,7 @@ def backend_of(p: Tensor, grad: Tensor, group: dict[str, Any]) -> str:
 def why_lists(device: torch.device) -> str:
     """Return why LAMB, LANS and LARS step lists of tensors on a device unless they are told otherwise; empty where they have a faster way."""
     if device.type == "cpu":
-        return "" if native.available() else "there is no C compiler"
+        return native.why_not()
     if device.type != "cuda":
         return f"there are no kernels for a device of type {device.type}"
     if why := why_no_triton():

@@ -79,13 +79,13 @@ def norms(xs: list[Tensor]) -> Tensor:
     return result
 
 
-def available() -> bool:
-    """Return whether native.c can be used here; builds it if need be."""
+def why_not() -> str:
+    """Return why native.c cannot be used here, in one line; empty where it can. Builds it if need be."""
     try:
-        _library(torch.float32)
-    except native.NoCompiler:
-        return False
-    return True
+        _built(torch.float32)
+    except native.NoCompiler as error:
+        return " ".join(str(error).split())
+    return ""
 
 
 def _sizes(xs: Sequence[Tensor]) -> Any:
@@ -102,8 +102,12 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
     Raises:
         NoCompiler: saying what is missing.
     """
-    name, root, _ = _REALS[dtype]
     try:
-        return native.library(_SOURCE, f"REAL={name}", f"SQRT={root}")
+        return _built(dtype)
     except native.NoCompiler as error:
         raise native.NoCompiler(f"fused = True on a CPU needs a C compiler, or leave fused out: {error}") from None
+
+
+def _built(dtype: torch.dtype) -> ctypes.CDLL:
+    name, root, _ = _REALS[dtype]
+    return native.library(_SOURCE, f"REAL={name}", f"SQRT={root}")

@@ -11,6 +11,7 @@ import torch
 from overnight.cli import doctor as subject
 from overnight.cli.doctor import doctor, findings
 from overnight.models.attention import why_padded
+from overnight.optim import native
 from overnight.optim.batch import why_lists
 
 
@@ -39,6 +40,18 @@ def test_a_missing_package_is_named_with_how_to_install_it(tmp_path: Path, monke
     assert "pip install zstandard" in text and "missing: packages needed" in text
     assert "without plotly: pip install 'overnight[report]'" in text
     assert states(tmp_path)["extra report"] == "note"
+
+
+def test_a_compiler_that_cannot_build_is_said_with_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "cc -fopenmp failed: unsupported option '-fopenmp'"
+    monkeypatch.setattr(native, "why_not", lambda: why)
+    why_lists.cache_clear()
+    try:
+        found = {finding.what: finding for finding in findings(tmp_path)}
+    finally:
+        why_lists.cache_clear()
+    assert found["C compiler"].state == "note" and found["C compiler"].text.startswith(why)
+    assert found["LAMB, LANS, LARS"].text == f"by lists of tensors, since {why}"
 
 
 def test_a_missing_compiler_and_a_wrong_data_folder_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

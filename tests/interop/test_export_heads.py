@@ -21,6 +21,7 @@ from overnight import config
 from overnight.checkpoint import task_folder
 from overnight.cli.main import main
 from overnight.config import BertConfig, BertRun, EncoderConfig, ModernBertConfig, Run
+from overnight.corpus.shards import load_manifest
 from overnight.corpus.tokenizer import save_tokenizer
 from overnight.errors import ConfigError, DataError
 from overnight.interop.huggingface import export, load_pretrained, to_huggingface
@@ -28,7 +29,9 @@ from overnight.interop.layout import HEADS, Kind
 from overnight.interop.model_card import _recipe, _task, _use, model_card
 from overnight.models.encoders import masked_lm
 from overnight.models.heads import Classifier, QuestionAnswering
+from overnight.run_dir.atomic import write_json
 from overnight.run_dir.task_results import append_result, read_results
+from overnight.state_files import read_mapping, sealed
 from tests.interop.peers import PIECES, V, batch, write_model
 
 transformers = pytest.importorskip("transformers")
@@ -264,6 +267,8 @@ def test_the_card_of_an_imported_model_says_where_it_is_from(pretrained: Run, tm
     begun = model_card(dataclasses.replace(run, init="hf:google-bert/bert-base-uncased"), "masked_lm", None, None)
     assert yaml.safe_load(begun.split("---\n")[1])["base_model"] == "google-bert/bert-base-uncased"
     assert "It began from `google-bert/bert-base-uncased`." in begun
+    begun = model_card(dataclasses.replace(run, init="hf:google-bert/bert-base-uncased@86b5e09"), "masked_lm", None, None)
+    assert yaml.safe_load(begun.split("---\n")[1])["base_model"] == "google-bert/bert-base-uncased"
 
 
 def test_a_model_card_has_the_scores_of_its_own_weights_alone_and_names_each_text(pretrained: Run, tmp_path: Path) -> None:
@@ -304,6 +309,22 @@ def test_the_recipe_of_a_model_card_names_no_folder_of_this_machine(pretrained: 
     recipe = _recipe(run)
     assert recipe["data"]["sources"]["web"]["paths"] == ["web.txt", "s3://bucket/web"]
     assert str(tmp_path) not in str(recipe)
+
+
+def test_a_model_card_has_no_key_of_an_address_and_no_folder_of_one_of_this_machine(pretrained: Run, tmp_path: Path) -> None:
+    shutil.copytree(pretrained.run_dir, tmp_path / "run")
+    places = ["https://acct.example.net/text.jsonl?sig=SECRET", f"file://{tmp_path}/books.jsonl", f"zip::file://{tmp_path}/more.zip"]
+    assert main(["evaluate", "--from", str(tmp_path / "run"), "--max-tokens=2000"]) == 0
+    path = tmp_path / "run" / "evaluation.json"
+    measured = read_mapping(path, "")
+    measured["texts"] = {"https://acct.example.net/valid.txt?sig=SECRET": next(iter(measured["texts"].values()))}
+    write_json(path, sealed({key: value for key, value in measured.items() if key != "checksum_of_the_rest"}))
+    run = dataclasses.replace(config.stored_run(tmp_path / "run"), data=dataclasses.replace(pretrained.data, paths=places))
+    card = model_card(run, "masked_lm", None, load_manifest(pretrained.data_dir))
+    assert (
+        "- `https://acct.example.net/text.jsonl`\n- `books.jsonl`\n- `more.zip`" in card and "https://acct.example.net/valid.txt |" in card
+    )
+    assert "SECRET" not in card and str(tmp_path) not in card
 
 
 def test_the_card_of_a_task_says_how_well_and_its_labels(pretrained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

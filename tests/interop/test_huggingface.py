@@ -317,7 +317,7 @@ def _bad(folder: Path, what: str) -> None:
         ("layer_norm_eps=1e-5", r"layer_norm_eps = 1e-05; only 1e-12"),
         ("num_hidden_layers=3", r"does not fit .*config\.json: 2 layers where 3 belong"),
         ("num_hidden_layers=1", r"does not fit .*config\.json: 2 layers where 1 belong"),
-        ("vocab_size=300", r"encoder\.word\.weight \(64, 32\) where \(320, 32\) belongs"),
+        ("vocab_size=300", r"encoder\.word\.weight has \d+ rows where the vocabulary has 300 tokens"),
         ("hidden_size=0", r"hidden_size = 0: must be a whole number of 1 or more"),
         ("num_attention_heads=5", r"num_attention_heads = 5: must divide hidden_size = 32"),
     ],

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from overnight import native
 from overnight.config import BertConfig, ModernBertConfig
 from overnight.finetune.predict import at_work
-from overnight.models import forward_native
+from overnight.models import forward_native, layers
 from overnight.models.attention import _angle_table
 from overnight.models.bert import Linear
 from overnight.models.heads import Classifier, QuestionAnswering, TokenClassifier
@@ -141,6 +141,25 @@ def test_a_copy_computes_the_same_and_outlives_what_it_is_of(name: str) -> None:
             module.packed.zero_()
     for other in copies:
         assert torch.equal(other.encoder(batch), expected)
+
+
+@pytest.mark.parametrize("name", ["BERT of odd sizes", "ModernBERT"])
+@pytest.mark.parametrize("oneDNN", [True, False])
+@torch.inference_mode()
+def test_what_wakes_where_forward_c_is_not_taken_computes_the_same(name: str, oneDNN: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, batch = worked(NETWORKS[name]()), random_batch((9, 20))
+    expected, pickled = network.encoder(batch), pickle.dumps(network)
+    monkeypatch.setattr(forward_native, "takes", lambda weight: False)
+    if not oneDNN:
+        monkeypatch.setattr(layers, "_onednn_linear", None)
+    torch.testing.assert_close(pickle.loads(pickled).encoder(batch), expected)
+
+
+@torch.inference_mode()
+def test_a_product_of_no_rows_has_no_rows() -> None:
+    for outputs in (5, 64):
+        weight = forward_native.panels(torch.randn(outputs, 8))
+        assert forward_native.linear(torch.empty(0, 8), weight, None, outputs).shape == (0, outputs)
 
 
 @pytest.mark.parametrize("name", ["BERT", "ModernBERT"])
