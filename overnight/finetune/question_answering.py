@@ -283,8 +283,8 @@ def _candidates(
 
 
 def _text(window: Window, first: int, last: int) -> str:
-    """Return the characters of a span of tokens, with the accents that follow its last letter: stripping them leaves them outside every token."""
+    """Return the characters of a span of tokens, with the accents and vowel signs that follow its last letter: stripping them leaves them outside every token."""
     end = int(window.offsets[last, 1])
-    while end < len(window.context) and unicodedata.combining(window.context[end]):
+    while end < len(window.context) and unicodedata.category(window.context[end]) == "Mn":
         end += 1
     return window.context[window.offsets[first, 0] : end]

@@ -193,6 +193,15 @@ def test_a_context_of_one_character_and_of_a_million_is_read_and_its_answer_foun
     assert best_answers(cut, marks, marks)[0] == {"q": "x"}
 
 
+@pytest.mark.parametrize("answer", ["हिंदू", "में", "สมศรี", "❤\ufe0f", "cafe\u0301"])
+def test_an_answer_keeps_the_signs_that_the_tokenizer_drops_behind_its_last_letter(
+    answer: str, tokenizer: Tokenizer, vocabulary: Any
+) -> None:
+    (window,) = windows(tokenizer, vocabulary, [_question(answer, f"the {answer} sat")], 64, 16)
+    marks = [np.where(np.arange(len(window.ids)) == place, 9.0, 0.0) for place in (window.start, window.end)]
+    assert best_answers([window], *[[mark] for mark in marks])[0] == {"q": answer}
+
+
 def test_scores_that_are_not_finite_are_refused_by_question() -> None:
     bad = np.zeros(8)
     bad[5] = np.nan
