@@ -36,6 +36,13 @@ class Encoded:
     """(T,) 0 for [CLS] A [SEP], 1 for B [SEP]."""
 
 
+def read_as_text(tokenizer: Tokenizer) -> None:
+    """Let a tokenizer take special tokens in a text, such as "[SEP]", as text."""
+    # Set once: tokenizers before 0.23 refuse to set anything while another thread tokenizes, as one of a server may.
+    if not tokenizer.encode_special_tokens:
+        tokenizer.encode_special_tokens = True
+
+
 def encode_examples(tokenizer: Tokenizer, vocabulary: Vocabulary, examples: Sequence[Example], length: int) -> list[Encoded]:
     """Tokenize rows and cut each to the length, the longer of a pair first.
 
@@ -50,7 +57,7 @@ def encode_examples(tokenizer: Tokenizer, vocabulary: Vocabulary, examples: Sequ
         One value a row, in order, without padding.
     """
     assert length >= 3, length
-    tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text
+    read_as_text(tokenizer)
     encoded: list[Encoded] = []
     for first in range(0, len(examples), _BATCH):
         part = examples[first : first + _BATCH]

@@ -29,7 +29,7 @@ from overnight.errors import DataError
 from overnight.finetune import question_answering
 from overnight.finetune.answer_files import by_id
 from overnight.finetune.answers import answer_of, in_words, probabilities
-from overnight.finetune.encode import Encoded, encode_examples, join, without_tokens
+from overnight.finetune.encode import Encoded, encode_examples, join, read_as_text, without_tokens
 from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.entities import are_entities, entities
 from overnight.finetune.tagging import encode_sentences, tags_of
@@ -74,7 +74,7 @@ class Trained:
 
     def __post_init__(self) -> None:
         """Let the tokenizer take "[SEP]" in a text as text."""
-        self.tokenizer.encode_special_tokens = True
+        read_as_text(self.tokenizer)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make a copy, whose tokenizer has forgotten that."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overnight.errors import ConfigError, DataError, UserError
-from overnight.finetune.encode import join
+from overnight.finetune.encode import join, read_as_text
 from overnight.tasks.squad import Question
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def with_answers(found: list[Window], questions: Sequence[Question]) -> tuple[li
 
 def _tokenize(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
     """Return the ids (n,) and the character offsets (n, 2) of every text."""
-    tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text
+    read_as_text(tokenizer)
     result = []
     for begin in range(0, len(texts), _BATCH):
         for encoding in tokenizer.encode_batch(texts[begin : begin + _BATCH], add_special_tokens=False):

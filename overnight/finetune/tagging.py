@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overnight.batches.packing import IGNORED
+from overnight.finetune.encode import read_as_text
 from overnight.tasks.conll import Sentence
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def encode_sentences(
         labels: the tags, in the order of the network's outputs.
         length: most tokens of a sequence (T); a word that is longer is cut.
     """
-    tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text
+    read_as_text(tokenizer)
     words = list(dict.fromkeys(word for sentence in sentences for word in sentence.words))
     unknown = [vocabulary.unk]
     tokens_of = {

@@ -13,8 +13,12 @@ from tokenizers import Tokenizer
 from overnight.corpus.tokenizer import build_tokenizer
 from overnight.corpus.tokenizer import vocabulary as vocabulary_of
 from overnight.errors import DataError
-from overnight.finetune.encode import encode_examples, join, truncated, with_tokens, without_tokens
+from overnight.finetune.encode import encode_examples, join, read_as_text, truncated, with_tokens, without_tokens
+from overnight.finetune.question_answering import windows
+from overnight.finetune.tagging import encode_sentences
+from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example, TaskData
+from overnight.tasks.squad import Question
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 50))
@@ -63,6 +67,37 @@ def test_special_pieces_in_a_text_are_text(vocabulary: Any) -> None:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "[", "]", "sep", "mask"]
     (encoded,) = encode_examples(build_tokenizer(pieces, lowercase=True), vocabulary, [Example("0", "cat [SEP]", "[MASK] cat", None)], 32)
     assert encoded.ids.tolist() == [2, 5, 6, 8, 7, 3, 6, 9, 7, 5, 3]
+
+
+class BusyTokenizer:
+    """A tokenizer with which another thread is at work: before 0.23 it may be read, and nothing be set."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    @property
+    def encode_special_tokens(self) -> bool:
+        return self.tokenizer.encode_special_tokens
+
+    @encode_special_tokens.setter
+    def encode_special_tokens(self, value: bool) -> None:
+        raise RuntimeError("Already borrowed")
+
+
+def test_a_tokenizer_that_other_threads_use_is_set_once_and_only_read_after_that() -> None:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat"]
+    known, rows, question = vocabulary_of(pieces, True), [Example("0", "cat", None, None)], Question("q", "", "cat", "cat", ())
+    tokenizer = build_tokenizer(pieces, lowercase=True)
+    busy: Any = BusyTokenizer(tokenizer)
+    with pytest.raises(RuntimeError, match="Already borrowed"):
+        encode_examples(busy, known, rows, 8)
+    read_as_text(tokenizer)
+    assert encode_examples(busy, known, rows, 8)[0].ids.tolist() == [2, 5, 3]
+    assert encode_sentences(busy, known, [Sentence("0", ("cat",), None)], [], 8)[0].ids.tolist() == [2, 5, 3]
+    assert windows(busy, known, [question], 8, 4)[0].ids.tolist() == [2, 5, 3, 5, 3]
 
 
 def test_more_rows_than_one_batch_keep_their_order(tokenizer: Tokenizer, vocabulary: Any) -> None:
