@@ -84,11 +84,9 @@ def _heatmap(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.interop.byte_models import ready_model
     from overnight.report.heatmap import write_heatmap
 
-    to, given = Path(options.to), Path(options.input)
-    if to.is_dir() or (to.exists() and given.exists() and to.samefile(given)):
-        raise ConfigError(
-            f"--to = {to}: is {'a folder' if to.is_dir() else 'the file with the texts'}; name a page to write, such as unit.html"
-        )
+    to = Path(options.to)
+    if to.is_dir():
+        raise ConfigError(f"--to = {to}: is a folder; name a page to write, such as unit.html")
     texts, unit = read_texts(options.input, options.field), chosen_unit(run.run_dir, options.unit)
     model, dtype = ready_model(run)
     what = f"{'tanh of ' if options.tanh else ''}{unit} of {run.run_dir.resolve().name}"

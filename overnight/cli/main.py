@@ -156,7 +156,19 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         raise ConfigError("--to = '': name what to write")
     if options.command != "data" and getattr(options, "source", None) in ("", "hf:"):  # the `source` of `data look` is another
         raise ConfigError(f"--from = {options.source!r}: name a run folder, or what else `overnight {options.command} --help` says")
+    _keep_input(options)
     return options, _overrides(rest)
+
+
+def _keep_input(options: argparse.Namespace) -> None:
+    """Refuse to write over a file that is read, by whatever name: its texts would be gone."""
+    named: list[str] = [*(getattr(options, "files", None) or ()), *(getattr(options, "text", None) or ())]
+    named += filter(None, (getattr(options, name, None) for name in ("input", "rows", "blimp")))
+    given = ["/dev/stdin" if name == "-" else name for name in named]
+    for name in ("to", "json"):
+        to = getattr(options, name, None)
+        if isinstance(to, str) and os.path.isfile(to) and any(os.path.isfile(file) and os.path.samefile(file, to) for file in given):
+            raise ConfigError(f"--{name} = {to}: is a file that is read, which would be replaced; name another")
 
 
 def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:

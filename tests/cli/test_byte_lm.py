@@ -184,7 +184,6 @@ def test_a_task_of_the_recipe_is_known_by_its_name(run_folder: Path, tmp_path: P
         (("extract-features", "--from", "RUN", "--input", "x", "--to", "x.csv"), "features are written as .npy"),
         (("extract-features", "--from", "RUN", "--input", "x", "--to", "x.npy", "--features", "gates"), "invalid choice: 'gates'"),
         (("heatmap", "--from", "RUN", "--input", "README", "--to", "x", "--unit", "first"), "must be a number or `best`"),
-        (("heatmap", "--from", "RUN", "--input", "README", "--to", "README", "--unit", "3"), "is the file with the texts; name a page"),
         (("heatmap", "--from", "RUN", "--input", "README", "--to", "RUN", "--unit", "3"), "is a folder; name a page"),
         (("export", "--from", "RUN", "--to", "x", "--task", "sst"), "has no fine-tuned tasks"),
         (("import", "--from", "RUN", "--to", "x", "--what=y"), "unrecognized arguments"),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from overnight.cli import main as command_line
+from tests.conftest import ROOT
 
 _KEEP = {"run", "prepare", "pretrain", "launch", "finetune", "linear-probe", "evaluate", "download"}
 
@@ -41,3 +46,39 @@ def test_an_empty_name_of_what_to_write_is_refused(argv: list[str], capsys: pyte
 def test_an_empty_name_of_what_to_use_is_refused(command: str, source: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main([*command.split(), "--from", source]) == 2
     assert f"overnight: --from = {source!r}: name a run folder, or what else" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["the same name", "a symbolic link", "a hard link"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "predict classes --input texts.jsonl --to other.jsonl",
+        "embed more.jsonl texts.jsonl --to other.jsonl",
+        "extract-features --input texts.jsonl --to other.jsonl",
+        "heatmap --unit 3 --input texts.jsonl --to other.jsonl",
+        "evaluate --rows texts.jsonl --to folder --json other.jsonl",
+        "evaluate --text more.jsonl texts.jsonl --json other.jsonl",
+    ],
+)
+def test_no_command_writes_over_the_texts_that_it_reads(
+    command: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("texts.jsonl").write_text('{"text": "kept"}\n')
+    if kind == "a symbolic link":
+        Path("other.jsonl").symlink_to("texts.jsonl")
+    elif kind == "a hard link":
+        os.link("texts.jsonl", "other.jsonl")
+    name = "./texts.jsonl" if kind == "the same name" else "other.jsonl"
+    assert command_line.main([*command.replace("other.jsonl", name).split(), "--from", "nothing"]) == 2
+    assert f" = {name}: is a file that is read, which would be replaced; name another" in capsys.readouterr().err
+    assert Path("texts.jsonl").read_text() == '{"text": "kept"}\n'
+
+
+def test_what_standard_input_is_read_from_is_not_written_over_either(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("kept\n")
+    argv = [sys.executable, "-m", "overnight", "predict", "mask", "--from", "nothing", "--to", str(texts)]
+    with texts.open() as stdin:
+        done = subprocess.run(argv, stdin=stdin, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2 and f"--to = {texts}: is a file that is read" in done.stderr
