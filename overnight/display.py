@@ -30,6 +30,11 @@ def number(value: float | None, decimals: int) -> str:
     return "-" if value is None else f"{value:,.{decimals}f}"
 
 
+def quantity(value: float) -> str:
+    """Return a number in a unit that is not known, such as a label or an error, with three decimals, or where these say nothing of it with four digits."""
+    return number(value, 3) if value == 0 or 0.01 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
 def rounded(value: float) -> str:
     """Return a large count in millions or billions, where all its digits would be too many: 325.7 M."""
     for unit, size in (("B", 1e9), ("M", 1e6)):
@@ -65,13 +70,15 @@ def scale_of(task: object) -> int:
 
 
 def measure(name: str, value: float, scale: int = 100) -> str:
-    """Return the value of a metric: a share as per cent, a correlation times 100, a loss or bits with three decimals.
+    """Return the value of a metric: a share as per cent, a correlation times 100, a loss or bits with three decimals, an error in the unit of labels as :func:`quantity`.
 
     Args:
         name: of the metric.
         value: as it stands in the files.
         scale: see :func:`scale_of`.
     """
+    if _of_split(name) == "mean_absolute_error":
+        return quantity(value)
     return share(value, scale, unit(name)) if unit(name) or _of_split(name) in _CORRELATIONS else number(value, 3)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight.console import table
-from overnight.display import number, plural, share, visible
+from overnight.display import plural, quantity, share, visible
 from overnight.errors import DataError
 from overnight.state_files import fitted, read_mapping
 
@@ -114,16 +114,11 @@ def _row_text(row: dict[str, Any], chars: int) -> str:
         return f"{row['id']}: {text} (right: {right}; answered: {given}; {plural(row['wrong_tags'], 'wrong tag')})"
     if "f1" in row:
         return f"{row['id']}: {text} (right: {right}; answered: {given}; F1 {share(row['f1'])})"
-    how = f"off by {_number(row['error'])}" if "error" in row else f"what is right has probability {share(row['probability'])}"
+    how = f"off by {quantity(row['error'])}" if "error" in row else f"what is right has probability {share(row['probability'])}"
     return f"{row['id']}: {text} (right: {right}, answered: {given}; {how})"
 
 
 def _words(answer: Any) -> str:
     if isinstance(answer, list):
         return ", ".join(map(str, answer)) or "none"
-    return _number(answer) if isinstance(answer, float) else str(answer)
-
-
-def _number(value: float) -> str:
-    """Return a label, an answer or the difference of the two with three decimals, or where these say nothing of it with four digits."""
-    return number(value, 3) if value == 0 or 0.01 <= abs(value) < 1e9 else f"{value:.4g}"
+    return quantity(answer) if isinstance(answer, float) else str(answer)
