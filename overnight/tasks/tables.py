@@ -21,8 +21,8 @@ from overnight.tasks.rows import NO_TEXT, Row, csv_rows, jsonl_rows, parquet_col
 _SPLITS = {"train": ("train",), "dev": ("dev", "valid", "validation"), "test": ("test",)}
 _ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet")
 _YES_NO = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
-# Of the numbers that a network answers, which have 32 bits.
-_LARGEST = 3.4e38
+# Of the numbers that a network answers: in 32 bits there is room for the difference of two, and for an answer beyond them.
+_LARGEST = 1e37
 
 _KINDS = {"classification": "one class a row", "multi_label": "any number of classes a row", "regression": "numbers"}
 

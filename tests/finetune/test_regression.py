@@ -13,6 +13,7 @@ import pytest
 from overnight.checkpoint.run_corpus import kept_vocabulary
 from overnight.finetune.encoded_task import encode_task
 from overnight.finetune.predict import predict
+from overnight.tasks.tables import _LARGEST
 from tests.finetune.conftest import Task
 from tests.finetune.test_finetune import kept, lines, train_lines, tune
 
@@ -41,6 +42,13 @@ def test_other_units_and_another_zero_change_the_answers_by_as_much(more: dict[s
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
     assert scores[0] == pytest.approx(scores[1], abs=1e-3)
     assert abs(found[0].mean() - 4) < 1, "answers are around the mean of the labels"
+
+
+def test_numbers_as_large_as_a_table_may_have_are_trained_on_and_answered(with_task: Task, tmp_path: Path) -> None:
+    run = with_task("csv", write(tmp_path / "scores.csv", _LARGEST / 4, -_LARGEST))
+    tune(run)
+    found = predictions(kept(run))
+    assert np.isfinite(found).all() and 0 < np.abs(found).max() < 2 * _LARGEST
 
 
 def test_labels_that_are_all_the_same_number_are_answered_with_it(with_task: Task, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ BAD = {
     "score is no number": ("t.csv", "text,score\na,1\nb,many\n", r"t\.csv:3: score 'many' is not a number"),
     "score is a code": ("t.csv", "text,score\na,1\nb,2020_1\n", r"t\.csv:3: score '2020_1' is not a number"),
     "score is infinite": ("t.csv", "text,score\na,1\nb,inf\n", r"t\.csv:3: score 'inf' is not finite"),
-    "score is huge": ("t.csv", "text,score\na,1\nb,-4e38\n", r"t\.csv:3: score '-4e38' is larger than a network can answer"),
+    "score is huge": ("t.csv", "text,score\na,1\nb,-2e37\n", r"t\.csv:3: score '-2e37' is larger than a network can answer"),
     "id twice": ("t.csv", "id,text,label\n1,a,x\n1,b,y\n", r"t\.csv:3: id '1' was used before"),
     "another ending": ("t.xls", "text,label\n", r"t\.xls: a table ends in \.csv, \.tsv, \.jsonl"),
     "no rows": ("t.csv", "text,label\n", r"t\.csv: holds no rows"),
