@@ -128,7 +128,11 @@ def split_off(
     kept: dict[str, str] = {}
     for text in sorted(label_of):
         kept.setdefault(label_of[text], text)  # of every label one is trained on, whatever is drawn
-    pool = [text for text, label in label_of.items() if kept[label] != text]
+    # A label whose texts all stand under another first has none of its own.
+    for label, text in sorted((label, text) for text, label in zip(texts, labels, strict=True) if label not in kept):
+        kept.setdefault(label, text)
+    trained = set(kept.values())
+    pool = [text for text in label_of if text not in trained]
     taken = {pool[i] for i in drawn(pool, max(1, round(share * len(label_of))), seed, [label_of[text] for text in pool])}
     rows = {index for index, text in enumerate(texts) if text in taken}
     if not pool and len(kept) > 1:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from overnight.config import Finetune, Run
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.finetune.encoded_task import EncodedTask, encode_task
-from overnight.tasks.examples import drawn
+from overnight.tasks.examples import drawn, split_off
 
 LABELS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=80)
 
@@ -134,3 +134,15 @@ def test_a_linear_probe_draws_each_label_in_its_share(tmp_path: Path) -> None:
     for part in problem.parts.values():
         assert Counter(problem.classes[part["train"]].tolist()) == {0: 2, 1: 38}
     assert "trained on 40 of 200 rows" in " ".join(problem.notes)
+
+
+@given(st.integers(0, 50))
+def test_a_class_whose_texts_all_stand_under_another_first_is_trained_on_too(seed: int) -> None:
+    rows = [*((f"{name}{i}", label) for name, label in ("wa", "vb") for i in range(20)), *[("w12", "c")] * 2]
+    texts, labels = [text for text, _ in rows], [label for _, label in rows]
+    scored = split_off(texts, labels, seed, 0.1, "")
+    trained = [row for i, row in enumerate(rows) if i not in scored]
+    assert {label for _, label in trained} == {"a", "b", "c"} and len(scored) == 4
+    assert not {texts[i] for i in scored} & {text for text, _ in trained}
+    # Where no class needs it, the same rows are split off as before.
+    assert split_off(texts[:40], labels[:40], 0, 0.1, "") == {2, 17, 21, 37}
