@@ -81,7 +81,7 @@ def found_errors(found: Mapping[str, Any], where: str) -> list[str]:
         where: all of the worst rows are, or are to be had.
     """
     lines = []
-    labels = found.get("labels", [])
+    labels = [visible(label) for label in found.get("labels", [])]
     if found.get("confusion") and len(labels) <= _CLASSES:
         cells = [[label, *(f"{count:,}" for count in row)] for label, row in zip(labels, found["confusion"], strict=True)]
         lines += ["", table([["right, answered as", *labels], *cells])]

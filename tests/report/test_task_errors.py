@@ -10,7 +10,7 @@ import pytest
 
 from overnight.errors import DataError
 from overnight.report.page import write_report
-from overnight.report.task_errors import errors_lines, read_errors, row_text
+from overnight.report.task_errors import errors_lines, found_errors, read_errors, row_text
 from tests.report.sample import metrics, write_run
 
 LINE = {"kind": "finetune", "name": "mine", "task": "csv", "seed": 0, "init": "pretrained", "metric": "accuracy", "value": 0.5}
@@ -43,6 +43,12 @@ def test_the_report_has_the_counts_of_several_classes(tmp_path: Path) -> None:
     place = _errors(folder, counts={"right": [1, 2], "too_many": [3, 4], "too_few": [5, 6]})
     assert "<tr><th>x</th><td>1</td><td>3</td><td>5</td></tr>" in write_report([folder], tmp_path / "page.html").read_text()
     assert ["y<", "2", "4", "6"] in [line.split() for line in "\n".join(errors_lines(place)).splitlines()]
+
+
+@pytest.mark.parametrize("part", [{"confusion": [[1, 2], [3, 4]]}, {"counts": {"right": [1, 2]}}])
+def test_the_names_of_classes_do_not_command_the_terminal(part: dict[str, Any]) -> None:
+    shown = "\n".join(found_errors({"labels": ["a\x1b[2J", "b\nc\u202e"], "worst": [], **part}, ""))
+    assert "a\ufffd[2J" in shown and "b\ufffdc\ufffd" in shown and not {"\x1b", "\u202e"} & set(shown)
 
 
 def test_a_task_without_errors_has_no_lines_and_rows_are_said_as_their_kind_is(tmp_path: Path) -> None:
