@@ -194,9 +194,14 @@ def _example(model: Trained, number: int, fields: Mapping[str, Any]) -> Example:
     # Of a folder of others it is not known.
     if model.facts.get("pairs") is False and example.text_b is not None:
         raise DataError(f"line {number}: is a pair; the task is of single texts: give it as one, `text`")
-    # Published tasks have rows with an empty text; in one's own table that is an error of training too.
-    if model.facts.get("pairs") and (example.text_b is None or (not example.text_b and model.facts["spec"]["task"] == "csv")):
-        raise DataError(f"line {number}: has no second text, and the task is of pairs: `text_a` and `text_b`, or a tab between the two")
+    if model.facts.get("pairs"):
+        # Published tasks have rows with an empty text; in one's own table that is an error of training too.
+        refused = ("", None) if model.facts["spec"]["task"] == "csv" else (None,)
+        for text, which in ((example.text_a, "first"), (example.text_b, "second")):
+            if text in refused:
+                raise DataError(
+                    f"line {number}: has no {which} text, and the task is of pairs: `text_a` and `text_b`, or a tab between the two"
+                )
     return example
 
 
