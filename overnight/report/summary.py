@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +14,8 @@ from overnight.report.evaluation_text import results_lines
 from overnight.report.plateau import plateau, plateau_text
 from overnight.report.run_reader import Record, RunFolder, read_folder
 from overnight.report.task_errors import missing_errors
+from overnight.report.verdict import compare, spread
 
-# Rounding of the difference of two scores: 0.725 - 0.625 is more than 0.1.
-_ROUNDING = 1e-9
 _VALIDATION = ("mlm_loss", "mlm_accuracy", "clm_loss", "clm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
 
 
@@ -150,7 +148,7 @@ def tasks(folder: RunFolder) -> list[dict[str, Any]]:
 
     Returns:
         `name`, `task`, `metric`, `scale` (100 where the values are shares, 1 where they are per cent already), `unit`, `rows` trained on, `pretrained` and
-        `random`, its random initialization (see :func:`spread`; None where there is none), `baselines` (`method`, `value` and `others`), `verdict`,
+        `random`, its random initialization (see :func:`overnight.report.verdict.spread`; None where there is none), `baselines` (`method`, `value` and `others`), `verdict`,
         `wins` (None where it cannot be said), `best_unit` (of a linear probe: the unit that says most, of the last seed; else None) and `notes`.
     """
     return [row for kind in ("finetune", "linear_probe") for row in _tasks(folder, kind)]
@@ -201,72 +199,6 @@ def older(what: str, made: Record, folder: RunFolder) -> list[str]:
     if folder.checkpoint in ("", of := made.get("checkpoint", "")) or not of:
         return []
     return [f"{what} {of}, and the newest checkpoint is {folder.checkpoint}: give its command again"]
-
-
-def spread(by_seed: dict[int, Record]) -> dict[str, Any] | None:
-    """Return every seed's value, the median, and the spread from worst to best; None without a line.
-
-    Returns:
-        `values` by seed, `median`, `low`, `high`, `spread` (high - low; None for a single seed), and `others`, the medians of the other metrics.
-    """
-    if not by_seed:
-        return None
-    values = {seed: float(by_seed[seed]["value"]) for seed in sorted(by_seed)}
-    metric = next(iter(by_seed.values()))["metric"]
-    scores: dict[str, list[float]] = {}
-    for record in by_seed.values():
-        for key, value in (record.get("metrics") or {}).items():
-            if key != metric and isinstance(value, int | float):
-                scores.setdefault(key, []).append(value)
-    low, high = min(values.values()), max(values.values())
-    return {
-        "values": values,
-        "median": statistics.median(values.values()),
-        "low": low,
-        "high": high,
-        "spread": high - low if len(values) > 1 else None,
-        "others": {key: statistics.median(found) for key, found in scores.items()},
-    }
-
-
-def compare(
-    pretrained: dict[str, Any] | None,
-    random: dict[str, Any] | None,
-    baselines: Sequence[dict[str, Any]] = (),
-) -> tuple[bool | None, str]:
-    """Say whether pretraining wins over everything it is compared with, and what is best.
-
-    It wins where its median is ahead of every baseline, and of that without pretraining, by more than the larger of the spreads of the seeds.
-
-    Args:
-        pretrained: see :func:`spread`.
-        random: the same network without pretraining, at random initialization.
-        baselines: `method` and `value` of each method that the network is compared with.
-
-    Returns:
-        the answer, None where there is nothing to compare, and the same in words. Every metric here is better when higher.
-    """
-    if pretrained is None:
-        return None, "not run yet"
-    median = pretrained["median"]
-    others = {baseline["method"]: float(baseline["value"]) for baseline in baselines if math.isfinite(baseline["value"])}
-    if random is not None:
-        others["random init"] = random["median"]
-    if not all(math.isfinite(value) for value in (median, *others.values())):
-        return None, "a score is not a number"
-    best = max(others, key=lambda what: others[what], default="")
-    if best and median <= others[best] + _ROUNDING:
-        ahead = [what for what, value in others.items() if value < median - _ROUNDING]
-        how = "beaten" if others[best] - median > _ROUNDING else "matched"
-        return False, f"pretraining does not win: {how} by {best}" + (f"; pretraining is ahead of {' and '.join(ahead)}" if ahead else "")
-    if random is None:
-        return None, (f"pretraining is ahead of {best}, " if best else "") + "not compared with random init"
-    spreads = [found["spread"] for found in (pretrained, random) if found["spread"] is not None]
-    if not spreads:
-        return None, f"pretraining is ahead of {' and '.join(others)}, on a single seed: no spread to compare with"
-    if median - others[best] > max(spreads) + _ROUNDING:
-        return True, f"pretraining wins by more than the spread; next is {best}"
-    return False, f"pretraining is ahead, but not by more than the spread of the seeds; next is {best}"
 
 
 def _missing_seeds(name: str, settings: Record, pretrained: dict[str, Any] | None, random: dict[str, Any] | None) -> list[str]:
