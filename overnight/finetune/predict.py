@@ -179,13 +179,12 @@ def read_row(model: Trained, number: int, fields: Mapping[str, Any]) -> Any:
 
 
 def _question(model: Trained, number: int, fields: Mapping[str, Any]) -> Question:
-    question, most = question_of(number, fields), question_answering.longest_question(model.longest)
+    question = question_of(number, fields)
     if not question.context.strip():
         raise DataError(f"line {number}: its context is empty: there is nothing to find an answer in")
-    if most < question_answering.MAX_QUESTION:
-        tokens = len(model.tokenizer.encode(question.question, add_special_tokens=False).ids)
-        if tokens > most:
-            raise DataError(f"line {number}: its question of {tokens} tokens leaves no room for the paragraph; the task takes up to {most}")
+    if tokens := question_answering.too_long(model.tokenizer, [question], model.longest).get(question.id):
+        most = question_answering.longest_question(model.longest)
+        raise DataError(f"line {number}: its question of {tokens} tokens leaves no room for the paragraph; the task takes up to {most}")
     return question
 
 

@@ -58,6 +58,15 @@ def longest_question(length: int) -> int:
     return min(MAX_QUESTION, length - 4)
 
 
+def too_long(tokenizer: Tokenizer, questions: Sequence[Question], length: int) -> dict[str, int]:
+    """Return the tokens of each question beside which a window of a length (T) has no room for the context, by its id."""
+    most = longest_question(length)
+    if most == MAX_QUESTION:
+        return {}
+    counts = {q.id: len(ids) for q, (ids, _) in zip(questions, _tokenize(tokenizer, [q.question for q in questions]), strict=True)}
+    return {question: count for question, count in counts.items() if count > most}
+
+
 def windows(tokenizer: Tokenizer, vocabulary: Vocabulary, questions: Sequence[Question], length: int, stride: int) -> list[Window]:
     """Split the contexts into windows, each with its question.
 

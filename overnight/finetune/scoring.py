@@ -13,7 +13,7 @@ from overnight.config.schema import Columns
 from overnight.console import Line
 from overnight.display import duration, plural
 from overnight.errors import DataError
-from overnight.finetune import metrics
+from overnight.finetune import metrics, question_answering
 from overnight.finetune.encode import encode_examples, without_tokens
 from overnight.finetune.predict import Trained, answer_questions
 from overnight.finetune.tagging import encode_sentences, tags_of
@@ -120,8 +120,9 @@ def _score_questions(model: Trained, path: Path, line: Line) -> Score:
     def answer(part: Sequence[Question]) -> list[tuple[dict[str, Any], list[dict[str, str | float]]]]:
         return list(answer_questions(model, [(question, question.id) for question in part]))
 
-    answers = list(_in_parts(questions, answer, line))
-    predictions = {found["id"]: str(found["answer"]) for found, _ in answers}
+    unread = question_answering.too_long(model.tokenizer, questions, model.longest)
+    answers = list(_in_parts([question for question in questions if question.id not in unread], answer, line))
+    predictions = {question.id: "" for question in questions} | {found["id"]: str(found["answer"]) for found, _ in answers}
     nbest = {found["id"]: best for found, best in answers}
     odds = {found["id"]: found["null_odds"] for found, _ in answers if "null_odds" in found}
     right = {question.id: [answer.text for answer in question.answers] for question in questions}
@@ -129,4 +130,9 @@ def _score_questions(model: Trained, path: Path, line: Line) -> Score:
     scores = (metrics.squad2_scores if may_have_none else metrics.squad_scores)(right, predictions)
     if may_have_none and not odds:
         notes += ("some questions have no answer, and the model was trained to answer every one",)
+    if unread:
+        most = question_answering.longest_question(model.longest)
+        notes += (
+            f"{len(unread):,} of {plural(len(questions), 'question')} have more than {most} tokens, which leave no room for the paragraph: answered by nothing",
+        )
     return Score(len(questions), scores, question_files(questions, predictions, nbest, odds), notes, None)

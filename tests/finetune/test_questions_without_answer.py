@@ -18,6 +18,7 @@ from overnight.console import Line
 from overnight.errors import DataError
 from overnight.finetune.finetune import finetune
 from overnight.finetune.predict import answer_file, load_trained, predict_file, write_question_files
+from overnight.finetune.scoring import score_file
 from overnight.interop.export import export_run
 from tests.finetune.official_squad import evaluate_v2
 
@@ -70,6 +71,21 @@ def test_questions_without_an_answer_are_learned_scored_and_answered_by_nothing(
     assert json.loads((tmp_path / "out" / "null_odds.json").read_text())["3b"] == pytest.approx(
         next(a["null_odds"] for a in predict_file(with_null, "null", questions) if a["id"] == "3b")
     )
+
+
+def test_a_question_that_leaves_no_room_for_its_paragraph_is_scored_as_answered_by_nothing(with_null: Run, tmp_path: Path) -> None:
+    model, path = load_trained(with_null, "null"), tmp_path / "later.json"
+    tree = json.loads(Path(with_null.finetune["null"].path).read_text())
+    path.write_text(json.dumps(tree))
+    before = score_file(model, path, Line(io.StringIO()))
+    asked = tree["data"][0]["paragraphs"][3]["qas"][0]
+    tree["data"][0]["paragraphs"][3]["qas"][0] = {**asked, "question": "What is it " * 10}
+    path.write_text(json.dumps(tree))
+    after = score_file(model, path, Line(io.StringIO()))
+    assert before.files["predictions.json"]["3a"] == "seven" and not before.notes
+    assert after.files["predictions.json"] == {**before.files["predictions.json"], "3a": ""}
+    assert after.rows == 80 and after.metrics["f1"] == pytest.approx(before.metrics["f1"] - 100 / 80)
+    assert after.notes == ("1 of 80 questions have more than 28 tokens, which leave no room for the paragraph: answered by nothing",)
 
 
 def test_an_export_asks_and_answers_nothing_as_the_run_does(with_null: BertRun, tmp_path: Path) -> None:
