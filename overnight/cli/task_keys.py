@@ -168,7 +168,11 @@ def with_published(run: BertRun, name: str, overrides: Sequence[str]) -> list[st
     task = next((text.partition("=")[2] for text in rest if text.startswith("task=")), "")
     task = task or (run.finetune[name].task if name in run.finetune else _task_of(Finetune, name, rest))
     found = published_settings(given, task, run.model.hidden_size)
-    settings = [f"{key}={value}" for key, value in found.items() if not keys & {key, key.partition(".")[0], key.removeprefix("search.")}]
+    found = {key: value for key, value in found.items() if not keys & {key, key.partition(".")[0], key.removeprefix("search.")}}
+    chosen = {key.partition(".")[0] for key in (*keys, *found)} & {"search", "keep_best", "patience"}
+    if not chosen and not (name in run.finetune and run.finetune[name].selects):
+        found.pop("select_on", None)  # nothing is chosen any more
+    settings = [f"{key}={value}" for key, value in found.items()]
     print(f"{name}: published settings ({given}): {' '.join(settings)}")
     return [*settings, *rest]
 

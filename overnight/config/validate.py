@@ -83,6 +83,7 @@ def validate_run(run: Run) -> Iterator[str]:
             yield "evaluation.blimp_pairs = 1: must be 2 or more, for a standard error, or 0 for all"
         for name, task in run.finetune.items():
             yield from _finetune_problems(f"finetune.{name}", task, run.model)
+            yield from _idle_settings(f"finetune.{name}", task)
     if isinstance(run, ByteRun):
         if run.linear_probe and isinstance(run.model, CausalLMConfig):
             yield f"linear_probe.{next(iter(run.linear_probe))}: transformer has no state that could be its features; only mlstm and lstm have"
@@ -293,6 +294,19 @@ def _finetune_problems(key: str, task: Finetune, model: EncoderConfig) -> Iterat
     for name in ("doc_stride", "max_answer_length", "max_misplaced_answers") if task.task != "squad" else ():
         if (value := getattr(task, name)) != getattr(Finetune, name):
             yield f"{key}.{name} = {value:g}: is of questions about a text (task: squad), and {task.task} has none; leave it out"
+
+
+def _idle_settings(key: str, task: Finetune) -> Iterator[str]:
+    """Yield the settings of a task that do nothing beside its others; apart from its other problems, which each trial of a search has, too."""
+    if task.task == "docnames" and task.path:
+        yield f"{key}.path = {task.path!r}: docnames is made from the documentation inside Python and reads no file; leave it out, or name another task, such as csv"
+    if task.dev and task.dev_share != Finetune.dev_share:
+        yield f"{key}.dev_share = {task.dev_share:g}: nothing is split off where {key}.dev names a file to score on; leave one of them out"
+    if task.eval_every != Finetune.eval_every and not task.selects_epoch:
+        yield f"{key}.eval_every = {task.eval_every:g}: only the last epoch is scored without keep_best or patience; set one of them, or leave it out"
+    for name in ("select_on", "select_share") if not task.selects else ():
+        if (value := getattr(task, name)) != getattr(Finetune, name):
+            yield f"{key}.{name} = {value}: there is nothing to choose; set keep_best, patience or search, or leave it out"
 
 
 def _seeds_problems(key: str, seeds: list[int]) -> Iterator[str]:

@@ -20,7 +20,8 @@ def _task(*words: str, name: str = "mnli", hidden_size: int = 768) -> Finetune:
     tree = {**TREE, "model": {"hidden_size": hidden_size, "num_heads": 2, "num_layers": 2}}
     run = build_run(tree)
     assert isinstance(run, BertRun)
-    for override in task_overrides(Finetune, name, with_published(run, name, ["path=data", *words]), known=False):
+    words = words if name == "docnames" else ("path=data", *words)
+    for override in task_overrides(Finetune, name, with_published(run, name, words), known=False):
         load._override(tree, override)
     built = build_run(tree)
     assert isinstance(built, BertRun)
@@ -56,7 +57,9 @@ def test_electra_has_a_rate_for_each_width_and_more_epochs_for_small_tasks(width
 def test_what_is_given_goes_before_what_is_published(capsys: pytest.CaptureFixture[str]) -> None:
     task = _task("lr=1e-4", "epochs=1", "published=bert")
     assert (task.lr, task.epochs, task.search.combinations, task.global_batch_size) == (1e-4, 1, [], 32)
-    assert capsys.readouterr().out == "mnli: published settings (bert): global_batch_size=32 select_on=dev\n"
+    assert capsys.readouterr().out == "mnli: published settings (bert): global_batch_size=32\n"
+    assert task.select_on == "train", "there is nothing to choose"
+    assert _task("lr=1e-4", "patience=2", "published=bert").select_on == "dev"
     assert _task("search={lr: [1e-3], draw: 1}", "published=bert").search.lr == [1e-3]
     assert _task("search.budget=1h", "published=bert").search.lr == [5e-5, 4e-5, 3e-5, 2e-5]
     with pytest.raises(ConfigError, match="published = 'gpt': is not one of bert, roberta, electra"):

@@ -30,7 +30,8 @@ def with_task(pretrained: Run, tmp_path: Path) -> Task:
     def make(task: str, path: Path, **settings: Any) -> Run:
         tree = config.to_tree(pretrained)
         of_questions = {"doc_stride": 8} if task == "squad" else {}
-        tree["finetune"] = {"mine": {**SPEC, **of_questions, "task": task, "path": str(path), **settings}}
+        where = "" if task == "docnames" else str(path)
+        tree["finetune"] = {"mine": {**SPEC, **of_questions, "task": task, "path": where, **settings}}
         for key in [key for key in tree["finetune"]["mine"] if "." in key]:
             part, _, name = key.partition(".")
             tree[part][name] = tree["finetune"]["mine"].pop(key)

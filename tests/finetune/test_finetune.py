@@ -379,7 +379,7 @@ def test_the_rule_of_word_overlap_is_written_beside_the_docnames_task(
     rows = [Example(str(i), "open file", "opens a file" if i % 2 else "adds numbers", str(i % 2)) for i in range(16)]
     task = TaskData("docnames", "classification", ("0", "1"), rows, rows, [], "accuracy", notes=("made here",))
     monkeypatch.setattr(docnames, "load_docnames", lambda seed: task)
-    run = with_task("docnames", tmp_path / "none")  # not the current folder, in which other tests write
+    run = with_task("docnames", tmp_path)
     out = tune(run)
     kinds = [(e["kind"], e.get("method")) for e in read_results(run.run_dir / "tasks.jsonl")]
     assert kinds == [("baseline", "word overlap"), ("finetune", None)]
