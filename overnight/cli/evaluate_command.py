@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from overnight.cli.recipe_commands import Add
 from overnight.cli.task_keys import add_source, check_keys, open_run
+from overnight.config.data import Data
 from overnight.config.schema import BertRun, ByteRun, Run
 from overnight.display import duration, for_stream, measures, number, plural, scale_of
 from overnight.errors import ConfigError
@@ -198,6 +199,8 @@ def _evaluate_encoder(options: argparse.Namespace, overrides: list[str], run: Be
         texts.append(text_of_shards(found.data_dir, split, max_tokens=options.max_tokens or MAX_TOKENS, own=not _names_data(overrides)))
     result = _measure(options, RunMaskedLM(run), texts, run.run_dir / "evaluation", line)
     keep_results(run.run_dir, result["details"], line)
+    if options.text:
+        _warn_of_training_text(run, _given_text(options, overrides))
     return {**result, **more}
 
 
@@ -229,11 +232,35 @@ def _texts(options: argparse.Namespace, overrides: list[str]) -> list[Text]:
     """Return the raw text that is named: read alike for every model, whatever a run's own recipe says of its text."""
     if not options.text:
         return []
-    from overnight.config import machine_run
     from overnight.evaluation.texts import MAX_TOKENS, text_of_files
 
+    return [text_of_files(_given_text(options, overrides), options.max_tokens or MAX_TOKENS)]
+
+
+def _given_text(options: argparse.Namespace, overrides: list[str]) -> Data:
+    from overnight.config import machine_run
+
     data = machine_run([override for override in overrides if override.startswith("data.")]).data
-    return [text_of_files(dataclasses.replace(data, paths=options.text, sources={}), options.max_tokens or MAX_TOKENS)]
+    return dataclasses.replace(data, paths=options.text, sources={})
+
+
+def _warn_of_training_text(run: BertRun, text: Data) -> None:
+    """Say of how many documents the score means nothing, where the data of the run is at hand."""
+    from overnight.checkpoint.run_corpus import find_data
+    from overnight.corpus.places import is_remote
+    from overnight.errors import DataError
+    from overnight.evaluation.trained_on import trained_on
+
+    try:
+        if is_remote(run.data.dir) or not (folder := find_data(run).data_dir).is_dir():
+            return
+        count, of = trained_on(dataclasses.replace(text, documents=run.data.documents), run.data, folder)
+    except DataError:  # it is not, or no more as it was
+        return
+    if count:
+        print(
+            f"warning: {count:,} of {plural(of, 'document')} of --text {'is' if count == 1 else 'are'} text that it was trained on, word for word: scores there say little of other text"
+        )
 
 
 def _measure(options: argparse.Namespace, model: MaskedLM, texts: list[Text], folder: Path, line: Line) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from overnight.cli.main import main
 from overnight.config import BertRun, Data, Run
 from overnight.console import Line
 from overnight.corpus.pipeline import prepare
+from overnight.corpus.shards import load_manifest
 from overnight.evaluation.evaluate import evaluate_run
 from overnight.evaluation.results import kept_results
 from tests.evaluation.sample import row, write_paradigms
@@ -151,6 +153,17 @@ def test_a_text_is_read_alike_whatever_the_recipe_says_of_its_own(run: Path, tmp
     )
     assert call(run, "--text", str(tmp_path / "body.jsonl"), "--data.field=body", f"--json={tmp_path / 'x.json'}") == 0
     assert results(tmp_path / "x.json")["characters"] == sum(len(f"An object is number {i}. It has a type.") for i in range(30))
+
+
+def test_text_that_a_run_was_trained_on_is_said(run: Path, text: str, tmp_path: Path, capsys: Captured) -> None:
+    manifest = load_manifest(config.stored_run(run).data_dir)
+    assert call(run, "--text", text, "--max-tokens=2000") == 0
+    said = re.search(r"warning: (\d+) of (\d+) documents of --text are text that it was trained on, word for word", capsys.readouterr().out)
+    assert said and int(said[2]) == len(Path(text).read_text().splitlines())
+    assert 0 <= int(said[1]) - manifest.count("train", "documents") <= manifest.duplicates  # each that stands twice was trained on once
+    (tmp_path / "new.jsonl").write_text(json.dumps({"text": "It returns an object that nobody has seen. " * 20}) + "\n")
+    assert call(run, "--text", str(tmp_path / "new.jsonl"), "--max-tokens=2000") == 0
+    assert "trained on" not in capsys.readouterr().out
 
 
 def test_a_run_is_measured_as_its_recipe_says_and_once(run: Path, blimp: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
