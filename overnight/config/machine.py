@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from overnight.config.fields import MACHINE, NonNegativeInt, PositiveFloat, PositiveInt
+from overnight.config.fields import MACHINE, NonNegativeInt, PositiveFloat, PositiveInt, Range
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,8 @@ class Compute:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
-    threads: NonNegativeInt = 0
-    """CPU threads; 0 takes every core."""
+    threads: Annotated[int, Range(0, 1024)] = 0
+    """CPU threads (at most 1024); 0 takes every core."""
     torch_compile: bool | Literal["auto"] = False
     """Compile the layers with torch.compile (pays on a GPU, needs a C++ compiler on a CPU); auto does so where there are a GPU and Triton. On a GPU of compute capability 8.0 or newer, those of BERT in 16 bits are computed by kernels of their own instead."""
     cuda_graphs: bool = False

@@ -55,7 +55,6 @@ IMPOSSIBLE = [
     *[
         (key.replace(".", "__"), -1, f"{key} = -1: must be 0 or more")
         for key in (
-            "compute.threads",
             "logging.eval_every",
             "checkpoint.keep_every_n_steps",
             "logging.tensor_norms_every",
@@ -63,6 +62,7 @@ IMPOSSIBLE = [
             "stability.replica_check_every",
         )
     ],
+    *[("compute__threads", v, f"compute.threads = {v}: must be 0 to 1024") for v in (-1, 1025)],
     *[(f"phases__short__{key}", 0, f"phases.short.{key} = 0: must be above 0") for key in ("steps", "global_batch_size")],
     ("phases__short__max_predictions_per_seq", -1, "phases.short.max_predictions_per_seq = -1: must be 0 or more"),
     (
