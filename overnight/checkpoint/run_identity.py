@@ -9,7 +9,7 @@ from typing import Any
 
 from overnight import config
 from overnight.checkpoint.reader import TrainingProgress, newest_checkpoint
-from overnight.config import Run
+from overnight.config import ModernBertConfig, Run
 from overnight.errors import ConfigError
 from overnight.optim.schedules import learning_rate
 from overnight.run_dir.atomic import write_whole
@@ -64,11 +64,23 @@ def not_longer(shorter: Run, run: Run) -> Iterator[str]:
     if list(now["phases"])[: len(names)] != names:
         yield _order(shorter, run)
         return
+    yield from _absent_heads(shorter, run)
     now["phases"] = {name: now["phases"][name] for name in names}
     was, steps = (tree["phases"][last].pop("steps") for tree in (before, now))
     if steps < was:
         yield f"phases.{last}.steps: {was} there, {steps} here"
     yield from config.differences(before, now)
+
+
+def _absent_heads(shorter: Run, run: Run) -> Iterator[str]:
+    """Yield what added phases train that the network of a shorter run has no head for, since none of its phases did: its checkpoints could not be loaded."""
+    heads = {"token_matching": "0", "label_weight": "0"} | ({"nsp": "false"} if isinstance(run.model, ModernBertConfig) else {})
+    for key, without in heads.items():
+        if any(getattr(phase, key, False) for phase in shorter.phases.values()):
+            continue
+        for name, phase in run.phases.items():
+            if name not in shorter.phases and getattr(phase, key, False):
+                yield f"phases.{name}.{key}: the network there has no head for it, which none of its phases needed; set it to {without}"
 
 
 def _order(theirs: Run, ours: Run) -> str:

@@ -20,7 +20,7 @@ from overnight.engine.pretrain import pretrain
 from overnight.errors import ConfigError
 from overnight.optim.schedules import learning_rate
 from overnight.report.summary import summarize
-from tests.conftest import CLOCK
+from tests.conftest import CLOCK, modern_settings
 
 Make = Callable[..., Run]
 LONGER: dict[str, Any] = {"phases.long.steps": 9}
@@ -152,6 +152,40 @@ def test_anything_but_more_training_is_refused(tiny: Make, changes: dict[str, An
         claim_folder(tiny(**changes), extend=True)
     assert str(error.value).endswith(f"\n  {said}")
     assert not list(tiny().run_dir.glob("run.*.yaml"))
+
+
+BYTES = {"model": {"kind": "mlstm", "hidden_size": 16}, "data": {"paths": ["x"], "tokenizer": "bytes", "label": "stars"}}
+PLAIN = {"steps": 3, "global_batch_size": 8, "seq_len": 32}
+
+
+@pytest.mark.parametrize(
+    ("settings", "plain", "head", "without"),
+    [
+        (modern_settings(), PLAIN | {"nsp": False}, {"nsp": True}, "false"),
+        (modern_settings(), PLAIN | {"nsp": False}, {"token_matching": 0.5}, "0"),
+        (BYTES, PLAIN, {"label_weight": 0.5}, "0"),
+    ],
+)
+def test_an_added_phase_that_needs_another_head_is_refused_before_the_folder_is_claimed(
+    tmp_path: Path, settings: dict[str, Any], plain: dict[str, Any], head: dict[str, Any], without: str
+) -> None:
+    def run(**more: dict[str, Any]) -> Run:
+        model, data = settings["model"], settings.get("data", {"paths": ["x"]})
+        return config.build_run({"name": "x", "out": str(tmp_path), "model": model, "data": data, "phases": {"first": plain, **more}})
+
+    claim_folder(run())
+    before, (key,) = (tmp_path / "run.yaml").read_bytes(), head
+    with pytest.raises(ConfigError, match=rf"\n  phases\.third\.{key}: the network there has no head for it, .*; set it to {without}$"):
+        claim_folder(run(second=plain, third=plain | head), extend=True)
+    assert (tmp_path / "run.yaml").read_bytes() == before and not (tmp_path / "run.1.yaml").exists()
+    claim_folder(run(second=plain), extend=True)
+
+
+@pytest.mark.parametrize("settings", [{}, modern_settings() | {"phases.long.nsp": True}])
+def test_an_added_phase_may_need_a_head_that_is_there(tiny: Make, settings: dict[str, Any]) -> None:
+    changes = {"phases.short.nsp": False, "phases.long.nsp": False, **settings}
+    claim_folder(tiny(**changes))
+    claim_folder(tiny(**changes, **{"phases.more": PLAIN | {"nsp": True}}), extend=True)
 
 
 def test_a_phase_between_or_a_missing_one_is_refused(tiny: Make) -> None:
