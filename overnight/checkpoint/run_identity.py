@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,28 @@ def not_longer(shorter: Run, run: Run) -> Iterator[str]:
     if list(now["phases"])[: len(names)] != names:
         yield _order(shorter, run)
         return
+    if continued := _continued(shorter, run):
+        yield continued
+        return
     yield from _absent_heads(shorter, run)
     now["phases"] = {name: now["phases"][name] for name in names}
     was, steps = (tree["phases"][last].pop("steps") for tree in (before, now))
     if steps < was:
         yield f"phases.{last}.steps: {was} there, {steps} here"
     yield from config.differences(before, now)
+
+
+def _continued(shorter: Run, run: Run) -> str:
+    """Return why a run cannot be made longer by steps of a schedule that one of its trained phases has too; empty where that is not asked."""
+    last = list(shorter.phases)[-1]
+    for before, name in pairwise(run.phases):
+        grows = name == last and shorter.phases[name].continues and run.phases[name].steps > shorter.phases[name].steps
+        if run.phases[name].continues and (grows or before == last):
+            return (
+                f"phases.{name} continues {before}: their schedule is one of the steps of both, by which {before} was trained; "
+                "add a phase with an `optim` of its own"
+            )
+    return ""
 
 
 def _absent_heads(shorter: Run, run: Run) -> Iterator[str]:

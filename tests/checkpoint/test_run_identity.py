@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.conftest import CLOCK, modern_settings
 
 Make = Callable[..., Run]
 LONGER: dict[str, Any] = {"phases.long.steps": 9}
+PLAIN = {"steps": 3, "global_batch_size": 8, "seq_len": 32}
 
 
 def finish(run: Run, extend: bool = False) -> str:
@@ -154,8 +156,25 @@ def test_anything_but_more_training_is_refused(tiny: Make, changes: dict[str, An
     assert not list(tiny().run_dir.glob("run.*.yaml"))
 
 
+@pytest.mark.parametrize(("continuing", "steps", "added"), [("long", 9, {}), ("third", 4, {"continues": True})])
+def test_more_steps_of_a_schedule_by_which_a_phase_was_trained_are_refused_in_one_line(
+    tiny: Make, continuing: str, steps: int, added: dict[str, Any]
+) -> None:
+    def run(steps: int = 4, **more: Any) -> Run:
+        tree = config.to_tree(tiny(**{"phases.long.steps": steps}))
+        if continuing == "long":
+            tree["phases"]["long"] = {k: v for k, v in tree["phases"]["long"].items() if k != "optim"} | {"continues": True}
+        return config.build_run({**tree, "phases": {**tree["phases"], **more}})
+
+    claim_folder(run())
+    before = "short" if continuing == "long" else "long"
+    said = f"\n  phases.{continuing} continues {before}: their schedule is one of the steps of both, by which {before} was trained; add a phase"
+    with pytest.raises(ConfigError, match=f"{re.escape(said)} with an `optim` of its own$"):
+        claim_folder(run(steps, **({"third": PLAIN | added} if added else {})), extend=True)
+    claim_folder(run(third=PLAIN), extend=True)
+
+
 BYTES = {"model": {"kind": "mlstm", "hidden_size": 16}, "data": {"paths": ["x"], "tokenizer": "bytes", "label": "stars"}}
-PLAIN = {"steps": 3, "global_batch_size": 8, "seq_len": 32}
 
 
 @pytest.mark.parametrize(
