@@ -44,7 +44,7 @@ def extend_budget(run: Run, log: Callable[[str], None]) -> None:
         return
     before = [c for c in newest_first if decay is None or (step_of(c) or 0) <= decay]
     decisions = [d for d in record.of(first) if d.decay_begins is None and before and d.at <= (step_of(before[0]) or 0)]
-    if len(decisions) < 2:
+    if not decisions:
         raise DataError(
             f"--extend: {run.run_dir} has no checkpoint from before its decay, which began at step {decay or 0:,}; "
             f"begin a run of its own from its network: --init={run.run_dir} --out=..."

@@ -158,3 +158,16 @@ def test_a_new_run_with_extend_is_a_new_run_that_the_same_command_continues(tiny
         extended(run)
     deadline, clock.stop_at = record_of(run).deadline, -1
     assert "goes back" not in extended(run) and (record_of(run).extended, record_of(run).deadline) == (0, deadline)
+
+
+def test_one_that_was_stopped_before_its_speed_was_measured_is_extended_too(tiny: Make, clock: FakeClock, tmp_path: Path) -> None:
+    changes = {"checkpoint.save_every": 2}
+    clock.stop_at = 4
+    with pytest.raises(Stop):
+        train(one(tiny, "60s", **changes))
+    longer, clock.stop_at = one(tiny, "90s", **changes), -1
+    assert len(record_of(longer).decisions) == 1 and steps(longer.run_dir / "checkpoints") == [2]
+    assert "budget 90s: the run continues until" in extended(longer)
+    record = record_of(longer)
+    assert record.done is not None and abs(record.done - record.deadline) <= 2.0 and record.of("short")[-1].steps > 75
+    assert_same_run(longer, replayed(longer, one(tiny, "90s", **changes, out=str(tmp_path / "again"))))
