@@ -53,6 +53,7 @@ def run_all(run: Run, extend: bool = False) -> None:
     if extend and run.budget and resumed:
         with run_lock(run.run_dir):
             extend_budget(chosen_before(run), line.print)
+            claim_folder(chosen_before(run), extend)
     if run.budget:
         begin_command(run, line.print)
     run = settle_vocabulary(run, line.print)
@@ -73,7 +74,8 @@ def run_all(run: Run, extend: bool = False) -> None:
     if run.budget:
         estimate_the_rest(run, line)
     stage(2, f"pretrain {', '.join(run.phases)}")
-    pretrain(run, line, extend)
+    # More time was given above, where it began: not again, should it be over by now.
+    pretrain(run, line, extend and not run.budget)
     from overnight.byte_lm.linear_probe import linear_probe
     from overnight.evaluation.evaluate import evaluate_run
     from overnight.finetune.finetune import finetune

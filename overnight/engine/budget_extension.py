@@ -16,7 +16,7 @@ from overnight.config import Run
 from overnight.config.budget import deadline_of
 from overnight.display import duration
 from overnight.engine import run_clock
-from overnight.engine.budget_record import BudgetRecord, read_record, write_record
+from overnight.engine.budget_record import BudgetRecord, read_record, record_path, write_record
 from overnight.engine.run_clock import moment_text, time_of_day
 from overnight.errors import DataError
 from overnight.run_dir.atomic import write_whole
@@ -27,7 +27,7 @@ _KEPT = ("budget.json", "metrics.jsonl", "evaluation.json", "tasks.jsonl", "repo
 
 
 def extend_budget(run: Run, log: Callable[[str], None]) -> None:
-    """Give a run that has trained with a budget another one, from now on; one that has this budget and is not done only continues.
+    """Give a run that has trained with a budget another one, from now on; one that is not done and has time left of the same budget only continues.
 
     Args:
         run: with the new budget; its folder holds the same run with a budget, or none.
@@ -36,12 +36,19 @@ def extend_budget(run: Run, log: Callable[[str], None]) -> None:
     Raises:
         DataError: no checkpoint from before its decay is left, or it is damaged.
     """
-    record, first = read_record(run), next(iter(run.phases))
-    if record is None or not record.decisions or (record.done is None and record.budget == run.budget):
+    record, first, now = read_record(run), next(iter(run.phases)), run_clock.CLOCK.wall()
+    if record is None or not record.decisions:
+        return
+    # What was interrupted on its way cannot be told from what was never extended.
+    if record.done is None and record.budget == run.budget and now < record.deadline:
+        until = time_of_day(record.deadline)
+        log(
+            f"budget {run.budget}: {run.run_dir} has this budget and is not done: it only continues, until {until}; another one gives it more time"
+        )
         return
     decay, newest_first = record.first_decay(first), [c for c in list_checkpoints(run.run_dir / "checkpoints") if c.is_dir()]
     if not newest_first:
-        return
+        raise DataError(f"--extend: {run.run_dir} has no checkpoint; delete {record_path(run)} to begin the run and its time anew")
     before = [c for c in newest_first if decay is None or (step_of(c) or 0) <= decay]
     decisions = [d for d in record.of(first) if d.decay_begins is None and before and d.at <= (step_of(before[0]) or 0)]
     if not decisions:
@@ -54,7 +61,6 @@ def extend_budget(run: Run, log: Callable[[str], None]) -> None:
     if undone:
         _put_aside(run.run_dir, undone, run.run_dir / f"before-{record.extended + 1}")
         write_whole(run.run_dir / "checkpoints" / "latest", [before[0].name.encode()])
-    now = run_clock.CLOCK.wall()
     deadline = deadline_of(run.budget, now)
     changed = {"budget": run.budget, "started": now, "deadline": deadline, "ends": moment_text(deadline), "extended": record.extended + 1}
     write_record(run, dataclasses.replace(record, **changed, decisions=decisions, trained=None, done=None))

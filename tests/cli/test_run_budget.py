@@ -12,8 +12,10 @@ import pytest
 import yaml
 
 from overnight import config
+from overnight.cli import run as stages
 from overnight.cli import time_plan
 from overnight.cli.main import main
+from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import load_manifest
 from overnight.engine.budget_record import read_record
 from overnight.evaluation import rehearsal
@@ -89,6 +91,27 @@ def test_another_night_continues_from_before_the_decay_and_does_the_rest_again(r
     # Two seeds, pretrained and not, of the new network; those of the old one stay.
     assert len(scores(run)) == 8 and (run.run_dir / "before-1" / "tasks.jsonl").is_file()
     assert summarize(run.run_dir)["phases"][0]["steps"] == record.of("short")[-1].steps
+
+
+@pytest.mark.usefixtures("rehearsed")
+def test_another_night_begins_once_though_it_is_over_before_training(
+    recipe: Path,
+    clock: FakeClock,  # noqa: F811
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock.step_seconds = 0.5
+    assert main(["run", str(recipe), "--budget=70s"]) == 0
+
+    def slow(*args: Any, **kwargs: Any) -> None:
+        clock.now += 100
+        prepare(*args, **kwargs)
+
+    monkeypatch.setattr(stages, "prepare", slow)
+    assert main(["run", str(recipe), "--budget=80s", "--extend"]) == 0
+    record = read_record(config.load_run(str(recipe), ["budget=80s"]))
+    assert record is not None and record.extended == 1 and record.done is not None and record.done > record.deadline
+    assert "was over at" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("rehearsed")

@@ -94,7 +94,8 @@ def test_the_same_command_continues_and_a_run_that_is_done_gets_more_time_again(
         extended(longer)
     begun = record_of(longer)
     clock.stop_at = -1
-    assert "goes back" not in extended(longer)
+    assert "40s: " in (said := extended(longer)) and "goes back" not in said
+    assert "has this budget and is not done: it only continues, until " in said
     assert (record_of(longer).deadline, record_of(longer).extended) == (begun.deadline, 1)
     assert "all phases are done" in train(longer)
     assert "goes back" in extended(longer)
@@ -171,3 +172,32 @@ def test_one_that_was_stopped_before_its_speed_was_measured_is_extended_too(tiny
     record = record_of(longer)
     assert record.done is not None and abs(record.done - record.deadline) <= 2.0 and record.of("short")[-1].steps > 75
     assert_same_run(longer, replayed(longer, one(tiny, "90s", **changes, out=str(tmp_path / "again"))))
+
+
+@pytest.mark.parametrize(("stopped", "said"), [(33, "the run goes back from step 30 to step"), (12, "the run continues until")])
+def test_the_same_budget_gives_a_run_that_was_stopped_until_past_its_deadline_as_much_time_again(
+    tiny: Make, clock: FakeClock, stopped: int, said: str
+) -> None:
+    run = one(tiny, "40s")
+    clock.stop_at = stopped
+    with pytest.raises(Stop):
+        train(run)
+    assert (record_of(run).first_decay("short") is not None) == (stopped == 33)
+    clock.stop_at, clock.now = -1, clock.now + 3600
+    assert said in extended(run)
+    record = record_of(run)
+    assert record.extended == 1 and record.deadline - record.started == 40
+    assert record.done is not None and abs(record.done - record.deadline) <= 2.0 and record.of("short")[-1].steps > stopped + 25
+
+
+def test_one_without_a_checkpoint_is_not_extended_but_may_begin_anew(tiny: Make, clock: FakeClock) -> None:
+    run = one(tiny, "40s")
+    clock.stop_at = 3
+    with pytest.raises(Stop):
+        train(run)
+    clock.stop_at, clock.now = -1, clock.now + 3600
+    with pytest.raises(DataError, match=r"has no checkpoint; delete .*budget\.json to begin the run and its time anew"):
+        extended(run)
+    (run.run_dir / "budget.json").unlink()
+    extended(run)
+    assert record_of(run).extended == 0 and record_of(run).of("short")[-1].steps > 30
