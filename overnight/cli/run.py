@@ -41,7 +41,7 @@ def run_all(run: Run, extend: bool = False) -> None:
     from overnight.checkpoint.run_corpus import with_data
     from overnight.checkpoint.run_identity import check_folder, claim_folder
     from overnight.engine.budget_extension import extend_budget
-    from overnight.engine.budget_record import begin_command, close_record
+    from overnight.engine.budget_record import begin_command, close_record, read_record
     from overnight.engine.pretrain import pretrain
     from overnight.engine.size_record import chosen_before
     from overnight.engine.sizing import settle_sizes, settle_vocabulary
@@ -107,7 +107,8 @@ def run_all(run: Run, extend: bool = False) -> None:
     line.print(refresh_report(run.run_dir))
     took = "this command took" if resumed else "done in"
     line.print(f"{took} {duration(time.perf_counter() - start)}; model in {run.run_dir / 'export'}")
-    if run.budget:
+    # What `overnight pretrain` has closed did not include what followed here.
+    if run.budget and (record := read_record(run)) and (record.after or record.done is None):
         line.print(close_record(run))
 
 
@@ -119,7 +120,7 @@ def seconds_after(run: Run) -> float:
 
 
 def estimate_the_rest(run: Run, line: Line) -> None:
-    """Write into the record of a run with a budget how long each stage after pretraining will take, unless training has begun.
+    """Write into the record of a run with a budget how long each stage after pretraining will take; once training has begun, only where there is no estimate.
 
     Raises:
         ConfigError: when that leaves no time for pretraining.
@@ -129,7 +130,7 @@ def estimate_the_rest(run: Run, line: Line) -> None:
     from overnight.engine.budget_record import begin_record, check_budget, write_record
 
     record = begin_record(run)
-    if not record.decisions:
+    if not record.decisions or (record.after is None and record.trained is None):
         after = seconds_after_pretraining(run)
         write_record(run, dataclasses.replace(record, after={name: round(seconds, 1) for name, seconds in after.items()}))
         said = ", ".join(f"{name} {duration(seconds)}" for name, seconds in after.items())

@@ -63,7 +63,7 @@ def extend_budget(run: Run, log: Callable[[str], None]) -> None:
         write_whole(run.run_dir / "checkpoints" / "latest", [before[0].name.encode()])
     deadline = deadline_of(run.budget, now)
     changed = {"budget": run.budget, "started": now, "deadline": deadline, "ends": moment_text(deadline), "extended": record.extended + 1}
-    write_record(run, dataclasses.replace(record, **changed, decisions=decisions, trained=None, done=None))
+    write_record(run, dataclasses.replace(record, **changed, decisions=decisions, after=None, trained=None, done=None))
     back = (
         f"goes back from step {step_of(undone[0]):,} to step {step_of(before[0]):,}, before its decay, and continues"
         if undone

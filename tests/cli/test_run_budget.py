@@ -115,6 +115,28 @@ def test_another_night_begins_once_though_it_is_over_before_training(
 
 
 @pytest.mark.usefixtures("rehearsed")
+def test_another_night_keeps_the_time_of_its_own_tasks_free(
+    recipe: Path,
+    clock: FakeClock,  # noqa: F811
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock.step_seconds = 0.5
+    run = config.load_run(str(recipe), ["budget=30s"])
+    # Pretraining alone keeps no time free, and what follows later is none of its budget.
+    assert [main([command, str(recipe), *budget]) for command, *budget in (["prepare"], ["pretrain", "--budget=30s"])] == [0, 0]
+    assert main(["run", str(recipe), "--budget=30s"]) == 0
+    closed = read_record(run)
+    assert closed is not None and closed.after is None and capsys.readouterr().out.count("budget 30s: done at") == 1
+    for seconds in (20.0, 40.0):
+        monkeypatch.setattr(time_plan, "finetune_seconds", lambda run, name, corpus, seconds=seconds: seconds)
+        assert main(["run", str(recipe), "--budget=90s", "--extend"]) == 0
+        record, said = read_record(run), f"what follows pretraining is estimated at opinion {seconds:.0f} s, evaluation 5 s"
+        assert record is not None and record.after == {"opinion": seconds, "evaluation": 5.0, "export and report": 6.0}
+        assert record.trained == pytest.approx(record.deadline - 1.1 * (seconds + 11), abs=4) and said in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("rehearsed")
 def test_killed_in_a_task_it_keeps_its_deadline_and_its_scores(recipe: Path, clock: FakeClock, capsys: Captured, tmp_path: Path) -> None:  # noqa: F811
     clock.stop_at, clock.step_seconds = 175, 0.5
     with pytest.raises(Stop):
