@@ -161,11 +161,13 @@ def check_budget(run: Run) -> BudgetRecord | None:
         return None
     record = begin_record(run)
     spent = run_clock.CLOCK.wall() - record.started
-    if not record.decisions and spent > record.seconds:
+    over = spent > record.seconds
+    # One that is too short from its beginning would be so again.
+    if not record.decisions and over and least_budget(0.0, record.after_seconds) <= record.seconds:
         raise ConfigError(
             f"budget = {run.budget!r}: was over at {record.ends}, before any training began; delete {record_path(run)} to begin its time anew"
         )
-    least = least_budget(spent, record.after_seconds)
+    least = least_budget(0.0 if over else spent, record.after_seconds)
     if not record.decisions and least > record.seconds:
         raise ConfigError(
             f"budget = {run.budget!r}: is too short. {duration(spent)} are over, and what follows pretraining is estimated at "

@@ -337,7 +337,7 @@ def test_a_record_that_is_gone_or_was_changed_is_an_error(tiny: Make, clock: Fak
     assert "all phases are done" in train(run)
 
 
-def test_a_budget_shorter_than_what_follows_says_the_least(tiny: Make, clock: FakeClock) -> None:
+def test_a_budget_shorter_than_what_follows_says_the_least_also_when_it_is_over(tiny: Make, clock: FakeClock) -> None:
     run = tiny(**WSD, budget="10m")
     record = budget_record.begin_record(run)
     write_record(run, dataclasses.replace(record, after={"opinion": 900.0}))
@@ -345,6 +345,9 @@ def test_a_budget_shorter_than_what_follows_says_the_least(tiny: Make, clock: Fa
         train(run)
     assert not (run.run_dir / "run.yaml").exists()
     clock.now += 700
+    with pytest.raises(ConfigError, match=r"budget = '10m': is too short. 11 min 40 s are over,.*; the least .* is 19 min 00 s"):
+        train(run)
+    write_record(run, dataclasses.replace(record, after={"opinion": 90.0}))
     with pytest.raises(ConfigError, match=r"before any training began; delete .*budget.json"):
         train(run)
 
