@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from overnight.config import Finetune, environment_path
 from overnight.config.schema import Columns
 from overnight.console import Line
 from overnight.display import duration, plural
-from overnight.errors import DataError
+from overnight.errors import DataError, UserError
 from overnight.finetune import metrics, question_answering
 from overnight.finetune.encode import encode_examples, without_tokens
 from overnight.finetune.predict import Trained, answer_questions
 from overnight.finetune.tagging import encode_sentences, tags_of
 from overnight.finetune.task_scores import evaluate_tags, evaluate_texts, question_files
-from overnight.tasks.classification import labeled_rows
+from overnight.tasks.classification import labeled_rows, load_task
 from overnight.tasks.conll import Sentence, read_sentences
 from overnight.tasks.examples import Example
 from overnight.tasks.squad import Question, check_answers, read_squad
@@ -85,8 +86,26 @@ def _score_texts(model: Trained, path: Path, line: Line) -> Score:
     scores, files = evaluate_texts(task, kind, labels, examples, list(_in_parts(examples, answer, line)))
     empty = len(without_tokens(model.tokenizer, examples))
     notes = (f"{empty:,} of {plural(len(examples), 'row')} have no token: answered by what the network makes of nothing",) if empty else ()
+    if known := _known_rows(model, examples):
+        trained = f"{known:,} of {plural(len(examples), 'row')} {'is' if known == 1 else 'are'} of those that the task trains on"
+        notes += (f"{trained}: a score there says little of other rows",)
     commonest = max(Counter(example.label for example in examples).values()) / len(examples) if kind == "classification" else None
     return Score(len(examples), scores, files, notes, commonest)
+
+
+def _known_rows(model: Trained, examples: Sequence[Example]) -> int:
+    """Return how many rows the task was trained on, where its own rows are still at hand as they were."""
+    spec = model.facts["spec"]
+    if not spec.get("path"):
+        return 0
+    try:
+        dev = environment_path(spec["dev"], "dev") if spec.get("dev") else None
+        columns, share = Columns(**spec.get("columns") or {}), spec.get("dev_share", Finetune.dev_share)
+        train = load_task(spec["task"], environment_path(spec["path"], "path"), spec.get("dev_seed", 0), columns, dev, share).train
+    except UserError:
+        return 0
+    texts = {(example.text_a, example.text_b) for example in train}
+    return sum((example.text_a, example.text_b) in texts for example in examples)
 
 
 def _check_pairs(model: Trained, path: Path, examples: Sequence[Example]) -> None:

@@ -30,6 +30,22 @@ def _squad(path: Path, name: str) -> None:
     path.write_text(json.dumps({"data": [{"title": name, "paragraphs": [{"context": context, "qas": asked + none}]}]}))
 
 
+def test_rows_that_the_task_was_trained_on_are_said(with_task: Task, tmp_path: Path, capsys: Captured) -> None:
+    rows = [f"{word} {number},{label}\n" for number in range(20) for label, word in (("yes", "integer"), ("no", "string"))]
+    (tmp_path / "mine.csv").write_text("text,label\n" + "".join(rows))
+    (tmp_path / "new.csv").write_text("text,label\nobject 3,yes\n" + rows[4])
+    run = with_task("csv", tmp_path / "mine.csv")
+    finetune(run, "mine")
+    for name, said in (("mine", "36 of 40 rows are of those that the task trains on"), ("new", "1 of 2 rows is of those")):
+        capsys.readouterr()
+        assert main(["evaluate", "--from", str(run.run_dir), "--task=mine", f"--rows={tmp_path / name}.csv"]) == 0
+        assert said in capsys.readouterr().out
+    (tmp_path / "mine.csv").unlink()
+    capsys.readouterr()
+    assert main(["evaluate", "--from", str(run.run_dir), "--task=mine", f"--rows={tmp_path / 'new.csv'}"]) == 0
+    assert "trains on" not in capsys.readouterr().out
+
+
 @pytest.fixture(params=["classes", "pairs", "topics", "tags", "questions"])
 def task_files(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, dict[str, Any], Path]:
     """The task, its folder, its further settings, and the file of its dev rows."""
