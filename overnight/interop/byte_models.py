@@ -26,6 +26,7 @@ from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.interop.byte_readme import byte_readme
+from overnight.interop.export_marks import check_target, export_marks, marked
 from overnight.models.bytes import BYTES, ByteModel, Layer, byte_model
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.state_files import digest, file_digest
@@ -115,9 +116,11 @@ def export_byte_model(run: ByteRun, out: Path) -> None:
     """Write the newest checkpoint of a run as a folder of safetensors, settings and a README of the layout.
 
     Raises:
+        ConfigError: when the folder holds another model.
         DataError: when there is no checkpoint.
         UserError: when the folder holds something else, or cannot be written.
     """
+    check_target(out, run.run_dir)
     tree = config.to_tree(run)
     kept = {
         "name": run.name,
@@ -125,7 +128,7 @@ def export_byte_model(run: ByteRun, out: Path) -> None:
         "model": tree["model"],
         "phases": tree["phases"],
     }
-    _write(out, _state(run.run_dir)[1], kept)
+    _write(out, _state(run.run_dir)[1], kept, export_marks(run.run_dir))
 
 
 def import_byte_model(source: Path, out: Path) -> ByteLMConfig:
@@ -150,7 +153,7 @@ def _model_tree(model: ByteLMConfig) -> dict[str, Any]:
     return {key: getattr(model, key) for key in ("kind", "num_layers", "hidden_size", "embedding_size", "weight_norm")}
 
 
-def _write(out: Path, state: Mapping[str, Tensor], tree: Mapping[str, Any]) -> None:
+def _write(out: Path, state: Mapping[str, Tensor], tree: Mapping[str, Any], marks: Mapping[str, str] | None = None) -> None:
     config.build_run(tree)  # what cannot be read back is not written
     here = [f.name for f in out.iterdir()] if out.is_dir() else []
     # A README.md alone is somebody's own; weights alone are what a killed export left.
@@ -158,7 +161,7 @@ def _write(out: Path, state: Mapping[str, Tensor], tree: Mapping[str, Any]) -> N
     if strange:
         raise UserError(f"{out}: exists and holds {strange[0]!r}, which no export wrote; name another folder")
     whole = {name: tensor.to(torch.float32).contiguous() for name, tensor in state.items()}
-    weights, file = save(whole, metadata={"format": "pt"}), out / "model.safetensors"
+    weights, file = b"".join(marked(save(whole, metadata={"format": "pt"}), marks or {})), out / "model.safetensors"
     try:
         if not file.is_file() or file_digest(file) != digest(weights):
             for old in ("tasks.jsonl", "linear_probe"):  # of the model that was here before

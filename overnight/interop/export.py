@@ -12,6 +12,7 @@ from overnight.checkpoint.task_folder import read_facts, read_weights
 from overnight.config import BertRun
 from overnight.corpus.shards import load_manifest
 from overnight.errors import DataError
+from overnight.interop.export_marks import check_target, export_marks
 from overnight.interop.huggingface import export
 from overnight.interop.layout import Kind
 from overnight.interop.model_card import model_card
@@ -28,9 +29,10 @@ def export_run(run: BertRun, out: Path, task: str | None = None, license: str = 
         onnx: also write `model.onnx`.
 
     Raises:
-        ConfigError: a package that ONNX needs is missing.
+        ConfigError: a package that ONNX needs is missing, or the folder holds another model.
         DataError: when there is nothing to export, or ONNX computes something else.
     """
+    check_target(out, run.run_dir, task)
     # A network that no phase taught to tell the next sentence has nothing to say of it.
     kind: Kind = "pretraining" if run.predicts_next_sentence else "masked_lm"
     more = None
@@ -71,7 +73,7 @@ def export_run(run: BertRun, out: Path, task: str | None = None, license: str = 
     # As training and `predict` cut the texts of a task.
     longest = 0 if facts is None else int(facts["spec"]["seq_len"])
     settings = None if facts is None else _settings(facts)
-    export(state, kind, run.model, tokenizer, out, labels, card, more, longest, settings)
+    export(state, kind, run.model, tokenizer, out, labels, card, more, longest, settings, export_marks(run.run_dir, task))
 
 
 def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:

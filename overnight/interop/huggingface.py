@@ -18,6 +18,7 @@ from torch import Tensor
 from overnight.config import EncoderConfig
 from overnight.errors import DataError, UserError
 from overnight.interop import bert_layout, modernbert_layout
+from overnight.interop.export_marks import marked
 from overnight.interop.layout import HEADS, Kind, Layout, layers_of, read_mapping_of_others, with_padded_vocabulary
 from overnight.interop.pytorch import read_torch
 from overnight.interop.tokenizer_files import pieces_of, tokenizer_config, with_template
@@ -74,6 +75,7 @@ def export(
     more: Callable[[Path], None] | None = None,
     longest: int = 0,
     settings: Mapping[str, Any] | None = None,
+    marks: Mapping[str, str] | None = None,
 ) -> None:
     """Write a model and its tokenizer as a folder that `transformers.AutoModelFor...` and `AutoTokenizer.from_pretrained` load.
 
@@ -90,6 +92,7 @@ def export(
         more: writes further files into the folder before it appears.
         longest: tokens at which texts are cut, where that is less than the network has positions for.
         settings: of a task, what :func:`task_settings` reads back.
+        marks: what the header of the weights says besides, such as :func:`overnight.interop.export_marks.export_marks`.
 
     Raises:
         DataError: the tokenizer is missing or is not WordPiece.
@@ -102,16 +105,14 @@ def export(
     pieces = pieces_of(tokenizer, tokenizer_folder / "tokenizer.json")
     _check_ours(out)
     tensors = to_huggingface(state, kind, len(pieces))
-    assert not labels or len(labels) == len(state["head.bias"]), (labels, state["head.bias"].shape)
-    config = layout.export_config(kind, model, pieces) | ({TASK: dict(settings)} if settings else {})
-    if HEADS[kind].classifier and kind != "spans":
-        config |= _classes(labels, len(state["head.bias"]), HEADS[kind].problem)
+    classes = _classes(labels, len(state["head.bias"]), HEADS[kind].problem) if HEADS[kind].classifier and kind != "spans" else {}
+    config = layout.export_config(kind, model, pieces) | classes | ({TASK: dict(settings)} if settings else {})
 
     def fill(folder: Path) -> None:
         write_json(folder / "config.json", config)
         # Not save_file: what it writes nobody else may read.
         weights = save({n: t for n, t in tensors.items() if n not in layout.TIED}, metadata={"format": "pt"})
-        write_whole(folder / "model.safetensors", [weights])
+        write_whole(folder / "model.safetensors", marked(weights, marks or {}))
         write_whole(folder / "vocab.txt", ["".join(f"{piece}\n" for piece in pieces).encode()])
         write_json(folder / "tokenizer.json", with_template(tokenizer, pieces))
         most = min(longest or model.max_position_embeddings, model.max_position_embeddings)
@@ -164,6 +165,7 @@ def _write_whole_folder(out: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _classes(labels: Sequence[str], outputs: int, problem: str) -> dict[str, Any]:
+    assert not labels or len(labels) == outputs, (labels, outputs)
     names = list(labels) or [f"LABEL_{i}" for i in range(outputs)]
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},

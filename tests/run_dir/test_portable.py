@@ -89,8 +89,8 @@ def test_a_moved_run_without_its_data_is_tuned_exported_and_reported(made: Path,
     tasks = [json.loads((moved / "finetune" / name / "task.json").read_text()) for name in ("opinion", "again")]
     assert tasks[0]["result"]["metrics"] == tasks[1]["result"]["metrics"] and tasks[0]["tokenizer"] == tasks[1]["tokenizer"]
     for task in ([], ["--task", "opinion"], ["--task", "again"]):
-        assert call("export", "--from", moved, "--to", tmp_path / "out", *task) == 0
-        assert (tmp_path / "out" / "vocab.txt").read_bytes() == (made / "data" / "tiny" / "vocab.txt").read_bytes()
+        assert call("export", "--from", moved, "--to", out := tmp_path / "-".join(["out", *task[1:]]), *task) == 0
+        assert (out / "vocab.txt").read_bytes() == (made / "data" / "tiny" / "vocab.txt").read_bytes()
     assert call("report", moved) == 0
     assert (moved / "report.html").is_file()
 
@@ -145,7 +145,7 @@ def test_a_folder_that_lost_its_vocabulary_says_how_to_get_it_back_and_the_comma
     shutil.rmtree(moved / "finetune" / "opinion")
     assert call("finetune", "opinion", "--from", moved, "--task=csv", "--path=mine.csv", *SPEC) == 0
     assert "opinion: done already" not in capsys.readouterr().out
-    assert call("export", "--from", moved, "--to", tmp_path / "out", "--task", "opinion") == 0
+    assert call("export", "--from", moved, "--to", tmp_path / "task", "--task", "opinion") == 0
 
 
 def unfinished(run: Path) -> None:

@@ -1,0 +1,69 @@
+"""Which model an export is of, in the header of its weights, so that an export replaces no other model unasked.
+
+`config.json` would not do: transformers' `save_pretrained` copies keys that it does not know into the folder of what was trained from an export.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from overnight.errors import ConfigError
+
+_RUN, _TASK = "overnight_run", "overnight_task"
+
+
+def export_marks(run_dir: Path, task: str | None = None) -> dict[str, str]:
+    """Return what the weights of an export say that they are of: the name of the run folder, and the task, empty of the pretrained model."""
+    return {_RUN: run_dir.resolve().name, _TASK: task or ""}
+
+
+def marked(weights: bytes, marks: Mapping[str, str]) -> list[bytes | memoryview]:
+    """Return the bytes of a file of safetensors whose header has marks, too. safetensors itself writes several in any order, so each time other bytes."""
+    length = int.from_bytes(weights[:8], "little")
+    header = json.loads(weights[8 : 8 + length])
+    header["__metadata__"] = {**header.get("__metadata__", {}), **marks}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+    return [len(text).to_bytes(8, "little"), text, memoryview(weights)[8 + length :]]
+
+
+def check_target(out: Path, run_dir: Path, task: str | None = None) -> None:
+    """Check that an export replaces no other model than an earlier state of its own.
+
+    Args:
+        out: the folder to write.
+        run_dir: of the run that is exported.
+        task: a fine-tuned task; None is the pretrained model.
+
+    Raises:
+        ConfigError: the folder holds an export of another run or task, or a model that no export wrote, or is where another export belongs.
+    """
+    home, here = run_dir.resolve() / "export", out.resolve()
+    if here == home and not task:  # an export of before the run folder was renamed, or by a version that left no marks
+        return
+    if here.name == "export" and (here.parent / "run.yaml").is_file():
+        raise ConfigError(f"{out}: is where `overnight run` exports the pretrained model of {here.parent.name}; name another folder")
+    weights = here / "model.safetensors"
+    file = next((path for path in (weights, here / "config.json") if path.is_file()), None)
+    if file is None:
+        return
+    found = _marks(weights)
+    if not found:
+        raise ConfigError(f"{out}: holds a {file.name} that no export of a run wrote; name another folder, or delete it")
+    if found != export_marks(run_dir, task):
+        what = f"the task {found[_TASK]}" if found[_TASK] else "the pretrained model"
+        raise ConfigError(f"{out}: holds an export of {what} of the run {found[_RUN]}; name another folder, or delete it")
+
+
+def _marks(weights: Path) -> dict[str, str]:
+    """Return what the weights of a folder say that they are of; nothing where they say nothing, or cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(weights, framework="np") as file:
+            said = file.metadata() or {}
+    except (OSError, SafetensorError):
+        return {}
+    return {key: said[key] for key in (_RUN, _TASK)} if _RUN in said and _TASK in said else {}
