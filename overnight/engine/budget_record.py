@@ -85,7 +85,7 @@ def begin_command(run: Run, log: Callable[[str], None]) -> None:
     if known is not None and not known.decisions and not (run.run_dir / "run.yaml").exists():
         if known.recipe not in ("", recipe):
             record_path(run).unlink()
-            log(f"budget {run.budget}: its time begins now; before, another recipe had it, and no training began")
+            log(f"budget {run.budget} begins now (an earlier attempt with other settings stopped before training)")
         elif known.budget == run.budget:
             log(
                 f"budget {run.budget}: its time began at {time_of_day(known.started)}, and ends at {time_of_day(known.deadline)}; no training has "

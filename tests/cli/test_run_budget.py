@@ -183,7 +183,7 @@ def test_a_night_that_failed_before_training_keeps_its_time_by_the_same_recipe_a
     assert "budget 8h: its time began at" in capsys.readouterr().out
     assert read_record(config.load_run(str(recipe), ["budget=8h"])) == begun
     assert main([*command, "--data.paths=elsewhere"]) != 0
-    assert "budget 8h: its time begins now" in capsys.readouterr().out
+    assert "budget 8h begins now (an earlier attempt with other settings stopped before training)" in capsys.readouterr().out
     record = read_record(config.load_run(str(recipe), ["budget=8h"]))
     assert record is not None and (record.started, record.deadline) == (begun.started + 7200, begun.deadline + 7200)
 
