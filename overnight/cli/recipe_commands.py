@@ -99,8 +99,10 @@ def _add_run(add: Add) -> None:
 def _run(options: argparse.Namespace, overrides: list[str]) -> None:
     run = load(options, overrides)
     from overnight.cli.run import run_all
+    from overnight.engine.budget_record import errors_noted
 
-    run_all(run, options.extend)
+    with errors_noted(run):
+        run_all(run, options.extend)
 
 
 def _add_prepare(add: Add) -> None:

@@ -39,6 +39,11 @@ def deadline_of(text: str, start: float) -> float:
     return start + length
 
 
+def is_length(text: str) -> bool:
+    """Return whether a budget is a length of time, and not a time of day."""
+    return _seconds(text) > 0
+
+
 def length_of(text: str) -> float:
     """Return a length of time (s), above 0.
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import xxhash
 
 from overnight.config import Run, to_tree
-from overnight.config.budget import deadline_of
+from overnight.config.budget import deadline_of, is_length
 from overnight.display import duration
 from overnight.engine import run_clock
 from overnight.engine.budget import least_budget
@@ -47,6 +48,8 @@ class BudgetRecord:
     """XXH3-64 of the recipe with which `overnight run` began; empty where another command did."""
     extended: int = 0
     """How often the run was given more time, and continued from before its decay."""
+    failed: bool = False
+    """Whether the last `overnight run` ended in an error before training began."""
 
     @property
     def seconds(self) -> float:
@@ -73,7 +76,9 @@ def record_path(run: Run) -> Path:
 
 
 def begin_command(run: Run, log: Callable[[str], None]) -> None:
-    """Begin the time of a run, or resume it; it begins anew where no training did, and the recipe was mended since.
+    """Begin the time of a run, or resume it.
+
+    It begins anew where no training did, and the recipe was mended since or an error ended the last attempt; but a time of day stays the same one.
 
     Args:
         run: as its recipe has it, with all that is open.
@@ -82,10 +87,12 @@ def begin_command(run: Run, log: Callable[[str], None]) -> None:
         ConfigError, DataError: as :func:`begin_record`.
     """
     known, recipe = read_record(run), xxhash.xxh3_64_hexdigest(json.dumps(to_tree(run), sort_keys=True).encode())
-    if known is not None and not known.decisions and not (run.run_dir / "run.yaml").exists():
-        if known.recipe not in ("", recipe):
+    if known is not None and _is_untrained(run, known):
+        mended, failed = known.recipe not in ("", recipe), known.failed and is_length(known.budget) and known.budget == run.budget
+        if mended or failed:
             record_path(run).unlink()
-            log(f"budget {run.budget} begins now (an earlier attempt with other settings stopped before training)")
+            what = "an earlier attempt with other settings stopped" if mended else "an error ended an earlier attempt"
+            log(f"budget {run.budget} begins now ({what} before training)")
         elif known.budget == run.budget:
             log(
                 f"budget {run.budget}: its time began at {time_of_day(known.started)}, and ends at {time_of_day(known.deadline)}; no training has "
@@ -94,6 +101,21 @@ def begin_command(run: Run, log: Callable[[str], None]) -> None:
     record = begin_record(run)
     if not record.recipe and not record.decisions:
         write_record(run, dataclasses.replace(record, recipe=recipe))
+
+
+@contextmanager
+def errors_noted(run: Run) -> Iterator[None]:
+    """Note in the record of a run where an error ends what is done here before training begins; a signal or a kill leaves no note."""
+    try:
+        yield
+    except Exception:
+        if run.budget and (record := read_record(run)) is not None and _is_untrained(run, record):
+            write_record(run, dataclasses.replace(record, failed=True))
+        raise
+
+
+def _is_untrained(run: Run, record: BudgetRecord) -> bool:
+    return not record.decisions and not (run.run_dir / "run.yaml").exists()
 
 
 def begin_record(run: Run) -> BudgetRecord:

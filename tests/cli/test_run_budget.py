@@ -167,24 +167,49 @@ def test_the_rehearsal_of_a_task_comes_near_and_writes_nothing(recipe: Path, tin
     assert sorted(recipe.parent.rglob("*")) == before
 
 
-@pytest.mark.usefixtures("rehearsed")
-def test_a_night_that_failed_before_training_keeps_its_time_by_the_same_recipe_and_begins_anew_by_a_mended_one(
+@pytest.mark.parametrize(("budget", "begun_anew"), [("8h", True), ("until 07:00", False)])
+def test_a_length_of_time_begins_anew_after_an_error_before_training_and_a_time_of_day_stays(
+    budget: str,
+    begun_anew: bool,
     recipe: Path,
     clock: FakeClock,  # noqa: F811
     capsys: Captured,
 ) -> None:
-    command = ["run", str(recipe), "--budget=8h"]
-    assert main([*command, "--data.paths=nowhere"]) != 0
-    begun = read_record(config.load_run(str(recipe), ["budget=8h"]))
+    command = ["run", str(recipe), f"--budget={budget}", "--data.paths=nowhere"]
+    run = config.load_run(str(recipe), [f"budget={budget}"])
+    assert main(command) != 0
+    begun = read_record(run)
+    clock.now += 300
+    assert main(command) != 0
+    out, record = capsys.readouterr().out, read_record(run)
+    assert begun is not None and record is not None and begun.failed
+    assert (f"budget {budget} begins now (an error ended an earlier attempt before training)" in out) == begun_anew
+    assert (f"budget {budget}: its time began at" in out) != begun_anew
+    assert record.deadline - begun.deadline == (300 if begun_anew else 0)
+
+
+def test_a_night_that_was_killed_before_training_keeps_its_time_by_the_same_recipe_and_begins_anew_by_a_mended_one(
+    recipe: Path,
+    clock: FakeClock,  # noqa: F811
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def killed(*args: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("overnight.cli.run.prepare", killed)
+    command, run = ["run", str(recipe), "--budget=8h"], config.load_run(str(recipe), ["budget=8h"])
+    assert main(command) == 130
+    begun = read_record(run)
     assert begun is not None
     clock.now += 7200
     capsys.readouterr()
-    assert main([*command, "--data.paths=nowhere"]) != 0
+    assert main(command) == 130
     assert "budget 8h: its time began at" in capsys.readouterr().out
-    assert read_record(config.load_run(str(recipe), ["budget=8h"])) == begun
-    assert main([*command, "--data.paths=elsewhere"]) != 0
+    assert read_record(run) == begun
+    assert main([*command, "--data.min_chars=7"]) == 130
     assert "budget 8h begins now (an earlier attempt with other settings stopped before training)" in capsys.readouterr().out
-    record = read_record(config.load_run(str(recipe), ["budget=8h"]))
+    record = read_record(run)
     assert record is not None and (record.started, record.deadline) == (begun.started + 7200, begun.deadline + 7200)
 
 
