@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from overnight.config.load import stored_run
+from overnight.config.load import refuse_untrained, stored_run
 from overnight.config.published import NAMES, published_settings
 from overnight.config.schema import BertRun, ByteRun, Finetune, LinearProbe, Run
 from overnight.config.validate import environment_path, name_problems
@@ -116,6 +116,7 @@ def _run_folder(source: str, kind: type[Run]) -> str:
 
     folder = run_folder(source)
     if folder.is_dir() and not any((folder / name).is_file() for name in ("run.yaml", "config.json")):
+        refuse_untrained(folder)
         raise ConfigError(f"{source}: holds no model; name a {SOURCES[kind]}")
     return str(folder)
 

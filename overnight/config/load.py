@@ -129,6 +129,16 @@ def is_huggingface(folder: Path) -> bool:
     return config.is_file() and b'"model_type"' in config.read_bytes()
 
 
+def refuse_untrained(folder: Path) -> None:
+    """Refuse the folder of a run that stopped before its training began: it has a budget or chosen sizes, and no recipe yet.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if not (folder / "run.yaml").exists() and any((folder / name).is_file() for name in ("budget.json", "size.json")):
+        raise ConfigError(f"{folder} has no checkpoint yet; run its command again to train it")
+
+
 def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
     """Return the run of a run folder, or the settings of an exported byte model, found at the place where it is now.
 
@@ -139,6 +149,7 @@ def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
     if path is None and (folder / "task.json").is_file():
         raise ConfigError(f"{folder}: is a fine-tuned task; name its run folder, {folder.parent.parent}")
     if path is None:
+        refuse_untrained(folder)
         raise ConfigError(f"{folder} is neither a run folder (run.yaml) nor an exported byte model (config.json)")
     if is_huggingface(folder):
         raise ConfigError(f"{folder} holds a model in the Hugging Face layout; name the run folder from which it was exported")

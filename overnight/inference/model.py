@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast, overload
 from overnight.checkpoint import reader
 from overnight.checkpoint.initial import Initial
 from overnight.checkpoint.task_folder import folders_of_tasks
-from overnight.config import BertRun, is_huggingface, machine_run, stored_run
+from overnight.config import BertRun, is_huggingface, machine_run, refuse_untrained, stored_run
 from overnight.corpus.tokenizer import build_tokenizer, vocabulary
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
@@ -73,6 +73,7 @@ def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Mo
         if task or not (path / "imported.json").is_file():
             return Model(load_trained(run, task or "mask"), source, task, _tasks(path))
         return Model(_pretrained(read_source(str(path)), run), source, "", _tasks(path))
+    refuse_untrained(path)
     if task:
         raise ConfigError(f"task = {task!r}: {source} is no run folder; only that has fine-tuned tasks")
     if source.startswith(HUB):

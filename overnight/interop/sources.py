@@ -16,7 +16,7 @@ from torch import Tensor
 from overnight.checkpoint.initial import Initial, with_tokens
 from overnight.checkpoint.reader import newest_checkpoint, read_checkpoint
 from overnight.checkpoint.run_corpus import kept_vocabulary
-from overnight.config import BertRun, environment_text, is_huggingface, stored_run
+from overnight.config import BertRun, environment_text, is_huggingface, refuse_untrained, stored_run
 from overnight.config.schema import ENCODERS
 from overnight.corpus.tokenizer import build_tokenizer, load_tokens, read_tokens
 from overnight.errors import DataError
@@ -55,6 +55,7 @@ def read_source(source: str, lowercase: bool | None = None) -> Initial:
         lowercase: whether text is put into lower case, for a checkpoint that does not say so itself; None asks its vocabulary for capitals.
 
     Raises:
+        ConfigError: it is a run whose training has not begun.
         DataError: it is nothing of this kind, damaged, or has what we do not have.
     """
     path = Path(environment_text(source, "init"))
@@ -77,6 +78,7 @@ def read_source(source: str, lowercase: bool | None = None) -> Initial:
     elif (path / "task.json").is_file():
         raise DataError(f"{path}: is a fine-tuned task; name its run folder, {path.parent.parent}")
     else:
+        refuse_untrained(path)
         what = "is no checkpoint that can be read" if path.exists() else "does not exist"
         raise DataError(f"{path}: {what}; name {UNDERSTOOD}")
     state, model, vocab_size = loaded

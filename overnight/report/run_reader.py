@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from overnight.config.load import refuse_untrained
 from overnight.config.old_names import METRICS
 from overnight.errors import DataError
 from overnight.state_files import fitted, read_lines, read_mapping, read_yaml
@@ -71,6 +72,7 @@ def read_folder(path: Path) -> RunFolder:
     A cut last line, as a kill leaves it, is left out and noted.
 
     Raises:
+        ConfigError: when it is of a run whose training has not begun.
         DataError: when the folder, `run.yaml` or `metrics.jsonl` is absent, or a file cannot be read; with the file and the line.
     """
     if not path.is_dir():
@@ -228,6 +230,7 @@ class _Unit:
 
 def _settings(path: Path) -> Record:
     if not path.exists():
+        refuse_untrained(path.parent)
         raise DataError(
             f"{path} does not exist: {path.parent} is not a run folder; name one that `overnight run` or `overnight pretrain` has made"
         )

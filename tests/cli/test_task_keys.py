@@ -199,3 +199,13 @@ def test_a_task_is_found_by_its_name_or_by_what_its_path_names(tmp_path: Path) -
 def test_a_folder_without_a_model_is_said_to_be_one(tmp_path: Path, capsys: Captured) -> None:
     assert call("finetune", "csv", "--from", tmp_path, "--path=x.csv") == 2
     assert f"{tmp_path}: holds no model; name a run folder, or a checkpoint of others" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("record", ["budget.json", "size.json"])
+@pytest.mark.parametrize("command", ["finetune csv --path=x.csv", "export --to x", "predict mask", "embed -", "generate", "report"])
+def test_a_run_that_stopped_before_its_training_is_said_to_have_no_checkpoint_yet(
+    command: str, record: str, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / record).write_text("{}")
+    assert call(*command.split(), *["--from"] * (command != "report"), tmp_path) == 2
+    assert capsys.readouterr().err == f"overnight: {tmp_path} has no checkpoint yet; run its command again to train it\n"
