@@ -25,7 +25,7 @@ def run_all(run: Run, extend: bool = False) -> None:
         extend: the run folder may hold a shorter run, which this one resumes from; what followed its pretraining is done again.
 
     Raises:
-        ConfigError: before anything is done, when the data of a task or BLiMP is not there; before pretraining, when the budget leaves it no time.
+        ConfigError: before anything is done, when the data of a task or BLiMP is not there, or the run folder cannot be written; before pretraining, when the budget leaves it no time.
         UserError: from the stage that could not continue.
     """
     finetunes = run.finetune if isinstance(run, BertRun) else {}
@@ -45,8 +45,10 @@ def run_all(run: Run, extend: bool = False) -> None:
     from overnight.engine.pretrain import pretrain
     from overnight.engine.size_record import chosen_before
     from overnight.engine.sizing import settle_sizes, settle_vocabulary
+    from overnight.run_dir.atomic import check_writable
     from overnight.run_dir.lock import run_lock
 
+    check_writable(run.run_dir, "out")
     line, start, recipe = Line(), time.perf_counter(), run
     check_folder(chosen_before(run), extend)
     resumed = (run.run_dir / "run.yaml").exists()

@@ -58,7 +58,7 @@ from overnight.corpus.workers import Workers, run_tasks
 from overnight.display import plural
 from overnight.errors import DataError
 from overnight.machine import return_large_blocks
-from overnight.run_dir.atomic import FULL, how_to_make_room, remove_unfinished, write_json
+from overnight.run_dir.atomic import FULL, check_writable, how_to_make_room, remove_unfinished, write_json
 from overnight.run_dir.lock import preparation_lock
 from overnight.state_files import STRICT, read_json, sealed
 
@@ -92,7 +92,7 @@ def prepare(
         The manifest; at once when the folder is prepared already.
 
     Raises:
-        ConfigError: the folder was prepared with other settings.
+        ConfigError: the folder was prepared with other settings, or cannot be written.
         DataError: a source cannot be used as it is (see `readers`), the disk is full, or the folder is in use.
     """
     settings, own = settings_of(data), [folder, *leave_out]
@@ -107,6 +107,7 @@ def prepare(
     given = given_tokens(data, given)
     check_extras(data)
     check_scheduler(data)
+    check_writable(folder, "data.dir")
     return_large_blocks()
     reading = start_reading(data, own)
     folder = folder.absolute() if data.scheduler else folder  # its workers are elsewhere

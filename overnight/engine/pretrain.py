@@ -18,6 +18,7 @@ from overnight.distributed.world import process_group
 from overnight.engine.budget_extension import extend_budget
 from overnight.engine.budget_record import check_budget
 from overnight.engine.training_run import TrainingRun
+from overnight.run_dir.atomic import check_writable
 from overnight.run_dir.lock import run_lock
 
 
@@ -42,6 +43,7 @@ def pretrain(run: Run, line: Line | None = None, extend: bool = False) -> Path:
         assert_same_on_all_ranks(shared_facts(run, training.workload.fingerprint, world), world)
         with raise_on_all_ranks(world):
             if world.main:
+                check_writable(run.run_dir, "out")
                 run.run_dir.mkdir(parents=True, exist_ok=True)
                 locks.enter_context(run_lock(run.run_dir))
                 if extend and run.budget:

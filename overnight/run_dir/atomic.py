@@ -8,9 +8,12 @@ import json
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from overnight.errors import ConfigError
 
 _UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp", re.S)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -22,6 +25,25 @@ def how_to_make_room(code: int | None) -> str:
     if code == errno.ENOSPC:
         return "make room"
     return "a limit on the size of files (ulimit -f, the file system) or a quota is reached: raise it"
+
+
+def check_writable(folder: Path, key: str) -> None:
+    """Check that files can be written into a folder, or that it can be made, before work begins whose result goes there. Nothing is left behind.
+
+    Args:
+        folder: it may be absent, and so may the folders that it lies in.
+        key: of the setting that names it.
+
+    Raises:
+        ConfigError: it cannot be written, for another reason than that there is no room, which may be made.
+    """
+    try:
+        there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        with tempfile.TemporaryDirectory(dir=there, prefix="."):
+            pass
+    except OSError as error:
+        if error.errno not in FULL:
+            raise ConfigError(f"{key} = {folder}: cannot be written ({error.strerror}); name another folder") from None
 
 
 def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from overnight.cli import main as command_line
-from tests.conftest import ROOT
+from tests.conftest import ROOT, tiny_tree
 
 _KEEP = {"run", "prepare", "pretrain", "launch", "finetune", "linear-probe", "evaluate", "download"}
 
@@ -82,3 +83,16 @@ def test_what_standard_input_is_read_from_is_not_written_over_either(tmp_path: P
     with texts.open() as stdin:
         done = subprocess.run(argv, stdin=stdin, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 2 and f"--to = {texts}: is a file that is read" in done.stderr
+
+
+@pytest.mark.parametrize(("command", "key"), [("run", "out"), ("pretrain", "out"), ("prepare", "data.dir")])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work_begins(
+    command: str, key: str, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = tiny_tree(tmp_path, tiny_data.parent / "topics.jsonl")
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree | {"data": tree["data"] | {"dir": str(tiny_data)}}))
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "x"
+    assert command_line.main([command, str(tmp_path / "recipe.yaml"), f"--{key}={folder}"]) == 2
+    said = capsys.readouterr()
+    assert said.err == f"overnight: {key} = {folder}: cannot be written (Not a directory); name another folder\n" and said.out == ""

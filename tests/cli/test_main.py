@@ -226,10 +226,15 @@ def test_pretraining_without_preparing_says_so_and_claims_no_folder(recipe: Path
     assert not (tmp_path / "run").exists()
 
 
-def test_what_the_system_refuses_is_told_without_a_traceback(recipe: Path, tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "file").touch()
-    assert call("pretrain", recipe, f"--out={tmp_path / 'file'}") == 1
-    assert f"'{tmp_path / 'file'}'" in capsys.readouterr().err
+def test_what_the_system_refuses_is_told_without_a_traceback(
+    copy: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: object) -> None:
+        raise OSError(5, "Input/output error", str(copy))
+
+    monkeypatch.setattr("overnight.report.page.write_report", refused)
+    assert call("report", copy) == 1
+    assert capsys.readouterr().err == f"overnight: [Errno 5] Input/output error: '{copy}'\n"
 
 
 def test_prepare_and_pretrain_do_their_part_and_again_nothing(recipe: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
 
-from overnight.run_dir.atomic import write_whole
+import pytest
+
+from overnight.errors import ConfigError
+from overnight.run_dir.atomic import check_writable, write_whole
 
 
 def test_a_pipe_or_a_device_is_written_into_and_stays_what_it_is(tmp_path: Path) -> None:
@@ -29,3 +33,20 @@ def test_a_link_stays_and_the_file_that_it_leads_to_is_written(tmp_path: Path) -
         write_whole(tmp_path / "link", [content])
         assert (tmp_path / "link").is_symlink() and (tmp_path / "there" / "real").read_bytes() == content
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["real"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_by_the_key_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    check_writable(tmp_path / "a" / "b", "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+    for folder in (tmp_path / "empty.txt", tmp_path / "empty.txt" / "x", Path("/proc/x")):
+        with pytest.raises(ConfigError, match=rf"data\.dir = {folder}: cannot be written \(.+\); name another folder"):
+            check_writable(folder, "data.dir")
+
+
+def test_a_full_disk_is_left_to_the_message_that_says_how_much_room_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **more: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    check_writable(tmp_path, "out")
