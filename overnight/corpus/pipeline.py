@@ -190,7 +190,7 @@ def _run(
         FORMAT_VERSION, tokenizer, vocab_size, settings, sources, duplicates, short, entries, CLEANING, first, dropped, masked, table, read
     )
     write_json(folder / "drops.json", sealed(outcome.drops.as_json()))
-    for line in outcome_lines(outcome):
+    for line in outcome_lines(outcome, data.min_chars):
         log(line)
     if not manifest.count("train", "documents"):
         raise DataError(f"no document is left to train on; dropped: {counted(dropped)}; allow more of them")

@@ -125,6 +125,7 @@ def clean_chunk(task: CleanTask) -> PartCounts | None:
         columns["group"] = pa.array([groups[row] for row in rows], pa.string())
     if task.data.repeated_paragraphs:
         columns[COLUMN] = pa.array(ends, pa.list_(pa.int32()))
+    happened |= {"characters": str(outcome.characters), "short_characters": str(outcome.short_characters)}
     happened |= {"short": str(outcome.short), "drops": json.dumps(outcome.drops.as_json()), "masked": json.dumps(outcome.masked)}
     write_table(task.path, columns, happened)
     seal_chunk(task.path, task.of)
@@ -142,6 +143,8 @@ def outcome_of(chunks: Sequence[Path]) -> Outcome:
     for path in chunks:
         happened = read_table(checked_chunk(path)).schema.metadata or {}
         total.short += int(happened.get(b"short", 0))
+        total.characters += int(happened.get(b"characters", 0))
+        total.short_characters += int(happened.get(b"short_characters", 0))
         total.drops.merge(Drops.from_json(json.loads(happened.get(b"drops", b"{}"))))
         total.masked.update(json.loads(happened.get(b"masked", b"{}")))
     return total

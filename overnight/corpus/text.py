@@ -15,8 +15,11 @@ from overnight.corpus.drops import Drops
 from overnight.corpus.filters import kept_lines, rejection
 from overnight.corpus.languages import check_languages, language
 from overnight.corpus.personal import PLACEHOLDERS, mask
-from overnight.display import plural
+from overnight.display import plural, share
 from overnight.errors import ConfigError
+
+# Share of the characters in documents that are too short from which on `prepare` warns.
+_MANY_SHORT = 0.1
 
 
 @dataclass
@@ -25,6 +28,9 @@ class Outcome:
 
     drops: Drops = field(default_factory=Drops)
     short: int = 0
+    characters: int = 0
+    """Of the clean text of all documents, before any is dropped."""
+    short_characters: int = 0
     masked: Counter[str] = field(default_factory=Counter)
 
 
@@ -43,8 +49,10 @@ def kept_text(text: str, name: str, data: Data, outcome: Outcome) -> str:
     if filtered and len(kept := kept_lines(lines, data.filters, name, outcome.drops)) < len(lines):
         text, lines = "\n".join(kept), kept
     text = _joined_and_masked(text, data, outcome)
+    outcome.characters += len(text)
     if not text or len(text) < data.min_chars:
         outcome.short += 1
+        outcome.short_characters += len(text)
         outcome.drops.add("min_chars", name, text)
         return ""
     if filtered and (reason := rejection(text, [line for line in lines if line], data.filters)):
@@ -80,10 +88,15 @@ def counted(counts: Mapping[str, int]) -> str:
     )
 
 
-def outcome_lines(outcome: Outcome) -> Iterator[str]:
-    """Yield what `prepare` says of what was dropped and masked, where something was."""
+def outcome_lines(outcome: Outcome, min_chars: int) -> Iterator[str]:
+    """Yield what `prepare` says of what was dropped and masked, where something was, and a warning where short documents held much of the text."""
     if outcome.drops.counts:
         yield f"dropped: {counted(outcome.drops.counts)} (drops.json has samples)"
+    if outcome.short_characters > _MANY_SHORT * outcome.characters:
+        yield (
+            f"warning: {plural(outcome.short, 'document')} with {share(outcome.short_characters / outcome.characters)} of all characters "
+            f"are shorter than data.min_chars = {min_chars:,} and left out; lower it to keep them"
+        )
     if found := sorted((+outcome.masked).items()):
         yield f"masked: {', '.join(f'{count:,} {PLACEHOLDERS[kind]}' for kind, count in found)}"
 

@@ -93,7 +93,8 @@ def check_share(key: str, fraction: float, num_validation: int, trained: int, ne
         return
     part = "validation" if "valid" in key else "the test"
     documents = plural(trained + num_validation, "document")
-    more = "make more documents with --data.documents=paragraph" if files() else "add documents"
+    # Many a paragraph, such as one of a dialogue, has fewer characters than `data.min_chars` asks of a document.
+    more = "make more documents with --data.documents=paragraph --data.min_chars=1" if files() else "add documents"
     if not trained:
         raise DataError(f"{key} = {fraction} leaves none of {documents} to train on; lower it (0 turns {part} off), or {more}")
     enough = _above(nearest)

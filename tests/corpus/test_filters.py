@@ -146,8 +146,8 @@ def test_samples_are_the_first_of_the_source_however_it_is_divided() -> None:
 
 def test_what_was_dropped_and_masked_is_said_on_a_line_each() -> None:
     outcome = Outcome()
-    assert list(outcome_lines(outcome)) == []
+    assert list(outcome_lines(outcome, 100)) == []
     outcome.drops.counts.update({"languages": 3, "filters.min_words": 1200})
     outcome.masked.update({"email": 2, "ip": 0})
     assert counted(outcome.drops.counts) == "1,200 by data.filters.min_words, 3 by data.languages"
-    assert list(outcome_lines(outcome)) == [f"dropped: {counted(outcome.drops.counts)} (drops.json has samples)", "masked: 2 [email]"]
+    assert list(outcome_lines(outcome, 100)) == [f"dropped: {counted(outcome.drops.counts)} (drops.json has samples)", "masked: 2 [email]"]

@@ -156,6 +156,19 @@ def test_filters_that_leave_nothing_are_named(reviews: Path, tmp_path: Path) -> 
         prepare(settings(reviews, filters=dataclasses.replace(NoFilters(), max_chars=150)), tmp_path / "out", silent)
 
 
+@pytest.mark.parametrize(("min_chars", "left_out"), [(100, 900), (41, 900), (40, 0)])
+def test_short_documents_that_hold_much_of_the_text_are_warned_of(min_chars: int, left_out: int, tmp_path: Path) -> None:
+    rows = [f"{number:04d} a dialogue, of 40 characters a line" for number in range(900)]
+    rows += [f"{number:04d} " + "a long paragraph " * 9 for number in range(600)]
+    (tmp_path / "novel.txt").write_text("\n\n".join(rows))
+    lines = list[str]()
+    data = Data(paths=(str(tmp_path / "novel.txt"),), documents="paragraph", min_chars=min_chars, tokenizer="bytes", workers=1)
+    prepare(data, tmp_path / "out", lines.append)
+    warned = [line for line in lines if "data.min_chars" in line and line.startswith("warning:")]
+    said = f"warning: 900 documents with 27.6 % of all characters are shorter than data.min_chars = {min_chars} and left out; lower it to keep them"
+    assert warned == [said] * (left_out > 0)
+
+
 def test_a_group_field_that_no_row_has_is_refused(reviews: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no document has a group under data\.group_field = 'asni'; correct it, or leave it out"):
         prepare(settings(reviews, group_field="asni"), tmp_path / "out", silent)

@@ -55,7 +55,8 @@ def test_the_advised_share_takes_the_first_document_or_none_is_advised(nearest: 
     with pytest.raises(DataError, match=r"^data\.valid_fraction = 1e-09 selects none of 24 documents for validation; ") as error:
         validation_split.check_share("data.valid_fraction", 1e-9, 0, 24, nearest, lambda: True)
     advised = re.search(
-        r"use at least (\S+) \(0 turns validation off\), or make more documents with --data\.documents=paragraph$", str(error.value)
+        r"use at least (\S+) \(0 turns validation off\), or make more documents with --data\.documents=paragraph --data\.min_chars=1$",
+        str(error.value),
     )
     if advised:
         assert nearest < float(advised[1]) <= max(1.11 * nearest, 1.2e-6) and float(advised[1]) <= 0.5
