@@ -91,7 +91,7 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "", empty: bool =
         try:
             if form == "jsonl":  # whose rows may each have other columns
                 columns = _chosen(cells, choices) or columns
-            columns = columns or _columns(known or list(cells), choices, where, unread)
+            columns = columns or _columns(known or list(cells), choices, where, unread, form)
             if not is_text(row_id):
                 raise DataError(f"{where}:{number}: its id {NO_TEXT}")
             yield number, {"id": row_id, **dict(zip(keys, _texts(cells, columns, f"{where}:{number}", empty), strict=False))}
@@ -205,7 +205,7 @@ def _chosen(cells: Collection[str], choices: list[tuple[str, ...]]) -> tuple[str
     return next((choice for choice in choices if all(column in cells for column in choice)), ())
 
 
-def _columns(cells: Sequence[str], choices: list[tuple[str, ...]], where: str, unread: str) -> tuple[str, ...]:
+def _columns(cells: Sequence[str], choices: list[tuple[str, ...]], where: str, unread: str, form: str) -> tuple[str, ...]:
     """Return what :func:`_chosen` does; `unread` says what other columns there are.
 
     Raises:
@@ -213,11 +213,17 @@ def _columns(cells: Sequence[str], choices: list[tuple[str, ...]], where: str, u
     """
     if found := _chosen(cells, choices):
         return found
-    needed = ", or ".join(" and ".join(f"`{column}`" for column in choice) for choice in dict.fromkeys(choices))
-    raise DataError(
-        f"{where}: is read as a table, has the columns {', '.join(cells)}{unread}, and needs {needed}; lines of text without names of columns "
-        "go into a file of another ending"
-    )
+    # The task's own names come first; `text` does for every task of single texts.
+    both = " and ".join(f"`{column}`" for column in choices[0])
+    if len(choices[0]) == 1:
+        remedy = f"rename the one with the texts to {' or '.join(f'`{name}`' for name in dict.fromkeys([*choices[0], 'text']))}"
+    elif any(len(choice) == 1 for choice in choices):
+        remedy = f"rename the one with the texts to `text` (of pairs: {both})"
+    else:
+        remedy = f"the texts of a row belong in {both}"
+    if form in ("csv", "tsv") and len(cells) == 1 and not any(cells[0] in choice for choice in choices):
+        remedy += "; if it holds lines of text, without a line of names, give it another ending, such as .txt"
+    raise DataError(f"{where}: has the columns {', '.join(cells)}{unread}; {remedy}")
 
 
 def _texts(cells: Mapping[str, str], columns: tuple[str, ...], where: str, empty: bool) -> list[str]:

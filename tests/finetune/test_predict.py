@@ -129,7 +129,7 @@ def test_a_pair_is_read_from_the_columns_that_were_trained_on(run: Run, tmp_path
     stdin(monkeypatch, (tmp_path / "pair.jsonl").read_bytes())
     piped = list(predict_file(run, "scores", "-"))
     assert stored[0] == piped[0] == {"id": "1", "score": wanted} and "error" in stored[1] and "error" in piped[1]
-    with pytest.raises(DataError, match="needs `text` and `other`, or `text_a` and `text_b`, or `text` and `text_b`"):
+    with pytest.raises(DataError, match=r"has the columns text; the texts of a row belong in `text` and `other`$"):
         (tmp_path / "one.csv").write_text("text\nclass 3\n")
         list(predict_file(run, "scores", str(tmp_path / "one.csv")))
 

@@ -89,9 +89,9 @@ def test_a_column_called_index_names_no_row_of_an_own_table(tmp_path: Path) -> N
         (
             "in.csv",
             "words,label\na,b\n",
-            r"in\.csv: is read as a table, has the columns words, label, and needs `sentence`, or `text`",
+            r"in\.csv: has the columns words, label; rename the one with the texts to `sentence` or `text`$",
         ),
-        ("in.tsv", "a good one\nanother\n", "lines of text without names of columns go into a file of another ending"),
+        ("in.tsv", "a good one\nanother\n", r"if it holds lines of text, without a line of names, give it another ending, such as \.txt"),
         ("in.csv", "text,label\n,b\n", "in.csv:2: no text in column 'text'"),
         ("in.csv", "text\na,b\n", "in.csv:2: 2 fields where 1 belong"),
         ("in.jsonl", '{"text": "a"}\n{"words": "b"}\n', r"in\.jsonl:2: has no 'text' \(it has words\)"),
@@ -103,6 +103,21 @@ def test_what_is_wrong_with_a_table_is_named(name: str, content: str, said: str,
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=said):
         rows(tmp_path / name, "sst2")
+
+
+@pytest.mark.parametrize(
+    ("spec", "remedy"),
+    [
+        ({"task": "csv"}, r"rename the one with the texts to `text` \(of pairs: `text_a` and `text_b`\)"),
+        ({"task": "csv", "pairs": False, "texts": ["body"]}, "rename the one with the texts to `body` or `text`"),
+        ({"task": "csv", "pairs": True, "texts": ["left", "right"]}, "the texts of a row belong in `left` and `right`"),
+        ({"task": "squad"}, "the texts of a row belong in `question` and `context`"),
+    ],
+)
+def test_a_table_with_other_columns_is_told_how_to_name_them(spec: dict[str, Any], remedy: str, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("story,genre\na,b\n")
+    with pytest.raises(DataError, match=rf"in\.csv: has the columns story, genre; {remedy}$"):
+        list(read_input(str(tmp_path / "in.csv"), spec))
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ def test_rows_of_json_may_differ_and_those_of_another_table_may_not(tmp_path: Pa
     found = [row for row in read_input(str(tmp_path / "t.jsonl"), {"task": "csv"}) if row]
     assert [isinstance(content, Broken) for _, content in found] == [True, False, True, True]
     assert [str(content.why).split("t.jsonl")[1][:20] for _, content in found if isinstance(content, Broken)] == [
-        ": is read as a table",
+        ": has the columns ot",
         ":3: has no 'text' (i",
         ":4: is no text: byte",
     ]

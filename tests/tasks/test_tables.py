@@ -314,7 +314,7 @@ def test_decimals_are_numbers_and_other_types_are_refused_where_they_are_named(t
     with pytest.raises(DataError, match=r"t\.parquet:1: column 'mark' is missing"):
         load_task("csv", path, columns=Columns(label="mark"))
     pq.write_table(pa.table({"score": marks, "text": days}), path)
-    with pytest.raises(DataError, match=r"has the columns score \(and, .* text: date32\[day\]\), and needs .* `text`"):
+    with pytest.raises(DataError, match=r"has the columns score \(and, .* text: date32\[day\]\); rename the one with the texts to `text`"):
         list(read_input(str(path), {"task": "csv"}))
 
 
