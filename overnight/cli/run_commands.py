@@ -59,7 +59,7 @@ def _add_predict(add: Add) -> None:
         "--input",
         default="-",
         metavar="FILE",
-        help="a table (.csv, .tsv, .jsonl, .parquet) with the columns of the task, questions in SQuAD's format (.json), or lines of text (a pair separated by a tab) or JSON; default standard input",
+        help="a table (.csv, .tsv, .jsonl, .parquet) with the columns of the task, questions in SQuAD's format (.json), or lines of text (a pair separated by a tab) or JSON; default standard input; without an `id` a row of a table is called by its number, from 0, a line by its number, from 1",
     )
     text = "of the input: a table, or lines; default by the ending of its name, of standard input lines"
     command.add_argument("--format", choices=("csv", "tsv", "jsonl", "parquet", "lines"), default="", help=text)

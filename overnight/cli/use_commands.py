@@ -14,7 +14,7 @@ _SOURCE = "run folder, a fine-tuned task in it (RUN/finetune/TASK), or a Hugging
 
 def _add_embed(add: Add) -> None:
     command = add("embed", _embed, "texts to vectors: hidden states of an encoder, as JSON lines or .npy", keys=True)
-    text = "lines of text or JSON, .jsonl, or a table (.csv, .tsv, .parquet) with a column `text`; - is standard input"
+    text = "lines of text or JSON, .jsonl, or a table (.csv, .tsv, .parquet) with a column `text`; - is standard input; without an `id` a row of a table is called by its number, from 0, a line by its number, from 1"
     command.add_argument("files", nargs="+", metavar="FILE", help=text)
     add_source(command, what=_SOURCE)
     command.add_argument("--to", metavar="FILE", help="write there, .npy (float32, a row a text) or .jsonl; default prints JSON lines")

@@ -27,7 +27,7 @@ class Embedded:
     """A text that was embedded, or a line that could not be."""
 
     id: str
-    """Of the line, or its number in its file, from 1."""
+    """Of the line, or its number in its file: of a line from 1, of a row of a table from 0."""
     file: str
     vector: Vectors | None
     error: str = ""

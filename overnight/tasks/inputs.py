@@ -51,7 +51,8 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "", empty: bool =
     """Yield what is to be answered for :func:`answered`: the lines of a file or of standard input, or the rows of a table.
 
     The texts of a table are in the columns that the task was trained on, or in `text` (of a pair `text_a`, or `text`, and `text_b`); other
-    columns, such as the labels, are ignored. A row is called by its `id`, else by its `index` (not in one's own table), or else by its line.
+    columns, such as the labels, are ignored. A row is called by its `id`, else by its `index` (not in one's own table), or else by its number, from 0
+    as in `predictions.json`; errors name the line on which it begins.
 
     Args:
         path: `-` is standard input.
@@ -79,15 +80,17 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "", empty: bool =
     where = "standard input" if path == "-" else path
     known, unread = parquet_columns(Path(path)) if form == "parquet" and path != "-" else ([], "")
     columns: tuple[str, ...] = ()
+    place = -1
     for row in _rows(path, form, where, choices, header):
         if row is None:
             yield None
             continue
         number, cells = row
+        place += 1
         if isinstance(cells, DataError):
-            yield number, Broken(str(number), cells)
+            yield number, Broken(str(place), cells)
             continue
-        row_id = next((cells[column] for column in ids if cells.get(column)), str(number))
+        row_id = next((cells[column] for column in ids if cells.get(column)), str(place))
         try:
             if form == "jsonl":  # whose rows may each have other columns
                 columns = _chosen(cells, choices) or columns
@@ -98,7 +101,7 @@ def read_input(path: str, spec: Mapping[str, Any], form: str = "", empty: bool =
         except DataError as error:
             if not columns and form != "jsonl":
                 raise
-            yield number, Broken(row_id if is_text(row_id) else str(number), error)
+            yield number, Broken(row_id if is_text(row_id) else str(place), error)
 
 
 def _choices(spec: Mapping[str, Any]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:

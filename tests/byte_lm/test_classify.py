@@ -164,7 +164,7 @@ def test_the_command_answers_for_an_exported_model(folder: Path, tmp_path: Path,
     (tmp_path / "in.jsonl").write_text('{"text": "a good film"}\n{"text": "cut\n{"text": "a bad film", "id": "x"}\n')
     assert main(["predict", "mine", "--from", str(folder), "--input", str(tmp_path / "in.jsonl")]) == 1
     good, broken, other = map(json.loads, capsys.readouterr().out.splitlines())
-    assert "label" in good and other["id"] == "x" and broken["id"] == "2" and "in.jsonl:2: is not JSON" in broken["error"]
+    assert "label" in good and other["id"] == "x" and broken["id"] == "1" and "in.jsonl:2: is not JSON" in broken["error"]
     assert main(["predict", "mine", "--from", str(tmp_path), "--input", str(table)]) == 2
     assert "holds no model; name a run folder" in capsys.readouterr().err
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')

@@ -69,7 +69,7 @@ def test_the_columns_are_those_of_the_task(header: str, task: str, columns: dict
 @pytest.mark.parametrize("first", ["text", "text_a"])
 def test_a_task_folder_of_before_finds_the_first_text_as_training_did(first: str, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text(f"{first},reply\na,b\n")
-    assert rows(tmp_path / "in.csv", "csv", text_b="reply") == [{"id": "2", "text_a": "a", "text_b": "b"}]
+    assert rows(tmp_path / "in.csv", "csv", text_b="reply") == [{"id": "0", "text_a": "a", "text_b": "b"}]
 
 
 @pytest.mark.parametrize(("task", "texts"), [("squad", "question,context"), ("sst2", "sentence,label"), ("mask", "text,label")])
@@ -80,7 +80,22 @@ def test_a_row_is_called_by_its_id_also_beside_an_index(task: str, texts: str, t
 
 def test_a_column_called_index_names_no_row_of_an_own_table(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("index,text\n0,one\n0,two\n")
-    assert [row["id"] for row in rows(tmp_path / "in.csv", "csv")] == ["2", "3"]
+    assert [row["id"] for row in rows(tmp_path / "in.csv", "csv")] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("form", "content"),
+    [
+        ("csv", 'text\none\n"two\nlines"\n\nfour,five\nthree\n'),
+        ("tsv", "text\none\ntwo lines\n\nfour\tfive\nthree\n"),
+        ("jsonl", '{"text": "one"}\n{"text": "two lines"}\n\n["four"]\n{"text": "three"}\n'),
+    ],
+)
+def test_a_row_without_an_id_is_called_by_its_number_whatever_lines_it_takes(form: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / f"in.{form}").write_text(content)
+    found = [content for _, content in filter(None, read_input(str(tmp_path / f"in.{form}"), {"task": "csv"}))]
+    assert [row.id if isinstance(row, Broken) else dict(row)["id"] for row in found if not isinstance(row, str)] == ["0", "1", "2", "3"]
+    assert isinstance(found[2], Broken) and f"in.{form}:{ {'csv': 6, 'tsv': 5, 'jsonl': 4}[form] }: " in str(found[2].why)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +194,7 @@ def test_the_ending_of_a_file_may_be_in_capitals(tmp_path: Path) -> None:
         path = tmp_path / f"t{ending}"
         path.write_text(table)
         found.append((rows(path, "csv"), load_task("csv", path).train, read_texts(str(path))))
-    assert found[0] == found[1] and found[0][0][0] == {"id": "2", "text_a": "row 0"}
+    assert found[0] == found[1] and found[0][0][0] == {"id": "0", "text_a": "row 0"}
     (tmp_path / "t.CONLL").write_text("Ada B\nwrote O\n")
     ((_, line),) = filter(None, read_input(str(tmp_path / "t.CONLL"), {"task": "tokens"}))
     assert json.loads(str(line))["tokens"] == ["Ada", "wrote"]

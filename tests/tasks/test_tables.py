@@ -96,7 +96,7 @@ def test_a_second_text_that_the_first_row_of_json_lacks_is_not_lost_for_the_othe
     with pytest.raises(DataError, match=r"t.jsonl:1: column 'text_b' is missing or null \(there are text_a, label\)"):
         load_task("csv", path)
     first, *others = (content for _, content in filter(None, read_input(str(path), {"task": "csv"})))
-    assert first == {"id": "1", "text_a": "a"} and [row["text_b"] for row in others if isinstance(row, dict)] == ["b"] * 19
+    assert first == {"id": "0", "text_a": "a"} and [row["text_b"] for row in others if isinstance(row, dict)] == ["b"] * 19
 
 
 def test_equal_texts_are_never_on_both_sides_of_the_split_and_the_seed_chooses(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_decimals_are_numbers_and_other_types_are_refused_where_they_are_named(t
 def test_an_empty_text_in_the_first_row_of_a_parquet_file_costs_that_row_alone(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": [None, "b"]}), tmp_path / "t.parquet")
     first, second = (content for _, content in filter(None, read_input(str(tmp_path / "t.parquet"), {"task": "csv"})))
-    assert isinstance(first, Broken) and second == {"id": "2", "text_a": "b"}
+    assert isinstance(first, Broken) and second == {"id": "1", "text_a": "b"}
 
 
 @pytest.mark.parametrize("how", ["list", "joined", "columns", "json in csv"])
