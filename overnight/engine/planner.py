@@ -221,7 +221,10 @@ class Planner:
         self._append(decision)
         write_record(self.run, self.record)
         decay = -1 if decision.decay_begins is None else decision.decay_begins
-        return [found.steps, found.next, decision.warmup_steps, decay, decision.steps]
+        steps = found.steps
+        if len(self.record.of(self._name)) == 2 and self.leaves_out_pairs(self._name, step):  # decided with pairs, and now there are none
+            steps = planned_steps(self.shares, self._number, step, left, decision.seconds_per_step or 1e9)[0]
+        return [steps, found.next, decision.warmup_steps, decay, decision.steps]
 
     def _decide(self, decision: Decision, after: int) -> None:
         """Take a decision before the first step of a phase; all processes have the one of the first."""
@@ -356,7 +359,8 @@ def length_warnings(phase: Phase, decision: Decision, first: bool, epoch: int) -
     if first and isinstance(phase, BertPhase) and too_short(phase, decision.steps):
         yield (
             "token_matching",
-            f"{gets}: too few for token matching, which takes the first {phase.token_matching_steps:,} (token_matching_steps). It is left out: "
+            f"with its pairs {gets.replace(' gets', ' would get')}: too few for token matching, which takes the first "
+            f"{phase.token_matching_steps:,} (token_matching_steps). It is left out: "
             "masked tokens are learned sooner, tasks that compare texts hardly",
         )
     if decision.decay_begins is not None:

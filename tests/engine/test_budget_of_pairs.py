@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,17 @@ def test_a_phase_that_its_budget_makes_too_short_leaves_token_matching_out_and_s
     assert {line["step"] for line in lines if "match_loss" in line} == set(range(1, decided.at + 1))
     (said,) = {event["message"] for event in events(run) if event["event"] == "token_matching"}
     assert said.startswith(
-        f"phase short gets about {decided.steps} steps: too few for token matching, which takes the first 100 (token_matching_steps)"
+        f"with its pairs phase short would get about {decided.steps} steps: too few for token matching, which takes the first 100 (token_matching_steps)"
     )
     assert_same_run(run, replayed(run, tiny(**settings, budget="50s", out=str(tmp_path / "again"))))
+
+
+def test_a_phase_that_leaves_pairs_out_is_said_to_get_one_number_of_steps(tiny: Make, clock: FakeClock) -> None:
+    run = tiny(**half_as_long(budget="100s"))
+    said = train(run)
+    expected, shown = (re.search(pattern, said) for pattern in (r": short about (\d+) steps of", r"phase short: (\d+) steps"))
+    assert expected and shown and expected[1] == shown[1], said
+    assert int(shown[1]) > record_of(run).of("short")[1].steps
 
 
 def test_what_a_budget_left_out_is_not_said_to_be_unlearned(tiny: Make, clock: FakeClock) -> None:
