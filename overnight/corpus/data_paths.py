@@ -45,7 +45,7 @@ def expand(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -
             raise DataError(f"{filled}: the folder holds no files; put text files there or correct {key}")
         return found
     if not glob.has_magic(str(filled)):
-        raise DataError(f"{filled}: there is no such file or folder; correct {key}")
+        raise DataError(f"{filled}: there is no such file or folder; correct {key}{_several(filled, key)}")
     found = []
     for match in map(Path, sorted(glob.glob(str(filled), recursive=True))):
         folder = match if match.is_dir() else match.parent
@@ -56,8 +56,13 @@ def expand(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -
         elif _is_file(match):
             found.append(match)
     if not found:
-        raise DataError(f"{filled}: no file matches; correct {key}")
+        raise DataError(f"{filled}: no file matches; correct {key}{_several(filled, key)}")
     return sorted(set(found))
+
+
+def _several(path: Path, key: str) -> str:
+    """Return how several paths are written, where a comma stands in what was taken for one."""
+    return f'; several are written --{key}=\'["a", "b"]\'' if "," in str(path) and key.startswith("data.") else ""
 
 
 def pattern(path: str) -> str:

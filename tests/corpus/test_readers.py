@@ -362,6 +362,7 @@ def test_missing_and_empty_sources_are_refused(tmp_path: Path) -> None:
         (tmp_path / "absent", "no such file or folder"),
         (tmp_path / "void", "holds no files"),
         (f"{tmp_path}/*.md", "no file matches"),
+        (f"{tmp_path}/A*.txt,R*.txt", r"""no file matches; correct data\.paths; several are written --data\.paths='\["a", "b"\]'"""),
         (tmp_path / "empty.txt", "holds no text"),
         ("builtin:something", "is not built in"),
     ]
