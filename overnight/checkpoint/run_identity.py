@@ -38,7 +38,7 @@ def check_folder(run: Run, extend: bool = False) -> None:
     if theirs.budget != run.budget and not (extend and budgets):
         began = f"with budget = {theirs.budget!r}, which fixed when it ends" if theirs.budget else "without a budget"
         raise ConfigError(
-            f"budget = {run.budget!r}: {run.run_dir} was begun {began}; leave it so, {'add --extend to give it so much more time, ' * budgets}"
+            f"budget = {repr(run.budget) if run.budget else 'null'}: {run.run_dir} was begun {began}; leave it so, {'add --extend to give it so much more time, ' * budgets}"
             f"give this run its own folder (--out=...), or {delete}"
         )
     theirs = dataclasses.replace(theirs, budget=run.budget)

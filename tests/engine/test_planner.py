@@ -313,8 +313,8 @@ def test_a_text_that_would_be_read_often_is_a_warning(tiny: Make, clock: FakeClo
 def test_another_budget_none_and_a_first_one_are_refused(tiny: Make, clock: FakeClock) -> None:
     run = tiny(**WSD, **LESS, budget="20s")
     train(run)
-    for other in ("30s", ""):
-        with pytest.raises(ConfigError, match=r"was begun with budget = '20s'.*--out"):
+    for other, said in (("30s", "'30s'"), ("", "null")):
+        with pytest.raises(ConfigError, match=rf"^budget = {said}: .* was begun with budget = '20s'.*--out"):
             train(tiny(**WSD, **LESS, budget=other))
     shutil.rmtree(run.run_dir)
     train(tiny(**WSD, **LESS))
