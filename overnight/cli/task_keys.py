@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from overnight.config.load import refuse_untrained, stored_run
+from overnight.config.load import meant, refuse_untrained, stored_run
 from overnight.config.published import NAMES, published_settings
 from overnight.config.schema import BertRun, ByteRun, Finetune, LinearProbe, Run
 from overnight.config.validate import environment_path, name_problems
@@ -111,7 +111,7 @@ def _run_folder(source: str, kind: type[Run]) -> str:
     if (path / "run.yaml").is_file():
         return source
     if not (source.startswith("hf:") or path.exists() or index.is_file()):
-        raise ConfigError(f"{source}: does not exist; name a {SOURCES[kind]}")
+        raise ConfigError(f"{source}: does not exist{meant(source) or f'; name a {SOURCES[kind]}'}")
     from overnight.interop.imported import run_folder
 
     folder = run_folder(source)

@@ -139,6 +139,12 @@ def refuse_untrained(folder: Path) -> None:
         raise ConfigError(f"{folder} has no checkpoint yet; run its command again to train it")
 
 
+def meant(source: str) -> str:
+    """Return what to add to a message about a name that does not exist, where a run folder below `runs` has it."""
+    near = Path("runs") / source
+    return f"; did you mean {near}?" if source and (near / "run.yaml").is_file() else ""
+
+
 def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
     """Return the run of a run folder, or the settings of an exported byte model, found at the place where it is now.
 
@@ -150,7 +156,7 @@ def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
         raise ConfigError(f"{folder}: is a fine-tuned task; name its run folder, {folder.parent.parent}")
     if path is None:
         refuse_untrained(folder)
-        raise ConfigError(f"{folder} is neither a run folder (run.yaml) nor an exported byte model (config.json)")
+        raise ConfigError(f"{folder} is neither a run folder (run.yaml) nor an exported byte model (config.json){meant(str(folder))}")
     if is_huggingface(folder):
         raise ConfigError(f"{folder} holds a model in the Hugging Face layout; name the run folder from which it was exported")
     # The vocabulary lies with the prepared data; the file that it was taken from may be gone, or be named by a variable.

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast, overload
 from overnight.checkpoint import reader
 from overnight.checkpoint.initial import Initial
 from overnight.checkpoint.task_folder import folders_of_tasks
-from overnight.config import BertRun, is_huggingface, machine_run, refuse_untrained, stored_run
+from overnight.config import BertRun, is_huggingface, machine_run, meant, refuse_untrained, stored_run
 from overnight.corpus.tokenizer import build_tokenizer, vocabulary
 from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
@@ -79,7 +79,7 @@ def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Mo
     if source.startswith(HUB):
         path = hub_folder(source)
     elif not path.exists() and not path.with_name(f"{path.name}.index").exists():
-        raise ConfigError(f"{source}: does not exist; name a run folder, or a folder of Hugging Face")
+        raise ConfigError(f"{source}: does not exist{meant(source) or '; name a run folder, or a folder of Hugging Face'}")
     if (path / "config.json").is_file() and not is_huggingface(path):
         raise ConfigError(f"{source}: is an exported byte model; name a run of BERT or ModernBERT")
     initial = read_source(str(path))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from overnight.config.load import refuse_untrained
+from overnight.config.load import meant, refuse_untrained
 from overnight.config.old_names import METRICS
 from overnight.errors import DataError
 from overnight.state_files import fitted, read_lines, read_mapping, read_yaml
@@ -76,7 +76,7 @@ def read_folder(path: Path) -> RunFolder:
         DataError: when the folder, `run.yaml` or `metrics.jsonl` is absent, or a file cannot be read; with the file and the line.
     """
     if not path.is_dir():
-        raise DataError(f"{path}: no such run folder")
+        raise DataError(f"{path}: no such run folder{meant(str(path))}")
     settings = _settings(path / "run.yaml")
     records, notes = _metrics(path / "metrics.jsonl", path / "tasks.jsonl")
     environment, samples = _shaped(path / "env.json", _Environment), _shaped(path / "samples.json", _Samples)

@@ -201,6 +201,17 @@ def test_a_folder_without_a_model_is_said_to_be_one(tmp_path: Path, capsys: Capt
     assert f"{tmp_path}: holds no model; name a run folder, or a checkpoint of others" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["finetune csv --path=x.csv", "predict mask", "embed -", "generate", "report"])
+def test_the_name_of_a_run_alone_is_told_its_folder(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "run.yaml").touch()
+    assert call(*command.split(), *["--from"] * (command != "report"), "mine") != 0
+    assert "did you mean runs/mine?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("record", ["budget.json", "size.json"])
 @pytest.mark.parametrize("command", ["finetune csv --path=x.csv", "export --to x", "predict mask", "embed -", "generate", "report"])
 def test_a_run_that_stopped_before_its_training_is_said_to_have_no_checkpoint_yet(
