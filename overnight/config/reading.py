@@ -90,12 +90,14 @@ def _leaf(kind: Any, value: Any, key: str, problems: list[str]) -> Any:
         for each in error.errors():
             place = ".".join([key, *map(str, each["loc"])])
             what = f" = {each['input']!r}: {each['msg'][0].lower()}{each['msg'][1:]}"
-            problems.append(f"{place}: is missing" if each["type"] == "missing" else f"{place}{what}{_which_gpu(place, value)}")
+            problems.append(f"{place}: is missing" if each["type"] == "missing" else f"{place}{what}{_remedy(place, value)}")
     return None
 
 
-def _which_gpu(key: str, value: Any) -> str:
-    """Return how one GPU of many is chosen, where a value of `compute.device` names one; else nothing."""
+def _remedy(key: str, value: Any) -> str:
+    """Return how one GPU of many is chosen, where a value of `compute.device` names one, or which precision trains nothing; else nothing."""
+    if key == "precision":
+        return "; int8 is to predict and embed only"
     name, colon, number = str(value).partition(":")
     chosen = key == "compute.device" and name == "cuda" and colon
     return f"; take 'cuda', and choose one with CUDA_VISIBLE_DEVICES={number} in the environment" if chosen else ""
