@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import difflib
 import os
 import signal
 import sys
@@ -141,6 +142,13 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if argv and argv[0] in _OLD_COMMANDS:
         raise ConfigError(f"`overnight {argv[0]}`: is now `overnight {_OLD_COMMANDS[argv[0]]}`")
     parser, commands = _parser()
+    if not argv and "_ARGCOMPLETE" not in os.environ:
+        parser.print_help(sys.stderr)
+        raise SystemExit(ConfigError.exit_code)
+    if argv and argv[0] not in commands and not argv[0].startswith("-") and "_ARGCOMPLETE" not in os.environ:
+        near = difflib.get_close_matches(argv[0], commands, 1)
+        known = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(commands)}"
+        raise ConfigError(f"no command {argv[0]!r}: {known}")
     if "_ARGCOMPLETE" in os.environ:
         from overnight.cli.completion import complete
 
