@@ -234,6 +234,7 @@ def _plan(options: argparse.Namespace, overrides: list[str]) -> None:
     import json
 
     from overnight.cli.plan import make_plan, plan_text
+    from overnight.cli.source_plan import absent_paths
 
     sizes = ""
     if _is_open(run):
@@ -248,10 +249,11 @@ def _plan(options: argparse.Namespace, overrides: list[str]) -> None:
 
         times = step_times(run, plan.vocabulary, read_roof(options.roof))
         roof, more = f"\n\n{roof_text(times)}", more | {"roof": [dataclasses.asdict(time) for time in times]}
+    note = "" if plan.prepared else "".join(f"note: {path} does not exist; correct data.paths\n\n" for path in absent_paths(run.data))
     if options.json:
         print(json.dumps(dataclasses.asdict(plan) | more))
     else:
-        print(for_stream(f"{sizes}{plan_text(plan, options.tensors)}{roof}", sys.stdout))
+        print(for_stream(f"{note}{sizes}{plan_text(plan, options.tensors)}{roof}", sys.stdout))
 
 
 COMMANDS = (_add_run, _add_prepare, _add_pretrain, _add_launch, _add_plan)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from overnight.batches.loader import Samples
 from overnight.batches.mixture import by_source, mixture, shares
-from overnight.config import BertPhase, Phase, Run
+from overnight.config import BertPhase, Data, Phase, Run
+from overnight.corpus.named_sources import named_paths
 from overnight.corpus.shards import Shard, open_shards
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.display import share
@@ -28,6 +32,12 @@ class SourcePlan:
     """Of the examples (of bytes: of the text); None where it follows from the sizes of the sources, and none is prepared."""
     epochs: float | None
     """How often it is read; None where nothing is prepared."""
+
+
+def absent_paths(data: Data) -> list[str]:
+    """Return the paths of the text that are not there; globs, members of archives, data sets, servers and variables that are not set are not looked for."""
+    filled = {path: os.path.expanduser(os.path.expandvars(path)) for _, path in named_paths(data)}
+    return [path for path, real in filled.items() if not (":" in real or "$" in real or glob.has_magic(real) or Path(real).exists())]
 
 
 def epoch_sizes(run: Run, phase: Phase, number: int) -> dict[str, float]:

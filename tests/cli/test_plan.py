@@ -130,7 +130,9 @@ def test_the_command_prints_text_or_one_json_object_and_trains_nothing(
     before = set(tmp_path.rglob("*"))
     assert main(["plan", str(path), "--phases.short.optim.lr=0.5"]) == 0
     text = capsys.readouterr().out
-    assert "peak 0.5" in text and "encoder.layers.0.qkv.weight" not in text
+    assert "peak 0.5" in text and "encoder.layers.0.qkv.weight" not in text and "does not exist" not in text
+    assert main(["plan", str(path), "--data.paths=absent/texts", f"--data.dir={tmp_path / 'new'}"]) == 0
+    assert capsys.readouterr().out.startswith("note: absent/texts does not exist; correct data.paths\n")
     assert main(["plan", str(path), "--tensors"]) == 0
     assert "encoder.layers.0.qkv.weight" in capsys.readouterr().out
     assert main(["plan", str(path), "--json"]) == 0
