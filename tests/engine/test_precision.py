@@ -273,7 +273,7 @@ def test_fp16_follows_fp32_over_60_steps(tiny: Make, tmp_path: Any) -> None:
     for run in runs.values():
         finish(run)
     held = {kind: losses_held_out(run) for kind, run in runs.items()}
-    assert held["fp32"][0] > held["fp32"][5] + 0.2
+    assert held["fp32"][0] > held["fp32"][5] + 0.1
     assert held["fp16"] != held["fp32"] and held["fp16"] == pytest.approx(held["fp32"], rel=0.01)
     lines = [line for line in metrics(runs["fp16"]) if line["kind"] == "train"]
     assert lines[-1]["skipped"] == 0 and 2.0**14 <= lines[-1]["loss_scale"] < 2.0**20
