@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks import ablations
-from benchmarks.ablations import BASE, VARIANTS, Study, expanded, main, mean_and_spread, rows, slug, table
+from benchmarks.ablation_variants import VARIANTS, expanded
+from benchmarks.ablations import BASE, Study, main, mean_and_spread, rows, slug, table
 from overnight import config
 from overnight.config import BertRun
 from tests.bench.in_process import Calls, calls
@@ -59,6 +60,13 @@ def test_a_variant_changes_its_ingredient_and_keeps_the_schedule(recipe: str, tm
     assert not any("schedule" in key for key in changed) and base.seed == other.seed == 3
     masks = config.load_run(recipe, here.variant("masks 30 %", 0)).phases["long"]
     assert isinstance(masks, config.BertPhase) and (masks.mlm_probability, masks.max_predictions_per_seq) == (0.3, 0), "nothing is cut"
+
+
+def test_text_is_prepared_once_for_each_vocabulary_and_each_filter(recipe: str, tmp_path: Path) -> None:
+    here = study(recipe, tmp_path)
+    runs = {name: config.load_run(recipe, here.variant(name, 1)) for name in (BASE, "lr x2", "vocabulary 4,096", "filters web")}
+    assert [run.data_dir.name for run in runs.values()] == ["data-600", "data-600", "data-4096", "data-filters-web"]
+    assert runs["filters web"].data.filters.min_words == 50 and here.refusal("no filters") == "is the base"
 
 
 def test_what_cannot_be_trained_or_changes_nothing_is_said(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
