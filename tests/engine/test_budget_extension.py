@@ -28,7 +28,7 @@ Make = Callable[..., Run]
 
 def one(tiny: Make, budget: str, **more: Any) -> Run:
     """A run of one phase."""
-    run = tiny(**WSD, **{"logging.log_every": 1, "logging.eval_every": 1000, "checkpoint.save_every": 5, "budget": budget, **more})
+    run = tiny(**WSD, **LESS | {"logging.log_every": 1, "logging.eval_every": 1000, "budget": budget, **more})
     return dataclasses.replace(run, phases={"short": run.phases["short"]})
 
 

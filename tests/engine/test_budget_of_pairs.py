@@ -24,7 +24,7 @@ PAIRS = {"phases.short.token_matching": 1.0, "phases.short.token_matching_steps"
 
 def half_as_long(**more: Any) -> dict[str, Any]:
     """Sequences that are half as long as they may be on average, and their pairs half as long again, for the first 40 steps."""
-    pairs = {"token_matching": 1.0, "token_matching_steps": 40, "short_seq_prob": 1.0, "global_batch_size": 32}
+    pairs = {"token_matching": 1.0, "token_matching_steps": 40, "short_seq_prob": 1.0, "global_batch_size": 32, "micro_batch_size": 32}
     return {**modern_settings(), **WSD, **LESS, **{f"phases.short.{key}": value for key, value in pairs.items()}, **more}
 
 

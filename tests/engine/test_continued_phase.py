@@ -30,7 +30,7 @@ __all__ = ["clock"]
 Make = Callable[..., Run]
 # Three of ten steps are before the decay, and three of it before the second phase.
 SHARED = {"name": "wsd", "warmup_ratio": 0.1, "stable_ratio": 0.2}
-LONG = {"steps": 4, "global_batch_size": 8, "seq_len": 48, "micro_batch_size": 4, "max_predictions_per_seq": 5, "continues": True}
+LONG = {"steps": 4, "global_batch_size": 8, "seq_len": 48, "micro_batch_size": 8, "max_predictions_per_seq": 5, "continues": True}
 TWO: dict[str, Any] = {"phases.long": LONG, "phases.short.optim.schedule": SHARED}
 
 

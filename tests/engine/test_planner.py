@@ -35,7 +35,9 @@ Make = Callable[..., Run]
 SCHEDULE = {"name": "wsd", "warmup_ratio": 0.1, "stable_ratio": 0.5}
 WSD = {f"phases.{name}.optim.schedule": SCHEDULE for name in ("short", "long")}
 FALLING = {"phases.short.final_mlm_probability": 0.05, "phases.short.max_predictions_per_seq": 0}
-LESS = {"logging.eval_every": 10, "checkpoint.save_every": 5}
+LESS = {"logging.eval_every": 10, "checkpoint.save_every": 5, "phases.short.micro_batch_size": 8, "phases.long.micro_batch_size": 8}
+HALVES = LESS | {f"phases.{name}.micro_batch_size": 4 for name in ("short", "long")}
+"""The same with two micro-batches in a step, which take twice the time."""
 
 
 @pytest.fixture
@@ -99,11 +101,11 @@ def test_a_batch_that_grows_is_counted_by_its_sequences_and_has_the_bits_of_its_
     tiny: Make, clock: FakeClock, tmp_path: Path
 ) -> None:
     growing = {"phases.short.batch_warmup": {"initial_batch_size": 2, "steps": 4}}
-    run = tiny(budget="50s", **WSD, **LESS, **growing, out=str(tmp_path / "first"))
+    run = tiny(budget="50s", **WSD, **HALVES, **growing, out=str(tmp_path / "first"))
     share, batch = planner.shares(run)[0], run.phases["short"].global_batch_size
     assert batch > 2 and [share.work(steps) * batch for steps in (1, 2)] == [2, 4]
     said = train(run)
-    again = replayed(run, tiny(budget="50s", **WSD, **LESS, **growing, out=str(tmp_path / "again")))
+    again = replayed(run, tiny(budget="50s", **WSD, **HALVES, **growing, out=str(tmp_path / "again")))
     assert_same_run(run, again)
     assert "it never comes to" not in said
     clock.step_seconds = 0.5
@@ -176,7 +178,7 @@ def test_a_slow_first_step_after_it_was_resumed_is_not_the_speed_of_the_rest(kil
 def test_killed_anywhere_it_has_the_bits_of_its_decisions_and_ends_at_the_same_time(
     seed: int, tiny: Make, clock: FakeClock, tmp_path: Path
 ) -> None:
-    run, draw = tiny(**WSD, **LESS, **FALLING, budget="50s"), random.Random(seed)
+    run, draw = tiny(**WSD, **HALVES, **FALLING, budget="50s"), random.Random(seed)
     known: list[Any] = []
     for _ in range(4):
         clock.stop_at = clock.steps + draw.randint(1, 15)
@@ -193,7 +195,7 @@ def test_killed_anywhere_it_has_the_bits_of_its_decisions_and_ends_at_the_same_t
     record = record_of(run)
     assert record.done is not None and abs(record.done - record.deadline) <= 4
     clock.step_seconds = 7.0  # The machine of the second run does not decide anything.
-    assert_same_run(run, replayed(run, tiny(**WSD, **LESS, **FALLING, budget="50s", out=str(tmp_path / "again"))))
+    assert_same_run(run, replayed(run, tiny(**WSD, **HALVES, **FALLING, budget="50s", out=str(tmp_path / "again"))))
 
 
 def test_a_decision_after_the_checkpoint_is_obeyed_at_its_step(tiny: Make, clock: FakeClock, tmp_path: Path) -> None:
