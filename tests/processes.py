@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -27,12 +28,18 @@ def warm() -> BaseContext:
 
 
 class Process:
-    """A function at work in a process of its own, its two outputs in one: used like a subprocess.Popen, and killed at the end of a `with`."""
+    """A function at work in a process of its own: used like a subprocess.Popen, and killed at the end of a `with`.
 
-    def __init__(self, work: Callable[..., object], *arguments: Any) -> None:
+    Args:
+        work: the function.
+        arguments: of the function.
+        errors: a file for what it says on its standard error; without one both outputs are read as one.
+    """
+
+    def __init__(self, work: Callable[..., object], *arguments: Any, errors: Path | None = None) -> None:
         reader, writer = _FORKS.Pipe(duplex=False)
         with reader, writer:
-            self._process = _FORKS.Process(target=_work, args=(writer, os.getcwd(), work, arguments))
+            self._process = _FORKS.Process(target=_work, args=(writer, errors, os.getcwd(), work, arguments))
             self._process.start()
             self.stdout = os.fdopen(os.dup(reader.fileno()), encoding="utf-8", errors="replace")
 
@@ -72,9 +79,10 @@ class Process:
         self.stdout.close()
 
 
-def overnight(*argv: object, signal_at: tuple[str, int] | None = None, **environment: object) -> Process:
+def overnight(*argv: object, signal_at: tuple[str, int] | None = None, errors: Path | None = None, **environment: object) -> Process:
     """`python -m overnight ARGV` as a process, which sends itself a signal, if one is given, once it has printed a text."""
-    return Process(_command, [str(word) for word in argv], signal_at, {name: str(value) for name, value in environment.items()})
+    variables = {name: str(value) for name, value in environment.items()}
+    return Process(_command, [str(word) for word in argv], signal_at, variables, errors=errors)
 
 
 def wait_until(fact: Callable[[], object], process: Any) -> None:
@@ -105,10 +113,12 @@ def _command(argv: list[str], signal_at: tuple[str, int] | None, environment: di
     command()
 
 
-def _work(writer: Any, folder: str, work: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+def _work(writer: Any, errors: Path | None, folder: str, work: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     for output in (1, 2):
         os.dup2(writer.fileno(), output)
     writer.close()
+    if errors:
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.chdir(folder)
     work(*arguments)

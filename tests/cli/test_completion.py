@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -13,13 +14,15 @@ import pytest
 from overnight import config
 from overnight.cli.main import main
 from tests.conftest import ROOT
+from tests.processes import overnight
 
 
 def completions(line: str, folder: Path) -> list[str]:
     """What is offered at the end of a line that begins with `overnight `."""
-    asks = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(folder / "out")}
-    environment = {**os.environ, **asks, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", "overnight"], env=environment, cwd=folder, check=True, capture_output=True)
+    asks = {"_ARGCOMPLETE": 1, "COMP_LINE": line, "COMP_POINT": len(line), "_ARGCOMPLETE_STDOUT_FILENAME": folder / "out"}
+    with contextlib.chdir(folder), overnight(**asks) as process:
+        code, output = process.end()
+    assert code == 0, output
     return [word.strip() for word in (folder / "out").read_text().split("\013")]
 
 

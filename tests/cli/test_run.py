@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,7 @@ from overnight.cli.main import main
 from overnight.config import Run
 from overnight.corpus.tokenizer import load_vocabulary
 from overnight.models.bert import BertForPretraining
-from tests.conftest import ROOT, modern_settings, tiny_tree
+from tests.conftest import modern_settings, tiny_tree
 from tests.processes import overnight
 from tests.recipe import change
 
@@ -52,11 +50,12 @@ def write_recipe(folder: Path, source: Path) -> Path:
 @pytest.fixture(scope="module")
 def finished(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
     """A run that was not disturbed, made by another process, and what it printed."""
-    recipe = write_recipe(tmp_path_factory.mktemp("everything"), tiny_data.parent / "topics.jsonl")
-    result = subprocess.run([sys.executable, "-m", "overnight", "run", str(recipe)], capture_output=True, text=True, cwd=ROOT)
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    return config.load_run(str(recipe)), result.stdout
+    folder = tmp_path_factory.mktemp("everything")
+    recipe, errors = write_recipe(folder, tiny_data.parent / "topics.jsonl"), folder / "errors"
+    with overnight("run", recipe, errors=errors) as process:
+        code, output = process.end()
+    assert (code, errors.read_text()) == (0, "")
+    return config.load_run(str(recipe)), output
 
 
 def results(run: Run) -> dict[str, bytes]:
