@@ -37,9 +37,10 @@ CLOCK = ("seconds", "tokens_per_s", "sequences_per_s", "mfu", "data_wait_fractio
 """What the clock and the machine decide of a line of metrics: two runs that are the same differ in it."""
 TOGETHER = (
     ("tests/gpu/",),
+    ("tests/test_display.py", "tests/test_prose.py", "tests/test_structure.py"),
     ("tests/models/test_layer_kernels.py", "tests/models/test_recurrence_kernels.py", "tests/optim/test_kernels.py"),
 )
-"""Beginnings of the names of tests that one process does."""
+"""Beginnings of the names of tests that one process does: what they share is made once."""
 DATA = Path(os.environ.get("OVERNIGHT_DATA", ROOT.parent / "shared" / "data"))
 
 

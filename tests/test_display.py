@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from overnight import display
 from overnight.display import folded, for_stream, plural, yaml_text
+from tests.syntax import nodes
 from tests.test_structure import sources
 
 
@@ -52,7 +53,7 @@ def test_a_number_has_its_form(shown: str, text: str) -> None:
 def own_percents(text: str) -> list[int]:
     """Lines in which a module makes a per cent itself: `{...:.1%}`, or a placeholder with decimals and ` %` after it."""
     found = []
-    for node in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.JoinedStr)):
+    for node in (node for node in nodes(text) if isinstance(node, ast.JoinedStr)):
         for part, after in zip(node.values, [*node.values[1:], None], strict=True):
             form = ast.unparse(part.format_spec) if isinstance(part, ast.FormattedValue) and part.format_spec else ""
             follows = isinstance(after, ast.Constant) and str(after.value).startswith(" %")

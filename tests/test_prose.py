@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from overnight.config.old_names import METRICS, RENAMED
 from tests.conftest import ROOT
+from tests.syntax import comments, nodes, possible_comments
+
+Nodes = tuple[ast.AST, ...]
 
 PARTS = (
     "distributed",
@@ -55,17 +56,17 @@ OLD_WORDS = re.compile(
 )
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Yield the modules of the parts, with their syntax trees."""
+def modules() -> Iterator[tuple[str, Nodes]]:
+    """Yield the modules of the parts, with all nodes of their syntax trees."""
     for part in PARTS:
         for path in sorted((ROOT / "overnight" / part).rglob("*.py")):
-            yield f"{part}.{path.stem}", ast.parse(path.read_text(encoding="utf-8"))
+            yield f"{part}.{path.stem}", nodes(path.read_text(encoding="utf-8"))
 
 
-def no_imperatives(tree: ast.Module) -> list[str]:
+def no_imperatives(module: Nodes) -> list[str]:
     """Return the functions whose docstring does not open with a capitalized verb; a property's says what it is."""
     found = []
-    for node in ast.walk(tree):
+    for node in module:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not (text := ast.get_docstring(node)):
             continue
         if any(ast.unparse(decorator).endswith("property") for decorator in node.decorator_list):
@@ -76,10 +77,10 @@ def no_imperatives(tree: ast.Module) -> list[str]:
     return found
 
 
-def identifiers(tree: ast.Module) -> set[str]:
+def identifiers(module: Nodes) -> set[str]:
     """Return the names that a module gives to classes, functions, parameters, variables and attributes."""
     found = set()
-    for node in ast.walk(tree):
+    for node in module:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.arg):
@@ -98,13 +99,14 @@ def old_names(names: set[str]) -> list[str]:
 
 
 def texts(path: Path) -> Iterator[str]:
-    """Yield what a file says to a reader: of Python the strings, docstrings among them, and the comments, else all of it."""
+    """Yield what a file says to a reader: of Python the strings, docstrings among them, and comments with such a word, else all of it."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         yield text
         return
-    yield from (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant) and isinstance(node.value, str))
-    yield from (token.string for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT)
+    yield from (node.value for node in nodes(text) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    if any(pattern.search(possible_comments(text)) for pattern in (OLD_WORDS, BRITISH)):
+        yield from comments(text)
 
 
 def readable() -> Iterator[Path]:
@@ -146,11 +148,11 @@ def unnamed(paths: Iterable[str], page: str) -> list[str]:
 
 
 def test_docstrings_of_functions_open_with_an_imperative_verb() -> None:
-    assert {name: found for name, tree in modules() if (found := no_imperatives(tree))} == {}
+    assert {name: found for name, module in modules() if (found := no_imperatives(module))} == {}
 
 
 def test_no_name_is_an_old_one() -> None:
-    assert {name: found for name, tree in modules() if (found := old_names(identifiers(tree)))} == {}
+    assert {name: found for name, module in modules() if (found := old_names(identifiers(module)))} == {}
 
 
 def test_no_text_has_an_old_word_or_a_british_spelling() -> None:
@@ -196,9 +198,9 @@ def reads():
 def fine():
     """Return the number of samples."""
 '''
-    tree = ast.parse(planted)
-    assert {text.split(":")[0] for text in no_imperatives(tree)} == {"bytes_left", "reads", "judge"}
-    assert old_names(identifiers(tree)) == ["Saver", "grain", "held_out", "judge", "lanes"]
+    module = nodes(planted)
+    assert {text.split(":")[0] for text in no_imperatives(module)} == {"bytes_left", "reads", "judge"}
+    assert old_names(identifiers(module)) == ["Saver", "grain", "held_out", "judge", "lanes"]
     (tmp_path / "planted.py").write_text(
         f"{planted}# Set train.keep, or phases.long.optim.start: it is judged by loader_wait.\nverb = f'{{verb}} is fine'\n"
     )
