@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import functools
 import gzip
 import io
 import json
@@ -51,6 +52,7 @@ def tar_of(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
+@functools.cache
 def noise(size: int) -> bytes:
     """Text that does not compress to nothing."""
     return "".join(random.Random(0).choices("abcdefghij \n", k=size)).encode()
