@@ -122,6 +122,34 @@ def test_nothing_is_done_twice_and_other_settings_are_done_again(folder: Path, m
     assert {e["features"] for e in go(folder, "features=mean") if e["kind"] == "linear_probe"} == {"mean"}
 
 
+def test_the_n_grams_are_compared_on_the_seeds_of_the_network_also_where_some_are_added(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, few = folder.parent / "task", "max_train_examples=12"
+    chance = np.random.default_rng(0)
+    for name in ("train", "dev", "test"):  # one row in three has any label
+        rows = [(text, str(chance.choice(["yes", "no"])) if chance.random() < 0.33 else label) for text, label in sentences(120, len(name))]
+        table(task / f"{name}.csv", rows)
+
+    def baselines(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [e for e in found if e["kind"] == "baseline"]
+
+    whole = baselines(go(shutil.copytree(folder, folder.parent / "whole"), few, "seeds=[0, 1, 2]"))
+    assert len(whole) == 1 and len(set(whole[0]["values"].values())) > 1
+    go(folder, few)
+    scored: list[int] = []
+    real = module._ngram_score
+    monkeypatch.setattr(module, "_ngram_score", lambda task, counts, seed: (scored.append(seed), real(task, counts, seed))[1])
+    assert baselines(go(folder, few, "seeds=[0, 1, 2]"))[1:] == whole and scored == [1, 2]
+    # Lines of before, which do not say of which seeds they are.
+    log = folder / "tasks.jsonl"
+    before = [{k: v for k, v in e.items() if k != "values"} for e in read_results(log)]
+    log.unlink()
+    for entry in before:
+        module.append_result(log, entry)
+    assert baselines(go(folder, few, "seeds=[0, 1, 2]"))[-1] == whole[0] and scored == [1, 2, 0, 1, 2]
+
+
 def test_a_return_to_earlier_features_that_is_cut_off_does_every_seed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     once = go(folder, "seeds=[0, 3]")
     go(folder, "seeds=[0, 3]", "features=mean")
@@ -138,7 +166,8 @@ def test_a_return_to_earlier_features_that_is_cut_off_does_every_seed_again(fold
     monkeypatch.undo()
     go(folder, "seeds=[0, 3]")
     again = read_results(folder / "tasks.jsonl")[2 * len(once) :]
-    assert [(e["kind"], e.get("init"), e.get("seed")) for e in again] == [(e["kind"], e.get("init"), e.get("seed")) for e in once]
+    networks = [(e["kind"], e.get("init"), e.get("seed")) for e in once if e["kind"] != "baseline"]  # n-grams are as they were
+    assert [(e["kind"], e.get("init"), e.get("seed")) for e in again] == networks
 
 
 def test_a_run_without_a_checkpoint_is_refused_before_anything_is_counted(folder: Path) -> None:
