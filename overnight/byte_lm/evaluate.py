@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,7 +62,9 @@ def evaluate(run: ByteRun, split: str, groups: int | None = 16) -> Score:
     files = open_shards(run.data_dir, split)
     if not files:
         raise DataError(f"{run.data_dir} holds no {split} text; raise data.{split}_fraction and prepare it again, or take another --split")
-    streams = Streams(files, list(run.phases.values())[-1], (run.seed, 0, _VALIDATION))
+    # Only bytes are predicted, so the text needs no labels.
+    phase = replace(list(run.phases.values())[-1], label_weight=0.0)
+    streams = Streams(files, phase, (run.seed, 0, _VALIDATION))
     work = streams.whole(_STREAMS) if groups is None else streams.random_groups(groups)
     carry = RecurrentState(work[0].micro[0].streams.tolist(), model.state_shape, World(device=device))
     found = loop.evaluate(model, model.losses, work, evaluation_config(run, device), carry)

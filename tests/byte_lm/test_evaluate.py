@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from overnight.batches.streams import Streams
 from overnight.byte_lm import evaluate as module
 from overnight.byte_lm.evaluate import evaluate
 from overnight.cli.main import main
-from overnight.config import Run, stored_run
+from overnight.config import ByteRun, stored_run
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import open_shards
 from overnight.engine.finite import NonFiniteError
@@ -28,7 +29,7 @@ def arrays() -> Arrays:
 
 
 @pytest.fixture(scope="module")
-def run(arrays: Arrays, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(arrays: Arrays, tmp_path_factory: pytest.TempPathFactory) -> ByteRun:
     """An imported model with a prepared corpus of 60 short documents, about half of them for the test."""
     folder = tmp_path_factory.mktemp("evaluate")
     chance = np.random.default_rng(0)
@@ -43,7 +44,7 @@ def run(arrays: Arrays, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return made
 
 
-def stream_texts(run: Run, groups: int | None) -> list[bytes]:
+def stream_texts(run: ByteRun, groups: int | None) -> list[bytes]:
     """What each stream reads, from its first byte to its last."""
     streams = Streams(open_shards(run.data_dir, "test"), run.phases["elsewhere"], (run.seed, 0, 1))
     texts: dict[int, bytes] = {}
@@ -57,7 +58,7 @@ def stream_texts(run: Run, groups: int | None) -> list[bytes]:
 
 @pytest.mark.parametrize("groups", [3, 16, None])
 def test_bits_are_those_of_the_equations_over_every_byte_that_has_one_before_it(
-    groups: int | None, run: Run, arrays: Arrays, monkeypatch: pytest.MonkeyPatch
+    groups: int | None, run: ByteRun, arrays: Arrays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_STREAMS", 4)
     texts = stream_texts(run, groups)
@@ -74,7 +75,7 @@ def test_bits_are_those_of_the_equations_over_every_byte_that_has_one_before_it(
         assert count == whole - len(texts)  # nothing stands before the first byte of a stream
 
 
-def test_a_split_that_is_not_there_and_a_number_that_makes_no_sense_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_that_is_not_there_and_a_number_that_makes_no_sense_are_refused(run: ByteRun, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="must be 1 or more"):
         evaluate(run, "test", 0)
     monkeypatch.setattr(module, "open_shards", lambda folder, split: [])
@@ -82,13 +83,18 @@ def test_a_split_that_is_not_there_and_a_number_that_makes_no_sense_are_refused(
         evaluate(run, "test")
 
 
-def test_a_loss_that_is_no_number_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_also_learned_labels_is_measured_on_text_without_them(run: ByteRun) -> None:
+    learned = replace(run, phases={name: replace(phase, label_weight=0.1) for name, phase in run.phases.items()})
+    assert evaluate(learned, "test").bits == evaluate(run, "test").bits
+
+
+def test_a_loss_that_is_no_number_is_an_error(run: ByteRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.loop, "evaluate", lambda *args: {"byte_loss": float("nan"), "byte_accuracy": 0.0})
     with pytest.raises(NonFiniteError, match="computes numbers that are not finite"):
         evaluate(run, "test")
 
 
-def test_the_command_says_bits_and_over_how_many_bytes(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_bits_and_over_how_many_bytes(run: ByteRun, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["evaluate", "--from", str(run.run_dir), f"--data.dir={run.data_dir}", "--compute.device=cpu"]
     assert main([*argv, "--split", "valid", "--whole"]) == 0
     found = evaluate(run, "valid", None)
