@@ -63,6 +63,12 @@ class ByteBatch:
         return replace(self, **found, targets={name: moved(value, device) for name, value in self.targets.items()})
 
 
+def _steps(windows_B: np.ndarray, count: int) -> int:
+    """Return in how many steps `count` windows are read, or all, where each stream that has one left reads one a step."""
+    read = np.cumsum(len(windows_B) - np.searchsorted(np.sort(windows_B), np.arange(windows_B.max()), side="right"))
+    return min(len(read), int(np.searchsorted(read, count)) + 1)
+
+
 class Streams:
     """The endless stream of a phase's windows over the epochs of a corpus of bytes.
 
@@ -179,22 +185,22 @@ class Streams:
 
     def validation_steps(self, count: int) -> Walk:
         """Return the first steps of :meth:`whole` that hold `count` windows, or all of them: the same every time."""
-        whole = self.whole()
-        return Walk(whole.make, min(len(whole), -(-count // min(VALIDATION_STREAMS, len(self.documents)))))
+        return self.whole(count=count)
 
-    def whole(self, streams: int = VALIDATION_STREAMS) -> Walk:
+    def whole(self, streams: int = VALIDATION_STREAMS, count: int | None = None) -> Walk:
         """Return all documents once, on end in so many streams (or as many as there are documents), as steps of one micro-batch.
 
-        A stream that has come to its end is not in the batches of the later steps. Each stream begins fresh.
+        A stream that has come to its end is not in the batches of the later steps. Each stream begins fresh. With a count, only the first steps
+        that hold so many windows.
         """
-        return self._walk(streams, streams)
+        return self._walk(streams, streams, count)
 
-    def random_groups(self, count: int = VALIDATION_STREAMS) -> Walk:
-        """Return `count` of 1,000 random groups of the split (or of as many as there are documents), side by side, as :meth:`whole`."""
-        return self._walk(max(MIN_GROUPS, count), count)
+    def random_groups(self, groups: int = VALIDATION_STREAMS, count: int | None = None) -> Walk:
+        """Return `groups` of 1,000 random ones of the split (or of as many as there are documents), side by side, as :meth:`whole`."""
+        return self._walk(max(MIN_GROUPS, groups), groups, count)
 
-    def _walk(self, groups: int, streams: int) -> Walk:
-        """Return the first `streams` groups of the documents in `groups`, side by side to their end."""
+    def _walk(self, groups: int, streams: int, count: int | None) -> Walk:
+        """Return the first `streams` groups of the documents in `groups`, side by side to their end, or until `count` windows are read."""
         length, most = self.phase.seq_len, len(self.documents)
         joined = Joined(self.documents, key(*self.seed, _ORDER, 0), min(groups, most))
         bounds = joined.starts_S[: min(streams, most) + 1]
@@ -207,7 +213,7 @@ class Streams:
             batch = self._batch(rows, np.full(len(rows), step == 0), [(np.arange(len(rows)), joined, starts, ends)])
             return StepBatches((batch,), int((ends - starts - 1).sum()), len(rows))
 
-        return Walk(make, int(windows.max()))
+        return Walk(make, int(windows.max()) if count is None else _steps(windows, count))
 
     def _locate(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the group of each stream at a step, counted over all epochs, and the window in it: (B), (B).

@@ -258,6 +258,13 @@ def test_validation_windows_are_the_first_of_the_whole_and_the_same_every_time()
         held[3]
 
 
+@pytest.mark.parametrize(("count", "steps"), [(9, 3), (10, 4), (12, 6), (15, 9), (99, 9)])
+def test_a_validation_reads_as_many_windows_as_are_asked_for_also_where_streams_end_early(count: int, steps: int) -> None:
+    streams = Streams(corpus([30, 30, 90]), phase(length=10), SEED)  # 3, 3 and 9 windows
+    held = streams.validation_steps(count)
+    assert len(held) == steps and sum(step.sequences for step in held) == min(count, 15)
+
+
 def test_random_groups_are_some_of_a_thousand_or_of_as_many_as_there_are_documents() -> None:
     many = Streams(corpus([20] * 5000), phase(), SEED).random_groups()
     assert sum(step.tokens for step in many) == 16 * (5 * 20 - 1)
