@@ -10,10 +10,11 @@ import numpy as np
 
 from overnight.batches.streams import Streams
 from overnight.config import ByteRun
+from overnight.console import Line
 from overnight.corpus.shards import open_shards
 from overnight.distributed.world import World
 from overnight.engine import loop
-from overnight.engine.evaluate import evaluation_config
+from overnight.engine.evaluate import evaluation_config, shown
 from overnight.engine.finite import finite_outputs
 from overnight.engine.recurrent_state import RecurrentState
 from overnight.engine.training_run import set_up_machine
@@ -38,13 +39,15 @@ class Score:
     seconds: float
 
 
-def evaluate(run: ByteRun, split: str, groups: int | None = 16) -> Score:
+def evaluate(run: ByteRun, split: str, groups: int | None = 16, max_tokens: int | None = None, line: Line | None = None) -> Score:
     """Predict every byte of some documents from those before it.
 
     Args:
         run: settings of a run folder or an exported model, with the folder of its prepared data.
         split: train, valid or test.
         groups: how many random ones of 1,000 are read, side by side (Puri et al. 2018: 16 of the test split); None reads every document.
+        max_tokens: about how many bytes are read, the first ones of each group; None reads all of it.
+        line: where progress is shown; None shows nothing.
 
     Raises:
         ConfigError, DataError: when there is no model, or no data of that split.
@@ -65,9 +68,11 @@ def evaluate(run: ByteRun, split: str, groups: int | None = 16) -> Score:
     # Only bytes are predicted, so the text needs no labels.
     phase = replace(list(run.phases.values())[-1], label_weight=0.0)
     streams = Streams(files, phase, (run.seed, 0, _VALIDATION))
-    work = streams.whole(_STREAMS) if groups is None else streams.random_groups(groups)
+    count = None if max_tokens is None else -(-max_tokens // phase.seq_len)
+    work = streams.whole(_STREAMS, count) if groups is None else streams.random_groups(groups, count)
     carry = RecurrentState(work[0].micro[0].streams.tolist(), model.state_shape, World(device=device))
-    found = loop.evaluate(model, model.losses, work, evaluation_config(run, device), carry)
+    steps = shown(work, split, "bytes", line) if line else work
+    found = loop.evaluate(model, model.losses, steps, evaluation_config(run, device), carry)
     finite_outputs(np.array(found["byte_loss"]))
     characters = sum(step.tokens for step in work)
     return Score(found["byte_loss"] / math.log(2), found["byte_accuracy"], characters, time.perf_counter() - start)

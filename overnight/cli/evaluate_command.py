@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from overnight.evaluation.texts import Text
     from overnight.inference.model import Model
 
-_ENCODERS = ("text", "max_tokens", "seq_len", "blimp", "pairs")
+_ENCODERS = ("text", "seq_len", "blimp", "pairs")
 _BYTES = ("groups", "whole")
 _ROWS = ("task", "rows", "to")
 
@@ -36,7 +36,8 @@ def add_evaluate(add: Add) -> None:
     command.add_argument("--split", choices=("test", "valid", "train"), help=text)
     text = "of an encoder: bits per character and masked accuracy on raw text, any source that data.paths takes, instead of its own"
     command.add_argument("--text", nargs="+", metavar="FILE", help=text)
-    command.add_argument("--max-tokens", type=int, metavar="N", help="of a text: take about N tokens, drawn by a hash; default 200000")
+    text = "of a text: take about N tokens, drawn by a hash; default 200000. Of a byte model: read about N bytes, the first ones of each group; default all"
+    command.add_argument("--max-tokens", type=int, metavar="N", help=text)
     text = "of a text: cut it into sequences of N tokens at most; default 128, at which all models are compared"
     command.add_argument("--seq-len", type=int, metavar="N", help=text)
     command.add_argument("--blimp", metavar="PATH", help="of an encoder: score minimal pairs, blimp.tar.xz or a folder with data/*.jsonl")
@@ -121,7 +122,7 @@ def _evaluate_rows(options: argparse.Namespace, overrides: list[str]) -> dict[st
     """Score a fine-tuned task on a file of labeled rows."""
     _refuse(
         options,
-        ("split", *_ENCODERS, *_BYTES),
+        ("split", "max_tokens", *_ENCODERS, *_BYTES),
         "measures a language model, and --task, --rows and --to score a task; run the command twice",
     )
     if not options.rows:
@@ -169,11 +170,13 @@ def _task_to_score(options: argparse.Namespace, overrides: list[str]) -> Model:
 def _evaluate_bytes(options: argparse.Namespace, overrides: list[str], run: ByteRun) -> dict[str, Any]:
     _refuse(options, _ENCODERS, "is for masked language models; of a byte model, name a split")
     from overnight.byte_lm.evaluate import evaluate
+    from overnight.console import Line
 
     found = _with_data(run, overrides)
     assert isinstance(found, ByteRun)
-    split = options.split or "test"
-    score = evaluate(found, split, None if options.whole else 16 if options.groups is None else options.groups)
+    split, groups = options.split or "test", None if options.whole else 16 if options.groups is None else options.groups
+    with Line() as line:
+        score = evaluate(found, split, groups, options.max_tokens, line)
     print(f"{number(score.bits, 4)} bits per character over {score.characters:,} bytes of {split} in {duration(score.seconds)}")
     return {"split": split, "bits_per_character": score.bits, "byte_accuracy": score.accuracy, "characters": score.characters}
 
@@ -192,7 +195,8 @@ def _evaluate_encoder(options: argparse.Namespace, overrides: list[str], run: Be
 
         found, split = _with_data(run, overrides), options.split or "valid"
         assert isinstance(found, BertRun)
-        score = evaluate(found, split)
+        score = evaluate(found, split, line)
+        line.clear()
         text = f"{plural(score.documents, 'document')} ({plural(score.examples, 'example')} of phase {score.phase})"
         print(f"{split}: {measures(score.metrics)} over {text} in {duration(score.seconds)}")
         more = {"split": {"name": split, "phase": score.phase, "examples": score.examples, **score.metrics}}

@@ -10,10 +10,13 @@ import numpy as np
 import torch
 
 from overnight.batches.loader import Samples
+from overnight.batches.packing import StepBatches, Walk
 from overnight.checkpoint import reader
 from overnight.checkpoint.run_corpus import kept_vocabulary, same_vocabulary
 from overnight.config import BertRun, Run
+from overnight.console import Line
 from overnight.corpus.shards import load_manifest
+from overnight.display import duration, share
 from overnight.distributed.world import World
 from overnight.engine import loop
 from overnight.engine.finite import finite_outputs
@@ -41,12 +44,13 @@ class Score:
     seconds: float
 
 
-def evaluate(run: BertRun, split: str) -> Score:
+def evaluate(run: BertRun, split: str, line: Line | None = None) -> Score:
     """Predict the masked tokens of every example of a split's first epoch; masks and pairs are the same every time, those of the validation in training.
 
     Args:
         run: settings of a run folder, with the folder of its prepared data.
         split: train or valid.
+        line: where progress is shown; None shows nothing.
 
     Raises:
         ConfigError: for the test split.
@@ -74,13 +78,39 @@ def evaluate(run: BertRun, split: str) -> Score:
     # Without the plans that a run folder keeps: whoever only evaluates may not be able to write there. And without a mixture: every document counts.
     samples = Samples(workload.split(split), workload.vocabulary, phase, seed(run, number, split))
     samples.set_micro_batch_size(phase.micro_batch_size or _MICRO)
-    metrics = loop.evaluate(workload.model, workload.model.losses, samples.whole(), evaluation_config(run, device))
+    work = samples.whole()
+    work = shown(work, split, "tokens", line) if line else work
+    metrics = loop.evaluate(workload.model, workload.model.losses, work, evaluation_config(run, device))
     first, *others = metrics.items()
     perplexity = math.exp(metrics["mlm_loss"]) if metrics["mlm_loss"] < _LARGEST else math.inf  # also of NaN
     finite_outputs(np.array(perplexity))
     metrics = dict([first, ("perplexity", perplexity), *others])
     documents = load_manifest(run.data_dir).count(split, "documents")
     return Score(metrics, progress.phase, samples.epoch_size(), documents, time.perf_counter() - start)
+
+
+def shown(work: Walk, text: str, unit: str, line: Line) -> Walk:
+    """Return the same steps, of which it is shown how many are done when the next one is asked for.
+
+    Args:
+        work: steps that are asked for once each, in order.
+        text: what it is that is read.
+        unit: of :attr:`StepBatches.tokens`, in the plural.
+        line: where progress is shown.
+    """
+    start, read = time.perf_counter(), 0
+
+    def make(step: int) -> StepBatches:
+        nonlocal read
+        if step:
+            seconds = time.perf_counter() - start
+            left = duration(seconds / step * (len(work) - step))
+            line.update(f"{text}: {share(step / len(work))}  {read:,} {unit} read  {read / seconds:,.0f} {unit}/s  left {left}")
+        found = work[step]
+        read += found.tokens
+        return found
+
+    return Walk(make, len(work))
 
 
 def evaluation_config(run: Run, device: torch.device) -> loop.LoopConfig:

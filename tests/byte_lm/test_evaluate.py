@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +15,7 @@ from overnight.byte_lm import evaluate as module
 from overnight.byte_lm.evaluate import evaluate
 from overnight.cli.main import main
 from overnight.config import ByteRun, stored_run
+from overnight.console import Line
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import open_shards
 from overnight.engine.finite import NonFiniteError
@@ -75,6 +78,23 @@ def test_bits_are_those_of_the_equations_over_every_byte_that_has_one_before_it(
         assert count == whole - len(texts)  # nothing stands before the first byte of a stream
 
 
+def test_it_is_shown_how_much_is_read_and_how_long_the_rest_takes(run: ByteRun) -> None:
+    out = io.StringIO()
+    evaluate(run, "test", None, line=Line(out))
+    assert re.fullmatch(r"test: \d+\.\d %  [\d,]+ bytes read  [\d,]+ bytes/s  left \d+ s\n", out.getvalue())
+
+
+def test_so_many_bytes_are_read_and_no_more(run: ByteRun, arrays: Arrays, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STREAMS", 4)
+    found, texts = evaluate(run, "test", None, max_tokens=100), stream_texts(run, None)
+    assert found.characters == 4 * 32  # a step of 4 windows of 16 bytes, and another
+    log_p = [read(arrays, text[:32], "ifog")[2] for text in texts]
+    nats = sum(-table[t, text[t + 1]] for table, text in zip(log_p, texts, strict=True) for t in range(32))
+    assert found.bits == pytest.approx(nats / np.log(2) / 128, rel=1e-5)
+    assert evaluate(run, "test", 3, max_tokens=1).characters == 3 * 16
+    assert evaluate(run, "test", 3, max_tokens=10**9).characters == evaluate(run, "test", 3).characters
+
+
 def test_a_split_that_is_not_there_and_a_number_that_makes_no_sense_are_refused(run: ByteRun, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="must be 1 or more"):
         evaluate(run, "test", 0)
@@ -94,9 +114,14 @@ def test_a_loss_that_is_no_number_is_an_error(run: ByteRun, monkeypatch: pytest.
         evaluate(run, "test")
 
 
-def test_the_command_says_bits_and_over_how_many_bytes(run: ByteRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_bits_and_over_how_many_bytes(
+    run: ByteRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     argv = ["evaluate", "--from", str(run.run_dir), f"--data.dir={run.data_dir}", "--compute.device=cpu"]
     assert main([*argv, "--split", "valid", "--whole"]) == 0
     found = evaluate(run, "valid", None)
     assert f"{found.bits:.4f} bits per character over {found.characters:,} bytes of valid" in capsys.readouterr().out
     assert main([*argv, "--whole", "--groups", "2"]) == 2
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(module, "evaluate", lambda run, *how: (asked.append(how[:3]), found)[1])
+    assert main([*argv, "--max-tokens", "20"]) == 0 and asked == [("test", 16, 20)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -78,7 +79,9 @@ def test_micro_batch_and_precision_change_it_by_rounding_alone(run: Run, monkeyp
 
 
 def test_the_training_documents_can_be_evaluated_and_test_documents_there_are_none(run: Run, capsys: Captured) -> None:
-    found = evaluate(run, "train")
+    out = io.StringIO()
+    found = evaluate(run, "train", Line(out))
+    assert re.fullmatch(r"train: \d+\.\d %  [\d,]+ tokens read  [\d,]+ tokens/s  left \d+ s\n", out.getvalue())
     assert found.documents > evaluate(run, "valid").documents and 0 < found.metrics["mlm_accuracy"] < 1
     with pytest.raises(ConfigError, match="only byte models have a test split"):
         evaluate(run, "test")
