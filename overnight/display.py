@@ -129,6 +129,11 @@ def width_of(stream: TextIO) -> int:
     return shutil.get_terminal_size().columns if stream.isatty() else 10_000
 
 
+def unsteered(text: str, stream: TextIO) -> str:
+    """Replace the characters that a terminal obeys by a replacement character where the stream is one; text for a file or a pipe stays as it is."""
+    return CONTROL.sub("\ufffd", text) if stream.isatty() else text
+
+
 def for_stream(text: str, stream: TextIO) -> str:
     """Break lines between words where a terminal would break them anywhere, without what would steer it; text for a file or a pipe stays as it is."""
-    return folded(CONTROL.sub("\ufffd", text), shutil.get_terminal_size().columns) if stream.isatty() else text
+    return folded(unsteered(text, stream), shutil.get_terminal_size().columns) if stream.isatty() else text

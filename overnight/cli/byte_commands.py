@@ -10,7 +10,7 @@ from typing import get_args, get_type_hints
 from overnight.cli.recipe_commands import Add
 from overnight.cli.task_keys import KeysHelp, add_source, open_run, open_task
 from overnight.config.schema import ByteRun, LinearProbe
-from overnight.display import for_stream, plural, width_of
+from overnight.display import for_stream, plural, unsteered, width_of
 from overnight.errors import ConfigError, DataError
 
 _FEATURES = get_args(get_type_hints(LinearProbe)["features"])
@@ -118,9 +118,9 @@ def _generate(options: argparse.Namespace, overrides: list[str]) -> None:
     model, dtype = ready_model(run)
     pieces = generate(model, options.prompt, options.length, options.temperature, options.seed, held, dtype)
     # What is wrong with the numbers is said before the first piece.
-    print(options.prompt + next(pieces, ""), end="", flush=True)
+    print(unsteered(options.prompt + next(pieces, ""), sys.stdout), end="", flush=True)
     for piece in pieces:
-        print(piece, end="", flush=True)
+        print(unsteered(piece, sys.stdout), end="", flush=True)
     print()
 
 

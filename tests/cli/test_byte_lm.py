@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -202,6 +203,18 @@ def test_nothing_is_printed_before_the_numbers_of_a_continuation_are_checked(run
     assert said.out == "" and "--value = nan: must be a finite number" in said.err
     assert call("generate", "--from", run_folder, "--prompt", "It ", "--length", 1) == 0
     assert capsys.readouterr().out.startswith("It ")
+
+
+def test_no_generated_text_steers_a_terminal_and_a_pipe_has_its_bytes(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    said = "a\x1b[2J\tb\r\n\x9bc\x07\x7f"
+    monkeypatch.setattr("overnight.byte_lm.generate.generate", lambda *args: iter(said))
+    assert call("generate", "--from", run_folder, "--prompt", "\x1b ") == 0
+    assert capsys.readouterr().out == f"\x1b {said}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert call("generate", "--from", run_folder, "--prompt", "\x1b ") == 0
+    assert capsys.readouterr().out == "\ufffd a\ufffd[2J\tb\ufffd\n\ufffdc\ufffd\ufffd\n"
 
 
 def test_a_run_without_a_checkpoint_and_a_damaged_one_are_said(run_folder: Path, capsys: Captured) -> None:
