@@ -129,10 +129,11 @@ def continued_texts(run: Run) -> list[dict[str, str]]:
         return []
     model, dtype = ready_model(run)
     found = []
-    for shard, at in (beginnings[i] for i in chosen):
+    for number, (shard, at) in enumerate(beginnings[i] for i in chosen):
         end = shard.sentence_starts[np.searchsorted(shard.sentence_starts, at, "right")]
         head = bytes(np.asarray(shard.tokens[at : min(at + _PROMPT_BYTES, int(end))])).decode("utf-8", "ignore").strip()
         prompt = head.rsplit(" ", 1)[0]
-        parts = generate(model, prompt, _WRITTEN_BYTES, _TEMPERATURE, run.seed, None, dtype)
+        # Draws of its own, else all would go much the same way.
+        parts = generate(model, prompt, _WRITTEN_BYTES, _TEMPERATURE, run.seed + number, None, dtype)
         found.append({"prompt": prompt, "text": "".join(parts)})
     return found

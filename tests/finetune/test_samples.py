@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from overnight import config
+from overnight.byte_lm.generate import generate
 from overnight.config import Run
 from overnight.console import Line
 from overnight.corpus.pipeline import prepare
@@ -22,6 +23,7 @@ from overnight.errors import DataError
 from overnight.finetune import samples as module
 from overnight.finetune.predict import predict
 from overnight.finetune.samples import filled_masks, write_samples
+from overnight.interop.byte_models import ready_model
 from overnight.report.summary import quoted, summary_text
 
 
@@ -95,7 +97,9 @@ def test_without_validation_sentences_nothing_is_masked(run: Run, monkeypatch: p
     assert filled_masks(run) == []
 
 
-def test_a_byte_model_goes_on_with_validation_beginnings(tmp_path: Path) -> None:
+@pytest.fixture
+def byte_run(tmp_path: Path) -> Run:
+    """A finished run of a byte model."""
     source = tmp_path / "lines.jsonl"
     source.write_text(
         "".join(json.dumps({"text": f"the number {i} is followed by {i + 1} and more words. " * 4}) + "\n" for i in range(60))
@@ -113,6 +117,11 @@ def test_a_byte_model_goes_on_with_validation_beginnings(tmp_path: Path) -> None
     run = config.build_run(tree)
     prepare(run.data, run.data_dir, log=lambda text: None)
     pretrain(run, Line(io.StringIO()))
+    return run
+
+
+def test_a_byte_model_goes_on_with_validation_beginnings(byte_run: Run) -> None:
+    run = byte_run
     write_samples(run)
     texts = json.loads((run.run_dir / "samples.json").read_text())["texts"]
     assert len(texts) == 2 and all(
@@ -120,3 +129,11 @@ def test_a_byte_model_goes_on_with_validation_beginnings(tmp_path: Path) -> None
     )
     assert f"- {texts[0]['prompt']} | " in summary_text(run.run_dir)
     assert module.continued_texts(run) == texts
+
+
+def test_what_follows_each_beginning_has_draws_of_its_own(byte_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PROMPT_BYTES", 12)  # each prompt is "the number", and so is all that the network knows
+    first, second = module.continued_texts(byte_run)
+    assert first["prompt"] == second["prompt"] and first["text"] != second["text"]
+    model, dtype = ready_model(byte_run)  # type: ignore[arg-type]
+    assert first["text"] == "".join(generate(model, first["prompt"], 120, 0.7, byte_run.seed, None, dtype))
