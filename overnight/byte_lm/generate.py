@@ -52,6 +52,7 @@ def generate(
 
     Args:
         model: on its device; its dropout is off.
+        prompt: bytes of a command line that are no UTF-8 are in it as Python has them (`surrogateescape`), and read as they are.
         length: bytes to sample.
         temperature: by which the logits are divided; 0 takes the likeliest byte.
         seed: the same gives the same text, on the same kind of device.
@@ -61,7 +62,7 @@ def generate(
         pieces of the continuation, without the prompt.
 
     Raises:
-        ConfigError: for a unit that the model does not have, or numbers that make no sense.
+        ConfigError: for a unit that the model does not have, numbers that make no sense, or half a surrogate pair in the prompt.
     """
     _check_numbers(model, length, temperature, seed, clamped, dtype)
     model.eval()
@@ -69,7 +70,7 @@ def generate(
     state, prepared = model.zero_state(1), model.prepared(dtype)
     chance = torch.Generator().manual_seed(seed)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    text = list(_OPENING + prompt.encode("utf-8", "replace"))
+    text = list(_OPENING + _prompt_bytes(prompt))
     # A Transformer carries nothing: it reads its text again, as much as it has positions for.
     reach = None if model.recurrent else model.position.num_embeddings
     chunks = [[byte] for byte in text] if clamped else [text if reach is None else text[-reach:]]
@@ -92,6 +93,14 @@ def generate(
         chunks = [[byte] if reach is None else text[-reach:]]
         if decoded := decoder.decode(bytes([byte]), final=done == length - 1):
             yield decoded
+
+
+def _prompt_bytes(prompt: str) -> bytes:
+    try:
+        return prompt.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        half = prompt[error.start]
+        raise ConfigError(f"--prompt: character {error.start + 1} is {half!r}, half a surrogate pair and no text; leave it out") from None
 
 
 def _check_numbers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ def test_temperature_0_takes_the_likeliest_byte_of_the_equations(model: ByteMode
 def test_the_same_seed_writes_the_same_and_another_does_not(model: ByteModel) -> None:
     assert text(model, "x", seed=1) == text(model, "x", seed=1) != text(model, "x", seed=2)
     assert text(model, "x", seed=1) != text(model, "so it goes", seed=1)
+
+
+def test_a_prompt_is_read_byte_by_byte_also_where_it_is_no_utf_8(model: ByteModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[bytes] = []
+    real = model.hidden
+    monkeypatch.setattr(model, "hidden", lambda ids, *rest: (given.append(bytes(ids[0].tolist())), real(ids, *rest))[1])
+    text(model, os.fsdecode(b"\xff\xfe abc \xc3\xa9"), 1)
+    assert given == [b"\n \xff\xfe abc \xc3\xa9"]
+    with pytest.raises(ConfigError, match=r"--prompt: character 2 is '\\ud83d', half a surrogate pair and no text; leave it out"):
+        text(model, "a\ud83d", 1)
 
 
 def test_the_first_byte_has_the_probability_of_the_equations(model: ByteModel, arrays: Arrays) -> None:
