@@ -92,6 +92,9 @@ def why_lists(device: torch.device) -> str:
 
 
 def groups_of(x: Tensor) -> list[Any]:
-    """Return the process groups over which a tensor is sharded: those of the dimensions of its mesh along which it is sharded, not replicated."""
+    """Return the process groups over which a tensor is sharded: those of the dimensions of its mesh along which it is not replicated.
+
+    Not `is_shard()`: the placement of what tensor parallelism and FSDP2 both shard (`_StridedShard`) answers False.
+    """
     mesh, placements = getattr(x, "device_mesh", None), getattr(x, "placements", ())
-    return [mesh.get_group(i) for i, placement in enumerate(placements) if placement.is_shard()] if mesh is not None else []
+    return [mesh.get_group(i) for i, placement in enumerate(placements) if not placement.is_replicate()] if mesh is not None else []

@@ -27,6 +27,7 @@ from overnight.optim.state import (
     fits,
     is_amount,
     is_plain,
+    is_sum,
     laid_out,
     load,
     local,
@@ -34,6 +35,7 @@ from overnight.optim.state import (
     same_counts,
     saved_states,
     state_dtype,
+    summed,
 )
 from overnight.optim.tensor_list import Tensors, total_norm
 
@@ -139,6 +141,10 @@ class Layerwise(torch.optim.Optimizer, ABC):
             for name, p in named(self.param_groups[-1]):
                 if not p.is_floating_point():
                     raise ValueError(f"{name} is {p.dtype}: only real floating-point tensors can be optimized")
+                if is_sum(p):
+                    raise ValueError(
+                        f"{name} is a sum of which each process has a term (Partial): redistribute it to Replicate() or Shard()"
+                    )
         except ValueError:
             self.param_groups.pop()
             raise
@@ -365,6 +371,7 @@ def norms_of(batch: Batch, parts: list[Tensor]) -> Tensor:
 def whole_norms(tensors: Sequence[Tensor]) -> Tensor:
     """Return L2 norms of whole tensors (n), float32 or wider, also where each process holds a part; waits for no device."""
     alike: dict[Any, list[int]] = {}
+    tensors = [summed(x) for x in tensors]
     for i, x in enumerate(tensors):
         alike.setdefault((x.device, state_dtype(x), tuple(groups_of(x))), []).append(i)
     norms: list[Tensor] = [torch.empty(0)] * len(tensors)

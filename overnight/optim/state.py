@@ -31,6 +31,22 @@ def local(x: Tensor) -> Tensor:
     return part
 
 
+def is_sum(x: Tensor) -> bool:
+    """Return whether each process has a term of a tensor, which is their sum (`Partial`)."""
+    return any(placement.is_partial() for placement in getattr(x, "placements", ()))
+
+
+def summed(x: Tensor) -> Tensor:
+    """Return a tensor of which each process has a term with the sum in all of them; any other tensor as it is."""
+    if not is_sum(x):
+        return x
+    from torch.distributed.tensor import Replicate
+
+    of: Any = x
+    total: Tensor = of.redistribute(placements=[Replicate() if placement.is_partial() else placement for placement in of.placements])
+    return total
+
+
 def fit(state: dict[str, Any], p: Tensor, moments: Sequence[str]) -> None:
     """Make the state of a parameter, or make what there is fit a parameter that has changed its type or memory format since.
 

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from overnight.optim import Lamb, Lans, Lars
-from overnight.optim.layerwise import Layerwise
+from overnight.optim.layerwise import Layerwise, whole_norms
 
 BATCH = 16
 MAKE: dict[str, Callable[[list[dict[str, object]]], Layerwise]] = {
@@ -73,12 +75,24 @@ def shard(net: nn.Module, world: int) -> nn.Module:
     return net
 
 
+def shard_and_split(net: nn.Module) -> nn.Module:
+    """FSDP2 over two processes, each of which shares its matrices and tables with a third and fourth (tensor parallelism)."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    whole_in, whole_out = {"input_layouts": Replicate()}, {"output_layouts": Replicate()}
+    plan = {"0": ColwiseParallel(**whole_out), "2": ColwiseParallel(**whole_out), "5": RowwiseParallel(**whole_in)}
+    fully_shard(parallelize_module(net, mesh["tp"], plan), mesh=mesh["dp"])
+    return net
+
+
 def main(rank: int, world: int, steps: int, folder: Path) -> None:
     """Write the ends of all trajectories (rank 0)."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     ends: dict[str, list[Tensor]] = {}
+    # A sum of which each process has a term, as tensor parallelism leaves some gradients: 1 + 2 + ... in all of four places.
+    terms = DTensor.from_local(torch.full((4,), 1.0 + rank), init_device_mesh("cpu", (world,)), [Partial()])
+    assert whole_norms([terms]).tolist() == [float(world * (world + 1))]
     for name in MAKE:
         for kind in ("float32", "float64"):
             dtype = getattr(torch, kind)
@@ -88,6 +102,10 @@ def main(rank: int, world: int, steps: int, folder: Path) -> None:
             optimizer = optimizer_of(cut, name)
             train(cut, optimizer, range(steps), rank, world)
             ends |= {f"{name} {kind} {how}": whole(net) for how, net in (("plain", plain), ("ddp", spread), ("fsdp", cut))}
+            if world == 4:
+                split = shard_and_split(network(dtype))
+                train(split, optimizer_of(split, name), range(steps), rank // 2, 2)
+                ends[f"{name} {kind} fsdp and tp"] = whole(split)
 
         # Half the way cut in shards, saved, and the other half on plain tensors; and the other way round.
         half = steps // 2
