@@ -18,8 +18,8 @@ from overnight.optim.lans import Lans
 from overnight.optim.lars import Lars
 from overnight.optim.muon import Muon
 
-# A layer of an encoder, and what lies below the first one.
-_LAYER, _BELOW = re.compile(r"encoder\.layers\.(\d+)\."), re.compile(r"encoder\.(?!layers\.|final_norm\.)")
+# A parameter of a layer: which layers these are, and its number.
+_LAYER = re.compile(r"((?:.*?\.)??(?:layers?|blocks?|h))\.(\d+)\.")
 # Also `bias_k` and `bias_v` of torch's attention.
 _BIAS = re.compile(r"(^|\.)bias(_\w+)?$")
 
@@ -31,12 +31,16 @@ def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
     `named_parameters` yields it; frozen ones do not appear.
 
     Args:
-        module: the network.
+        module: the network. A `layer_lr_decay` needs one stack of layers, as numbered modules of a `layer`, `layers`, `block`, `blocks` or `h`; what is defined before them is
+            below them, and what is defined after them above. A `base_width` needs an embedding, which is as wide as the network.
         optim: decay, and what is adapted.
 
     Returns:
         a group for each kind that there is, and with a `layer_lr_decay` for each rate of each kind, with `name` (of the kind), `params` (name, tensor), `weight_decay`, `trust_ratio` (whether the trust
         ratio applies), `muon` (whether Muon can step it) and `lr_factor` (what the loop multiplies its learning rate by).
+
+    Raises:
+        ValueError: naming the setting for which the network lacks layers or embeddings.
     """
     embeddings, norms = (
         {id(p) for part in module.modules() if isinstance(part, types) for p in part.parameters(recurse=False)}
@@ -50,8 +54,8 @@ def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
         return "kernels" if p.ndim > 2 else "embeddings" if id(p) in embeddings else "matrices"
 
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    factors = _width_factors(optim, [p for label, p in named if kind(label, p) == "embeddings"])
-    layer_factors = _layer_factors([label for label, _ in named], optim.layer_lr_decay)
+    factors = _width_factors(optim, [p for p in module.parameters() if id(p) in embeddings])
+    layer_factors = _layer_factors([label for label, _ in module.named_parameters()], optim.layer_lr_decay)
     ratio_on = optim.trust_ratio_on if isinstance(optim, LayerwiseOptim) else "none"
     groups: dict[tuple[str, float], dict[str, Any]] = {}
     for name in ("matrices", "embeddings", "kernels", "vectors"):
@@ -72,14 +76,23 @@ def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
 
 
 def _layer_factors(names: Sequence[str], decay: float) -> dict[str, float]:
-    """Return what the learning rate of each parameter is multiplied by for its place in an encoder (Clark et al. 2020, arXiv:2003.10555).
+    """Return what the learning rate of each parameter is multiplied by for its place in a network (Clark et al. 2020, arXiv:2003.10555).
 
-    Of layer i of L, from 0, it is decay^(L-i), of the embeddings decay^(L+1), of what is above the layers 1.
+    Of layer i of L, from 0, it is decay^(L-i), of what is below them decay^(L+1), of what is above them 1.
     """
-    layers = 1 + max((int(found[1]) for name in names if (found := _LAYER.match(name))), default=-1)
-    factors = {}
+    if decay == 1:
+        return dict.fromkeys(names, 1.0)
+    found = {name: (match[1], int(match[2])) for name in names if (match := _LAYER.match(name))}
+    stacks = sorted({stack for stack, _ in found.values()})
+    if len(stacks) != 1:
+        raise ValueError(
+            f"layer_lr_decay = {decay}: needs one stack of layers, numbered modules of a `layer`, `layers`, `block`, `blocks` or `h`; "
+            f"the network has {' and '.join(stacks) or 'none'}. Set it to 1, and give your groups rates of their own"
+        )
+    layers, factors, below = 1 + max(number for _, number in found.values()), {}, True
     for name in names:
-        layer = int(found[1]) if (found := _LAYER.match(name)) else -1 if _BELOW.match(name) else layers
+        below = below and name not in found
+        layer = found[name][1] if name in found else -1 if below else layers
         factors[name] = decay ** (layers - layer)
     return factors
 
@@ -91,8 +104,10 @@ def _width_factors(optim: Optim, embeddings: Sequence[Tensor]) -> dict[str, floa
     of its change must stay, so the rate falls as 1/√width. A row of the decoder is summed over the width, to which AdamW gives each time the same
     step: there it falls as 1/width. Vectors act on one unit each.
     """
-    if not (isinstance(optim, MuonConfig) and optim.base_width and embeddings):
+    if not (isinstance(optim, MuonConfig) and optim.base_width):
         return {}
+    if not embeddings:
+        raise ValueError(f"base_width = {optim.base_width}: the network has no embedding, whose width would be its own; set it to 0")
     ratio = optim.base_width / embeddings[0].shape[1]
     return {"matrices": math.sqrt(ratio), "embeddings": ratio}
 

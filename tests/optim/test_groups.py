@@ -176,6 +176,13 @@ def test_with_a_base_width_the_rate_of_muon_follows_the_width(width: int, matric
     assert said.endswith("Muon" if matrices == 1 else f"Muon, rate times {matrices:g}")
 
 
+def test_a_base_width_is_refused_of_a_network_whose_width_nothing_tells_and_holds_for_one_with_frozen_embeddings() -> None:
+    with pytest.raises(ValueError, match="base_width = 64: the network has no embedding"):
+        parameter_groups(nn.Linear(4, 4), MuonConfig(base_width=64))
+    net = nn.Sequential(nn.Embedding(7, 16).requires_grad_(False), nn.Linear(16, 16))
+    assert [group["lr_factor"] for group in parameter_groups(net, MuonConfig(base_width=64))] == [2.0, 1.0]
+
+
 @pytest.mark.parametrize("width", [32, 512])
 def test_an_update_changes_the_output_of_a_layer_as_much_at_every_width(width: int) -> None:
     # What the rule is for: the spectral norm of a step does not depend on the width.

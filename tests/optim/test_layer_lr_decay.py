@@ -55,6 +55,45 @@ def test_every_parameter_takes_the_rate_of_its_layer(kind: str, optim: type[Opti
     assert list(plain) == ["matrices", "embeddings", "vectors"]
 
 
+def foreign(*path: str) -> nn.Module:
+    """A network that calls its two layers otherwise: an embedding, the layers, and a head."""
+    layers: nn.Module = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    for name in reversed(path):
+        layers = nn.ModuleDict({name: layers})
+    return nn.ModuleDict({"embeddings": nn.Embedding(7, 4), "body": layers, "head": nn.Linear(4, 2)})
+
+
+@pytest.mark.parametrize("path", [("encoder", "layer"), ("layers",), ("transformer", "h"), ("blocks",)])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_layers_of_a_network_of_ones_own_are_found_by_their_numbers(path: tuple[str, ...], wrapped: bool) -> None:
+    net = nn.ModuleDict({"module": foreign(*path)}) if wrapped else foreign(*path)
+    groups = parameter_groups(net, AdamWConfig(layer_lr_decay=0.5))
+    found = {name.removeprefix("module."): group["lr_factor"] for group in groups for name, _ in group["params"]}
+    layer = ".".join(("body", *path))
+    parts = {"embeddings": 0.125, f"{layer}.0": 0.25, f"{layer}.1": 0.5, "head": 1.0}
+    assert found == {name: parts[name.rsplit(".", 1)[0]] for name in found} and len(found) == 7
+
+
+def test_layers_that_are_frozen_count_like_the_others() -> None:
+    net = foreign("layers")
+    net.get_submodule("body.layers.1").requires_grad_(False)
+    found = {name: group["lr_factor"] for group in parameter_groups(net, AdamWConfig(layer_lr_decay=0.5)) for name, _ in group["params"]}
+    assert found["body.layers.0.weight"] == 0.25 and found["embeddings.weight"] == 0.125
+
+
+@pytest.mark.parametrize(
+    ("net", "has"),
+    [
+        (nn.Linear(2, 2), "none"),
+        (nn.ModuleDict({"decoder": foreign("layers"), "encoder": foreign("layers")}), "decoder.body.layers and encoder.body.layers"),
+    ],
+)
+def test_a_network_without_one_stack_of_layers_is_refused_a_decay(net: nn.Module, has: str) -> None:
+    with pytest.raises(ValueError, match=rf"layer_lr_decay = 0\.9: needs one stack of layers, .*; the network has {has}\. Set it to 1"):
+        parameter_groups(net, AdamWConfig(layer_lr_decay=0.9))
+    assert {group["lr_factor"] for group in parameter_groups(net, AdamWConfig())} == {1.0}
+
+
 def test_what_is_said_of_the_groups_names_the_range_of_the_rates() -> None:
     said = group_lines(parameter_groups(classifier("bert"), AdamWConfig(layer_lr_decay=0.5)))
     assert len(said) == 3 and said[0].startswith("matrices: 14 tensors") and said[0].endswith("rate times 0.125 to 1")
