@@ -23,11 +23,11 @@ from overnight.optim.batch import Batch, backend_of, buckets, groups_of, split
 from overnight.optim.offload import offloaded, on_device
 from overnight.optim.state import (
     check,
+    check_tensors,
     fit,
     fits,
     is_amount,
     is_plain,
-    is_sum,
     laid_out,
     load,
     local,
@@ -138,13 +138,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         self._check_settings({**self.defaults, **param_group})
         _add_param_group(self, param_group)
         try:
-            for name, p in named(self.param_groups[-1]):
-                if not p.is_floating_point():
-                    raise ValueError(f"{name} is {p.dtype}: only real floating-point tensors can be optimized")
-                if is_sum(p):
-                    raise ValueError(
-                        f"{name} is a sum of which each process has a term (Partial): redistribute it to Replicate() or Shard()"
-                    )
+            check_tensors(named(self.param_groups[-1]))
         except ValueError:
             self.param_groups.pop()
             raise

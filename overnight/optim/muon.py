@@ -11,7 +11,18 @@ from torch import Tensor
 
 from overnight.optim import muon_stacks
 from overnight.optim.layerwise import Params
-from overnight.optim.state import check_shapes, fits, is_amount, laid_out, load, same_counts, saved_states, state_dtype
+from overnight.optim.state import (
+    check_shapes,
+    check_tensors,
+    fits,
+    is_amount,
+    laid_out,
+    load,
+    named,
+    same_counts,
+    saved_states,
+    state_dtype,
+)
 
 
 class Muon(torch.optim.Optimizer):
@@ -65,14 +76,16 @@ class Muon(torch.optim.Optimizer):
             raise ValueError(f"betas = {group['betas']}: must be two numbers, each 0 or more and below 1")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        unreal = [p for p in group["params"] if not p.is_floating_point()]
-        if unreal:
+        try:
+            check_tensors(named(group))
+            for name, p in named(group):
+                if group["muon"] and p.ndim != 2:
+                    raise ValueError(
+                        f"muon = True: {name} has shape {tuple(p.shape)} and is no matrix; put it in a group with muon = False"
+                    )
+        except ValueError:
             self.param_groups.pop()
-            raise ValueError(f"a tensor is {unreal[0].dtype}: only real floating-point tensors can be optimized")
-        bad = [p for p in group["params"] if p.ndim != 2]
-        if group["muon"] and bad:
-            self.param_groups.pop()
-            raise ValueError(f"muon = True: a tensor of shape {tuple(bad[0].shape)} is no matrix; put it in a group with muon = False")
+            raise
         # Their own defaults, such as the coefficients of Newton and Schulz. eps is AdamW's: Muon's own only guards a division.
         zero = torch.zeros(1, 1)
         part: torch.optim.Optimizer = (

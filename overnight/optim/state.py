@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -126,6 +126,23 @@ def named(group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of a group with their names, or what they are called without."""
     names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
     return zip(names, group["params"], strict=True)
+
+
+def check_tensors(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Check that named parameters are real numbers, and that the whole tensors can be told from this process's parts.
+
+    Raises:
+        ValueError: naming the first of another kind.
+    """
+    for name, p in tensors:
+        if not p.is_floating_point():
+            raise ValueError(f"{name} is {p.dtype}: only real floating-point tensors can be optimized")
+        if is_sum(p):
+            raise ValueError(f"{name} is a sum of which each process has a term (Partial): redistribute it to Replicate() or Shard()")
+        if hasattr(p, "_fsdp_flattened"):  # which torch sets
+            raise ValueError(
+                f"{name} is flattened by FullyShardedDataParallel, which hides where tensors begin and end: shard by fully_shard (FSDP2)"
+            )
 
 
 def check(state: dict[str, Any], p: Tensor, name: str, moments: Sequence[str], kind: str) -> None:

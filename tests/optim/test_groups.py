@@ -202,8 +202,8 @@ def test_an_update_changes_the_output_of_a_layer_as_much_at_every_width(width: i
 
 
 def test_muon_refuses_what_is_no_matrix_and_settings_out_of_range() -> None:
-    with pytest.raises(ValueError, match=r"shape \(3,\) is no matrix"):
-        Muon([torch.zeros(3, requires_grad=True)])
+    with pytest.raises(ValueError, match=r"muon = True: bias has shape \(3,\) and is no matrix; put it in a group with muon = False"):
+        Muon(nn.Linear(3, 3).named_parameters())
     for name, value in (("lr", -1.0), ("momentum", float("nan")), ("weight_decay", -0.1), ("eps", float("inf")), ("betas", (1.0, 0.9))):
         with pytest.raises(ValueError, match=f"^{name} = "):
             Muon([torch.zeros(3, 3, requires_grad=True)], **{name: value})  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ def step(params: list[Tensor], optimizer: torch.optim.Optimizer, number: int) ->
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
 def test_tensors_that_are_not_real_floating_point_are_refused(dtype: torch.dtype, muon: bool) -> None:
     optimizer = Muon(network(torch.float32)[:1])
-    with pytest.raises(ValueError, match=f"a tensor is {dtype}: only real floating-point tensors can be optimized"):
+    with pytest.raises(ValueError, match=f"parameter 0 is {dtype}: only real floating-point tensors can be optimized"):
         optimizer.add_param_group({"params": [torch.zeros(3, 3, dtype=dtype)], "muon": muon})
     assert len(optimizer.param_groups) == 1
 

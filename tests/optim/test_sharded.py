@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from overnight.optim import Lamb
+from overnight.optim import Lamb, Lans, Lars, Muon
 from overnight.optim.batch import groups_of
 from tests.optim import sharded_worker
 from tests.processes import Process
@@ -56,3 +57,12 @@ def test_a_parameter_of_which_each_process_has_a_term_is_refused_by_name(alone: 
     terms = DTensor.from_local(torch.zeros(3), init_device_mesh("cpu", (1,)), [Partial()])
     with pytest.raises(ValueError, match=r"scale is a sum of which each process has a term \(Partial\): redistribute it"):
         Lamb([("scale", nn.Parameter(terms))])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [Lamb, Lans, Lars, Muon])
+@pytest.mark.parametrize("keep_names", [True, False])
+def test_tensors_that_fsdp_of_the_first_generation_has_flattened_are_refused(keep_names: bool, make: Any, alone: None) -> None:
+    cut = FullyShardedDataParallel(nn.Linear(3, 2), use_orig_params=keep_names, device_id=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"is flattened by FullyShardedDataParallel, .*: shard by fully_shard \(FSDP2\)"):
+        make(cut.named_parameters())
