@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from overnight.state_files import is_text
 
@@ -86,7 +86,7 @@ def _hints(kind: Any) -> Mapping[str, tuple[Any, tuple[Any, ...]]]:
 
 
 def out_of_range(part: Any, prefix: str = "") -> Iterator[str]:
-    """Yield a line for every number in nested settings that its annotation does not allow, and every text that no file could hold: key, value, what is allowed."""
+    """Yield a line for every number or word in nested settings that its annotation does not allow, and every text that no file could hold: key, value, what is allowed."""
     for name, (hint, notes) in hints(type(part)).items():
         value, key = getattr(part, name), f"{prefix}{name}"
         for text in value if isinstance(value, list | tuple) else [value]:
@@ -102,6 +102,9 @@ def out_of_range(part: Any, prefix: str = "") -> Iterator[str]:
             allowed = next((note for arg in get_args(hint) for note in getattr(arg, "__metadata__", ()) if isinstance(note, Range)), None)
             if allowed and not all(allowed.holds(x) for x in value):
                 yield f"{key} = {list(value)}: each must be {allowed}"
+        elif get_origin(hint) is Literal:
+            if value not in get_args(hint):
+                yield f"{key} = {value!r}: must be one of {', '.join(map(str, get_args(hint)))}"
         else:
             for allowed in (note for note in notes if isinstance(note, Range)):
                 if not allowed.holds(value):

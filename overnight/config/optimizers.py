@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple
 
@@ -40,6 +41,19 @@ class Schedule:
     """Step of the schedule at which this phase begins."""
     max_warmup_steps: NonNegativeInt = 0
     """Most steps of the warm-up, however long the schedule is; `wsd` stays at the peak instead. 0: no limit."""
+
+
+def share_problems(key: str, schedule: Schedule, warmup: float, how: str = "") -> Iterator[str]:
+    """Yield why the warm-up and the stable part do not fit into a schedule, in a line that begins with the setting; `key` is that of the schedule.
+
+    Args:
+        warmup: share of the steps that the warm-up comes to.
+        how: what has made it so long.
+    """
+    if not 0 <= warmup <= 1:
+        yield f"{key}.warmup_ratio = {warmup}{how}: longer than the phase; it is a share of the steps, 0 to 1"
+    elif schedule.name == "wsd" and not (schedule.stable_ratio >= 0 and warmup + schedule.stable_ratio <= 1 + 1e-9):  # by rounding alone
+        yield f"{key}.stable_ratio = {schedule.stable_ratio}: must be 0 to {1 - warmup:g}, what the warm-up leaves"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from overnight.config.optimizers import SCHEDULE_SETTINGS, UNTUNED, MuonConfig, Optim, Schedule
+from overnight.config.optimizers import SCHEDULE_SETTINGS, UNTUNED, MuonConfig, Optim, Schedule, share_problems
 from overnight.config.schema import ENCODERS, BertPhase, BertRun, BytePhase, ModernBertConfig, Phase, Run, TransformerConfig
 
 _LONGEST_WINDOW = 8192
@@ -127,10 +127,7 @@ def _schedule_problems(key: str, phase: Phase) -> Iterator[str]:
     if scaling.rule == "lamb_untuned" and scaling.base_batch_size >= 0:
         tuned, base = (warmup, scaling.base_batch_size) if scaling.base_batch_size else (UNTUNED.warmup_ratio, UNTUNED.batch_size)
         warmup, how = tuned * phase.global_batch_size / base, f" at batch size {phase.global_batch_size} by lamb_untuned"
-    if not 0 <= warmup <= 1:
-        yield f"{key}.schedule.warmup_ratio = {warmup}{how}: longer than the phase; it is a share of the steps, 0 to 1"
-    elif not (schedule.stable_ratio >= 0 and warmup + schedule.stable_ratio <= 1):
-        yield f"{key}.schedule.stable_ratio = {schedule.stable_ratio}: must be 0 to {1 - warmup:g}, what the warm-up leaves"
+    yield from share_problems(f"{key}.schedule", schedule, warmup, how)
     total = schedule.total_steps or phase.steps
     if schedule.step_offset < 0 or schedule.step_offset + phase.steps > total:
         yield f"{key}.schedule.total_steps = {total}: must cover step_offset {schedule.step_offset} + {phase.steps} steps"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from overnight.config import AdamWConfig, LambConfig, LansConfig, LarsConfig, MuonConfig, Optim
+from overnight.config.fields import out_of_range
 from overnight.config.optimizers import LayerwiseOptim
 from overnight.display import plural
 from overnight.optim.lamb import Lamb
@@ -40,8 +41,10 @@ def parameter_groups(module: nn.Module, optim: Optim) -> list[dict[str, Any]]:
         ratio applies), `muon` (whether Muon can step it) and `lr_factor` (what the loop multiplies its learning rate by).
 
     Raises:
-        ValueError: naming the setting for which the network lacks layers or embeddings.
+        ValueError: naming the settings that are out of range, or the one for which the network lacks layers or embeddings.
     """
+    if problems := list(out_of_range(optim)):
+        raise ValueError("; ".join(problems))
     embeddings, norms = (
         {id(p) for part in module.modules() if isinstance(part, types) for p in part.parameters(recurse=False)}
         for types in ((nn.Embedding, nn.EmbeddingBag), (nn.LayerNorm, nn.RMSNorm))

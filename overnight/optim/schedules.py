@@ -20,12 +20,14 @@ where the warm-up ends (6e-3 to 5.08e-3 in NVLAMB). `poly_nvidia` is that, updat
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 from overnight.config import Optim, Phase, Schedule
-from overnight.config.optimizers import UNTUNED, Reference
+from overnight.config.fields import out_of_range
+from overnight.config.optimizers import UNTUNED, Reference, share_problems
 
 
 def learning_rates(phase: Phase) -> Callable[[int], float]:
@@ -128,7 +130,11 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
         schedule: its settings, of which those that another shape has do nothing; `total_steps` and `step_offset` place this phase in a longer schedule.
         step: optimizer step within the phase, from 0.
         steps: steps of the phase.
+
+    Raises:
+        ValueError: naming each setting that is out of range.
     """
+    _check(schedule)
     total = schedule.total_steps or steps
     schedule = limited(schedule, total)
     w = schedule.warmup_ratio
@@ -147,6 +153,12 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
     if schedule.name == "cosine":
         return 0.5 * (1.0 - math.cos(math.pi * share))
     return decayed(schedule, share)
+
+
+@functools.lru_cache(maxsize=64)
+def _check(schedule: Schedule) -> None:
+    if problems := [*out_of_range(schedule, "schedule."), *share_problems("schedule", schedule, schedule.warmup_ratio)]:
+        raise ValueError("; ".join(problems))
 
 
 def decayed(schedule: Schedule, share: float) -> float:

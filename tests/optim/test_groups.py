@@ -44,6 +44,19 @@ def test_what_is_adapted_is_said_by_the_recipe(trust_ratio: Any, expected: list[
     ] == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"trust_ratio_on": "matrix"}, "trust_ratio_on = 'matrix': must be one of matrices, all, none"),
+        ({"layer_lr_decay": 1.5}, "layer_lr_decay = 1.5: must be above 0, 1 at most"),
+        ({"weight_decay": -0.1}, "weight_decay = -0.1: must be 0 or more, and finite"),
+    ],
+)
+def test_settings_that_are_out_of_range_are_refused_by_name(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        parameter_groups(small(), LambConfig(**settings))
+
+
 def test_kernels_of_convolutions_are_decayed_and_adapted_but_not_for_muon() -> None:
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
     groups = {group["name"]: group for group in parameter_groups(net, LambConfig())}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -84,6 +85,25 @@ def test_a_setting_that_only_another_shape_has_does_nothing(name: str) -> None:
     foreign: dict[str, Any] = {"stable_ratio": 0.3, "power": 2.0, "decay": "sqrt"}
     foreign = {key: value for key, value in foreign.items() if key not in SCHEDULE_SETTINGS[name]}
     assert curve(40, name=name, **foreign) == curve(40, name=name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"name": "cosin"}, "schedule.name = 'cosin': must be one of linear, poly, poly_nvidia, wsd, cosine, constant"),
+        ({"name": "wsd", "decay": "sqr"}, "schedule.decay = 'sqr': must be one of power, sqrt"),
+        ({"warmup_ratio": 1.5}, "schedule.warmup_ratio = 1.5: longer than the phase; it is a share of the steps, 0 to 1"),
+        ({"warmup_ratio": math.nan}, "schedule.warmup_ratio = nan: longer than the phase; it is a share of the steps, 0 to 1"),
+        (
+            {"name": "wsd", "warmup_ratio": 0.6, "stable_ratio": 0.6},
+            "schedule.stable_ratio = 0.6: must be 0 to 0.4, what the warm-up leaves",
+        ),
+        ({"power": 0.0}, "schedule.power = 0.0: must be above 0 and finite"),
+    ],
+)
+def test_a_schedule_of_ones_own_loop_is_checked_as_a_recipes_is(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        factor(Schedule(**settings), 0, 1000)
 
 
 def test_a_limit_of_the_warm_up_holds_in_ones_own_loop_as_in_a_run() -> None:
