@@ -324,7 +324,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         return self._scratch
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state as torch does, but state of 16-bit parameters stays fp32, where torch casts it down.
+        """Load a copy of a state, where torch keeps the tensors that it is given; state of 16-bit parameters stays fp32, where torch casts it down.
 
         Raises:
             ValueError: for the state of another optimizer, or of tensors of other shapes; nothing is changed.

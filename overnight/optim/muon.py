@@ -144,7 +144,7 @@ class Muon(torch.optim.Optimizer):
         return master
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state as torch does, but state of 16-bit parameters stays fp32, where torch casts it down.
+        """Load a copy of a state, where torch keeps the tensors that it is given; state of 16-bit parameters stays fp32, where torch casts it down.
 
         Raises:
             ValueError: for the state of another optimizer, or of tensors of other shapes; nothing is changed.
@@ -155,6 +155,8 @@ class Muon(torch.optim.Optimizer):
                 for name, value in state.items():
                     if name != "step" and _is_16_bit(p):
                         self.state[p][name] = laid_out(value, p)
+                    else:  # torch keeps the tensors that it is given, which are another's
+                        self.state[p][name] = torch.as_tensor(self.state[p][name]).clone()
 
         load(self, state_dict, self._check_state, keep)
 

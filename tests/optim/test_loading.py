@@ -51,6 +51,22 @@ def test_what_a_hook_does_after_loading_stays(name: str, dtype: torch.dtype) -> 
 
 
 @each
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("muon", [True, False])
+def test_a_state_can_be_loaded_again_and_again(name: str, dtype: torch.dtype, muon: bool) -> None:
+    p = torch.nn.Parameter(torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).to(dtype))
+    optimizer = MAKES[name]([{"params": [p], **({"muon": muon} if name == "muon" else {})}], lr=0.01)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    kept = optimizer.state_dict()
+    numbers = {entry: value.clone() for entry, value in kept["state"][0].items()}
+    for _ in range(2):
+        optimizer.load_state_dict(kept)
+        optimizer.step()
+        assert all(torch.equal(kept["state"][0][entry], value) for entry, value in numbers.items())
+
+
+@each
 def test_a_state_that_is_refused_leaves_no_hook_behind(name: str) -> None:
     (p, optimizer), (_, other) = stepped(name), stepped(name, (4, 5))
     before = optimizer.state[p][MOMENT[name]].clone()
