@@ -350,7 +350,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         for name, p, state, group in saved_states(self, state_dict):
             if group.get("optimizer") != kind:
                 raise ValueError(f"this is not the state of {kind} but of {group.get('optimizer', 'another optimizer')}")
-            check(state, p, name, self.moments, kind)
+            check(state, p, name, ("step", *self.moments), kind)
 
 
 def norms_of(batch: Batch, parts: list[Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from overnight.optim import muon_stacks
 from overnight.optim.layerwise import Params
 from overnight.optim.state import (
-    check_shapes,
+    check,
     check_tensors,
     fits,
     is_amount,
@@ -147,7 +147,7 @@ class Muon(torch.optim.Optimizer):
         """Load a copy of a state, where torch keeps the tensors that it is given; state of 16-bit parameters stays fp32, where torch casts it down.
 
         Raises:
-            ValueError: for the state of another optimizer, or of tensors of other shapes; nothing is changed.
+            ValueError: for the state of another optimizer, of other groups or of tensors of other shapes; nothing is changed.
         """
 
         def keep(saved: dict[str, Any]) -> None:
@@ -164,9 +164,13 @@ class Muon(torch.optim.Optimizer):
         for group in state_dict["param_groups"]:
             if "muon" not in group:
                 raise ValueError(f"this is not the state of Muon but of {group.get('optimizer', 'another optimizer')}")
-        if same_counts(self, state_dict):
-            for name, p, state, _ in saved_states(self, state_dict):
-                check_shapes(state, p, name)
+        if not same_counts(self, state_dict):
+            return
+        for number, (mine, group) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
+            if mine["muon"] != group["muon"]:
+                raise ValueError(f"the state is of other groups: group {number} has muon = {group['muon']} there and {mine['muon']} here")
+        for name, p, state, group in saved_states(self, state_dict):
+            check(state, p, name, ("momentum_buffer",) if group["muon"] else ("step", "exp_avg", "exp_avg_sq"), "Muon")
 
 
 def _is_16_bit(p: Tensor) -> bool:

@@ -145,27 +145,19 @@ def check_tensors(tensors: Iterable[tuple[str, Tensor]]) -> None:
             )
 
 
-def check(state: dict[str, Any], p: Tensor, name: str, moments: Sequence[str], kind: str) -> None:
-    """Check that a saved state is one of the optimizer and the parameter.
+def check(state: dict[str, Any], p: Tensor, name: str, entries: Sequence[str], kind: str) -> None:
+    """Check that a saved state is one of the optimizer and the parameter, or empty.
 
     Args:
         name: of the parameter.
+        entries: what a state has, besides the `master` of a 16-bit parameter.
         kind: of the optimizer.
 
     Raises:
         ValueError: saying what it is instead.
     """
-    if state and not {"step", *moments} <= set(state) <= {"step", "master", *moments}:
-        raise ValueError(f"this is not the state of {kind}: {name} has {', '.join(sorted(state))}")
-    check_shapes(state, p, name)
-
-
-def check_shapes(state: dict[str, Any], p: Tensor, name: str) -> None:
-    """Check that the tensors of a saved state have the shape of the parameter.
-
-    Raises:
-        ValueError: naming the first that has not.
-    """
+    if state and not set(entries) <= set(state) <= {"master", *entries}:
+        raise ValueError(f"this is not the state of {kind}: {name} has {', '.join(sorted(state))}, not {', '.join(sorted(entries))}")
     for entry, value in state.items():
         if entry != "step" and value.shape != p.shape:
             raise ValueError(f"{name}: the state's {entry} has shape {tuple(value.shape)}, the parameter {tuple(p.shape)}")

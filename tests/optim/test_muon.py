@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -92,6 +93,39 @@ def test_the_state_of_another_optimizer_is_refused_and_changes_nothing(other: Ca
         ours.load_state_dict(theirs.state_dict())
     assert ours.param_groups[0]["lr"] == 0.02 and not ours.state
     step(params, ours, 1)
+
+
+@pytest.mark.parametrize(
+    ("number", "entry", "said"),
+    [
+        (1, "exp_avg", "parameter 0 has exp_avg_sq, step, not exp_avg, exp_avg_sq, step"),
+        (1, "step", "parameter 0 has exp_avg, exp_avg_sq, not exp_avg, exp_avg_sq, step"),
+        (0, "momentum_buffer", "parameter 0 has exp_avg, not momentum_buffer"),
+    ],
+)
+def test_a_state_that_lacks_an_entry_is_refused_before_anything_changes(number: int, entry: str, said: str) -> None:
+    params = network(torch.float32)
+    optimizer = optimizer_of(params)
+    step(params, optimizer, 0)
+    saved = copy.deepcopy(optimizer.state_dict())
+    lost = saved["state"][number].pop(entry)
+    if not saved["state"][number]:
+        saved["state"][number]["exp_avg"] = lost
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=f"^this is not the state of Muon: {said}$"):
+        optimizer.load_state_dict(saved)
+    assert all(
+        torch.equal(value, before["state"][i][name]) for i, s in optimizer.state_dict()["state"].items() for name, value in s.items()
+    )
+
+
+def test_the_state_of_groups_that_were_divided_otherwise_is_refused() -> None:
+    params = network(torch.float32)[:1]
+    theirs, ours = Muon(params), Muon([{"params": params, "muon": False}])
+    step(params, theirs, 0)
+    with pytest.raises(ValueError, match="the state is of other groups: group 0 has muon = True there and False here"):
+        ours.load_state_dict(theirs.state_dict())
+    assert not ours.param_groups[0]["muon"] and not ours.state
 
 
 def test_matrices_of_one_shape_at_once_go_where_torch_takes_each() -> None:
