@@ -23,6 +23,7 @@ from overnight.optim.batch import Batch, backend_of, buckets, groups_of, split
 from overnight.optim.offload import offloaded, on_device
 from overnight.optim.state import (
     check,
+    check_dense,
     check_tensors,
     fit,
     fits,
@@ -197,8 +198,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
             for name, p in named(group):
                 if p.grad is None or p.numel() == 0:
                     continue
-                if p.grad.layout != torch.strided:
-                    raise RuntimeError(f"{name} has a sparse gradient: use a dense one (sparse=False), or torch.optim.SparseAdam")
+                check_dense(name, p.grad)
                 grad: Any = p.grad
                 mesh, placements = None, ()
                 if not (is_plain(p) and is_plain(grad)):

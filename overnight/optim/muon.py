@@ -13,6 +13,7 @@ from overnight.optim import muon_stacks
 from overnight.optim.layerwise import Params
 from overnight.optim.state import (
     check,
+    check_dense,
     check_tensors,
     fits,
     is_amount,
@@ -103,6 +104,9 @@ class Muon(torch.optim.Optimizer):
 
         Args:
             closure: computes the loss and the gradients again, and returns the loss.
+
+        Raises:
+            RuntimeError: for a sparse gradient, naming its tensor; nothing is changed.
         """
         loss = None
         if closure is not None:
@@ -111,17 +115,19 @@ class Muon(torch.optim.Optimizer):
         if self._parts is None:
             zero = torch.zeros(1, 1)
             self._parts = torch.optim.Muon([zero]), torch.optim.AdamW([zero], fused=True)
-        stepped = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        masters = {p: self._master(p) for p in stepped if _is_16_bit(p)}
-        for p in stepped:
-            if p not in masters:  # one that was of 16 bits
+        stepped = [(name, p) for group in self.param_groups for name, p in named(group) if p.grad is not None]
+        for name, p in stepped:
+            check_dense(name, p.grad)
+        for _, p in stepped:
+            if p.dtype == state_dtype(p):  # also one that was of 16 bits
                 self.state[p].pop("master", None)
-        states = {p: {name: x for name, x in self.state[p].items() if name != "master"} if p in masters else self.state[p] for p in stepped}
+        stand_ins = {p: self._stand_in(p) for _, p in stepped if not p.dtype == p.grad.dtype == state_dtype(p)}
+        states = {p: {name: x for name, x in self.state[p].items() if name != "master"} for _, p in stepped}
         for part, muon in zip(self._parts, (True, False), strict=True):
             # The groups and the state are ours; loading a state replaces both.
             groups = [group for group in self.param_groups if group["muon"] == muon]
-            part.param_groups = [{**group, "params": [masters.get(p, p) for p in group["params"]]} for group in groups]
-            part.state = defaultdict(dict, {masters.get(p, p): state for p, state in states.items()})
+            part.param_groups = [{**group, "params": [stand_ins.get(p, p) for p in group["params"]]} for group in groups]
+            part.state = defaultdict(dict, {stand_ins.get(p, p): state for p, state in states.items()})
             if muon and all(map(muon_stacks.takes, part.param_groups)):
                 for group in part.param_groups:
                     muon_stacks.step(group, part.state)
@@ -130,18 +136,22 @@ class Muon(torch.optim.Optimizer):
                 for group in part.param_groups:
                     group["fused"] = all(_contiguous(p, part.state[p]) for p in group["params"] if p.grad is not None)
             part.step()
-        for p, master in masters.items():
-            self.state[p].update(states[p], master=master)
-            master.grad = None
-            p.copy_(master)
+        for p, state in states.items():
+            self.state[p].update(state)
+        for p, stand_in in stand_ins.items():
+            stand_in.grad = None
+            if stand_in.dtype != p.dtype:
+                self.state[p]["master"] = stand_in
+                p.copy_(stand_in)
         return loss
 
-    def _master(self, p: Tensor) -> Tensor:
-        """Return the weights of a 16-bit parameter in fp32, with its gradient."""
+    def _stand_in(self, p: Tensor) -> Tensor:
+        """Return what is stepped for a parameter that is not of the type of its state, or whose gradient is not: its master weights or its own, with the gradient in that type."""
         assert p.grad is not None
-        master: Tensor = self.state[p].get("master", p.detach().float())
-        master.grad = p.grad.float()
-        return master
+        kind = state_dtype(p)
+        stand_in: Tensor = p.detach() if p.dtype == kind else self.state[p].get("master", p.detach().to(kind))
+        stand_in.grad = p.grad.to(kind)
+        return stand_in
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a copy of a state, where torch keeps the tensors that it is given; state of 16-bit parameters stays fp32, where torch casts it down.

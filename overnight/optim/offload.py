@@ -68,7 +68,7 @@ def step_in_chunks(optimizer: torch.optim.Optimizer) -> None:
     try:
         for group in groups:
             for here in chunks(group["params"]):
-                optimizer.param_groups = [{**group, "params": group["params"][here]}]
+                optimizer.param_groups = [{key: x[here] if key in ("params", "param_names") else x for key, x in group.items()}]
                 with on_device(optimizer.state, group["params"][here]):
                     optimizer.step()
     finally:

@@ -145,6 +145,16 @@ def check_tensors(tensors: Iterable[tuple[str, Tensor]]) -> None:
             )
 
 
+def check_dense(name: str, grad: Tensor) -> None:
+    """Check that a gradient has all its elements.
+
+    Raises:
+        RuntimeError: naming its parameter.
+    """
+    if grad.layout != torch.strided:
+        raise RuntimeError(f"{name} has a sparse gradient: use a dense one (sparse=False), or torch.optim.SparseAdam")
+
+
 def check(state: dict[str, Any], p: Tensor, name: str, entries: Sequence[str], kind: str) -> None:
     """Check that a saved state is one of the optimizer and the parameter, or empty.
 

@@ -84,6 +84,32 @@ def test_a_parameter_that_became_fp32_has_no_master_that_could_be_stale() -> Non
     assert all("master" not in optimizer.state[p] for p in params)
 
 
+def test_a_sparse_gradient_is_refused_by_name_before_any_tensor_moves() -> None:
+    table, linear = torch.nn.Embedding(5, 4, sparse=True), torch.nn.Linear(4, 4, bias=False)
+    optimizer = Muon([{"params": [("linear", linear.weight)]}, {"params": [("table", table.weight)], "muon": False}])
+    linear(table(torch.tensor([1]))).sum().backward()
+    before = linear.weight.detach().clone()
+    with pytest.raises(RuntimeError, match=r"^table has a sparse gradient: use a dense one"):
+        optimizer.step()
+    assert torch.equal(linear.weight, before) and not optimizer.state
+
+
+def test_gradients_of_16_bits_move_fp32_parameters_as_the_same_numbers_in_fp32_do() -> None:
+    ends = []
+    for kind in (torch.float32, torch.bfloat16):
+        params = network(torch.float32)
+        optimizer = optimizer_of(params)
+        for number in range(4):
+            for i, p in enumerate(params):
+                p.grad_dtype = kind  # type: ignore[attr-defined]
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(10 * number + i)).to(torch.bfloat16).to(kind)
+            optimizer.step()
+        assert all(value.dtype == torch.float32 for state in optimizer.state.values() for value in state.values())
+        assert all(p.grad is not None and p.grad.dtype == kind for p in params)
+        ends.append([p.detach() for p in params])
+    assert all(torch.equal(p, q) for p, q in zip(*ends, strict=True))
+
+
 @pytest.mark.parametrize("other", [torch.optim.AdamW, Lamb])
 def test_the_state_of_another_optimizer_is_refused_and_changes_nothing(other: Callable[[list[Tensor]], torch.optim.Optimizer]) -> None:
     params = network(torch.float32)[:1]
