@@ -119,8 +119,7 @@ class Muon(torch.optim.Optimizer):
         for name, p in stepped:
             check_dense(name, p.grad)
         for _, p in stepped:
-            if p.dtype == state_dtype(p):  # also one that was of 16 bits
-                self.state[p].pop("master", None)
+            self._fit(p)
         stand_ins = {p: self._stand_in(p) for _, p in stepped if not p.dtype == p.grad.dtype == state_dtype(p)}
         states = {p: {name: x for name, x in self.state[p].items() if name != "master"} for _, p in stepped}
         for part, muon in zip(self._parts, (True, False), strict=True):
@@ -144,6 +143,15 @@ class Muon(torch.optim.Optimizer):
                 self.state[p]["master"] = stand_in
                 p.copy_(stand_in)
         return loss
+
+    def _fit(self, p: Tensor) -> None:
+        """Make the state of a parameter fit its type, which may have changed since the last step."""
+        state, kind = self.state[p], state_dtype(p)
+        if p.dtype == kind:
+            state.pop("master", None)
+        for name, value in state.items():
+            if name != "step" and value.dtype != kind:
+                state[name] = laid_out(value, p)
 
     def _stand_in(self, p: Tensor) -> Tensor:
         """Return what is stepped for a parameter that is not of the type of its state, or whose gradient is not: its master weights or its own, with the gradient in that type."""

@@ -110,6 +110,29 @@ def test_gradients_of_16_bits_move_fp32_parameters_as_the_same_numbers_in_fp32_d
     assert all(torch.equal(p, q) for p, q in zip(*ends, strict=True))
 
 
+@pytest.mark.parametrize("first", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("then", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_network_that_changes_its_type_is_stepped_as_one_with_its_state_in_that_type(first: torch.dtype, then: torch.dtype) -> None:
+    params = network(first)
+    optimizer = optimizer_of(params)
+    step(params, optimizer, 0)
+    for p in params:
+        p.grad = None
+        p.data = p.data.to(then)
+    twins = [p.detach().clone().requires_grad_() for p in params]
+    twin = optimizer_of(twins)
+    saved = optimizer.state_dict()
+    for state in saved["state"].values():
+        if first != then:
+            state.pop("master", None)
+    twin.load_state_dict(saved)
+    step(params, optimizer, 1)
+    step(twins, twin, 1)
+    assert all(torch.equal(p, q) for p, q in zip(params, twins, strict=True))
+    wide = torch.float64 if then == torch.float64 else torch.float32
+    assert all(value.dtype == wide for p in params for name, value in optimizer.state[p].items() if name != "step")
+
+
 @pytest.mark.parametrize("other", [torch.optim.AdamW, Lamb])
 def test_the_state_of_another_optimizer_is_refused_and_changes_nothing(other: Callable[[list[Tensor]], torch.optim.Optimizer]) -> None:
     params = network(torch.float32)[:1]
