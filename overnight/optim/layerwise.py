@@ -139,7 +139,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         self._check_settings({**self.defaults, **param_group})
         _add_param_group(self, param_group)
         try:
-            check_tensors(named(self.param_groups[-1]))
+            check_tensors(named(self.param_groups)[-1])
         except ValueError:
             self.param_groups.pop()
             raise
@@ -192,10 +192,10 @@ class Layerwise(torch.optim.Optimizer, ABC):
 
     def _gather(self) -> list[Batch]:
         batches: dict[Any, Batch] = {}
-        for number, group in enumerate(self.param_groups):
+        for number, (group, tensors) in enumerate(zip(self.param_groups, named(self.param_groups), strict=True)):
             if not isinstance(group["lr"], Tensor) and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(f"lr = {group['lr']}: a captured graph would use this number for ever; give a tensor on the device")
-            for name, p in named(group):
+            for name, p in tensors:
                 if p.grad is None or p.numel() == 0:
                     continue
                 check_dense(name, p.grad)

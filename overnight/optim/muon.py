@@ -78,8 +78,9 @@ class Muon(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            check_tensors(named(group))
-            for name, p in named(group):
+            tensors = named(self.param_groups)[-1]
+            check_tensors(tensors)
+            for name, p in tensors:
                 if group["muon"] and p.ndim != 2:
                     raise ValueError(
                         f"muon = True: {name} has shape {tuple(p.shape)} and is no matrix; put it in a group with muon = False"
@@ -115,7 +116,7 @@ class Muon(torch.optim.Optimizer):
         if self._parts is None:
             zero = torch.zeros(1, 1)
             self._parts = torch.optim.Muon([zero]), torch.optim.AdamW([zero], fused=True)
-        stepped = [(name, p) for group in self.param_groups for name, p in named(group) if p.grad is not None]
+        stepped = [(name, p) for tensors in named(self.param_groups) for name, p in tensors if p.grad is not None]
         for name, p in stepped:
             check_dense(name, p.grad)
         for _, p in stepped:

@@ -99,8 +99,8 @@ def load(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any], check: Ca
 
 def saved_states(optimizer: torch.optim.Optimizer, state_dict: Any) -> Iterator[tuple[str, Tensor, dict[str, Any], dict[str, Any]]]:
     """Yield the name of each parameter, the parameter, its state in a saved state that has as many, and the saved settings of its group."""
-    for mine, group in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
-        for (name, p), number in zip(named(mine), group["params"], strict=True):
+    for mine, group in zip(named(optimizer.param_groups), state_dict["param_groups"], strict=True):
+        for (name, p), number in zip(mine, group["params"], strict=True):
             yield name, p, state_dict["state"].get(number, {}), group
 
 
@@ -122,10 +122,15 @@ def is_amount(value: Any) -> bool:
     return 0 <= float(value) < math.inf
 
 
-def named(group: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of a group with their names, or what they are called without."""
-    names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
-    return zip(names, group["params"], strict=True)
+def named(groups: Sequence[dict[str, Any]]) -> list[list[tuple[str, Tensor]]]:
+    """Return the parameters of each group of an optimizer with their names; without them they go by their number in a state dict, over all groups."""
+    found: list[list[tuple[str, Tensor]]] = []
+    first = 0
+    for group in groups:
+        names = group.get("param_names") or [f"parameter {first + i}" for i in range(len(group["params"]))]
+        found.append(list(zip(names, group["params"], strict=True)))
+        first += len(names)
+    return found
 
 
 def check_tensors(tensors: Iterable[tuple[str, Tensor]]) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from overnight.optim.layerwise import whole_norms
+from overnight.optim.state import named
 
 COLUMNS = ("weight", "gradient", "update", "ratio")
 
@@ -60,11 +61,8 @@ class Snapshot:
         self._params: list[Tensor] = []
         self._adapted: list[bool] = []
         gradients: list[Tensor] = []
-        count = 0
-        for group in optimizer.param_groups:
-            names = group.get("param_names") or [f"parameter {count + i}" for i in range(len(group["params"]))]
-            count += len(names)
-            for name, p in zip(names, group["params"], strict=True):
+        for group, tensors in zip(optimizer.param_groups, named(optimizer.param_groups), strict=True):
+            for name, p in tensors:
                 if p.grad is not None and p.numel():
                     self._names.append(name)
                     self._params.append(p)

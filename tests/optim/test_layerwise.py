@@ -258,6 +258,18 @@ def test_check_finite_names_the_tensor_and_leaves_everything_as_it_was(name: str
 
 
 @each
+def test_a_tensor_without_a_name_goes_by_its_number_in_the_state_dict(name: str) -> None:
+    params = parameters()
+    optimizer = CLASSES[name]([{"params": params[:2]}, {"params": params[2:], "weight_decay": 0.0}], check_finite=True)
+    fill(params, 0)
+    params[3].grad[0] = math.nan  # type: ignore[index]
+    with pytest.raises(FloatingPointError, match=r"the gradient of parameter 3 is not finite"):
+        optimizer.step()
+    with pytest.raises(ValueError, match=r"parameter 4 is torch\.int64"):
+        optimizer.add_param_group({"params": [torch.zeros(2, dtype=torch.int64)]})
+
+
+@each
 def test_without_check_finite_a_nan_is_passed_on_not_skipped(name: str) -> None:
     params = parameters()
     optimizer = CLASSES[name](params)

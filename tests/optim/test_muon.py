@@ -35,7 +35,7 @@ def step(params: list[Tensor], optimizer: torch.optim.Optimizer, number: int) ->
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
 def test_tensors_that_are_not_real_floating_point_are_refused(dtype: torch.dtype, muon: bool) -> None:
     optimizer = Muon(network(torch.float32)[:1])
-    with pytest.raises(ValueError, match=f"parameter 0 is {dtype}: only real floating-point tensors can be optimized"):
+    with pytest.raises(ValueError, match=f"parameter 1 is {dtype}: only real floating-point tensors can be optimized"):
         optimizer.add_param_group({"params": [torch.zeros(3, 3, dtype=dtype)], "muon": muon})
     assert len(optimizer.param_groups) == 1
 
@@ -147,8 +147,8 @@ def test_the_state_of_another_optimizer_is_refused_and_changes_nothing(other: Ca
 @pytest.mark.parametrize(
     ("number", "entry", "said"),
     [
-        (1, "exp_avg", "parameter 0 has exp_avg_sq, step, not exp_avg, exp_avg_sq, step"),
-        (1, "step", "parameter 0 has exp_avg, exp_avg_sq, not exp_avg, exp_avg_sq, step"),
+        (1, "exp_avg", "parameter 1 has exp_avg_sq, step, not exp_avg, exp_avg_sq, step"),
+        (1, "step", "parameter 1 has exp_avg, exp_avg_sq, not exp_avg, exp_avg_sq, step"),
         (0, "momentum_buffer", "parameter 0 has exp_avg, not momentum_buffer"),
     ],
 )
