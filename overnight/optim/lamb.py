@@ -10,7 +10,6 @@ For each tensor x with gradient g, at its t-th step:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from overnight.optim import native
+from overnight.optim.checks import AMOUNT, BETAS, Rule
 from overnight.optim.layerwise import Layerwise, Params
 from overnight.optim.tensor_list import Tensors, ratio
 
@@ -97,10 +97,10 @@ class Lamb(Layerwise):
     moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     update_direction = staticmethod(lamb)
     step_sizes = staticmethod(step_sizes)
-    ranges: ClassVar[dict[str, Any]] = {
-        "eps": lambda eps: 0 <= eps < math.inf,
-        "betas": lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
-        "max_trust_ratio": lambda clip: clip is None or clip > 0,
+    rules: ClassVar[dict[str, Rule]] = {
+        "eps": AMOUNT,
+        "betas": BETAS,
+        "max_trust_ratio": Rule(lambda clip: clip is None or clip > 0, "above 0, or None for no bound"),
     }
 
     def __init__(

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from overnight.optim import native
-from overnight.optim.lamb import Lamb, Scalars, decay
+from overnight.optim.checks import AMOUNT, BETAS, Rule
+from overnight.optim.lamb import Scalars, decay
 from overnight.optim.layerwise import Layerwise, Params
 from overnight.optim.tensor_list import Tensors, ratio
 
@@ -83,7 +84,7 @@ class Lans(Layerwise):
     moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     update_direction = staticmethod(lans)
     step_sizes = staticmethod(step_sizes)
-    ranges: ClassVar[dict[str, Any]] = {name: Lamb.ranges[name] for name in ("eps", "betas")}
+    rules: ClassVar[dict[str, Rule]] = {"eps": AMOUNT, "betas": BETAS}
 
     def __init__(
         self,

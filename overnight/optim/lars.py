@@ -12,7 +12,6 @@ same only while lr is constant.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from overnight.optim import native
+from overnight.optim.checks import AMOUNT, POSITIVE, SHARE, Rule
 from overnight.optim.layerwise import Layerwise, Params
 from overnight.optim.tensor_list import Tensors
 
@@ -96,11 +96,7 @@ class Lars(Layerwise):
     update_direction = staticmethod(lars)
     step_sizes = staticmethod(step_sizes)
     measures: ClassVar[bool] = False
-    ranges: ClassVar[dict[str, Any]] = {
-        "momentum": lambda momentum: 0 <= momentum < 1,
-        "trust_coefficient": lambda eta: 0 < eta < math.inf,
-        "eps": lambda eps: 0 <= eps < math.inf,
-    }
+    rules: ClassVar[dict[str, Rule]] = {"momentum": SHARE, "trust_coefficient": POSITIVE, "eps": AMOUNT}
 
     def __init__(
         self,

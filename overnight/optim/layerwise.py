@@ -20,14 +20,11 @@ from torch import Tensor
 from overnight.errors import first_names
 from overnight.optim import native
 from overnight.optim.batch import Batch, backend_of, buckets, groups_of, split
+from overnight.optim.checks import Rule, check_dense, check_settings, check_tensors
 from overnight.optim.offload import offloaded, on_device
 from overnight.optim.state import (
     check,
-    check_dense,
-    check_tensors,
     fit,
-    fits,
-    is_amount,
     is_plain,
     laid_out,
     load,
@@ -79,8 +76,8 @@ class Layerwise(torch.optim.Optimizer, ABC):
     """Names of the state tensors, in the order the equations take them."""
     measures: ClassVar[bool] = True
     """Whether the norms of the directions decide how far it moves."""
-    ranges: ClassVar[dict[str, Callable[[Any], bool]]] = {}
-    """Settings besides lr and weight_decay, and what they must satisfy."""
+    rules: ClassVar[dict[str, Rule]] = {}
+    """What its settings besides lr and weight_decay must be."""
 
     def __init__(
         self,
@@ -136,7 +133,7 @@ class Layerwise(torch.optim.Optimizer, ABC):
         for name in ("max_grad_norm", "check_finite"):
             if name in param_group:
                 raise ValueError(f"{name} = {param_group[name]}: is over all groups; give it to the optimizer, not to a group")
-        self._check_settings({**self.defaults, **param_group})
+        check_settings({**self.defaults, **param_group}, self.rules)
         _add_param_group(self, param_group)
         try:
             check_tensors(named(self.param_groups)[-1])
@@ -147,16 +144,6 @@ class Layerwise(torch.optim.Optimizer, ABC):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients as torch does."""
         _zero_grad(self, set_to_none)
-
-    def _check_settings(self, group: dict[str, Any]) -> None:
-        if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
-            raise ValueError(f"lr has {group['lr'].numel()} elements: must be one number")
-        for name in ("lr", "weight_decay"):
-            if not fits(is_amount, group[name]):
-                raise ValueError(f"{name} = {group[name]}: must be finite and 0 or more")
-        for name, is_valid in self.ranges.items():
-            if not fits(is_valid, group[name]):
-                raise ValueError(f"{name} = {group[name]}: out of range")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

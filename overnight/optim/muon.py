@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 
 from overnight.optim import muon_stacks
+from overnight.optim.checks import AMOUNT, BETAS, SHARE, check_dense, check_settings, check_tensors
 from overnight.optim.layerwise import Params
 from overnight.optim.state import (
     check,
-    check_dense,
-    check_tensors,
-    fits,
-    is_amount,
     laid_out,
     load,
     named,
@@ -65,16 +62,7 @@ class Muon(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group as torch does, with the settings and the tensors checked, and the groups made complete for the optimizer that steps them."""
-        group = {**self.defaults, **param_group}
-        if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
-            raise ValueError(f"lr has {group['lr'].numel()} elements: must be one number")
-        for name in ("lr", "weight_decay", "eps"):
-            if not fits(is_amount, group[name]):
-                raise ValueError(f"{name} = {group[name]}: must be finite and 0 or more")
-        if not fits(lambda momentum: 0 <= momentum < 1, group["momentum"]):
-            raise ValueError(f"momentum = {group['momentum']}: must be 0 or more and below 1")
-        if not fits(lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas), group["betas"]):
-            raise ValueError(f"betas = {group['betas']}: must be two numbers, each 0 or more and below 1")
+        check_settings({**self.defaults, **param_group}, {"eps": AMOUNT, "momentum": SHARE, "betas": BETAS})
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -116,13 +104,13 @@ class Muon(torch.optim.Optimizer):
         if self._parts is None:
             zero = torch.zeros(1, 1)
             self._parts = torch.optim.Muon([zero]), torch.optim.AdamW([zero], fused=True)
-        stepped = [(name, p) for tensors in named(self.param_groups) for name, p in tensors if p.grad is not None]
-        for name, p in stepped:
-            check_dense(name, p.grad)
-        for _, p in stepped:
+        stepped = [(name, p, p.grad) for tensors in named(self.param_groups) for name, p in tensors if p.grad is not None]
+        for name, _, grad in stepped:
+            check_dense(name, grad)
+        for _, p, _ in stepped:
             self._fit(p)
-        stand_ins = {p: self._stand_in(p) for _, p in stepped if not p.dtype == p.grad.dtype == state_dtype(p)}
-        states = {p: {name: x for name, x in self.state[p].items() if name != "master"} for _, p in stepped}
+        stand_ins = {p: self._stand_in(p, grad) for _, p, grad in stepped if not p.dtype == grad.dtype == state_dtype(p)}
+        states = {p: {name: x for name, x in self.state[p].items() if name != "master"} for _, p, _ in stepped}
         for part, muon in zip(self._parts, (True, False), strict=True):
             # The groups and the state are ours; loading a state replaces both.
             groups = [group for group in self.param_groups if group["muon"] == muon]
@@ -154,12 +142,11 @@ class Muon(torch.optim.Optimizer):
             if name != "step" and value.dtype != kind:
                 state[name] = laid_out(value, p)
 
-    def _stand_in(self, p: Tensor) -> Tensor:
+    def _stand_in(self, p: Tensor, grad: Tensor) -> Tensor:
         """Return what is stepped for a parameter that is not of the type of its state, or whose gradient is not: its master weights or its own, with the gradient in that type."""
-        assert p.grad is not None
         kind = state_dtype(p)
         stand_in: Tensor = p.detach() if p.dtype == kind else self.state[p].get("master", p.detach().to(kind))
-        stand_in.grad = p.grad.to(kind)
+        stand_in.grad = grad.to(kind)
         return stand_in
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -109,19 +108,6 @@ def same_counts(optimizer: torch.optim.Optimizer, state_dict: Any) -> bool:
     return [len(group["params"]) for group in state_dict["param_groups"]] == [len(group["params"]) for group in optimizer.param_groups]
 
 
-def fits(is_valid: Callable[[Any], bool], value: Any) -> bool:
-    """Return whether the value of a setting is valid; one of another kind, such as text, is not."""
-    try:
-        return not isinstance(value, str) and is_valid(value)
-    except (TypeError, ValueError, RuntimeError):
-        return False
-
-
-def is_amount(value: Any) -> bool:
-    """Return whether a number, or a tensor of one, is finite and 0 or more."""
-    return 0 <= float(value) < math.inf
-
-
 def named(groups: Sequence[dict[str, Any]]) -> list[list[tuple[str, Tensor]]]:
     """Return the parameters of each group of an optimizer with their names; without them they go by their number in a state dict, over all groups."""
     found: list[list[tuple[str, Tensor]]] = []
@@ -131,33 +117,6 @@ def named(groups: Sequence[dict[str, Any]]) -> list[list[tuple[str, Tensor]]]:
         found.append(list(zip(names, group["params"], strict=True)))
         first += len(names)
     return found
-
-
-def check_tensors(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Check that named parameters are real numbers, and that the whole tensors can be told from this process's parts.
-
-    Raises:
-        ValueError: naming the first of another kind.
-    """
-    for name, p in tensors:
-        if not p.is_floating_point():
-            raise ValueError(f"{name} is {p.dtype}: only real floating-point tensors can be optimized")
-        if is_sum(p):
-            raise ValueError(f"{name} is a sum of which each process has a term (Partial): redistribute it to Replicate() or Shard()")
-        if hasattr(p, "_fsdp_flattened"):  # which torch sets
-            raise ValueError(
-                f"{name} is flattened by FullyShardedDataParallel, which hides where tensors begin and end: shard by fully_shard (FSDP2)"
-            )
-
-
-def check_dense(name: str, grad: Tensor) -> None:
-    """Check that a gradient has all its elements.
-
-    Raises:
-        RuntimeError: naming its parameter.
-    """
-    if grad.layout != torch.strided:
-        raise RuntimeError(f"{name} has a sparse gradient: use a dense one (sparse=False), or torch.optim.SparseAdam")
 
 
 def check(state: dict[str, Any], p: Tensor, name: str, entries: Sequence[str], kind: str) -> None:

@@ -350,6 +350,16 @@ INVALID: dict[str, list[Any]] = {
     "trust_coefficient": [0.0, math.inf, math.nan],
     "max_grad_norm": [0.0, -1.0, math.nan, math.inf],
 }
+MUST = {
+    "lr": "finite and 0 or more|one number",
+    "weight_decay": "finite and 0 or more",
+    "eps": "finite and 0 or more",
+    "betas": "two numbers, each 0 or more and below 1",
+    "max_trust_ratio": "above 0, or None for no bound",
+    "momentum": "0 or more and below 1",
+    "trust_coefficient": "finite and above 0",
+    "max_grad_norm": "finite and above 0, or None for no clipping",
+}
 HAS = {
     Lamb: ("lr", "weight_decay", "eps", "betas", "max_trust_ratio", "max_grad_norm"),
     Lans: ("lr", "weight_decay", "eps", "betas"),
@@ -360,8 +370,8 @@ HAS = {
 @pytest.mark.parametrize(
     ("make", "setting", "value"), [(make, setting, value) for make, names in HAS.items() for setting in names for value in INVALID[setting]]
 )
-def test_a_setting_out_of_range_is_named(make: type[Layerwise], setting: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"^{setting} "):
+def test_a_setting_out_of_range_is_named_with_what_it_must_be(make: type[Layerwise], setting: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{setting} .*: must be ({MUST[setting]})$"):
         make(parameters(), **{setting: value})
     if setting != "max_grad_norm":
         optimizer = make(parameters())
