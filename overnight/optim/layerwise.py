@@ -205,10 +205,19 @@ class Layerwise(torch.optim.Optimizer, ABC):
     def _refuse_non_finite(self, batches: list[Batch], grad_norm: Tensor) -> None:
         if torch.isfinite(grad_norm):
             return
-        bad = [name for batch in batches for name, norm in zip(batch.names, batch.norms.tolist(), strict=True) if not math.isfinite(norm)]
-        raise FloatingPointError(
-            f"the gradient of {first_names(bad) or 'all tensors together'} is not finite: the step was refused, parameters and state are as before"
+        bad: list[str] = []
+        large: list[str] = []
+        for batch in batches:
+            over = [i for i, norm in enumerate(batch.norms.tolist()) if not math.isfinite(norm)]
+            exact = Tensors([batch.grads[i].double() for i in over], batch.shards).norm().tolist() if over else []
+            for i, norm in zip(over, exact, strict=True):
+                (large if math.isfinite(norm) else bad).append(batch.names[i])
+        what = (
+            f"the gradient of {first_names(bad)} is not finite"
+            if bad
+            else f"the norm of the gradient of {first_names(large) or 'all tensors together'} is more than {grad_norm.dtype} holds; scale the loss down"
         )
+        raise FloatingPointError(f"{what}: the step was refused, parameters and state are as before")
 
     def _step(self, batch: Batch, clip: Tensor | None) -> None:
         """Take one step of the tensors of a batch."""

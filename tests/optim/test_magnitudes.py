@@ -104,3 +104,22 @@ def test_a_gradient_of_zero_and_one_that_is_not_finite_are_what_they_are() -> No
     for way in (lambda xs: Tensors(xs).norm(), elsewhere, native.norms):
         found = way([torch.zeros(20000), torch.tensor([float("nan")]), torch.tensor([float("inf"), 1.0])]).tolist()
         assert found[0] == 0.0 and found[1] != found[1] and found[2] == float("inf")
+
+
+@pytest.mark.parametrize("name", list(CLASSES))
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_finite_gradient_of_which_float32_cannot_hold_the_norm_is_refused_as_such(name: str, fused: bool) -> None:
+    params = parameters(SHAPES, torch.float32)
+    optimizer = CLASSES[name]([(f"layer.{i}", p) for i, p in enumerate(params)], check_finite=True, fused=fused)
+    # A tensor's own norm is too large, and then that of two tensors whose own are not.
+    for values, said in (((1.0, 1.0, 3e38), r"layer\.2"), ((1.0, 3.3e38, 3e37), "all tensors together")):
+        for p, value in zip(params, values, strict=True):
+            p.grad = torch.full_like(p, value)
+        with pytest.raises(
+            FloatingPointError, match=rf"^the norm of the gradient of {said} is more than torch\.float32 holds; scale the loss"
+        ):
+            optimizer.step()
+    params[0].grad[5] = torch.nan  # type: ignore[index]
+    with pytest.raises(FloatingPointError, match=r"^the gradient of layer\.0 is not finite"):
+        optimizer.step()
+    assert not optimizer.state
