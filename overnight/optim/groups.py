@@ -162,10 +162,15 @@ def build_optimizer(module: nn.Module, optim: Optim) -> torch.optim.Optimizer:
 
 
 def group_lines(groups: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a line on each kind of groups, of :func:`parameter_groups` or of an optimizer: tensors, parameters, what is done to them."""
+    """Return a line on each kind of groups, of :func:`parameter_groups` or of an optimizer: tensors, parameters, what is done to them.
+
+    A group without a `name` is a kind of its own, called by its number.
+    """
     lines = []
-    for kind in dict.fromkeys(group["name"] for group in groups):
-        alike = [group for group in groups if group["name"] == kind]
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for number, group in enumerate(groups):
+        kinds.setdefault(group.get("name", f"group {number}"), []).append(group)
+    for kind, alike in kinds.items():
         group, factors = alike[0], sorted({group.get("lr_factor", 1.0) for group in alike})
         tensors = [p[1] if isinstance(p, tuple) else p for group in alike for p in group["params"]]
         done = [f"decay {group['weight_decay']:g}" if group["weight_decay"] else "no decay"]
@@ -175,7 +180,5 @@ def group_lines(groups: Sequence[dict[str, Any]]) -> list[str]:
             done.append("Muon" if group["muon"] else "AdamW")
         if factors != [1.0]:
             done.append(f"rate times {' to '.join(f'{factor:.3g}' for factor in dict.fromkeys((factors[0], factors[-1])))}")
-        lines.append(
-            f"{group['name']}: {plural(len(tensors), 'tensor')}, {plural(sum(p.numel() for p in tensors), 'parameter')}; {', '.join(done)}"
-        )
+        lines.append(f"{kind}: {plural(len(tensors), 'tensor')}, {plural(sum(p.numel() for p in tensors), 'parameter')}; {', '.join(done)}")
     return lines

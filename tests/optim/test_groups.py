@@ -65,6 +65,15 @@ def test_kernels_of_convolutions_are_decayed_and_adapted_but_not_for_muon() -> N
     assert group_lines(list(groups.values()))[1] == "kernels: 1 tensor, 36 parameters; decay 0.01, trust ratio, AdamW"
 
 
+def test_groups_without_a_name_are_called_by_their_number() -> None:
+    matrix, vector = small()[0].parameters()
+    optimizer = Lans([{"params": [matrix]}, {"params": [vector], "weight_decay": 0.0, "trust_ratio": False}])
+    assert group_lines(optimizer.param_groups) == [
+        "group 0: 1 tensor, 32 parameters; decay 0.01, trust ratio",
+        "group 1: 1 tensor, 8 parameters; no decay, no trust ratio",
+    ]
+
+
 def test_norms_and_biases_of_several_dimensions_are_neither_decayed_nor_taken_for_matrices() -> None:
     net = nn.ModuleList([nn.LayerNorm((3, 4)), nn.RMSNorm((2, 3, 4)), nn.MultiheadAttention(4, 2, add_bias_kv=True), nn.EmbeddingBag(5, 4)])
     net.register_parameter("bias", nn.Parameter(torch.zeros(3, 4)))
