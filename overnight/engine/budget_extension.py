@@ -40,7 +40,7 @@ def extend_budget(run: Run, log: Callable[[str], None]) -> None:
     if record is None or not record.decisions:
         return
     # What was interrupted on its way cannot be told from what was never extended.
-    if record.done is None and record.budget == run.budget and now < record.deadline:
+    if record.done is None and record.budget == run.budget and record.now() < record.deadline:
         until = time_of_day(record.deadline)
         log(
             f"budget {run.budget}: {run.run_dir} has this budget and is not done: it only continues, until {until}; another one gives it more time"
@@ -63,7 +63,7 @@ def extend_budget(run: Run, log: Callable[[str], None]) -> None:
         write_whole(run.run_dir / "checkpoints" / "latest", [before[0].name.encode()])
     deadline = deadline_of(run.budget, now)
     changed = {"budget": run.budget, "started": now, "deadline": deadline, "ends": moment_text(deadline), "extended": record.extended + 1}
-    write_record(run, dataclasses.replace(record, **changed, decisions=decisions, after=None, trained=None, done=None))
+    write_record(run, dataclasses.replace(record, **changed, decisions=decisions, after=None, trained=None, done=None, seen=now))
     back = (
         f"goes back from step {step_of(undone[0]):,} to step {step_of(before[0]):,}, before its decay, and continues"
         if undone

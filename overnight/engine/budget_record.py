@@ -50,6 +50,12 @@ class BudgetRecord:
     """How often the run was given more time, and continued from before its decay."""
     failed: bool = False
     """Whether the last `overnight run` ended in an error before training began."""
+    seen: float = 0.0
+    """When the run last looked at the clock; 0 before its first look."""
+
+    def now(self) -> float:
+        """Return the present moment; where the clock is behind what the run has seen, because it was set back or is another machine's, the last one seen."""
+        return max(run_clock.CLOCK.wall(), self.started, self.seen)
 
     @property
     def seconds(self) -> float:
@@ -162,7 +168,7 @@ def close_record(run: Run) -> str:
     record = read_record(run)
     assert record is not None and record.trained is not None, "pretraining has an end"
     if record.done is None:
-        record = dataclasses.replace(record, done=run_clock.CLOCK.wall())
+        record = dataclasses.replace(record, done=record.now())
         write_record(run, record)
     assert record.done is not None and record.trained is not None
     after = f"; what followed pretraining took {duration(record.done - record.trained)}, {duration(record.after_seconds)} was estimated"
@@ -182,7 +188,7 @@ def check_budget(run: Run) -> BudgetRecord | None:
     if not run.budget:
         return None
     record = begin_record(run)
-    spent = run_clock.CLOCK.wall() - record.started
+    spent = record.now() - record.started
     over = spent > record.seconds
     # One that is too short from its beginning would be so again.
     if not record.decisions and over and least_budget(0.0, record.after_seconds) <= record.seconds:

@@ -102,7 +102,7 @@ class Planner:
             text = json.dumps(dataclasses.asdict(begin_record(run))) if world.main else ""
         whole = bytes(from_first(list(text.encode()), world)).decode()
         self.record: BudgetRecord = fitted(json.loads(whole), BudgetRecord, "budget.json of the first process", "start all anew")
-        self.clock = RunClock(self.record.deadline)
+        self.clock = RunClock(self.record.deadline, self.record.now())
         self._number, self._epoch, self._validation, self._began, self._next = 0, 0, 0, 0, 0
         self.before_decay = False
         """Whether the decay of the first phase is likely to be decided at the next look or the one after it: a run that gets more time goes back to a checkpoint from before it."""
@@ -124,11 +124,13 @@ class Planner:
         """
         self.clock.scale("evaluation", self._per_sequence[number] / self._per_sequence[self._number])
         self._number, self._epoch, self._validation, self._began = number, epoch, validation, done
+        with raise_on_all_ranks(self.world):
+            if self.world.main:
+                self.record = set_by_clock(self.run, self.record, self.clock, logger)
         name, known = self._name, self.record.of(self._name)
         if not known:
             before = self.record.of(self.shares[number - 1].name)[-1] if number else None
-            ratio = self.shares[number].flops / self.shares[number - 1].flops
-            seconds = before.seconds_per_step * ratio if before else 0.0
+            seconds = before.seconds_per_step * (self.shares[number].flops / self.shares[number - 1].flops) if before else 0.0
             self._decide(begin(self.shares, number, self.left(), seconds, moment_text()), 1)
             known = self.record.of(name)
         self._next = max(done + 1, known[-1].at)
@@ -169,7 +171,6 @@ class Planner:
 
     def shares_of_pairs(self, phase: BertPhase, name: str) -> Callable[[int], float]:
         """Return the share of pairs for token matching as a function of the step of a phase, from 0: none once it is known to be too short for them."""
-
         return lambda step: 0.0 if self.leaves_out_pairs(name, step) else share_of_pairs(phase, step)
 
     def leaves_out_pairs(self, name: str, step: int) -> bool:
@@ -209,19 +210,19 @@ class Planner:
 
     def _found(self, step: int, logger: MetricsLogger) -> list[int]:
         """Return what the first process has found: steps, when to look again, and what it has decided and written."""
-        self.record = set_by_clock(self.run, self.record, self.clock, logger)
+        self.record = dataclasses.replace(set_by_clock(self.run, self.record, self.clock, logger), seen=run_clock.CLOCK.wall())
         self._speed.note(self.shares[self._number].work(step), self.clock.of_steps())
         every = {"evaluation": self.run.logging.eval_every, "checkpoint": self.run.checkpoint.save_every}
         between = sum(self._pause(what) / steps for what, steps in every.items() if steps)
         left, enough = self.left(), self._speed.enough(self.left(guess=False))
         moment = Moment(step, left, self._speed.seconds_per_step(self.measuring) + between, step - self._began, enough, moment_text())
         found = look(self.shares, self._number, self.record.of(self._name), moment, self.record.seconds)
-        if not (decision := found.decision):
-            return [found.steps, found.next]
-        self._append(decision)
+        if decision := found.decision:
+            self._append(decision)
         write_record(self.run, self.record)
-        decay = -1 if decision.decay_begins is None else decision.decay_begins
-        steps = found.steps
+        if not decision:
+            return [found.steps, found.next]
+        steps, decay = found.steps, -1 if decision.decay_begins is None else decision.decay_begins
         if len(self.record.of(self._name)) == 2 and self.leaves_out_pairs(self._name, step):  # decided with pairs, and now there are none
             steps = planned_steps(self.shares, self._number, step, left, decision.seconds_per_step or 1e9)[0]
         return [steps, found.next, decision.warmup_steps, decay, decision.steps]
@@ -279,7 +280,7 @@ class Planner:
         """Write down that pretraining is done; say how it came out."""
         if self.record.trained is not None:
             return
-        self.record = dataclasses.replace(self.record, trained=run_clock.CLOCK.wall())
+        self.record = dataclasses.replace(self.record, trained=(now := self.record.now()), seen=now)
         with raise_on_all_ranks(self.world):
             if self.world.main:
                 write_record(self.run, self.record)
@@ -289,14 +290,16 @@ class Planner:
 
 
 def set_by_clock(run: Run, record: BudgetRecord, clock: RunClock, logger: MetricsLogger) -> BudgetRecord:
-    """Return the record of a budget with the same end by a time of day that was set anew, which is said and written."""
-    if not (jump := clock.jumped()):
+    """Return the record of a budget with the same end by a time of day that was set anew, which is said and written; once pretraining is done it stays."""
+    if record.trained is not None or not (jump := clock.jumped()):
         return record
-    record = dataclasses.replace(record, deadline=record.deadline + jump, started=record.started + jump)
+    deadline = record.deadline + jump
+    ends = moment_text(deadline)
+    record = dataclasses.replace(record, started=record.started + jump, deadline=deadline, ends=ends, seen=run_clock.CLOCK.wall())
     write_record(run, record)
     logger.event(
         "clock_jumped",
-        f"the time of day was set {duration(abs(jump))} {'forward' if jump > 0 else 'back'} on this machine: the time since the run began "
+        f"the time of day was set {duration(abs(jump))} {'forward' if jump > 0 else 'back'} on this machine: the time that the run has seen pass "
         f"counts, and the budget ends at {time_of_day(record.deadline)} by the new time",
     )
     return record

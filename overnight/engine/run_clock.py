@@ -43,10 +43,11 @@ class RunClock:
 
     Args:
         deadline: by the time of day (seconds since 1970).
+        now: the present moment, as :meth:`BudgetRecord.now` knows it.
     """
 
-    def __init__(self, deadline: float) -> None:
-        self._behind = CLOCK.wall() - CLOCK.seconds()
+    def __init__(self, deadline: float, now: float) -> None:
+        self._behind = now - CLOCK.seconds()
         self._end = deadline - self._behind
         self._apart = 0.0
         self.pauses: dict[str, float] = {}

@@ -246,8 +246,9 @@ def _memory(device: torch.device) -> float:
 
 def _seconds(run: BertRun, after: float) -> float:
     """Return the time that is left for the steps (s)."""
-    now, begun = run_clock.CLOCK.wall(), budget_record.read_record(run)
+    begun = budget_record.read_record(run)
     begun = begun if begun and begun.budget == run.budget else None
+    now = begun.now() if begun else run_clock.CLOCK.wall()
     deadline = begun.deadline if begun else deadline_of(run.budget, now)
     return max(0.0, deadline - now - reserve(after, deadline - (begun.started if begun else now)))
 

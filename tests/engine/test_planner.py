@@ -243,26 +243,6 @@ def test_a_slower_machine_shortens_the_run_and_is_named(tiny: Make, clock: FakeC
     assert record.done is not None and abs(record.done - record.deadline) <= 5
 
 
-@pytest.mark.parametrize("jump", [pytest.param(7200.0, marks=pytest.mark.heavy), -7200.0])
-def test_a_clock_that_is_set_anew_is_noticed_and_changes_nothing(jump: float, tiny: Make, clock: FakeClock) -> None:
-    run = tiny(**WSD, **LESS, budget="50s")
-    real = planner.Planner.look
-
-    def look(self: planner.Planner, step: int, logger: Any) -> bool:
-        if step >= 20:
-            clock.set_forward = jump
-        return real(self, step, logger)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner.Planner, "look", look)
-        out = train(run)
-    assert f"was set 2 h 00 min {'forward' if jump > 0 else 'back'}" in out
-    assert [event["event"] for event in events(run)].count("clock_jumped") == 1
-    assert clock.now == pytest.approx(1050, abs=1.5)
-    record = record_of(run)
-    assert record.done is not None and abs(record.done - record.deadline) <= 1.5
-
-
 def test_an_evaluation_of_longer_sequences_is_known_to_take_longer_before_it_was_seen(
     tiny: Make, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
