@@ -14,6 +14,11 @@ STOP_SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", sign
 """The signals, and how the run then says it. Schedulers send SIGUSR1 some time before they end a job."""
 
 
+def terminating() -> set[signal.Signals]:
+    """Return the signals that count as SIGTERM: SIGHUP too, which comes when a terminal or an ssh connection closes, unless it is ignored, as `nohup` has it."""
+    return {signal.SIGTERM} | ({signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else set())
+
+
 class Interrupted(UserError):
     """A signal asked the run to stop; a checkpoint was written.
 
@@ -34,16 +39,16 @@ class Signals:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
-            self.received = number
+            self.received = signal.SIGTERM if number == signal.SIGHUP else number
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
 
 
 @contextmanager
 def catch_signals() -> Iterator[Signals]:
-    """Within it, the signals of `STOP_SIGNALS` are noted instead of obeyed, so that the step in hand can end and be saved."""
+    """Within it, the signals that ask a run to stop are noted instead of obeyed, so that the step in hand can end and be saved."""
     signals = Signals()
-    before = {number: signal.signal(number, signals) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, signals) for number in STOP_SIGNALS.keys() | terminating()}
     try:
         yield signals
     finally:
@@ -61,8 +66,9 @@ def hold_signals() -> Iterator[None]:
         yield
         return
     received: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in STOP_SIGNALS}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    held = STOP_SIGNALS.keys() | terminating()
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in held}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         yield
     finally:

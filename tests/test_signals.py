@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from overnight.signals import STOP_SIGNALS, hold_signals
+from overnight.signals import STOP_SIGNALS, catch_signals, hold_signals
 
 SHOW_MASK = "import signal; print(*sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
 
@@ -69,7 +69,17 @@ def test_without_a_signal_nothing_is_left_changed(stopping: None) -> None:
 def test_a_process_that_is_started_meanwhile_begins_with_the_signals_blocked() -> None:
     with hold_signals():
         blocked = subprocess.run([sys.executable, "-c", SHOW_MASK], capture_output=True, text=True, check=True).stdout.split()
-    assert blocked == [str(int(number)) for number in sorted(STOP_SIGNALS)]
+    assert blocked == [str(int(number)) for number in sorted({*STOP_SIGNALS, signal.SIGHUP})]
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with catch_signals() as signals, hold_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.received is None and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_another_thread_is_never_interrupted_and_holds_nothing() -> None:

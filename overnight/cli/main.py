@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import atexit
 import difflib
+import errno
+import io
 import os
 import signal
 import sys
@@ -18,6 +20,7 @@ from overnight.cli import byte_commands, data_commands, machine_commands, recipe
 from overnight.cli.recipe_commands import said_once
 from overnight.display import for_stream
 from overnight.errors import ConfigError, UserError
+from overnight.signals import terminating
 
 _OLD_COMMANDS = {"transfer": "linear-probe", "featurise": "extract-features"}
 _OLD_OPTIONS = {"--shards": "--groups"}
@@ -28,11 +31,23 @@ _CONTINUED = ("run", "prepare", "pretrain", "launch", "finetune", "linear-probe"
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGUSR1, as an exception, so that what is half done is cleared away as after Ctrl-C."""
+    """SIGTERM, SIGHUP or SIGUSR1, as an exception, so that what is half done is cleared away as after Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.exit_code = 128 + number
+        self.exit_code = 128 + (signal.SIGTERM if number == signal.SIGHUP else number)
+
+
+class _Terminal(io.FileIO):
+    """A terminal that may close; what is written to it then is dropped, so that a run can still write its checkpoint."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return len(data)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,13 +111,17 @@ def _next_time(words: Sequence[str]) -> str:
 
 
 def _print_anything() -> None:
-    """Let streams whose encoding is not UTF-8 (another locale, PYTHONIOENCODING) show what they cannot as `\\xe4`; else a name would end a run in its middle."""
+    """Let what is printed never end a run in its middle: streams whose encoding is not UTF-8 (another locale, PYTHONIOENCODING) show what they cannot as `\\xe4`, and a terminal may close."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever starts us (`>&-`); a file that is opened later must not take its place
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    for name in ("stdout", "stderr"):
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper) and stream.isatty():
+            terminal = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(terminal, stream.encoding, stream.errors, line_buffering=True))
 
 
 def _refuse_processes(command: str) -> None:
@@ -124,7 +143,7 @@ def _signals_raise() -> Iterator[None]:
         received.append(Terminated(number))
         raise received[-1]
 
-    before = {number: signal.signal(number, terminated) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    before = {number: signal.signal(number, terminated) for number in (*terminating(), signal.SIGUSR1)}
     try:
         yield
     except Exception:

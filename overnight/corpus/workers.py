@@ -139,8 +139,9 @@ def _killed() -> UserError:
 
 
 def _start_worker() -> None:
-    """Leave Ctrl-C to the parent, end with the parent even when it is killed, return large blocks of memory, and keep the tokenizer to one thread."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Leave Ctrl-C and a terminal that closes to the parent, end with the parent even when it is killed, return large blocks of memory, and keep the tokenizer to one thread."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return_large_blocks()

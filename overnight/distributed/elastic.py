@@ -20,7 +20,7 @@ from types import FrameType
 from overnight.distributed.leader import STOPPED, Leader
 from overnight.distributed.wire import SILENCE, Channel, Gone, Message, is_loopback, key_of, listening
 from overnight.errors import UserError
-from overnight.signals import STOP_SIGNALS
+from overnight.signals import STOP_SIGNALS, terminating
 
 # Seconds from SIGTERM to SIGKILL for the processes that a failed one leaves behind, and which wait for it.
 _AFTER_FAILURE = 10
@@ -28,7 +28,6 @@ _AFTER_FAILURE = 10
 _LOOK, _ANSWER = 0.05, 60.0
 # Connections at a time.
 _CHANNELS = 1024
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Host:
@@ -291,7 +290,7 @@ def _listening_to_signals(agent: Agent) -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         agent.signals.append(number)
 
-    before = {number: signal.signal(number, note) for number in _FORWARDED}
+    before = {number: signal.signal(number, note) for number in {*STOP_SIGNALS, signal.SIGQUIT, *terminating()}}
     try:
         yield
     finally:

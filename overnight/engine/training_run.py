@@ -123,7 +123,7 @@ class TrainingRun:
         """Train every phase to its end, from the newest checkpoint.
 
         Raises:
-            Interrupted: on SIGINT, SIGTERM or SIGUSR1, after a checkpoint.
+            Interrupted: on SIGINT, SIGTERM, SIGHUP or SIGUSR1, after a checkpoint.
             TrainingError: when training cannot continue; the newest checkpoint is from before.
         """
         try:

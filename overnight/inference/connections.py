@@ -18,6 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from overnight.errors import ConfigError
+from overnight.signals import terminating
 
 
 def connection(seconds: float) -> type[H11Protocol]:
@@ -71,7 +72,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, *terminating())}
         try:
             yield
         finally:

@@ -1,13 +1,17 @@
-"""What is printed fits the terminal: its encoding, and its width."""
+"""What is printed fits the terminal, its encoding and its width; and a terminal may close."""
 
 from __future__ import annotations
 
 import io
+import os
+import pty
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from overnight.cli import machine_commands
 from tests.cli.test_main import Captured, call, recipe
 
 __all__ = ["recipe"]
@@ -45,3 +49,31 @@ def test_a_command_whose_output_is_closed_does_its_work(name: str, recipe: Path,
     assert call("plan", recipe) == 0
     assert call("plan", "none.yaml") == 2
     getattr(sys, name).close()
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_terminal_that_closes_terminates_a_command_unless_it_is_nohups(
+    ignored: bool, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    monkeypatch.setattr(machine_commands, "_doctor", lambda *_: os.kill(os.getpid(), signal.SIGHUP))
+    try:
+        assert call("doctor") == (0 if ignored else 143)
+        assert signal.getsignal(signal.SIGHUP) == (signal.SIG_IGN if ignored else signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert ("terminated" in capsys.readouterr().err) is not ignored
+
+
+def test_what_is_printed_to_a_terminal_that_has_closed_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+
+    def close(*_: object) -> None:
+        os.close(ours)
+        for _ in range(3):
+            print("lost", flush=True)
+
+    monkeypatch.setattr(machine_commands, "_doctor", close)
+    with os.fdopen(theirs, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert call("doctor") == 0

@@ -95,7 +95,7 @@ def test_a_crash_in_any_phase_does_not_change_the_result(at: int, tiny: Make, un
     assert_same_run(run, undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_writes_a_checkpoint_and_exits_with_its_code(number: signal.Signals, tiny: Make, undisturbed: Run) -> None:
     run = tiny(**{"checkpoint.save_every": 1000})
     work = pretrain.TrainingRun(run, Line(io.StringIO()))
@@ -112,7 +112,7 @@ def test_a_signal_writes_a_checkpoint_and_exits_with_its_code(number: signal.Sig
     work.objective = losses
     with pytest.raises(Interrupted) as caught:
         work.go()
-    assert caught.value.exit_code == 128 + number
+    assert caught.value.exit_code == 128 + (signal.SIGTERM if number == signal.SIGHUP else number)
     newest = reader.newest_checkpoint(run.run_dir / "checkpoints")
     assert newest is not None and newest.name == "step-0000001"
     finish(run)
