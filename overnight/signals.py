@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from overnight.errors import UserError
@@ -54,6 +55,21 @@ def catch_signals() -> Iterator[Signals]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def terminate_at_end_of(descriptor: int) -> None:
+    """Have this process get SIGTERM when nobody holds the other end of a pipe any more, as after a kill -9 of the process that held it.
+
+    Args:
+        descriptor: of the end for reading, which nothing comes through.
+    """
+
+    def watch() -> None:
+        with suppress(OSError):
+            os.read(descriptor, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

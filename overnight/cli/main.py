@@ -20,7 +20,7 @@ from overnight.cli import byte_commands, data_commands, machine_commands, recipe
 from overnight.cli.recipe_commands import said_once
 from overnight.display import for_stream
 from overnight.errors import ConfigError, UserError
-from overnight.signals import terminating
+from overnight.signals import terminate_at_end_of, terminating
 
 _OLD_COMMANDS = {"transfer": "linear-probe", "featurise": "extract-features"}
 _OLD_OPTIONS = {"--shards": "--groups"}
@@ -90,6 +90,8 @@ def command() -> NoReturn:
     that asks while the interpreter is ending is ended by it, which aborts the process ("terminate called without an active exception"),
     and the launcher takes an error that was printed for a crash. The thread cannot be waited for after an error (distributed.world.process_group).
     """
+    if launcher := os.environ.pop("OVERNIGHT_LAUNCHER_FD", ""):
+        terminate_at_end_of(int(launcher))
     if os.environ.get("WORLD_SIZE", "1") in ("", "0", "1"):
         sys.exit(main())
     try:

@@ -170,6 +170,7 @@ class Agent:
         self._reported: set[int] = set()
         self._round, self._deadline = 0, float("inf")
         self._place: socket.socket | None = None
+        self._pipe = -1
         self._again = False
         """Whether to be ready again once the processes have ended."""
         self._end: Message | None = None
@@ -179,8 +180,10 @@ class Agent:
 
     def run(self) -> Message:
         """Take part to the end of the job, which is told."""
-        self._ready()
+        # Nobody else has the end for writing, so a process notices when this one is killed (overnight.signals.terminate_at_end_of).
+        self._pipe, ours = os.pipe()
         try:
+            self._ready()
             while self._end is None or not self._ended():
                 for order in self._link.receive():
                     self._obey(order)
@@ -195,6 +198,8 @@ class Agent:
             raise UserError("the machine of the rendezvous is not heard of any more; the same command continues") from None
         finally:
             self._clear()
+            os.close(ours)
+            os.close(self._pipe)
         self._link.close(SILENCE + max(_AFTER_FAILURE, self._grace if self._end["end"] in STOPPED else 0))
         return self._end
 
@@ -233,13 +238,12 @@ class Agent:
             shared |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
         for local in range(self._count):
             rank = order["first"] + local
-            own = {"RANK": str(rank), "LOCAL_RANK": str(local)}
+            own = {"RANK": str(rank), "LOCAL_RANK": str(local), "OVERNIGHT_LAUNCHER_FD": str(self._pipe)}
             if rank == 0:  # it gets the socket where the others come, which nobody else can have taken meanwhile
                 own["OVERNIGHT_LISTEN_FD"] = str(fd)
             # In a session of its own, so that Ctrl-C comes once, from here.
-            self._processes.append(
-                subprocess.Popen(self._command, env={**shared, **own}, pass_fds=(fd,) if rank == 0 else (), start_new_session=True)
-            )
+            passed = (self._pipe, fd) if rank == 0 else (self._pipe,)
+            self._processes.append(subprocess.Popen(self._command, env={**shared, **own}, pass_fds=passed, start_new_session=True))
         self._place.close()
         self._place, self._reported, self._deadline = None, set(), float("inf")
 

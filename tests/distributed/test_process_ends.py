@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from overnight.distributed.elastic import Agent, meet
 from tests.conftest import ROOT
+from tests.processes import Process
 
 # What the interpreter's own end would meet, as gloo's thread does: here an object that aborts when modules are cleared away.
 ENDS = """
@@ -52,6 +54,19 @@ def test_an_error_of_ours_in_one_of_many_processes_shows_its_traceback_and_ends_
 def test_the_plant_would_be_seen() -> None:
     code, _, _ = ends("return 2", processes=1)
     assert code not in (0, 2)
+
+
+def launched(command: list[str]) -> None:
+    Agent(meet("", (1, 1), 0, Path()), command, 2, 10).run()
+
+
+def test_processes_end_with_the_launch_that_was_killed() -> None:
+    body = "import time; print('begun'); time.sleep(60); print('left behind'); return 0"
+    with Process(launched, [sys.executable, "-u", "-c", ENDS.format(body=body)]) as process:
+        assert "begun" in process.stdout.readline() + process.stdout.readline()
+        process.kill()
+        rest = process.stdout.read()  # to the end of the last one that writes there
+    assert "left behind" not in rest, rest
 
 
 @pytest.mark.heavy
