@@ -20,6 +20,7 @@ from overnight.cli import byte_commands, data_commands, machine_commands, recipe
 from overnight.cli.recipe_commands import said_once
 from overnight.display import for_stream
 from overnight.errors import ConfigError, UserError
+from overnight.run_dir.atomic import FULL, how_to_make_room
 from overnight.signals import terminate_at_end_of, terminating
 
 _OLD_COMMANDS = {"transfer": "linear-probe", "featurise": "extract-features"}
@@ -78,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # a full disk, a folder that may not be written: the message names the file
-        print(for_stream(f"overnight: {error}", sys.stderr), file=sys.stderr)
+        remedy = f"; {how_to_make_room(error.errno)}, and the same command {_next_time(words)}" if error.errno in FULL else ""
+        print(for_stream(f"overnight: {error}{remedy}", sys.stderr), file=sys.stderr)
         return 1
 
 

@@ -27,6 +27,16 @@ def how_to_make_room(code: int | None) -> str:
     return "a limit on the size of files (ulimit -f, the file system) or a quota is reached: raise it"
 
 
+@contextlib.contextmanager
+def naming(path: Path | None) -> Iterator[None]:
+    """Let an error that is raised within it name the file that is written: the system names only files that it cannot open."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or (path and str(path))
+        raise
+
+
 def check_writable(folder: Path, key: str) -> None:
     """Check that files can be written into a folder, or that it can be made, before work begins whose result goes there. Nothing is left behind.
 
@@ -54,7 +64,7 @@ def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         parts: its bytes, in order.
 
     Raises:
-        OSError: as the system says it (a full disk); nothing is left behind.
+        OSError: as the system says it (a full disk), with the name of the file; nothing is left behind.
     """
     with whole_file(path) as file:
         for part in parts:
@@ -74,7 +84,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     beside = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     assert is_unfinished(beside), beside
     try:
-        with open(beside, "wb") as file:
+        with naming(path), open(beside, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from overnight.errors import DataError, UserError
-from overnight.run_dir.atomic import write_json
+from overnight.run_dir.atomic import naming, write_json
 from overnight.state_files import parse_json
 
 # Seconds between heartbeats at least.
@@ -75,9 +75,10 @@ def _started_again() -> bool:
 
 def sign(file: TextIO) -> None:
     """Write into the file of a lock that was taken who has it."""
-    file.truncate(0)
-    file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
-    file.flush()
+    with naming(Path(file.name)):
+        file.truncate(0)
+        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
+        file.flush()
 
 
 def holder_of(file: TextIO) -> str:

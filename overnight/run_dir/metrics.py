@@ -6,13 +6,14 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from overnight.config import Run, to_tree
 from overnight.errors import DataError, UserError
-from overnight.run_dir.atomic import write_json
+from overnight.run_dir.atomic import naming, write_json
 from overnight.state_files import read_json
 
 # Seconds that Weights & Biases may take to begin and to end, before the run continues without the network.
@@ -45,7 +46,7 @@ class Metrics:
         self._path, self._loggers = path, loggers
         self._file = self._open(keep_bytes)
 
-    def _open(self, keep_bytes: int) -> TextIO:
+    def _open(self, keep_bytes: int) -> FileIO:
         if self._path is not None:
             self._path.touch()
             with self._path.open("rb+") as file:
@@ -54,12 +55,14 @@ class Metrics:
                 # The line that says how long the checkpoint of these bytes took can only follow them.
                 saved = file.readline()
                 file.truncate(kept + (len(saved) if b'"event": "checkpoint_saved"' in saved and saved.endswith(b"\n") else 0))
-        return (self._path or Path(os.devnull)).open("a", encoding="utf-8")
+        return FileIO(self._path or os.devnull, "a")
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one line."""
-        self._file.write(json.dumps({"kind": kind, **values}) + "\n")
-        self._file.flush()
+        rest = memoryview((json.dumps({"kind": kind, **values}) + "\n").encode())
+        with naming(self._path):
+            while rest:  # a disk that fills up takes the beginning of it first
+                rest = rest[self._file.write(rest) :]
         if kind in ("train", "eval"):
             numbers = {f"{kind}/{k}": v for k, v in values.items() if isinstance(v, int | float) and k not in ("step", "global_step")}
             for logger in self._loggers:

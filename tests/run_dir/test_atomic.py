@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from overnight.errors import ConfigError
-from overnight.run_dir.atomic import check_writable, write_whole
+from overnight.run_dir.atomic import check_writable, whole_file, write_whole
 
 
 def test_a_pipe_or_a_device_is_written_into_and_stays_what_it_is(tmp_path: Path) -> None:
@@ -42,6 +42,12 @@ def test_a_folder_that_cannot_be_written_is_refused_by_the_key_that_names_it(tmp
     for folder in (tmp_path / "empty.txt", tmp_path / "empty.txt" / "x", Path("/proc/x")):
         with pytest.raises(ConfigError, match=rf"data\.dir = {folder}: cannot be written \(.+\); name another folder"):
             check_writable(folder, "data.dir")
+
+
+def test_an_error_while_a_file_is_written_names_it(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'state.json'}'"), whole_file(tmp_path / "state.json"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_is_left_to_the_message_that_says_how_much_room_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

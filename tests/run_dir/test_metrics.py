@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from overnight.batches.packing import Sizes
 from overnight.checkpoint.reader import TrainingProgress
+from overnight.cli.main import main
 from overnight.config import Run
 from overnight.console import Line
 from overnight.distributed.world import World
@@ -26,6 +27,7 @@ from overnight.engine.throughput import Throughput
 from overnight.errors import UserError
 from overnight.models.flops import Peak, training_flops
 from overnight.run_dir.metrics import Metrics, TensorBoard
+from tests.engine.test_pretrain import recipe_of
 
 Make = Callable[..., Run]
 
@@ -78,6 +80,16 @@ def test_metrics_go_on_from_any_byte_without_half_a_line(data: st.DataObject) ->
             metrics.back_to(sizes[min(whole, 1)], 1)
             metrics.write("other", step="again")
         assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [*range(min(whole, 1)), "again"]
+
+
+def test_a_disk_without_room_for_the_metrics_is_said_with_the_file_and_what_to_do(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tiny()
+    monkeypatch.setattr(Metrics, "_open", lambda *_: io.FileIO("/dev/full", "w"))
+    assert main(["pretrain", str(recipe_of(run))]) == 1
+    said = f"overnight: [Errno 28] No space left on device: '{run.run_dir / 'metrics.jsonl'}'; make room, and the same command continues\n"
+    assert capsys.readouterr().err == said
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
