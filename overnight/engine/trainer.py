@@ -223,8 +223,8 @@ class Trainer:
         context, logger, progress = self.context, self.logger, self.progress
         with raise_on_all_ranks(self.world):
             context.workload.check_data(progress)
+            progress.metrics_bytes = context.metrics.sync()
         logger.speed.read()
-        progress.metrics_bytes = context.metrics.size()
         progress.states = {"metrics": logger.state_dict(), **self.guard.state_dict()}
         carried = {"streams": self.carry.whole()} if self.carry else None
         stall_seconds = context.writer.save(self.model, self.optimizer, progress, carried)

@@ -180,7 +180,8 @@ class TrainingRun:
             for problem in problems:
                 self.line.print(f"falling back to an older checkpoint: {problem}")
                 metrics.write("event", event="checkpoint_fell_back", message=problem, global_step=progress.global_step)
-            for event in [*unrecorded_extensions(self.run, progress), *unrecorded_budgets(self.run)] if main else ():
+            lost = [{"event": "metrics_lost", "message": metrics.lost}] if metrics.lost else []
+            for event in [*lost, *unrecorded_extensions(self.run, progress), *unrecorded_budgets(self.run)] if main else ():
                 self.line.print(event["message"])
                 metrics.write("event", **event, global_step=progress.global_step)
             if self.finished(progress):

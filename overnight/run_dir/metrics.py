@@ -13,11 +13,20 @@ from typing import Any, Protocol
 
 from overnight.config import Run, to_tree
 from overnight.errors import DataError, UserError
-from overnight.run_dir.atomic import naming, write_json
-from overnight.state_files import read_json
+from overnight.run_dir.atomic import naming, write_json, write_whole
+from overnight.state_files import parse_json, read_json
 
 # Seconds that Weights & Biases may take to begin and to end, before the run continues without the network.
 _BEGIN_WITHIN, _END_WITHIN = 30.0, 60.0
+
+
+def _values(line: bytes) -> dict[str, Any] | None:
+    """Return what a line of metrics says; None where it is none."""
+    try:
+        values = parse_json(line.decode())
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) else None
 
 
 class Logger(Protocol):
@@ -44,17 +53,30 @@ class Metrics:
 
     def __init__(self, path: Path | None, keep_bytes: int = 0, loggers: Sequence[Logger] = ()) -> None:
         self._path, self._loggers = path, loggers
+        self.lost = ""
+        """What is missing of the lines that it was opened with, in words; empty where nothing is."""
         self._file = self._open(keep_bytes)
 
     def _open(self, keep_bytes: int) -> FileIO:
         if self._path is not None:
             self._path.touch()
-            with self._path.open("rb+") as file:
-                kept = file.read(keep_bytes).rfind(b"\n") + 1
-                file.seek(kept)
-                # The line that says how long the checkpoint of these bytes took can only follow them.
-                saved = file.readline()
-                file.truncate(kept + (len(saved) if b'"event": "checkpoint_saved"' in saved and saved.endswith(b"\n") else 0))
+            content = self._path.read_bytes()
+            end = content.rfind(b"\n", 0, keep_bytes) + 1
+            found = [(line, values) for line in content[:end].split(b"\n")[:-1] if (values := _values(line)) is not None]
+            kept = b"".join(line + b"\n" for line, _ in found)
+            # The line that says how long the checkpoint of these bytes took can only follow them.
+            saved = content[end : content.find(b"\n", end) + 1]
+            saved = saved if b'"event": "checkpoint_saved"' in saved else b""
+            if len(kept) < end:
+                write_whole(self._path, [kept, saved])
+            else:
+                os.truncate(self._path, end + len(saved))
+            if len(kept) < keep_bytes:
+                last = found[-1][1].get("global_step", 0) if found else 0
+                self.lost = (
+                    f"{self._path}: has {len(kept):,} of the {keep_bytes:,} bytes that the checkpoint knows, the last line of step {last:,}; "
+                    "what is missing is missing in the curves, and in nothing else"
+                )
         return FileIO(self._path or os.devnull, "a")
 
     def write(self, kind: str, **values: Any) -> None:
@@ -68,8 +90,11 @@ class Metrics:
             for logger in self._loggers:
                 logger.add(numbers, values["global_step"])
 
-    def size(self) -> int:
-        """Return bytes written so far."""
+    def sync(self) -> int:
+        """Let what was written survive a power cut; return bytes written so far."""
+        if self._path is not None:
+            with naming(self._path):
+                os.fsync(self._file.fileno())
         return self._file.tell()
 
     def back_to(self, keep_bytes: int, step: int) -> None:

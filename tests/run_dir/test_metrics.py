@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import time
 import types
@@ -26,6 +27,7 @@ from overnight.engine.loop import StepResult
 from overnight.engine.throughput import Throughput
 from overnight.errors import UserError
 from overnight.models.flops import Peak, training_flops
+from overnight.run_dir import metrics as metrics_module
 from overnight.run_dir.metrics import Metrics, TensorBoard
 from tests.engine.test_pretrain import recipe_of
 
@@ -70,7 +72,7 @@ def test_metrics_go_on_from_any_byte_without_half_a_line(data: st.DataObject) ->
             sizes = [0]
             for step in range(5):
                 metrics.write("other", step=step, name="é")
-                sizes.append(metrics.size())
+                sizes.append(metrics.sync())
         assert path.stat().st_size == sizes[-1]
         keep = data.draw(st.integers(0, sizes[-1] + 9))
         with Metrics(path, keep) as metrics:
@@ -90,6 +92,33 @@ def test_a_disk_without_room_for_the_metrics_is_said_with_the_file_and_what_to_d
     assert main(["pretrain", str(recipe_of(run))]) == 1
     said = f"overnight: [Errno 28] No space left on device: '{run.run_dir / 'metrics.jsonl'}'; make room, and the same command continues\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("damage", ["cut", "emptied", "garbled"])
+def test_metrics_of_which_a_part_is_lost_are_said_and_the_training_is_resumed(
+    damage: str, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny(**{"checkpoint.save_every": 4, "logging.log_every": 1})
+    crash_once(monkeypatch, run, 7)
+    path = run.run_dir / "metrics.jsonl"
+    content = path.read_bytes()
+    keep = content.index(b"\n", content.index(b'"global_step": 2')) + 1
+    path.write_bytes({"cut": content[: keep + 9], "emptied": b"", "garbled": content[:keep] + bytes(range(128, 256)) * 99}[damage])
+    out = finish(run)
+    (event,) = (line for line in lines(run, "event") if line["event"] == "metrics_lost")
+    assert event["message"] in out and f"the last line of step {0 if damage == 'emptied' else 2}" in out
+    # The phase ended with the checkpoint of step 6.
+    assert [line["global_step"] for line in lines(run, "train")] == [*([] if damage == "emptied" else [1, 2]), 7, 8, 9, 10]
+    assert finish(run).startswith("all phases are done")
+
+
+def test_what_a_checkpoint_knows_of_the_metrics_is_on_the_disk_before_it(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, synced = tiny(), []
+    real = os.fsync
+    monkeypatch.setattr(metrics_module.os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or real(fd))
+    finish(run)
+    first = next(i for i, path in enumerate(synced) if "checkpoints" in path)
+    assert str(run.run_dir / "metrics.jsonl") in synced[:first]
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
