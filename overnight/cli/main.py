@@ -69,10 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(for_stream(f"overnight: {error}", sys.stderr), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"\novernight: interrupted; the same command {_next_time(words)}", file=sys.stderr)
+        _say_stopped("interrupted", words)
         return 130
     except Terminated as signal_received:
-        print(f"\novernight: terminated; the same command {_next_time(words)}", file=sys.stderr)
+        _say_stopped("terminated", words)
         return signal_received.exit_code
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); nothing is wrong, and the interpreter must not complain when it flushes.
@@ -94,7 +94,7 @@ def command() -> NoReturn:
     """
     if launcher := os.environ.pop("OVERNIGHT_LAUNCHER_FD", ""):
         terminate_at_end_of(int(launcher))
-    if os.environ.get("WORLD_SIZE", "1") in ("", "0", "1"):
+    if _is_alone():
         sys.exit(main())
     try:
         code = main()
@@ -107,6 +107,15 @@ def command() -> NoReturn:
         with suppress(OSError, ValueError):  # its reader has gone
             stream.flush()
     os._exit(code)
+
+
+def _is_alone() -> bool:
+    return os.environ.get("WORLD_SIZE", "1") in ("", "0", "1")
+
+
+def _say_stopped(how: str, words: Sequence[str]) -> None:
+    if _is_alone() or os.environ.get("RANK", "0") == "0":  # the first of many says it
+        print(f"\novernight: {how}; the same command {_next_time(words)}", file=sys.stderr)
 
 
 def _next_time(words: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from overnight.cli import machine_commands
+from overnight.cli import machine_commands, recipe_commands
 from tests.cli.test_main import Captured, call, recipe
 
 __all__ = ["recipe"]
@@ -63,6 +63,18 @@ def test_a_terminal_that_closes_terminates_a_command_unless_it_is_nohups(
     finally:
         signal.signal(signal.SIGHUP, before)
     assert ("terminated" in capsys.readouterr().err) is not ignored
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_of_many_processes_that_are_stopped_at_their_start_the_first_says_it(
+    number: signal.Signals, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe_commands, "_pretrain", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        assert call("pretrain", "demo") == 128 + number
+        assert capsys.readouterr().err.count("the same command") == (rank == 0)
 
 
 def test_what_is_printed_to_a_terminal_that_has_closed_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
