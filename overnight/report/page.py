@@ -18,7 +18,7 @@ from overnight.report.plateau import plateau_text
 from overnight.report.run_reader import Record, RunFolder, read_folder
 from overnight.report.summary import facts_lines, quoted, summarize_folder, unit_text
 from overnight.report.task_errors import read_errors, row_text
-from overnight.run_dir.atomic import write_whole
+from overnight.run_dir.atomic import FULL, how_to_make_room, write_whole
 
 
 def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
@@ -56,7 +56,8 @@ def write_page(page: str, out: Path) -> Path:
     try:
         write_whole(out, [page.encode("utf-8", "backslashreplace")])  # names of files need be no UTF-8
     except OSError as error:
-        raise UserError(f"{out} could not be written: {error}") from error
+        remedy = how_to_make_room(error.errno) if error.errno in FULL else "name another file by --to of the report"
+        raise UserError(f"{out} could not be written: {error.strerror}; {remedy}") from error
     return out
 
 

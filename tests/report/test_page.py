@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import json
 import math
+import os
 import re
 import sys
 from html.parser import HTMLParser
@@ -324,16 +326,22 @@ def test_no_run_the_same_run_twice_and_a_folder_as_target_are_refused(tmp_path: 
         write_report([tmp_path / "absent"], tmp_path / "report.html")
 
 
-def test_a_full_disk_leaves_the_older_page_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(errno.ENOSPC, "No space left on device; make room"), (errno.EROFS, "Read-only file system; name another file by --to")],
+)
+def test_a_page_that_cannot_be_written_says_what_to_do_and_leaves_the_older_one_whole(
+    code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, out = write_run(tmp_path / "run", metrics()), tmp_path / "out" / "report.html"
     write_report([folder], out)
     before = out.read_bytes()
 
     def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(atomic.os, "fsync", full)
-    with pytest.raises(UserError, match=r"report\.html could not be written: .*No space left"):
+    with pytest.raises(UserError, match=rf"^{out} could not be written: {said}"):
         write_report([folder], out)
     assert out.read_bytes() == before
     assert [path.name for path in out.parent.iterdir()] == ["report.html"]
