@@ -232,6 +232,8 @@ class Agent:
         shared = {**os.environ, "WORLD_SIZE": str(order["world"]), "LOCAL_WORLD_SIZE": str(self._count), "MASTER_ADDR": host}
         # torchrun's name for the starts so far, which the lock of the run folder reads.
         shared |= {"MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": str(self._round)}
+        # Else DDP says in every process that it looks for heads without a gradient, which only some phases have (distributed.wrap).
+        shared.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         shared.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         if is_loopback(host):
             loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "lo")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from overnight.distributed import elastic
 from overnight.distributed.elastic import Agent, meet
 from tests.conftest import ROOT
 from tests.processes import Process
@@ -67,6 +68,25 @@ def test_processes_end_with_the_launch_that_was_killed() -> None:
         process.kill()
         rest = process.stdout.read()  # to the end of the last one that writes there
     assert "left behind" not in rest, rest
+
+
+@pytest.mark.parametrize("given", [None, "INFO"])
+def test_torch_does_not_warn_in_every_process_of_a_launch_unless_it_is_asked_to(given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, str]] = []
+
+    class Done:
+        returncode = 0
+
+        def __init__(self, command: list[str], env: dict[str, str], **_: object) -> None:
+            started.append(env)
+
+        def poll(self) -> int:
+            return 0
+
+    monkeypatch.setattr(elastic.subprocess, "Popen", Done)
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", given) if given else monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
+    launched([])
+    assert [env["TORCH_CPP_LOG_LEVEL"] for env in started] == [given or "ERROR"] * 2
 
 
 @pytest.mark.heavy
