@@ -48,11 +48,13 @@ class Answer:
     modified: str
     kind: str
     """The media type, such as text/html."""
+    ends: bool
+    """Whether its end is told from a connection that was lost: it has a length, or is sent in chunks."""
     _read: Callable[[int], bytes]
     close: Callable[[], Any]
 
     def read(self, most: int) -> bytes:
-        """Return the next bytes, none at the end; an end that comes too early looks the same.
+        """Return the next bytes, none at the end; an end that comes too early looks the same, unless it `ends`.
 
         Raises:
             TemporaryError: the connection was lost, or nothing came for too long.
@@ -216,7 +218,8 @@ def _answer(place: str, response: Any, first: int) -> Answer:
         start, total = (int(found[1] or -1), int(found[2])) if found else (-1, None)
     kind = headers.get_content_type() if "Content-Type" in headers else ""
     etag, modified = headers.get("ETag", ""), headers.get("Last-Modified", "")
-    return Answer(where, response.status != 200, start, total, etag, modified, kind, response.read1, response.close)
+    ends = response.chunked or response.length is not None
+    return Answer(where, response.status != 200, start, total, etag, modified, kind, ends, response.read1, response.close)
 
 
 def _open_file(path: Path, first: int, published: str) -> Answer:
@@ -230,7 +233,7 @@ def _open_file(path: Path, first: int, published: str) -> Answer:
     size, changed = path.stat().st_size, path.stat().st_mtime_ns
     start = min(first, size)
     file.seek(start)
-    return Answer(str(path), bool(first), start, size, f'"{size}-{changed}"', "", "", file.read, file.close)
+    return Answer(str(path), bool(first), start, size, f'"{size}-{changed}"', "", "", True, file.read, file.close)
 
 
 def _retry_after(text: str) -> float:

@@ -91,6 +91,7 @@ class Transfer:
         self._part, self._state = part_path(target), target.with_name(f".{target.name}.part.json")
         self._hash, self._hashed = hashlib.sha256(), 0
         self._published, _, self._digits = file.checksum.partition(":")
+        self._is_gzip = file.path.endswith(".gz")
         self._other = hashlib.new(self._published) if self._published not in ("", "sha256") else None
         self._beginnings = 0
 
@@ -185,7 +186,11 @@ class Transfer:
             raise DataError(
                 f"{answer.address}: announces {answer.total:,} bytes where {wanted:,} are published; it is another file by now, and nothing of it was got"
             )
-        return answer.total if wanted is None else wanted
+        total = answer.total if wanted is None else wanted
+        if total is None and not (answer.ends or self._digits or self._is_gzip):
+            text = "does not say where it ends, and neither size nor checksum is published: nothing would tell a part from the whole"
+            raise DataError(f"{answer.address}: {text}. Name another place with --mirror, or do without a proxy on the way")
+        return total
 
     def _check_room(self, wanted: int) -> None:
         free = shutil.disk_usage(self._part.parent).free
@@ -256,7 +261,7 @@ class Transfer:
         found = self._other.hexdigest() if self._other else self._hash.hexdigest()
         if self._digits and found != self._digits:
             return f"its {self._published} is {found}, and {self._digits} is published"
-        if not self._digits and self._file.path.endswith(".gz"):
+        if not self._digits and self._is_gzip:
             return _gzip_damage(self._part)
         return ""
 

@@ -112,5 +112,5 @@ def test_a_disk_that_is_really_full_keeps_what_it_took(site: Site, tmp_path: Pat
 
 def unsaid(handler: Handler, content: bytes) -> None:
     """Send a file without saying how long it is, so that it is begun where there is no room for it."""
-    handler.start(200, content, None)
-    handler.wfile.write(content)
+    handler.start(200, content, None, {"Transfer-Encoding": "chunked"})
+    handler.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(content), content))

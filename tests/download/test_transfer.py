@@ -133,8 +133,17 @@ def test_a_body_without_end_stops_at_a_limit(get: Get, site: Site, monkeypatch: 
     monkeypatch.setattr(transfer, "MAX_UNANNOUNCED", 500_000)
     site.faults[PATH] = [unannounced(CONTENT)]
     with pytest.raises(DataError, match="sends more than the 500,000 bytes"):
+        get(checksum=checksum(CONTENT))
+    assert not part_path(tmp_path / "a.bin").exists()
+
+
+def test_a_file_whose_end_nothing_tells_is_refused(get: Get, site: Site, tmp_path: Path) -> None:
+    site.faults[PATH] = [unannounced(CONTENT[:1000])]
+    with pytest.raises(DataError, match=r"a\.bin: does not say where it ends, .* --mirror"):
         get()
     assert not part_path(tmp_path / "a.bin").exists()
+    site.faults[PATH] = [unannounced(CONTENT)]
+    assert get(checksum=checksum(CONTENT)).path.read_bytes() == CONTENT
 
 
 def test_a_body_shorter_than_announced_is_asked_for_again_and_then_left_with_what_has_come(get: Get, site: Site, tmp_path: Path) -> None:
