@@ -149,7 +149,7 @@ class Source:
                     raise TemporaryError(f"it ended after {len(content):,} of {answer.total:,} bytes")
                 return content
             except TemporaryError as error:
-                attempts.failed(self.where(address), error, progressed=False)
+                attempts.failed(self.where(address), error, progressed=False, continues=False)
 
     def names(self, address: str, attempts: Attempts) -> list[str]:
         """Return what a page that lists a folder links to; of a mirror that is a folder, the names in that folder, or else in the mirror."""

@@ -48,13 +48,14 @@ class Attempts:
         self._retries, self._stop, self._log = retries, stop, log
         self._failures = 0
 
-    def failed(self, what: str, error: TemporaryError, progressed: bool) -> None:
+    def failed(self, what: str, error: TemporaryError, progressed: bool, continues: bool) -> None:
         """Wait until the next try.
 
         Args:
             what: the address as it may be shown.
             error: what failed.
             progressed: whether there were new bytes since the last failure.
+            continues: whether what has come is kept for the next try.
 
         Raises:
             LostError: when there were too many failures.
@@ -63,10 +64,8 @@ class Attempts:
         """
         self._failures = 1 if progressed else self._failures + 1
         if self._failures > self._retries:
-            raise LostError(
-                f"{what}: {error}, {plural(self._failures, 'time')}; what has come is kept and the same command continues. "
-                "Is there a network? --mirror names another place"
-            )
+            then = "what has come is kept and the same command continues" if continues else "the same command begins it anew"
+            raise LostError(f"{what}: {error}, {plural(self._failures, 'time')}; {then}. Is there a network? --mirror names another place")
         if error.wait > LONGEST_WAIT:
             raise DataError(f"{what}: {error}, and asks to come back in {duration(error.wait)}; the same command continues then")
         pause = max(error.wait, min(_LONGEST_PAUSE, 2.0 ** (self._failures - 1)) * random.uniform(0.5, 1.0))

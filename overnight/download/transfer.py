@@ -54,6 +54,10 @@ class _Part:
         """What If-Range takes: an ETag that stands for the same bytes, or else the date."""
         return self.etag if self.etag.startswith('"') else self.modified
 
+    def continues(self, file: RemoteFile) -> bool:
+        """Return whether the rest of a file can be asked for: not of another address, nor where nothing would tell whether it has changed."""
+        return self.address == file.address and bool(self.validator or file.checksum)
+
 
 def part_path(target: Path) -> Path:
     """Return the name of a file that is not whole yet; hidden, so that whoever reads the folder meanwhile leaves it out."""
@@ -93,7 +97,7 @@ class Transfer:
         self._published, _, self._digits = file.checksum.partition(":")
         self._is_gzip = file.path.endswith(".gz")
         self._other = hashlib.new(self._published) if self._published not in ("", "sha256") else None
-        self._beginnings = 0
+        self._beginnings, self._continues = 0, True
 
     def receive(self) -> Received:
         """Get the file.
@@ -111,7 +115,7 @@ class Transfer:
             try:
                 self._try()
             except TemporaryError as error:
-                self._attempts.failed(self._source.where(self._file.address), error, self._hashed > before)
+                self._attempts.failed(self._source.where(self._file.address), error, self._hashed > before, self._continues)
                 continue
             if wrong := self._wrong():
                 self._drop()
@@ -150,14 +154,15 @@ class Transfer:
             total = self._total(answer)
             self._announced(total)
             self._check_room((total or 0) - have)
-            write_json(self._state, vars(_Part(self._file.address, answer.etag, answer.modified, total)))
+            write_json(self._state, vars(part := _Part(self._file.address, answer.etag, answer.modified, total)))
+            self._continues = part.continues(self._file)
             self._rehash(have)
             self._write(answer, total)
         finally:
             answer.close()
 
     def _known(self) -> _Part | None:
-        """Return what is known of the part, if it can be continued: one of another address, or that nothing can tell from a changed one, cannot."""
+        """Return what is known of the part, if it can be continued."""
         if not (self._part.is_file() and self._state.is_file()):
             self._drop()
             return None
@@ -165,7 +170,7 @@ class Transfer:
             known: _Part = read_json(self._state, _Part, "it is made anew")
         except DataError:  # a file of our own that a power cut has left half written costs no more than the part
             known = _Part("", "", "", None)
-        if known.address != self._file.address or not (known.validator or self._digits):
+        if not known.continues(self._file):
             self._drop()
             return None
         return known

@@ -109,6 +109,13 @@ def test_a_part_without_etag_is_continued_where_the_checksum_will_tell(get: Get,
     assert site.ranges(PATH) == ["", "bytes=1000-"]
 
 
+def test_a_part_that_cannot_be_continued_is_not_said_to_be(get: Get, site: Site) -> None:
+    for published, then in (("", "the same command begins it anew"), (checksum(CONTENT), "is kept and the same command continues")):
+        site.faults[PATH] = [lambda handler, content: nameless(handler, content, 1000)] + [status(503)] * 2
+        with pytest.raises(DataError, match=f"3 times; .*{then}"):
+            get(checksum=published, retries=2)
+
+
 def nameless(handler: Handler, content: bytes, after: int | None = None) -> None:
     """Send a file without anything that says which it is."""
     handler.start(200, content, len(content), {"ETag": ""})
