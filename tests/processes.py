@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import sys
@@ -99,16 +100,17 @@ def _command(argv: list[str], signal_at: tuple[str, int] | None, environment: di
     from overnight.cli.main import command
 
     os.environ |= environment
-    real = sys.stdout.write
 
-    def write(text: str) -> int:
-        count = real(text)
-        if signal_at and signal_at[0] in text:
-            sys.stdout.flush()
-            os.kill(os.getpid(), signal_at[1])
-        return count
+    class Watched(io.TextIOWrapper):
+        def write(self, text: str) -> int:
+            count = super().write(text)
+            if signal_at and signal_at[0] in text:
+                self.flush()
+                os.kill(os.getpid(), signal_at[1])
+            return count
 
-    sys.stdout.write = write  # type: ignore[method-assign]
+    if signal_at:
+        sys.stdout = Watched(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8", line_buffering=True)
     sys.argv = ["overnight", *argv]
     command()
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import difflib
-import errno
-import io
 import os
 import signal
 import sys
@@ -18,6 +16,7 @@ from typing import Any, NoReturn
 from overnight import __version__
 from overnight.cli import byte_commands, data_commands, machine_commands, recipe_commands, run_commands, use_commands
 from overnight.cli.recipe_commands import said_once
+from overnight.cli.standard_streams import OUTPUT, discard, prepare_streams, work_on_without_reader
 from overnight.display import for_stream
 from overnight.errors import ConfigError, UserError
 from overnight.run_dir.atomic import FULL, how_to_make_room
@@ -29,6 +28,8 @@ _OLD_OPTIONS = {"--shards": "--groups"}
 
 _CONTINUED = ("run", "prepare", "pretrain", "launch", "finetune", "linear-probe", "evaluate", "download")
 """Commands that keep what they have done; the others begin anew."""
+_ONLY_PRINT = ("help", "print_config", "list", "slurm")
+"""Options with which these only print."""
 
 
 class Terminated(BaseException):
@@ -39,31 +40,15 @@ class Terminated(BaseException):
         self.exit_code = 128 + (signal.SIGTERM if number == signal.SIGHUP else number)
 
 
-class _Terminal(io.FileIO):
-    """A terminal that may close; what is written to it then is dropped, so that a run can still write its checkpoint."""
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return len(data)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 done, 1 failed, 2 usage, 130 interrupted, 143 terminated, 138 SIGUSR1."""
-    _print_anything()
+    prepare_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with _signals_raise():
-            with said_once():
-                options, overrides = _parse(words)
-                _refuse_processes(options.command)
-            function: Callable[[argparse.Namespace, list[str]], int | None] = options.function
-            return function(options, overrides) or 0
-    except SystemExit as stop:  # argparse's way to end after --help or a usage error
-        return stop.code if isinstance(stop.code, int) else 0
+            code = _run(words)
+            sys.stdout.flush()  # else the interpreter would find at its end that nobody reads it, or that a disk is full
+            return code
     except UserError as error:
         if str(error):  # else another process says it
             print(for_stream(f"overnight: {error}", sys.stderr), file=sys.stderr)
@@ -74,14 +59,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Terminated as signal_received:
         _say_stopped("terminated", words)
         return signal_received.exit_code
-    except BrokenPipeError:
-        # The reader of our output has gone (`| head`); nothing is wrong, and the interpreter must not complain when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:  # a full disk, a folder that may not be written: the message names the file
+        if error.filename == OUTPUT:
+            discard(sys.stdout.fileno())  # the interpreter must not complain when it flushes
+            if isinstance(error, BrokenPipeError):  # `| head`: nothing is wrong
+                return 0
         remedy = f"; {how_to_make_room(error.errno)}, and the same command {_next_time(words)}" if error.errno in FULL else ""
         print(for_stream(f"overnight: {error}{remedy}", sys.stderr), file=sys.stderr)
         return 1
+
+
+def _run(words: Sequence[str]) -> int:
+    """Return the exit code of a command."""
+    try:
+        with said_once():
+            options, overrides = _parse(list(words))
+            _refuse_processes(options.command)
+        if options.command in _CONTINUED and not any(getattr(options, name, False) for name in _ONLY_PRINT):
+            work_on_without_reader()
+        function: Callable[[argparse.Namespace, list[str]], int | None] = options.function
+        return function(options, overrides) or 0
+    except SystemExit as stop:  # argparse's way to end after --help or a usage error
+        return stop.code if isinstance(stop.code, int) else 0
 
 
 def command() -> NoReturn:
@@ -121,20 +120,6 @@ def _say_stopped(how: str, words: Sequence[str]) -> None:
 def _next_time(words: Sequence[str]) -> str:
     """Return what a command does that was interrupted, when it is given again."""
     return "continues" if words[:1] and words[0] in _CONTINUED else "begins anew"
-
-
-def _print_anything() -> None:
-    """Let what is printed never end a run in its middle: streams whose encoding is not UTF-8 (another locale, PYTHONIOENCODING) show what they cannot as `\\xe4`, and a terminal may close."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever starts us (`>&-`); a file that is opened later must not take its place
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-    for name in ("stdout", "stderr"):
-        if isinstance(stream := getattr(sys, name), io.TextIOWrapper) and stream.isatty():
-            terminal = io.BufferedWriter(_Terminal(stream.fileno(), "w", closefd=False))
-            setattr(sys, name, io.TextIOWrapper(terminal, stream.encoding, stream.errors, line_buffering=True))
 
 
 def _refuse_processes(command: str) -> None:
