@@ -48,21 +48,25 @@ def prepare_streams() -> None:
             nowhere = _Output(os.open(os.devnull, os.O_WRONLY), called)
             setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(nowhere), "utf-8", "backslashreplace"))
             continue
-        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+        errors = getattr(stream, "errors", None)
+        # In the locale C they are opened with `surrogateescape`, which shows bytes of a file's name, and no character that ASCII does not have.
+        if errors in ("strict", "surrogateescape"):
+            errors = "backslashreplace"
         # Only what Python itself has opened: a stream of whoever calls us is theirs.
         if type(stream) is io.TextIOWrapper and type(getattr(stream.buffer, "raw", stream.buffer)) is io.FileIO:
             stream.flush()
-            setattr(sys, name, _named(stream, called))
+            setattr(sys, name, _named(stream, called, errors))
+        elif isinstance(stream, io.TextIOWrapper) and errors != stream.errors:
+            stream.reconfigure(errors=errors)
 
 
-def _named(stream: io.TextIOWrapper, name: str) -> io.TextIOWrapper:
+def _named(stream: io.TextIOWrapper, name: str, errors: str | None) -> io.TextIOWrapper:
     raw = _Output(stream.fileno(), name)
     # An error message without a reader is no error, and a terminal that closes sends a signal, at which a checkpoint is yet to be written.
     raw.works_on = name != OUTPUT or stream.isatty()
     buffer = cast("io.BufferedWriter", raw) if stream.write_through else io.BufferedWriter(raw)
     lines, through = stream.line_buffering, stream.write_through
-    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=lines, write_through=through)
+    return io.TextIOWrapper(buffer, stream.encoding, errors, line_buffering=lines, write_through=through)
 
 
 def work_on_without_reader() -> None:

@@ -17,9 +17,11 @@ from tests.cli.test_main import Captured, call, recipe
 __all__ = ["recipe"]
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_that_is_not_utf_8_shows_what_it_cannot_as_escapes(encoding: str, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2))
+@pytest.mark.parametrize(("encoding", "errors"), [("ascii", "strict"), ("ascii", "surrogateescape"), ("latin-1", "strict")])
+def test_a_terminal_that_is_not_utf_8_shows_what_it_cannot_as_escapes(
+    encoding: str, errors: str, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=errors) for _ in range(2))
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
     assert call("plan", recipe, "--name=Müller ▁ 中") == 0
