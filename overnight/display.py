@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import re
 import shutil
 import textwrap
@@ -137,3 +139,8 @@ def unsteered(text: str, stream: TextIO) -> str:
 def for_stream(text: str, stream: TextIO) -> str:
     """Break lines between words where a terminal would break them anywhere, without what would steer it; text for a file or a pipe stays as it is."""
     return folded(unsteered(text, stream), shutil.get_terminal_size().columns) if stream.isatty() else text
+
+
+def json_line(value: object, stream: TextIO) -> str:
+    """Return a value as a line of JSON for a stream: other characters than ASCII as escapes where its encoding is not UTF-8, the only one of JSON."""
+    return json.dumps(value, ensure_ascii=codecs.lookup(stream.encoding or "utf-8").name != "utf-8")

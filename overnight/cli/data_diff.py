@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +21,7 @@ from overnight.corpus.compare import (
     setting_rows,
 )
 from overnight.corpus.prepared import Prepared, local_folder
-from overnight.display import for_stream, plural, yaml_text
+from overnight.display import for_stream, json_line, plural, yaml_text
 from overnight.errors import ConfigError, DataError
 
 # Tokens of a vocabulary, and characters of a document, that are shown.
@@ -49,7 +48,7 @@ def _compare(a: Prepared, b: Prepared, options: argparse.Namespace) -> int:
     same = a.manifest.fingerprint() == b.manifest.fingerprint()
     documents = None if same else compare_documents(a, b, options.samples)
     if options.json:
-        print(json.dumps(_record(settings, counts, vocabulary, documents), ensure_ascii=False))
+        print(json_line(_record(settings, counts, vocabulary, documents), sys.stdout))
     else:
         for line in _lines(a, b, settings, counts, vocabulary, documents):
             print(for_stream(line, sys.stdout))

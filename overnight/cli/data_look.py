@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import numpy as np
 from overnight.console import Styled
 from overnight.corpus.look import Selection, passages, search_pattern, selected_documents
 from overnight.corpus.prepared import Decoder, Prepared, PreparedDocument, local_folder
-from overnight.display import plural
+from overnight.display import json_line, plural
 from overnight.errors import ConfigError
 
 # Characters on each side of what was found, and passages of one document.
@@ -54,7 +53,7 @@ def look(options: argparse.Namespace) -> int:
             continue
         shown += 1
         if options.json:
-            out.print(json.dumps(_record(document, prepared.decoder, options), ensure_ascii=False))
+            out.print(json_line(_record(document, prepared.decoder, options), sys.stdout))
         else:
             _show(document, prepared.decoder, pattern, text, options, out)
         if shown == limit:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from dataclasses import asdict
 from overnight.console import table
 from overnight.corpus.overlap import Overlap, find_overlap
 from overnight.corpus.prepared import Prepared, local_folder
-from overnight.display import for_stream, plural, share
+from overnight.display import for_stream, json_line, plural, share
 from overnight.errors import ConfigError, DataError
 
 
@@ -26,7 +25,7 @@ def overlap(options: argparse.Namespace) -> int:
     except DataError as error:
         raise ConfigError(str(error)) from None
     if options.json:
-        print(json.dumps(_record(found, options.split, options.words), ensure_ascii=False))
+        print(json_line(_record(found, options.split, options.words), sys.stdout))
     else:
         for line in _lines(found, options.split, options.words):
             print(for_stream(line, sys.stdout))

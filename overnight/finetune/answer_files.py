@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from overnight.display import plural
+from overnight.display import json_line, plural
 from overnight.errors import ConfigError, DataError
 from overnight.run_dir.atomic import write_json, write_whole
 
@@ -87,17 +87,17 @@ def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> int:
     """
     count, broken = 0, 0
 
-    def lines() -> Iterator[bytes]:
+    def counted() -> Iterator[dict[str, Any]]:
         nonlocal count, broken
         for answer in answers:
             count, broken = count + 1, broken + ("error" in answer)
             if path is not None:
                 _print_error(answer)
-            yield (json.dumps(answer, ensure_ascii=False) + "\n").encode()
+            yield answer
 
     if path is None:
-        for line in lines():
-            print_line(line.decode().removesuffix("\n"))
+        for answer in counted():
+            print_line(json_line(answer, sys.stdout))
         return broken
     if path.suffix == ".json":
         answers = given = list(answers)
@@ -108,6 +108,6 @@ def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> int:
             write_json(path, by_id(texts, path))
             _print_written(path, len(texts))
             return len(given) - len(texts)
-    write_whole(path, lines())
+    write_whole(path, (f"{json.dumps(answer, ensure_ascii=False)}\n".encode() for answer in counted()))
     _print_written(path, count)
     return broken

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from overnight.display import json_line
 from overnight.errors import ConfigError
 from overnight.finetune.answer_files import print_line
 from overnight.inference.embedding import Vectors, embed_texts
@@ -90,11 +91,11 @@ def write_embeddings(found: Iterable[Embedded], to: Path | None, width: int, sev
 
     if to is None:
         for one in counted():
-            print_line(_line(one, several))
+            print_line(json_line(_fields(one, several), sys.stdout))
     elif to.suffix == ".npy":
         _write_npy(to, counted(), width)
     else:
-        write_whole(to, (f"{_line(one, several)}\n".encode() for one in counted()))
+        write_whole(to, (f"{json.dumps(_fields(one, several), ensure_ascii=False)}\n".encode() for one in counted()))
     return count, broken
 
 
@@ -114,11 +115,10 @@ def check_output(to: str | None) -> Path | None:
     return path
 
 
-def _line(one: Embedded, several: bool) -> str:
+def _fields(one: Embedded, several: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {"id": one.id} | ({"file": one.file} if several else {})
     # The shortest decimals that are the same float32.
-    fields |= {"error": one.error} if one.vector is None else {"embedding": [float(str(value)) for value in one.vector]}
-    return json.dumps(fields, ensure_ascii=False)
+    return fields | ({"error": one.error} if one.vector is None else {"embedding": [float(str(value)) for value in one.vector]})
 
 
 def _write_npy(path: Path, found: Iterable[Embedded], width: int) -> None:

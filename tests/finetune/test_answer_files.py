@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -23,6 +24,16 @@ def test_answers_through_a_pipe_have_nothing_said_between_them(tmp_path: Path, c
     write_answers([{"id": "1", "label": "a"}], pipe)
     reader.join(60)
     assert read == ['{"id": "1", "label": "a"}\n'] and capsys.readouterr().out == "" and pipe.is_fifo()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_answers_are_json_whatever_the_encoding_of_standard_output(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"id": "é", "text": "中 \U0001f600"}
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
+    monkeypatch.setattr(sys, "stdout", out)
+    write_answers([answer], None)
+    found = out.buffer.getvalue()  # type: ignore[attr-defined]
+    assert json.loads(found) == answer and (b"\\" not in found) is (encoding == "utf-8")
 
 
 def test_a_full_disk_behind_standard_output_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
