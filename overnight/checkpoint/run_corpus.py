@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 from overnight.checkpoint import reader
 from overnight.checkpoint.reader import TrainingProgress
 from overnight.config import BertRun, Run
+from overnight.corpus.document import printable
 from overnight.corpus.places import is_remote
 from overnight.corpus.shard_cache import local_copy
 from overnight.corpus.shards import Manifest, load_manifest, save_manifest
@@ -37,7 +38,8 @@ def keep_corpus(run: Run, manifest: Manifest) -> None:
     folder = run.run_dir / "corpus"
     if isinstance(run, BertRun):
         copy_tokenizer(run.data_dir, folder)
-    write_json(folder / "place.json", sealed(dataclasses.asdict(_DataLocation(1, str(run.data_dir.resolve())))))
+    # The working folder may have a name that is no UTF-8, which no setting can have; so written, the data is not found from elsewhere.
+    write_json(folder / "place.json", sealed(dataclasses.asdict(_DataLocation(1, printable(str(run.data_dir.resolve()))))))
     save_manifest(folder, manifest)  # last: its presence says that the rest is there
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -164,6 +165,21 @@ def test_a_moved_run_goes_on_from_anywhere_with_the_data_where_it_lay(
     assert "more 1/1" in capsys.readouterr().out
     assert yaml.safe_load((moved / "run.yaml").read_text())["data"]["dir"] == "data/{name}"
     assert json.loads((moved / "corpus" / "place.json").read_text())["dir"] == str(made / "data" / "tiny")
+
+
+def test_a_run_is_trained_in_a_working_folder_whose_name_is_no_utf_8(
+    made: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / os.fsdecode(b"d\xedr")
+    shutil.copytree(made / "data", folder / "data")
+    shutil.copy(made / "recipe.yaml", folder)
+    monkeypatch.chdir(folder)
+    assert call("pretrain", "recipe.yaml") == 0
+    place = Path("runs/tiny/corpus/place.json")
+    assert json.loads(place.read_text())["dir"] == str(tmp_path / "d\\udcedr" / "data" / "tiny")
+    unfinished(Path("runs/tiny"))
+    assert call("pretrain", "runs/tiny") == 0
+    assert "more 1/1" in capsys.readouterr().out
 
 
 def test_a_run_that_cannot_find_its_data_names_where_it_looked(moved: Path, capsys: Captured) -> None:
