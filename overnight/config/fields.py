@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -91,7 +92,7 @@ def out_of_range(part: Any, prefix: str = "") -> Iterator[str]:
         value, key = getattr(part, name), f"{prefix}{name}"
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str) and not is_text(text):
-                yield f"{key} = {text!r}: holds bytes that are not UTF-8; rename what is called so"
+                yield f"{key} = {text!r}: {_why_no_text(text)}"
         if dataclasses.is_dataclass(value):
             yield from out_of_range(value, f"{key}.")
         elif isinstance(value, dict):
@@ -109,3 +110,12 @@ def out_of_range(part: Any, prefix: str = "") -> Iterator[str]:
             for allowed in (note for note in notes if isinstance(note, Range)):
                 if not allowed.holds(value):
                     yield f"{key} = {value}: must be {allowed}"
+
+
+def _why_no_text(text: str) -> str:
+    """Return why a text from the command line could not be read, and what to do."""
+    try:
+        os.fsencode(text).decode()
+    except UnicodeError:
+        return "holds bytes that are not UTF-8; rename what is called so"
+    return "is UTF-8, which the locale is not; set LC_ALL=C.UTF-8 or PYTHONUTF8=1"

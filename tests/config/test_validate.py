@@ -31,7 +31,7 @@ IMPOSSIBLE = [
     ("finetune", {"all": {}}, "finetune.all: is no name for a task"),
     ("evaluation__blimp_pairs", 1, "evaluation.blimp_pairs = 1: must be 2 or more, for a standard error, or 0 for all"),
     ("data__paths", ["x", "caf\udce9"], "data.paths = 'caf\\udce9': holds bytes that are not UTF-8; rename"),
-    ("out", "caf\udce9", "out = 'caf\\udce9': holds bytes that are not UTF-8; rename"),
+    ("out", "caf\udcc3\udca9", "out = 'caf\\udcc3\\udca9': is UTF-8, which the locale is not; set LC_ALL=C.UTF-8 or PYTHONUTF8=1"),
     ("data__paths", [], "data.paths = []: name at least one file"),
     ("data__valid_fraction", 0.51, "data.valid_fraction = 0.51: must be 0 to 0.5"),
     ("data__test_fraction", 0.51, "data.test_fraction = 0.51: must be 0 to 0.5"),
