@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from fnmatch import fnmatch
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,14 @@ def test_the_links_between_pages_lead_somewhere() -> None:
 def test_the_glossary_is_in_alphabetical_order_and_says_each_term_once() -> None:
     terms = [term.lower() for term in re.findall(r"^\| \*\*(.+?)\*\*", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.M)]
     assert len(terms) > 20 and terms == sorted(set(terms))
+
+
+def test_a_source_distribution_has_all_that_its_tests_read() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("is no checkout")
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    # What setuptools takes by itself.
+    names = {file.partition("/")[0] for file in files} - {"", "overnight", "pyproject.toml", "LICENSE", "MANIFEST.in"}
+    lines = [line.split() for line in (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()]
+    named = [name for word, *patterns in lines if word in ("graft", "include") for name in patterns]
+    assert sorted(name for name in names if not any(fnmatch(name, pattern) for pattern in named)) == []
