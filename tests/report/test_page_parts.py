@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from overnight.config import LambConfig, build_run, to_tree
 from overnight.report.figures import ROUTINE, event_text
 from overnight.report.page import write_report
@@ -67,8 +69,16 @@ def test_a_folder_that_was_imported_has_no_phase_that_is_to_do(tmp_path: Path) -
     assert "<h2>Pretraining</h2>" in both and "<th>elsewhere</th>" not in both
 
 
-def test_a_run_without_samples_has_no_section_for_them(tmp_path: Path) -> None:
-    assert "<h2>Samples</h2>" not in page_of(tmp_path / "run", metrics())
+@pytest.mark.parametrize("samples", [None, {"parameters": 5, "masks": []}, {"masks": [], "texts": []}])
+def test_a_run_without_samples_has_no_section_for_them(samples: dict[str, Any] | None, tmp_path: Path) -> None:
+    assert "<h2>Samples</h2>" not in page_of(tmp_path / "run", metrics(), samples=samples)
+
+
+def test_beside_a_run_with_samples_one_without_has_no_heading(tmp_path: Path) -> None:
+    page_of(tmp_path / "first", metrics(), settings("first"), SAMPLES)
+    page_of(tmp_path / "second", metrics(), settings("second"), {"masks": []})
+    page = write_report([tmp_path / "first", tmp_path / "second"], tmp_path / "both.html").read_text(encoding="utf-8")
+    assert "<h3>first</h3>" in page and "<h3>second</h3>" not in page
 
 
 def test_settings_are_closed_and_those_of_the_recipe_come_before_all(tmp_path: Path) -> None:
