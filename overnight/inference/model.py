@@ -152,7 +152,11 @@ class Model:
 
     def _check_head(self) -> None:
         if self.kind == "mask":
-            have = f"; its run has {', '.join(self.tasks)}: load it with task={self.tasks[0]!r}" if self.tasks else ""
+            have = (
+                f"; its run has {', '.join(self.tasks)}: name {Path(self.source) / 'finetune' / self.tasks[0]} instead"
+                if self.tasks
+                else ""
+            )
             raise ConfigError(
                 f"{self.source}: is pretrained, and has no head of a task to predict with{have}; it can embed, and fill in [MASK]"
             )

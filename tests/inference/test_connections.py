@@ -48,7 +48,7 @@ def test_it_gives_up_who_is_too_slow_and_ends_well_even_with_a_connection_open(n
     process, port = start(trained_run, "--timeout=0.5")
     with process, socket.create_connection(("127.0.0.1", port)):
         status, answer = ask(port, "/predict", {"texts": ["a"]})
-        assert status == 400 and "load it with task='classes'" in answer["error"]
+        assert status == 400 and "finetune/classes instead" in answer["error"]
         # A body that never ends is given up.
         assert sent(port, HEAD + b'Content-Length: 100\r\n\r\n{"texts"').startswith(b"HTTP/1.1 408 ")
         # So are headers that never end, also of a second request, and a connection without any.

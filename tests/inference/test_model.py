@@ -264,7 +264,7 @@ def test_masks_are_filled_as_the_command_fills_them_also_from_an_export(trained_
 def test_what_cannot_be_done_is_said(trained_run: BertRun, model: Model, tmp_path: Path) -> None:
     task = overnight.load(trained_run.run_dir, task="classes")
     for what, message in (
-        (lambda: model.predict(["a"]), r"no head of a task .* has classes: load it with task='classes'"),
+        (lambda: model.predict(["a"]), r"no head of a task .* has classes: name .*/finetune/classes instead"),
         (lambda: task.fill("[MASK]"), "is of the task 'classes', so it fills in no"),
         (lambda: model.embed("one text"), "texts: is a text; give a list"),
         (lambda: model.fill_all("The [MASK]."), "texts: is a text; give a list"),
