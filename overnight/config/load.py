@@ -278,7 +278,9 @@ def _override(tree: dict[str, Any], override: str) -> None:
     *parents, last = key.split(".")
     node: Any = tree
     for part in parents:
-        inner = node.setdefault(part, {}) if isinstance(node, dict) else None
+        if isinstance(node, dict) and node.get(part) is None:  # absent, or a section without keys
+            node[part] = {}
+        inner = node[part] if isinstance(node, dict) else None
         if inner is None:
             raise ConfigError(f"{key}: {part!r} holds no keys")
         if isinstance(inner, dict):  # by an alias of YAML the same one may stand in several places, of which one is meant

@@ -53,6 +53,7 @@ def read(hint: Any, notes: tuple[Any, ...], value: Any, key: str, problems: list
     elif dataclasses.is_dataclass(kind):
         return read_section(kind, value, key, problems)
     elif get_origin(kind) is Mapping:
+        value = {} if value is None else value  # a section without keys, or `null`
         if isinstance(value, Mapping):
             if unnamed := [name for name in value if not isinstance(name, str)]:
                 problems += [f"{key}.{name}: YAML does not take {name!r} for a name; put it in quotes" for name in unnamed]

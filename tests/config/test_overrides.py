@@ -43,6 +43,16 @@ def test_null_takes_a_phase_or_task_out_and_a_name_that_is_not_there_is_said(tmp
     assert "phases = {}" in message(lambda: config.load_run(str(path), ["phases.a=null", "phases.b=null"]))
 
 
+@pytest.mark.parametrize("tasks", ["", "finetune:", "finetune: {names: {task: docnames}}"])
+def test_null_takes_all_tasks_out_and_new_ones_may_be_added(tasks: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"name: x\nphases: {{a: {{steps: 3, global_batch_size: 4}}}}\n{tasks}\n")
+    for added in ([], ["finetune.mine.task=docnames"]):
+        run = config.load_run(str(path), ["finetune=null", *added])
+        assert isinstance(run, config.BertRun) and list(run.finetune) == ["mine"] * len(added)
+    assert "phases = {}: name at least one phase" in message(lambda: config.load_run(str(path), ["phases=null"]))
+
+
 def test_null_takes_a_budget_out_and_what_is_none_is_refused_with_that(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     schedule = "optim: {name: lamb, schedule: {name: wsd, warmup_ratio: 0.1, stable_ratio: 0.5}}"
