@@ -27,21 +27,6 @@ def check_output(to: str | None) -> Path | None:
     return Path(to) if to else None
 
 
-def print_line(line: str) -> None:
-    """Print a line at once.
-
-    Raises:
-        BrokenPipeError: its reader has gone.
-        OSError: there is no room where standard output leads, which it names.
-    """
-    try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, "standard output") from None
-
-
 def by_id(answers: Sequence[Mapping[str, Any]], path: Path) -> dict[str, str]:
     """Return answers to questions as `{id: text}`.
 
@@ -97,7 +82,7 @@ def write_answers(answers: Iterable[dict[str, Any]], path: Path | None) -> int:
 
     if path is None:
         for answer in counted():
-            print_line(json_line(answer, sys.stdout))
+            print(json_line(answer, sys.stdout), flush=True)
         return broken
     if path.suffix == ".json":
         answers = given = list(answers)

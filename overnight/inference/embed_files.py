@@ -13,7 +13,6 @@ import numpy as np
 
 from overnight.display import json_line
 from overnight.errors import ConfigError
-from overnight.finetune.answer_files import print_line
 from overnight.inference.embedding import Vectors, embed_texts
 from overnight.inference.model import Model
 from overnight.run_dir.atomic import whole_file, write_whole
@@ -91,7 +90,7 @@ def write_embeddings(found: Iterable[Embedded], to: Path | None, width: int, sev
 
     if to is None:
         for one in counted():
-            print_line(json_line(_fields(one, several), sys.stdout))
+            print(json_line(_fields(one, several), sys.stdout), flush=True)
     elif to.suffix == ".npy":
         _write_npy(to, counted(), width)
     else:

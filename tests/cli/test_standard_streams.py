@@ -65,3 +65,14 @@ def test_a_pipe_of_its_own_that_breaks_is_an_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(machine_commands, "_doctor", broken)
     assert call("doctor") == 1
     assert capsys.readouterr().err == "overnight: [Errno 32] Broken pipe\n"
+
+
+@pytest.mark.parametrize("argv", ["recipes", "plan RECIPE", "pretrain RECIPE"])
+def test_a_full_disk_behind_standard_output_is_named(argv: str, recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    full = Path("/dev/full")
+    if not full.is_char_device():
+        pytest.skip("there is no /dev/full")
+    with full.open("w", encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert call(*argv.replace("RECIPE", str(recipe)).split()) == 1
+    assert capsys.readouterr().err.startswith("overnight: [Errno 28] No space left on device: 'standard output'; make room, ")

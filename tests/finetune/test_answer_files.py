@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -34,16 +33,6 @@ def test_answers_are_json_whatever_the_encoding_of_standard_output(encoding: str
     write_answers([answer], None)
     found = out.buffer.getvalue()  # type: ignore[attr-defined]
     assert json.loads(found) == answer and (b"\\" not in found) is (encoding == "utf-8")
-
-
-def test_a_full_disk_behind_standard_output_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = Path("/dev/full")
-    if not full.is_char_device():
-        pytest.skip("there is no /dev/full")
-    with contextlib.suppress(OSError), full.open("w") as nowhere:  # which its end tries to write once more
-        monkeypatch.setattr(sys, "stdout", nowhere)
-        with pytest.raises(OSError, match=r"No space left on device: 'standard output'"):
-            write_answers([{"id": "1", "label": "a"}], None)
 
 
 @pytest.mark.parametrize("name", ["answers.csv", "answers.TSV", "answers.parquet"])
