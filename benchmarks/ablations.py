@@ -253,9 +253,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             assert study.base
         except ConfigError as error:  # before anything is written
             raise SystemExit(f"--recipe {given.recipe}: {error}") from None
+    for pattern in given.only:  # argparse takes an override with a space in it, such as a list, for another pattern
+        if not any(fnmatchcase(name, pattern) for name in VARIANTS):
+            raise SystemExit(f"--only {pattern}: matches none of {', '.join(VARIANTS)}; overrides with spaces stand before --only")
     names = [BASE, *(name for name in VARIANTS if any(fnmatchcase(name, pattern) for pattern in given.only))]
-    if len(names) == 1:
-        raise SystemExit(f"--only {' '.join(given.only)}: matches none of {', '.join(VARIANTS)}")
     if given.list:
         print("\n".join(f"{name}: {study.refusal(name) or 'to train'}" for name in names))
         return

@@ -170,7 +170,9 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         from overnight.cli.completion import complete
 
         complete(parser, commands)
-    options, rest = parser.parse_known_args(argv)
+    spaced = _spaced_overrides(argv, commands.get(argv[0])) if argv else []
+    options, rest = parser.parse_known_args([word for word in argv if word not in spaced])
+    rest += spaced
     for word in rest:
         name = word.partition("=")[0]
         if (new := _OLD_OPTIONS.get(name, name.replace("_", "-"))) in options.parser._option_string_actions:
@@ -218,6 +220,14 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         for add_command in group.COMMANDS:
             add_command(add)
     return parser, commands.choices
+
+
+def _spaced_overrides(argv: Sequence[str], command: argparse.ArgumentParser | None) -> list[str]:
+    """Return the `--key=value` with a space in them, such as a list, which argparse takes for the recipe or for one more file of an option."""
+    if command is None or not command.get_default("takes_keys"):
+        return []
+    options = command._option_string_actions
+    return [word for word in argv if word.startswith("--") and " " in word and "=" in word and word.partition("=")[0] not in options]
 
 
 def _overrides(rest: list[str]) -> list[str]:

@@ -99,6 +99,14 @@ def test_every_variant_can_be_trained_but_for_settings_of_the_other_network(reci
     assert len({slug(name) for name in [BASE, *VARIANTS]}) == len(VARIANTS) + 1, "names of files"
 
 
+def test_an_override_with_a_space_is_not_taken_for_a_variant(recipe: str, tmp_path: Path) -> None:
+    arguments = ["--recipe", recipe, "--out", str(tmp_path / "none"), "--list"]
+    with pytest.raises(
+        SystemExit, match=r"--only --data.paths=\[a, b\]: matches none of lr x0.5, .*; overrides with spaces stand before --only"
+    ):
+        main([*arguments, "--only", "lr*", "--data.paths=[a, b]"])
+
+
 def test_the_table_is_sorted_by_the_gain_against_the_same_seed() -> None:
     results = [result(BASE, 0, 3.0), result(BASE, 1, 3.2), result("good", 0, 2.9), result("good", 1, 3.0), result("bad", 0, 3.5)]
     results.append(result("of another seed", 7, 1.0))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from overnight import config
 from overnight.cli import main as cli
@@ -83,3 +84,12 @@ def test_a_command_opens_its_run_with_the_keys(
 def test_a_command_of_the_other_kind_of_model_says_so(command: str, kind: str, tmp_path: Path, capsys: Captured) -> None:
     assert main(request(command, folder(tmp_path, kind))) == 2
     assert f"model.kind = {kind!r}: `overnight {command}` is for " in capsys.readouterr().err
+
+
+def test_an_override_with_spaces_may_stand_anywhere(capsys: Captured) -> None:
+    spaced = "--data.paths=[one folder, another]"
+    for words in ([spaced, "demo"], ["demo", spaced]):
+        assert main(["plan", *words, "--print-config"]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["data"]["paths"] == ["one folder", "another"]
+    assert main(["evaluate", "--from", "nowhere", "--text", "some.txt", "--compute={threads: 1}"]) == 2
+    assert "nowhere: does not exist" in capsys.readouterr().err, "the override is no file"
