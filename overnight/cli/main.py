@@ -170,9 +170,10 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         from overnight.cli.completion import complete
 
         complete(parser, commands)
+    # A zero, which no word of a command line has, keeps the place of the space.
     spaced = _spaced_overrides(argv, commands.get(argv[0])) if argv else []
-    options, rest = parser.parse_known_args([word for word in argv if word not in spaced])
-    rest += spaced
+    options, rest = parser.parse_known_args([word.replace(" ", "\0") if word in spaced else word for word in argv])
+    rest = [word.replace("\0", " ") for word in rest]
     for word in rest:
         name = word.partition("=")[0]
         if (new := _OLD_OPTIONS.get(name, name.replace("_", "-"))) in options.parser._option_string_actions:
