@@ -168,10 +168,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--hoffmann", action="store_true", help="keep the exponents and the ratio of the scales of Hoffmann et al.")
     parser.add_argument("--least-accuracy", type=float, default=0.2, help="of masked tokens (0 to 1)")
     parser.add_argument(
-        "--test", type=Path, nargs="+", default=[], metavar="FOLDER", help="runs on the text of the first that are not fitted"
+        "--test",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="runs on the text of the first that are not fitted; once for each folder",
     )
     parser.add_argument("--out", type=Path, help="folder of fit.json and law.svg; default the first FOLDER, without a picture")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     points = usable([point for folder in options.results for point in runs_of(folder)], options.least_accuracy)
     shape = HOFFMANN if options.hoffmann else None
     found = fit(points, shape)

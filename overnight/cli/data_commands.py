@@ -46,7 +46,13 @@ def _report(options: argparse.Namespace, overrides: list[str]) -> None:
 def _add_look(command: argparse.ArgumentParser) -> None:
     _add_folder(command)
     command.add_argument("--split", choices=("train", "valid", "test"), default="train", help="default: train")
-    command.add_argument("--number", type=count, nargs="+", metavar="N", help="these documents, counted from 1")
+    command.add_argument(
+        "--number",
+        type=count,
+        nargs="+",
+        metavar="N",
+        help="these documents, counted from 1, without --random, --search, --regex or --source",
+    )
     command.add_argument("--random", type=count, default=0, metavar="N", help="so many at random (default: 3, where nothing is searched)")
     command.add_argument("--seed", type=seed, default=0, metavar="S", help="of the random documents (default: 0)")
     command.add_argument("--search", metavar="TEXT", help="those with this text, however its white space is")

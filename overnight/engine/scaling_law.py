@@ -44,7 +44,7 @@ class Law:
             parameters: of the layers.
             characters: of text without repetitions.
         """
-        return self.floor + self.a_scale / parameters**self.a + self.b_scale / characters**self.b
+        return self.floor + self.a_scale * parameters**-self.a + self.b_scale * characters**-self.b
 
     def fitting(self, characters: float) -> float:
         """Return the parameters with which a text, read once, gives the least loss for the operations N·D: where both terms fall alike."""

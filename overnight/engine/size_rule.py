@@ -39,7 +39,7 @@ LADDER = (
     (18, 896),
     (24, 1024),
 )
-"""Layers and width, each about twice the parameters of the one before: the shape matters little (docs/size.md), the size much."""
+"""Layers and width, each about twice the parameters of the one before."""
 VOCABULARIES = (4096, 8192, 16384, 32768)
 CHARACTERS_PER_TOKEN = {4096: 3.78, 8192: 4.12, 16384: 4.36, 32768: 4.48}
 """Of English books, while there is no prepared text to measure; measured on 1.6 MB of them, with WordPiece vocabularies trained on 14 MB."""

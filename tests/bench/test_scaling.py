@@ -92,9 +92,9 @@ def test_runs_on_the_plateau_and_other_chains_are_not_fitted() -> None:
 def test_the_fit_is_written_beside_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     points = [{**point, "name": "size-x", "masked_accuracy": 0.4} for point in planted()]
     (tmp_path / "results.json").write_text(json.dumps({"points": points}))
-    scaling_fit.main([str(tmp_path), "--out", str(tmp_path / "fit")])
+    scaling_fit.main(["--test", str(tmp_path), str(tmp_path), "--out", str(tmp_path / "fit")])
     report = json.loads((tmp_path / "fit" / "fit.json").read_text())
-    assert (report["runs"], report["left_out"]) == (25, 9) and report["error_left_out"] < 1e-3
+    assert (report["runs"], len(report["tests"]), report["left_out"]) == (25, 25, 9) and report["error_left_out"] < 1e-3
     assert "fitted to 25 runs" in capsys.readouterr().out
     assert "37.0 M parameters" in (tmp_path / "fit" / "law.svg").read_text()
 
