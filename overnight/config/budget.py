@@ -29,9 +29,11 @@ def deadline_of(text: str, start: float) -> float:
         if hour > 23 or minute > 59:
             raise ValueError(f"{text!r} is no time of day; must be {ALLOWED}")
         day = datetime.fromtimestamp(start).date()
-        # Local times of a day, not a day's seconds later: the clocks may change in the night.
-        moments = (datetime.combine(day + timedelta(days=later), time(hour, minute)).timestamp() for later in (0, 1))
-        return next(moment for moment in moments if moment > start)
+        # Local times of a day, not a day's seconds later: the clocks may change in the night. Where they go back a time comes twice, first
+        # with fold 0; where they go forward it is skipped, and the later of the two readings is as long after the gap began.
+        times = (datetime.combine(day + timedelta(days=later), time(hour, minute)) for later in (0, 1))
+        twice = ((moment.timestamp(), moment.replace(fold=1).timestamp()) for moment in times)
+        return next(moment for first, second in twice for moment in (first, max(first, second)) if moment > start)
     if not (length := _seconds(text)):
         raise ValueError(f"must be {ALLOWED}")
     if length > _LONGEST:

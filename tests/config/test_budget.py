@@ -16,7 +16,16 @@ from tests.recipe import message, tree
 
 @pytest.fixture(params=["UTC", "Europe/Berlin", "America/New_York"])
 def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", request.param)
+    yield from in_zone(request.param, monkeypatch)
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield from in_zone("Europe/Berlin", monkeypatch)
+
+
+def in_zone(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", name)
     time.tzset()
     yield
     monkeypatch.undo()
@@ -40,6 +49,24 @@ def test_until_is_the_next_such_time_of_day() -> None:
     assert datetime.fromtimestamp(deadline_of("until 07:00", exact.timestamp())) == exact + timedelta(days=1)
     # The night in which Berlin's clocks go back has an hour more.
     assert datetime.fromtimestamp(deadline_of("until 07:00", datetime(2026, 10, 24, 23, 0).timestamp())) == datetime(2026, 10, 25, 7, 0)
+
+
+@pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize(
+    ("day", "start", "fold", "until", "minutes"),
+    [
+        (datetime(2026, 10, 25), (2, 45), 1, "02:50", 5),
+        (datetime(2026, 10, 25), (2, 15), 1, "02:30", 15),
+        (datetime(2026, 10, 25), (2, 45), 0, "02:30", 45),
+        (datetime(2026, 10, 25), (1, 15), 0, "02:30", 75),
+        (datetime(2026, 3, 29), (1, 50), 0, "02:30", 40),  # 02:30 is skipped: as long after 02:00, which is 03:00
+    ],
+)
+def test_until_knows_the_hour_that_comes_twice_and_the_one_that_is_skipped(
+    day: datetime, start: tuple[int, int], fold: int, until: str, minutes: int
+) -> None:
+    began = day.replace(hour=start[0], minute=start[1], fold=fold).timestamp()
+    assert deadline_of(f"until {until}", began) == began + 60 * minutes
 
 
 @pytest.mark.parametrize(
