@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import math
 import os
 import shutil
 import sysconfig
@@ -17,8 +18,21 @@ _TUNED = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_"
 
 
 def usable_cores() -> int:
-    """Return how many logical cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many logical cores this process may use: those that it may run on, or as many as its container has the time of."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, math.ceil(_cgroup_cores())))
+
+
+def _cgroup_cores(folder: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return how many cores' time the container has (`docker --cpus`); as many as there are, without such a limit."""
+    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = (int(number) for file in files for number in (folder / file).read_text(encoding="ascii").split())
+        except (OSError, ValueError):  # no such file here, or the word "max"
+            continue
+        if quota > 0 and period > 0:  # -1: without a limit
+            return quota / period
+    return os.cpu_count() or 1
 
 
 def memory_bytes() -> int:

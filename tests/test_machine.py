@@ -1,0 +1,38 @@
+"""What this machine has is what this process may use of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from overnight import machine
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "200000 100000"}, 2.0),
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 0.5),
+        ({"cpu.max": "max 100000"}, 64),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        ({}, 64),
+    ],
+)
+def test_a_container_has_the_cores_whose_time_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: float
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n", encoding="ascii")
+    assert machine._cgroup_cores(tmp_path) == cores
+
+
+def test_a_part_of_a_core_is_one_and_a_process_has_no_more_than_it_may_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    for given, cores in ((1.5, 2), (0.2, 1), (2.0, 2), (64, 8)):
+        monkeypatch.setattr(machine, "_cgroup_cores", lambda given=given: given)
+        assert machine.usable_cores() == cores
