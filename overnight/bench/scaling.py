@@ -1,6 +1,6 @@
 """`overnight bench scaling`: a step of data-parallel training on 1, 2 and 4 processes, and how much of the communication hides behind it.
 
-Each process has its own batch (weak scaling) and, on a CPU, one thread on a core of its own, as far as there are cores. Three times are taken in turns:
+Each process has its own batch (weak scaling) and, on a CPU, one thread on a core of its own, as far as there are cores and the system can keep it there. Three times are taken in turns:
 the work without communication, the all-reduce of as many bytes alone, and the step with both. Processes of one machine share its memory and,
 where they are more than its cores, its cores: this says what overlaps and what the engine loses, not what a cluster would give.
 """
@@ -29,6 +29,7 @@ from overnight.config import Run
 from overnight.distributed.world import World
 from overnight.distributed.wrap import gradient_sync, parallelize_model
 from overnight.errors import UserError
+from overnight.machine import usable_cores
 from overnight.models.bert import BertForPretraining
 
 _SEQUENCES, _LENGTH, _REPEATS = 8, 128, 9
@@ -56,7 +57,7 @@ def run(peer: str = "none", tiny: bool = False) -> None:
     """Measure every number of processes and print the rows, JSON last."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     worlds = [n for n in (1, 2, 4, 8) if n <= gpus] if gpus else [1, 2, 4]
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     with printed("scaling") as rows:
         for world in worlds:
             times = measured(world, "bert-tiny" if tiny else "bert-mini", 2 if tiny else _REPEATS)
@@ -152,6 +153,13 @@ def _recipe() -> Run:
     return config.build_run({"name": "scaling", "phases": {"short": {"steps": 1, "global_batch_size": _SEQUENCES}}})
 
 
+def pin(rank: int) -> None:
+    """Keep this process on a core of its own, as far as there are cores, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
 def main(folder: str, model: str, repeats: str, size: str, rank: str) -> None:
     """Pin this process, measure, and write the times into a folder that the processes share."""
     device = torch.device("cpu")
@@ -159,8 +167,7 @@ def main(folder: str, model: str, repeats: str, size: str, rank: str) -> None:
         device = torch.device("cuda", int(rank))
         torch.cuda.set_device(device)
     else:
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(rank) % len(cores)]})
+        pin(int(rank))
         torch.set_num_threads(1)
     world = World(int(rank), int(size), int(rank), device)
     if world.size > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from overnight.batches.packing import Batch
-from overnight.bench import gates, gpu, loader, mlstm, optim, train
+from overnight.bench import gates, gpu, loader, mlstm, optim, scaling, train
 from overnight.bench.sizes import full_batch, natural_batch
 from overnight.cli.main import main
 from overnight.errors import UserError
@@ -142,6 +143,17 @@ def test_without_its_peer_the_benchmark_says_what_to_install(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"pip install 'overnight\[transformers\]', or --peer none"):
         train.run(tiny=True)
+
+
+def test_scaling_is_measured_where_a_process_cannot_be_kept_on_a_core(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sched_getaffinity", "sched_setaffinity"):
+        monkeypatch.delattr(os, name, raising=False)
+    monkeypatch.setattr(scaling, "measured", lambda world, model, repeats: scaling.Times(0.1, 0.05, 0.1 + 0.01 * world))
+    assert main(["bench", "scaling", "--tiny"]) == 0
+    assert len(assert_result(capsys.readouterr().out, "scaling")) == 8
+    scaling.pin(0)
 
 
 @pytest.mark.usefixtures("few_words")
