@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from overnight.batches.batch_size import sequences_before
 from overnight.batches.order import mix, random_words
 from overnight.batches.packing import IGNORED
 from overnight.batches.pairs import A_END, A_START, B_END, B_START, IS_RANDOM
-from overnight.config import BertPhase
+from overnight.config import BertPhase, Phase
 
 _CORRUPTED = 0.3
 """Share of the tokens of the second text that are replaced by others of the corpus."""
@@ -28,6 +29,14 @@ def share_of_pairs(phase: BertPhase, step: int) -> float:
     """Return the share of the sequences of a step (from 0) of a phase that become pairs."""
     at_first = not phase.token_matching_steps or step < phase.token_matching_steps
     return phase.token_matching if at_first else min(phase.token_matching, phase.final_token_matching)
+
+
+def pairs_before(phase: Phase, step: int) -> float:
+    """Return about how many of the sequences of all steps of a phase before `step` become pairs."""
+    if not isinstance(phase, BertPhase) or not phase.token_matching:
+        return 0.0
+    first, every = sequences_before(phase, min(step, phase.token_matching_steps or step)), sequences_before(phase, step)
+    return share_of_pairs(phase, 0) * first + share_of_pairs(phase, phase.token_matching_steps) * (every - first)
 
 
 def too_short(phase: BertPhase, steps: int) -> bool:

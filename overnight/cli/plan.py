@@ -18,6 +18,7 @@ import torch
 
 from overnight.batches.batch_size import batch_size, batch_warmup, sequences_before
 from overnight.batches.lengths import expected_lengths
+from overnight.batches.matching import pairs_before, too_short
 from overnight.checkpoint.run_corpus import with_data
 from overnight.cli.ascii_plot import Panel, Stretch, draw
 from overnight.cli.source_plan import SourcePlan, epoch_sizes, source_plans, sources_text
@@ -218,6 +219,8 @@ def phase_plan(name: str, phase: Phase, network: torch.nn.Module, run: Run, size
     optim, count = phase.optim, min(phase.steps, _SAMPLES)
     at = [round(i * (phase.steps - 1) / max(1, count - 1)) for i in range(count)]
     sequences = sequences_before(phase, phase.steps)
+    left_out = bool(run.budget) and isinstance(phase, BertPhase) and too_short(phase, phase.steps)
+    pairs = 0.0 if left_out else pairs_before(phase, phase.steps)
     return PhasePlan(
         name=name,
         steps=phase.steps,
@@ -228,7 +231,7 @@ def phase_plan(name: str, phase: Phase, network: torch.nn.Module, run: Run, size
         batch_warmup=dataclasses.asdict(batch_warmup(phase)),
         micro_batch=min(phase.micro_batch_size, phase.global_batch_size),
         sequences=sequences,
-        tokens=round(sequences * expected_lengths(phase).mean),
+        tokens=round((sequences - pairs) * expected_lengths(phase).mean + pairs * expected_lengths(phase, pairs=True).mean),
         epochs=sequences / sum(sizes.values()) if sizes else None,
         sources=source_plans(run, phase, sequences, sizes),
         optimizer=optim.name,

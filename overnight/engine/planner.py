@@ -17,7 +17,7 @@ import numpy as np
 from overnight.batches.batch_size import batch_warmup, sequences_before
 from overnight.batches.lengths import expected_lengths
 from overnight.batches.masking import predictions
-from overnight.batches.matching import share_of_pairs, too_short
+from overnight.batches.matching import pairs_before, share_of_pairs, too_short
 from overnight.batches.packing import Sizes
 from overnight.config import BertPhase, Phase, Run
 from overnight.config.continued import chains
@@ -60,16 +60,8 @@ def _full_batches(phase: Phase, more: float, without_pairs: float, steps: int) -
         more: how much longer one of pairs alone takes, as a share.
         without_pairs: the first step without any.
     """
-
-    def batches(steps: float) -> float:
-        return sequences_before(phase, int(steps)) / phase.global_batch_size
-
-    whole = batches(steps)
-    if isinstance(phase, BertPhase) and phase.token_matching:
-        end = min(steps, without_pairs)
-        first = batches(min(end, phase.token_matching_steps or end))
-        whole += more * (share_of_pairs(phase, 0) * first + share_of_pairs(phase, phase.token_matching_steps) * (batches(end) - first))
-    return whole
+    whole = sequences_before(phase, steps) + more * pairs_before(phase, int(min(steps, without_pairs)))
+    return whole / phase.global_batch_size
 
 
 def _flops(run: Run, phase: Phase, pairs: bool = False) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -28,13 +30,21 @@ def test_samples_have_the_expected_lengths(short: float, nsp: bool, pairs: bool)
     assert lengths.mean() == pytest.approx(mean, rel=0.05) and (lengths**2).mean() == pytest.approx(square, rel=0.08)
 
 
-def test_whole_sentences_are_a_little_shorter_than_expected() -> None:
-    phase = BertPhase(
-        steps=1, global_batch_size=1200, seq_len=128, micro_batch_size=1200, short_seq_prob=1.0, nsp=False, whole_sentences=True
-    )
+@pytest.mark.parametrize(
+    ("length", "settings"),
+    [
+        (64, {"whole_sentences": True, "short_seq_prob": 0.0}),
+        (128, {"whole_sentences": True, "short_seq_prob": 0.0}),
+        (512, {"whole_sentences": True, "short_seq_prob": 0.0}),
+        (128, {"whole_sentences": True, "short_seq_prob": 1.0}),
+        (128, {"nsp": True, "short_seq_prob": 1.0}),
+        (512, {"nsp": True, "short_seq_prob": 1.0}),
+    ],
+)
+def test_where_a_sentence_ends_is_expected(length: int, settings: dict[str, Any]) -> None:
+    phase = BertPhase(steps=1, global_batch_size=1200, seq_len=length, micro_batch_size=1200, **{"nsp": False, **settings})
     stream = Samples([BOOKS], words(), phase, (0,))
-    lengths = stream.lengths(stream.step_samples(0).rows)
-    assert 0.85 < np.mean(lengths) / expected_lengths(phase).mean < 1.0
+    assert np.mean(stream.lengths(stream.step_samples(0).rows)) == pytest.approx(expected_lengths(phase).mean, rel=0.08)
 
 
 def test_the_windows_of_a_byte_model_are_full() -> None:

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from overnight import config
 from overnight.batches.batch_size import batch_size, sequences_before
 from overnight.batches.lengths import expected_lengths
+from overnight.batches.matching import share_of_pairs
 from overnight.cli.ascii_plot import Panel, Stretch, draw
 from overnight.cli.main import main
 from overnight.cli.plan import make_plan, plan_text
-from overnight.config import BertRun, Run
+from overnight.config import BertPhase, BertRun, Run
 from overnight.models.bert import BertForPretraining
 from overnight.optim.groups import build_optimizer
 from overnight.optim.schedules import learning_rate, peak_lr
@@ -40,9 +41,10 @@ def test_the_plan_of_every_shipped_recipe_is_what_training_does(name: str, tmp_p
     assert sum(part.parameters for part in plan.parts) == plan.parameters
     for told, (name, phase) in zip(plan.phases, run.phases.items(), strict=True):
         assert (told.name, told.steps, told.peak_lr, told.epochs) == (name, phase.steps, peak_lr(phase), None)
-        assert told.sequences == sequences_before(phase, phase.steps) and told.tokens == round(
-            told.sequences * expected_lengths(phase).mean
-        )
+        pairs = sum(share_of_pairs(phase, at) * batch_size(phase, at) for at in range(phase.steps)) if isinstance(phase, BertPhase) else 0.0
+        more = expected_lengths(phase, pairs=True).mean - expected_lengths(phase).mean
+        assert told.sequences == sequences_before(phase, phase.steps)
+        assert told.tokens == pytest.approx(told.sequences * expected_lengths(phase).mean + pairs * more)
         assert told.at[0] == 0 and told.at[-1] == phase.steps - 1 and len(set(told.at)) == len(told.at) == min(1000, phase.steps)
         assert told.lr == [learning_rate(phase, step) for step in told.at] and told.batch == [batch_size(phase, step) for step in told.at]
         assert sum(group.parameters for group in told.groups) == plan.parameters

@@ -127,7 +127,7 @@ def test_longer_sequences_come_in_smaller_batches_with_as_many_tokens() -> None:
 
 
 def test_sequences_that_are_half_as_long_are_twice_as_many_and_cost_about_as_much() -> None:
-    half, full = recipe(phases__short__short_seq_prob=1), recipe(phases__short__short_seq_prob=0)
+    half, full = (recipe(phases__short__short_seq_prob=short, phases__short__whole_sentences=False) for short in (1, 0))
     found = [with_shape(run, Shape(2, 128, 4096), 64).phases["short"].global_batch_size for run in (half, full)]
     assert found == [128, 64]
     a, b = (score(run, Shape(4, 256, 8192), text(), MACHINE, HOUR, 1e15, LAW) for run in (half, full))
