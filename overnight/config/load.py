@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -36,7 +37,7 @@ def load_run(recipe: str, overrides: Sequence[str] = (), completed: Callable[[di
 
     Args:
         recipe: a shipped recipe's name or a YAML file.
-        overrides: `phases.long.optim.lr=4e-3` and the like; values are YAML, but those of keys that are text, or lists of it, are taken as they stand.
+        overrides: `phases.long.optim.lr=4e-3` and the like; values are YAML, but those of keys that are text, or lists of it, are taken as they stand, `null` alone excepted.
         completed: fills in what a recipe with an `init` leaves out.
 
     Raises:
@@ -64,6 +65,8 @@ def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     tree, nodes = read_yaml(path, "correct it, or put it back", ConfigError)
     if twice := sorted(_repeated(nodes)):
         raise ConfigError("\n".join(f"{path}:{line}: {key!r} stands there for the second time; only one can hold" for line, key in twice))
+    if misread := sorted(_misread(nodes)):
+        raise ConfigError("\n".join(f"{path}:{line}: {problem}" for line, problem in misread))
     named = _named(tree)
     for override in overrides:
         _override(tree, override)
@@ -101,17 +104,38 @@ def _new_and_incomplete(tree: Mapping[str, Any], named: Mapping[str, Sequence[st
 
 def _repeated(root: Any) -> Iterator[tuple[int, str]]:
     """Line (from 1) and name of each key that its mapping has already: YAML's reader silently takes the last."""
+    for node in _nodes(root):
+        if node.id == "mapping":
+            names = [key for key, _ in node.value if key.id == "scalar"]
+            yield from ((key.start_mark.line + 1, key.value) for i, key in enumerate(names) if key.value in [n.value for n in names[:i]])
+
+
+def _misread(root: Any) -> Iterator[tuple[int, str]]:
+    """Line (from 1) of each number that YAML takes for another one than people do, and what is wrong with it."""
+    for node in _nodes(root):
+        if node.id != "scalar" or not node.tag.endswith((":int", ":float")):
+            continue
+        if ":" in node.value:
+            yield node.start_mark.line + 1, f"{node.value}: is a number to base 60 in YAML; write it in full, or a text in quotes"
+        elif node.tag.endswith(":int") and re.fullmatch(r"[-+]?0[0-9_]+", node.value):
+            yield (
+                node.start_mark.line + 1,
+                f"{node.value}: is a number to base 8 in YAML; write it without the leading 0, or a text in quotes",
+            )
+
+
+def _nodes(root: Any) -> Iterator[Any]:
+    """Every node of a tree of YAML, once."""
     nodes, looked_at = [root], {id(None)}
     while nodes:
         node = nodes.pop()
         if id(node) in looked_at:  # an alias
             continue
         looked_at.add(id(node))
+        yield node
         if node.id == "sequence":
             nodes += node.value
         elif node.id == "mapping":
-            names = [key for key, _ in node.value if key.id == "scalar"]
-            yield from ((key.start_mark.line + 1, key.value) for i, key in enumerate(names) if key.value in [n.value for n in names[:i]])
             nodes += [value for _, value in node.value]
 
 
@@ -271,9 +295,11 @@ def _override(tree: dict[str, Any], override: str) -> None:
     # What is text is taken as it stands: YAML would cut `logs #1` short, and read dates, numbers and mappings. So no path needs brackets or quotes.
     quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
     value: Any = [text] if kind == list[str] else text
-    if kind not in (str, list[str]) or quoted or (kind == list[str] and text[:1] in ("", "[")):
+    if kind not in (str, list[str]) or quoted or text == "null" or (kind == list[str] and text[:1] in ("", "[")):
         value = _yaml_value(key, text)
-    if get_origin(kind) is list and not isinstance(value, list):
+    if get_origin(kind) in (list, tuple) and kind != list[str] and isinstance(value, str) and "," in value:
+        raise ConfigError(f"{key} = {text!r}: a list is written in brackets: {key}=[{text}]")
+    if get_origin(kind) is list and not isinstance(value, list | None):
         value = [value]
     *parents, last = key.split(".")
     node: Any = tree
@@ -290,17 +316,18 @@ def _override(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(f"{key}: {parents[-1]!r} is a value, it holds no keys")
     if value is None and parents in [[name] for name in _named(tree)] and last in node:
         del node[last]  # a phase or task of the recipe, by `null`
-    elif last == "budget" and text == "null":  # so is a budget, though other text is taken as it stands
-        node[last] = ""
     else:
         node[last] = value
 
 
 def _yaml_value(key: str, text: str) -> Any:
     try:
-        return parse_yaml(text)[0]
+        value, nodes = parse_yaml(text)
     except ValueError as error:
         raise ConfigError(f"{key} = {text!r} is not a YAML value: {error}") from None
+    for _, problem in _misread(nodes):
+        raise ConfigError(f"{key} = {problem}")
+    return value
 
 
 def _field_type(parts: Sequence[str], tree: Any) -> Any:

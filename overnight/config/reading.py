@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -19,6 +20,8 @@ _ALTERNATIVES: tuple[dict[str, Any], ...] = (
     {"BERT": BertPhase, "a byte model": BytePhase},
     {"BERT": BertRun, "a byte model": ByteRun},
 )
+
+_POWER_OF_TEN = re.compile(r"[-+]?\d+[eE]\+?\d+")
 
 
 def read_section(kind: Any, tree: Any, key: str, problems: list[str]) -> Any:
@@ -36,7 +39,9 @@ def read_section(kind: Any, tree: Any, key: str, problems: list[str]) -> Any:
         return None
     before, prefix, values = len(problems), f"{key}." if key else "", {}
     for name, (hint, notes) in hints(kind).items():
-        if name in tree:
+        if name in tree and tree[name] is None and fields[name].default == "":  # `null` is no text, as the empty one is
+            values[name] = ""
+        elif name in tree:
             values[name] = read(hint, notes, tree[name], f"{prefix}{name}", problems)
         elif fields[name].default is dataclasses.MISSING and fields[name].default_factory is dataclasses.MISSING:
             problems.append(f"{prefix}{name}: is missing and has no default")
@@ -85,9 +90,14 @@ def _boolean_problems(kind: Any, value: Any, key: str) -> Iterator[str]:
 def _leaf(kind: Any, value: Any, key: str, problems: list[str]) -> Any:
     from pydantic import ValidationError
 
+    if kind is int and isinstance(value, str) and _POWER_OF_TEN.fullmatch(value):  # which YAML takes for text without a point
+        value = float(value)
     try:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
+        if value is None:
+            problems.append(f"{key} = null: cannot be empty; leave it out{', or put the word in quotes' if kind is str else ''}")
+            return None
         for each in error.errors():
             place = ".".join([key, *map(str, each["loc"])])
             what = f" = {each['input']!r}: {each['msg'][0].lower()}{each['msg'][1:]}"

@@ -55,7 +55,7 @@ WRONG_TYPE = [
     ("compile", "compute__torch_compile", "yes", "compute.torch_compile = 'yes': must be true, false or auto"),
     ("fraction", "phases__short__steps", 1.5, "phases.short.steps = 1.5: input should be a valid integer"),
     ("word", "phases__short__steps", "many", "phases.short.steps = 'many': input should be a valid integer"),
-    ("null", "phases__short__steps", None, "phases.short.steps = None: input should be a valid integer"),
+    ("null", "phases__short__steps", None, "phases.short.steps = null: cannot be empty; leave it out"),
     ("str for list", "data__paths", "a.txt", "data.paths = 'a.txt': input should be a valid list"),
     ("list for str", "data__dir", ["a"], "data.dir = ['a']: input should be a valid string"),
     ("number for str", "name", 5, "name = 5: input should be a valid string"),
@@ -151,7 +151,7 @@ def test_a_new_phase_may_be_made_of_overrides_and_the_last_one_wins(tmp_path: Pa
         ("nothing=5", "nothing = 5: unknown key"),
         ("phases.short.steps=[1", "phases.short.steps = '[1' is not a YAML value"),
         ("=5", " = 5: unknown key"),
-        ("seed=", "seed = None: input should be a valid integer"),
+        ("seed=", "seed = null: cannot be empty; leave it out"),
     ],
 )
 def test_a_wrong_override_is_refused(tmp_path: Path, override: str, expected: str) -> None:

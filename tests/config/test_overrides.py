@@ -78,3 +78,44 @@ def test_a_key_without_its_section_is_refused_with_its_place(tmp_path: Path, key
     path = tmp_path / "recipe.yaml"
     path.write_text("name: x\nphases: {a: {steps: 3, global_batch_size: 4}}\n")
     assert f"unknown key, did you mean {place!r}? Allowed: name, out" in message(lambda: config.load_run(str(path), [f"{key}=5"]))
+
+
+def test_null_empties_a_text_that_may_be_empty_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "name: x\ninit: runs/a\nlogging: {wandb_project: mine}\nevaluation: {blimp: null}\nphases: {a: {steps: 3, global_batch_size: 4}}\n"
+    )
+    run = config.load_run(str(path), ["init=null", "logging.wandb_project=null"])
+    assert isinstance(run, config.BertRun) and (run.init, run.logging.wandb_project, run.evaluation.blimp) == ("", "", "")
+    assert config.load_run(str(path), ["name='null'"]).name == "null"
+    for key in ("name", "out", "data.dir"):
+        said = message(lambda key=key: config.load_run(str(path), [f"{key}=null"]))
+        assert f"{key} = null: cannot be empty; leave it out, or put the word in quotes" in said
+    assert "data.paths = null: cannot be empty; leave it out" in message(lambda: config.load_run(str(path), ["data.paths=null"]))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("010", "010: is a number to base 8 in YAML"), ("1:30", "1:30: is a number to base 60 in YAML"), ("1e-3", "valid integer")],
+)
+def test_a_number_that_yaml_reads_as_another_one_is_refused(tmp_path: Path, value: str, said: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    text = "name: x\nphases:\n  a: {steps: 3000, global_batch_size: 4}\n"
+    path.write_text(text)
+    assert said in message(lambda: config.load_run(str(path), [f"phases.a.steps={value}"]))
+    path.write_text(text.replace("3000", value))
+    assert said in message(lambda: config.load_run(str(path)))
+
+
+def test_a_whole_number_may_be_written_as_a_power_of_ten(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("name: x\nphases: {a: {steps: 2e3, global_batch_size: 4}}\n")
+    assert config.load_run(str(path)).phases["a"].steps == 2000
+    assert config.load_run(str(path), ["phases.a.steps=1e3"]).phases["a"].steps == 1000
+
+
+@pytest.mark.parametrize(("key", "value"), [("phases.a.optim.betas", "0.9,0.98"), ("finetune.names.seeds", "0,1,2")])
+def test_a_list_without_brackets_is_refused_with_how_it_is_written(tmp_path: Path, key: str, value: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("name: x\nphases: {a: {steps: 3, global_batch_size: 4}}\nfinetune: {names: {task: docnames}}\n")
+    assert f"a list is written in brackets: {key}=[{value}]" in message(lambda: config.load_run(str(path), [f"{key}={value}"]))
