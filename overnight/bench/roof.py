@@ -1,4 +1,4 @@
-"""`overnight bench roof`: what this machine's matrix products and copies sustain, the least time of training that follows, and the measured time, by component.
+"""`overnight bench roof`: what this machine's matrix products and memory sustain, the least time of training that follows, and the measured time, by component.
 
 The JSON (`--json FILE`) is what `overnight plan RECIPE --roof FILE` reads. `--table` prints the least times on known GPUs instead, from data sheets; nothing is measured.
 """
@@ -15,12 +15,14 @@ from torch import Tensor
 
 from overnight.batches.packing import Batch, Sizes
 from overnight.bench.measure import Row, Timing, measure, print_result, rate_row, result, time_row
-from overnight.bench.sizes import MODELS, VOCABULARY, fitting, full_batch, set_up_layers, training_dtype
+from overnight.bench.sizes import MODELS, VOCABULARY, fitting, full_batch, set_up_layers, sixteen_bits
 from overnight.config import BertConfig, LambConfig
+from overnight.engine.precision import DTYPES, set_matmul_precision
 from overnight.errors import ConfigError
 from overnight.machine import keep_freed_memory, use_large_pages
 from overnight.models.attention import attention, layout
 from overnight.models.bert import BertForPretraining
+from overnight.models.layers import linear
 from overnight.models.roofline import Rates, micro_batch, optimizer_step, table
 from overnight.models.vocabulary_loss import vocabulary_loss
 from overnight.optim.groups import build_optimizer
@@ -38,26 +40,29 @@ class Case:
     sequences: int
     length: int
     copied: int
-    """fp32 numbers of the copy; more than a cache holds."""
+    """fp32 numbers that are copied, or added on a CPU; more than a cache holds."""
     repeats: int
 
 
 GPU, CPU, TINY = Case("bert-large", 128, 128, 1 << 28, 15), Case("bert-mini", 16, 128, 1 << 25, 9), Case("bert-tiny", 4, 32, 1 << 20, 3)
 
 
-def run(peer: str = "none", tiny: bool = False, file: Path | None = None, table_only: bool = False) -> None:
+def run(tiny: bool = False, file: Path | None = None, precision: str = "", table_only: bool = False) -> None:
     """Measure and print the rows, JSON last; fewer sequences where they do not fit into memory.
 
     Args:
         file: where the JSON is also written.
+        precision: of products and activations, as a recipe has it; empty: of 16 bits on a GPU, fp32 on a CPU.
         table_only: print the table of GPUs instead.
 
     Raises:
-        ConfigError: for a file to write the table to.
+        ConfigError: for a file to write the table to, or a precision of it.
     """
     if table_only:
         if file:
             raise ConfigError("--json: has no measurement to write with --table; leave one of them out")
+        if precision:
+            raise ConfigError("--precision: the table is that of bf16; leave it out, or --table")
         print(table({name.removeprefix("bert-"): MODELS[name] for name in ("bert-base", "bert-large")}, VOCABULARY))
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -65,7 +70,9 @@ def run(peer: str = "none", tiny: bool = False, file: Path | None = None, table_
     if device.type == "cpu":  # as a run does, whose time is told by this
         use_large_pages()
         keep_freed_memory()
-    while not (rows := fitting(f"{case.sequences} sequences", device, partial(measured, case, device))) and case.sequences > 1:
+    precision = precision or (sixteen_bits(device) if device.type == "cuda" else "fp32")
+    set_matmul_precision(precision, device)
+    while not (rows := fitting(f"{case.sequences} sequences", device, partial(measured, case, device, precision))) and case.sequences > 1:
         case = replace(case, sequences=case.sequences // 2)
     for row in rows:
         against = f"  {row.peer} {row.peer_value:.4g} {row.unit}  ratio {row.ratio:.2f}" if row.ratio else ""
@@ -77,9 +84,9 @@ def run(peer: str = "none", tiny: bool = False, file: Path | None = None, table_
         print_result("roof", rows)
 
 
-def measured(case: Case, device: torch.device) -> list[Row]:
+def measured(case: Case, device: torch.device, precision: str) -> list[Row]:
     """Return the two rates, and the times of the components of a micro-batch and of LAMB's step beside the least."""
-    model, dtype = MODELS[case.model], training_dtype(device)
+    model, dtype = MODELS[case.model], DTYPES[precision]
     batch = full_batch(case.sequences, case.length, round(0.15 * case.length)).to(device)
     torch.manual_seed(0)
     net = BertForPretraining(model, VOCABULARY).to(device).train()
@@ -87,32 +94,34 @@ def measured(case: Case, device: torch.device) -> list[Row]:
     sync = torch.cuda.synchronize if device.type == "cuda" else None
     shapes = product_shapes(model, batch)
     products = {name: product(*shape, device, dtype) for name, shape in shapes.items()}
-    x = torch.randn(case.copied, device=device)
-    y = torch.empty_like(x)
-    ceilings = measure({**products, "copy": lambda: y.copy_(x)}, warmup=2, repeats=case.repeats, sync=sync)
+    x, y = (torch.randn(case.copied, device=device) for _ in range(2))
+    # A CPU reads what it is about to overwrite, which a copy's count leaves out: there y + x into y, as in `overnight bench optim`.
+    moved, passes, move = ("copy", 2, lambda: y.copy_(x)) if device.type == "cuda" else ("memory", 3, lambda: y.add_(x))
+    ceilings = measure({**products, moved: move}, warmup=2, repeats=case.repeats, sync=sync)
     of_layers = [name for name in shapes if name != "head"]
     flops = sum(6 * a * b * c for a, b, c in (shapes[name] for name in of_layers))
     in_layers = _sum([ceilings[name] for name in of_layers])
-    rates = Rates(flops / in_layers.median, 2 * x.nbytes / ceilings["copy"].median)
+    rates = Rates(flops / in_layers.median, passes * x.nbytes / ceilings[moved].median)
     rows = [
         rate_row(f"product {name} {n} x {i} x {o}", "TFLOP/s", 6 * n * i * o / 1e12, ceilings[name]) for name, (n, i, o) in shapes.items()
     ]
-    rows += [rate_row("products", "TFLOP/s", flops / 1e12, in_layers), rate_row("copy", "GB/s", 2 * x.nbytes / 1e9, ceilings["copy"])]
+    rows.append(rate_row(f"products {precision}", "TFLOP/s", flops / 1e12, in_layers))
+    rows.append(rate_row(moved, "GB/s", passes * x.nbytes / 1e9, ceilings[moved]))
     optimizer = build_optimizer(net, LambConfig())
     of_step = parts(net, model, batch, dtype)
     if device.type == "cuda":
-        times = {name: on_gpu(part, device, case.repeats) for name, part in {**of_step, "optimizer": optimizer.step}.items()}
+        times = {name: on_gpu(part, device, case.repeats, dtype) for name, part in {**of_step, "optimizer": optimizer.step}.items()}
     else:
         times = measure(of_step, warmup=2, repeats=case.repeats) | measure({"optimizer": optimizer.step}, warmup=2, repeats=case.repeats)
     return rows + against_floor(case, model, rates, in_layers, times, dtype.itemsize)
 
 
-def on_gpu(part: Callable[[], object], device: torch.device, repeats: int) -> Timing:
+def on_gpu(part: Callable[[], object], device: torch.device, repeats: int, dtype: torch.dtype) -> Timing:
     """Time what a part of a step takes the GPU alone: it is asked for while the GPU is busy with other work, so that the GPU never waits for the host.
 
     An H100 does the attention of a layer in less time than it takes to ask for it.
     """
-    other, seconds = torch.randn(_OTHER_WORK, _OTHER_WORK, device=device).to(training_dtype(device)), []
+    other, seconds = torch.randn(_OTHER_WORK, _OTHER_WORK, device=device).to(dtype), []
     for number in range(-2, repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for _ in range(8):
@@ -160,13 +169,21 @@ def product_shapes(model: BertConfig, batch: Batch) -> dict[str, tuple[int, int,
 
 
 def product(rows: int, inner: int, outer: int, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
-    """Return what computes the three products of a linear map, forward and backward."""
+    """Return what computes the three products of a linear map, forward and backward: on a CPU as training does, where plain ones may take longer."""
     x, w, grad = (torch.randn(*shape, device=device).to(dtype) for shape in ((rows, inner), (outer, inner), (rows, outer)))
 
     def products() -> object:
         return x @ w.t(), grad @ w, grad.t() @ x
 
-    return products
+    if device.type != "cpu":
+        return products
+    x, w, bias = x.requires_grad_(), w.requires_grad_(), torch.zeros(outer, dtype=dtype)
+
+    def as_trained() -> None:
+        x.grad = w.grad = None
+        linear(x, w, bias).backward(grad)
+
+    return as_trained
 
 
 def parts(net: BertForPretraining, model: BertConfig, batch: Batch, dtype: torch.dtype) -> dict[str, Callable[[], object]]:

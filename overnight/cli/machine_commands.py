@@ -31,9 +31,16 @@ def _add_bench(add: Add) -> None:
     wide = max(map(len, _BENCHMARKS))
     command.epilog = "\n".join(["benchmarks:", *(f"  {name:{wide}}  {text}" for name, text in _BENCHMARKS.items())])
     command.add_argument("what", choices=_BENCHMARKS, metavar="WHAT", help="what to measure, one of the benchmarks below")
-    command.add_argument("--peer", choices=("transformers", "none"), default="transformers", help="with whom to compare")
+    command.add_argument(
+        "--peer", choices=("transformers", "none"), help="of train, mlstm, corpus and infer: with whom to compare; none measures ours alone"
+    )
     command.add_argument("--tiny", action="store_true", help="smallest sizes, to see that it runs")
     command.add_argument("--json", type=Path, metavar="FILE", dest="file", help="of gpu and roof: also write the JSON to this file")
+    command.add_argument(
+        "--precision",
+        choices=("fp32", "tf32", "bf16", "fp16"),
+        help="of roof: of what is measured (default: 16 bits on a GPU, fp32 on a CPU)",
+    )
     command.add_argument(
         "--table",
         action="store_true",
@@ -53,11 +60,13 @@ def _add_bench(add: Add) -> None:
 
 
 _OF_SOME = {
+    "peer": ("train", "mlstm", "corpus", "infer"),
     "size": ("corpus",),
     "text": ("corpus",),
     "times": ("corpus",),
     "workers": ("corpus",),
     "file": ("gpu", "roof"),
+    "precision": ("roof",),
     "table_only": ("roof",),
 }
 """Options of some benchmarks alone."""
@@ -68,9 +77,10 @@ def _bench(options: argparse.Namespace, overrides: list[str]) -> None:
     for name in given:
         if options.what not in _OF_SOME[name]:
             option = {"file": "json", "table_only": "table"}.get(name, name)
-            several = " and ".join(f"`overnight bench {what}`" for what in _OF_SOME[name])
+            *some, last = (f"`overnight bench {what}`" for what in _OF_SOME[name])
+            several = f"{', '.join(some)} and {last}" if some else last
             raise ConfigError(f"--{option}: belongs to {several} alone; leave it out")
-    import_module(f"overnight.bench.{options.what}").run(peer=options.peer, tiny=options.tiny, **given)
+    import_module(f"overnight.bench.{options.what}").run(tiny=options.tiny, **given)
 
 
 def _add_doctor(add: Add) -> None:

@@ -234,8 +234,11 @@ def _plan(options: argparse.Namespace, overrides: list[str]) -> None:
     import json
 
     from overnight.cli.plan import make_plan, plan_text
+    from overnight.cli.roof_plan import roof_for, roof_text, step_times
     from overnight.cli.source_plan import absent_paths
+    from overnight.config.continued import with_steps
 
+    measured = roof_for(run, options.roof) if options.roof else None  # refused before anything is timed
     sizes = ""
     if _is_open(run):
         from overnight.cli.size_plan import planned
@@ -244,10 +247,9 @@ def _plan(options: argparse.Namespace, overrides: list[str]) -> None:
     plan = make_plan(run)
     more: dict[str, Any] = {"sizes": found} if sizes else {}
     roof = ""
-    if options.roof:
-        from overnight.cli.roof_plan import read_roof, roof_text, step_times
-
-        times = step_times(run, plan.vocabulary, read_roof(options.roof))
+    if measured:
+        steps = {phase.name: phase.steps for phase in plan.phases}
+        times = step_times(dataclasses.replace(run, phases=with_steps(run.phases, steps)), plan.vocabulary, measured)
         roof, more = f"\n\n{roof_text(times)}", more | {"roof": [dataclasses.asdict(time) for time in times]}
     note = "" if plan.prepared else "".join(f"note: {path} does not exist; correct data.paths\n\n" for path in absent_paths(run.data))
     if options.json:

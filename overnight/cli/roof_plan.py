@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from overnight.models.roofline import Rates, micro_batch, optimizer_step
 from overnight.state_files import read_mapping
 
 _REMEDY = "make it with `overnight bench roof --json FILE`"
-# Bytes of an activation, by precision.
-_ELEMENT = {"fp32": 4, "tf32": 4}
+# Bytes of an activation, by the precisions that can be measured.
+_ELEMENT = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True)
 class Roof:
     """What a machine was measured to do."""
 
+    precision: str
+    """Of its products, and of the activations of the passes."""
     rates: Rates
     passes: float
     """Least time of forward and backward passes as a share of that measured."""
@@ -52,27 +55,45 @@ def read_roof(path: Path) -> Roof:
     found: dict[str, Any] = read_mapping(path, _REMEDY)
     try:
         rows = {row["name"]: float(row["value"]) for row in found["rows"] if found["what"] == "roof"}
-        rates = Rates(rows["products"] * 1e12, rows["copy"] * 1e9)
+        on_gpu = bool(found["environment"]["gpus"])
+        if on_gpu and "products" in rows:  # measured before a precision could be chosen
+            rows["products bf16"] = rows["products"]
+        precision = next(each for each in _ELEMENT if f"products {each}" in rows)
+        rates = Rates(rows[f"products {precision}"] * 1e12, rows["copy" if on_gpu else "memory"] * 1e9)
         shares = [rows[f"{name}, share of the floor"] / 100 for name in ("micro-batch", "optimizer")]
-        if min(*shares, rates.products, rates.copy) <= 0:
+        if not all(math.isfinite(value) and value > 0 for value in (*shares, rates.products, rates.copy)):
             raise ValueError
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, StopIteration):
         raise DataError(f"{path}: is not the result of `overnight bench roof`; {_REMEDY}") from None
-    return Roof(rates, shares[0], shares[1])
+    return Roof(precision, rates, shares[0], shares[1])
+
+
+def roof_for(run: Run, path: Path) -> Roof:
+    """Return the roof by which the steps of a run are told.
+
+    Raises:
+        ConfigError: for a network other than BERT, or another precision than the measured one.
+        DataError: as :func:`read_roof`.
+    """
+    if not isinstance(run.model, BertConfig):
+        raise ConfigError(f"--roof: knows the work of BERT alone, and model.kind is {run.model.kind}; leave it out")
+    if (measured := (roof := read_roof(path)).precision) != run.precision:
+        other = f"measure that with `overnight bench roof --precision={run.precision} --json FILE`" if run.precision in _ELEMENT else ""
+        raise ConfigError(
+            f"--roof={path}: was measured in {measured}, and precision is {run.precision}; {other or f'plan with --precision={measured}'}"
+        )
+    return roof
 
 
 def step_times(run: Run, vocabulary: int, roof: Roof) -> list[StepTime]:
     """Return the times of a step of each phase on one device, of full sequences.
 
     Args:
+        run: of BERT, in the precision of the roof, its phases with the steps that are planned.
         vocabulary: tokens of the vocabulary.
-
-    Raises:
-        ConfigError: for a network other than BERT.
     """
-    if not (isinstance(run, BertRun) and isinstance(run.model, BertConfig)):
-        raise ConfigError(f"--roof: knows the work of BERT alone, and model.kind is {run.model.kind}; leave it out")
-    model, element, found = run.model, _ELEMENT.get(run.precision, 2), []
+    assert isinstance(run, BertRun) and isinstance(run.model, BertConfig), "see roof_for"
+    model, element, found = run.model, _ELEMENT[roof.precision], []
     for name, phase in run.phases.items():
         count, length = phase.global_batch_size, phase.seq_len
         masked = min(round(phase.mlm_probability * length), phase.max_predictions_per_seq or length)

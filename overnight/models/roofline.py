@@ -1,6 +1,6 @@
 """The least time that pretraining of BERT can take on a device, by component: a roofline (Williams et al. 2009, doi 10.1145/1498765.1498785).
 
-A component takes at least its operations at the rate of matrix products, and at least its bytes at the rate of a copy; the components come one after another.
+A component takes at least its operations at the rate of matrix products, and at least its bytes at the rate of memory; the components come one after another.
 Operations are those of :func:`overnight.models.flops.training_flops`. Bytes are those of each tensor that a kernel between the products must read or write
 where all that can be one pass is one (docs/gpu.md); those of products stay hidden behind their operations.
 """
@@ -27,7 +27,7 @@ class Rates:
     products: float
     """Operations of matrix products a second; a multiply-add is two."""
     copy: float
-    """Bytes read and written a second."""
+    """Bytes read and written a second, in a copy or, on a CPU, an addition."""
 
 
 @dataclass(frozen=True)
