@@ -34,7 +34,7 @@ from overnight.corpus.near_duplicates import WORDS, bands_for
 from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import load_manifest, open_shards, write_shard
 from overnight.corpus.tokenizer import Encoder, count_words, load_tokenizer, load_tokens, load_vocabulary
-from overnight.errors import ConfigError
+from overnight.errors import ConfigError, UserError
 from overnight.machine import usable_cores
 
 _BOOKS = "$OVERNIGHT_DATA/books-classic.tar.xz"
@@ -42,6 +42,7 @@ _THRESHOLD = 0.8
 # Bytes of the part on which stages are measured, and sentences given to the peer; sequences that the loader makes.
 _PART, _SEQUENCES = 5_000_000, 8192
 _PEER = "pure Python, by hand"
+_LEAST_SIZE = 0.1
 _ONE_CORE, _BATCHES = "prepare, one core", "masked batches, one core"
 _PHASES = {"short": {"steps": 1, "global_batch_size": 256, "seq_len": LENGTH, "max_predictions_per_seq": PREDICTIONS}}
 
@@ -60,12 +61,9 @@ def run(
         workers: processes, 0: one for each core.
 
     Raises:
-        ConfigError: for a size or a number of times that is none.
+        ConfigError: for a size, a number of times or of workers that is none.
     """
-    if not 0 <= size < math.inf:
-        raise ConfigError(f"--size = {size:g}: must be megabytes of text, or 0 for all of it")
-    if min(times, default=1) < 1:
-        raise ConfigError(f"--times = {min(times)}: must be 1 or more")
+    _check(size, times, workers)
     text = text or (_BOOKS if _there(_BOOKS) else "builtin:python-docs")
     size, workers = (1.0 if tiny else size), workers or usable_cores()
 
@@ -77,7 +75,10 @@ def run(
 
     with printed("corpus") as rows, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        part = list(texts(text, min(size * 1e6 or _PART, _PART)))
+        try:
+            part = list(texts(text, min(size * 1e6 or _PART, _PART)))
+        except UserError as error:  # it is an option here
+            raise type(error)(str(error).replace("data.paths", "--text")) from None
         source = text
         # A glob, a folder, a server or a part of an archive is no file that could be unpacked alone.
         if size or not (text.endswith(".tar.xz") and config.environment_path(text, "data.paths").is_file()):
@@ -103,6 +104,15 @@ def run(
             add(Row(f"prepare, {number} times the text", size / 1e6 / more.seconds, "MB/s", peer="once", peer_value=once))
             add(Row(f"memory, {number} times the text", more.peak_memory / 1e6, "MB", peer="once", peer_value=cost.peak_memory / 1e6))
             shutil.rmtree(folder / "larger")
+
+
+def _check(size: float, times: Sequence[int], workers: int) -> None:
+    if not (size == 0 or _LEAST_SIZE <= size < math.inf):
+        raise ConfigError(f"--size = {size:g}: must be megabytes of text, {_LEAST_SIZE} or more, or 0 for all of it")
+    if workers < 0:
+        raise ConfigError(f"--workers = {workers}: must be 0 or more")
+    if min(times, default=1) < 1:
+        raise ConfigError(f"--times = {min(times)}: must be 1 or more")
 
 
 def _there(path: str) -> bool:

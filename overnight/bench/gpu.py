@@ -81,7 +81,7 @@ BYTES = (4096, 256, 256, "bf16", 10)
 ACCUMULATED = 8
 
 
-def run(peer: str = "none", tiny: bool = False, file: Path | None = None) -> None:
+def run(tiny: bool = False, file: Path | None = None) -> None:
     """Run the gates and every measurement, and print the rows, JSON last, whatever happens on the way.
 
     Args:

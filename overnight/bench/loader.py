@@ -17,7 +17,7 @@ import numpy as np
 from overnight.batches.loader import Samples
 from overnight.batches.mixture import MixedSamples
 from overnight.batches.streams import Streams
-from overnight.bench.measure import Row, Timing, print_result, rate_row, time_row
+from overnight.bench.measure import Row, Timing, printed, rate_row, time_row
 from overnight.bench.sizes import VOCABULARY
 from overnight.config import BertPhase, BytePhase, Mix
 from overnight.corpus.shards import Shard
@@ -29,35 +29,34 @@ _FAR = 5
 """Epochs before the one in which a run is begun again."""
 
 
-def run(peer: str = "none", tiny: bool = False) -> None:
+def run(tiny: bool = False) -> None:
     """Measure and print the rows, JSON last."""
     tokens = 200_000 if tiny else 16_000_000
     words = made_up_vocabulary()
     shards = [made_up_shard(tokens, number, source) for number, source in enumerate(("books", "books", "web", "web"))]
     plain = [Shard(s.name, s.tokens, s.sentence_starts, s.document_sentences) for s in shards]
-    rows = []
-    for length, nsp, whole_word in ((128, False, False), (128, False, True), (128, True, False), (512, False, False)):
-        phase = BertPhase(1000, _BATCH, length, _MICRO, nsp=nsp, whole_word=whole_word, max_predictions_per_seq=0)
-        name = f"{'pairs' if nsp else 'segments'} of {length}{', whole words' * whole_word}"
-        rows.append(batches_row(name, Samples(plain, words, phase, (0, 0, 0))))
-        if not whole_word and length == 128:
-            rows.append(plans_row(f"plans of {name}", plain[0], words, phase))
-    phase = BertPhase(1000, _BATCH, 128, _MICRO, nsp=False, max_predictions_per_seq=0)
-    mixes = {"books": Mix(weight=3), "web": Mix(weight=1)}
-    rows.append(batches_row("segments of 128, two sources", MixedSamples(shards, words, phase, (0, 0, 0), None, mixes)))
-    raw = [made_up_bytes(shard) for shard in shards]
-    rows.append(
-        batches_row("bytes, windows of 256", Streams(raw, BytePhase(1000, _BATCH, 256, _MICRO, num_document_groups=_BATCH), (0, 0, 0)))
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        for name, nsp in (("segments", False), ("pairs", True)):
-            rows.append(
-                seek_row(f"begin {name} in epoch {_FAR + 1}", plain, words, BertPhase(1000, _BATCH, 128, _MICRO, nsp=nsp), Path(folder))
-            )
-    for row in rows:
-        shown = f"{row.value / 1e6:8.2f} M {row.unit}" if row.unit.endswith("/s") else f"{row.value:8.2f} {row.unit}"
-        print(f"{row.name:34} {shown}")
-    print_result("loader", rows)
+    with printed("loader") as rows:
+        for length, nsp, whole_word in ((128, False, False), (128, False, True), (128, True, False), (512, False, False)):
+            phase = BertPhase(1000, _BATCH, length, _MICRO, nsp=nsp, whole_word=whole_word, max_predictions_per_seq=0)
+            name = f"{'pairs' if nsp else 'segments'} of {length}{', whole words' * whole_word}"
+            rows.append(batches_row(name, Samples(plain, words, phase, (0, 0, 0))))
+            if not whole_word and length == 128:
+                rows.append(plans_row(f"plans of {name}", plain[0], words, phase))
+        phase = BertPhase(1000, _BATCH, 128, _MICRO, nsp=False, max_predictions_per_seq=0)
+        mixes = {"books": Mix(weight=3), "web": Mix(weight=1)}
+        rows.append(batches_row("segments of 128, two sources", MixedSamples(shards, words, phase, (0, 0, 0), None, mixes)))
+        raw = [made_up_bytes(shard) for shard in shards]
+        rows.append(
+            batches_row("bytes, windows of 256", Streams(raw, BytePhase(1000, _BATCH, 256, _MICRO, num_document_groups=_BATCH), (0, 0, 0)))
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            for name, nsp in (("segments", False), ("pairs", True)):
+                rows.append(
+                    seek_row(f"begin {name} in epoch {_FAR + 1}", plain, words, BertPhase(1000, _BATCH, 128, _MICRO, nsp=nsp), Path(folder))
+                )
+        for row in rows:
+            shown = f"{row.value / 1e6:8.2f} M {row.unit}" if row.unit.endswith("/s") else f"{row.value:8.2f} {row.unit}"
+            print(f"{row.name:34} {shown}")
 
 
 def made_up_vocabulary() -> Vocabulary:

@@ -33,7 +33,7 @@ _TURN = 10
 _LENGTH, _BATCH = 128, 32
 
 
-def run(peer: str = "bare", tiny: bool = False) -> None:
+def run(tiny: bool = False) -> None:
     """Measure and print the rows, JSON last."""
     with tempfile.TemporaryDirectory() as folder:
         rows = [measure_loop(Path(folder), "bert-tiny" if tiny else "bert-mini", turns=3 if tiny else 13)]

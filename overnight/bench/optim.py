@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overnight.bench.measure import Row, Timing, measure, print_result, rate_row, time_row
+from overnight.bench.measure import Row, Timing, measure, printed, rate_row, time_row
 from overnight.bench.sizes import MODELS, VOCABULARY, fitting
 from overnight.errors import UserError
 from overnight.models.bert import BertForPretraining
@@ -31,18 +31,18 @@ _IN_A_ROW = 10
 CPU, LARGE, TINY = "bert-24m", "bert-large", "bert-tiny"
 
 
-def run(peer: str = "none", tiny: bool = False) -> None:
+def run(tiny: bool = False) -> None:
     """Measure every case and print the rows, JSON last."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if why := why_lists(device):
         raise UserError(f"bench optim: has no fast step of LAMB, LANS and LARS to measure on this {device.type}: {why}")
-    rows: list[Row] = []
-    for case in [TINY] if tiny else [CPU, LARGE] if device.type == "cuda" else [CPU]:
-        rows += fitting(f"optimizers of {case}", device, partial(measure_case, case, device, repeats=2 if tiny else 15))
-    for row in rows:
-        against = f"  {row.peer} {row.peer_value:.4g} {row.unit}, ratio {row.ratio:.2f}" if row.ratio else ""
-        print(f"{row.name:44} {row.value:9.4g} {row.unit}{against}")
-    print_result("optim", rows)
+    with printed("optim") as rows:
+        for case in [TINY] if tiny else [CPU, LARGE] if device.type == "cuda" else [CPU]:
+            found = fitting(f"optimizers of {case}", device, partial(measure_case, case, device, repeats=2 if tiny else 15))
+            rows += found
+            for row in found:
+                against = f"  {row.peer} {row.peer_value:.4g} {row.unit}, ratio {row.ratio:.2f}" if row.ratio else ""
+                print(f"{row.name:44} {row.value:9.4g} {row.unit}{against}", flush=True)
 
 
 def shapes(name: str) -> list[torch.Size]:

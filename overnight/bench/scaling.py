@@ -53,7 +53,7 @@ class Times:
         return min(1.0, max(0.0, 1 - (self.both - self.work) / self.reduce)) if self.reduce else 1.0
 
 
-def run(peer: str = "none", tiny: bool = False) -> None:
+def run(tiny: bool = False) -> None:
     """Measure every number of processes and print the rows, JSON last."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     worlds = [n for n in (1, 2, 4, 8) if n <= gpus] if gpus else [1, 2, 4]

@@ -108,6 +108,19 @@ def test_the_loader_is_measured_in_every_form(capsys: pytest.CaptureFixture[str]
     assert rows["begin segments in epoch 6"] == rows["begin pairs in epoch 6"] == "ms" and len(rows) == 10
 
 
+def test_what_was_measured_before_an_interruption_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_REPEATS", "_STEPS"):
+        monkeypatch.setattr(loader, name, 2)
+
+    def interrupted(*args: object) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loader, "seek_row", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loader.run(tiny=True)
+    assert len(assert_result(capsys.readouterr().out, "loader")) == 8
+
+
 def test_the_multiplicative_lstm_is_measured_beside_autograd(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "mlstm", "--tiny"]) == 0
     rows = assert_result(capsys.readouterr().out, "mlstm")
@@ -335,3 +348,11 @@ def raising(error: Exception) -> Any:
 def test_a_file_for_the_rows_is_of_the_gpu_benchmark_only(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     assert main(["bench", "optim", "--tiny", f"--json={tmp_path / 'x.json'}"]) == 2
     assert "--json: belongs to `overnight bench gpu` and `overnight bench roof` alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("what", "option"), [("optim", "--peer=none"), ("loop", "--peer=none"), ("roof", "--peer=none"), ("train", "--precision=bf16")]
+)
+def test_an_option_of_other_benchmarks_is_refused(what: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", what, "--tiny", option]) == 2
+    assert f"{option.partition('=')[0]}: belongs to `overnight bench " in capsys.readouterr().err

@@ -170,10 +170,19 @@ def test_preparation_is_measured_beside_its_peer(tmp_path: Path, capfd: pytest.C
     assert {"unpack", "clean", "tokenize, all words new", "tokenize, all words known", "masked batches, one core"} <= set(rows)
 
 
-@pytest.mark.parametrize(("option", "value"), [("size", "-1"), ("size", "nan"), ("times", "0"), ("times", "-2")])
+@pytest.mark.parametrize(
+    ("option", "value"), [("size", "-1"), ("size", "nan"), ("size", "0.01"), ("times", "0"), ("times", "-2"), ("workers", "-3")]
+)
 def test_no_text_is_prepared_for_a_size_that_is_none(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "corpus", f"--{option}={value}"]) == 2
     assert f"--{option} = {value}: must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["/absent", "$ABSENT/x"])
+def test_a_text_that_is_not_there_is_said_by_its_option(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "corpus", "--tiny", f"--text={text}"]) != 0
+    said = capsys.readouterr().err
+    assert "--text" in said and "data.paths" not in said
 
 
 def test_options_of_the_corpus_belong_to_it_alone(capsys: pytest.CaptureFixture[str]) -> None:
