@@ -262,14 +262,15 @@ def groups(network: torch.nn.Module, optim: Optim) -> Iterator[Group]:
         )
 
 
-def plan_text(plan: Plan, tensors: bool = False) -> str:
+def plan_text(plan: Plan, tensors: bool = False, chosen: bool = False) -> str:
     """Return a plan for people.
 
     Args:
         tensors: list the tensors of every group.
+        chosen: whether the recipe leaves the vocabulary open, and it was chosen.
     """
     model = plan.model
-    source = "as prepared" if plan.prepared else "as the recipe says; the data is not prepared"
+    source = "as prepared" if plan.prepared else f"{'as chosen' if chosen else 'as the recipe says'}; the data is not prepared"
     blocks = [
         f"{plan.name}: {_network(model)}\nvocabulary {plan.vocabulary:,} {source if model['kind'] in ENCODERS else 'bytes'}",
         _parts_text(plan),

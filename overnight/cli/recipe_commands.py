@@ -239,7 +239,7 @@ def _plan(options: argparse.Namespace, overrides: list[str]) -> None:
     from overnight.config.continued import with_steps
 
     measured = roof_for(run, options.roof) if options.roof else None  # refused before anything is timed
-    sizes = ""
+    sizes, chosen = "", not run.data.vocab_size
     if _is_open(run):
         from overnight.cli.size_plan import planned
 
@@ -255,7 +255,7 @@ def _plan(options: argparse.Namespace, overrides: list[str]) -> None:
     if options.json:
         print(json.dumps(dataclasses.asdict(plan) | more))
     else:
-        print(for_stream(f"{note}{sizes}{plan_text(plan, options.tensors)}{roof}", sys.stdout))
+        print(for_stream(f"{note}{sizes}{plan_text(plan, options.tensors, chosen)}{roof}", sys.stdout))
 
 
 COMMANDS = (_add_run, _add_prepare, _add_pretrain, _add_launch, _add_plan)

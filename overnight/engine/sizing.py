@@ -316,4 +316,8 @@ def choice_text(choice: Choice) -> str:
     how = f"{len(choice.timed)} sizes timed" if choice.timed else "by the peak of the device, no step timed"
     lines = [f"model.size auto: {choice.chosen.shape}, for {duration(choice.seconds)} of steps ({how})", table(rows, left=2)]
     lines.append(f"predicted {choice.chosen.loss:.3f} bits per character, by a law from {LAW_FROM}")
+    if choice.seconds < (step := choice.chosen.seconds_per_step):
+        lines.append(
+            f"the budget is too short: {duration(choice.seconds)} of it are for steps, of which one takes about {seconds_text(step)}"
+        )
     return "\n".join([*lines, *remarks(choice.chosen, choice.text)])

@@ -64,3 +64,14 @@ def test_from_raw_text_to_the_model_with_everything_left_open(
     exported = json.loads((run.run_dir / "export" / "config.json").read_text())
     assert (exported["num_hidden_layers"], exported["hidden_size"]) == (record.chosen.layers, record.chosen.width)
     assert main(["run", str(recipe)]) == 0 and "as chosen before" in capsys.readouterr().out
+
+
+def test_a_plan_says_that_the_vocabulary_is_chosen_and_that_no_step_fits_the_budget(
+    recipe: Path, machine: Machine, capsys: Captured
+) -> None:
+    assert main(["plan", str(recipe)]) == 0
+    out = capsys.readouterr().out
+    assert "vocabulary 4,096 as chosen; the data is not prepared" in out and "the budget is too short" not in out
+    assert main(["plan", str(recipe), "--data.vocab_size=4096", "--budget=0.001s"]) == 0
+    out = capsys.readouterr().out
+    assert "vocabulary 4,096 as the recipe says" in out and "the budget is too short: " in out
