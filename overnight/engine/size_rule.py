@@ -19,6 +19,7 @@ from overnight.config import BertRun, ModernBertConfig
 from overnight.display import plural
 from overnight.engine.budget import planned_steps
 from overnight.engine.planner import shares
+from overnight.engine.precision import DTYPES
 from overnight.engine.scaling_law import HELPFUL_EPOCHS, REPEATS, Law, layer_parameters, worth
 from overnight.models.bert import padded_vocabulary
 from overnight.models.modernbert import inner_size
@@ -46,8 +47,11 @@ CHARACTERS_PER_TOKEN = {4096: 3.78, 8192: 4.12, 16384: 4.36, 32768: 4.48}
 LEAST_TOKENS_PER_ENTRY = 250
 """Tokens of text for each entry of a vocabulary: with fewer most entries are met too seldom to be learned. A rule of thumb."""
 _BATCH, _BATCH_TOKENS, _BATCH_POWER, _MOST_BATCH = 16, 2.4e6, 0.47, 1024
-# Bytes of a parameter: weight, gradient and two moments, fp32. Bytes of activations a token, for each unit of width of a layer.
-_STATE_BYTES, _ACTIVATION_BYTES = 16, 60
+# Bytes of a parameter: weight, gradient and two moments, fp32.
+_STATE_BYTES = 16
+# Numbers that the backward pass finds kept of a layer, for each token and unit of width; where layers are computed again, those of each, and of how many layers
+# there are as many as without that at the same time. Measured with 6 and 12 layers of width 320 on a CPU (bf16: 466 and 872 MB, computed again 339 and 404).
+_KEPT, _KEPT_AGAIN, _AT_ONCE = 26, 4, 3
 _NEWTON_SCHULZ = 5
 # Times the usual batch that a step may have because it waits for its host, and at which batch, in such times, tokens are worth half as much: with 8 times as many
 # sequences eight layers of width 384 came to what 0.77 of their tokens come to by the law (docs/night-runs.md).
@@ -252,7 +256,7 @@ def _training(run: BertRun, shape: Shape, batch: int, timed: Sequence[Timed], se
 
 
 def memory_of(run: BertRun) -> float:
-    """Return about how many bytes the training of a run takes: its state, and the activations of the largest micro-batch.
+    """Return about how many bytes the training of a run takes: its state, and the activations of the largest micro-batch, in its precision.
 
     One that is left open is found so that it fits; a network for which it would be a small one is not worth its time.
     """
@@ -260,12 +264,17 @@ def memory_of(run: BertRun) -> float:
     assert isinstance(model, ModernBertConfig)
     rows = padded_vocabulary(run.data.vocab_size)
     state = _STATE_BYTES * (layer_parameters(model) + rows * model.hidden_size)
-    most = 0.0
+    most, element = 0.0, DTYPES[run.precision].itemsize
     for phase in run.phases.values():
-        tokens = min(phase.micro_batch_size or usual_micro_batch(phase), phase.global_batch_size) * expected_lengths(phase).mean
-        pairs = 4 * tokens * phase.seq_len * (model.hidden_size // HEAD)
+        length = expected_lengths(phase, pairs=phase.token_matching > 0).mean
+        tokens = min(phase.micro_batch_size or usual_micro_batch(phase), phase.global_batch_size) * length
+        scores = 2 * tokens * phase.seq_len * (model.hidden_size // HEAD)
         predicted = tokens * (phase.mlm_probability if phase.objective == "masked" else 1.0)
-        most = max(most, model.num_layers * (_ACTIVATION_BYTES * tokens * model.hidden_size + pairs) + 6 * predicted * rows)
+        layer = _KEPT * tokens * model.hidden_size + scores
+        layers = model.num_layers * layer
+        if run.memory.activation_checkpointing == "full":
+            layers = min(layers, model.num_layers * _KEPT_AGAIN * tokens * model.hidden_size + _AT_ONCE * layer)
+        most = max(most, element * layers + (4 + element) * predicted * rows)
     return state + most
 
 

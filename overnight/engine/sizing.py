@@ -227,7 +227,8 @@ def _the_best(run: BertRun, scores: Sequence[Score]) -> Score:
     if found := best(scores):
         return found
     raise ConfigError(
-        f"model.size = auto: no size fits this machine: {scores[0].shape} {scores[0].refused}; lower phases.*.micro_batch_size"
+        f"model.size = auto: no size fits this machine: {scores[0].shape} {scores[0].refused}; lower phases.*.micro_batch_size, "
+        "or take precision=bf16 or memory.activation_checkpointing=full"
     )
 
 

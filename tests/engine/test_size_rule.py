@@ -110,6 +110,28 @@ def test_the_estimate_of_memory_holds_the_state_of_every_parameter() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("layers", "precision", "again", "measured"),
+    [
+        (6, "bf16", "none", 466),
+        (12, "bf16", "none", 872),
+        (6, "fp32", "none", 856),
+        (6, "bf16", "full", 339),
+        (12, "bf16", "full", 404),
+        (6, "fp32", "full", 543),
+    ],
+)
+def test_the_estimate_of_memory_is_what_was_measured_in_each_precision(layers: int, precision: str, again: str, measured: int) -> None:
+    """MB beside the state, of 32 full sequences of 128 tokens and 4,096 entries (one core of an EPYC, 2026-11-27)."""
+    without_pairs = {f"phases__short__{key}": 0 for key in ("token_matching", "token_matching_steps", "final_token_matching")}
+    full = {"phases__short__whole_sentences": False, "phases__short__short_seq_prob": 0, "phases__long": "null"}
+    run = recipe(**without_pairs, **full, precision=precision, memory__activation_checkpointing=again)
+    sized = with_shape(run, Shape(layers, 320, 4096), 32)
+    assert isinstance(sized.model, ModernBertConfig)
+    state = 16 * (layer_parameters(sized.model) + 4096 * 320)
+    assert (memory_of(sized) - state) / 1e6 == pytest.approx(measured, rel=0.25)
+
+
 def test_what_the_recipe_gives_stays() -> None:
     run = recipe(data__vocab_size=5000, phases__short__global_batch_size=24, phases__short__micro_batch_size=8)
     read = Text(1e9, {5000: 3.8})
