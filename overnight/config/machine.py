@@ -15,7 +15,7 @@ class Compute:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
     threads: Annotated[int, Range(0, 1024)] = 0
-    """CPU threads (at most 1024); 0 takes every core."""
+    """CPU threads (at most 1024); 0 takes every core, of a container with a limit as many as it has the time of."""
     torch_compile: bool | Literal["auto"] = False
     """Compile the layers with torch.compile (pays on a GPU, needs a C++ compiler on a CPU); auto does so where there are a GPU and Triton. On a GPU of compute capability 8.0 or newer, those of BERT in 16 bits are computed by kernels of their own instead."""
     cuda_graphs: bool = False

@@ -33,7 +33,7 @@ from overnight.engine.throughput import peak_of_all
 from overnight.engine.trainer import Trainer
 from overnight.engine.workload import Workload, build_workload
 from overnight.errors import ConfigError, DataError, TrainingError
-from overnight.machine import keep_freed_memory, use_large_pages
+from overnight.machine import keep_freed_memory, usable_cores, use_large_pages
 from overnight.models.flops import device_peak
 from overnight.optim.groups import build_optimizer
 from overnight.optim.offload import offload
@@ -57,6 +57,8 @@ def set_up_machine(run: Run, predicts: bool = False) -> torch.device:
         refuse_int8(run)
     if run.compute.threads:
         torch.set_num_threads(run.compute.threads)
+    elif usable_cores() < torch.get_num_threads():  # torch counts the cores of the machine, also in a container that has the time of a few
+        torch.set_num_threads(usable_cores())
     device = device_of(run)
     if run.precision == "int8" and device.type != "cpu":
         raise ConfigError("precision = int8: is for CPUs; take bf16, or compute.device=cpu")

@@ -202,6 +202,18 @@ def test_large_pages_are_asked_for_on_a_cpu_unless_the_user_has_said_otherwise(t
             assert os.environ.get(name) == after
 
 
+@pytest.mark.parametrize(("asked", "threads"), [(0, 3), (2, 2)])
+def test_a_container_with_the_time_of_3_cores_is_given_3_threads_unless_others_are_asked_for(
+    asked: int, threads: int, tiny: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(training_run, "usable_cores", lambda: 3)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    training_run.set_up_machine(tiny(**{"compute.threads": asked}))
+    assert told == [threads]
+
+
 @pytest.mark.parametrize(("device", "predicts", "keeps"), [(CPU, False, True), (CPU, True, False), (torch.device("cuda"), False, False)])
 def test_freed_memory_is_kept_by_trainings_on_a_cpu(
     device: torch.device, predicts: bool, keeps: bool, tiny: Make, monkeypatch: pytest.MonkeyPatch
