@@ -46,7 +46,7 @@ def add_evaluate(add: Add) -> None:
     )
     text = "of an encoder: score this task, which was fine-tuned, on the rows that --rows names"
     command.add_argument("--task", metavar="NAME", help=text)
-    text = "labeled rows: a table with the columns of the task, a file of GLUE or SST, words with tags (.conll, .jsonl), questions (.json)"
+    text = "labeled rows: a table with the columns of the task (or --columns.text=NAME, --columns.label=NAME), a file of GLUE or SST, words with tags (.conll, .jsonl), questions (.json)"
     command.add_argument("--rows", metavar="FILE", help=text)
     command.add_argument("--to", metavar="FOLDER", help="of rows: write predictions.json, errors.json and the like there")
     command.add_argument("--json", metavar="FILE", help="also write the results there")
@@ -79,6 +79,8 @@ def _evaluate(options: argparse.Namespace, overrides: list[str]) -> None:
     if any(getattr(options, name) for name in _ROWS):
         _finish(options, _evaluate_rows(options, overrides), begin)
         return
+    if columns := [override for override in overrides if override.startswith("columns.")]:
+        raise ConfigError(f"--{columns[0]}: names a column of the rows to score a task on; name them with --rows=FILE")
     if (folder / "config.json").is_file() and not (folder / "run.yaml").is_file():
         from overnight.evaluation.huggingface import is_huggingface
 
@@ -135,10 +137,11 @@ def _evaluate_rows(options: argparse.Namespace, overrides: list[str]) -> dict[st
     from overnight.finetune.scoring import score_file
     from overnight.report.task_errors import found_errors
 
-    model = _task_to_score(options, overrides)
+    columns = [override for override in overrides if override.startswith("columns.")]
+    model = _task_to_score(options, [override for override in overrides if override not in columns])
     name, path, begin = options.task or model.task, Path(options.rows), time.perf_counter()
     with Line() as line:
-        score = score_file(model.trained, path, line)
+        score = score_file(model.trained, path, line, _columns(columns))
     for note in score.notes:
         print(f"{path}: {note}")
     scale = scale_of(model.trained.facts["spec"]["task"])
@@ -153,17 +156,35 @@ def _evaluate_rows(options: argparse.Namespace, overrides: list[str]) -> dict[st
     return {"task": name, "rows": score.rows, **score.metrics}
 
 
+def _columns(overrides: list[str]) -> dict[str, str]:
+    """Return what the columns of a table are called, as a task of fine-tuning would read it."""
+    from overnight.config import machine_run
+
+    try:
+        run = machine_run(["finetune.rows.task=csv", "finetune.rows.path=rows", *(f"finetune.rows.{override}" for override in overrides)])
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("finetune.rows.", "")) from None
+    assert isinstance(run, BertRun)
+    return vars(run.finetune["rows"].columns)
+
+
 def _task_to_score(options: argparse.Namespace, overrides: list[str]) -> Model:
     from overnight.inference.model import open_model
+    from overnight.interop.imported import import_folder
 
     check_keys(options.command, overrides)
-    folder = Path(options.source)
-    if options.task and not (folder / "run.yaml").is_file():  # it may be one that was imported, and fine-tuned
-        open_run(options, overrides, BertRun)
-    model = open_model(options.source, options.task or "", overrides)
+    task = options.task or ""
+    if task and not (Path(options.source) / "run.yaml").is_file():
+        if (import_folder(options.source) / "finetune" / task / "task.json").is_file():  # it was imported, and fine-tuned
+            open_run(options, overrides, BertRun)
+        else:
+            task = ""
+    model = open_model(options.source, task, overrides)
     if model.kind == "mask":
         have = f"--task=NAME, of {', '.join(model.tasks)}" if model.tasks else "`overnight finetune` makes one"
         raise ConfigError(f"{options.source}: is pretrained, and rows are scored by a fine-tuned task: {have}")
+    if options.task and not task:
+        print(f"{options.source}: {options.task} is answered by its own head ({', '.join([model.kind, *model.labels])})", file=sys.stderr)
     return model
 
 

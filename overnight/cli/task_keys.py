@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import shlex
 import shutil
@@ -13,7 +14,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from overnight.config.load import meant, refuse_untrained, stored_run
 from overnight.config.published import NAMES, published_settings
-from overnight.config.schema import BertRun, ByteRun, Finetune, LinearProbe, Run
+from overnight.config.schema import BertRun, ByteRun, Columns, Finetune, LinearProbe, Run
 from overnight.config.validate import environment_path, name_problems
 from overnight.errors import ConfigError
 
@@ -58,8 +59,13 @@ _PUBLISHED = "Settings of Devlin et al. 2018, Liu et al. 2019 or Clark et al. 20
 _SHOWN = ("precision", "compute.device", "compute.threads")
 # Run-level keys say how a run is computed, not what it is. `train` is the old name of most of them, which is refused with the new ones.
 _RUN_LEVEL = ("precision", "compute", "memory", "distributed", "stability", "checkpoint", "logging", "train")
-# `evaluate` measures on other data too, prepared or raw.
-_ALSO = {"evaluate": ("data.dir", "data.format", "data.field", "data.documents", "data.encoding_errors")}
+# `evaluate` measures on other data too, prepared or raw, and on tables.
+_ALSO = {
+    "evaluate": (
+        *("data.dir", "data.format", "data.field", "data.documents", "data.encoding_errors"),
+        *(f"columns.{field.name}" for field in dataclasses.fields(Columns)),
+    )
+}
 _PART = {Finetune: "finetune", LinearProbe: "linear_probe"}
 _FOR = {BertRun: "encoders (BERT and ModernBERT)", ByteRun: "byte models (mlstm, lstm, transformer)"}
 _CHECKPOINT = "a checkpoint of others, such as a Hugging Face folder (docs/checkpoints.md)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from overnight.config import Finetune, environment_path
 from overnight.config.schema import Columns
 from overnight.console import Line
 from overnight.display import duration, plural
-from overnight.errors import DataError, UserError
+from overnight.errors import ConfigError, DataError, UserError
 from overnight.finetune import metrics, question_answering
 from overnight.finetune.encode import encode_examples, without_tokens
 from overnight.finetune.predict import Trained, answer_questions
@@ -46,22 +46,27 @@ class Score:
     """Accuracy of answering every row with the commonest class of these rows; None where a row has not one class."""
 
 
-def score_file(model: Trained, path: Path, line: Line) -> Score:
+def score_file(model: Trained, path: Path, line: Line, columns: Mapping[str, str] | None = None) -> Score:
     """Answer the rows of a file and score the answers, with the metrics of the task.
 
     Args:
         model: of a task.
         path: of texts a table with labels, or a file of GLUE or SST as published; of words with tags CoNLL or JSON lines; of questions SQuAD's format.
         line: shows how far it is.
+        columns: names of the columns of a table (fields of :class:`overnight.config.schema.Columns`), instead of those that the task was trained on.
 
     Raises:
+        ConfigError: columns of what is no table.
         DataError: the file cannot be read, or a row has no right answer; naming file and line.
         NonFiniteError: the network says NaN or Infinity.
     """
-    kind = model.facts["kind"]
+    kind, given = model.facts["kind"], {what: name for what, name in (columns or {}).items() if name}
+    if given and kind in ("spans", "token_classification"):
+        (what, name), *_ = given.items()
+        raise ConfigError(f"columns.{what} = {name!r}: only a table has columns to name, and {path} is of words with tags or questions")
     if kind == "spans":
         return _score_questions(model, path, line)
-    return _score_sentences(model, path, line) if kind == "token_classification" else _score_texts(model, path, line)
+    return _score_sentences(model, path, line) if kind == "token_classification" else _score_texts(model, path, line, given)
 
 
 def _in_parts(rows: Sequence[Row], answer: Callable[[Sequence[Row]], Sequence[Found]], line: Line) -> Iterator[Found]:
@@ -75,9 +80,10 @@ def _in_parts(rows: Sequence[Row], answer: Callable[[Sequence[Row]], Sequence[Fo
             line.update(f"scored {done:,}/{len(rows):,}  left {duration(left)}")
 
 
-def _score_texts(model: Trained, path: Path, line: Line) -> Score:
+def _score_texts(model: Trained, path: Path, line: Line, columns: Mapping[str, str]) -> Score:
     kind, labels, task = model.facts["kind"], tuple(model.facts["labels"]), model.facts["spec"]["task"]
-    examples = labeled_rows(task, path, Columns(**model.facts["spec"].get("columns") or {}), kind, labels)
+    skipped: list[str] = []
+    examples = labeled_rows(task, path, Columns(**{**(model.facts["spec"].get("columns") or {}), **columns}), kind, labels, skipped)
     _check_pairs(model, path, examples)
 
     def answer(part: Sequence[Example]) -> list[Any]:
@@ -85,7 +91,9 @@ def _score_texts(model: Trained, path: Path, line: Line) -> Score:
 
     scores, files = evaluate_texts(task, kind, labels, examples, list(_in_parts(examples, answer, line)))
     empty = len(without_tokens(model.tokenizer, examples))
-    notes = (f"{empty:,} of {plural(len(examples), 'row')} have no token: answered by what the network makes of nothing",) if empty else ()
+    notes = tuple(f"left out {why}" for why in skipped)
+    if empty:
+        notes += (f"{empty:,} of {plural(len(examples), 'row')} have no token: answered by what the network makes of nothing",)
     if known := _known_rows(model, examples):
         trained = f"{known:,} of {plural(len(examples), 'row')} {'is' if known == 1 else 'are'} of those that the task trains on"
         notes += (f"{trained}: a score there says little of other rows",)

@@ -27,6 +27,7 @@ from overnight.errors import ConfigError, DataError
 from overnight.finetune.predict import DOC_STRIDE, MAX_ANSWER, Trained, answer_rows, at_work, load_trained, read_row
 from overnight.finetune.workload import task_model
 from overnight.inference.embedding import Vectors, check_embedding, embed_texts
+from overnight.interop.export_marks import task_of
 from overnight.interop.huggingface import head_of, load_pretrained, task_settings
 from overnight.interop.sources import HUB, hub_folder, read_source
 from overnight.interop.tokenizer_files import longest_text
@@ -90,11 +91,12 @@ def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Mo
     if not kind:
         trained = _pretrained(initial, run)
         return Model(dataclasses.replace(trained, longest=longest_text(path, trained.longest)), source, "", ())
-    return Model(_with_head(initial, run, path, kind, labels), source, _name(source), ())
+    name = task_of(path / "model.safetensors") or _name(source)
+    return Model(_with_head(initial, run, path, kind, labels), source, name, ())
 
 
 def _name(source: str) -> str:
-    """Return what the task of a folder of Hugging Face is called: the folder, or on its hub the end of its name."""
+    """Return what the task of a folder of others is called: the folder, or on its hub the end of its name."""
     return Path(source.partition("@")[0]).name if source.startswith(HUB) else Path(source).resolve().name
 
 
@@ -315,7 +317,8 @@ def _with_head(initial: Initial, run: BertRun, folder: Path, kind: str, labels: 
     reader_of = {"spans": "squad", "token_classification": "tokens"}
     said = task_settings(folder)
     spec = {
-        "task": reader_of.get(kind, "csv"),
+        "task": reader_of.get(kind) or said.get("task", "csv"),
+        "columns": said.get("columns"),
         "seq_len": longest,
         "doc_stride": said.get("doc_stride", min(DOC_STRIDE, longest // 4)),
         "max_answer_length": said.get("max_answer_length", MAX_ANSWER),

@@ -78,8 +78,11 @@ def export_run(run: BertRun, out: Path, task: str | None = None, license: str = 
 
 def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return how a task is asked and answered, as :func:`overnight.interop.huggingface.task_settings` reads it."""
+    spec = facts["spec"]
     if facts["kind"] != "spans":
-        return {"pairs": facts["pairs"]} if facts["kind"] != "token_classification" else {}
+        named = {what: name for what, name in (spec.get("columns") or {}).items() if name}
+        read = {"task": spec["task"], "pairs": facts["pairs"], **({"columns": named} if named else {})}
+        return read if facts["kind"] != "token_classification" else {}
     threshold = facts["result"].get("metrics", {}).get("null_threshold")
-    settings = {key: facts["spec"][key] for key in ("doc_stride", "max_answer_length")}
+    settings = {key: spec[key] for key in ("doc_stride", "max_answer_length")}
     return settings | ({} if threshold is None else {"null_threshold": threshold})

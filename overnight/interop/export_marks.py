@@ -57,6 +57,11 @@ def check_target(out: Path, run_dir: Path, task: str | None = None) -> None:
         raise ConfigError(f"{out}: holds an export of {what} of the run {found[_RUN]}; name another folder, or delete it")
 
 
+def task_of(weights: Path) -> str:
+    """Return the task whose export wrote weights; empty where none did, or that of a pretrained model."""
+    return _marks(weights).get(_TASK, "")
+
+
 def _marks(weights: Path) -> dict[str, str]:
     """Return what the weights of a folder say that they are of; nothing where they say nothing, or cannot be read."""
     from safetensors import SafetensorError, safe_open

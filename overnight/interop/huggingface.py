@@ -10,12 +10,13 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
-from overnight.config import EncoderConfig
+from overnight.config import EncoderConfig, Finetune
+from overnight.config.schema import Columns
 from overnight.errors import DataError, UserError
 from overnight.interop import bert_layout, modernbert_layout
 from overnight.interop.export_marks import marked
@@ -280,19 +281,31 @@ def task_settings(folder: Path) -> dict[str, Any]:
     """Return what the `config.json` of an export says of its task; of a folder of others nothing.
 
     Returns:
-        whether it is of `pairs` of texts; of questions `doc_stride`, `max_answer_length`, and `null_threshold` where some have no answer.
+        of texts which `task` (as of `config.Finetune`) says how rows are read and scored, whether it is of `pairs`, and what the `columns` of one's own table are
+        called, where that is not as of `config.Columns`; of questions `doc_stride`, `max_answer_length`, and `null_threshold` where some have no answer.
 
     Raises:
         DataError: it cannot be read, or a value is none of that kind.
     """
     path = folder / "config.json"
     found = read_mapping_of_others(path).get(TASK, {})
-    kinds = {"pairs": bool, "doc_stride": int, "max_answer_length": int, "null_threshold": int | float}
     for key, value in found.items() if isinstance(found, dict) else [("", found)]:
-        kind = kinds.get(key)
-        if kind is None or not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)) or (kind is int and value < 1):
+        if not _fits(key, value):
             raise DataError(f"{path}: {TASK}{f'.{key}' if key else ''} = {value!r}: no export wrote this; export the task again")
     return dict(found)
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Return whether a value is one that an export writes of its task."""
+    if key == "task":
+        return value in get_args(get_type_hints(Finetune)["task"])
+    if key == "columns":
+        return isinstance(value, dict) and value.keys() <= vars(Columns()).keys() and all(isinstance(name, str) for name in value.values())
+    if key == "pairs" or isinstance(value, bool):
+        return key == "pairs" and isinstance(value, bool)
+    if key == "null_threshold":
+        return isinstance(value, int | float)
+    return key in ("doc_stride", "max_answer_length") and isinstance(value, int) and value > 0
 
 
 def _labels(config: Mapping[str, Any], path: Path) -> list[str]:

@@ -12,6 +12,7 @@ from overnight.errors import ConfigError, DataError
 from overnight.tasks import tables
 from overnight.tasks.examples import Example, TaskData
 from overnight.tasks.imdb import load_imdb
+from overnight.tasks.labels import check_labels
 from overnight.tasks.tables import OWN_NAMES, Line, load_table, number_of, read_csv, read_text, read_tsv
 
 
@@ -78,26 +79,34 @@ def load_task(task: str, path: Path, seed: int = 0, columns: Columns = OWN_NAMES
     raise ConfigError(f"task {task!r}: is not one of {', '.join([*_GLUE, 'sst', 'imdb', 'csv'])}")
 
 
-def labeled_rows(task: str, path: Path, columns: Columns, kind: str, labels: tuple[str, ...]) -> list[Example]:
+def labeled_rows(
+    task: str, path: Path, columns: Columns, kind: str, labels: tuple[str, ...], skipped: list[str] | None = None
+) -> list[Example]:
     """Read a file of labeled rows that a trained model is scored on.
 
     Args:
         task: that it was trained on, as of :func:`load_task`, or docnames.
         path: a file of GLUE (.tsv) or SST as published, or a table with the columns of one's own.
-        columns: names of the columns of such a table.
+        columns: names of the columns of such a table; a file is one where these are named.
         kind: of the task: classification, multi_label or regression.
         labels: its classes.
+        skipped: receives `file:line: why` for each broken line of QQP as published, which is left out.
 
     Raises:
         DataError: a file that is missing, a row that cannot be used (file:line), a class that the model does not know.
     """
+    if columns != OWN_NAMES:
+        return tables.labeled_rows(path, columns, kind, labels)
     if task == "sst" and path.name.endswith("_binary_sent.csv"):
         return _sst_rows(path)
     if task in _GLUE and path.suffix.lower() in (".tsv", ".txt"):
         found = _GLUE[task]
         first = read_text(path).partition("\n")[0].rstrip("\r").split("\t")
         header = () if {found.a, found.target} <= set(first) else found.header
-        return list(_glue_examples(read_tsv(path, header, found.broken), found, path, labeled=True))
+        examples = list(_glue_examples(read_tsv(path, header, found.broken, skipped), found, path, labeled=True))
+        if kind != "regression":
+            check_labels(examples, labels, path)
+        return examples
     return tables.labeled_rows(path, columns, kind, labels)
 
 

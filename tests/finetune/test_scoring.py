@@ -80,19 +80,24 @@ def test_rows_are_scored_as_fine_tuning_scores_its_dev_rows(
     kind, folder, settings, dev = task_files
     run = with_task(kind, folder, **settings)
     finetune(run, "mine")
+    assert main(["export", "--from", str(run.run_dir), "--task=mine", f"--to={tmp_path / 'exported'}"]) == 0
     (entry,) = [entry for entry in read_results(run.run_dir / "tasks.jsonl") if entry["kind"] == "finetune"]
     kept, out = run.run_dir / "finetune" / "mine", tmp_path / "scored"
     rows = shutil.copy(dev, tmp_path / f"later{dev.suffix}")
     shutil.rmtree(folder)  # it is not needed any more
     capsys.readouterr()
-    command = ["evaluate", "--from", str(run.run_dir), "--task=mine", f"--rows={rows}", f"--to={out}", f"--json={tmp_path / 'score.json'}"]
-    assert main(command) == 0
+    command = ["evaluate", "--task=mine", f"--rows={rows}", f"--json={tmp_path / 'score.json'}"]
+    assert main([*command, "--from", str(tmp_path / "exported")]) == 0
+    of_export = json.loads((tmp_path / "score.json").read_text())
+    assert main([*command, "--from", str(run.run_dir), f"--to={out}"]) == 0
     said = capsys.readouterr().out
     found = json.loads((tmp_path / "score.json").read_text())
     expected = {name: value for name, value in entry["metrics"].items() if name != "null_threshold"}
     assert {name: found[name] for name in expected} == pytest.approx(
         expected, abs=1e-3
     )  # a barely trained regression answers much the same to all
+    assert of_export.keys() == found.keys()
+    assert {name: of_export[name] for name in expected} == pytest.approx({name: found[name] for name in expected}, abs=1e-3)
     assert found["task"] == "mine" and found["rows"] == len(json.loads((out / "predictions.json").read_text()))
     assert {file.name for file in out.iterdir()} >= {"predictions.json", "errors.json"}
     for file in out.iterdir():
@@ -159,6 +164,62 @@ def test_an_exported_task_and_its_folder_score_as_the_run_does(scored: Run, tmp_
     found = []
     for source in (tmp_path / "out", scored.run_dir / "finetune" / "mine"):
         assert main(["evaluate", "--from", str(source), f"--rows={tmp_path / 'later.csv'}", f"--json={tmp_path / 'score.json'}"]) == 0
-        found.append(json.loads((tmp_path / "score.json").read_text()))
-    assert found[0]["accuracy"] == found[1]["accuracy"] and found[0]["rows"] == 3
+        found.append({**json.loads((tmp_path / "score.json").read_text()), "seconds": 0})
+    assert found[0] == found[1] and found[0]["rows"] == 3 and found[0]["task"] == "mine"
     assert "largest class: accuracy 66.7 %" in capsys.readouterr().out
+
+
+def _glue_file(task: str, path: Path) -> Path:
+    """Write a file of GLUE as it is published: CoLA has no line of names, QQP broken lines."""
+    cola = [f"gj04\t{i % 2}\t\tA string number {i}.\n" for i in range(24)]
+    qqp = [f"{i}\t1\t2\tIs {i} odd?\tIs {i} even?\t{i % 2}\n" for i in range(24)]
+    text = "".join(cola) if task == "cola" else "".join(["id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n", *qqp, "24\t1\tIs it?\n"])
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(("task", "metrics"), [("cola", {"mcc", "accuracy"}), ("qqp", {"accuracy", "f1"})])
+def test_a_file_of_glue_is_scored_by_the_export_as_by_the_run(
+    task: str, metrics: set[str], with_task: Task, tmp_path: Path, capsys: Captured
+) -> None:
+    for split in ("train", "dev"):
+        rows = _glue_file(task, tmp_path / "glue" / f"{split}.tsv")
+    run = with_task(task, tmp_path / "glue")
+    finetune(run, "mine")
+    assert main(["export", "--from", str(run.run_dir), "--task=mine", f"--to={tmp_path / 'exported'}"]) == 0
+    found = []
+    for source in (run.run_dir, tmp_path / "exported"):
+        capsys.readouterr()
+        assert main(["evaluate", "--from", str(source), "--task=mine", f"--rows={rows}", f"--json={tmp_path / 'score.json'}"]) == 0
+        assert (f"left out {rows}:26: 3 tab-separated fields where 6 belong" in capsys.readouterr().out) == (task == "qqp")
+        found.append({**json.loads((tmp_path / "score.json").read_text()), "seconds": 0})
+    assert found[0].keys() == {"task", "rows", "seconds", *metrics} and found[0] == pytest.approx(found[1])
+
+
+def test_columns_of_the_rows_can_be_named(scored: Run, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "later.csv").write_text("body,kind,label\ninteger division,number,x\nstring literal,text,y\n")
+    command = ["evaluate", "--from", str(scored.run_dir), "--task=mine", f"--rows={tmp_path / 'later.csv'}"]
+    assert main([*command, "--columns.text=body", "--columns.label=kind"]) == 0
+    assert "mine, 2 rows of" in capsys.readouterr().out
+    for columns, message in (
+        (["--columns.txt=body"], "columns.txt = 'body': unknown key, did you mean 'text'?"),
+        (["--columns.text=body", "--columns.label=kind", "--columns.score=kind"], "columns.score = 'kind': give one of columns.label"),
+    ):
+        assert main([*command, *columns]) != 0
+        assert capsys.readouterr().err.startswith(f"overnight: {message}")
+    assert main(["evaluate", "--from", str(scored.run_dir), "--columns.text=body"]) != 0
+    assert "name them with --rows=FILE" in capsys.readouterr().err
+
+
+def test_a_named_task_of_an_export_is_scored_by_its_own_head_and_nothing_is_imported(
+    scored: Run, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "later.csv").write_text("text,label\ninteger division,number\na string,text\n")
+    assert main(["export", "--from", str(scored.run_dir), "--task=mine", f"--to={tmp_path / 'out'}"]) == 0
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert main(["evaluate", "--from=out", "--task=other", "--rows=later.csv"]) == 0
+    said = capsys.readouterr()
+    assert "out: other is answered by its own head (classification, number, text)" in said.err and "other, 2 rows of later.csv" in said.out
+    assert not (tmp_path / "runs").exists()

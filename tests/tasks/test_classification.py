@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from overnight.config.schema import Columns
 from overnight.errors import ConfigError, DataError
-from overnight.tasks.classification import load_task
+from overnight.tasks.classification import labeled_rows, load_task
 
 # As counted in the data's own index.
 COUNTS = {
@@ -171,3 +172,10 @@ def test_sst_rows_with_another_label_or_a_broken_quote_are_named(tmp_path: Path)
     (tmp_path / "train_binary_sent.csv").write_text('label,sentence\n1,"never closed\n')
     with pytest.raises(DataError, match=r"train_binary_sent\.csv:\d: unexpected end of data"):
         load_task("sst", tmp_path)
+
+
+def test_a_label_of_glue_that_the_model_calls_otherwise_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "dev.tsv").write_text("gj04\t1\t\tA sentence.\n")
+    assert labeled_rows("cola", tmp_path / "dev.tsv", Columns(), "classification", ("0", "1"))[0].label == "1"
+    with pytest.raises(DataError, match=r"row 0 has label '1', which no training row has \(LABEL_0, LABEL_1\)"):
+        labeled_rows("cola", tmp_path / "dev.tsv", Columns(), "classification", ("LABEL_0", "LABEL_1"))
