@@ -29,6 +29,7 @@ PASSAGE_CHARACTERS, PASSAGE_TOKENS = 2000, 500
 MAX_TOKENS = 200_000
 # What `--max-tokens` counts of raw text, where each model has tokens of its own.
 CHARACTERS_PER_TOKEN = 4
+_SPLITS = ("valid", "train")
 Item = TypeVar("Item")
 
 
@@ -50,7 +51,7 @@ class Text:
     """Passages to predict masked tokens of."""
 
     name: str
-    """Where they are from: `valid` or `train` of a run's own data, `FOLDER, valid` of other prepared data, with how many tokens where they are not :data:`MAX_TOKENS`; or the files."""
+    """Where they are from: `valid` or `train` of a run's own data, `FOLDER, valid` of other prepared data, or the files; with how many tokens where they are not :data:`MAX_TOKENS`."""
     passages: list[str]
 
     @property
@@ -75,7 +76,14 @@ def text_of_files(data: Data, max_tokens: int) -> Text:
     except DataError as error:  # of a reader, which knows the key of a recipe
         raise DataError(str(error).replace("data.paths", "--text")) from None
     where = ", ".join(path for _, path in named_paths(data))
-    return Text(where, _some(kept, f"{where}: holds no text to predict"))
+    # A file may be called as the splits of a run are.
+    name = f"./{where}" if where.partition(",")[0] in _SPLITS else where
+    return Text(_named(name, max_tokens), _some(kept, f"{where}: holds no text to predict"))
+
+
+def _named(where: str, max_tokens: int) -> str:
+    """Return the name of a text: its scores on other numbers of tokens stand beside each other, none for another."""
+    return where + ("" if max_tokens == MAX_TOKENS else f", {max_tokens:,} tokens")
 
 
 def _of_files(data: Data) -> Iterator[str]:
@@ -122,9 +130,7 @@ def text_of_shards(folder: Path, split: str, max_tokens: int = MAX_TOKENS, own: 
     kept = (tokenizer.decode_batch(parts) for parts in sample(passages(), max_tokens))
     where = f"{folder}, {split}"
     why = "each of its sentences has an unknown token" if load_manifest(folder).count(split, "tokens") else "holds no text to predict"
-    # A run ends with the scores of `valid`: those of another number of tokens must not stand for them.
-    name = (split if own else where) + ("" if max_tokens == MAX_TOKENS else f", {max_tokens:,} tokens")
-    return Text(name, _some([" ".join(found) for found in kept if found], f"{where}: {why}"))
+    return Text(_named(split if own else where, max_tokens), _some([" ".join(found) for found in kept if found], f"{where}: {why}"))
 
 
 def _sentence_ranges(sentence_starts: np.ndarray, document_sentences: np.ndarray) -> Iterator[tuple[int, int]]:

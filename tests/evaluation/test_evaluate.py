@@ -59,12 +59,14 @@ def test_a_run_and_its_export_are_measured_on_the_same_text_and_pairs(run: Path,
     ours, theirs = results(run / "x.json"), results(run / "y.json")
     for key in ("bits_per_character", "masked_accuracy", "blimp", "blimp_standard_error", "blimp_pairs", "text", "characters"):
         assert ours[key] == pytest.approx(theirs[key], rel=1e-4) if isinstance(ours[key], float) else ours[key] == theirs[key], key
-    assert ours["blimp_pairs"] == 9 and ours["text"] == text and 0 < ours["bits_per_character"] < 10 and "split" not in ours
+    assert (
+        ours["blimp_pairs"] == 9 and ours["text"] == f"{text}, 5,000 tokens" and 0 < ours["bits_per_character"] < 10 and "split" not in ours
+    )
     assert ours["details"]["blimp"]["total"] == 27 and set(ours["details"]["blimp"]["terms"]) == {"t0", "t1"}
     assert list((run / "evaluation").iterdir()) and list((run.parent / "hf.evaluation").iterdir())
     assert {path.name for path in folder.iterdir()} >= {"config.json"} and not (folder / "evaluation.json").exists()
     out = capsys.readouterr().out
-    assert "BLiMP: " in out and "mean of 3 paradigms, 27 pairs" in out and f"{text}: bits per character " in out
+    assert "BLiMP: " in out and "mean of 3 paradigms, 27 pairs" in out and f"{text}, 5,000 tokens: bits per character " in out
 
 
 def test_nothing_named_is_the_validation_text_and_what_is_measured_is_kept_together(
@@ -74,7 +76,7 @@ def test_nothing_named_is_the_validation_text_and_what_is_measured_is_kept_toget
     assert set(kept_results(run)["texts"]) == {"valid"} and "blimp" not in kept_results(run)
     assert call(run, f"--blimp={blimp}", "--pairs=2") == 0 == call(run, "--text", text, "--max-tokens=2000")
     kept = kept_results(run)
-    assert set(kept["texts"]) == {"valid", text} and kept["blimp"]["pairs"] == 2 and kept["checkpoint"] == "step-0000010"
+    assert set(kept["texts"]) == {"valid", f"{text}, 2,000 tokens"} and kept["blimp"]["pairs"] == 2 and kept["checkpoint"] == "step-0000010"
     (run / "evaluation.json").write_text(json.dumps({**results(run / "evaluation.json"), "model": "another"}))  # damaged: it has a seal
     assert kept_results(run) == {}
     assert call(run, "--split=train", "--max-tokens=500", f"--json={run / 'z.json'}") == 0
@@ -91,8 +93,8 @@ def test_a_text_is_cut_into_sequences_of_the_length_that_is_asked_for(run: Path,
     for length in (8, 16, 48):
         assert call(run, *more, f"--seq-len={length}") == 0
         found[length] = results(tmp_path / "x.json")
-    assert set(kept_results(run)["texts"]) == {f"{text}, sequences of {length}" for length in found}
-    tokens = {length: result["details"]["texts"][f"{text}, sequences of {length}"] for length, result in found.items()}
+    assert set(kept_results(run)["texts"]) == {f"{text}, 5,000 tokens, sequences of {length}" for length in found}
+    tokens = {length: result["details"]["texts"][f"{text}, 5,000 tokens, sequences of {length}"] for length, result in found.items()}
     assert len({one["characters"] for one in found.values()}) == len({one["tokens"] for one in tokens.values()}) == 1
     masked = {length: one["masked_tokens"] for length, one in tokens.items()}
     count = tokens[8]["tokens"]

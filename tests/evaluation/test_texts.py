@@ -22,7 +22,7 @@ def test_raw_text_is_cleaned_as_preparation_does_and_equal_passages_count_once(t
     document = "# A *title*\n\nOne sentence. And &amp; another one!\n\nA   paragraph."
     (tmp_path / "a.md").write_text(document)
     (tmp_path / "b.md").write_text(document + "\n")
-    found = text_of_files(Data(paths=[str(tmp_path)]), 1000)
+    found = text_of_files(Data(paths=[str(tmp_path)]), texts.MAX_TOKENS)
     assert found.passages == [" ".join(sentences(clean(document)))] == ["A title One sentence. And & another one! A paragraph."]
     assert found.characters == len(found.passages[0]) and found.name == str(tmp_path)
 
@@ -35,6 +35,17 @@ def test_a_large_text_is_sampled_from_all_of_its_parts_and_more_keeps_the_less(t
     places = [everything.index(passage) for passage in less]
     assert places == sorted(places) and places[0] < len(everything) / 4 and places[-1] > len(everything) * 3 / 4
     assert all(len(passage) < 2000 + 1 + max(map(len, sentences(passage))) for passage in everything)
+
+
+def test_a_text_of_another_number_of_tokens_or_called_as_a_split_has_a_name_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("notes", "valid"):
+        Path(name).mkdir()
+        (Path(name) / "a.txt").write_text("One sentence. And another one!")
+    named = [text_of_files(Data(paths=[name]), most).name for name in ("notes", "valid") for most in (texts.MAX_TOKENS, 5000)]
+    assert named == ["notes", "notes, 5,000 tokens", "./valid", "./valid, 5,000 tokens"]
 
 
 def test_prepared_data_gives_its_normalized_text_but_for_sentences_with_unknown_tokens(tiny_data: Path) -> None:
