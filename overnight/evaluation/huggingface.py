@@ -23,6 +23,8 @@ from overnight.engine.precision import DTYPES
 from overnight.engine.training_run import set_up_machine
 from overnight.errors import ConfigError, DataError
 from overnight.evaluation.masked_lm import batch_tokens, joined, logit_rows, of_logits, plain_tokenizer
+from overnight.interop.layout import read_mapping_of_others
+from overnight.interop.sources import has_capitals
 from overnight.state_files import digest, file_digest
 
 _SPECIAL = {"cls": ("cls_token", "bos_token"), "sep": ("sep_token", "eos_token"), "mask": ("mask_token",)}
@@ -161,7 +163,8 @@ def _load(folder: Path) -> tuple[Any, Any]:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
+        lower = {"do_lower_case": False} if _is_cased(folder) else {}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **lower, **local)
         model, loading = transformers.AutoModelForMaskedLM.from_pretrained(
             folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **local
         )
@@ -176,6 +179,16 @@ def _load(folder: Path) -> tuple[Any, Any]:
             "it is no masked language model, but a model without that head"
         )
     return model, tokenizer
+
+
+def _is_cased(folder: Path) -> bool:
+    """Return whether `vocab.txt` is all that a folder says of case, and has capitals, as `overnight import` decides; transformers puts text into lower case there."""
+    said, pieces = folder / "tokenizer_config.json", folder / "vocab.txt"
+    if (folder / "tokenizer.json").is_file() or not pieces.is_file():
+        return False
+    if said.is_file() and isinstance(read_mapping_of_others(said).get("do_lower_case"), bool):
+        return False
+    return has_capitals(pieces.read_bytes().decode(errors="replace").split("\n"))
 
 
 def _first_line(error: Exception) -> str:

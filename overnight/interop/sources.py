@@ -216,7 +216,7 @@ def _tokenizer(folder: Path, lowercase: bool | None) -> tuple[list[str], bool]:
             raise DataError(f"{folder}: has no tokenizer (vocab.txt or tokenizer.json); copy it from where the checkpoint is from")
         tokens, stated = read_tokens(path), settings.get("do_lower_case")
         if not isinstance(stated, bool):
-            stated = not _has_capitals(tokens) if lowercase is None else lowercase
+            stated = not has_capitals(tokens) if lowercase is None else lowercase
     # transformers takes these before what tokenizer.json says.
     for key, wanted in (("do_lower_case", stated), ("strip_accents", stated), ("tokenize_chinese_chars", True)):
         if settings.get(key) not in (None, wanted):
@@ -242,7 +242,8 @@ def _splits_like_ours(tree: Mapping[str, Any], tokens: list[str], lowercase: boo
     )
 
 
-def _has_capitals(tokens: list[str]) -> bool:
+def has_capitals(tokens: list[str]) -> bool:
+    """Return whether a vocabulary has capital letters, but for those of its special tokens: text is put into lower case where it has none."""
     return any(token != token.lower() for token in tokens if not _BRACKETED.fullmatch(token))
 
 

@@ -126,6 +126,21 @@ def test_bits_per_character_are_those_of_transformers_with_the_same_masks(kind: 
     assert found.bits_per_character == pytest.approx(-sum(log_p) / found.masked_characters / math.log(2), rel=1e-5)
 
 
+@pytest.mark.parametrize("cased", [True, False])
+def test_a_vocabulary_alone_is_read_in_lower_case_only_where_it_has_no_capitals(cased: bool, bert: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(bert, tmp_path / "bert"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink(missing_ok=True)
+    pieces = json.loads((bert / "tokenizer.json").read_text())["model"]["vocab"]
+    words = list(pieces)
+    words[words.index("class")] = "Class" if cased else "class"
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    ids = opened(folder).tokenizer.encode("Class", add_special_tokens=False).ids
+    assert [words[i] for i in ids] == ["Class" if cased else "class"]
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    assert "Class" not in [words[i] for i in opened(folder).tokenizer.encode("Class", add_special_tokens=False).ids]
+
+
 def test_a_run_and_the_folder_exported_from_it_have_the_same_scores(pretrained: Run, tmp_path: Path) -> None:
     assert isinstance(pretrained, BertRun)
     export_run(pretrained, tmp_path / "hf")
