@@ -72,11 +72,15 @@ def compare(
         matched = [what for what in ranked if what not in (*beaten, *ahead)]
         said = (("beaten by", beaten), ("matched by", matched), ("ahead of", ahead))
         return False, "pretraining does not win: " + "; ".join(f"{how} {' and '.join(names)}" for how, names in said if names)
-    if random is None:
-        return None, (f"pretraining is ahead of {best}, " if best else "") + "not compared with random init"
-    spreads = [found["spread"] for found in (pretrained, random) if found["spread"] is not None]
+    without = "not compared with random init"
+    if not best:
+        return None, without
+    more = "" if random is not None else f"; {without}"
+    spreads = [found["spread"] for found in (pretrained, random) if found is not None and found["spread"] is not None]
     if not spreads:
-        return None, f"pretraining is ahead of {' and '.join(ranked)}, on a single seed: no spread to compare with"
-    if median - others[best] > max(spreads) + _ROUNDING:
-        return True, f"pretraining wins by more than the spread; next is {best}"
-    return False, f"pretraining is ahead, but not by more than the spread of the seeds; next is {best}"
+        return None, f"pretraining is ahead of {' and '.join(ranked)}, on a single seed: no spread to compare with{more}"
+    if median - others[best] <= max(spreads) + _ROUNDING:
+        return False, f"pretraining is ahead, but not by more than the spread of the seeds; next is {best}{more}"
+    if random is None:
+        return None, f"pretraining is ahead of {best} by more than the spread{more}"
+    return True, f"pretraining wins by more than the spread; next is {best}"
