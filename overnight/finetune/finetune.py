@@ -65,13 +65,21 @@ def finetune(run: BertRun, name: str, line: Line | None = None) -> list[dict[str
             line = stack.enter_context((line or Line()) if world.main else Line(Path(os.devnull).open("w")))  # noqa: SIM115
             begin = open_beginning(run, name, source, line, world)
         spec = run.finetune[name]
-        return _Tuning(begin, search_settings(begin, spec) if spec.search.combinations else spec).go()
+        searched = bool(spec.search.combinations)
+        return _Tuning(begin, search_settings(begin, spec) if searched else spec, searched).go()
 
 
 class _Tuning:
-    """One task of a run, seed by seed, in one process or in each of many."""
+    """One task of a run, seed by seed, in one process or in each of many.
 
-    def __init__(self, begin: Beginning, spec: Finetune) -> None:
+    Args:
+        begin: what it is trained from.
+        spec: the settings of the task.
+        searched: whether a search chose them.
+    """
+
+    def __init__(self, begin: Beginning, spec: Finetune, searched: bool = False) -> None:
+        self.searched = searched
         self.begin, self.spec, self.name = begin, with_rate(spec, begin.run.model.hidden_size), begin.name
         self.run, self.line, self.world = begin.run, begin.line, begin.world
         self.folder, self.log = begin.run.run_dir / "finetune" / begin.name, begin.run.run_dir / "tasks.jsonl"
@@ -167,6 +175,8 @@ class _Tuning:
             "config_hash": self.config_hash,
             "data_hash": self.begin.data,
         }
+        if self.searched:
+            entry["selected_on"] = self.spec.select_on
         if trained.value is not None:
             chosen_by = task.selection[0] if task.selection else task.dev
             entry |= {"selected_on": self.spec.select_on, "selection_rows": chosen_by.rows, "selection_value": trained.value}

@@ -191,6 +191,11 @@ def _task(task: Mapping[str, Any], seeds: Sequence[int], began: str = "") -> Ite
         f"trained on {plural(result['rows'], 'row')}{began}."
         + (f" On the test rows: {measures(of_test, scale)}." if of_test else "")
         + (f" No score is kept of seeds {', '.join(map(str, unknown))}." if unknown else "")
+        + (
+            " It was chosen by the same development rows, so their score is a little too good."
+            if result.get("selected_on") == "dev"
+            else ""
+        )
     )
     if task["labels"]:
         yield f"Labels: {', '.join(f'`{label}`' for label in task['labels'])}."

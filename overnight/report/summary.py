@@ -16,6 +16,7 @@ from overnight.report.run_reader import Record, RunFolder, read_folder
 from overnight.report.task_errors import missing_errors
 from overnight.report.verdict import compare, spread
 
+_CHOSEN = "chosen by the rows that are scored here (select_on: dev): the scores of the network are a little too good"
 _VALIDATION = ("mlm_loss", "mlm_accuracy", "clm_loss", "clm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
 
 
@@ -149,7 +150,7 @@ def tasks(folder: RunFolder) -> list[dict[str, Any]]:
     Returns:
         `name`, `task`, `metric`, `scale` (100 where the values are shares, 1 where they are per cent already), `unit`, `rows` trained on, `pretrained` and
         `random`, its random initialization (see :func:`overnight.report.verdict.spread`; None where there is none), `baselines` (`method`, `value` and `others`), `verdict`,
-        `wins` (None where it cannot be said), `best_unit` (of a linear probe: the unit that says most, of the last seed; else None) and `notes`.
+        `wins` (None where it cannot be said), `remarks` (what a reader of the scores has to know), `best_unit` (of a linear probe: the unit that says most, of the last seed; else None) and `notes`.
     """
     return [row for kind in ("finetune", "linear_probe") for row in _tasks(folder, kind)]
 
@@ -167,9 +168,8 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
         if kind == "linear_probe":  # random init is always compared with it
             settings = {**settings, "random_init_seeds": len(settings.get("seeds") or [])}
         # Running again repeats a line; the last one holds.
-        pretrained, random = (
-            spread({record["seed"]: record for record in mine if record["init"] == init}) for init in ("pretrained", "random")
-        )
+        sides = [{record["seed"]: record for record in mine if record["init"] == init} for init in ("pretrained", "random")]
+        pretrained, random = map(spread, sides)
         task = mine[-1].get("task", name) if mine else settings.get("task", name)
         metric = next((record["metric"] for record in [*reversed(mine), *baselines]), None)
         wins, verdict = compare(pretrained, random, baselines)
@@ -188,6 +188,7 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
                 "baselines": [{"method": it["method"], "value": it["value"], "others": it.get("metrics") or {}} for it in baselines],
                 "wins": wins,
                 "verdict": f"{verdict}, so far" if missing and wins is not None else verdict,
+                "remarks": [_CHOSEN] if any(record.get("selected_on") == "dev" for side in sides for record in side.values()) else [],
                 "notes": [*missing, *older(f"{name} was trained from", mine[-1] if mine else {}, folder)],
             }
         )
@@ -321,7 +322,7 @@ def _task_lines(task: dict[str, Any], width: int) -> list[str]:
             add(label, values, found["median"], points(found["spread"], task["scale"]), found["others"])
     for baseline in task["baselines"]:
         add(baseline["method"], ["" for _ in seeds], baseline["value"], "", baseline["others"])
-    return [table(cells, width=width), *([unit_text(task)] if task["best_unit"] else []), task["verdict"]]
+    return [table(cells, width=width), *([unit_text(task)] if task["best_unit"] else []), task["verdict"], *task["remarks"]]
 
 
 def unit_text(task: dict[str, Any]) -> str:

@@ -81,9 +81,10 @@ def test_every_combination_is_tried_on_fewer_rows_and_the_best_is_trained_on_all
 
 
 def test_the_reported_rows_choose_only_where_that_is_asked_for(with_task: Task, classes: Path, scored: list[dict[str, Any]]) -> None:
-    said = tune(with_task("csv", classes, search=GRID, select_on="dev"))
-    assert "chosen by accuracy on dev rows, whose score is also reported" in said
+    run = with_task("csv", classes, search=GRID, select_on="dev")
+    assert "chosen by accuracy on dev rows, whose score is also reported" in tune(run)
     assert {call["rows"] for call in scored} == {40}
+    assert lines(run)[-1]["kind"] == "finetune" and lines(run)[-1]["selected_on"] == "dev"
 
 
 def test_a_search_that_is_cut_off_anywhere_continues(

@@ -352,6 +352,8 @@ def test_the_card_of_a_task_says_how_well_and_its_labels(pretrained: Run, tmp_pa
     facts = task_folder.read_facts(Path("run/finetune/mine"))
     (words, *_) = _task({**facts, "spec": {**facts["spec"], "seeds": [0, 1, 2]}}, [0])
     assert words.endswith(" No score is kept of seeds 1, 2.")
+    (words, *_) = _task({**facts, "result": {**facts["result"], "selected_on": "dev"}}, [0])
+    assert words.endswith(" It was chosen by the same development rows, so their score is a little too good.")
 
 
 def test_the_program_on_the_card_of_a_task_of_pairs_gives_both_texts(tokenizer: Path, tmp_path: Path) -> None:

@@ -104,6 +104,12 @@ def test_what_is_measured_of_memory_is_a_routine_note_and_no_alarm(tmp_path: Pat
     assert event_text({"event": "memory"}) == "memory"
 
 
+def test_a_page_says_where_the_rows_that_are_scored_chose(tmp_path: Path) -> None:
+    first, *others = finetunings([0.67, 0.66, 0.68], [0.50, 0.49, 0.51])
+    page = page_of(tmp_path / "run", [*metrics(), {**first, "selected_on": "dev"}, *others], settings())
+    assert " · chosen by the rows that are scored here" in page
+
+
 def test_a_verdict_is_green_only_where_no_baseline_is_better(tmp_path: Path) -> None:
     for name, values, kind in (("below", [0.67, 0.66, 0.68], "lose"), ("above", [0.97, 0.96, 0.98], "win")):
         page = page_of(tmp_path / name, [*metrics(), *finetunings(values, [0.50, 0.49, 0.51])], settings(name))

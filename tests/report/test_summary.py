@@ -120,6 +120,15 @@ def test_seeds_are_compared_with_the_baseline_of_their_own_settings(tmp_path: Pa
     assert [each["value"] for each in task["baselines"]] == [0.55]
 
 
+def test_scores_of_what_was_chosen_by_the_rows_that_are_scored_say_so(tmp_path: Path) -> None:
+    said = "chosen by the rows that are scored here (select_on: dev): the scores of the network are a little too good"
+    for chosen_on in ("dev", "train"):
+        first, *others = finetunings([0.67, 0.66, 0.68], [0.50, 0.49, 0.51])
+        folder = write_run(tmp_path / chosen_on, [*metrics(), {**first, "selected_on": chosen_on}, *others])
+        assert (f"\n{said}" in summary_text(folder)) == (chosen_on == "dev")
+        assert summarize(folder)["finished"]
+
+
 def test_squad_scores_are_per_cent_already_and_correlations_have_no_per_cent_sign(tmp_path: Path) -> None:
     squad = {"kind": "finetune", "name": "squad", "task": "squad", "seed": 0, "init": "pretrained", "metric": "f1", "value": 61.25}
     squad["metrics"] = {"exact_match": 50.5, "f1": 61.25}
