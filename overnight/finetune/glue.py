@@ -127,9 +127,11 @@ def suite_table(run_dir: Path, names: list[str]) -> str:
     cells = [["task", "trained on", "metric", "dev", "BERT-base", "BERT-large"]]
     lines = [entry for entry in read_results(run_dir / "tasks.jsonl") if entry["kind"] == "finetune" and entry["init"] == "pretrained"]
     compared: list[tuple[float, float, float]] = []
+    chosen = []
     for name in names:
         mine = [entry for entry in lines if entry["name"] == name]
         mine = [entry for entry in mine if entry["config_hash"] == mine[-1]["config_hash"]]
+        chosen += [name] if any(entry.get("selected_on") == "dev" for entry in mine) else []
         for place, (metric, value, base, large) in enumerate(_suite_scores(mine)):
             task = mine[-1]["task"]
             first = [name, plural(int(mine[-1]["rows"]), "row")] if place == 0 else ["", ""]
@@ -144,6 +146,11 @@ def suite_table(run_dir: Path, names: list[str]) -> str:
         table(cells)
         + "\npublished: test sets of GLUE, dev sets of SQuAD, trained on all rows (Devlin et al. 2018); dev: of this run, on its own rows"
         + "; average: of the scores of GLUE that were published" * (len(compared) > 1)
+        + (
+            f"\nchosen by the dev rows themselves (select_on: dev), so their scores are a little too good: {', '.join(chosen)}"
+            if chosen
+            else ""
+        )
     )
 
 
