@@ -23,6 +23,7 @@ from overnight.finetune.task_scores import evaluate_questions, evaluate_tags, ev
 from overnight.tasks.baselines import baselines, commonest_tags
 from overnight.tasks.conll import Sentence
 from overnight.tasks.examples import Example, TaskData, check_draw, drawn, drawn_note, split_off, strata
+from overnight.tasks.labels import NO_CORRELATION, have_one_number
 from overnight.tasks.squad import Question
 from overnight.tasks.tables import number_of
 
@@ -58,6 +59,8 @@ class EncodedTask:
     """Whether a row is two texts."""
     columns: tuple[str, ...] = ()
     """Of one's own table, the columns that its texts were read from."""
+    undefined: bool = False
+    """Whether its metric is a correlation, which is not defined, as the rows that are scored have one number."""
     class_weights: tuple[float, ...] = ()
     """Of each class in the loss; empty where all are alike."""
     selection: tuple[EncodedExamples, Evaluate] | None = None
@@ -124,7 +127,9 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
             found[rule] = {name: value for part in parts for name, value in part.items()}
         return found
 
+    undefined = have_one_number(task.dev)
     train, notes, together = task.train, task.notes + _too_alike(task), task.rows_together
+    notes += (NO_CORRELATION.format("row to score on", task.dev[0].label),) if undefined else ()
     by_label = task.kind != "regression"
     if 0 < spec.max_train_examples < len(train):
         check_draw(spec.max_train_examples, strata(train))
@@ -150,6 +155,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         baselines=partial(rules, rows, {"dev": task.dev, **labeled}),
         pairs=any(example.text_b is not None for example in train),
         columns=task.columns,
+        undefined=undefined,
         class_weights=weights,
         selection=(encoded(selection_rows), partial(evaluate, selection_rows)) if selection_rows else None,
     )

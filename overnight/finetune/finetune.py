@@ -175,6 +175,8 @@ class _Tuning:
             "config_hash": self.config_hash,
             "data_hash": self.begin.data,
         }
+        if task.undefined:
+            entry["undefined"] = True
         if self.searched:
             entry["selected_on"] = self.spec.select_on
         if trained.value is not None:

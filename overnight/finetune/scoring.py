@@ -22,6 +22,7 @@ from overnight.finetune.task_scores import evaluate_tags, evaluate_texts, questi
 from overnight.tasks.classification import labeled_rows, load_task
 from overnight.tasks.conll import Sentence, read_sentences
 from overnight.tasks.examples import Example
+from overnight.tasks.labels import NO_CORRELATION, have_one_number
 from overnight.tasks.squad import Question, check_answers, read_squad
 
 # Rows answered at once, sorted by length among themselves: how far it is can be shown behind each.
@@ -94,6 +95,8 @@ def _score_texts(model: Trained, path: Path, line: Line, columns: Mapping[str, s
     notes = tuple(f"left out {why}" for why in skipped)
     if empty:
         notes += (f"{empty:,} of {plural(len(examples), 'row')} have no token: answered by what the network makes of nothing",)
+    if have_one_number(examples):
+        notes += (NO_CORRELATION.format("row", examples[0].label),)
     if known := _known_rows(model, examples):
         trained = f"{known:,} of {plural(len(examples), 'row')} {'is' if known == 1 else 'are'} of those that the task trains on"
         notes += (f"{trained}: a score there says little of other rows",)

@@ -16,6 +16,7 @@ from overnight.report.run_reader import Record, RunFolder, read_folder
 from overnight.report.task_errors import missing_errors
 from overnight.report.verdict import compare, spread
 
+_UNDEFINED = "no verdict: the rows that are scored have one number, and no correlation with them is defined"
 _CHOSEN = "chosen by the rows that are scored here (select_on: dev): the scores of the network are a little too good"
 _VALIDATION = ("mlm_loss", "mlm_accuracy", "clm_loss", "clm_accuracy", "nsp_loss", "nsp_accuracy", "bits_per_character", "byte_accuracy")
 
@@ -172,7 +173,9 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
         pretrained, random = map(spread, sides)
         task = mine[-1].get("task", name) if mine else settings.get("task", name)
         metric = next((record["metric"] for record in [*reversed(mine), *baselines]), None)
-        wins, verdict = compare(pretrained, random, baselines)
+        seeds = [record for side in sides for record in side.values()]
+        is_undefined = any(record.get("undefined") for record in seeds)
+        wins, verdict = (None, _UNDEFINED) if is_undefined else compare(pretrained, random, baselines)
         missing = _missing_seeds(name, settings, pretrained, random)
         rows.append(
             {
@@ -188,7 +191,7 @@ def _tasks(folder: RunFolder, kind: str) -> list[dict[str, Any]]:
                 "baselines": [{"method": it["method"], "value": it["value"], "others": it.get("metrics") or {}} for it in baselines],
                 "wins": wins,
                 "verdict": f"{verdict}, so far" if missing and wins is not None else verdict,
-                "remarks": [_CHOSEN] if any(record.get("selected_on") == "dev" for side in sides for record in side.values()) else [],
+                "remarks": [_CHOSEN] if any(record.get("selected_on") == "dev" for record in seeds) else [],
                 "notes": [*missing, *older(f"{name} was trained from", mine[-1] if mine else {}, folder)],
             }
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from overnight.display import plural
@@ -10,6 +11,8 @@ from overnight.tasks.examples import Example
 
 # More classes than this are numbers in the wrong column, or ids.
 _MOST_CLASSES = 1000
+NO_CORRELATION = "every {} has score {:g}, so no correlation with them is defined: 0.0 says nothing"
+"""A note on rows that :func:`have_one_number`."""
 
 
 def classes_of(train: list[Example], path: Path, kind: str) -> tuple[str, ...]:
@@ -60,9 +63,12 @@ def label_notes(labels: tuple[str, ...], train: list[Example], dev: list[Example
 
 def _one_number(train: list[Example]) -> tuple[str, ...]:
     """Return a note where all training rows of a regression have the same number."""
-    first, *others = train
-    same = isinstance(first.label, float) and all(row.label == first.label for row in others)
-    return (f"every training row has score {first.label:g}, so there is nothing to learn",) if same else ()
+    return (f"every training row has score {train[0].label:g}, so there is nothing to learn",) if have_one_number(train) else ()
+
+
+def have_one_number(rows: Sequence[Example]) -> bool:
+    """Return whether rows have the same number each, as a single row has: no correlation with them is defined."""
+    return bool(rows) and isinstance(rows[0].label, float) and all(row.label == rows[0].label for row in rows)
 
 
 def _labels_of(row: Example) -> tuple[str, ...]:

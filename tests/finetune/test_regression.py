@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from overnight.checkpoint.run_corpus import kept_vocabulary
+from overnight.cli.main import main
 from overnight.finetune.encoded_task import encode_task
 from overnight.finetune.predict import predict
+from overnight.report.summary import tasks_text
 from overnight.tasks.tables import _LARGEST
 from tests.finetune.conftest import Task
 from tests.finetune.test_finetune import kept, lines, train_lines, tune
@@ -83,3 +85,19 @@ def test_numbers_that_32_bits_do_not_tell_apart_are_noted(offset: float, noted: 
     run = with_task("csv", write(tmp_path / "scores.csv", 1.0, offset))
     notes = encode_task(run.finetune["mine"], *kept_vocabulary(run)).notes
     assert any("take a constant off them" in note for note in notes) is noted
+
+
+def test_a_correlation_with_one_number_is_said_to_be_none_and_gives_no_verdict(
+    with_task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, dev = write(tmp_path / "scores.csv", 1.0, 0.0), tmp_path / "dev.csv"
+    dev.write_text("text_a,text_b,score\na class,an object,2.5\nan object,a class,2.5\n")
+    run = with_task("csv", train, dev=str(dev), random_init_seeds=1)
+    said = tune(run)
+    assert "every row to score on has score 2.5, so no correlation with them is defined: 0.0 says nothing" in said
+    assert "no verdict: the rows that are scored have one number" in tasks_text(run.run_dir, "mine")
+    assert {entry["undefined"] for entry in lines(run) if entry["kind"] == "finetune"} == {True}
+    dev.write_text("text_a,text_b,score\na class,an object,2.5\n")
+    capsys.readouterr()
+    assert main(["evaluate", "--from", str(run.run_dir), "--task=mine", f"--rows={dev}"]) == 0
+    assert f"{dev}: every row has score 2.5, so no correlation with them is defined" in capsys.readouterr().out
