@@ -147,7 +147,7 @@ def _evaluate_rows(options: argparse.Namespace, overrides: list[str]) -> dict[st
     scale = scale_of(model.trained.facts["spec"]["task"])
     print(f"{name}, {plural(score.rows, 'row')} of {path}: {measures(score.metrics, scale)} in {duration(time.perf_counter() - begin)}")
     if score.largest_class is not None:
-        print(f"largest class: {measures({'accuracy': score.largest_class})}")
+        print(f"commonest class of these rows: {measures({'accuracy': score.largest_class})}")
     for text in found_errors(score.files["errors.json"], f"in {to / 'errors.json'}" if to else "with --to=FOLDER"):
         print(for_stream(text, sys.stdout))
     if to:

@@ -71,7 +71,10 @@ def micro_f1(labels: Sequence[AbstractSet[Any]], predictions: Sequence[AbstractS
 
 
 def macro_f1(labels: Sequence[AbstractSet[Any]], predictions: Sequence[AbstractSet[Any]]) -> float:
-    """Return the mean of F1 of each class that occurs on either side (0 to 1), as scikit-learn's average="macro"."""
+    """Return the mean of F1 of each class that occurs on either side (0 to 1).
+
+    Of one class a row it is that of scikit-learn's average="macro". Of several, which are columns there, scikit-learn also counts classes that neither side has, as 0.
+    """
     right, either = Counter[Any](), Counter[Any]()
     for a, b in zip(labels, predictions, strict=True):
         right.update(a & b)

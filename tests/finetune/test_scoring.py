@@ -104,7 +104,7 @@ def test_rows_are_scored_as_fine_tuning_scores_its_dev_rows(
         if file.suffix == ".conll" or (file.name == "predictions.json" and entry["metric"] != "spearman"):
             assert file.read_bytes() == (kept / file.name).read_bytes(), file
     assert f"mine, {found['rows']} rows of {rows}: " in said and f"written: {out}" in said
-    assert ("largest class: accuracy 40.0 %" in said) == ("macro_f1" in found and "micro_f1" not in found)
+    assert ("commonest class of these rows: accuracy 40.0 %" in said) == ("macro_f1" in found and "micro_f1" not in found)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_an_exported_task_and_its_folder_score_as_the_run_does(scored: Run, tmp_
         assert main(["evaluate", "--from", str(source), f"--rows={tmp_path / 'later.csv'}", f"--json={tmp_path / 'score.json'}"]) == 0
         found.append({**json.loads((tmp_path / "score.json").read_text()), "seconds": 0})
     assert found[0] == found[1] and found[0]["rows"] == 3 and found[0]["task"] == "mine"
-    assert "largest class: accuracy 66.7 %" in capsys.readouterr().out
+    assert "commonest class of these rows: accuracy 66.7 %" in capsys.readouterr().out
 
 
 def _glue_file(task: str, path: Path) -> Path:
