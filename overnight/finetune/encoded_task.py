@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from overnight.config import Finetune, environment_path
+from overnight.config import Finetune
 from overnight.corpus.tokenizer import Vocabulary, load_tokenizer
 from overnight.errors import ConfigError, DataError
 from overnight.finetune import metrics, question_answering
@@ -19,18 +19,15 @@ from overnight.finetune.answers import Answer, answer_of, in_words
 from overnight.finetune.encode import encode_examples, with_tokens
 from overnight.finetune.encoded_examples import EncodedExamples
 from overnight.finetune.entities import are_entities
+from overnight.finetune.task_rows import load_questions, load_sentences, load_texts, question_rows, sentence_rows, text_rows
 from overnight.finetune.task_scores import evaluate_questions, evaluate_tags, evaluate_texts
 from overnight.tasks.baselines import baselines, commonest_tags
 from overnight.tasks.conll import Sentence
-from overnight.tasks.examples import Example, TaskData, check_draw, drawn, drawn_note, split_off, strata
+from overnight.tasks.examples import Example, TaskData
 from overnight.tasks.labels import NO_CORRELATION, have_one_number
 from overnight.tasks.squad import Question
 from overnight.tasks.tables import number_of
 
-# All seeds of a task train on the same rows, so that their spread is that of the training alone.
-_DRAW = 0
-
-Row = TypeVar("Row")
 Evaluate = Callable[[list[np.ndarray]], tuple[dict[str, float], dict[str, Any]]]
 """Outputs of the network for every sequence → metrics by name, and files to write by name (JSON values, or texts)."""
 
@@ -87,7 +84,7 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
 
         task = load_docnames(seed=spec.dev_seed)
     else:
-        task = with_tokens(tokenizer, _load(spec))
+        task = with_tokens(tokenizer, load_texts(spec))
 
     # A metric that lacks its package says so here, before any training.
     metrics.score(task.name, task.kind, *[[0.0, 1.0] if task.kind == "regression" else ["0", "1"]] * 2)
@@ -128,17 +125,11 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         return found
 
     undefined = have_one_number(task.dev)
-    train, notes, together = task.train, task.notes + _too_alike(task), task.rows_together
+    notes = task.notes + _too_alike(task)
     notes += (NO_CORRELATION.format("row to score on", task.dev[0].label),) if undefined else ()
-    by_label = task.kind != "regression"
-    if 0 < spec.max_train_examples < len(train):
-        check_draw(spec.max_train_examples, strata(train))
-        train = [train[i] for i in drawn([_text(example) for example in train], spec.max_train_examples, _DRAW, strata(train))]
-        notes, together = (*notes, drawn_note(len(train), len(task.train), by_label=by_label)), 1
-    labels, rows = strata(train) if together == 1 else [""] * len(train), train
-    train, selection_rows, more = hold_back(spec, train, [_text(example) for example in train], labels, together)
+    rows = text_rows(spec, task)
     # Of the rows that are trained on: a draw that leaves no class out has others in it than the whole.
-    weights = class_weights(spec.class_weights, replace(task, train=train))
+    weights = class_weights(spec.class_weights, replace(task, train=rows.train))
     tests = {"test": task.test, **task.extra}
     labeled = {name: examples for name, examples in tests.items() if _are_labeled(examples)}
     return EncodedTask(
@@ -146,18 +137,18 @@ def encode_task(spec: Finetune, folder: Path, vocabulary: Vocabulary) -> Encoded
         kind=task.kind,
         labels=task.labels,
         metric=task.main_metric,
-        train=encoded(train, together),
+        train=encoded(rows.train, rows.together),
         dev=encoded(task.dev),
         evaluate=partial(evaluate, task.dev),
         test={name: (encoded(examples), partial(rows_of, examples)) for name, examples in tests.items() if examples},
         extra_metrics={name: partial(evaluate_split, name, examples) for name, examples in labeled.items()},
-        notes=notes + more,
-        baselines=partial(rules, rows, {"dev": task.dev, **labeled}),
-        pairs=any(example.text_b is not None for example in train),
+        notes=notes + rows.notes,
+        baselines=partial(rules, rows.drawn, {"dev": task.dev, **labeled}),
+        pairs=any(example.text_b is not None for example in rows.train),
         columns=task.columns,
         undefined=undefined,
         class_weights=weights,
-        selection=(encoded(selection_rows), partial(evaluate, selection_rows)) if selection_rows else None,
+        selection=(encoded(rows.selection), partial(evaluate, rows.selection)) if rows.selection else None,
     )
 
 
@@ -175,36 +166,6 @@ def _too_alike(task: TaskData) -> tuple[str, ...]:
 
 def _are_labeled(examples: Sequence[Example]) -> bool:
     return bool(examples) and all(example.label is not None for example in examples)
-
-
-def _text(example: Example) -> str:
-    return f"{example.text_a}\x00{example.text_b or ''}"
-
-
-def hold_back(
-    spec: Finetune, rows: list[Row], texts: Sequence[str], labels: Sequence[str] = (), together: int = 1
-) -> tuple[list[Row], list[Row], tuple[str, ...]]:
-    """Split the rows that something is chosen by off the training rows, where that is asked for (`select_on: train`).
-
-    Args:
-        rows: to train on.
-        texts: of each; equal ones stay on one side.
-        labels: of each; none where all are alike.
-        together: so many rows at a time stay on one side.
-
-    Returns:
-        the rows to train on, those to choose by, and notes.
-
-    Raises:
-        DataError: when there are too few.
-    """
-    if not spec.selects or spec.select_on == "dev":
-        return rows, [], ()
-    groups = ["\x01".join(texts[i : i + together]) for i in range(0, len(rows), together)]
-    remedy = "raise --select_share, or choose by the dev rows with --select_on=dev"
-    chosen = split_off(groups, labels[::together] or [""] * len(groups), spec.dev_seed, spec.select_share, "the training rows", remedy)
-    train, selection_rows = ([row for i, row in enumerate(rows) if (i // together in chosen) == side] for side in (False, True))
-    return train, selection_rows, (f"{len(selection_rows):,} of {len(rows):,} training rows are held back to choose by, not trained on",)
 
 
 def class_weights(wanted: str, task: TaskData) -> tuple[float, ...]:
@@ -254,34 +215,18 @@ def _label_weights(wanted: str, labels: Sequence[str]) -> Iterator[tuple[str, st
         raise ConfigError(f"class_weights: {begun[:-1]!r} is not LABEL=WEIGHT with one of the labels {', '.join(labels)}")
 
 
-def _load(spec: Finetune) -> TaskData:
-    from overnight.tasks.classification import load_task
-
-    return load_task(spec.task, environment_path(spec.path, "finetune.path"), spec.dev_seed, spec.columns, _dev(spec), spec.dev_share)
-
-
-def _dev(spec: Finetune) -> Path | None:
-    return environment_path(spec.dev, "finetune.dev") if spec.dev else None
-
-
 def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:
     from overnight.finetune.tagging import encode_sentences, tags_of
-    from overnight.tasks.conll import load_tokens
 
     if spec.class_weights:
         raise ConfigError(
             f"class_weights = {spec.class_weights!r}: only a task with one class a row has weights of classes; tags have none"
         )
-    data = load_tokens(environment_path(spec.path, "finetune.path"), spec.dev_seed, _dev(spec), spec.dev_share)
-    train, notes = data.train, data.notes
-    if 0 < spec.max_train_examples < len(train):
-        train = [train[i] for i in drawn([" ".join(s.words) for s in train], spec.max_train_examples, _DRAW)]
-        notes += (drawn_note(len(train), len(data.train), "sentences", by_label=False),)
-    everything = train
-    train, selection_rows, more = hold_back(spec, train, [" ".join(sentence.words) for sentence in train])
+    data = load_sentences(spec)
+    rows = sentence_rows(spec, data)
     parts = {
         name: encode_sentences(tokenizer, vocabulary, sentences, data.labels, spec.seq_len)
-        for name, sentences in (("train", train), ("dev", data.dev), ("test", data.test), ("selection", selection_rows))
+        for name, sentences in (("train", rows.train), ("dev", data.dev), ("test", data.test), ("selection", rows.selection))
     }
 
     def encoded(name: str) -> EncodedExamples:
@@ -303,7 +248,7 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
 
     def by_rule(split: str) -> dict[str, float]:
         sentences = data.dev if split == "dev" else data.test
-        return scored(sentences, commonest_tags(everything, sentences))
+        return scored(sentences, commonest_tags(rows.drawn, sentences))
 
     metric = "f1" if are_entities(data.labels) else "accuracy"
     return EncodedTask(
@@ -316,9 +261,9 @@ def _read_tokens(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Enco
         partial(evaluate, "dev", data.dev),
         {"test": (encoded("test"), rows_of)} if data.test else {},
         {"test": lambda outputs: _of_test(scored(data.test, answers("test", data.test, outputs)))} if _are_tagged(data.test) else {},
-        notes + more,
+        data.notes + rows.notes,
         baselines=lambda: {"commonest tags": by_rule("dev") | (_of_test(by_rule("test")) if _are_tagged(data.test) else {})},
-        selection=(encoded("selection"), partial(evaluate, "selection", selection_rows)) if selection_rows else None,
+        selection=(encoded("selection"), partial(evaluate, "selection", rows.selection)) if rows.selection else None,
     )
 
 
@@ -331,28 +276,18 @@ def _of_test(scores: dict[str, float]) -> dict[str, float]:
 
 
 def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> EncodedTask:
-    from overnight.tasks.squad import load_squad
-
-    data = load_squad(environment_path(spec.path, "finetune.path"), _dev(spec), spec.max_misplaced_answers, spec.dev_seed)
-    # A question whose answers do not stand where its file says has nothing to learn from; one that has none has.
-    placed = [q for q in data.train if q.impossible or any(answer.start >= 0 for answer in q.answers)]
-    if not placed:
-        raise DataError(f"{spec.path}: no answer to train on stands at its answer_start; mend the positions")
-    notes = data.notes
-    if 0 < spec.max_train_examples < len(placed):
-        chosen = drawn([f"{q.context}\x00{q.question}" for q in placed], spec.max_train_examples, _DRAW)
-        notes += (drawn_note(len(chosen), len(placed), "questions", by_label=False),)
-        placed = [placed[i] for i in chosen]
+    data = load_questions(spec)
+    rows = question_rows(spec, data)
+    notes = data.notes + rows.notes
     if (most := question_answering.longest_question(spec.seq_len)) < question_answering.MAX_QUESTION:
         room = f"seq_len = {spec.seq_len} leaves no room for a paragraph beside a question of more than {most} tokens"
         notes += (f"{room}, which is not answered; use 128 or more",)
-    with_null = any(q.impossible for q in (*placed, *data.dev))
-    placed, selection_rows, more = hold_back(spec, placed, [q.context for q in placed])
+    with_null = any(q.impossible for q in (*rows.drawn, *data.dev))
     split_windows = {
         name: question_answering.windows(tokenizer, vocabulary, questions, spec.seq_len, spec.doc_stride)
-        for name, questions in (("train", placed), ("dev", data.dev), ("selection", selection_rows))
+        for name, questions in (("train", rows.train), ("dev", data.dev), ("selection", rows.selection))
     }
-    split_windows["train"], unheld = question_answering.with_answers(split_windows["train"], placed)
+    split_windows["train"], unheld = question_answering.with_answers(split_windows["train"], rows.train)
 
     def evaluate(name: str, questions: list[Question]) -> Callable[[list[np.ndarray]], tuple[dict[str, float], dict[str, Any]]]:
         return partial(evaluate_questions, split_windows[name], questions, with_null, spec.max_answer_length)
@@ -377,6 +312,6 @@ def _read_squad(spec: Finetune, tokenizer: Any, vocabulary: Vocabulary) -> Encod
         evaluate("dev", data.dev),
         {},
         {},
-        notes + more + unheld,
-        selection=(examples["selection"], evaluate("selection", selection_rows)) if selection_rows else None,
+        notes + unheld,
+        selection=(examples["selection"], evaluate("selection", rows.selection)) if rows.selection else None,
     )

@@ -18,8 +18,9 @@ from overnight.checkpoint.run_corpus import kept_vocabulary
 from overnight.config import Finetune, Run
 from overnight.engine import loop
 from overnight.errors import DataError
-from overnight.finetune.encoded_task import encode_task, hold_back
+from overnight.finetune.encoded_task import encode_task
 from overnight.finetune.seed import is_patience_spent, scoring_steps
+from overnight.finetune.task_rows import hold_back
 from overnight.models.heads import Classifier
 from overnight.state_files import SEAL
 from tests.finetune.conftest import Task
