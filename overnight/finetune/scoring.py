@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from overnight.config import Finetune, environment_path
+from overnight.config import Finetune
 from overnight.config.schema import Columns
 from overnight.console import Line
 from overnight.display import duration, plural
 from overnight.errors import ConfigError, DataError, UserError
 from overnight.finetune import metrics, question_answering
-from overnight.finetune.encode import encode_examples, without_tokens
+from overnight.finetune.encode import encode_examples, with_tokens, without_tokens
 from overnight.finetune.predict import Trained, answer_questions
 from overnight.finetune.tagging import encode_sentences, tags_of
+from overnight.finetune.task_rows import load_questions, load_sentences, load_texts, question_rows, sentence_rows, text_rows
 from overnight.finetune.task_scores import evaluate_tags, evaluate_texts, question_files
-from overnight.tasks.classification import labeled_rows, load_task
+from overnight.tasks.classification import labeled_rows
 from overnight.tasks.conll import Sentence, read_sentences
 from overnight.tasks.examples import Example
 from overnight.tasks.labels import NO_CORRELATION, have_one_number
@@ -97,26 +98,69 @@ def _score_texts(model: Trained, path: Path, line: Line, columns: Mapping[str, s
         notes += (f"{empty:,} of {plural(len(examples), 'row')} have no token: answered by what the network makes of nothing",)
     if have_one_number(examples):
         notes += (NO_CORRELATION.format("row", examples[0].label),)
-    if known := _known_rows(model, examples):
-        trained = f"{known:,} of {plural(len(examples), 'row')} {'is' if known == 1 else 'are'} of those that the task trains on"
-        notes += (f"{trained}: a score there says little of other rows",)
+    notes += _seen_notes(model, [_of_text(example) for example in examples], "row")
     commonest = max(Counter(example.label for example in examples).values()) / len(examples) if kind == "classification" else None
     return Score(len(examples), scores, files, notes, commonest)
 
 
-def _known_rows(model: Trained, examples: Sequence[Example]) -> int:
-    """Return how many rows the task was trained on, where its own rows are still at hand as they were."""
-    spec = model.facts["spec"]
-    if not spec.get("path"):
-        return 0
+def _of_text(example: Example) -> Hashable:
+    return example.text_a, example.text_b
+
+
+def _seen_notes(model: Trained, rows: Sequence[Hashable], noun: str) -> tuple[str, ...]:
+    """Return notes on the rows that the model was trained on, and on those that it was chosen by, where its own rows are still at hand as they were.
+
+    Args:
+        model: of a task.
+        rows: the texts of each row, as of :func:`_own_rows`.
+        noun: what a row is called.
+    """
+    said, result = model.facts["spec"], model.facts["result"]
+    if not said.get("path"):
+        return ()
+    known = {name: said[name] for name in vars(Finetune()) if name in said and name not in ("columns", "search")}
+    spec = Finetune(**known, columns=Columns(**said.get("columns") or {}))
     try:
-        dev = environment_path(spec["dev"], "dev") if spec.get("dev") else None
-        columns, share = Columns(**spec.get("columns") or {}), spec.get("dev_share", Finetune.dev_share)
-        train = load_task(spec["task"], environment_path(spec["path"], "path"), spec.get("dev_seed", 0), columns, dev, share).train
+        train, selection, dev = _own_rows(model, spec)
     except UserError:
-        return 0
-    texts = {(example.text_a, example.text_b) for example in train}
-    return sum((example.text_a, example.text_b) in texts for example in examples)
+        return ()
+    by_dev = result.get("selected_on") == "dev" or len(spec.seeds) > 1 or "null_threshold" in result["metrics"]
+    chosen = {*selection, *(dev if by_dev else ())} - {*train}
+    notes = []
+    for seen, what, but in (
+        ({*train}, "the task trains on", "says little of other rows"),
+        (chosen, "the model, its epoch or its threshold was chosen by", "is a little too good"),
+    ):
+        if count := sum(row in seen for row in rows):
+            notes.append(
+                f"{count:,} of {plural(len(rows), noun)} {'is' if count == 1 else 'are'} of those that {what}: a score there {but}"
+            )
+    return tuple(notes)
+
+
+def _own_rows(model: Trained, spec: Finetune) -> list[list[Hashable]]:
+    """Return the texts of the rows that a task trains on, those that are held back to choose by, and those that it is scored on.
+
+    Raises:
+        UserError: they are not there any more, or cannot be read.
+    """
+    if spec.task == "squad":
+        questions = load_questions(spec)
+        asked = question_rows(spec, questions)
+        return [[_of_question(one) for one in part] for part in (asked.train, asked.selection, questions.dev)]
+    if spec.task == "tokens":
+        data = load_sentences(spec)
+        tagged = sentence_rows(spec, data)
+        return [[one.words for one in part] for part in (tagged.train, tagged.selection, data.dev)]
+    task = load_texts(spec)
+    if spec.max_train_examples or spec.selects:  # what is drawn of them depends on which have tokens, which takes time to find out
+        task = with_tokens(model.tokenizer, task)
+    texts = text_rows(spec, task)
+    return [[_of_text(one) for one in part] for part in (texts.train, texts.selection, task.dev)]
+
+
+def _of_question(question: Question) -> Hashable:
+    return question.context, question.question
 
 
 def _check_pairs(model: Trained, path: Path, examples: Sequence[Example]) -> None:
@@ -139,6 +183,7 @@ def _score_sentences(model: Trained, path: Path, line: Line) -> Score:
     scores, files = evaluate_tags(labels, sentences, list(_in_parts(sentences, answer, line)))
     unknown = sorted({tag for sentence in sentences for tag in sentence.tags or ()} - set(labels))
     notes = (f"tags that the model does not know, and so never answers: {', '.join(unknown)}",) if unknown else ()
+    notes += _seen_notes(model, [sentence.words for sentence in sentences], "sentence")
     return Score(len(sentences), scores, files, notes, None)
 
 
@@ -165,4 +210,5 @@ def _score_questions(model: Trained, path: Path, line: Line) -> Score:
         notes += (
             f"{len(unread):,} of {plural(len(questions), 'question')} have more than {most} tokens, which leave no room for the paragraph: answered by nothing",
         )
+    notes += _seen_notes(model, [_of_question(question) for question in questions], "question")
     return Score(len(questions), scores, question_files(questions, predictions, nbest, odds), notes, None)

@@ -46,6 +46,73 @@ def test_rows_that_the_task_was_trained_on_are_said(with_task: Task, tmp_path: P
     assert "trains on" not in capsys.readouterr().out
 
 
+def _notes(run: Run, rows: Path, capsys: Captured) -> list[str]:
+    """Return what is said of the rows of a file that a task has seen."""
+    capsys.readouterr()
+    assert main(["evaluate", "--from", str(run.run_dir), "--task=mine", f"--rows={rows}"]) == 0
+    return [line.removeprefix(f"{rows}: ") for line in capsys.readouterr().out.splitlines() if "of those that" in line]
+
+
+def test_sentences_and_questions_that_the_task_was_trained_on_are_said(with_task: Task, tmp_path: Path, capsys: Captured) -> None:
+    train = tmp_path / "train.conll"
+    train.write_text("class O\ninteger B-NUM\n\nstring B-TXT\n\n")
+    (tmp_path / "dev.conll").write_text("string B-TXT\nobject O\n\n")
+    run = with_task("tokens", train, dev=str(tmp_path / "dev.conll"))
+    finetune(run, "mine")
+    said = "are of those that the task trains on: a score there says little of other rows"
+    assert _notes(run, train, capsys) == [f"2 of 2 sentences {said}"] and _notes(run, tmp_path / "dev.conll", capsys) == []
+    for name in ("train", "dev"):
+        _squad(tmp_path / f"{name}-v2.0.json", name)
+    run = with_task("squad", tmp_path, seq_len=48)
+    finetune(run, "mine")
+    assert _notes(run, tmp_path / "train-v2.0.json", capsys) == [f"6 of 6 questions {said}"]
+    # Its threshold is.
+    (chosen,) = _notes(run, tmp_path / "dev-v2.0.json", capsys)
+    assert (
+        chosen
+        == "6 of 6 questions are of those that the model, its epoch or its threshold was chosen by: a score there is a little too good"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "seen"),
+    [
+        ({}, ["36 of 40 rows are of those that the task trains on"]),
+        ({"max_train_examples": 10}, ["10 of 40 rows are of those that the task trains on"]),
+        (
+            {"keep_best": True},
+            [
+                "32 of 40 rows are of those that the task trains on",
+                "4 of 40 rows are of those that the model, its epoch or its threshold was",
+            ],
+        ),
+        (
+            {"keep_best": True, "select_on": "dev", "max_train_examples": 10},
+            [
+                "10 of 40 rows are of those that the task trains on",
+                "4 of 40 rows are of those that the model, its epoch or its threshold was",
+            ],
+        ),
+        (
+            {"seeds": [0, 1]},
+            [
+                "36 of 40 rows are of those that the task trains on",
+                "4 of 40 rows are of those that the model, its epoch or its threshold was",
+            ],
+        ),
+    ],
+)
+def test_rows_are_said_to_be_trained_on_or_chosen_by_as_they_were(
+    settings: dict[str, Any], seen: list[str], with_task: Task, tmp_path: Path, capsys: Captured
+) -> None:
+    rows = [f"{word} {number},{label}\n" for number in range(20) for label, word in (("yes", "integer"), ("no", "string"))]
+    (tmp_path / "mine.csv").write_text("text,label\n" + "".join(rows))
+    run = with_task("csv", tmp_path / "mine.csv", **settings)
+    finetune(run, "mine")
+    notes = _notes(run, tmp_path / "mine.csv", capsys)
+    assert len(notes) == len(seen) and all(note.startswith(start) for note, start in zip(notes, seen, strict=True))
+
+
 @pytest.fixture(params=["classes", "pairs", "topics", "tags", "questions"])
 def task_files(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, dict[str, Any], Path]:
     """The task, its folder, its further settings, and the file of its dev rows."""
