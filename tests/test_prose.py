@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from overnight.config.old_names import METRICS, RENAMED
 from tests.conftest import ROOT
 from tests.syntax import comments, nodes, possible_comments
 
@@ -46,11 +45,9 @@ OLD_NAMES = re.compile(
     "(?<![^_])(?:agree|boards|brought|cuts|dealt|elsewhere|featurise|forget|gathered|grain|greatest|halt(?:ed)?|held|hits?|judged?|lanes?|listed|"
     "origin|owed|pace|pieces?|problem_kind|saver|say|span_reader|stood|summing|told|trials|watch(?:ed)?|ways?|wide)(?![^_])"
 )
-# Words that the field has others for, and names of settings, options, commands and metrics that were given up, in texts for a reader.
-SETTINGS = "|".join(key.replace(".", r"\.").replace("*", r"[\w-]+") for key in RENAMED if "." in key)
-KEYS = "|".join(key for key in METRICS if "_" in key)
+# Words that the field has others for, and names of options and commands that were given up, in texts for a reader.
 OLD_WORDS = re.compile(
-    rf"held[- ]out|from scratch|\bverbs?\b(?! in the)|\b(?:go|goes|going|went|gone) on\b|\bjudg(?:e|es|ed)\b|(?<![\w.])(?:{SETTINGS})(?![\w.])|\b(?:{KEYS})\b|"
+    r"held[- ]out|from scratch|\bverbs?\b(?! in the)|\b(?:go|goes|going|went|gone) on\b|\bjudg(?:e|es|ed)\b|"
     r"--(?:baseline|max_rows|stride|max_answer|misplaced|print_config)\b|finetune [^`\n]*--(?:length|batch|warmup)=|overnight (?:transfer|featurise)\b",
     re.IGNORECASE,
 )
@@ -157,7 +154,7 @@ def test_no_name_is_an_old_one() -> None:
 
 def test_no_text_has_an_old_word_or_a_british_spelling() -> None:
     # The glossary gives the words of others.
-    exempt = {"overnight/config/old_names.py", "docs/changelog.md", "docs/glossary.md"}
+    exempt = {"docs/changelog.md", "docs/glossary.md"}
     files = [path for path in readable() if str(path.relative_to(ROOT)) not in exempt]
     assert {str(path.relative_to(ROOT)): found for path in files if (found := wrong_words(path))} == {}
 
@@ -201,10 +198,8 @@ def fine():
     module = nodes(planted)
     assert {text.split(":")[0] for text in no_imperatives(module)} == {"bytes_left", "reads", "judge"}
     assert old_names(identifiers(module)) == ["Saver", "grain", "held_out", "judge", "lanes"]
-    (tmp_path / "planted.py").write_text(
-        f"{planted}# Set train.keep, or phases.long.optim.start: it is judged by loader_wait.\nverb = f'{{verb}} is fine'\n"
-    )
-    assert wrong_words(tmp_path / "planted.py") == ["normalise", "train.keep", "phases.long.optim.start", "judged", "loader_wait"]
+    (tmp_path / "planted.py").write_text(f"{planted}# It is judged.\nverb = f'{{verb}} is fine'\n")
+    assert wrong_words(tmp_path / "planted.py") == ["normalise", "judged"]
     (tmp_path / "page.md").write_text(
         "The same command goes on with the held-out text: overnight finetune mine --length=384 --baseline=true\n"
     )

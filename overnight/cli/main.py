@@ -22,10 +22,6 @@ from overnight.errors import ConfigError, UserError
 from overnight.run_dir.atomic import FULL, how_to_make_room
 from overnight.signals import terminate_at_end_of, terminating
 
-_OLD_COMMANDS = {"transfer": "linear-probe", "featurise": "extract-features"}
-_OLD_OPTIONS = {"--shards": "--groups"}
-
-
 _CONTINUED = ("run", "prepare", "pretrain", "launch", "finetune", "linear-probe", "evaluate", "download")
 """Commands that keep what they have done; the others begin anew."""
 _ONLY_PRINT = ("help", "print_config", "list", "slurm")
@@ -156,8 +152,6 @@ def _signals_raise() -> Iterator[None]:
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the options of a command, and the keys that it was given besides."""
-    if argv and argv[0] in _OLD_COMMANDS:
-        raise ConfigError(f"`overnight {argv[0]}`: is now `overnight {_OLD_COMMANDS[argv[0]]}`")
     parser, commands = _parser()
     if not argv and "_ARGCOMPLETE" not in os.environ:
         parser.print_help(sys.stderr)
@@ -176,8 +170,8 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     rest = [word.replace("\0", " ") for word in rest]
     for word in rest:
         name = word.partition("=")[0]
-        if (new := _OLD_OPTIONS.get(name, name.replace("_", "-"))) in options.parser._option_string_actions:
-            raise ConfigError(f"{name}: is now {new}")
+        if (written := name.replace("_", "-")) in options.parser._option_string_actions:
+            raise ConfigError(f"{name}: is written {written}")
     if rest and not options.takes_keys:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if getattr(options, "to", None) == "":  # an empty variable of a shell; as a path it is the working folder

@@ -57,8 +57,8 @@ _TAGGED = (".conll", ".conllu", ".iob", ".iob2", ".bio")
 _WIDEST = 100
 _PUBLISHED = "Settings of Devlin et al. 2018, Liu et al. 2019 or Clark et al. 2020 for this kind of task, printed before it begins; keys that are given go first."
 _SHOWN = ("precision", "compute.device", "compute.threads")
-# Run-level keys say how a run is computed, not what it is. `train` is the old name of most of them, which is refused with the new ones.
-_RUN_LEVEL = ("precision", "compute", "memory", "distributed", "stability", "checkpoint", "logging", "train")
+# Run-level keys say how a run is computed, not what it is.
+_RUN_LEVEL = ("precision", "compute", "memory", "distributed", "stability", "checkpoint", "logging")
 # `evaluate` measures on other data too, prepared or raw, and on tables.
 _ALSO = {
     "evaluate": (

@@ -17,7 +17,6 @@ from typing import Any, get_args, get_origin
 
 from overnight.config.continued import continued, continued_problems, without_continued
 from overnight.config.fields import MACHINE, hints
-from overnight.config.old_names import old_names
 from overnight.config.open_sizes import given_sizes, without_sizes
 from overnight.config.reading import member, read_section
 from overnight.config.schema import RUNS, Run
@@ -205,7 +204,7 @@ def build_run(tree: Mapping[str, Any]) -> Run:
     Raises:
         ConfigError: naming every wrong key, its value and what is allowed.
     """
-    problems = [*(text for _, text in old_names(tree)), *given_sizes(tree), *continued_problems(tree)]
+    problems = [*given_sizes(tree), *continued_problems(tree)]
     run: Run | None = None if problems else read_section(run_kind(tree), tree, "", problems)
     if run is not None:
         run = continued(run)

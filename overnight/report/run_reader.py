@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from overnight.config.load import meant, refuse_untrained
-from overnight.config.old_names import METRICS
 from overnight.errors import DataError
 from overnight.state_files import fitted, read_lines, read_mapping, read_yaml
 
@@ -278,10 +277,6 @@ def _read(path: Path, remedy: str, records: dict[str, list[Record]], notes: list
 def _check(record: Record, where: str, remedy: str) -> None:
     if not isinstance(record.get("kind"), str):
         raise DataError(f"{where}: is not a JSON object with a `kind`")
-    if old := sorted(METRICS.keys() & record.keys()):
-        raise DataError(
-            f"{where}: was written by an older version of overnight: {old[0]!r} is now {METRICS[old[0]]!r}; read it with that version"
-        )
     for key, kinds in _NEEDED.get(record["kind"], {}).items():
         value = record.get(key)
         if not isinstance(value, kinds) or isinstance(value, bool):

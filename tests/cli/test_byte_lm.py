@@ -180,7 +180,6 @@ def test_a_task_of_the_recipe_is_known_by_its_name(run_folder: Path, tmp_path: P
         (("generate", "--from", "RUN", "--unit", "24", "--value", "1"), "the model has units 0 to 23"),
         (("generate", "--from", "RUN", "--precision=fp4"), "precision = 'fp4'"),
         (("generate", "--from", "NOTHING"), "is neither a run folder"),
-        (("linear-probe", "sst", "--from", "RUN", "--train.speed=9"), "train: is now the sections compute, memory"),
         (("linear-probe", "sst", "--from", "RUN", "--speed=9"), "linear_probe.sst.speed = 9: unknown key"),
         (("extract-features", "--from", "RUN", "--input", "x", "--to", "x.csv"), "features are written as .npy"),
         (("extract-features", "--from", "RUN", "--input", "x", "--to", "x.npy", "--features", "gates"), "invalid choice: 'gates'"),

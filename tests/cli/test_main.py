@@ -193,12 +193,8 @@ def test_a_wrong_override_names_key_value_and_what_is_allowed_before_any_work(
         (["export", "--from", "nowhere", "--to", "x"], "nowhere: does not exist; name a run folder, "),
         (["recipes", "--seed=1"], "unrecognized arguments: --seed=1"),
         (["bench", "speed"], "invalid choice: 'speed'"),
-        (["transfer", "sst", "--from", "x"], "`overnight transfer`: is now `overnight linear-probe`"),
-        (["featurise", "--help"], "`overnight featurise`: is now `overnight extract-features`"),
-        (["run", "demo", "--print_config"], "--print_config: is now --print-config"),
-        (["evaluate", "--from", "x", "--shards", "3"], "--shards: is now --groups"),
-        (["launch", "demo", "--signal_before=3"], "--signal_before: is now --signal-before"),
-        (["run", "demo", "--train.precision=bf16"], "train.precision: is now precision"),
+        (["run", "demo", "--print_config"], "--print_config: is written --print-config"),
+        (["launch", "demo", "--signal_before=3"], "--signal_before: is written --signal-before"),
     ],
 )
 def test_a_usage_error_ends_with_2_and_says_what_is_wrong(argv: list[str], says: str, capsys: Captured) -> None:

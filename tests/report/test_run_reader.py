@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -89,22 +88,6 @@ def test_a_line_without_what_it_needs_is_refused_with_the_key(tmp_path: Path, li
     with pytest.raises(DataError) as caught:
         read_folder(folder)
     assert str(caught.value).endswith(f"metrics.jsonl:1: {complaint}")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        {"kind": "event", "what": "saved", "global_step": 5},
-        {"kind": "train", "phase": "short", "global_step": 5, "seconds": 1.0, "loss": 2.0, "loader_wait": 0.1},
-        {"kind": "tensors", "phase": "short", "global_step": 5, "seconds": 1.0, "tensors": {}},
-        {"kind": "phase", "phase": "short", "global_step": 0, "event": "start", "held_out_documents": 3},
-        {"kind": "finetune", "name": "mine", "seed": 0, "init": "scratch", "metric": "accuracy", "value": 0.5, "tag": "ab"},
-    ],
-)
-def test_metrics_of_an_older_version_are_refused_as_such(tmp_path: Path, line: dict[str, Any]) -> None:
-    folder = write_run(tmp_path / "run", [*metrics(), line])
-    with pytest.raises(DataError, match=r"metrics\.jsonl:\d+: was written by an older version of overnight: '\w+' is now '\w+'"):
-        summarize(folder)
 
 
 def test_unknown_kinds_and_keys_are_ignored(tmp_path: Path) -> None:
