@@ -31,8 +31,6 @@ from overnight.errors import ConfigError
 from overnight.run_dir.atomic import write_json, write_whole
 from overnight.state_files import read_mapping
 
-TRIAL_SECONDS = 10.0
-"""How long the speed of a phase is measured, about."""
 _CLOSE, _TRIES = 0.1, 3
 """How far from the time asked for a training by a number of steps may end, as a share, and how often it is trained for that."""
 QUIET = ("logging.eval_every=0", "checkpoint.save_every=1000000000", "checkpoint.keep_latest_k=1")

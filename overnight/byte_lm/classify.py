@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,40 +20,24 @@ from overnight.errors import ConfigError, DataError
 from overnight.interop.byte_models import load_byte_model, weights_digest, weights_name, without_weight_norm
 from overnight.state_files import fitted, read_mapping
 from overnight.tasks.examples import Example
-from overnight.tasks.inputs import Given, answered, read_input
+from overnight.tasks.inputs import answered, read_input
 from overnight.tasks.line_fields import example_of
 
 
 def classify_file(run: Run, name: str, path: str, form: str = "") -> Iterator[dict[str, Any]]:
-    """Answer the rows of a file one by one, in order: a table with the column of the task, or lines as :func:`classify` takes them.
-
-    One that cannot be used is answered by `id` and `error`.
-
-    Args:
-        run: as of :func:`classify`.
-        name: a task of a linear probe of the run.
-        path: .csv, .tsv, .jsonl and .parquet are tables; any other file, and standard input (`-`), is read line by line.
-        form: of the file, as of :func:`overnight.tasks.inputs.read_input`.
-    """
-    yield from _answers(run, name, read_input(path, _facts(run.run_dir, name)["spec"], form), keep_going=True)
-
-
-def classify(run: Run, name: str, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Answer lines one by one, in order, by the classifier of a linear probe.
+    """Answer the rows of a file one by one, in order, by the classifier of a linear probe; one that cannot be used is answered by `id` and `error`.
 
     Args:
         run: settings of a run folder or of an exported model, as :func:`overnight.config.stored_run` gives them.
         name: a task of a linear probe of it.
-        lines: JSON objects (`text`), or plain text, of which a tab is a part. Empty lines are skipped.
+        path: .csv, .tsv, .jsonl and .parquet are tables, with the column of the task; any other file, and standard input (`-`), is lines: JSON
+            objects (`text`), or plain text, of which a tab is a part. Empty ones are skipped.
+        form: of the file, as of :func:`overnight.tasks.inputs.read_input`.
 
     Raises:
         ConfigError: for `mask`, which is for BERT.
-        DataError: when there is no such classifier, it is of other weights, or a line (named by its number) cannot be used.
+        DataError: when there is no such classifier, it is of other weights, or the file cannot be read.
     """
-    yield from _answers(run, name, enumerate(lines, 1), keep_going=False)
-
-
-def _answers(run: Run, name: str, given: Iterable[Given | None], keep_going: bool) -> Iterator[dict[str, Any]]:
     facts = _facts(run.run_dir, name)
     features, labels = facts["spec"]["features"], facts["labels"]
     device = set_up_machine(run)
@@ -80,7 +64,7 @@ def _answers(run: Run, name: str, given: Iterable[Given | None], keep_going: boo
             shares = {label: float(f"{value:.5g}") for label, value in zip(labels, p, strict=True)}
             yield {"id": row.id, "label": labels[int(best)], "probabilities": shares}
 
-    yield from answered(given, read, answer, keep_going, pairs=False)
+    yield from answered(read_input(path, facts["spec"], form), read, answer, keep_going=True, pairs=False)
 
 
 def _probabilities(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

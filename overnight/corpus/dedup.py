@@ -18,18 +18,8 @@ def hash_column(column: pa.Array) -> np.ndarray:
     return flat[16 * column.offset : 16 * (column.offset + len(column))].reshape(-1, 16)
 
 
-def is_valid(document_hash: bytes, fraction: float) -> bool:
-    """Return whether a document is set aside for validation: its hash decides alone, so it stays on its side when others are added.
-
-    Args:
-        document_hash: 16 bytes.
-        fraction: share of documents to take, 0 to 1.
-    """
-    return bool(valid_mask(np.frombuffer(document_hash, np.uint8)[None], fraction)[0])
-
-
 def valid_mask(hashes: np.ndarray, fraction: float) -> np.ndarray:
-    """Return :func:`is_valid` of many documents: uint8 [D, 16] -> bool [D]."""
+    """Return which documents are set aside for validation: the hash decides alone, so one stays on its side when others are added: uint8 [D, 16] -> bool [D]."""
     return hash_position(hashes) < fraction
 
 

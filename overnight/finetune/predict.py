@@ -130,20 +130,19 @@ def at_work(network: nn.Module, precision: str, device: torch.device) -> Any:
     return network
 
 
-def predict(run: BertRun, name: str, lines: Iterable[str], keep_going: bool = False) -> Iterator[dict[str, Any]]:
-    """Answer lines one by one, in order.
+def predict(run: BertRun, name: str, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Answer lines one by one, in order; a text without a token by `id` and `error`, where it has classes or a number.
 
     Args:
         run: a finished run.
         name: a fine-tuned task of it; or `mask`, which fills in every [MASK] with the pretrained model.
         lines: JSON objects (`text`, or `text_a` and `text_b`; `question` and `context` for SQuAD, `tokens` for tags), or plain text,
             a pair separated by a tab (which in a task of single texts is of the text), words that are tagged by blanks. Empty lines are skipped.
-        keep_going: a line that cannot be used is answered by `id` and `error`. A text without a token is in any case, where it has classes or a number.
 
     Raises:
-        DataError: when the task was not fine-tuned, or, unless it keeps going, a line (named by its number) cannot be used.
+        DataError: when the task was not fine-tuned, or a line (named by its number) cannot be used.
     """
-    yield from _answers(load_trained(run, name), enumerate(lines, 1), keep_going)
+    yield from _answers(load_trained(run, name), enumerate(lines, 1), keep_going=False)
 
 
 def _answers(model: Trained, given: Iterable[Given | None], keep_going: bool) -> Iterator[dict[str, Any]]:
@@ -277,26 +276,20 @@ def _load_task(run: BertRun, name: str, facts: dict[str, Any]) -> Trained:
     return Trained(model, load_tokenizer(folder), vocabulary, device, DTYPES[run.precision], facts["spec"]["seq_len"], facts)
 
 
-def predict_file(run: BertRun, name: str, path: str, form: str = "") -> Iterator[dict[str, Any]]:
+def answer_file(model: Trained, path: str, form: str = "") -> Iterator[dict[str, Any]]:
     """Answer the rows of a file one by one, in order: a table with the columns of the task, or lines as :func:`predict` takes them.
 
     One that cannot be used is answered by `id` and `error`.
 
     Args:
-        run: a finished run.
-        name: as of :func:`predict`.
+        model: of the task.
         path: .csv, .tsv, .jsonl and .parquet are tables, a .json may be questions in SQuAD's format; any other file, and standard input (`-`), is lines.
         form: of the file, as of :func:`overnight.tasks.inputs.read_input`.
     """
-    yield from answer_file(load_trained(run, name), path, form)
-
-
-def answer_file(model: Trained, path: str, form: str = "") -> Iterator[dict[str, Any]]:
-    """Answer the rows of a file as :func:`predict_file` does, with a model that is loaded."""
     yield from _answers(model, _given(path, {"spec": {"task": "mask"}, **model.facts}, form), keep_going=True)
 
 
-def _given(path: str, facts: Mapping[str, Any], form: str = "") -> Iterator[Given | None]:
+def _given(path: str, facts: Mapping[str, Any], form: str) -> Iterator[Given | None]:
     questions = None if form else question_lines(path)
     if questions is not None:
         return enumerate(questions, 1)

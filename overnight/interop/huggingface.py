@@ -47,24 +47,6 @@ def to_huggingface(state: Mapping[str, Tensor], kind: Kind, vocab_size: int) -> 
     return {name: tensor.contiguous() for name, tensor in layout.export_tensors(state, kind, vocab_size).items()}
 
 
-def from_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of :func:`to_huggingface`, for any `Bert...` or `ModernBert...` of transformers: what is not in the tensors is not in the result.
-
-    The vocabulary is padded to a multiple of 64 with zeros.
-
-    Args:
-        tensors: by the names of transformers.
-
-    Returns:
-        Our parameters, fp32: the encoder always; `pooler`, `mlm`, `nsp` and `head` where given.
-
-    Raises:
-        DataError: a tensor that is missing, is not known, or is not tied as it must be.
-    """
-    state = _LAYOUTS["modernbert" if any("tok_embeddings" in name for name in tensors) else "bert"].import_tensors(tensors)
-    return with_padded_vocabulary(state, len(state["encoder.word.weight"]))
-
-
 def export(
     state: Mapping[str, Tensor],
     kind: Kind,
@@ -186,7 +168,7 @@ def load_pretrained(folder: Path) -> Loaded:
         folder: holds `config.json` and `model.safetensors`, or a `pytorch_model.bin` of tensors alone.
 
     Returns:
-        The parameters as :func:`from_huggingface` gives them, the sizes, and the number of tokens of the vocabulary.
+        The parameters by our names, fp32 (the encoder always; `pooler`, `mlm`, `nsp` and `head` where given), the sizes, and the number of tokens of the vocabulary.
 
     Raises:
         DataError: a file that is missing or damaged, a pickled checkpoint, an architecture that we do not have, or shapes that differ from the config.

@@ -303,11 +303,8 @@ class BertForPretraining(nn.Module):
         """Return logits over the (padded) vocabulary, (M, V)."""
         return linear(self.mlm(hidden_MD), self.encoder.word.weight, self.mlm.masked_bias())
 
-    def nsp_logits(self, hidden_ND: Tensor, batch: Batch) -> Tensor:
-        """Return logits of `is next`, `is random`: (S, 2)."""
-        return self._nsp_of(first_tokens(hidden_ND, batch))
-
-    def _nsp_of(self, first_SD: Tensor) -> Tensor:
+    def nsp_logits(self, first_SD: Tensor) -> Tensor:
+        """Return logits of `is next`, `is random`, (S, 2), from the hidden states of the first tokens."""
         return self.nsp(torch.tanh(self.pooler(first_SD)))
 
     def losses(self, batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -328,7 +325,7 @@ class BertForPretraining(nn.Module):
         losses, correct = {name: loss}, {} if right is None else {name: right}
         if "nsp" in batch.targets:
             labels = batch.targets["nsp"]
-            logits = self._nsp_of(first_SD)[: len(labels)].float()
+            logits = self.nsp_logits(first_SD)[: len(labels)].float()
             losses["nsp"] = F.cross_entropy(logits, labels, reduction="sum")
             if not self.training:
                 correct["nsp"] = (logits.argmax(-1) == labels).sum()

@@ -19,8 +19,6 @@ import triton  # type: ignore[import-not-found,import-untyped]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped]
 from torch import Tensor
 
-TYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Of matrix products and gates."""
 BLOCK = tl.constexpr(512)
 """Columns of a program: four for each of its threads."""
 # Products and sums are rounded one by one; the default is not the same in all versions of Triton.

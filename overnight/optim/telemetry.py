@@ -20,8 +20,6 @@ from torch import Tensor
 from overnight.optim.layerwise import whole_norms
 from overnight.optim.state import named
 
-COLUMNS = ("weight", "gradient", "update", "ratio")
-
 
 @dataclass(frozen=True)
 class Norms:
@@ -38,7 +36,7 @@ class Norms:
             digits: significant ones that are kept.
 
         Returns:
-            name → the four of `COLUMNS`; None for a trust ratio that does not apply.
+            name → its four numbers; None for a trust ratio that does not apply.
         """
         rows: dict[str, list[float | None]] = {}
         for name, (*norms, ratio) in zip(self.names, self.table.tolist(), strict=True):

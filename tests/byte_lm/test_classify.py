@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overnight.byte_lm.classify import classify, classify_file
+from overnight.byte_lm.classify import classify_file
 from overnight.byte_lm.linear_probe import linear_probe
 from overnight.cli.main import main
 from overnight.config import stored_run
@@ -47,6 +47,12 @@ def go(folder: Path, classes: int = 2, *overrides: str) -> dict[str, Any]:
     return next(line for line in lines if line.get("init") == "pretrained")
 
 
+def classify(folder: Path, *lines: str, name: str = "mine") -> list[dict[str, Any]]:
+    path = folder.parent / "lines"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return list(classify_file(stored_run(folder), name, str(path)))
+
+
 @pytest.mark.parametrize(("classes", "features"), [(2, "cell"), (2, "cell+mean"), (3, "mean")])
 def test_the_answers_are_those_by_which_the_transfer_was_scored(classes: int, features: str, folder: Path) -> None:
     scored = go(folder, classes, f"features={features}")
@@ -63,15 +69,15 @@ def test_the_answers_are_those_by_which_the_transfer_was_scored(classes: int, fe
 
 def test_lines_in_every_form_are_answered_alike_and_a_bad_one_is_named(folder: Path) -> None:
     go(folder)
-    plain, named = classify(stored_run(folder), "mine", ["a good film\n", "\n", '{"id": "x", "text": "a good film"}'])
+    plain, named = classify(folder, "a good film", "", '{"id": "x", "text": "a good film"}')
     assert plain["probabilities"] == named["probabilities"] and [plain["id"], named["id"]] == ["1", "x"]
-    with pytest.raises(DataError, match="line 2: is a pair; the classifier was fitted to single texts"):
-        list(classify(stored_run(folder), "mine", ["one", '{"text_a": "two", "text_b": "texts"}']))
+    _, pair = classify(folder, "one", '{"text_a": "two", "text_b": "texts"}')
+    assert pair["error"] == "line 2: is a pair; the classifier was fitted to single texts"
 
 
 def test_a_tab_is_of_the_text_as_it_is_in_a_task_of_single_texts(folder: Path) -> None:
     go(folder)
-    tab, blank = classify(stored_run(folder), "mine", ["a good\tfilm", "a good film"])
+    tab, blank = classify(folder, "a good\tfilm", "a good film")
     assert tab["probabilities"] == blank["probabilities"]
 
 
@@ -80,18 +86,17 @@ def test_of_scores_whose_probabilities_are_all_1_the_highest_is_the_answer(folde
     path = folder / "linear_probe" / "mine" / "classifier.json"
     facts = {key: value for key, value in json.loads(path.read_text()).items() if key != SEAL}
     path.write_text(json.dumps(facts | {"weights": [[0.0] * 24] * 3, "bias": [40.0, 60.0, 50.0]}))
-    (answer,) = classify(stored_run(folder), "mine", ["a film"])
+    (answer,) = classify(folder, "a film")
     assert answer["label"] == "fair"
 
 
 def test_what_is_not_there_is_said_with_a_command_that_works(folder: Path) -> None:
-    run = stored_run(folder)
     with pytest.raises(
         DataError, match=r"no classifier 'csv' \(it has: none\); run `overnight linear-probe csv --from .*ours --path=FOLDER`"
     ):
-        list(classify(run, "csv", ["text"]))
+        classify(folder, "text", name="csv")
     with pytest.raises(ConfigError, match=r"a byte model has no \[MASK\] to fill in; `overnight generate --from .*ours` continues"):
-        list(classify(run, "mask", ["[MASK]"]))
+        classify(folder, "[MASK]", name="mask")
 
 
 def test_a_classifier_of_other_weights_or_another_width_is_refused(folder: Path) -> None:
@@ -102,28 +107,28 @@ def test_a_classifier_of_other_weights_or_another_width_is_refused(folder: Path)
     with pytest.raises(
         DataError, match=r"features of step-0000100, and the newest weights are model\.safetensors; run `overnight linear-probe mine"
     ):
-        list(classify(stored_run(folder), "mine", ["text"]))
+        classify(folder, "text")
     path.write_text(json.dumps(facts | {"weights": [[0.5] * 7]}))
     with pytest.raises(DataError, match=r"has weights \(1, 7\), the model has 24 features"):
-        list(classify(stored_run(folder), "mine", ["text"]))
+        classify(folder, "text")
 
 
 def test_a_classifier_of_other_weights_of_the_same_name_is_refused(folder: Path) -> None:
     go(folder)
     path = folder / "linear_probe" / "mine" / "classifier.json"
     kept = {key: value for key, value in json.loads(path.read_text()).items() if key not in (SEAL, "model")}
-    answers = list(classify(stored_run(folder), "mine", ["a good film"]))
+    answers = classify(folder, "a good film")
     write_openai(folder.parent / "other", random_arrays(24, 6, seed=1))
     import_byte_model(folder.parent / "other", folder.parent / "another")
     (folder.parent / "another" / "model.safetensors").rename(folder / "model.safetensors")
     with pytest.raises(
         DataError, match=r"features of other weights than those of model\.safetensors are now; run `overnight linear-probe mine"
     ):
-        list(classify(stored_run(folder), "mine", ["a good film"]))
+        classify(folder, "a good film")
     path.write_text(json.dumps(kept))  # of an earlier version, which has only the name
-    assert list(classify(stored_run(folder), "mine", ["a good film"])) != answers
+    assert classify(folder, "a good film") != answers
     go(folder)
-    assert list(classify(stored_run(folder), "mine", ["a good film"]))
+    assert classify(folder, "a good film")
 
 
 def test_a_classifier_that_was_changed_or_is_of_another_shape_is_refused_by_name(folder: Path) -> None:
@@ -139,7 +144,7 @@ def test_a_classifier_that_was_changed_or_is_of_another_shape_is_refused_by_name
     for said, tree in wrong.items():
         path.write_text(json.dumps(tree))
         with pytest.raises(DataError, match=rf"classifier\.json: .*{said}.*; delete .*mine and run `overnight linear-probe mine"):
-            list(classify(stored_run(folder), "mine", ["text"]))
+            classify(folder, "text")
 
 
 def test_the_classifier_is_that_of_the_settings_asked_for_last(folder: Path) -> None:

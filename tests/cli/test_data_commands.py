@@ -15,12 +15,11 @@ from overnight import console
 from overnight.cli.main import main
 from overnight.config import Data
 from overnight.config.data import TextSource
-from overnight.corpus import dedup
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.prepared import Prepared
 from overnight.corpus.sentences import sentences
 from tests.conftest import ROOT
-from tests.corpus.folders import as_of_old, prepared_folder, texts
+from tests.corpus.folders import as_of_old, is_valid, prepared_folder, texts
 
 Captured = pytest.CaptureFixture[str]
 QUOTE = 'He said: "Don\'t be a fool, Größe!" and left. '
@@ -34,7 +33,7 @@ def call(*argv: str | Path | int) -> int:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # One that is to train on: a vocabulary knows no mark that only others have.
     found = (QUOTE + text for text in texts(50, seed=5))
-    quote = next(text for text in found if not dedup.is_valid(dedup.document_hash(sentences(text)), 0.2))
+    quote = next(text for text in found if not is_valid(sentences(text)))
     rows = {"a.jsonl": [*texts(30), quote], "b.jsonl": texts(10, seed=1)}
     return prepared_folder(tmp_path_factory.mktemp("words"), rows)
 

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from overnight.config import Data
+from overnight.corpus.dedup import document_hash, valid_mask
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import load_manifest, save_manifest
 
@@ -33,6 +36,11 @@ def prepared_folder(place: Path, sources: Mapping[str, list[str]], /, shard_toke
     data = Data(paths=[str(place / name) for name in sources], vocab_size=300, valid_fraction=0.2, workers=1)
     prepare(dataclasses.replace(data, **settings), place / "data", lambda line: None, shard_tokens)
     return place / "data"
+
+
+def is_valid(sentences: list[str]) -> bool:
+    """Return whether a document is of the fifth for validation."""
+    return bool(valid_mask(np.frombuffer(document_hash(sentences), np.uint8)[None], 0.2)[0])
 
 
 def as_of_old(folder: Path) -> Path:

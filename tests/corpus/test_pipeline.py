@@ -27,6 +27,7 @@ from overnight.corpus.tasks import TokenTask, token_chunk
 from overnight.corpus.tokenizer import load_tokenizer
 from overnight.errors import ConfigError, DataError
 from overnight.state_files import SEAL
+from tests.corpus.folders import is_valid
 from tests.processes import HANG, wait_until
 
 ROOT = Path(pipeline.__file__).parents[2]
@@ -69,7 +70,7 @@ def test_every_document_arrives_in_order_on_its_side_token_by_token(corpus: Path
     expected: dict[str, list[list[list[int]]]] = {"train": [], "valid": []}
     for path in sorted(corpus.iterdir()):
         found = sentences(clean(path.read_text()))
-        split = "valid" if dedup.is_valid(dedup.document_hash(found), 0.2) else "train"
+        split = "valid" if is_valid(found) else "train"
         expected[split].append([tokenizer.encode(sentence, add_special_tokens=False).ids for sentence in found])
     for split, documents in expected.items():
         read = []
@@ -108,8 +109,8 @@ def test_words_are_remembered_from_chunk_to_chunk_and_no_longer(corpus: Path, tm
 
 def test_documents_stay_on_their_side_when_others_are_added(corpus: Path, tmp_path: Path) -> None:
     def validation() -> set[bytes]:
-        digests = [dedup.document_hash(sentences(clean(path.read_text()))) for path in corpus.iterdir()]
-        return {digest for digest in digests if dedup.is_valid(digest, 0.2)}
+        documents = [sentences(clean(path.read_text())) for path in corpus.iterdir()]
+        return {dedup.document_hash(found) for found in documents if is_valid(found)}
 
     before = validation()
     assert prepare(settings(corpus), tmp_path / "a", silent).count("valid", "documents") == len(before)

@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from overnight.console import Line
 from overnight.errors import DataError
 from overnight.finetune.answer_files import write_answers
 from overnight.finetune.finetune import finetune
-from overnight.finetune.predict import answer_rows, load_trained, predict, predict_file, read_row, write_question_files
+from overnight.finetune.predict import answer_file, answer_rows, load_trained, predict, read_row, write_question_files
 from overnight.tasks import inputs as module
 from overnight.tasks.inputs import read_lines
 from overnight.tasks.line_fields import sentence_of
@@ -66,6 +67,10 @@ def run(pretrained: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def answers(run: Run, name: str, *lines: str) -> list[dict[str, Any]]:
     return list(predict(run, name, lines))
+
+
+def of_file(run: Run, name: str, path: str, form: str = "") -> Iterator[dict[str, Any]]:
+    return answer_file(load_trained(run, name), path, form)
 
 
 def test_plain_lines_and_json_are_answered_alike(run: Run) -> None:
@@ -122,17 +127,17 @@ def test_a_pair_is_read_from_the_columns_that_were_trained_on(run: Run, tmp_path
     assert facts["columns"] == ["text", "other"] and facts["pairs"]
     wanted = answers(run, "scores", "class 3\tobject 3")[0]["score"]
     (tmp_path / "pair.csv").write_text("text,other\nclass 3,object 3\nclass 3,\n")
-    pair, lacking = predict_file(run, "scores", str(tmp_path / "pair.csv"))
+    pair, lacking = of_file(run, "scores", str(tmp_path / "pair.csv"))
     assert pair["score"] == wanted and "has no second text" in lacking["error"]
     (tmp_path / "pair.jsonl").write_text('{"text": "class 3", "text_b": "object 3"}\n{"text": "class 3"}\n')
-    stored = list(predict_file(run, "scores", str(tmp_path / "pair.jsonl")))
+    stored = list(of_file(run, "scores", str(tmp_path / "pair.jsonl")))
     stdin(monkeypatch, (tmp_path / "pair.jsonl").read_bytes())
-    piped = list(predict_file(run, "scores", "-"))
+    piped = list(of_file(run, "scores", "-"))
     assert (stored[0], piped[0]) == ({"id": "0", "score": wanted}, {"id": "1", "score": wanted})  # of a table a row, else a line
     assert "error" in stored[1] and "error" in piped[1]
     with pytest.raises(DataError, match=r"has the columns text; the texts of a row belong in `text` and `other`$"):
         (tmp_path / "one.csv").write_text("text\nclass 3\n")
-        list(predict_file(run, "scores", str(tmp_path / "one.csv")))
+        list(of_file(run, "scores", str(tmp_path / "one.csv")))
 
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl"])
@@ -145,7 +150,7 @@ def test_a_table_is_answered_by_its_columns_and_not_as_lines(ending: str, run: R
         path.write_text("label\tid\ttext\n" + "".join("\t".join(row.values()) + "\n" for row in rows))
     else:
         path.write_text('label,id,text\nnumber,x,integer division\ntext,,"a ""string"", literal"\n')
-    found = list(predict_file(run, "classes", str(path)))
+    found = list(of_file(run, "classes", str(path)))
     assert [a["id"] for a in found] == ["x", "1"]
     alone = answers(run, "classes", *(row["text"] for row in rows))
     assert [a["probabilities"] for a in found] == [a["probabilities"] for a in alone]
@@ -153,13 +158,13 @@ def test_a_table_is_answered_by_its_columns_and_not_as_lines(ending: str, run: R
 
 def test_a_table_of_pairs_and_one_of_questions_are_answered(run: Run, tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text("text_a,text_b,score\nclass 3,object 3,0.3\n")
-    (pair,) = predict_file(run, "scores", str(tmp_path / "pairs.csv"))
+    (pair,) = of_file(run, "scores", str(tmp_path / "pairs.csv"))
     assert pair["score"] == answers(run, "scores", "class 3\tobject 3")[0]["score"]
     (tmp_path / "asked.csv").write_text("id,question,context\nq,What is the value?,The value is nine.\n")
-    (answer,) = predict_file(run, "squad", str(tmp_path / "asked.csv"))
+    (answer,) = of_file(run, "squad", str(tmp_path / "asked.csv"))
     assert answer == answers(run, "squad", '{"id": "q", "question": "What is the value?", "context": "The value is nine."}')[0]
     (tmp_path / "masks.csv").write_text("text\nThe [MASK] of an object.\n")
-    (filled,) = predict_file(run, "mask", str(tmp_path / "masks.csv"))
+    (filled,) = of_file(run, "mask", str(tmp_path / "masks.csv"))
     assert filled["text"] == "The [MASK] of an object."
 
 
@@ -187,7 +192,7 @@ def test_answers_to_a_table_that_never_ends_begin_with_its_first_rows(run: Run, 
     writer.start()
     with open(reading, "rb") as file:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file))
-        found = list(itertools.islice(predict_file(run, "classes", "-", form="csv"), 30))
+        found = list(itertools.islice(of_file(run, "classes", "-", form="csv"), 30))
     writer.join()
     assert [a["id"] for a in found] == [str(n) for n in range(30)]
     assert [a.get("label") is None for a in found] == [False, True, False] * 10 and "written twice" in found[1]["error"]
@@ -209,7 +214,7 @@ def test_a_row_that_cannot_be_used_has_an_error_in_its_place(
     else:
         mark = "," if form == "csv" else "\t"
         path.write_text("".join(f"{i}{mark}{text}\n" for i, text in {"id": "text", **texts}.items()) + "only one\n")
-    found = list(predict_file(run, "classes", str(path)))
+    found = list(of_file(run, "classes", str(path)))
     assert [a["id"] for a in found[:3]] == list(texts) and ["error" in a for a in found[:3]] == [False, True, False]
     more = {"jsonl": [("3", "is not JSON"), ("4", "is a list")], "parquet": []}.get(form, [("3", "1")])
     assert [(a["id"], why in a["error"]) for a, (_, why) in zip(found[3:], more, strict=True)] == [(i, True) for i, _ in more]
@@ -228,7 +233,7 @@ def test_a_row_that_cannot_be_used_has_an_error_in_its_place(
 def test_an_id_or_a_column_that_is_no_text_costs_its_row_alone(form: str, content: bytes, run: Run, tmp_path: Path) -> None:
     path = tmp_path / f"in.{form}"
     path.write_bytes(content)
-    found = list(predict_file(run, "classes", str(path)))
+    found = list(of_file(run, "classes", str(path)))
     assert write_answers(found, tmp_path / "out.jsonl") == {"csv": 1, "jsonl": 2}[form]
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()] == found
     assert found[0]["id"] == "a" and "label" in found[0]
@@ -259,7 +264,7 @@ def test_answers_go_to_a_file_in_the_form_that_fits(run: Run, tmp_path: Path, ca
 def test_two_questions_of_one_id_are_refused_where_a_file_would_lose_one(run: Run, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"id": 7, "question": "What?", "context": "A value."}\n' * 2)
     with pytest.raises(DataError, match="'7' is that of several questions"):
-        write_answers(predict_file(run, "squad", str(tmp_path / "in.jsonl")), tmp_path / "out.json")
+        write_answers(of_file(run, "squad", str(tmp_path / "in.jsonl")), tmp_path / "out.json")
     with pytest.raises(DataError, match="'7' is that of several questions"):
         write_question_files(load_trained(run, "squad"), str(tmp_path / "in.jsonl"), tmp_path / "out")
     with pytest.raises(DataError, match="only answers to questions are several files"):
@@ -271,14 +276,14 @@ def test_a_question_that_leaves_no_room_for_its_context_costs_its_line_alone(run
     lines = [
         json.dumps({"id": name, "question": "integer " * n, "context": "The value."}) for name, n in (("a", 2), ("long", 40), ("c", 3))
     ]
-    first, long, last = predict(run, "squad", lines, keep_going=True)
+    first, long, last = module.answered(enumerate(lines, 1), *_reader_of(run, "squad"), keep_going=True)
     assert first["answer"] and last["answer"] and long["id"] == "long"
     assert re.fullmatch(r"line 2: its question of \d+ tokens leaves no room for the paragraph; the task takes up to 28", long["error"])
 
 
 def test_a_question_whose_context_is_empty_costs_its_line_alone(run: Run) -> None:
     lines = [json.dumps({"id": name, "question": "What?", "context": text}) for name, text in (("a", "The value."), ("empty", " \n"))]
-    answer, error = predict(run, "squad", lines, keep_going=True)
+    answer, error = module.answered(enumerate(lines, 1), *_reader_of(run, "squad"), keep_going=True)
     assert answer["answer"] and error == {"id": "empty", "error": "line 2: its context is empty: there is nothing to find an answer in"}
     with pytest.raises(DataError, match="line 2: its context is empty"):
         list(predict(run, "squad", lines))

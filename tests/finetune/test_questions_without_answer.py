@@ -17,7 +17,7 @@ from overnight.config import BertRun, Run
 from overnight.console import Line
 from overnight.errors import DataError
 from overnight.finetune.finetune import finetune
-from overnight.finetune.predict import answer_file, load_trained, predict_file, write_question_files
+from overnight.finetune.predict import answer_file, load_trained, write_question_files
 from overnight.finetune.scoring import score_file
 from overnight.interop.export import export_run
 from tests.finetune.official_squad import evaluate_v2
@@ -63,13 +63,14 @@ def test_questions_without_an_answer_are_learned_scored_and_answered_by_nothing(
     assert kept.keys() == odds.keys() == nbest.keys() and all("" in {entry["text"] for entry in found} for found in nbest.values())
 
     questions = with_null.finetune["null"].path
-    write_question_files(load_trained(with_null, "null"), questions, tmp_path / "out")
+    model = load_trained(with_null, "null")
+    write_question_files(model, questions, tmp_path / "out")
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
     answered = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert len(answered) == 80 and {name: answered[name] for name in kept} == kept
-    assert {a["id"]: a["answer"] for a in predict_file(with_null, "null", questions)} == answered
+    assert {a["id"]: a["answer"] for a in answer_file(model, questions)} == answered
     assert json.loads((tmp_path / "out" / "null_odds.json").read_text())["3b"] == pytest.approx(
-        next(a["null_odds"] for a in predict_file(with_null, "null", questions) if a["id"] == "3b")
+        next(a["null_odds"] for a in answer_file(model, questions) if a["id"] == "3b")
     )
 
 

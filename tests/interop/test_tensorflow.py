@@ -24,6 +24,7 @@ from overnight.interop import tensorflow
 from overnight.interop.crc32c import _BLOCK, _FEW, crc32c, masked_crc32c
 from overnight.interop.sources import read_source
 from overnight.interop.tensorflow import read_bundle
+from overnight.models.bert import first_tokens
 from overnight.models.encoders import masked_lm
 from tests.interop import bundle
 
@@ -211,7 +212,7 @@ def test_googles_bert_computes_what_the_same_weights_do_in_transformers(real_dat
     hidden_ND = ours.eval().encoder(batch)
     logits = ours.mlm_logits(hidden_ND)[:, :15].view(3, 11, 15)
     torch.testing.assert_close(logits, expected.prediction_logits, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(ours.nsp_logits(hidden_ND, batch), expected.seq_relationship_logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.nsp_logits(first_tokens(hidden_ND, batch)), expected.seq_relationship_logits, rtol=1e-5, atol=1e-5)
 
 
 def test_a_checkpoint_is_found_by_its_folder_its_prefix_and_its_index(real_data: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from overnight.batches.loader import Samples
 from overnight.batches.packing import IGNORED, Batch
 from overnight.config import OPTIMIZERS, BertConfig, BertPhase
 from overnight.interop.huggingface import to_huggingface
-from overnight.models.bert import BertForPretraining, padded_vocabulary
+from overnight.models.bert import BertForPretraining, first_tokens, padded_vocabulary
 from overnight.optim.groups import build_optimizer
 from tests.batches.corpus import book_like, shard, words
 from tests.models.sample import SIZES, VOCAB, Copies, padded, pretraining, random_batch
@@ -66,7 +66,7 @@ def test_logits_match_transformers(lengths: list[int], separately: bool) -> None
     with torch.no_grad():
         mlm, nsp, loss = run_theirs(theirs(model), batch, separately)
         hidden = model.encoder(batch)
-        ours_mlm, ours_nsp = model.mlm_logits(hidden), model.nsp_logits(hidden, batch)
+        ours_mlm, ours_nsp = model.mlm_logits(hidden), model.nsp_logits(first_tokens(hidden, batch))
         losses, _ = model.losses(batch, torch.float32)
     # Weights so large that a wrong term shows: the logits are of order 1 to 10.
     assert 1 < mlm.std() < 20 and 0.3 < nsp.std() < 20
@@ -138,7 +138,7 @@ def test_training_and_evaluation_agree_without_dropout(lengths: list[int]) -> No
         held, hits = model.eval().losses(batch, torch.float32)
         hidden = model.encoder(batch)
         best = model.mlm_logits(hidden[batch.predicted_M]).argmax(-1)
-        nsp = model.nsp_logits(hidden, batch).argmax(-1)
+        nsp = model.nsp_logits(first_tokens(hidden, batch)).argmax(-1)
     for name in ("mlm", "nsp"):
         torch.testing.assert_close(trained[name].detach(), held[name], rtol=1e-5, atol=1e-4)
     assert hits["mlm"] == (best == batch.targets["mlm"]).sum() and hits["nsp"] == (nsp == batch.targets["nsp"]).sum()
