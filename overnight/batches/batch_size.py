@@ -93,6 +93,6 @@ def micro_batch(phase: Phase, step: int, world: int = 1) -> int:
     return max(count for count in range(1, min(most, share) + 1) if share % count == 0)
 
 
-def full_micro_batch(phase: Phase, world: int = 1) -> int:
+def full_micro_batch(phase: Phase, world: int) -> int:
     """Return the sequences of a micro-batch of the global batch, also of a phase that is too short to come to it; else as :func:`micro_batch`."""
     return micro_batch(phase, max(phase.steps, batch_warmup(phase).steps), world)

@@ -244,7 +244,7 @@ def _put(beside: Path, checkpoint: Path) -> None:
     sync(checkpoint.parent)
 
 
-def prune(folder: Path, step: int, keep: int, keep_every: int = 0, keep_before: int | None = None) -> None:
+def prune(folder: Path, step: int, keep: int, keep_every: int, keep_before: int | None) -> None:
     """Remove the checkpoints that need not be kept, once a new one is whole.
 
     What is of a later step than the new one is not of this run any more: it was passed over as damaged, or the run went back.

@@ -18,7 +18,7 @@ from overnight.errors import ConfigError
 from overnight.report.data_page import refresh_data_report
 
 
-def run_all(run: Run, extend: bool = False) -> None:
+def run_all(run: Run, extend: bool) -> None:
     """Prepare, pretrain, fine-tune or probe, evaluate, export and report a run; again after an interruption, it resumes where it was.
 
     Args:

@@ -72,7 +72,7 @@ def describe(kinds: Mapping[str, Any] | None = None, prefix: str = "", network: 
         yield Setting(f"{prefix}{name}", "|".join(types), default, text)
 
 
-def in_training(setting: Setting, of_bytes: bool = False) -> Setting:
+def in_training(setting: Setting, of_bytes: bool) -> Setting:
     """Return a setting as a command that trains has it: without the precisions that it refuses, int8 and of byte models fp8."""
     for name in ("int8", *["fp8"] * of_bytes) if setting.key == "precision" else ():
         setting = setting._replace(

@@ -186,7 +186,7 @@ def stored_run(folder: Path, overrides: Sequence[str] = ()) -> Run:
     return dataclasses.replace(load_run(str(path), ["data.vocab_file=", *overrides]), out=str(folder))
 
 
-def machine_run(overrides: Sequence[str] = ()) -> Run:
+def machine_run(overrides: Sequence[str]) -> Run:
     """Return a run of no recipe, which says only what dotted overrides do of the machine and the data: for a model of others.
 
     Raises:

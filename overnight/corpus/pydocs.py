@@ -60,7 +60,7 @@ class Docstring:
     """Prose: paragraphs of one line, blank lines between them."""
 
 
-def python_docs(workers: int = 0) -> Iterator[tuple[str, str]]:
+def python_docs(workers: int) -> Iterator[tuple[str, str]]:
     """Yield documents: every topic of the language reference, then every module with all of its docstrings.
 
     Args:

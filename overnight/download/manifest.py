@@ -84,7 +84,7 @@ class Manifest:
         tree = {"version": 1, "files": {path: dataclasses.asdict(self.files[path]) for path in sorted(self.files)}}
         write_json(self._folder / NAME, sealed(tree))
 
-    def is_whole(self, path: str, again: bool = False) -> bool:
+    def is_whole(self, path: str, again: bool) -> bool:
         """Return whether a file is there as it came.
 
         Args:

@@ -218,7 +218,7 @@ def training_steps(
 
 
 def handle_bad_step(
-    step: int, kind: type[TrainingError], problem: str, number: int | None, row: int, settings: LoopConfig, scale: LossScale | None = None
+    step: int, kind: type[TrainingError], problem: str, number: int | None, row: int, settings: LoopConfig, scale: LossScale | None
 ) -> None:
     """Decide whether the training continues after a step; the loss scale takes it in.
 

@@ -72,7 +72,7 @@ def set_up_machine(run: Run, predicts: bool = False) -> torch.device:
     return device
 
 
-def check_batches(run: Run, processes: int = 1) -> None:
+def check_batches(run: Run, processes: int) -> None:
     """Check that every batch can be split over the processes, and that noise, if it is asked for, can be seen between micro-batches.
 
     Raises:

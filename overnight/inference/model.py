@@ -61,7 +61,7 @@ def load(
     return open_model(os.fspath(path), task, [f"{key}={value}" for key, value in given.items() if value is not None])
 
 
-def open_model(source: str, task: str = "", overrides: Sequence[str] = ()) -> Model:
+def open_model(source: str, task: str, overrides: Sequence[str]) -> Model:
     """Load a trained encoder as :func:`load` does, with run-level overrides as the command line has them."""
     path, whole = Path(source), Path(os.path.abspath(source))  # `.` may be such a folder
     if (whole / "task.json").is_file() and whole.parent.name == "finetune" and not task:

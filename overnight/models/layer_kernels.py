@@ -65,7 +65,7 @@ def norm(
 
 
 def norm_backward(
-    grad: Tensor, h: Tensor, stats: Tensor, weight: Tensor, probability: float = 0.0, seeds: Tensor | None = None, which: int = 0
+    grad: Tensor, h: Tensor, stats: Tensor, weight: Tensor, probability: float, seeds: Tensor | None, which: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of :func:`norm`.
 

@@ -69,7 +69,7 @@ def _curve(decisions: Sequence[Decision], step: int) -> tuple[float, float]:
     return _height(decisions[-1], height, step), share_left(decisions[-1], left, step)
 
 
-def decided_decay(schedule: Schedule, decisions: Sequence[Decision], step: int, ends: tuple[float, float] = (1.0, 0.0)) -> float:
+def decided_decay(schedule: Schedule, decisions: Sequence[Decision], step: int, ends: tuple[float, float]) -> float:
     """Return the factor of the decay alone, 1 while the phase warms up; arguments as those of :func:`decided_factor`."""
     left = share_of_decay_left([decision for decision in decisions if decision.at <= step], step)
     return decayed(schedule, _of_whole(ends, left))

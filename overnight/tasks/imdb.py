@@ -17,7 +17,7 @@ _LABELS = ("neg", "pos")
 _ARCHIVES = ("aclImdb.tar.xz", "aclImdb_v1.tar.gz", "aclImdb.tar.gz")
 
 
-def load_imdb(path: Path, seed: int = 0) -> TaskData:
+def load_imdb(path: Path, seed: int) -> TaskData:
     """Read the reviews; dev is a tenth of the training reviews, split off by a hash of their text.
 
     The `<br />` of the pages becomes a blank; nothing else is changed. The unlabeled reviews are not read.
