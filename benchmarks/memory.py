@@ -97,7 +97,7 @@ def rows(name: str, sequences: int, length: int, repeats: int) -> list[Row]:
         label = f"{name} {sequences} x {length} {kind}"
         for what, title in (("kept", "kept for the backward pass"), ("most", "most in a pass"), ("process", "process at most")):
             made.append(Row(f"{label}, {title}", found[kind][what], "MB", None, "none", found["none"][what]))
-        made.append(time_row(f"{label}, forward and backward", "ms", timings[kind], "none", timings["none"]))
+        made.append(time_row(f"{label}, forward and backward", timings[kind], "none", timings["none"]))
     for row in made:
         print(f"{row.name:60} {row.value:10.1f} {row.unit}  {row.value / row.peer_value if row.peer_value else 0:.3f} of none", flush=True)
     return made

@@ -89,16 +89,15 @@ class Example:
     labels: list[str]
 
 
-def write_examples(documents: Sequence[Sequence[str]], tokens: Sequence[str], path: Path, seed: int = 0) -> int:
+def write_examples(documents: Sequence[Sequence[str]], tokens: Sequence[str], path: Path) -> int:
     """Write one copy of the examples of all documents; returns how many.
 
     Args:
         documents: the sentences of each.
         tokens: the vocabulary.
         path: where the records go.
-        seed: of everything that is drawn.
     """
-    rng, tokenizer = random.Random(seed), PurePythonTokenizer(tokens)
+    rng, tokenizer = random.Random(0), PurePythonTokenizer(tokens)
     tokenized = [[found for sentence in document if (found := tokenizer.tokenize(sentence))] for document in documents]
     tokenized = [document for document in tokenized if document]
     rng.shuffle(tokenized)

@@ -29,12 +29,12 @@ def texts(source: str, size: float) -> Iterator[str]:
             return
 
 
-def recombined(source: str, size: float, seed: int = 0) -> Iterator[str]:
+def recombined(source: str, size: float) -> Iterator[str]:
     """Yield documents of sentences drawn at random from those of a source, as long as its documents are, until they are so many bytes.
 
     Two of them have few sentences in common, so none is a near-duplicate. Some words are made of the halves of two others.
     """
-    rng, originals = random.Random(seed), [clean(text) for text in texts(source, _POOL)]
+    rng, originals = random.Random(0), [clean(text) for text in texts(source, _POOL)]
     pool = list(chain.from_iterable(map(sentences, originals)))
     sizes, left = [len(text.encode()) for text in originals], size
     characters, mean = (sum(map(len, each)) / len(pool) + 1 for each in (pool, [sentence.encode() for sentence in pool]))

@@ -192,7 +192,7 @@ def train_rows(case: Case, peak: float, device: torch.device, tiny: bool) -> lis
     rows = [row, Row(f"{case.name}, of the product ceiling", 100 * tflops / peak, "%")]
     if device.type == "cuda":
         rows.append(Row(f"{case.name}, peak memory", torch.cuda.max_memory_allocated() / 1e9, "GB"))
-    rows.append(head_row(case, net, batch, device, tiny))
+    rows.append(head_row(case, net, batch, device))
     return rows
 
 
@@ -210,7 +210,7 @@ def byte_rows(sizes: tuple[int, int, int, str, int], peak: float, device: torch.
     return [row, Row(f"mLSTM {case.name}, of the product ceiling", 100 * row.value * mlstm.flops(case) / 1e12 / peak, "%")]
 
 
-def head_row(case: Case, net: MaskedLM, batch: Batch, device: torch.device, tiny: bool) -> Row:
+def head_row(case: Case, net: MaskedLM, batch: Batch, device: torch.device) -> Row:
     """Return the vocabulary head alone, forward: at the predicted positions, and at all as the peer."""
     hidden = torch.randn(len(batch.ids_N), net.encoder.norm.weight.numel(), device=device, dtype=DTYPES[case.precision])
     some = hidden[: len(batch.targets["mlm"])].contiguous()
@@ -220,4 +220,4 @@ def head_row(case: Case, net: MaskedLM, batch: Batch, device: torch.device, tiny
             F.linear(net.mlm(x), net.encoder.word.weight.to(x.dtype))
 
     times = measure({"some": lambda: head(some), "all": lambda: head(hidden)}, warmup=1, repeats=3, sync=_sync(device))
-    return time_row(f"{case.name}, vocabulary head", "ms", times["some"], "all positions", times["all"])
+    return time_row(f"{case.name}, vocabulary head", times["some"], "all positions", times["all"])

@@ -68,7 +68,7 @@ def made_up_vocabulary() -> Vocabulary:
     )
 
 
-def made_up_shard(tokens: int, seed: int, source: str = "") -> Shard:
+def made_up_shard(tokens: int, seed: int, source: str) -> Shard:
     """Return a shard of random tokens in sentences and documents of random lengths."""
     rng = np.random.default_rng(seed)
     lengths = rng.geometric(1 / _SENTENCE, tokens // _SENTENCE)
@@ -120,4 +120,4 @@ def seek_row(name: str, shards: list[Shard], words: Vocabulary, phase: BertPhase
 
     far = int(fresh().sizes(_FAR * fresh().epoch_size())[_FAR]) // phase.global_batch_size + 3
     fresh().step(far)
-    return time_row(name, "ms", _timed(lambda number: fresh().step(far + number), _REPEATS))
+    return time_row(name, _timed(lambda number: fresh().step(far + number), _REPEATS))

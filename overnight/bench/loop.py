@@ -51,7 +51,7 @@ def measure_loop(folder: Path, model: str, turns: int) -> Row:
     turn = _Turns(bare, turns)
     pretrain(run, turn)
     ours, theirs = (Timing(tuple(s / _TURN for s in seconds[2:])) for seconds in (turn.engine, turn.bare))
-    return time_row("against bare loop", "ms", ours, "bare loop", theirs)
+    return time_row("against bare loop", ours, "bare loop", theirs)
 
 
 def recipe(folder: Path, model: str, steps: int) -> Run:

@@ -130,17 +130,16 @@ def rate_row(name: str, unit: str, amount: float, ours: Timing, peer: str | None
     return Row(name, value, unit, spread, peer, *theirs)
 
 
-def time_row(name: str, unit: str, ours: Timing, peer: str | None = None, peer_timing: Timing | None = None) -> Row:
-    """Return a row of a time in `s`, `ms` or `us`."""
-    scale = {"s": 1.0, "ms": 1e3, "us": 1e6}[unit]
+def time_row(name: str, ours: Timing, peer: str | None = None, peer_timing: Timing | None = None) -> Row:
+    """Return a row of a time in ms."""
 
     def scaled(timing: Timing) -> tuple[float, tuple[float, float]]:
         low, high = timing.quartiles
-        return timing.median * scale, (low * scale, high * scale)
+        return timing.median * 1e3, (low * 1e3, high * 1e3)
 
     theirs = scaled(peer_timing) if peer_timing else (None, None)
     value, spread = scaled(ours)
-    return Row(name, value, unit, spread, peer, *theirs)
+    return Row(name, value, "ms", spread, peer, *theirs)
 
 
 def result(what: str, rows: Sequence[Row]) -> dict[str, Any]:

@@ -91,14 +91,14 @@ def measure_case(case: str, device: torch.device, repeats: int = 15) -> list[Row
     rows = [memory]
     bounds = {name: Timing((size * count / (memory.value * 1e9),)) for name, size in BYTES.items()}
     adamw = times["fused AdamW"]
-    rows.append(time_row(f"{case}: fused AdamW, bytes", "ms", adamw, f"{BYTES['AdamW']} bytes a parameter", bounds["AdamW"]))
+    rows.append(time_row(f"{case}: fused AdamW, bytes", adamw, f"{BYTES['AdamW']} bytes a parameter", bounds["AdamW"]))
     for name in CLASSES:
         ours = times[f"{name} fused"]
-        rows.append(time_row(f"{case}: {name} fused", "ms", ours, "fused AdamW", adamw))
-        rows.append(time_row(f"{case}: {name} fused, bytes", "ms", ours, f"{BYTES[name]} bytes a parameter", bounds[name]))
-        rows.append(time_row(f"{case}: {name} foreach", "ms", times[f"{name} foreach"], "fused AdamW", adamw))
+        rows.append(time_row(f"{case}: {name} fused", ours, "fused AdamW", adamw))
+        rows.append(time_row(f"{case}: {name} fused, bytes", ours, f"{BYTES[name]} bytes a parameter", bounds[name]))
+        rows.append(time_row(f"{case}: {name} foreach", times[f"{name} foreach"], "fused AdamW", adamw))
     written = times["LAMB as written"]
-    rows.append(time_row(f"{case}: LAMB fused, by hand", "ms", times["LAMB fused"], "eager, tensor by tensor", written))
+    rows.append(time_row(f"{case}: LAMB fused, by hand", times["LAMB fused"], "eager, tensor by tensor", written))
     if device.type == "cuda":
         rows += [Row(f"{case}: {name} syncs in a step", syncs(make, case, device), "steps") for name, make in CLASSES.items()]
     return rows

@@ -152,7 +152,7 @@ def against_floor(case: Case, model: BertConfig, rates: Rates, products: Timing,
     # What is left of a layer is a difference of medians: on a busy machine nothing may be left of it.
     rows = [Row(name, value, "ms", None, "floor", floor) for name, value, floor in found if value > 0]
     for name, floor in (("micro-batch", sum(least.values())), ("optimizer", last["optimizer"])):
-        row = time_row(name, "ms", times[name])
+        row = time_row(name, times[name])
         rows += [Row(name, row.value, "ms", row.spread, "floor", floor), Row(f"{name}, share of the floor", 100 * floor / row.value, "%")]
     return rows
 

@@ -169,7 +169,7 @@ def main(folder: str, model: str, repeats: str, size: str, rank: str) -> None:
     else:
         pin(int(rank))
         torch.set_num_threads(1)
-    world = World(int(rank), int(size), int(rank), device)
+    world = World(int(rank), int(size), device)
     if world.size > 1:
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo", f"file://{folder}/store", rank=world.rank, world_size=world.size

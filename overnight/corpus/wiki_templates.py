@@ -132,8 +132,8 @@ def _value(arguments: list[str]) -> str:
     return f"{named.get('p', '')}{text}{' ' if unit else ''}{unit}"
 
 
-def _before(text: str, number: int = 1) -> Render:
-    argument = _argument(number)
+def _before(text: str) -> Render:
+    argument = _argument(1)
     return lambda arguments: f"{text}{argument(arguments)}"
 
 

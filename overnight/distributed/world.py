@@ -36,8 +36,6 @@ class World:
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
-    """Its number on its machine."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
@@ -103,7 +101,7 @@ def process_group(run: Run) -> Iterator[World]:
     if missing:
         raise ConfigError(f"WORLD_SIZE = {world_size()}: without {', '.join(missing)}; start the processes with torchrun")
     rank = int(os.environ["RANK"])
-    world = World(rank, world_size(), int(os.environ["LOCAL_RANK"]), device_of(run))
+    world = World(rank, world_size(), device_of(run))
     ours = not dist.is_initialized()
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)

@@ -114,7 +114,7 @@ class Source:
                 raise DataError(f"{shown(place)}: is not https; only a mirror that is itself named with http:// is read without encryption")
             response = self._send(place, first, validator)
             if response.status not in _REDIRECTS:
-                return _answer(place, response, first)
+                return _answer(place, response)
             response.close()
             seen.append(place)
             try:
@@ -197,7 +197,7 @@ def _status(response: Any) -> str:
     return f"{response.status} {http.client.responses.get(response.status, '')}".strip()
 
 
-def _answer(place: str, response: Any, first: int) -> Answer:
+def _answer(place: str, response: Any) -> Answer:
     """Return what an answer says of its file; `start` of an answer that does not fit what was asked for is -1."""
     headers, where = response.headers, shown(place)
     if response.status not in (200, 206, 416):

@@ -127,7 +127,7 @@ class Download:
         transfer = Transfer(file, target, self._source, attempts, came, announced)
         received = transfer.receive()
         if file.unpack:
-            self._unpack(job, received, target)
+            self._unpack(job, received)
         else:
             # Recorded first: a process that is killed between the two finds the part whole when it comes again.
             self._record({file.path: entry_of(job.dataset, file, received)})
@@ -135,7 +135,7 @@ class Download:
         transfer.clear()
         self._lines.put(f"{target}: {megabytes(received.size)}")
 
-    def _unpack(self, job: Job, received: Received, target: Path) -> None:
+    def _unpack(self, job: Job, received: Received) -> None:
         file = job.file
         try:
             members = unpack(received.path, file.unpack, self._folder / file.path, shown(file.address))

@@ -142,7 +142,7 @@ def first_choice(run: BertRun) -> Choice:
     device = set_up_machine(run)
     text = _known_text(run) or _estimated_text(run)
     scores = _scores(run, text, [_guess(run, device)], _seconds(run, 0.0), _memory(device))
-    return Choice(scores, _the_best(run, scores), text, _seconds(run, 0.0), [])
+    return Choice(scores, _the_best(scores), text, _seconds(run, 0.0), [])
 
 
 def timed_choice(run: BertRun, log: Callable[[str], None], after: Callable[[BertRun], float]) -> Choice:
@@ -155,7 +155,7 @@ def timed_choice(run: BertRun, log: Callable[[str], None], after: Callable[[Bert
     waits, begun, patience, starts = CoreWaits(), run_clock.CLOCK.wall(), _PATIENCE * _seconds(run, 0.0), 0.0
     while True:
         scores = _scores(run, text, timed, _seconds(run, max(rest, 0.0) + starts), memory)
-        chosen = _the_best(run, scores)
+        chosen = _the_best(scores)
         known = {(fact["layers"], fact["width"]) for fact in facts}
         wanted = [chosen, *([] if facts else _below(scores, chosen))]
         new = [score for score in wanted if (score.layers, score.width) not in known]
@@ -223,7 +223,7 @@ def _scores(run: BertRun, text: Text, timed: Sequence[Timed], seconds: float, me
     return [size_rule.score(run, shape, text, timed, seconds, memory, LAW) for shape in size_rule.candidates(run, list(text.per_token))]
 
 
-def _the_best(run: BertRun, scores: Sequence[Score]) -> Score:
+def _the_best(scores: Sequence[Score]) -> Score:
     if found := best(scores):
         return found
     raise ConfigError(

@@ -163,13 +163,13 @@ def _seeds(runs: Sequence[Record]) -> dict[str, list[int]]:
     return {name: sorted(seeds) for name, seeds in found.items()}
 
 
-def _strips(runs: Sequence[Record], width: float = 160.0) -> Callable[[Record, str], list[float]]:
+def _strips(runs: Sequence[Record]) -> Callable[[Record, str], list[float]]:
     """Return a function of a task and a kind of seeds: where these lie on a strip from the worst to the best value of the task in all runs (pixels)."""
     every: dict[str, list[float]] = {}
     for run in runs:
         for task in run["tasks"]:
             every.setdefault(task["name"], []).extend(value for init in ("pretrained", "random") for value in _values(task, init))
-    margin = 6.0
+    width, margin = 160.0, 6.0
 
     def places(task: Record, init: str) -> list[float]:
         low, high = min(every[task["name"]], default=0.0), max(every[task["name"]], default=0.0)

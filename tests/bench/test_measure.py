@@ -68,8 +68,8 @@ FAST, SLOW = Timing((1.0, 2.0, 3.0)), Timing((4.0, 8.0, 12.0))
 
 def test_a_ratio_above_1_means_ours_is_better_for_rates_times_and_memory() -> None:
     assert rate_row("x", "sequences/s", 32, FAST, "peer", SLOW).ratio == pytest.approx(4)
-    assert time_row("x", "ms", FAST, "peer", SLOW).ratio == pytest.approx(4)
-    assert time_row("x", "ms", SLOW, "peer", FAST).ratio == pytest.approx(1 / 4)
+    assert time_row("x", FAST, "peer", SLOW).ratio == pytest.approx(4)
+    assert time_row("x", SLOW, "peer", FAST).ratio == pytest.approx(1 / 4)
     assert Row("x", 2.0, "GB", peer="peer", peer_value=3.0).ratio == pytest.approx(1.5)
     assert Row("x", 0.6, "accuracy", peer="peer", peer_value=0.5).ratio == pytest.approx(1.2)
     assert Row("x", 2.0, "GB").ratio is None

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
-import torch
 
 from overnight import config
 from overnight.config.fields import MACHINE, hints
@@ -48,7 +47,7 @@ def test_every_setting_of_the_machine_is_its_own_or_must_agree(kind: Any) -> Non
 
 def test_machines_may_differ_in_where_things_lie_and_in_what_is_measured_afterwards() -> None:
     def facts(*overrides: str) -> dict[str, Any]:
-        return shared_facts(config.load_run("demo", list(overrides)), "corpus", World(0, 2, torch.device("cpu")))
+        return shared_facts(config.load_run("demo", list(overrides)), "corpus", World(0, 2))
 
     own = ("out=/a", "data.dir=/b", "data.cache=/c", "data.cache_gb=5", "data.workers=1", "compute.threads=1", "evaluation.blimp_pairs=7")
     assert facts(*own) == facts()
