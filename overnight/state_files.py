@@ -169,7 +169,7 @@ def fitted(tree: Any, kind: Any, where: str, remedy: str) -> Any:
     from pydantic import ValidationError
 
     try:
-        return _adapter(kind).validate_json(json.dumps(tree, default=str), strict=True)
+        return adapter(kind).validate_json(json.dumps(tree, default=str), strict=True)
     except TypeError as error:  # YAML has keys that are no text
         raise DataError(f"{where}: {error}; {remedy}") from None
     except ValidationError as error:
@@ -184,7 +184,8 @@ def _almost_seal(key: object) -> bool:
 
 
 @functools.cache
-def _adapter(kind: Any) -> Any:
+def adapter(kind: Any) -> Any:
+    """Return what pydantic reads a type by; to make it takes longer than to use it."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)

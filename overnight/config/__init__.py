@@ -17,7 +17,7 @@ from overnight.config.load import (
     stored_run,
     to_tree,
 )
-from overnight.config.machine import Checkpoint, Compute, Distributed, Logging, Memory, Stability
+from overnight.config.machine import Stability
 from overnight.config.optimizers import OPTIMIZERS, AdamWConfig, LambConfig, LansConfig, LarsConfig, MuonConfig, Optim, Scaling, Schedule
 from overnight.config.phases import BatchWarmup, BertPhase, BytePhase, Phase
 from overnight.config.schema import (
@@ -26,9 +26,7 @@ from overnight.config.schema import (
     BertRun,
     ByteRun,
     CausalLMConfig,
-    Columns,
     EncoderConfig,
-    Evaluation,
     Finetune,
     LinearProbe,
     Model,
@@ -37,7 +35,7 @@ from overnight.config.schema import (
     Run,
 )
 from overnight.config.search import Search
-from overnight.config.validate import environment_path, environment_text, validate_run
+from overnight.config.validate import environment_path, environment_text
 
 __all__ = [
     "MODELS",
@@ -50,21 +48,14 @@ __all__ = [
     "BytePhase",
     "ByteRun",
     "CausalLMConfig",
-    "Checkpoint",
-    "Columns",
-    "Compute",
     "Data",
-    "Distributed",
     "EncoderConfig",
-    "Evaluation",
     "Filters",
     "Finetune",
     "LambConfig",
     "LansConfig",
     "LarsConfig",
     "LinearProbe",
-    "Logging",
-    "Memory",
     "Mix",
     "Model",
     "ModernBertConfig",
@@ -95,5 +86,4 @@ __all__ = [
     "run_yaml",
     "stored_run",
     "to_tree",
-    "validate_run",
 ]

@@ -6,12 +6,12 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from overnight.config.fields import Tagged, hints
 from overnight.config.optimizers import OPTIMIZERS
 from overnight.config.schema import MODELS, BertPhase, BertRun, BytePhase, ByteRun
+from overnight.state_files import adapter
 
 # Classes of which a mapping can be only one: a key of another one is distinguished from a misspelled key.
 _ALTERNATIVES: tuple[dict[str, Any], ...] = (
@@ -93,7 +93,7 @@ def _leaf(kind: Any, value: Any, key: str, problems: list[str]) -> Any:
     if kind is int and isinstance(value, str) and _POWER_OF_TEN.fullmatch(value):  # which YAML takes for text without a point
         value = float(value)
     try:
-        return _adapter(kind).validate_python(value)
+        return adapter(kind).validate_python(value)
     except ValidationError as error:
         if value is None:
             problems.append(f"{key} = null: cannot be empty; leave it out{', or put the word in quotes' if kind is str else ''}")
@@ -112,13 +112,6 @@ def _remedy(key: str, value: Any) -> str:
     name, colon, number = str(value).partition(":")
     chosen = key == "compute.device" and name == "cuda" and colon
     return f"; take 'cuda', and choose one with CUDA_VISIBLE_DEVICES={number} in the environment" if chosen else ""
-
-
-@cache
-def _adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
 
 
 def member(hint: Any, notes: tuple[Any, ...], value: Any) -> Any:

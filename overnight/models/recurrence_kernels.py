@@ -19,6 +19,8 @@ import triton  # type: ignore[import-not-found,import-untyped]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped]
 from torch import Tensor
 
+from overnight.models.layer_kernels import read
+
 BLOCK = tl.constexpr(512)
 """Columns of a program: four for each of its threads."""
 # Products and sums are rounded one by one; the default is not the same in all versions of Triton.
@@ -101,11 +103,6 @@ def _units(width: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _read(address: tl.tensor, there: tl.tensor) -> tl.tensor:
-    return tl.load(address, mask=there, other=0.0).to(tl.float32)
-
-
-@triton.jit
 def _sigmoid(x: tl.tensor) -> tl.tensor:
     e = tl.exp(-tl.abs(x))  # at most 1, so nothing overflows
     return tl.where(x >= 0, 1.0, e) / (1.0 + e)
@@ -126,8 +123,8 @@ def _modulate(
 ) -> None:
     b, at, there = _units(width)
     here = b * width + at
-    u = _read(product + here, there)
-    mx = _read(table + tl.load(rows + b) * columns + (columns - width) + at, there)
+    u = read(product + here, there)
+    mx = read(table + tl.load(rows + b) * columns + (columns - width) + at, there)
     tl.store(u_ + here, u, mask=there)
     tl.store(m_ + here, u * mx, mask=there)
 
@@ -146,11 +143,11 @@ def _cell(
 ) -> None:
     b, at, there = _units(width)
     here, z, x = b * width + at, product + 4 * b * width + at, table + tl.load(rows + b) * columns + at
-    i = _sigmoid(_read(z, there) + _read(x, there))
-    f = _sigmoid(_read(z + width, there) + _read(x + width, there))
-    g = _tanh(_read(z + 2 * width, there) + _read(x + 2 * width, there))
-    o = _sigmoid(_read(z + 3 * width, there) + _read(x + 3 * width, there))
-    c = f * _read(before + here, there) + i * g
+    i = _sigmoid(read(z, there) + read(x, there))
+    f = _sigmoid(read(z + width, there) + read(x + width, there))
+    g = _tanh(read(z + 2 * width, there) + read(x + 2 * width, there))
+    o = _sigmoid(read(z + 3 * width, there) + read(x + 3 * width, there))
+    c = f * read(before + here, there) + i * g
     gate = gates + 4 * b * width + at
     tl.store(gate, i, mask=there)
     tl.store(gate + width, f, mask=there)
@@ -175,18 +172,18 @@ def _cell_backward(
 ) -> None:
     b, at, there = _units(width)
     here, gate = b * width + at, gates + 4 * b * width + at
-    i, f = _read(gate, there), _read(gate + width, there)
-    g, o = _read(gate + 2 * width, there), _read(gate + 3 * width, there)
-    dh, dc = _read(back_h + here, there), _read(dc_ + here, there)
+    i, f = read(gate, there), read(gate + width, there)
+    g, o = read(gate + 2 * width, there), read(gate + 3 * width, there)
+    dh, dc = read(back_h + here, there), read(dc_ + here, there)
     if grad_h is not None:
-        dh += _read(grad_h + here, there)
+        dh += read(grad_h + here, there)
     if grad_c is not None:
-        dc += _read(grad_c + here, there)
-    tanh_c = _tanh(_read(c_ + here, there))
+        dc += read(grad_c + here, there)
+    tanh_c = _tanh(read(c_ + here, there))
     dc += dh * o * (1.0 - tanh_c * tanh_c)
     dz = grad_rows + b * columns + at
     tl.store(dz, dc * g * i * (1.0 - i), mask=there)
-    tl.store(dz + width, dc * _read(before + here, there) * f * (1.0 - f), mask=there)
+    tl.store(dz + width, dc * read(before + here, there) * f * (1.0 - f), mask=there)
     tl.store(dz + 2 * width, dc * i * (1.0 - g * g), mask=there)
     tl.store(dz + 3 * width, dh * tanh_c * o * (1.0 - o), mask=there)
     tl.store(dc_ + here, dc * f, mask=there)
@@ -206,8 +203,8 @@ def _modulate_backward(
 ) -> None:
     b, at, there = _units(width)
     here, last = b * width + at, columns - width + at
-    u, dm = _read(u_ + here, there), _read(dm_ + here, there)
-    mx = _read(table + tl.load(rows + b) * columns + last, there)
+    u, dm = read(u_ + here, there), read(dm_ + here, there)
+    mx = read(table + tl.load(rows + b) * columns + last, there)
     tl.store(m_ + here, u * mx, mask=there)
     tl.store(du_ + here, dm * mx, mask=there)
     tl.store(grad_rows + b * columns + last, dm * u, mask=there)
@@ -230,5 +227,5 @@ def _sum_places(
     for start in range(first, last, PLACES):
         i = start + tl.arange(0, PLACES)
         place = tl.load(order + i, mask=i < last, other=0)
-        sums += _read(grad_rows + place[:, None] * columns + at[None, :], (i < last)[:, None] & (at < columns)[None, :])
+        sums += read(grad_rows + place[:, None] * columns + at[None, :], (i < last)[:, None] & (at < columns)[None, :])
     tl.store(total + row * columns + at, tl.sum(sums, 0), mask=at < columns)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,6 @@ def refresh_data_report(folder: Path) -> str:
     page, manifest = folder / "report.html", folder / "manifest.json"
     if page.exists() and page.stat().st_mtime_ns >= manifest.stat().st_mtime_ns:
         return ""
-    if find_spec("plotly") is None or find_spec("jinja2") is None:
-        return "no report.html of the data: it needs the extra `report` (pip install 'overnight[report]')"
     try:
         return f"what was prepared: {write_data_report(folder, page)}"
     except UserError as error:  # the shards are good without it, as in a folder that may only be read
