@@ -18,18 +18,14 @@ from overnight import config
 from overnight.byte_lm.features import extract_features
 from overnight.checkpoint.reader import TrainingProgress, newest_checkpoint, read_checkpoint
 from overnight.checkpoint.writer import CheckpointWriter, write_checkpoint
-from overnight.cli.main import main
 from overnight.corpus.bytes import document_bytes
 from overnight.interop.byte_models import load_byte_model
 from overnight.models.bytes import ByteModel, byte_model
+from tests.cli.test_main import call
 from tests.interop.byte_formula import bits, random_arrays, write_openai
 
 Captured = pytest.CaptureFixture[str]
 TEXT = "\n It was a film. "
-
-
-def call(*argv: str | Path) -> int:
-    return main([str(word) for word in argv])
 
 
 def strong(model: ByteModel) -> ByteModel:

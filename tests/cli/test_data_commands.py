@@ -12,21 +12,17 @@ from pathlib import Path
 import pytest
 
 from overnight import console
-from overnight.cli.main import main
 from overnight.config import Data
 from overnight.config.data import TextSource
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.prepared import Prepared
 from overnight.corpus.sentences import sentences
+from tests.cli.test_main import call
 from tests.conftest import ROOT
 from tests.corpus.folders import as_of_old, is_valid, prepared_folder, texts
 
 Captured = pytest.CaptureFixture[str]
 QUOTE = 'He said: "Don\'t be a fool, Größe!" and left. '
-
-
-def call(*argv: str | Path | int) -> int:
-    return main([str(word) for word in argv])
 
 
 @pytest.fixture(scope="module")

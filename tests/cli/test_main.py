@@ -46,7 +46,7 @@ RECIPE_COMMANDS = ("run", "prepare", "pretrain", "plan")
 Captured = pytest.CaptureFixture[str]
 
 
-def call(*argv: str | Path) -> int:
+def call(*argv: str | Path | int) -> int:
     return main([str(word) for word in argv])
 
 

@@ -15,19 +15,15 @@ import pytest
 from safetensors.torch import load_file
 
 from overnight import config
-from overnight.cli.main import main
 from overnight.cli.task_keys import keys_text, task_overrides
 from overnight.config import Run, load
 from overnight.config.describe import describe
 from overnight.config.schema import Finetune, LinearProbe
 from overnight.errors import ConfigError
+from tests.cli.test_main import call
 
 Captured = pytest.CaptureFixture[str]
 FAST = ["--seq_len=16", "--epochs=0.2", "--global_batch_size=8", "--micro_batch_size=8"]
-
-
-def call(*argv: str | Path) -> int:
-    return main([str(word) for word in argv])
 
 
 @pytest.fixture

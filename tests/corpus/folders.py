@@ -38,6 +38,11 @@ def prepared_folder(place: Path, sources: Mapping[str, list[str]], /, shard_toke
     return place / "data"
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of all files of a folder."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
 def is_valid(sentences: list[str]) -> bool:
     """Return whether a document is of the fifth for validation."""
     return bool(valid_mask(np.frombuffer(document_hash(sentences), np.uint8)[None], 0.2)[0])

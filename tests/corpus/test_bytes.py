@@ -22,6 +22,7 @@ from overnight.corpus.bytes import VOCABULARY_HASH, document_bytes
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import open_shards
 from overnight.errors import DataError
+from tests.corpus.folders import contents
 
 
 @pytest.mark.parametrize(
@@ -117,10 +118,6 @@ def test_every_document_arrives_in_order_on_its_side_with_its_label(reviews: lis
         ("sentences", pa.list_(pa.int32())),
         ("label", pa.float32()),
     ]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 @pytest.mark.usefixtures("reviews")

@@ -22,6 +22,7 @@ from overnight.corpus.near_duplicates import WORDS, bands_for, clusters, find_ne
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.shards import seal_chunk, write_table
 from overnight.errors import ConfigError
+from tests.corpus.folders import contents
 
 VOCABULARY = [f"w{number}" for number in range(5000)]
 
@@ -151,10 +152,6 @@ def data(corpus: Path, **changes: Any) -> Data:
         Data(paths=[str(corpus)], tokenizer="bytes", valid_fraction=0.2, workers=1, near_duplicates=0.8),
         **changes,
     )
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def test_prepare_drops_counts_and_samples_them_with_any_number_of_workers(corpus: Path, tmp_path: Path) -> None:

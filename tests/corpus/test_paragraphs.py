@@ -23,6 +23,7 @@ from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import open_shards, read_table, seal_chunk, write_table
 from overnight.corpus.tasks import outcome_of
 from overnight.corpus.tokenizer import load_tokenizer
+from tests.corpus.folders import contents
 
 NOTICE = "All rights are reserved by nobody. Read this again tomorrow."
 MENU = "Home, About, Contact"
@@ -95,10 +96,6 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def data(corpus: Path, **changes: Any) -> Data:
     return dataclasses.replace(Data(paths=[str(corpus)], vocab_size=300, valid_fraction=0.2, workers=1, repeated_paragraphs=5), **changes)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def test_prepare_leaves_them_out_counts_and_samples_them_with_any_number_of_workers(corpus: Path, tmp_path: Path) -> None:

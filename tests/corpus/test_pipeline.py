@@ -27,7 +27,7 @@ from overnight.corpus.tasks import TokenTask, token_chunk
 from overnight.corpus.tokenizer import load_tokenizer
 from overnight.errors import ConfigError, DataError
 from overnight.state_files import SEAL
-from tests.corpus.folders import is_valid
+from tests.corpus.folders import contents, is_valid
 from tests.processes import HANG, wait_until
 
 ROOT = Path(pipeline.__file__).parents[2]
@@ -58,10 +58,6 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def settings(corpus: Path, **changes: Any) -> Data:
     return dataclasses.replace(Data(paths=[str(corpus)], vocab_size=300, valid_fraction=0.2, workers=1), **changes)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def test_every_document_arrives_in_order_on_its_side_token_by_token(corpus: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from overnight.corpus.sentences import sentences
 from overnight.corpus.shards import load_manifest, open_shards, save_manifest
 from overnight.corpus.tokenizer import load_tokenizer
 from overnight.errors import ConfigError, DataError
+from tests.corpus.folders import contents
 
 WORDS = [
     "the",
@@ -72,10 +73,6 @@ def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def settings(path: Path, **changes: Any) -> Data:
     return dataclasses.replace(Data(paths=[str(path)], vocab_size=200, valid_fraction=0.2, workers=1), **changes)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def test_dropped_and_masked_are_counted_and_sampled_the_same_for_any_workers(reviews: Path, tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from overnight.checkpoint.reader import TrainingProgress
 from overnight.checkpoint.run_identity import claim_folder
 from overnight.config import Run
 from overnight.console import Line
-from overnight.engine.pretrain import pretrain
 from overnight.engine.throughput import Spent, Throughput
 from overnight.engine.training_run import TrainingRun
+from tests.engine.test_pretrain import finish
 
 Make = Callable[..., Run]
 GROWING = {
@@ -32,12 +32,6 @@ GROWING = {
 
 class Stop(Exception):
     """What stands for a crash."""
-
-
-def finish(run: Run) -> str:
-    told = io.StringIO()
-    pretrain(run, Line(told))
-    return told.getvalue()
 
 
 def lines(run: Run, kind: str) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Callable
@@ -17,14 +16,13 @@ from overnight import config
 from overnight.batches.streams import ByteBatch
 from overnight.checkpoint import reader
 from overnight.config import Run
-from overnight.console import Line
 from overnight.corpus.pipeline import prepare
 from overnight.engine import loop
-from overnight.engine.pretrain import pretrain
 from overnight.errors import ConfigError, DataError
 from overnight.models.bytes import ByteModel
 from tests.conftest import topics
 from tests.distributed.test_parallel import Runs
+from tests.engine.test_pretrain import finish
 from tests.recipe import change
 
 Make = Callable[..., Run]
@@ -83,12 +81,6 @@ def make(folder: Path, tmp_path: Path) -> Make:
         return config.build_run(byte_tree(folder, **changes) | {"out": str(tmp_path / name)})
 
     return made
-
-
-def finish(run: Run) -> str:
-    out = io.StringIO()
-    pretrain(run, Line(out))
-    return out.getvalue()
 
 
 def test_a_phase_that_cannot_read_the_corpus_is_refused_before_its_run_has_a_folder(make: Make) -> None:

@@ -21,6 +21,7 @@ from overnight.engine.loop import LoopConfig, StepResult, training_steps
 from overnight.errors import ConfigError
 from overnight.optim.groups import build_optimizer
 from tests.conftest import CLOCK
+from tests.engine.test_pretrain import finish
 from tests.models.sample import pretraining, random_batch
 from tests.optim.test_telemetry import Readings
 
@@ -140,12 +141,6 @@ MEASURED = {
     "phases.short.micro_batch_size": 2,
     "phases.long.micro_batch_size": 2,
 }
-
-
-def finish(run: Run) -> str:
-    out = io.StringIO()
-    pretrain.pretrain(run, Line(out))
-    return out.getvalue()
 
 
 def lines(run: Run, *kinds: str) -> list[dict[str, Any]]:

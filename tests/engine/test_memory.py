@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from overnight.checkpoint import reader
 from overnight.config import Run
 from overnight.console import Line
 from overnight.engine import loop, memory
@@ -24,6 +23,7 @@ from overnight.errors import DataError
 from overnight.models import vocabulary_loss
 from tests.conftest import CLOCK
 from tests.engine.planted_faults import planted
+from tests.engine.test_pretrain import parameters
 from tests.recipe import change
 
 Make = Callable[..., Run]
@@ -55,13 +55,6 @@ def finish(run: Run, plant: dict[str, Any] | None = None, crash: int = 0) -> str
     return told.getvalue()
 
 
-def tensors(run: Run) -> dict[str, torch.Tensor]:
-    newest = reader.newest_checkpoint(run.run_dir / "checkpoints")
-    assert newest is not None
-    _, model, optimizer = reader.read_checkpoint(newest)
-    return {**model, **{f"optimizer {k}": v for k, v in optimizer.items()}}
-
-
 def lines(run: Run, *kinds: str) -> list[dict[str, Any]]:
     found = [json.loads(text) for text in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k not in CLOCK} for line in found if line["kind"] in kinds]
@@ -72,7 +65,7 @@ def remembered(run: Run) -> dict[str, Any]:
 
 
 def assert_same(a: Run, b: Run) -> None:
-    mine, theirs = tensors(a), tensors(b)
+    mine, theirs = parameters(a), parameters(b)
     assert mine.keys() == theirs.keys() and [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
     kinds = ("train", "eval", "noise", "tensor_norms", "phase")
     assert lines(a, *kinds) == lines(b, *kinds)

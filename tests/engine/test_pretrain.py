@@ -31,8 +31,11 @@ from tests.processes import Process, overnight
 Make = Callable[..., Run]
 
 
-def finish(run: Run) -> None:
-    pretrain.pretrain(run, Line(io.StringIO()))
+def finish(run: Run) -> str:
+    """Pretrain; returns what was printed."""
+    out = io.StringIO()
+    pretrain.pretrain(run, Line(out))
+    return out.getvalue()
 
 
 def parameters(run: Run) -> dict[str, torch.Tensor]:

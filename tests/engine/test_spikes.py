@@ -34,7 +34,7 @@ from tests.conftest import ROOT
 from tests.engine.planted_faults import planted, samples_of, spike
 from tests.engine.test_loop_measurements import work
 from tests.engine.test_nonfinite import lines
-from tests.engine.test_pretrain import Stop, assert_same_run, finish, metrics
+from tests.engine.test_pretrain import Stop, assert_same_run, finish, metrics, parameters
 from tests.models.sample import pretraining
 from tests.processes import Process
 
@@ -170,15 +170,8 @@ def shifted(first: int, passed: int, number: int = 0) -> Any:
     return mock.patch.object(Samples, "step", step)
 
 
-def final(run: Run) -> dict[str, torch.Tensor]:
-    place = reader.newest_checkpoint(run.run_dir / "checkpoints")
-    assert place is not None
-    _, model, optimizer = reader.read_checkpoint(place)
-    return {**model, **{f"optimizer {name}": tensor for name, tensor in optimizer.items()}}
-
-
 def assert_same_end(run: Run, reference: Run) -> None:
-    ours, theirs = final(run), final(reference)
+    ours, theirs = parameters(run), parameters(reference)
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert metrics(run) == metrics(reference)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import shutil
 from pathlib import Path
@@ -14,24 +13,15 @@ import pytest
 from overnight.checkpoint.reader import newest_checkpoint, read_checkpoint
 from overnight.checkpoint.task_folder import folders_of_tasks
 from overnight.checkpoint.writer import write_checkpoint
-from overnight.config import Run
-from overnight.console import Line
 from overnight.finetune import finetune as module
 from overnight.finetune import search as searching
-from overnight.finetune.finetune import finetune
 from overnight.run_dir.task_results import read_results
 from tests.finetune.conftest import Task
+from tests.finetune.test_finetune import tune
 
 
 class Stop(BaseException):
     """What stands for a kill."""
-
-
-def tune(run: Run) -> str:
-    """Fine-tune; returns what was printed."""
-    out = io.StringIO()
-    finetune(run, "mine", Line(out))
-    return out.getvalue()
 
 
 def test_a_return_to_earlier_settings_that_is_cut_off_does_every_seed_again(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from pathlib import Path
@@ -10,20 +9,13 @@ from pathlib import Path
 import pytest
 
 from overnight.config import Run
-from overnight.console import Line
 from overnight.display import measure, measures
 from overnight.errors import ConfigError, DataError
-from overnight.finetune.finetune import finetune
 from overnight.finetune.metrics import accuracy, score
 from overnight.report.summary import tasks_text
 from overnight.report.task_errors import row_text
 from tests.finetune.conftest import Task
-
-
-def _tune(run: Run) -> str:
-    out = io.StringIO()
-    finetune(run, "mine", Line(out))
-    return out.getvalue()
+from tests.finetune.test_finetune import tune
 
 
 def _result(run: Run) -> dict[str, float]:
@@ -36,7 +28,7 @@ def test_a_test_of_which_every_row_has_a_label_is_scored_beside_dev(with_task: T
     right = ["number" if i % 3 else "text" for i in range(len(rows) - 1)]
     (classes / "test.csv").write_text("\n".join([rows[0], *(row + label for row, label in zip(rows[1:], right, strict=True))]))
     run = with_task("csv", classes)
-    said, metrics = _tune(run), _result(run)
+    said, metrics = tune(run), _result(run)
     answers = [line.split("\t")[1] for line in (run.run_dir / "finetune" / "mine" / "test.tsv").read_text().splitlines()[1:]]
     assert metrics["accuracy_test"] == accuracy(right, answers) and metrics["accuracy"] != metrics["accuracy_test"]
     assert f"accuracy test {measure('accuracy_test', metrics['accuracy_test'])}" in said
@@ -56,7 +48,7 @@ def test_a_test_that_is_labeled_in_part_is_answered_and_the_reason_is_said(with_
     with (classes / "test.csv").open("a") as file:
         file.write("99,a text,text\n")
     run = with_task("csv", classes)
-    assert "12 of 13 test rows have no label, so they are answered and none is scored" in _tune(run)
+    assert "12 of 13 test rows have no label, so they are answered and none is scored" in tune(run)
     assert not any("test" in name for name in _result(run))
 
 
@@ -66,7 +58,7 @@ def test_tagged_test_sentences_are_scored(with_task: Task, tmp_path: Path) -> No
         rows = [f"the O\nclass B-X\nnumber{i} I-X\n" for i in range(count)]
         (tmp_path / "words" / f"{name}.conll").write_text("\n".join(rows))
     run = with_task("tokens", tmp_path / "words")
-    said, metrics = _tune(run), _result(run)
+    said, metrics = tune(run), _result(run)
     assert {f"{name}_test" for name in ("f1", "precision", "recall", "accuracy")} < set(metrics)
     assert f"f1 test {100 * metrics['f1_test']:.1f} %" in said
     rule = next(line for line in said.splitlines() if "commonest tags" in line)
@@ -84,12 +76,12 @@ def test_questions_of_which_none_can_be_trained_on_are_refused(with_task: Task, 
         qas = [{"id": "a", "question": "who?", "answers": [{"text": "class", "answer_start": start}]}]
         (folder / f"{name}.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": f"class {name}", "qas": qas}]}]}))
     with pytest.raises(DataError, match="no answer to train on stands at its answer_start; mend the positions"):
-        _tune(with_task("squad", folder, max_misplaced_answers=1.0))
+        tune(with_task("squad", folder, max_misplaced_answers=1.0))
 
 
 def test_a_draw_with_fewer_rows_than_classes_is_refused(with_task: Task, classes: Path) -> None:
     with pytest.raises(ConfigError, match="max_train_examples = 1: leaves some of 2 classes without a row to train on; give 2 or more"):
-        _tune(with_task("csv", classes, max_train_examples=1))
+        tune(with_task("csv", classes, max_train_examples=1))
 
 
 def test_numbers_of_a_table_have_their_mean_error_in_their_own_unit() -> None:

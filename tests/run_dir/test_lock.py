@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from overnight.checkpoint import reader
 from overnight.config import Run
 from overnight.console import Line
 from overnight.engine.pretrain import pretrain
 from overnight.errors import UserError
 from overnight.run_dir import lock
 from overnight.run_dir.lock import Heartbeat, run_lock
+from tests.engine.test_pretrain import parameters
 
 DAY = 86_400.0
 COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
@@ -112,16 +112,9 @@ def test_no_clock_breaks_a_run_or_changes_a_number(
         for name in ("time", "monotonic", "perf_counter"):
             patch.setattr(time, name, jumping(itertools.cycle(steps)))
         pretrain(run, Line(io.StringIO()))
-    ours, theirs = newest(run), newest(steady)
+    ours, theirs = parameters(run), parameters(steady)
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert losses(run) == losses(steady)
-
-
-def newest(run: Run) -> dict[str, torch.Tensor]:
-    place = reader.newest_checkpoint(run.run_dir / "checkpoints")
-    assert place is not None
-    _, model, optimizer = reader.read_checkpoint(place)
-    return model | optimizer
 
 
 def losses(run: Run) -> list[Any]:

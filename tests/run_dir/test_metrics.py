@@ -20,24 +20,17 @@ from overnight.batches.packing import Sizes
 from overnight.checkpoint.reader import TrainingProgress
 from overnight.cli.main import main
 from overnight.config import Run
-from overnight.console import Line
 from overnight.distributed.world import World
-from overnight.engine import loop, pretrain, throughput, training_run
+from overnight.engine import loop, throughput, training_run
 from overnight.engine.loop import StepResult
 from overnight.engine.throughput import Throughput
 from overnight.errors import UserError
 from overnight.models.flops import Peak, training_flops
 from overnight.run_dir import metrics as metrics_module
 from overnight.run_dir.metrics import Metrics, TensorBoard
-from tests.engine.test_pretrain import recipe_of
+from tests.engine.test_pretrain import finish, recipe_of
 
 Make = Callable[..., Run]
-
-
-def finish(run: Run) -> str:
-    out = io.StringIO()
-    pretrain.pretrain(run, Line(out))
-    return out.getvalue()
 
 
 def lines(run: Run, *kinds: str) -> list[dict[str, Any]]:

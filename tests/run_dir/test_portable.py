@@ -13,17 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
-from overnight.cli.main import main
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.tokenizer import save_tokenizer
+from tests.cli.test_main import call
 from tests.conftest import tiny_tree
 
 Captured = pytest.CaptureFixture[str]
 SPEC = ["--seq_len=16", "--epochs=1", "--global_batch_size=8", "--micro_batch_size=8"]
-
-
-def call(*argv: str | Path) -> int:
-    return main([str(word) for word in argv])
 
 
 @pytest.fixture(scope="module")
