@@ -193,24 +193,22 @@ def in_batches(items: Iterable[Item], characters: Callable[[Item], int]) -> Iter
 
 
 def ngrams(texts: Sequence[str], n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the n-grams of texts, as :func:`lowered_ngrams`."""
-    return lowered_ngrams(pa.array([text.encode("utf-8", "replace") for text in texts], pa.large_binary()), n)
+    """Return the n-grams of texts, as :func:`composed_ngrams`."""
+    return composed_ngrams(pa.array([text.encode("utf-8", "replace") for text in texts], pa.large_binary()), n)
 
 
-def lowered_ngrams(texts: pa.Array, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the n-grams of texts whatever the case of any alphabet, as :func:`shingles.ngram_hashes`, which knows that of ASCII alone.
-
-    A letter with an accent is the same in one character and in two, as byte models keep it.
+def composed_ngrams(texts: pa.Array, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the n-grams of texts, as :func:`shingles.ngram_hashes`; a letter with an accent is the same in one character and in two, as byte models keep it.
 
     Args:
         texts: [D], large strings or large binary in UTF-8.
         n: words of an n-gram.
     """
-    lowered = pc.utf8_lower(texts.cast(pa.large_string()))
+    composed = texts.cast(pa.large_string())
     # To compose takes several times as long as to see that there is nothing to compose.
-    if pc.any(pc.match_substring_regex(lowered, _COMBINING)).as_py():
-        lowered = pc.utf8_normalize(lowered, form="NFC")
-    return shingles.ngram_hashes(*text_and_offsets(lowered), n)
+    if pc.any(pc.match_substring_regex(composed, _COMBINING)).as_py():
+        composed = pc.utf8_normalize(composed, form="NFC")
+    return shingles.ngram_hashes(*text_and_offsets(composed), n)
 
 
 @dataclass(frozen=True)
@@ -230,7 +228,7 @@ def mark_chunk(task: MarkTask) -> None:
     """Write which documents of a chunk contain an n-gram of evaluation text: uint8 [D], 1 for those."""
     if is_sealed(path := _marks_path(task.clean)):
         return
-    hashes, ends = lowered_ngrams(read_table(checked_chunk(task.clean)).column("text"), task.n)
+    hashes, ends = composed_ngrams(read_table(checked_chunk(task.clean)).column("text"), task.n)
     at, _ = _table(task.ngrams, task.ngrams.stat().st_mtime_ns).find(hashes)
     marks = np.zeros(len(ends), np.uint8)
     marks[np.searchsorted(ends, at, "right")] = 1

@@ -66,8 +66,9 @@ from overnight.state_files import STRICT, read_json, sealed
 CHUNK_BYTES = 5 << 20
 # A shard holds many documents, because a random second segment is drawn from the shard of the first.
 SHARD_TOKENS = 16_000_000
-# Of the files below `work/`: 2 has checksums beside the chunks, 3 parts of large files and the sources of documents, 4 evaluation text in several forms.
-_WORK_VERSION = 4
+# Of the files below `work/`: 2 has checksums beside the chunks, 3 parts of large files and the sources of documents, 4 evaluation text in several forms,
+# 5 shingles without case and punctuation of any alphabet.
+_WORK_VERSION = 5
 
 
 def prepare(

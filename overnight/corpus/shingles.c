@@ -11,21 +11,25 @@ static uint64_t mixed(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// Bytes of the character at p if it separates words, else 0; `whole` is set for a character that is a word of its own.
-static long separator(const uint8_t *p, const uint8_t *end, const uint8_t *letter, int *whole) {
-    *whole = 0;
-    if (*p < 0x80) return !letter[*p];
-    if (*p == 0xc2 && p + 1 < end) return 2;
-    if (*p < 0xe2 || *p > 0xe9 || p + 2 >= end) return 0;
-    if (*p <= 0xe3 && p[1] == 0x80) return 3;
-    *whole = *p >= 0xe3;
-    return 0;
+#define FOLDED 0x20000
+
+// The character at *p as it is within a word, 0 if it separates words; *p moves behind it. `folded` has the characters below FOLDED.
+static inline uint32_t next(const uint8_t **p, const uint8_t *end, const uint32_t *folded) {
+    uint32_t c = *(*p)++;
+    if (c < 0x80) return folded[c];
+    int more = c >= 0xf0 ? 3 : c >= 0xe0 ? 2 : 1;
+    c &= 0x3f >> more;
+    while (more-- && *p < end) c = c << 6 | (*(*p)++ & 0x3f);
+    return c < FOLDED ? folded[c] : c;
 }
+
+// Whether a character is a word of its own.
+static inline int alone(uint32_t c) { return (c >= 0x3000 && c < 0xa000) || (c >= 0x20000 && c < 0x40000); }
 
 // n-gram hashes of documents text[offsets[d]:offsets[d+1]] to out, and where those of each document end; returns how many there are.
 // `words` and `ring` have room for n values. A document of 1 to n-1 words has one hash, of all of them, where `whole_short` is set.
-long ngrams(const uint8_t *text, const int64_t *offsets, long documents, long n, int whole_short, const uint8_t *letter, uint64_t byte_base,
-            uint64_t word_base, uint64_t *ring, uint64_t *out, int64_t *ends) {
+long ngrams(const uint8_t *text, const int64_t *offsets, long documents, long n, int whole_short, const uint32_t *folded,
+            uint64_t character_base, uint64_t word_base, uint64_t *ring, uint64_t *out, int64_t *ends) {
     uint64_t oldest = 1;  // word_base to the power of n
     for (long i = 0; i < n; i++) oldest *= word_base;
     long total = 0;
@@ -34,19 +38,11 @@ long ngrams(const uint8_t *text, const int64_t *offsets, long documents, long n,
         uint64_t rolling = 0;
         long count = 0, slot = 0;
         while (p < end) {
-            int whole;
-            long skip = separator(p, end, letter, &whole);
-            if (skip) {
-                p += skip;
-                continue;
-            }
-            uint64_t hash = 0;
-            if (whole) {
-                for (int i = 0; i < 3; i++) hash = hash * byte_base + *p++ + 1;
-            } else {
-                do hash = hash * byte_base + letter[*p++] + 1;
-                while (p < end && !separator(p, end, letter, &whole) && !whole);
-            }
+            uint32_t c = next(&p, end, folded);
+            if (!c) continue;
+            uint64_t hash = c + 1;
+            if (!alone(c))
+                for (const uint8_t *q = p; q < end && (c = next(&q, end, folded)) && !alone(c); p = q) hash = hash * character_base + c + 1;
             uint64_t word = mixed(hash);
             rolling = rolling * word_base + word;
             if (count >= n) rolling -= ring[slot] * oldest;

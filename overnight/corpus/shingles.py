@@ -1,8 +1,8 @@
 """Hashes of the word n-grams (shingles) of documents, and their sketches: shingles.c, or without a C compiler the same in numpy, several times slower.
 
-A word is a run of letters and digits, in lower case where it is ASCII, so that neither case, punctuation nor white space tells two documents apart;
-a Chinese or Japanese character is a word of its own. A word's hash is a polynomial in its bytes, an n-gram's one in the hashes of its words, both mod 2^64
-and mixed (Stafford's finalizer, as in splitmix64).
+A word is a run of letters, digits and accents of any alphabet, without their case, so that neither case, punctuation nor white space tells two documents
+apart; a Chinese or Japanese character is a word of its own. A word's hash is a polynomial in its characters, an n-gram's one in the hashes of its words, both
+mod 2^64 and mixed (Stafford's finalizer, as in splitmix64).
 
 A sketch is one-permutation hashing (Li, Owen and Zhang 2012, arXiv 1208.1259): the first 8 bits of an n-gram's hash choose one of 256 bins, and each bin keeps
 the least of 31 other bits. That is one comparison an n-gram, where 256 hash functions would take 256. Of a least value 15 bits are stored (b-bit minwise
@@ -16,6 +16,7 @@ documents agree in any bin with a probability that is their similarity.
 from __future__ import annotations
 
 import ctypes
+import unicodedata
 from functools import cache
 from pathlib import Path
 
@@ -25,11 +26,25 @@ from overnight import native
 
 BINS = 256
 _SOURCE = Path(__file__).with_name("shingles.c")
-_BYTE_BASE, _WORD_BASE = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
+_CHARACTER_BASE, _WORD_BASE = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 _EMPTY = np.uint32(0xFFFFFFFF)
 _EMPTY_16 = np.uint16(0xFFFF)
-# What a byte is within a word; 0 of ASCII's others.
-_LETTER = np.array([ord(chr(c).lower()) if c >= 0x80 or chr(c).isalnum() else 0 for c in range(128)] + list(range(128, 256)), np.uint8)
+# All characters with a case, and all marks and symbols, are below; Chinese ones, each of which is a word, are also beyond.
+_FOLDED = 0x20000
+_ALONE = ((0x3000, 0xA000), (0x20000, 0x40000))
+
+
+@cache
+def _folded() -> np.ndarray:
+    """Return what each character is within a word, uint32 [_FOLDED]: itself without its case, 0 of punctuation, symbols, white space and controls."""
+
+    def folded(character: str) -> int:
+        if unicodedata.category(character) in ("Cc", "Cf") or unicodedata.category(character)[0] in "PSZ":
+            return 0
+        # Of few it is several characters (STRASSE and Straße): those are as they are.
+        return ord(either) if len(either := character.casefold()) == 1 else ord(character.lower()[0])
+
+    return np.array([folded(chr(code)) for code in range(_FOLDED)], np.uint32)
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
@@ -67,8 +82,8 @@ def ngram_hashes(text: np.ndarray, offsets: np.ndarray, n: int, whole_short: boo
         ctypes.c_long(len(ends)),
         ctypes.c_long(n),
         ctypes.c_int(whole_short),
-        native.address(_LETTER),
-        ctypes.c_uint64(_BYTE_BASE),
+        native.address(_folded()),
+        ctypes.c_uint64(_CHARACTER_BASE),
         ctypes.c_uint64(_WORD_BASE),
         native.address(ring),
         native.address(out),
@@ -129,25 +144,21 @@ def _library() -> ctypes.CDLL | None:
 def _plain_words(text: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return hash and document of every word."""
     text, offsets = text[offsets[0] : offsets[-1]], offsets - offsets[0]
-    letters = _LETTER[text]
+    offsets = np.append(0, np.cumsum((text & 0xC0) != 0x80))[offsets]  # of characters
+    codes = np.frombuffer(text.tobytes().decode().encode("utf-32-le"), np.uint32)
+    letters = np.where(codes < _FOLDED, _folded()[np.minimum(codes, _FOLDED - 1)], codes)
     separator = letters == 0
-    following = np.append(text[1:], np.uint8(0))
-    triples = np.flatnonzero(((text == 0xE2) | (text == 0xE3)) & (following == 0x80))
-    pairs = np.flatnonzero(text == 0xC2)
-    separator[np.concatenate([pairs, pairs + 1, triples, triples + 1, triples + 2])] = True
-    whole = np.flatnonzero((text >= 0xE3) & (text <= 0xE9) & ~separator)
-    cut = np.zeros(len(text) + 1, bool)
-    cut[np.concatenate([offsets, whole, whole + 3])] = True
+    alone = np.flatnonzero(np.any([(letters >= first) & (letters < end) for first, end in _ALONE], axis=0))
+    cut = np.zeros(len(letters) + 1, bool)
+    cut[np.concatenate([offsets, alone, alone + 1])] = True
     begins = ~separator & (cut[:-1] | np.append(True, separator[:-1]))
-    edges = np.append(np.flatnonzero(separator | begins), len(text))
+    edges = np.append(np.flatnonzero(separator | begins), len(letters))
     which = np.flatnonzero(np.append(begins, False)[edges])
     starts, stops = edges[which], edges[which + 1]
-    # Horner's rule for every word at once: sums over all the text, its bytes weighted by the inverse of the base, and their differences.
-    powers = np.cumprod(np.append(np.uint64(1), np.full(len(text), _BYTE_BASE, np.uint64)))
-    inverses = np.cumprod(np.append(np.uint64(1), np.full(len(text), pow(_BYTE_BASE, -1, 1 << 64), np.uint64)))
+    # Horner's rule for every word at once: sums over all the text, its characters weighted by the inverse of the base, and their differences.
+    powers = np.cumprod(np.append(np.uint64(1), np.full(len(letters), _CHARACTER_BASE, np.uint64)))
+    inverses = np.cumprod(np.append(np.uint64(1), np.full(len(letters), pow(_CHARACTER_BASE, -1, 1 << 64), np.uint64)))
     sums = np.append(np.uint64(0), np.cumsum((letters.astype(np.uint64) + np.uint64(1)) * inverses[:-1]))
-    if len(whole):  # their bytes are hashed as they are
-        assert (letters[whole] == text[whole]).all()
     return _mixed((sums[stops] - sums[starts]) * powers[stops - 1]), np.searchsorted(offsets, starts, "right") - 1
 
 

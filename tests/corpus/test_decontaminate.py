@@ -182,8 +182,9 @@ def test_text_of_which_nothing_but_evaluation_text_is_left_is_refused_for_that_r
         prepare(settings_of(corpus, decontaminate=[str(corpus)]), tmp_path / "out", lambda line: None)
 
 
-def test_case_does_not_count_in_any_alphabet(tmp_path: Path) -> None:
+def test_neither_case_nor_punctuation_of_any_alphabet_counts(tmp_path: Path) -> None:
     texts = [
+        "兔子在路边睡着了，乌龟赢了比赛。",
         "Über Äcker eilt der Hase geschwind.",
         "Заяц долго спал у дороги, а черепаха победила.",
         "Ο λαγός κοιμήθηκε πολύ και έχασε τον αγώνα.",
@@ -192,9 +193,16 @@ def test_case_does_not_count_in_any_alphabet(tmp_path: Path) -> None:
     write_ngrams([str(tmp_path / "dev.txt")], 5, tmp_path / "evaluation.u64", silent, [str])
     for kind in (pa.large_string(), pa.large_binary()):
         path = tmp_path / f"clean-{kind}.arrow"
-        write_table(path, {"text": pa.array([text.upper().encode() for text in texts] + [b"", b"other"], pa.large_binary()).cast(kind)})
+        write_table(
+            path,
+            {
+                "text": pa.array([text.upper().replace("，", ",").encode() for text in texts] + [b"", b"other"], pa.large_binary()).cast(
+                    kind
+                )
+            },
+        )
         seal_chunk(path)
-        assert find_evaluation_text([path], tmp_path / "evaluation.u64", 5, 1).tolist() == [True, True, True, False, False]
+        assert find_evaluation_text([path], tmp_path / "evaluation.u64", 5, 1).tolist() == [True, True, True, True, False, False]
 
 
 def test_a_letter_and_its_accent_are_the_same_in_one_character_and_in_two(tmp_path: Path) -> None:

@@ -88,6 +88,15 @@ def test_what_goes_is_what_exact_similarity_says_but_near_the_threshold(
     assert all(of < document for document, of in found.items())
 
 
+def test_copies_in_capitals_or_with_other_marks_are_found_in_any_alphabet(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    words = [["".join(rng.choices("абвгдежзиклмнопрстуф", k=6)) for _ in range(60)] for _ in range(3)]
+    clauses = [["".join(map(chr, rng.choices(range(0x4E00, 0x5A00), k=9))) for _ in range(20)] for _ in range(3)]
+    documents = words + [[word.upper() for word in each] for each in words]
+    documents += [["，".join(each)] for each in clauses] + [[",".join(each)] for each in clauses]
+    assert found_in(tmp_path, documents, 0.8) == {3: 0, 4: 1, 5: 2, 9: 6, 10: 7, 11: 8}
+
+
 def test_equal_words_are_found_at_any_length_and_different_ones_not(tmp_path: Path) -> None:
     rng = random.Random(0)
     originals = [rng.choices(VOCABULARY, k=size) for size in (1, 2, 5, 30, 3000)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import unicodedata
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from overnight.corpus import shingles
 
-DOCUMENT = st.text(st.sampled_from("abcD9  .,'’—«é中文、ñßж\n\u00a0"), max_size=60)
+DOCUMENT = st.text(st.sampled_from("abcD9  .,'’—«é中文、ñßжЖς\u03a3،।，€😀𠀋\n\u00a0"), max_size=60)
 
 
 def flat(documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -23,8 +24,8 @@ def flat(documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
 
 def words(text: str) -> list[str]:
     """Return the words of a text, by a pattern: the definition."""
-    text = "".join(character.lower() if character.isascii() else character for character in text)
-    return re.findall(r"[\u3040-\u9fff]|[0-9a-z\u0100-\u1fff\u00c0-\u00ff]+", text)
+    text = "".join(" " if unicodedata.category(character)[0] in "PSZC" else character.casefold() for character in text)
+    return re.findall(r"[\u3000-\u9fff\U00020000-\U0003ffff]|[^\s\u3000-\u9fff\U00020000-\U0003ffff]+", text)
 
 
 @pytest.fixture(params=["C", "numpy"])
@@ -71,6 +72,23 @@ def test_case_punctuation_and_white_space_do_not_count(kind: str) -> None:
         for text in ("Don’t stop — “he said”, 3 times…", "don't\nSTOP he (said) 3 times", "don't stop she said 3 times")
     )
     assert a == b != c
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Заяц долго спал у дороги", "ЗАЯЦ — ДОЛГО СПАЛ, У ДОРОГИ!"),
+        ("Ο λαγός κοιμήθηκε πολύ", "Ο ΛΑΓΌΣ· ΚΟΙΜΉΘΗΚΕ ΠΟΛΎ"),
+        ("兔子睡着了，乌龟赢了。", "兔子睡着了,乌龟赢了!"),
+        ("نام الأرنب، ففازت السلحفاة؟", "نام الأرنب ففازت السلحفاة"),
+        ("खरगोश सो गया। कछुआ जीत गया।", "खरगोश सो गया, कछुआ जीत गया"),
+        ("the hare slept 😀 and lost 5€", "The hare slept; and lost 5 €."),
+        ("𞤀𞤣𞤤𞤢𞤥 𠀋𠀌", "𞤢𞤣𞤤𞤢𞤥、𠀋 𠀌"),
+    ],
+)
+def test_case_and_punctuation_of_no_alphabet_count(kind: str, one: str, other: str) -> None:
+    hashes, ends = shingles.ngram_hashes(*flat([one, other]), 2)
+    assert hashes[: ends[0]].tolist() == hashes[ends[0] :].tolist() != []
 
 
 def test_a_document_of_few_words_has_one_hash_only_where_that_is_asked_for(kind: str) -> None:
