@@ -22,7 +22,7 @@ _MAX_LABEL = 3.4e38
 # What the data sets of 2014 and 2018 call what that of 2023 calls text, title and rating (McAuley et al. 2015, Ni et al. 2019, Hou et al. 2024).
 _NEW = {"text": "reviewText", "title": "summary", "rating": "overall"}
 _REVIEW = {**_NEW, **{old: new for new, old in _NEW.items()}}
-# Rows of a Parquet file in memory at once, and what is read of it in one go.
+# Rows of a Parquet file in memory at once, and what is read of it in one go; pyarrow would fetch all of a column of a row group before (`pre_buffer`).
 _ROWS, _BUFFER = 1000, 1 << 20
 
 
@@ -99,7 +99,7 @@ def _parquet_rows(file: OpenFile, stream: IO[bytes]) -> Iterator[Document]:
     head = stream.read(4)
     stream.seek(0)
     try:
-        table = pq.ParquetFile(stream, buffer_size=_BUFFER)
+        table = pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         # What begins as Parquet and does not end as it was cut.
         if b"PAR1".startswith(head) and ("footer" in str(error) or "smaller than" in str(error) or "file size is 0" in str(error)):

@@ -34,7 +34,7 @@ _LONGEST = 1 << 24
 _CHUNK = 1 << 16
 # Without a further line for so long (s), what came is answered.
 _PAUSE = 0.05
-# Rows of a Parquet file in memory at once, and what is read of it in one go.
+# Rows of a Parquet file in memory at once, and what is read of it in one go; pyarrow would fetch all of a column of a row group before (`pre_buffer`).
 _ROWS, _BUFFER = 1000, 1 << 20
 NO_TEXT = "is no text: bytes that are not UTF-8, or half of a surrogate pair; convert it"
 _QUOTED = "a quotation mark inside a quoted text is written twice"
@@ -323,7 +323,7 @@ def _parquet(path: Path) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path, buffer_size=_BUFFER) as file:
+        with pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: cannot be read as Parquet: {error}") from None

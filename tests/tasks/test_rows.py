@@ -240,6 +240,14 @@ def test_a_parquet_file_is_read_some_rows_at_a_time(tmp_path: Path, monkeypatch:
     assert len(list(found)) == 19 and sum(asked) == 20
 
 
+def test_the_memory_for_a_parquet_file_does_not_depend_on_its_row_groups(tmp_path: Path) -> None:
+    table = pa.table({"text": [f"{number} {'some words ' * 100}" for number in range(20_000)]})
+    pq.write_table(table, tmp_path / "t.parquet", compression="none", use_dictionary=False)
+    del table
+    before = pa.total_allocated_bytes()
+    assert max(pa.total_allocated_bytes() - before for _ in parquet_rows(tmp_path / "t.parquet")) < 12e6  # of 22 MB
+
+
 def test_a_text_of_a_parquet_file_that_is_not_utf8_costs_its_row_alone(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     texts = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(np.array([0, 1, 3, 4], np.int32)), pa.py_buffer(b"a\xff\xfeb")])
