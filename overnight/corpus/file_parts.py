@@ -12,9 +12,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from overnight.config import Data
-from overnight.corpus import gutenberg, wikipedia_dump
+from overnight.corpus import gutenberg, places, wikipedia_dump
 from overnight.corpus.document import Document, OpenFile, Reading, Source
 from overnight.corpus.formats import BY_KIND
 from overnight.corpus.wikipedia_dump import DumpPart, PartCounts
@@ -58,6 +59,8 @@ class FilePart:
     """Of the file before it."""
     source: int = 0
     """Place in `data.paths`."""
+    planned: tuple[int, Any] | None = None
+    """Size and version of the file when it was listed."""
 
 
 Part = DumpPart | FilePart
@@ -141,15 +144,23 @@ def read_part(part: Part) -> tuple[list[Document], PartCounts]:
     """Return the documents of a part, and what it held.
 
     Raises:
-        DataError: what reading all of the file would raise here.
+        DataError: what reading all of the file would raise here, or the file has changed since it was listed.
     """
+    try:
+        return _read_part(part)
+    finally:
+        if part.path and part.planned:
+            places.check_unchanged(os.path.join(part.folder, part.path), part.name, part.planned)
+
+
+def _read_part(part: Part) -> tuple[list[Document], PartCounts]:
     if isinstance(part, DumpPart):
         texts, names, counts = wikipedia_dump.read_part(part)
         return [Document(text, None, name) for text, name in zip(texts, names, strict=True)], counts
     source = Source(part.name)
     with open(os.path.join(part.folder, part.path), "rb") as raw:
         raw.seek(part.start)
-        stream: io.BufferedReader = io.BufferedReader(_Span(raw, part.end - part.start), _BLOCK)
+        stream: io.BufferedReader = io.BufferedReader(_Span(raw, part.end - part.start, part.name), _BLOCK)
         file = OpenFile(part.name, part.data, source, Reading([source]), stream, part.lines, part.start)
         found = list(finished((each for each in BY_KIND[part.kind].read(file) if isinstance(each, Document)), file, part.documents))
     size = sum(len(document.text.encode()) for document in found)
@@ -172,14 +183,16 @@ def finished(found: Iterable[Document], file: OpenFile, before: int = 0) -> Iter
 class _Span(io.RawIOBase):
     """The next bytes of a file, so many."""
 
-    def __init__(self, file: io.BufferedReader, size: int) -> None:
-        self._file, self._left = file, size
+    def __init__(self, file: io.BufferedReader, size: int, name: str) -> None:
+        self._file, self._left, self._name = file, size, name
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         block = self._file.read(min(len(buffer), self._left))
+        if self._left and not block:
+            raise places.changed(self._name)
         self._left -= len(block)
         buffer[: len(block)] = block
         return len(block)

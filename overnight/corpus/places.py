@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -70,6 +71,30 @@ def _open(name: str) -> io.BufferedReader:
         return open(name, "rb")
     except OSError as error:
         raise DataError(f"{name}: cannot be read ({error.strerror})") from None
+
+
+def check_unchanged(file: int | str, name: str, planned: tuple[int, Any]) -> None:
+    """Check that a file of this machine is still what it was when it was listed: a text of which a part is gone looks like one that is whole.
+
+    Args:
+        file: its descriptor, or where it lies.
+        name: what errors call it.
+        planned: size and version of its :class:`StoredFile`.
+
+    Raises:
+        DataError: when it is not.
+    """
+    try:
+        now = os.stat(file)
+    except OSError as error:
+        raise DataError(f"{name}: cannot be read ({error.strerror})") from None
+    if (now.st_size, now.st_mtime_ns) != planned:
+        raise changed(name)
+
+
+def changed(name: str) -> DataError:
+    """Return the error of a file that something else writes."""
+    return DataError(f"{name}: has changed while it was read; run the same command again once it is complete")
 
 
 def _remote(address: str, key: str) -> Iterator[StoredFile]:
@@ -199,11 +224,10 @@ class _Fetched(io.RawIOBase):
         return len(block)
 
     def _check_end(self) -> None:
-        again = "run the same command again"
         if self._size is not None and self._file.tell() < self._size:
-            raise DataError(f"{self._shown}: ended after {self._file.tell():,} of {self._size:,} bytes; {again}")
+            raise DataError(f"{self._shown}: ended after {self._file.tell():,} of {self._size:,} bytes; run the same command again")
         if self._begun is not None and _tried(self._current, self._shown) != self._begun:
-            raise DataError(f"{self._shown}: has changed while it was read; {again} once it is complete")
+            raise changed(self._shown)
 
     def close(self) -> None:
         if not self.closed:

@@ -128,12 +128,14 @@ def _from_files(data: Data, source: Source, files: Sequence[StoredFile], reading
     for file in files:
         if wikipedia_dump.is_index(file.name):
             continue
-        before = reading.done_bytes
+        before, planned = reading.done_bytes, (file.size, file.version)
         with file.open() as raw:
             reader = _Reader(data, source, reading, data_paths.pattern(source.path), others)
             for document in reader.file(raw, file.name):
                 reading.done_bytes = before + raw.tell()
-                yield document
+                yield document if isinstance(document, Document) else dataclasses.replace(document, planned=planned)
+            if not places.is_remote(source.path):
+                places.check_unchanged(raw.fileno(), file.name, planned)
         reading.done_bytes = before + file.size
     if others and not source.files:
         raise DataError(f"{source.path}: no member of the archive matches; it holds {', '.join(others)}, ...; correct what follows ::")

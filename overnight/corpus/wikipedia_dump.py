@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from overnight.config import Data
 from overnight.corpus.decompress import TruncatedError
@@ -63,6 +64,8 @@ class DumpPart:
     """Whether the file ends there."""
     source: int = 0
     """Place in `data.paths`."""
+    planned: tuple[int, Any] | None = None
+    """Size and version of the file when it was listed."""
 
 
 @dataclass

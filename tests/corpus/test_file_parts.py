@@ -214,3 +214,22 @@ def test_a_preparation_that_continues_with_another_number_of_invalid_lines_reads
     assert (manifest.count("train", "documents"), manifest.duplicates) == (300, 0)
     prepare(second, tmp_path / "whole", silent)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("now", ["event\n" * 100, "x\n" * 900, ""])
+def test_a_file_that_changes_before_its_parts_are_read_is_refused(now: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_parts, "PART_BYTES", 100)
+    (log := tmp_path / "log.txt").write_text("event\n" * 300)
+    data = Data(paths=[str(log)], documents="line", min_chars=0)
+    parts = [part for part in documents_and_parts(data, start_reading(data)) if isinstance(part, FilePart)]
+    assert sum(len(file_parts.read_part(part)[0]) for part in parts) == 300
+    log.write_text(now)
+    for part in parts:
+        with pytest.raises(DataError, match=r"log\.txt: has changed while it was read; run the same command again once it is complete"):
+            file_parts.read_part(part)
+    log.unlink()
+    with pytest.raises(DataError, match=r"log\.txt: cannot be read \(No such file or directory\)"):
+        file_parts.read_part(parts[0])
+    log.write_text(now)
+    with pytest.raises(DataError, match="has changed while it was read"):  # also where it is not known what it was
+        file_parts.read_part(dataclasses.replace(parts[-1], planned=None, end=10_000))

@@ -15,6 +15,7 @@ from overnight.cli.main import main
 from overnight.config import Data, TextSource
 from overnight.corpus import pipeline
 from overnight.corpus.pipeline import prepare
+from overnight.corpus.readers import documents, start_reading
 from overnight.corpus.shards import load_manifest, save_manifest
 from overnight.errors import DataError
 from tests.corpus.folders import texts
@@ -159,3 +160,19 @@ def test_a_bad_path_of_a_named_source_is_told_with_the_key_of_that_source(
     Path("empty.txt").touch()
     with pytest.raises(DataError, match=message):
         prepare(settings("", paths=[], sources={"mine": TextSource(paths=[path])}), tmp_path / "out", lambda line: None)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("change", ["grows", "shrinks", "is written anew"])
+def test_a_file_that_changes_while_it_is_read_is_refused(here: Path, change: str, packed: bool) -> None:
+    content = b"event\n" * 500_000
+    path = here / "log.txt"
+    path.write_bytes(gzip.compress(content) if packed else content)
+    found = documents(data := Data(paths=[str(path)], documents="line", min_chars=0), start_reading(data))
+    assert next(found).text == "event"
+    if change == "is written anew":
+        os.utime(path, ns=(0, 1_000_000_000))
+    else:
+        os.truncate(path, path.stat().st_size + (100 if change == "grows" else -100))
+    with pytest.raises(DataError, match=r"log\.txt: has changed while it was read; run the same command again once it is complete"):
+        list(found)
