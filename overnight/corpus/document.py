@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from overnight.corpus.places import StoredFile
     from overnight.corpus.wikipedia_dump import PartCounts
 
+DOCUMENT_BYTES = 100
+"""What a document counts beside its text where memory is to be bounded: millions may be empty."""
+
 
 def printable(name: str) -> str:
     """Return a name as it is stored: that of a file may be no UTF-8, nor need a string in JSON be text."""

@@ -16,12 +16,12 @@ from typing import Any
 
 from overnight.config import Data
 from overnight.corpus import gutenberg, places, wikipedia_dump
-from overnight.corpus.document import Document, OpenFile, Reading, Source
+from overnight.corpus.document import DOCUMENT_BYTES, Document, OpenFile, Reading, Source
 from overnight.corpus.formats import BY_KIND
 from overnight.corpus.wikipedia_dump import DumpPart, PartCounts
 
 PART_BYTES = 5 << 20
-"""Of a part, about."""
+"""Of a part, about; it has less where its documents are many."""
 _BLOCK = 1 << 20
 
 # All that `str.strip` takes off, but the end of a line; there is none behind U+3000. Those of several bytes are looked at only where such a character begins.
@@ -97,7 +97,7 @@ def parts(file: io.BufferedReader, name: str, kind: str, data: Data) -> list[Fil
 
 
 def _spans(file: io.BufferedReader, paragraphs: bool) -> Iterator[bytes]:
-    """Yield the bytes of a file, cut behind the first end of a document after :data:`PART_BYTES`; where it does not come, the last is too long."""
+    """Yield the bytes of a file, cut behind the first end of a document after :data:`PART_BYTES`, or earlier where documents are small; where it does not come, the last is too long."""
     rest, more = b"", PART_BYTES + _BLOCK
     while block := file.read(more):
         rest += block
@@ -119,10 +119,13 @@ def _most() -> int:
 
 def _end(content: bytes, paragraphs: bool) -> int:
     """Return where to cut, 0 where that is not yet to be seen."""
+    seen = min(len(content), PART_BYTES)
+    documents = content.count(b"\n\n" if paragraphs else b"\n", 0, seen)
+    least = PART_BYTES * seen // max(seen + DOCUMENT_BYTES * documents, 1)
     if paragraphs:
-        match = _END_OF_PARAGRAPH.search(content, PART_BYTES)
+        match = _END_OF_PARAGRAPH.search(content, least)
         return match.end() if match else 0
-    return content.find(b"\n", PART_BYTES) + 1
+    return content.find(b"\n", least) + 1
 
 
 def _documents(span: bytes, paragraphs: bool) -> int:

@@ -24,6 +24,7 @@ from overnight.config.load import filled
 from overnight.corpus import bytes as byte_text
 from overnight.corpus import document_table, file_parts, hub, pydocs, wikipedia_dump
 from overnight.corpus.cluster import check_scheduler, settle, workers_of
+from overnight.corpus.document import DOCUMENT_BYTES
 from overnight.corpus.drops import Drops
 from overnight.corpus.exact_duplicates import first_occurrences
 from overnight.corpus.file_parts import Part
@@ -273,7 +274,7 @@ def _check_skipped(sources: list[Source], allowed: int) -> None:
 
 
 def _chunks(found: Iterator[Document | Part]) -> Iterator[list[Document] | Part]:
-    """Yield documents in groups of about CHUNK_BYTES characters, each of one named source; a part of a file is a group of its own."""
+    """Yield documents in groups of about CHUNK_BYTES characters, or of so many documents that they take as much memory, each of one named source; a part of a file is a group of its own."""
     group: list[Document] = []
     size = 0
     for document in found:
@@ -287,7 +288,7 @@ def _chunks(found: Iterator[Document | Part]) -> Iterator[list[Document] | Part]
             yield group
             group, size = [], 0
         group.append(document)
-        size += len(document.text)
+        size += len(document.text) + DOCUMENT_BYTES
         if size >= CHUNK_BYTES:
             yield group
             group, size = [], 0

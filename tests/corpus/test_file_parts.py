@@ -183,9 +183,19 @@ def test_one_large_file_is_many_tasks_and_the_bytes_depend_neither_on_them_nor_o
         assert contents(tmp_path / "two") == contents(tmp_path / "whole")
 
 
-def test_a_chunk_closes_at_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "CHUNK_BYTES", 1000)
+def test_a_chunk_closes_at_its_size_and_has_no_more_documents_than_take_as_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "CHUNK_BYTES", 1500)
     assert [len(group) for group in pipeline._chunks(Document("x" * size) for size in (300, 300, 300, 300, 5000, 10))] == [4, 1, 1]
+    assert [len(group) for group in pipeline._chunks(Document("") for _ in range(40))] == [15, 15, 10]
+
+
+@pytest.mark.parametrize("kind", ["line", "paragraph"])
+def test_a_part_of_tiny_documents_has_no_more_than_take_as_much_memory(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_parts, "PART_BYTES", 5000)
+    (tmp_path / "a.txt").write_text("ok\n\n" * 3000)
+    data = Data(paths=[str(tmp_path / "a.txt")], documents=kind, min_chars=0)
+    found = [file_parts.read_part(part)[0] for part in documents_and_parts(data, start_reading(data)) if isinstance(part, FilePart)]
+    assert sum(map(len, found)) == 3000 and max(map(len, found)) <= 51
 
 
 @pytest.mark.parametrize("allowed", [(0, 5), (5, 0)])
