@@ -104,6 +104,8 @@ def read_wiki(file: OpenFile) -> Iterator[Document]:
 def lines(file: OpenFile, are_rows: bool = False) -> Iterator[tuple[int, str]]:
     """Yield numbered lines without their end; the last one of a cut file is not whole and is left out.
 
+    Lines end in a line feed. Those of a file without one end in carriage returns, as on an old Mac.
+
     Args:
         file: where they stand.
         are_rows: each is a row of its own; one that is too long is counted as one that cannot be used.
@@ -112,12 +114,13 @@ def lines(file: OpenFile, are_rows: bool = False) -> Iterator[tuple[int, str]]:
         DataError: when one is too long, or not UTF-8.
     """
     offset, number = file.offset, file.lines
-    while line := file.stream.readline(file.max_bytes + 1):
+    for line in _raw_lines(file):
         number += 1
         if len(line) > file.max_bytes:
+            returns = r" (if lines end in carriage returns alone, convert them: tr '\r' '\n')" if b"\r" in line else ""
             if not are_rows:
-                raise file.too_long(f"{file.name}:{number}", "line")
-            file.skip(number, f"has more than {file.max_bytes >> 20} MB")
+                raise file.too_long(f"{file.name}:{number}", f"line{returns}")
+            file.skip(number, f"has more than {file.max_bytes >> 20} MB{returns}")
             while line and not line.endswith(b"\n"):
                 offset += len(line)
                 line = file.stream.readline(_BLOCK)
@@ -126,6 +129,17 @@ def lines(file: OpenFile, are_rows: bool = False) -> Iterator[tuple[int, str]]:
         content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         yield number, _decoded(file, content, offset + len(line) - len(content)).rstrip("\r\n")
         offset += len(line)
+
+
+def _raw_lines(file: OpenFile) -> Iterator[bytes]:
+    """Yield lines with their end, of one that is too long its beginning."""
+    first = not file.offset
+    while line := file.stream.readline(file.max_bytes + 1):
+        if first and not line.endswith(b"\n") and len(line) <= file.max_bytes:  # the whole file
+            yield from line.splitlines(keepends=True)
+        else:
+            yield line
+        first = False
 
 
 def parts(text: str, data: Data) -> Iterator[str]:

@@ -1,12 +1,15 @@
-"""The block of YAML that may open a Markdown file, and what only looks like one."""
+"""Lines, whatever ends them; the block of YAML that may open a Markdown file, and what only looks like one."""
 
 from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from overnight.corpus.document import OpenFile
+from overnight.errors import DataError
 from tests.reading import read, texts
 
 BLOCK = (
@@ -68,3 +71,36 @@ def test_what_replaces_bytes_is_counted_and_what_stood_there_before_is_not(tmp_p
     for kind in ("file", "line"):
         source = read(tmp_path, documents=kind, encoding_errors="replace")[1]
         assert source.replaced == 3 and list(source.lines()) == ["bytes that are not UTF-8 replaced by U+FFFD in 3 places"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "documents"),
+    [
+        ("a.txt", "one\ntwo\n\nthree", "line"),
+        ("a.txt", "one\ntwo\n\nthree\n", "paragraph"),
+        ("a.md", "---\ntitle: x\n---\n# One\n\ntwo\n", "paragraph"),
+        ("a.jsonl", '{"text": "one"}\n{"text": "two"}\n', "file"),
+        ("a.csv", 'text,n\n"one, two",1\nthree,2\n', "file"),
+        ("a.tsv", "text\tn\none\t1\ntwo\t2\n", "file"),
+    ],
+)
+def test_lines_may_end_in_carriage_returns_alone(tmp_path: Path, name: str, content: str, documents: Any) -> None:
+    found = []
+    for end in ("\n", "\r"):
+        (tmp_path / name).write_bytes(content.replace("\n", end).encode())
+        found.append(texts(tmp_path / name, documents=documents))
+    assert found[0] == found[1] and len(found[0]) > (name != "a.md")
+
+
+def test_a_file_whose_lines_seem_to_have_no_end_is_told_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenFile, "max_bytes", 50)
+    (tmp_path / "a.txt").write_bytes(b"some words\r" * 10)
+    (tmp_path / "a.tsv").write_bytes(b"text\r" + b"some words\r" * 10)
+    for name in ("a.txt", "a.tsv"):
+        with pytest.raises(DataError, match=r"if lines end in carriage returns alone, convert them: tr '\\r' '\\n'"):
+            texts(tmp_path / name, documents="line")
+
+
+def test_a_line_without_a_line_feed_behind_others_keeps_its_carriage_returns(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\n10%\r20%\r30%")
+    assert texts(tmp_path / "a.txt", documents="line") == ["one", "10%\r20%\r30%"]
