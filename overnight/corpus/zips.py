@@ -16,7 +16,7 @@ from overnight.corpus import data_paths
 from overnight.corpus.decompress import TruncatedError
 from overnight.errors import DataError
 
-_MEMBER, _END = b"PK\x03\x04", b"PK\x05\x06"
+_MEMBER, _END, _END_64 = b"PK\x03\x04", b"PK\x05\x06", b"PK\x06\x07"
 # The record at the end, and the longest comment behind it.
 _TAIL = 22 + (1 << 16)
 # Text packs to a third or a tenth, logs to a fiftieth; deflate reaches 1:1,032, which only a bomb does throughout.
@@ -94,14 +94,26 @@ def opened(stream: io.BufferedReader, name: str) -> zipfile.ZipFile | None:
     Raises:
         DataError: when it is damaged.
     """
+    if not _has_end(stream):
+        return None
     try:
         return zipfile.ZipFile(stream)
     except (zipfile.BadZipFile, struct.error, ValueError, OSError, NotImplementedError) as error:
-        size = stream.seek(0, io.SEEK_END)
-        stream.seek(max(0, size - _TAIL))
-        if _END not in stream.read(_TAIL):
-            return None
         raise DataError(f"{name}: is not a zip archive or is damaged ({error}); get it again") from None
+
+
+def _has_end(stream: io.BufferedReader) -> bool:
+    """Return whether an archive has the record at its end, whole and its own: that of an archive that is a member of it counts places from there."""
+    start = max(0, stream.seek(0, io.SEEK_END) - _TAIL)
+    stream.seek(start)
+    tail = stream.read(_TAIL)
+    place = tail.rfind(_END)
+    if place < 0 or len(tail) < place + 22:
+        return False
+    size, offset, comment = struct.unpack_from("<2IH", tail, place + 12)
+    # With the records of 64 bits, which stand between, these need not say anything.
+    behind_directory = start + place == offset + size or tail[max(0, place - 20) : place].startswith(_END_64)
+    return behind_directory and place + 22 + comment <= len(tail)
 
 
 def member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, allowed: Allowance) -> io.BufferedReader:

@@ -89,6 +89,31 @@ def test_of_a_truncated_zip_the_members_before_the_cut_are_kept_if_asked(tmp_pat
     assert content[(len(found) - 1) * 1000 :].startswith(found[-1].text.encode())
 
 
+@pytest.mark.parametrize("inner", ["in.zip", "in.epub", "in.docx"])
+@pytest.mark.parametrize("cut", [1, 10, 21, 22, 30, 100])
+def test_a_zip_that_is_cut_in_its_directory_is_truncated_whatever_it_holds(tmp_path: Path, cut: int, inner: str) -> None:
+    stored = zip_of({"[Content_Types].xml" if inner == "in.docx" else "i.txt": b"inner"}, zipfile.ZIP_STORED)
+    for files in ({"a.txt": b"one", "b.txt": b"two"}, {"a.txt": b"one", "b.txt": b"two", inner: stored}):
+        (tmp_path / "x.zip").write_bytes(zip_of(files, zipfile.ZIP_STORED)[:-cut])
+        with pytest.raises(DataError, match=r"the zip archive ends early.*on_truncated_file=keep"):
+            read(f"{tmp_path}/x.zip::*.txt")
+        found, source = read(f"{tmp_path}/x.zip::*.txt", on_truncated_file="keep")
+        assert ([document.text for document in found], source.truncated) == (["one", "two"], [str(tmp_path / "x.zip")])
+
+
+@pytest.mark.parametrize("behind", [b"", b"a comment", b"PK"])
+def test_neither_records_of_64_bits_nor_what_stands_behind_the_end_are_a_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: bytes
+) -> None:
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 10)  # records of 64 bits, as Python writes them from 2 GB on
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("a.txt", "one and more")
+        archive.comment = behind
+    monkeypatch.undo()
+    (tmp_path / "y.zip").write_bytes(zip_of({"b.txt": b"two"}) + behind)
+    assert texts(tmp_path) == ["one and more", "two"]
+
+
 def test_a_damaged_member_is_refused_even_when_truncated_ones_are_kept(tmp_path: Path) -> None:
     packed = bytearray(zip_of({"a.txt": noise(100_000)}))
     packed[2000] ^= 0x55
