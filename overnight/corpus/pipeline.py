@@ -67,6 +67,8 @@ from overnight.state_files import STRICT, read_json, sealed
 CHUNK_BYTES = 5 << 20
 # A shard holds many documents, because a random second segment is drawn from the shard of the first.
 SHARD_TOKENS = 16_000_000
+# What finding near-duplicates takes on the disk for a document.
+_SIGNED_BYTES = 900
 # Of the files below `work/`: 2 has checksums beside the chunks, 3 parts of large files and the sources of documents, 4 evaluation text in several forms,
 # 5 shingles without case and punctuation of any alphabet.
 _WORK_VERSION = 5
@@ -120,7 +122,7 @@ def prepare(
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise DataError(_full_disk(folder, reading, error)) from None
+        raise DataError(_full_disk(data, folder, reading, error)) from None
 
 
 def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]) -> Manifest | None:
@@ -143,17 +145,20 @@ def _prepared(settings: dict[str, Any], folder: Path, log: Callable[[str], None]
     return None
 
 
-def _full_disk(folder: Path, reading: Reading, error: OSError) -> str:
+def _full_disk(data: Data, folder: Path, reading: Reading, error: OSError) -> str:
     # Clean text and tokens of everything lie side by side for a while: measured 1.9 bytes a byte of text.
-    text = sum(source.bytes for source in reading.sources)
+    text, documents = (sum(getattr(source, what) for source in reading.sources) for what in ("bytes", "documents"))
     known = (
-        f"the {text / 1e6:.0f} MB of text read so far need"
+        f"the {text / 1e6:,.1f} MB of text read so far need"
         if reading.done_bytes < reading.total_bytes or not text
-        else f"{text / 1e6:.0f} MB of text need"
+        else f"{text / 1e6:,.1f} MB of text need"
     )
+    needed = max(2 * text + (_SIGNED_BYTES * documents if data.near_duplicates else 0), 10_000_000)
+    more = ", and more for data.repeated_paragraphs," if data.repeated_paragraphs else ""
+    used = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return (
-        f"{folder}: cannot write ({error.strerror}); {known} about {max(2 * text, 10_000_000) / 1e6:.0f} MB while preparing, "
-        f"{shutil.disk_usage(folder).free / 1e6:.0f} MB are free; {how_to_make_room(error.errno)}, and run the same command again, which continues"
+        f"{folder}: cannot write ({error.strerror}); {known} about {needed / 1e6:,.0f} MB{more} while preparing, {used / 1e6:,.1f} MB are used there, "
+        f"{shutil.disk_usage(folder).free / 1e6:,.0f} MB are free; {how_to_make_room(error.errno)}, and run the same command again, which continues"
     )
 
 

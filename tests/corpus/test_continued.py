@@ -10,6 +10,7 @@ import pytest
 
 from overnight.corpus import pipeline
 from overnight.corpus.pipeline import prepare
+from overnight.corpus.readers import start_reading
 from overnight.corpus.shards import open_shards
 from overnight.errors import DataError
 from tests.corpus.test_pipeline import contents, settings, silent, write_corpus
@@ -30,6 +31,21 @@ def test_a_full_disk_is_told_with_the_size_of_the_text_also_where_it_was_read_be
             prepare(settings(tmp_path / "text"), tmp_path / "out", silent)
         said.append(str(error.value).partition(" while preparing")[0])
     assert said[0] == said[1] and "read so far" not in said[0]
+
+
+def test_a_full_disk_is_told_with_what_is_asked_for_and_what_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_corpus(tmp_path / "text")
+    reading, error = start_reading(settings(tmp_path / "text")), OSError(errno.ENOSPC, "No space left on device")
+    reading.sources[0].bytes, reading.sources[0].documents, reading.done_bytes = 20_000_000, 100_000, reading.total_bytes
+    (tmp_path / "out/work").mkdir(parents=True)
+    (tmp_path / "out/work/clean-00000.arrow").write_bytes(bytes(2_000_000))
+    for changes, said in (
+        ({}, "20.0 MB of text need about 40 MB while preparing, 2.0 MB are used there"),
+        ({"near_duplicates": 0.8}, "20.0 MB of text need about 130 MB while preparing"),
+        ({"repeated_paragraphs": 9}, "about 40 MB, and more for data.repeated_paragraphs, while"),
+    ):
+        data = dataclasses.replace(settings(tmp_path / "text"), **changes)  # type: ignore[arg-type]
+        assert said in pipeline._full_disk(data, tmp_path / "out", reading, error)
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json"])
