@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 from typing import Any
 
+SEPARATOR_ROW = ["sep=", ""]
+"""The first row of a table that is written for Excel: `sep=,`."""
+
 
 def next_cells(reader: Any, longest: int) -> list[str] | None:
     """Return the next row of a `csv.reader`; None at the end.

@@ -41,7 +41,7 @@ FORMATS = (
     Format("epub", read_epub, (".epub",), (b"PK\x03\x04",)),
     Format("warc", read_warc, (".warc", ".wet"), (b"WARC/",)),
 )
-_SAVE, _UNPACK = "save its text as .txt, .html or .epub", "unpack it and name the folder"
+_SAVE, _UNPACK, _TWICE = "save its text as .txt, .html or .epub", "unpack it and name the folder", "unpack it once"
 NOT_TEXT = (
     (b"%PDF-", "a PDF", _SAVE),
     (b"{\\rtf", "rich text (RTF)", _SAVE),
@@ -50,6 +50,11 @@ NOT_TEXT = (
     (b"\xff\xd8\xff", "a picture", ""),
     (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", _UNPACK),
     (b"Rar!\x1a\x07", "a RAR archive", _UNPACK),
+    (b"\x1f\x8b\x08", "packed by gzip twice", _TWICE),
+    (b"BZh9", "packed by bzip2 twice", _TWICE),
+    (b"\xfd7zXZ\x00", "packed by xz twice", _TWICE),
+    (b"\x28\xb5\x2f\xfd", "packed by zstandard twice", _TWICE),
+    (b"\x5d\x00\x00", "packed by lzma", "unpack it, as `xz -d` does"),
     (b"\x04\x22\x4d\x18", "packed by lz4", "unpack it"),
     (b"SQLite format 3\x00", "a database of SQLite", "write its text as JSON lines"),
     (b"ARROW1\x00\x00", "an Arrow file", "write it as Parquet"),

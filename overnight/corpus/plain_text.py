@@ -13,8 +13,9 @@ from overnight.corpus.document import Document, OpenFile
 from overnight.errors import DataError
 
 _BLOCK = 1 << 20
-# Bytes by which UTF-16 is told.
+# Bytes by which UTF-16 and UTF-32 are told, and their marks, the longer ones first, since one begins as a shorter one does.
 _HEAD = 4096
+_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # YAML opens with a key, after comments if any, so that a rule above prose opens none. Its other lines are keys, items, comments, blank, or continue with
 # what is above.
 _KEY = r"""["']?[\w.-]{1,60}["']?[ \t]{0,9}:(?:[ \t\r]|$)"""
@@ -177,21 +178,25 @@ def _decoded(file: OpenFile, content: bytes, offset: int, whole: bool = True) ->
         text = codecs.getincrementaldecoder("utf-8")(file.data.encoding_errors).decode(content, whole)
     except UnicodeDecodeError as error:
         todo = "convert the file, leave it out, or set data.encoding_errors=replace to put U+FFFD there"
-        if not offset and content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            todo = _from_utf16(content)
+        if not offset and content.startswith(_MARKS):
+            todo = _how_to_convert(content)
         raise DataError(f"{file.name}: byte {offset + error.start} (0x{content[error.start]:02x}) is not UTF-8; {todo}") from None
     # English in UTF-16 without its mark is UTF-8, too.
     if not offset and 3 * content.count(0, 0, _HEAD) > len(content[:_HEAD]):
-        raise DataError(f"{file.name}: every second byte or so is 0; {_from_utf16(content)}")
+        raise DataError(f"{file.name}: every second byte or so is 0; {_how_to_convert(content)}")
     if "\ufffd" in text:
         file.source.replaced += text.count("\ufffd") - content.count("\ufffd".encode())
     return text
 
 
-def _from_utf16(content: bytes) -> str:
-    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    name = "UTF-16" if marked else "UTF-16BE" if content.startswith(b"\0") else "UTF-16LE"
-    return f"it looks like UTF-16; convert it, as `iconv -f {name} -t UTF-8 FILE` does"
+def _how_to_convert(content: bytes) -> str:
+    """Return what to do with text in UTF-16, of which English has a 0 in every second byte, or UTF-32, of which every text has one in every fourth."""
+    head = content[:_HEAD]
+    is_32 = head.startswith(_MARKS[:2]) or 8 * head.count(0) > 5 * len(head)
+    name = family = "UTF-32" if is_32 else "UTF-16"
+    if not head.startswith(_MARKS):
+        name += "BE" if head.startswith(b"\0") else "LE"
+    return f"it looks like {family}; convert it, as `iconv -f {name} -t UTF-8 FILE` does"
 
 
 def _paragraphs(file: OpenFile, found: Iterator[tuple[int, str]]) -> Iterator[str]:

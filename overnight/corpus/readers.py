@@ -214,7 +214,7 @@ def _guess(stream: io.BufferedReader, name: str) -> str:
     kind = recognized(head, name)
     if kind == "jsonl" and Path(name).suffix.lower() == ".json" and not head.startswith(b"{"):
         raise DataError(f"{name}: is JSON but not one object a line; write it as JSON lines, as `jq -c '.[]' FILE` does of a list")
-    if kind == "text" and (found := next(((what, todo) for first, what, todo in NOT_TEXT if head.startswith(first)), None)):
+    if found := next(((what, todo) for first, what, todo in NOT_TEXT if head.startswith(first)), None):
         what, todo = found
         raise DataError(f"{name}: is {what}; {f'{todo}, or ' if todo else ''}leave it out (data.paths takes globs such as 'texts/*.txt')")
     return kind

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from overnight.config import Data
 from overnight.corpus import decompress
-from overnight.corpus.csv_cells import next_cells
+from overnight.corpus.csv_cells import SEPARATOR_ROW, next_cells
 from overnight.corpus.decompress import TruncatedError
 from overnight.corpus.document import Document, Input, OpenFile
 from overnight.corpus.plain_text import lines
@@ -145,7 +145,7 @@ def _csv_rows(file: OpenFile) -> Iterator[tuple[int, int, list[str]]]:
             continue
         if cells is None:
             return
-        if cells:
+        if cells and (began > 1 or cells != SEPARATOR_ROW):
             yield began, reader.line_num - began + 1, cells
 
 

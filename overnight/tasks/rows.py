@@ -21,7 +21,7 @@ from numbers import Real
 from pathlib import Path
 from typing import IO, Any
 
-from overnight.corpus.csv_cells import next_cells
+from overnight.corpus.csv_cells import SEPARATOR_ROW, next_cells
 from overnight.errors import DataError
 from overnight.state_files import kind_of, parse_json
 
@@ -208,7 +208,7 @@ def csv_rows(lines: Iterable[str | None], where: str) -> Iterator[Row | None]:
             yield begin, wrong
             continue
         if columns is None:
-            columns = [cell.strip() for cell in cells] or None
+            columns = [cell.strip() for cell in cells if begin > 1 or cells != SEPARATOR_ROW] or None
             check_header(columns or (), where)
         elif cells and len(cells) != len(columns):
             belong = f"{len(columns)} belong: {', '.join(columns)}"

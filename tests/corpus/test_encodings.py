@@ -1,7 +1,8 @@
-"""Text that is not UTF-8 is refused by the place of its first bad byte, or replaced, and UTF-16 is told with the command that converts it."""
+"""Text that is not UTF-8 is refused by the place of its first bad byte, or replaced, and UTF-16 and UTF-32 are told with the command that converts it."""
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,19 @@ def test_a_byte_that_is_not_utf8_is_named_by_its_offset_or_replaced(tmp_path: Pa
     assert "caf\ufffd x" in "\n".join(document.text for document in found)
 
 
-def test_utf16_is_guessed(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("hello", encoding="utf-16")
-    with pytest.raises(DataError, match=r"byte 0 \(0xff\) is not UTF-8; it looks like UTF-16; convert it, as `iconv [^;]*$"):
+@pytest.mark.parametrize("name", ["UTF-16", "UTF-32"])
+@pytest.mark.parametrize("mark", [codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE])
+def test_utf16_and_utf32_are_guessed(tmp_path: Path, name: str, mark: bytes) -> None:
+    mark = mark if name == "UTF-32" else mark.replace(b"\0", b"")
+    order = "LE" if mark[0] == 0xFF else "BE"
+    (tmp_path / "a.txt").write_bytes(mark + "hello".encode(f"{name}-{order}"))
+    with pytest.raises(DataError, match=rf"is not UTF-8; it looks like {name}; convert it, as `iconv -f {name} -t UTF-8 FILE` does$"):
         read(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["file", "paragraph", "line"])
-@pytest.mark.parametrize("name", ["UTF-16LE", "UTF-16BE"])
-def test_utf16_without_its_mark_is_guessed(tmp_path: Path, kind: str, name: str) -> None:
+@pytest.mark.parametrize("name", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
+def test_utf16_and_utf32_without_their_mark_are_guessed(tmp_path: Path, kind: str, name: str) -> None:
     (tmp_path / "a.txt").write_text("hello\nyou\n", encoding=name)
     for errors in ("strict", "replace"):
         with pytest.raises(DataError, match=rf"a\.txt: every second byte or so is 0; .* `iconv -f {name} -t UTF-8 FILE` does$"):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -68,3 +72,15 @@ def test_a_file_that_is_no_text_is_named_for_what_it_is_also_in_an_archive(tmp_p
         with pytest.raises(DataError, match=rf"{name}(:x/c)?: {said}.* \(data\.paths takes globs"):
             read(tmp_path / name, encoding_errors="replace")
     assert read(tmp_path / "a", encoding_errors="replace", format="text")[0]  # who says that it is text has it read as text
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.gz", "a"])
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_file_that_is_packed_twice_is_named_for_it(tmp_path: Path, pack: Callable[[bytes], bytes], name: str) -> None:
+    content = b'{"text": "words"}\n'
+    (tmp_path / name).write_bytes(gzip.compress(pack(content)))
+    with pytest.raises(DataError, match=r"is packed by (gzip|bzip2|xz) twice; unpack it once, or leave it out"):
+        read(tmp_path, encoding_errors="replace")
+    (tmp_path / name).write_bytes(lzma.compress(content, lzma.FORMAT_ALONE))
+    with pytest.raises(DataError, match=r"is packed by lzma; unpack it, as `xz -d` does, or leave it out"):
+        read(tmp_path, encoding_errors="replace")

@@ -177,6 +177,12 @@ def test_a_group_is_text_or_a_whole_number(tmp_path: Path) -> None:
     assert [document.group for document in read(tmp_path)[0]] == ["", "", ""]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_the_line_that_tells_excel_the_separator_is_no_row(tmp_path: Path, end: str) -> None:
+    (tmp_path / "x.csv").write_text(end.join(["sep=,", "n,text", '1,"a, b"', "2,c"]), newline="")
+    assert texts(tmp_path) == ["a, b", "c"]
+
+
 def test_a_null_in_parquet_is_a_bad_row(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a", None, "c"]}), tmp_path / "x.parquet")
     with pytest.raises(DataError, match=r"x\.parquet:2: has no text in 'text'"):

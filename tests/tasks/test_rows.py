@@ -227,6 +227,11 @@ def test_a_header_that_is_too_long_is_refused(ending: str, tmp_path: Path, monke
         list(read_input(str(tmp_path / f"t.{ending}"), {"task": "csv"}))
 
 
+def test_the_line_that_tells_excel_the_separator_is_no_row(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"sep=,\r\ntext,label\r\na,x\r\n")
+    assert list(read_csv(tmp_path / "t.csv")) == [(3, {"text": "a", "label": "x"})]
+
+
 def test_a_parquet_file_is_read_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_ROWS", 4)
     asked = []
