@@ -101,6 +101,8 @@ def test_arrow_leaves_the_memory_of_processes_to_the_c_library(monkeypatch: pyte
     monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "to be put back")
     monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL")
     machine.return_large_blocks()
+    # Those of other tests are forked from one that may have loaded Arrow before.
+    monkeypatch.setattr(workers, "get_context", multiprocessing.get_context)
     with Processes(1) as process:
         assert process.submit(_arrow_allocator, 0)() == "system"
 
