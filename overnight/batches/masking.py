@@ -53,7 +53,7 @@ def mask(
     """Choose and replace the predicted tokens of a flat batch.
 
     Args:
-        ids_N: token ids, sequences one after another; not changed.
+        ids_N: token ids, sequences one after another, each with [CLS] first; not changed.
         starts_S: offset of each sequence, and N at the end (S + 1 entries).
         keys_S: uint64 key of each sample, from (seed, phase, epoch, sample).
         counts_S: how many tokens of each sequence to predict; fewer where it has fewer.
@@ -101,7 +101,6 @@ def _choose_words(
     # A token continues a word only behind another token of it: a segment may begin in the middle of one.
     joins_N = vocabulary.continuation[ids_N] & can_N
     joins_N[1:] &= can_N[:-1]
-    joins_N[0] = False
     first = np.flatnonzero(can_N & ~joins_N)
     # Runs of joined tokens end where the next token does not join.
     ends = np.append(np.flatnonzero(~joins_N), len(ids_N))
