@@ -32,6 +32,12 @@ def test_order_of_a_part_is_the_part_of_the_order(count: int, order_key: int, wa
     assert np.array_equal(order(index[None], count, order_key), together[None])
 
 
+def test_a_key_gives_the_order_that_it_always_gave() -> None:
+    # A run that is resumed by another version goes on in its order.
+    assert order(np.arange(8), 8, key(1, 2, 3)).tolist() == [7, 5, 0, 4, 6, 1, 2, 3]
+    assert order(2**33 + np.arange(3), 2**34 + 5, key(1, 2, 3)).tolist() == [12977246857, 12898360630, 2332761941]
+
+
 def test_another_key_is_another_order() -> None:
     first = order(np.arange(1000), 1000, key(0, 1, 2))
     assert not np.array_equal(first, np.arange(1000))

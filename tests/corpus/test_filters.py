@@ -60,6 +60,13 @@ def test_a_rule_rejects_what_breaks_it_and_only_that(rules: dict[str, Any], text
     assert rejected(GOOD, **rules) == ""
 
 
+def test_a_document_with_just_as_many_as_a_rule_allows_stays() -> None:
+    characters, words = len(GOOD), len(GOOD.split())
+    assert rejected(GOOD, max_chars=characters, min_words=words, max_words=words, min_sentences=2) == ""
+    for rule, value in (("max_chars", characters - 1), ("min_words", words + 1), ("max_words", words - 1), ("min_sentences", 3)):
+        assert rejected(GOOD, **{rule: value}) == rule
+
+
 def test_vowel_signs_are_no_symbols() -> None:
     assert rejected("हिन्दी की किताबें", max_symbols=0.0, min_letters=1.0) == ""
 
@@ -81,8 +88,8 @@ def test_lines_that_are_no_sentences_go_and_are_counted() -> None:
         '"So it goes," he said, "on and on"',
     ]
     assert kept_lines(lines, only(lines_end_sentences=True), "x", drops) == lines[1:2] + lines[3:]
-    assert kept_lines(lines, only(min_words_per_line=5), "x", drops) == [lines[0], *lines[3:]]
-    assert drops.counts == {"filters.lines_end_sentences (lines)": 2, "filters.min_words_per_line (lines)": 2}
+    assert kept_lines(lines, only(min_words_per_line=4), "x", drops) == [lines[0], *lines[2:]], "a line of four words is long enough"
+    assert drops.counts == {"filters.lines_end_sentences (lines)": 2, "filters.min_words_per_line (lines)": 1}
 
 
 @pytest.mark.parametrize("last", ["", "Home\n\n"])

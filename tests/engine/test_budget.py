@@ -187,6 +187,38 @@ def test_a_limited_warm_up_is_so_long_whatever_the_budget_is(seconds: float) -> 
     assert short[1].warmup_steps == pytest.approx(short[1].at + 0.03 * 900, abs=1), "the share, where that is less"
 
 
+@pytest.mark.parametrize(
+    ("done", "seconds", "budget", "off", "moves", "moved"),
+    [
+        # 0.04 of the 150 steps that are left, in seconds; the same of few steps is less than 0.003 of a long budget, or than a second.
+        (850, 1.0, 1000.0, 6, 0, False),
+        (850, 1.0, 1000.0, 7, 0, True),
+        (850, 1.0, 1000.0, -7, 0, True),
+        (850, 1.0, 3000.0, 9, 0, False),
+        (850, 1.0, 3000.0, 10, 0, True),
+        (850, 0.125, 10.0, 8, 0, False),
+        (850, 0.125, 10.0, 9, 0, True),
+        # One step alone must be 0.01 of the budget.
+        (990, 8.0, 800.0, 1, 0, False),
+        (990, 9.0, 800.0, 1, 0, True),
+        (990, 4.0, 800.0, 2, 0, True),
+        # Before the decay begins, and after forty moves, nothing is moved.
+        (699, 1.0, 1000.0, 50, 0, False),
+        (700, 1.0, 1000.0, 50, 0, True),
+        (850, 1.0, 1000.0, 7, 39, True),
+        (850, 1.0, 1000.0, 7, 40, False),
+    ],
+)
+def test_the_end_of_a_decay_is_moved_where_it_is_off_by_more_than_noise(
+    done: int, seconds: float, budget: float, off: int, moves: int, moved: bool
+) -> None:
+    decisions = [Decision("short", 0, 30, None, 1000, "", "", seconds)]
+    decisions += [Decision("short", 700 + number, 30, 700, 1000, "", "", seconds) for number in range(1 + moves)]
+    moment = Moment(done, (1000 + off - done) * seconds, seconds, done, True, "")
+    found = look(ONE, 0, decisions, moment, budget)
+    assert found.steps == 1000 + (off if moved else 0) and (found.decision is not None) is moved
+
+
 def test_the_noise_of_the_clock_does_not_move_the_end_to_and_fro_by_a_step() -> None:
     rng = random.Random(0)
     for _ in range(20):

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overnight import config
-from overnight.config import BertRun, ModernBertConfig
+from overnight.config import BertRun, ModernBertConfig, MuonConfig
+from overnight.engine.planner import shares
 from overnight.engine.scaling_law import EXCESS, REPEATS, Law, layer_parameters, worth
 from overnight.engine.size_rule import (
     CHARACTERS_PER_TOKEN,
@@ -26,12 +27,15 @@ from overnight.engine.size_rule import (
     candidates,
     flops_per_token,
     memory_of,
+    muon_flops,
     rate_at,
     remarks,
     score,
+    step_flops,
     with_shape,
 )
 from overnight.models.encoders import masked_lm
+from overnight.optim.groups import parameter_groups
 
 HOUR, GIGABYTE = 3600.0, 1e9
 MACHINE = (Timed(0.0, 2e11),)
@@ -229,3 +233,14 @@ def test_the_parameters_of_the_law_are_those_of_the_layers() -> None:
     network = masked_lm(model, 100, False)
     matrices = sum(p.numel() for name, p in network.named_parameters() if ".layers." in name and p.ndim == 2)
     assert layer_parameters(dataclasses.replace(model)) == matrices
+
+
+def test_the_operations_of_muon_are_those_of_every_matrix_that_it_steps_five_times_whatever_the_batch() -> None:
+    runs = [with_shape(recipe(), Shape(3, 192, 4096), batch) for batch in (16, 64)]
+    assert isinstance(runs[0].model, ModernBertConfig)
+    groups = parameter_groups(masked_lm(runs[0].model, 4096, False), MuonConfig())
+    shapes = [sorted(p.shape) for group in groups if group["muon"] for _, p in group["params"]]
+    # X Xᵀ and a product with it, of 2 m² n each, and one of two m x m, of 2 m³.
+    expected = sum(5 * (4 * m * m * n + 2 * m**3) for m, n in shapes)
+    assert len(shapes) == 4 * 3 + 1 and muon_flops(runs[0].model) == expected
+    assert [step_flops(run) - expected for run in runs] == pytest.approx([shares(run)[0].flops for run in runs])

@@ -22,6 +22,7 @@ from overnight.finetune.question_answering import (
     _spans,
     against_null,
     best_answers,
+    too_long,
     windows,
     with_answers,
 )
@@ -110,6 +111,16 @@ def test_long_questions_are_cut_to_64_tokens_and_too_short_a_length_is_refused(t
     assert cut[0].first == MAX_QUESTION + 2
     with pytest.raises(ConfigError, match="seq_len = 64: leaves no room for the paragraph next to question q of 64 tokens"):
         windows(tokenizer, vocabulary, [question], 64, 64)
+
+
+def test_a_question_is_too_long_where_not_one_token_of_its_paragraph_fits_beside_it(tokenizer: Tokenizer, vocabulary: Any) -> None:
+    # [CLS], two [SEP] and a token of the paragraph leave room for 8 of 12.
+    asked = [dataclasses.replace(_question("cat", question="cat " * count), id=str(count)) for count in (7, 8, 9, 100)]
+    assert too_long(tokenizer, asked, 12) == {"9": 9, "100": 100}
+    assert {window.id for window in windows(tokenizer, vocabulary, asked[:2], 12, 4)} == {"7", "8"}
+    with pytest.raises(ConfigError, match="question 9 of 9 tokens"):
+        windows(tokenizer, vocabulary, asked[2:3], 12, 4)
+    assert too_long(tokenizer, asked, 68) == {}, "longer ones are cut to 64 tokens"
 
 
 def test_the_first_answer_with_a_place_is_trained_on(tokenizer: Tokenizer, vocabulary: Any) -> None:
