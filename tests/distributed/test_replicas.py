@@ -197,6 +197,8 @@ def test_lag_is_said_after_three_lines_and_rarely_again(monkeypatch: pytest.Monk
     assert pace.line()[1] == "" and pace.lines == {}
     own[:] = [0.001, 0.001, 0.09, 0.001]  # too little to matter
     assert [pace.line()[1] for _ in range(5)] == [""] * 5
+    own[:] = [0.0] * 4  # no step since the last line
+    assert pace.line() == ({"straggler_wait_fraction": 0.0}, "")
 
 
 def test_a_clock_that_jumps_by_days_disturbs_nothing(tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

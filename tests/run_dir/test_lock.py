@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,7 +72,11 @@ def test_a_first_start_does_not_wait(count: str | None, slept: list[float], tmp_
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, count)
-    with run_lock(tmp_path), pytest.raises(UserError, match="is being written by another job"), run_lock(tmp_path):
+    with (
+        run_lock(tmp_path),
+        pytest.raises(UserError, match=f"is being written by another job, process {os.getpid()} on {socket.gethostname()};"),
+        run_lock(tmp_path),
+    ):
         pass
     assert slept == []
 

@@ -24,7 +24,7 @@ from overnight.distributed.world import World
 from overnight.engine import loop, throughput, training_run
 from overnight.engine.loop import StepResult
 from overnight.engine.throughput import Throughput
-from overnight.errors import UserError
+from overnight.errors import DataError, UserError
 from overnight.models.flops import Peak, training_flops
 from overnight.run_dir import metrics as metrics_module
 from overnight.run_dir.metrics import Metrics, TensorBoard
@@ -224,6 +224,15 @@ def test_wandb_gets_the_numbers_of_all_resumes_in_one_run(
         for line in lines(run, kind):
             assert history[line["global_step"]][f"{kind}/mlm_loss"] == line["mlm_loss"]
     assert sorted(history) == list(range(1, 11))
+
+
+def test_a_lost_number_of_the_wandb_run_is_said_with_what_to_do(tiny: Make, online: Callable[..., Wandb]) -> None:
+    online()
+    run = tiny(**{"logging.wandb_project": "mine"})
+    run.run_dir.mkdir()
+    (run.run_dir / "wandb.json").write_text("{}")
+    with pytest.raises(DataError, match=r"wandb\.json: has no id; delete it, and another run of Weights & Biases is begun"):
+        finish(run)
 
 
 @pytest.mark.parametrize(
