@@ -10,7 +10,7 @@ import os
 import pydoc_data.topics
 import re
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -160,6 +160,13 @@ def modern_settings(**model: Any) -> dict[str, Any]:
     }
 
 
+def tiny_run(folder: Path, data: Path, overrides: Mapping[str, Any]) -> Run:
+    """The smallest run, in a folder, on the prepared corpus, with dotted overrides."""
+    tree = tiny_tree(folder, data.parent / "topics.jsonl")
+    tree["data"]["dir"] = str(data)
+    return config.build_run(change(tree, overrides))
+
+
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared folder with a vocabulary of 600 pieces; beside it lies its source, `topics.jsonl`."""
@@ -181,9 +188,7 @@ def pretrained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
     from overnight.console import Line
     from overnight.engine.pretrain import pretrain
 
-    tree = tiny_tree(tmp_path_factory.mktemp("pretrained"), tiny_data.parent / "topics.jsonl")
-    tree["data"]["dir"] = str(tiny_data)
-    run = config.build_run(tree)
+    run = tiny_run(tmp_path_factory.mktemp("pretrained"), tiny_data, {})
     pretrain(run, Line(io.StringIO()))
     return run
 
@@ -193,8 +198,6 @@ def tiny(tmp_path: Path, tiny_data: Path) -> Callable[..., Run]:
     """Makes the smallest run on the prepared corpus, with dotted overrides: tiny(**{"seed": 1})."""
 
     def make(**overrides: Any) -> Run:
-        tree = tiny_tree(tmp_path, tiny_data.parent / "topics.jsonl")
-        tree["data"]["dir"] = str(tiny_data)
-        return config.build_run(change(tree, overrides))
+        return tiny_run(tmp_path, tiny_data, overrides)
 
     return make

@@ -25,7 +25,7 @@ from overnight.engine.finite import NonFiniteError
 from overnight.engine.pretrain import pretrain
 from overnight.engine.workload import ByteWorkload
 from overnight.errors import ConfigError, DataError
-from tests.conftest import tiny_tree
+from tests.conftest import tiny_run, tiny_tree
 from tests.recipe import change
 
 Captured = pytest.CaptureFixture[str]
@@ -34,9 +34,7 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture(scope="module")
 def run(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A finished run whose training validated on all held-out examples."""
-    tree = tiny_tree(tmp_path_factory.mktemp("evaluate"), tiny_data.parent / "topics.jsonl")
-    tree["data"]["dir"] = str(tiny_data)
-    made = config.build_run(change(tree, {"logging.eval_examples": 10**6}))
+    made = tiny_run(tmp_path_factory.mktemp("evaluate"), tiny_data, {"logging.eval_examples": 10**6})
     pretrain(made, Line(io.StringIO()))
     return made
 

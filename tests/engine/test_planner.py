@@ -40,8 +40,7 @@ HALVES = LESS | {f"phases.{name}.micro_batch_size": 4 for name in ("short", "lon
 """The same with two micro-batches in a step, which take twice the time."""
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+def machine(patch: pytest.MonkeyPatch) -> FakeClock:
     """A machine whose steps take as long as the test says, and which may be killed in one."""
     fake, real = FakeClock(), loop.clip_and_step
 
@@ -52,9 +51,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
             raise Stop
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(run_clock, "CLOCK", fake)
-    monkeypatch.setattr(loop, "clip_and_step", step)
+    patch.setattr(run_clock, "CLOCK", fake)
+    patch.setattr(loop, "clip_and_step", step)
     return fake
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """Such a machine, until the end of the test."""
+    return machine(monkeypatch)
 
 
 def train(run: Run) -> str:

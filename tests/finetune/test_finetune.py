@@ -29,7 +29,7 @@ from overnight.finetune.encoded_task import encode_task
 from overnight.finetune.finetune import finetune
 from overnight.run_dir.task_results import read_results
 from overnight.state_files import SEAL
-from tests.finetune.conftest import Task
+from tests.finetune.conftest import Task, task_run, write_classes
 
 
 def tune(run: Run) -> str:
@@ -55,29 +55,6 @@ def scores(tmp_path: Path) -> Path:
     path = tmp_path / "scores.csv"
     path.write_text("text_a,text_b,score\n" + "".join(f"class number {i % 9},object {i},{i % 9 / 3:.2f}\n" for i in range(80)))
     return path
-
-
-@pytest.fixture
-def questions(tmp_path: Path) -> Path:
-    """SQuAD's layout; one paragraph is longer than a window, and one answer does not stand where it should."""
-    folder = tmp_path / "squad"
-    folder.mkdir()
-
-    def article(title: str, count: int) -> dict[str, Any]:
-        paragraphs = []
-        for i in range(count):
-            context = f"The object {title} {i} has an attribute. " + "Every class defines a method. " * 6 + f"The value is number {i}."
-            asked = [("What is the value?", f"number {i}"), ("What has it?", "an attribute")]
-            qas = [
-                {"id": f"{title}-{i}-{k}", "question": q, "answers": [{"text": a, "answer_start": context.index(a)}]}
-                for k, (q, a) in enumerate(asked)
-            ]
-            paragraphs.append({"context": context, "qas": qas})
-        return {"title": title, "paragraphs": paragraphs}
-
-    for name, articles in (("train", [article("a", 6)]), ("dev", [article("b", 3)])):
-        (folder / f"{name}-v1.1.json").write_text(json.dumps({"version": "1.1", "data": articles}))
-    return folder
 
 
 def test_every_seed_is_tuned_with_and_without_pretraining(with_task: Task, classes: Path) -> None:
@@ -169,15 +146,23 @@ class Stop(BaseException):
     """What stands for a kill."""
 
 
+@pytest.fixture(scope="module")
+def whole(pretrained: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run whose four seeds nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    shutil.copytree(pretrained.run_dir, folder / "run")
+    run = task_run(pretrained, folder / "run", "csv", write_classes(folder / "classes"), seeds=[0, 1], random_init_seeds=2)
+    tune(run)
+    return run
+
+
 @pytest.mark.parametrize("half_a_line", [b"", pytest.param(b'{"kind": "finetune", "na', marks=pytest.mark.heavy)])
 @pytest.mark.parametrize(("where", "call", "done"), [("_seed", 2, 1), ("_keep", 1, 0), ("append_result", 2, 0), ("append_result", 4, 1)])
 def test_after_a_cut_only_what_is_missing_is_done_and_the_result_is_the_same(
-    where: str, call: int, done: int, half_a_line: bytes, with_task: Task, classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, call: int, done: int, half_a_line: bytes, whole: Run, pretrained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = with_task("csv", classes, seeds=[0, 1], random_init_seeds=2)
-    whole = dataclasses.replace(run, out=str(tmp_path / "whole"))
-    shutil.copytree(run.run_dir, whole.run_dir)
-    tune(whole)
+    run = dataclasses.replace(whole, out=str(tmp_path / "run"))
+    shutil.copytree(pretrained.run_dir, run.run_dir)
     owner = module if where == "append_result" else module._Tuning
     real, calls = getattr(owner, where), 0
 
