@@ -211,7 +211,7 @@ def test_minimal_pairs_that_are_not_there_are_refused_before_any_work(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["opinion.csv", "recipe.yaml"]
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_real_text_and_a_real_task_go_through(real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tree = tiny_tree(tmp_path, real_data / "wiki" / "wiki_00")
     tree["data"] |= {"vocab_file": str(real_data / "vocab" / "bert-base-uncased-vocab.txt"), "vocab_size": 30522, "format": "wiki"}

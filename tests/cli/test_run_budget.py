@@ -72,6 +72,7 @@ def test_all_stages_end_in_time_and_it_says_so(recipe: Path, clock: FakeClock, c
     assert results(run) == before and read_record(run) == record
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("rehearsed")
 def test_another_night_continues_from_before_the_decay_and_does_the_rest_again(recipe: Path, clock: FakeClock, capsys: Captured) -> None:  # noqa: F811
     clock.step_seconds = 0.5
@@ -114,6 +115,7 @@ def test_another_night_begins_once_though_it_is_over_before_training(
     assert "was over at" in capsys.readouterr().out
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("rehearsed")
 def test_another_night_keeps_the_time_of_its_own_tasks_free(
     recipe: Path,

@@ -126,7 +126,7 @@ def test_a_decay_that_had_to_begin_before_its_warm_up_was_over_does_not_rise_in_
     assert all(a >= b for a, b in pairwise(values[begins:])) and values[short[-1].steps] == pytest.approx(max(values) * 4 / 9)
 
 
-@pytest.mark.parametrize("killed", [20, 45, 55])
+@pytest.mark.parametrize("killed", [45, *(pytest.param(killed, marks=pytest.mark.heavy) for killed in (20, 55))])
 def test_killed_in_either_phase_it_has_the_bits_of_its_decisions(killed: int, tiny: Make, clock: FakeClock, tmp_path: Path) -> None:
     run = tiny(**TWO, **LESS, budget="60s", out=str(tmp_path / "first"))
     clock.stop_at = killed

@@ -31,7 +31,7 @@ def predictions(run: Path) -> np.ndarray:
     return np.array(list(json.loads((run / "predictions.json").read_text()).values()))
 
 
-@pytest.mark.parametrize("more", [{}, {"keep_best": True, "eval_every": 0.5, "select_on": "dev"}])
+@pytest.mark.parametrize("more", [{}, pytest.param({"keep_best": True, "eval_every": 0.5, "select_on": "dev"}, marks=pytest.mark.heavy)])
 def test_other_units_and_another_zero_change_the_answers_by_as_much(more: dict[str, object], with_task: Task, tmp_path: Path) -> None:
     found, losses, scores = [], [], []
     for scale, offset in ((0.5, 0.0), (4096.0, -32768.0)):
