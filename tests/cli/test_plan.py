@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
+import re
 import sys
 from collections.abc import Callable
 from itertools import accumulate
@@ -27,6 +27,7 @@ from overnight.models.bert import BertForPretraining
 from overnight.optim.groups import build_optimizer
 from overnight.optim.schedules import learning_rate, peak_lr
 from tests.conftest import ROOT, modern_settings
+from tests.processes import Process
 
 Make = Callable[..., Run]
 GROWING = {"phases.short.batch_warmup": {"initial_batch_size": 2, "steps": 5}}
@@ -166,15 +167,21 @@ def test_the_parts_of_modernbert_are_counted_and_named(tiny: Make) -> None:
     assert all(group.parameters for group in plan.phases[0].groups)
 
 
+def largest() -> None:
+    """Plan BERT-large, which is 1.3 GB of fp32; the plan of it needs a fifth of that beside what torch takes."""
+
+    def most() -> int:
+        # Not ru_maxrss: a child begins with its parent's.
+        return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])  # type: ignore[index]
+
+    before = most()
+    main(["plan", "bert-large-lans", "--data.dir=nowhere"])
+    sys.exit(most() > before + 500_000)
+
+
 def test_the_plan_of_the_largest_recipe_fills_no_network() -> None:
-    # BERT-large is 1.3 GB of fp32; the plan of it needs a fifth of that beside what torch takes. Not ru_maxrss: a child begins with its parent's.
-    code = (
-        "import re, sys, torch; from pathlib import Path; from overnight.cli.main import main;"
-        "most = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]);"
-        "before = most(); main(['plan', 'bert-large-lans', '--data.dir=nowhere']);"
-        "sys.exit(most() > before + 500_000)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+    with Process(largest) as process:
+        assert process.end()[0] == 0
 
 
 def stretch(steps: int, label: str = "x") -> Stretch:

@@ -8,7 +8,7 @@ import io
 import re
 import tarfile
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,12 @@ from overnight.errors import DataError
 from tests.corpus.test_readers import PACKERS, read
 
 MEMORY = 120_000_000
+UNPACKED = 160_000_000
+
+
+def packed(start: bytes, pack: Callable[[bytes], bytes]) -> bytes:
+    """A start and so many zero bytes, packed in one and ten equal streams, of which one has to be made."""
+    return pack(start) + pack(bytes(UNPACKED // 10)) * 10
 
 
 @pytest.fixture
@@ -52,7 +58,7 @@ def test_a_line_of_two_gigabytes_is_refused_with_little_memory(tmp_path: Path, n
 
 @pytest.mark.parametrize("ending", [ending for ending in PACKERS if ending])
 def test_a_packed_line_is_refused_with_little_memory(tmp_path: Path, ending: str, request: pytest.FixtureRequest) -> None:
-    (tmp_path / f"x.txt{ending}").write_bytes(PACKERS[ending](bytes(160_000_000)))
+    (tmp_path / f"x.txt{ending}").write_bytes(packed(b"", PACKERS[ending]))
     request.getfixturevalue("little_memory")
     with pytest.raises(DataError, match=r"x\.txt:1: more than 32 MB in one line"):
         read(tmp_path, documents="line")
@@ -64,7 +70,7 @@ def test_a_name_of_gigabytes_in_a_tar_archive_is_refused_with_little_memory(
 ) -> None:
     header = tarfile.TarInfo("x")
     header.type, header.size = kind, 3 << 30
-    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(header.tobuf(tarfile.GNU_FORMAT) + bytes(160_000_000), 1))
+    (tmp_path / "x.tar.gz").write_bytes(packed(header.tobuf(tarfile.GNU_FORMAT), gzip.compress))
     request.getfixturevalue("little_memory")
     with pytest.raises(DataError, match=re.escape(f"{tmp_path / 'x.tar.gz'}: a header of the tar archive claims 3,072 MB of names")):
         read(tmp_path)

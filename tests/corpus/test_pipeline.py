@@ -329,7 +329,7 @@ def group_is_empty(group: int) -> bool:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.heavy)])
 def test_killed_or_interrupted_it_leaves_no_process_and_continues(corpus: Path, tmp_path: Path, how: signal.Signals) -> None:
-    write_corpus(corpus, 400)
+    write_corpus(corpus, 150)
     prepare(settings(corpus), tmp_path / "whole", silent, shard_tokens=4000)
     process = start(tmp_path, corpus, tmp_path / "out", workers=2)
     wait_until(lambda: list((tmp_path / "out/work").glob("clean-00003*.arrow")), process)

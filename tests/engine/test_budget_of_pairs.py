@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -40,12 +41,13 @@ def test_pairs_count_by_how_much_more_work_they_are(tiny: Make) -> None:
 
 
 def test_a_run_knows_while_it_learns_pairs_how_many_steps_it_will_have(tiny: Make, clock: FakeClock) -> None:
-    run = tiny(**half_as_long(budget="300s"))
-    longer = planner.shares(run)[0].work(40) / 40
-    clock.slow = {step: longer for step in range(1, 41)}
+    run = tiny(**half_as_long(**{"budget": "100s", "phases.short.token_matching_steps": 20}))
+    run = dataclasses.replace(run, phases={"short": run.phases["short"]})
+    longer = planner.shares(run)[0].work(20) / 20
+    clock.slow = {step: longer for step in range(1, 21)}
     train(run)
     first, *_, last = record_of(run).of("short")[1:]
-    assert first.at < 40 and first.steps == pytest.approx(last.steps, rel=0.03)
+    assert first.at < 20 and first.steps == pytest.approx(last.steps, rel=0.03)
 
 
 def test_a_phase_that_its_budget_makes_too_short_leaves_token_matching_out_and_says_so(

@@ -279,13 +279,13 @@ def test_tf32_changes_nothing_on_a_cpu(tiny: Make, tmp_path: Any) -> None:
 
 
 @pytest.mark.usefixtures("low_start")
-def test_fp16_follows_fp32_over_60_steps(tiny: Make, tmp_path: Any) -> None:
-    seldom = {"phases.short.steps": 60, "logging.eval_every": 10, "checkpoint.save_every": 30}
+def test_fp16_follows_fp32_over_30_steps(tiny: Make, tmp_path: Any) -> None:
+    seldom = {"phases.short.steps": 30, "logging.eval_every": 5, "checkpoint.save_every": 30}
     runs = {kind: tiny(**{"precision": kind, **seldom}, out=str(tmp_path / kind)) for kind in ("fp32", "fp16")}
     for run in runs.values():
         finish(run)
     held = {kind: losses_held_out(run) for kind, run in runs.items()}
-    assert held["fp32"][0] > held["fp32"][5] + 0.1
+    assert held["fp32"][0] > held["fp32"][5] + 0.07, "it falls by more than the two may differ"
     assert held["fp16"] != held["fp32"] and held["fp16"] == pytest.approx(held["fp32"], rel=0.01)
     lines = [line for line in metrics(runs["fp16"]) if line["kind"] == "train"]
     assert lines[-1]["skipped"] == 0 and 2.0**14 <= lines[-1]["loss_scale"] < 2.0**20

@@ -14,6 +14,7 @@ import torch
 import yaml
 
 from overnight import config
+from overnight.cli import time_plan
 from overnight.cli.main import main
 from overnight.config import BertRun, ModernBertConfig
 from overnight.corpus.pipeline import prepare
@@ -325,7 +326,11 @@ def test_many_processes_choose_nothing(recipe: Path, machine: Machine, monkeypat
     assert not World().size > 1 and not machine.timed
 
 
-def test_plan_shows_the_candidates_and_writes_nothing(recipe: Path, machine: Machine, capsys: Captured, tmp_path: Path) -> None:
+def test_plan_shows_the_candidates_and_writes_nothing(
+    recipe: Path, machine: Machine, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_plan, "evaluation_seconds", lambda run: 5.0)
+    monkeypatch.setattr(time_plan, "seconds_per_step", lambda *args: 0.1)
     assert main(["plan", str(recipe), "--budget=1h"]) == 0
     out = capsys.readouterr().out
     assert "bits per character, by a law from" in out and "sizes timed" in out and "ModernBERT, 2 layers" in out
