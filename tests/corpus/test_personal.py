@@ -20,11 +20,13 @@ MASKED = [
     ("Tel. 030/1234567, (020) 7946 0958, 089 123456, Tel: 5551234", "Tel. [phone], [phone], [phone], Tel: [phone]"),
     ("from 93.184.216.34 and [8.8.44.1]:80", "from [ip] and [[ip]]:80"),
     ("host 2001:4860:4860::8888 answers", "host [ip] answers"),
+    ("of seven characters: 2600::1", "of seven characters: [ip]"),
     ("It is 2001:4860:4860::8888. So is 2a00:1450:4001:81b::200e...", "It is [ip]. So is [ip]..."),
 ]
 KEPT = [
     "version 12.34.56.78, v10.20.30.40, Chrome/91.14.47.12 and section 12.13.14.15",
     "section 1.2.3.4; 1.2.3.4.5; 300.12.13.14; 12.13.14",
+    "since 8.8.8.8 it has been faster",
     "the addresses 127.0.0.1, 10.11.12.13, 192.168.1.10 and fe80::1ff:fe23 are private",
     "on 2026-11-22, 22.11.2026, 11/22/2026, 1914-1918, from 1900-2000 and at 12:30:45",
     "ISBN 0-306-40615-2, ISBN 978-3-16-148410-0, ISBN 9783161484100, ISSN 1234-5678",

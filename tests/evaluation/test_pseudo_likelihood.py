@@ -88,10 +88,11 @@ class NoContext(TableLM):
 
 
 def test_a_sentence_that_cannot_be_scored_is_named_with_its_line(tmp_path: Path) -> None:
-    long, none = (
+    long, longest, none = (
         paradigms(tmp_path / name, {"a": [row("the", "cat"), row("dog", bad)]})[0]
-        for name, bad in (("long", "the cat " * 6), ("none", "\u200b"))
+        for name, bad in (("long", "the cat " * 6), ("longest", "the cat " * 5), ("none", "\u200b"))
     )
+    assert score_paradigm(TableLM(unigram), longest, 0).pairs == 2
     with pytest.raises(DataError, match=r"a.jsonl:2: .* has 12 tokens, table takes 10"):
         score_paradigm(TableLM(unigram), long, 0)
     with pytest.raises(DataError, match=r"a.jsonl:2: the tokenizer of table makes no token of"):
