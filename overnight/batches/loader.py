@@ -67,6 +67,8 @@ class Samples:
     phase: BertPhase
     seed: tuple[int, ...]
     cache: Path | None = None
+    passed_over: int = 0
+    """Sequences of the stream that are left out before those of any step."""
 
     def __post_init__(self) -> None:
         # What is known of the epochs changes as they are read: by the loader's thread, and where one asks for the provenance of a step.
@@ -99,11 +101,11 @@ class Samples:
         self.phase = replace(self.phase, micro_batch_size=size)
 
     def set_mask_rate(self, rate: Callable[[int], float]) -> None:
-        """Predict another share of the tokens in the batch of each number, at most that of the phase."""
+        """Predict another share of the tokens in each step, at most that of the phase."""
         self._mask_rate = rate
 
     def set_share_of_pairs(self, share: Callable[[int], float]) -> None:
-        """Make another share of the sequences in the batch of each number a pair for token matching."""
+        """Make another share of the sequences in each step a pair for token matching."""
         self._pairs = share
 
     def epoch_size(self) -> int:
@@ -303,7 +305,7 @@ class Samples:
         batch = batch_size(self.phase, step)
         bins = batch // micro_batch(self.phase, step, world)
         with self._lock:
-            epochs, samples = self.locate(sequences_before(self.phase, step) + np.arange(batch, dtype=np.int64))
+            epochs, samples = self.locate(sequences_before(self.phase, step) + self.passed_over + np.arange(batch, dtype=np.int64))
             numbers, rows = self.rows(epochs, samples)
         if share := self._pairs(step):
             rows = matching.with_matching(rows, self._keys(_MATCH, epochs, samples), share, self.phase.seq_len)

@@ -86,7 +86,7 @@ class Streams:
         self.documents, self.phase, self.seed = self.mixture.documents if self.mixture else Documents(shards), phase, seed
         if phase.label_weight > 0 and self.documents.labels_D is None:
             raise DataError(f"label_weight = {phase.label_weight}, but the corpus was prepared without data.label; prepare it with one")
-        self.groups = phase.num_document_groups or max(MIN_GROUPS, phase.global_batch_size)
+        self.passed_over, self.groups = 0, phase.num_document_groups or max(MIN_GROUPS, phase.global_batch_size)
         self._lock = threading.Lock()  # of what follows, as in Samples
         self._joined: dict[int, Joined] = {}
         # Bytes of the groups of the epochs so far, and the windows that each stream has read when it ends each of its groups (turns, B).
@@ -220,7 +220,7 @@ class Streams:
 
         A group of L bytes is L / T windows, rounded up: its last byte is read too, where the label of a document belongs.
         """
-        batch = self.phase.global_batch_size
+        batch, step = self.phase.global_batch_size, step + self.passed_over // self.phase.global_batch_size
         while not len(self._ends) or self._ends[-1].min() <= step:
             epoch = self._order_of(len(self._lengths))
             self._lengths = np.concatenate([self._lengths, np.diff(self._join(epoch).starts_S)])

@@ -50,7 +50,9 @@ class TrainingProgress:
     skipped: int = 0
     """Steps in all phases at which the optimizer was not stepped, because the gradient was not finite, or a spike."""
     batches_skipped: int = 0
-    """Batches of the phase that were passed over when it was rolled back: step t reads the batch of step t + batches_skipped."""
+    """Batches of the phase that were passed over when it was rolled back."""
+    sequences_skipped: int = 0
+    """Sequences of these batches: step t reads those that stand so many behind its own."""
     states: dict[str, dict[str, Any]] = field(default_factory=dict)
     """State of each part of the trainer, by name, as its `state_dict` gave it."""
 

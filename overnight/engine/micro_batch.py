@@ -375,7 +375,7 @@ def halve(schedule: MicroBatchSchedule, phase: Phase, progress: TrainingProgress
     Raises:
         OutOfMemory: where there is none smaller, or other processes wait for this one in a step that it cannot end.
     """
-    count = micro_batch(phase, progress.step + progress.batches_skipped, world.size)
+    count = micro_batch(phase, progress.step, world.size)
     what = f"{error} with micro-batches of {count}"
     smaller = [size for size in micro_batch_sizes(phase, world.size) if size <= count // 2]
     if not smaller:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from overnight.batches.batch_size import sequences_before
 from overnight.batches.packing import Provenance
 from overnight.checkpoint import reader
 from overnight.checkpoint.reader import TrainingProgress
@@ -60,8 +61,11 @@ class Recovery:
         inside = restored.phase == names[self.number]
         if not inside and (names.index(restored.phase) + 1 if restored.phase else 0) != self.number:
             raise self.final_error(error, samples)  # Checkpoints were damaged; the next start resumes in an earlier phase.
-        steps = error.step + 1 - (restored.step if inside else 0)
-        restored.batches_skipped, restored.seconds = progress.batches_skipped + steps * bad.skips_batches, progress.seconds
+        phase, begin, end = context.phases[names[self.number]], restored.step if inside else 0, error.step + 1
+        steps, sequences = end - begin, sequences_before(phase, end) - sequences_before(phase, begin)
+        restored.batches_skipped = progress.batches_skipped + steps * bad.skips_batches
+        restored.sequences_skipped = progress.sequences_skipped + sequences * bad.skips_batches
+        restored.seconds = progress.seconds
         with torch.no_grad():
             tensors = context.workload.model.state_dict()
             for name, tensor in whole.state_dict().items():

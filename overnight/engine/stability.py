@@ -114,4 +114,4 @@ class StabilityGuard:
         """Return where the sequences of micro-batch number `worst` of step `step` (from 0) come from; nothing where that is not known."""
         if step is None or worst is None:
             return []
-        return self.samples.provenance(step + self.context.progress.batches_skipped, self.context.world.size, worst)
+        return self.samples.provenance(step, self.context.world.size, worst)

@@ -8,9 +8,10 @@ from functools import partial
 
 import torch
 
-from overnight.batches.batch_size import full_micro_batch, pad_to_multiple
+from overnight.batches.batch_size import full_micro_batch, pad_to_multiple, sequences_before
 from overnight.batches.masking import falling_rate
 from overnight.batches.matching import share_of_pairs
+from overnight.checkpoint.reader import TrainingProgress
 from overnight.config import BertPhase, Phase
 from overnight.config.optimizers import ClippingOptim
 from overnight.distributed.collectives import all_reduce_max, raise_on_all_ranks
@@ -32,6 +33,13 @@ from overnight.signals import Interrupted
 _UNSAVED = 1 << 16
 
 
+def count_skipped(phase: Phase, progress: TrainingProgress) -> None:
+    """Count the sequences that rollbacks passed over, of a checkpoint from before they were counted: a step then read the whole batch of a later one."""
+    if progress.batches_skipped and not progress.sequences_skipped:
+        read = sequences_before(phase, progress.step + progress.batches_skipped)
+        progress.sequences_skipped = read - sequences_before(phase, progress.step)
+
+
 class Trainer:
     """A phase in one process, from the step where the progress stands to its end.
 
@@ -50,6 +58,8 @@ class Trainer:
         self.carry = context.workload.carry(self.samples)
         if self.carry and context.carried:
             self.carry.load(context.carried["streams"])
+        count_skipped(self.phase, self.progress)
+        self.samples.passed_over = self.progress.sequences_skipped
         if isinstance(self.phase, BertPhase):
             self._schedule_samples(self.phase)
         self.settings, states = self._settings(), self.progress.states
@@ -58,15 +68,13 @@ class Trainer:
         self.validator = Validator(context, self.logger, valid, self.settings)
 
     def _schedule_samples(self, phase: BertPhase) -> None:
-        """Have what is predicted follow the step that is taken, also where a rollback has passed over data: a step then reads a later batch."""
-        planner, skipped = self.context.planner, self.progress.batches_skipped
+        """Have what is predicted follow the step."""
+        planner = self.context.planner
         if phase.final_mlm_probability:
             decay = planner.decay_factors(phase, self.name) if planner else decay_factors(phase)
-            rate = falling_rate(phase.mlm_probability, phase.final_mlm_probability, decay)
-            self.samples.set_mask_rate(lambda batch: rate(batch - skipped))
+            self.samples.set_mask_rate(falling_rate(phase.mlm_probability, phase.final_mlm_probability, decay))
         if phase.token_matching:
-            share = planner.shares_of_pairs(phase, self.name) if planner else partial(share_of_pairs, phase)
-            self.samples.set_share_of_pairs(lambda batch: share(batch - skipped))
+            self.samples.set_share_of_pairs(planner.shares_of_pairs(phase, self.name) if planner else partial(share_of_pairs, phase))
 
     def _settings(self) -> LoopConfig:
         phase, run, planner = self.phase, self.run, self.context.planner
@@ -128,7 +136,7 @@ class Trainer:
     def _settle_buckets(self) -> None:
         """Have DDP add up the first step after a resume in the order of a run that was not stopped, by a pass whose gradients are thrown away."""
         progress, world = self.progress, self.world
-        next_step = self.samples.step(progress.step + progress.batches_skipped, rank=world.rank, world=world.size)
+        next_step = self.samples.step(progress.step, rank=world.rank, world=world.size)
         try:
             settle_buckets(self.context.objective, next_step.micro[0].to(world.device), DTYPES[self.run.precision])
         except (MemoryError, RuntimeError) as error:
@@ -149,13 +157,13 @@ class Trainer:
     def _steps(self, heartbeat: Heartbeat) -> None:
         """Take steps as long as the batches are split as they are now."""
         phase, world, progress, writer = self.phase, self.world, self.progress, self.context.writer
-        settings, skipped = replace(self.settings, steps=self.schedule.until(progress.step, phase.steps)), progress.batches_skipped
+        settings = replace(self.settings, steps=self.schedule.until(progress.step, phase.steps))
         # Not by the steps of the phase: a budget only expects them, and fewer may fill the streams up otherwise.
         multiple = pad_to_multiple(phase, full_micro_batch(phase, world.size))
         batches = partial(self.samples.step, rank=world.rank, world=world.size, pad_to_multiple=multiple)
         objective, begin, guard, planner = self.context.objective, progress.step, self.guard, self.context.planner
         for done in training_steps(
-            self.model, objective, self.optimizer, lambda t: batches(t + skipped), settings, begin, guard.scale, guard.detector, self.carry
+            self.model, objective, self.optimizer, batches, settings, begin, guard.scale, guard.detector, self.carry
         ):
             last = done.step == self.context.phases[self.name].steps
             every = (self.run.logging.log_every, self.run.logging.eval_every, self.run.checkpoint.save_every)

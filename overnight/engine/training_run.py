@@ -224,7 +224,7 @@ class TrainingRun:
         name, phase = list(self.run.phases.items())[number]
         recovery = Recovery(context, number, self.checkpoints)
         if context.progress.phase != name:
-            context.progress.batches_skipped = 0
+            context.progress.batches_skipped = context.progress.sequences_skipped = 0
         while True:
             progress, metrics = context.progress, context.metrics
             optimizer = build_optimizer(self.model, phase.optim)

@@ -115,6 +115,8 @@ class TaskSamples:
     seed: int
     pad: int = 0
     """Id of [PAD]."""
+    passed_over: int = 0
+    """Examples that are left out before those of any step: whole batches."""
 
     def epoch_size(self) -> int:
         """Return the number of examples."""
@@ -132,7 +134,8 @@ class TaskSamples:
         """Return what one process does in optimizer step `step` (from 0)."""
         phase = self.phase
         fill = {"pad_to_multiple": pad_to_multiple, "longest": phase.seq_len, "pad": self.pad}
-        return self.examples.step(step, phase.global_batch_size, micro_batch(phase, step, world), (self.seed, _ORDER), rank, world, **fill)
+        at = step + self.passed_over // phase.global_batch_size
+        return self.examples.step(at, phase.global_batch_size, micro_batch(phase, step, world), (self.seed, _ORDER), rank, world, **fill)
 
     def validation_steps(self, count: int) -> list[StepBatches]:
         """Return nothing: a task is scored at its end, by its own metrics."""
@@ -141,8 +144,9 @@ class TaskSamples:
     def provenance(self, step: int, world: int, number: int) -> list[Provenance]:
         """Return the examples of micro-batch `number` of a step, by their places among those to train on."""
         phase = self.phase
-        _, bins = self.examples.drawn(step, phase.global_batch_size, micro_batch(phase, step, world), (self.seed, _ORDER))
-        epoch = step * phase.global_batch_size // len(self.examples)
+        at = step + self.passed_over // phase.global_batch_size
+        _, bins = self.examples.drawn(at, phase.global_batch_size, micro_batch(phase, step, world), (self.seed, _ORDER))
+        epoch = at * phase.global_batch_size // len(self.examples)
         return [{"epoch": epoch, "sample": int(row), "shard": "train", "row": int(row)} for row in bins[number]]
 
 

@@ -155,6 +155,14 @@ def test_a_warming_step_does_not_depend_on_the_steps_before() -> None:
         assert all(equal(a, b) for a, b in zip(fresh.micro, used.micro, strict=True))
 
 
+def test_what_is_passed_over_moves_where_a_warming_step_reads_and_not_how_much() -> None:
+    growing, plain = samples(batch_warmup=GROWING), samples(global_batch_size=4, micro_batch_size=4)
+    growing.passed_over = 12
+    assert [growing.step(step).sequences for step in (0, 20)] == [batch_size(growing.phase, step) for step in (0, 20)]
+    assert of_steps(*(growing.step(step) for step in range(12))) == of_steps(*(plain.step(step) for step in range(3, 17)))
+    assert growing.provenance(0, 1, 0) == plain.provenance(3, 1, 0)
+
+
 def test_each_epoch_has_other_pairs_order_and_masks() -> None:
     stream = samples()
     first, second = stream._load(0), stream._load(1)

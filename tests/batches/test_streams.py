@@ -136,6 +136,13 @@ def test_any_step_is_reached_at_once(lengths: list[int], given_phase: Phase) -> 
         assert rows([Streams(shards, given_phase, SEED).step(n)]) == rows([steps[n]]) == rows([walked.step(n)])
 
 
+def test_what_is_passed_over_is_as_many_windows_of_each_stream() -> None:
+    passing, plain = (Streams(corpus([9, 30, 14, 70, 5, 22]), phase(), SEED) for _ in range(2))
+    passing.passed_over = 8
+    assert rows([passing.step(n) for n in range(9)]) == rows([plain.step(n) for n in range(2, 11)])
+    assert passing.provenance(5, 1, 0) == plain.provenance(7, 1, 0)
+
+
 @settings(max_examples=40)
 @given(LENGTHS, st.integers(0, 3), st.booleans())
 def test_an_epoch_reads_every_document_once_whole_and_in_another_order(lengths: list[int], extra: int, reshuffle: bool) -> None:

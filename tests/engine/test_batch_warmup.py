@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from overnight.batches.batch_size import batch_size, sequences_before
+from overnight.batches.loader import Samples
 from overnight.checkpoint import reader
-from overnight.checkpoint.reader import TrainingProgress
+from overnight.checkpoint.reader import TrainingProgress, state_text
 from overnight.checkpoint.run_identity import claim_folder
 from overnight.config import Run
 from overnight.console import Line
 from overnight.engine.throughput import Spent, Throughput
 from overnight.engine.training_run import TrainingRun
+from tests.engine.planted_faults import planted, spike
 from tests.engine.test_pretrain import finish
 
 Make = Callable[..., Run]
@@ -28,6 +32,7 @@ GROWING = {
     "model.dropout": 0.0,
     "model.attention_dropout": 0.0,
 }
+BACK = {"stability.on_nonfinite": "rollback", "checkpoint.save_every": 2, "checkpoint.keep_latest_k": 9}
 
 
 class Stop(Exception):
@@ -99,3 +104,48 @@ def test_the_time_left_counts_the_true_batches(tiny: Make) -> None:
     # Of 26 sequences 4 are done, at one a second; 4 steps of 8 longer sequences follow.
     speed._all = Spent(seconds=4.0, tokens=64, sequences=4)
     assert speed.left(TrainingProgress(step=2)) == pytest.approx({"short": 22.0, "long": 4 * 8 * 48 / 32})
+
+
+def test_after_a_rollback_the_batch_grows_by_the_step_and_its_data_stays_passed_over(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, reference = (tiny(**GROWING, **BACK, out=str(tmp_path / name)) for name in ("run", "reference"))
+    with planted(spike(run, 3, factor=float("nan"))):
+        finish(run)
+    locate = Samples.locate
+
+    def without(self: Samples, positions: np.ndarray) -> Any:
+        """The stream of the first phase without the sequences 4 to 11, those of its steps 2 and 3."""
+        return locate(self, positions + 8 * (positions >= 4) * (self.seed[1:] == (0, 0)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Samples, "locate", without)
+        finish(reference)
+    train = [line for line in lines(run, "train") if line["phase"] == "short"]
+    assert [line["batch"] for line in train] == [2, 2, 4, 4, 6, 8] and train[-1]["sequences"] == 26
+    mine, clean = weights(run), weights(reference)
+    assert all(torch.equal(mine[name], clean[name]) for name in clean)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_run_resumes_from_a_checkpoint_after_a_rollback_also_from_before_sequences_were_counted(
+    counted: bool, tiny: Make, tmp_path: Path
+) -> None:
+    # Before they were counted, a batch that grew ran ahead: only one that does not is the same run.
+    settings = {**BACK, **(GROWING if counted else {})}
+    run, cut = (tiny(**settings, out=str(tmp_path / name)) for name in ("run", "cut"))
+    with planted(spike(run, 3, factor=float("nan"))):
+        finish(run)
+        finish(cut)
+    path = cut.run_dir / "checkpoints" / "step-0000004" / "state.json"
+    for checkpoint in path.parents[1].iterdir():
+        if checkpoint.name > path.parent.name:
+            shutil.rmtree(checkpoint)
+    state = json.loads(path.read_text())
+    assert (state["progress"]["batches_skipped"], state["progress"]["sequences_skipped"]) == (2, 8 if counted else 16)
+    if not counted:
+        del state["progress"]["sequences_skipped"]
+        path.write_text(state_text(state["progress"], {part: digest for part, digest in state["checksums"].items() if part != "progress"}))
+    finish(cut)
+    mine, clean = weights(cut), weights(run)
+    assert all(torch.equal(mine[name], clean[name]) for name in clean)

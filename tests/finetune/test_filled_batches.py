@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from overnight.batches.packing import Batch
-from overnight.config import BertConfig, ModernBertConfig
+from overnight.config import BertConfig, BertPhase, ModernBertConfig
 from overnight.finetune.encoded_examples import EncodedExamples
+from overnight.finetune.workload import TaskSamples
 from overnight.models.heads import Classifier, QuestionAnswering, TokenClassifier
 from tests.models.sample import MODERN_SIZES, SIZES, VOCAB, loud
 
@@ -95,3 +96,14 @@ def test_rows_that_belong_together_are_in_one_batch(groups: int, together: int, 
     first = index[::together]
     assert (first % together == 0).all()
     assert index.tolist() == [row + i for row in first for i in range(together)]
+
+
+def test_what_a_task_passes_over_are_whole_batches() -> None:
+    passing, plain = (
+        TaskSamples(examples("classes"), BertPhase(steps=9, global_batch_size=16, micro_batch_size=8), seed=5) for _ in range(2)
+    )
+    passing.passed_over = 32
+    for step in (0, 12):
+        mine, theirs = passing.step(step), plain.step(step + 2)
+        assert all(torch.equal(a.ids_N, b.ids_N) for a, b in zip(mine.micro, theirs.micro, strict=True))
+        assert passing.provenance(step, 1, 1) == plain.provenance(step + 2, 1, 1)
