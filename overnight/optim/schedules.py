@@ -1,14 +1,15 @@
 """The learning rate of a step: a peak, which a rule may derive from the batch, times a factor, which is a function of the step.
 
-Step t = 0, 1, ..., T - 1 is the update number n = t + 1. With a warm-up of w·T updates, p the power and s the share of the stable part:
+Step t = 0, 1, ..., T - 1 is the update number n = t + 1. With a warm-up of w·T updates, p the power, s the share of the stable part
+and d = min(1, (1 - t/T) / (1 - w)) what is left behind the warm-up (where w·T is no whole number, the first step after it would be above 1):
 
     warm-up      n / (w·T)                                    while n <= w·T
     constant     1                                            from there on
-    linear       (1 - t/T) / (1 - w)
-    poly         ((1 - t/T) / (1 - w))^p
+    linear       d
+    poly         d^p
     wsd          ((1 - t/T) / (1 - w - s))^p, 1 before        warm-up, stable, decay: LANS (Zheng et al. 2020, arXiv 2006.13484);
                  1 - sqrt(1 - (1 - t/T) / (1 - w - s))        with `decay: sqrt` (Hägele et al. 2024, arXiv 2405.18392)
-    cosine       (1 - cos(pi·(1 - t/T) / (1 - w))) / 2
+    cosine       (1 - cos(pi·d)) / 2
     poly_nvidia  n / (w·T) while n < w·T, then (1 - n/T)^p
 
 Two ways of counting are in use. transformers' `get_linear_schedule_with_warmup` and Google's BERT give step t the factor t/(w·T) while it
