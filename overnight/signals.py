@@ -21,15 +21,16 @@ def terminating() -> set[signal.Signals]:
 
 
 class Interrupted(UserError):
-    """A signal asked the run to stop; a checkpoint was written.
+    """A signal asked the run to stop.
 
     Args:
         number: of the signal.
         where: the step and the phase.
+        then: what was kept.
     """
 
-    def __init__(self, number: int, where: str) -> None:
-        super().__init__(f"{STOP_SIGNALS[signal.Signals(number)]} at {where}; a checkpoint is written, the same command continues")
+    def __init__(self, number: int, where: str, then: str = "a checkpoint is written, the same command continues") -> None:
+        super().__init__(f"{STOP_SIGNALS[signal.Signals(number)]} at {where}; {then}")
         self.exit_code = 128 + number
 
 

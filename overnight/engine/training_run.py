@@ -125,7 +125,7 @@ class TrainingRun:
         """Train every phase to its end, from the newest checkpoint.
 
         Raises:
-            Interrupted: on SIGINT, SIGTERM, SIGHUP or SIGUSR1, after a checkpoint.
+            Interrupted: on SIGINT, SIGTERM, SIGHUP or SIGUSR1, after a checkpoint; without one where it ended the compiler of the layers.
             TrainingError: when training cannot continue; the newest checkpoint is from before.
         """
         try:
@@ -261,6 +261,13 @@ class TrainingRun:
                 moments = recovery.go_back(bad, samples)
             except TrainingError as error:
                 raise recovery.final_error(error, training.guard.provenance(error.step, error.worst)) from None
+            except RuntimeError as error:
+                received = context.signals.received
+                # A terminal sends its signal to the compiler, too, which ends by it.
+                if received and isinstance(error, torch._dynamo.exc.BackendCompilerFailed):
+                    where = f"step {progress.step + 1} of phase {name}, whose layers were being compiled"
+                    raise Interrupted(received, where, "the same command continues from the newest checkpoint, if there is one") from None
+                raise
 
     def finished(self, progress: TrainingProgress) -> bool:
         """Return whether the last phase is done."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor.exc import InductorError
 
 from overnight import config
 from overnight.checkpoint import reader, writer
@@ -120,6 +121,26 @@ def test_a_signal_writes_a_checkpoint_and_exits_with_its_code(number: signal.Sig
     assert newest is not None and newest.name == "step-0000001"
     finish(run)
     assert_same_run(run, undisturbed)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, None])
+def test_a_signal_that_ended_the_compiler_too_is_the_cause_and_not_the_compiler(number: signal.Signals | None, tiny: Make) -> None:
+    run = tiny()
+    work = pretrain.TrainingRun(run, Line(io.StringIO()))
+    pretrain.claim_folder(run)
+
+    def losses(batch: Any, dtype: torch.dtype) -> Any:
+        if number:
+            os.kill(os.getpid(), number)
+        raise InductorError(RuntimeError("C++ compile error"), None)
+
+    work.objective = losses
+    with pytest.raises(Interrupted if number else InductorError) as caught:
+        work.go()
+    if number:
+        assert caught.value.exit_code == 128 + (signal.SIGTERM if number == signal.SIGHUP else number)
+        assert "ed at step 1 of phase short, whose layers were being compiled; the same command continues" in str(caught.value)
+    finish(run)
 
 
 def recipe_of(run: Run) -> Path:
