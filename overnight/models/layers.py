@@ -153,9 +153,33 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
+class _LayerNorm(torch.autograd.Function):
+    """LayerNorm of 16 bits on a CPU. Its gradient in torch adds up those of weight and bias in 16 bits, where a sum of many rows grows no more: of 4,096 it was 6 % off."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        out, mean, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
+        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:  # type: ignore[override]
+        x, weight, bias, mean, rstd = ctx.saved_tensors
+        for_x, *for_parameters = ctx.needs_input_grad[:3]
+        gradients, rest = torch.ops.aten.native_layer_norm_backward, (weight.shape, mean, rstd, weight, bias)
+        grad_x = gradients(grad, x, *rest, [True, False, False])[0] if for_x else None
+        if not any(for_parameters):
+            return grad_x, None, None, None
+        _, grad_w, grad_b = gradients(grad.float(), x.float(), *rest, [False, *for_parameters])
+        return grad_x, grad_w, grad_b, None
+
+
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float = 1e-12) -> Tensor:
-    """Return LayerNorm with fp32 statistics; the result has the type of x."""
+    """Return LayerNorm with fp32 statistics; the result has the type of x, the gradients of weight and bias are added up in fp32."""
     # The CPU kernel takes 16-bit input with fp32 parameters as it is.
+    if eager_cpu(x) and x.dtype in (torch.bfloat16, torch.float16) and torch.is_grad_enabled():
+        return _LayerNorm.apply(x, weight, bias, eps)  # type: ignore[no-any-return]
     if x.dtype == torch.float32 or eager_cpu(x):
         return F.layer_norm(x, weight.shape, weight, bias, eps)
     return F.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)

@@ -92,6 +92,39 @@ def test_layer_norm_keeps_its_statistics_in_fp32(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_gradients_of_a_norms_weights_are_added_up_in_fp32_and_all_else_is_as_in_torch(dtype: torch.dtype, bias: bool) -> None:
+    # The mean of the gradient is what a sum of 16 bits loses: behind some hundred rows it grows no more.
+    x, grad = doubles(4096, 64).detach().to(dtype), (0.1 * doubles(4096, 64, seed=1).detach() + 0.05).to(dtype)
+    scale, shift = 1 + 0.1 * doubles(64, seed=2).detach(), doubles(64, seed=3).detach()
+
+    def learned(kind: torch.dtype, norm: Callable[..., Tensor], parameters: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+        given = [x.to(kind), scale.to(parameters), *([shift.to(parameters)] if bias else [])]
+        leaves = [value.requires_grad_() for value in given]
+        out = norm(leaves[0], *leaves[1:])
+        return out, list(torch.autograd.grad(out, leaves, grad.to(kind)))
+
+    def torchs(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.layer_norm(x, (64,), weight, bias, 1e-12)
+
+    out, found = learned(dtype, lambda x, weight, bias=None: layer_norm(x, weight, bias), torch.float32)
+    expected, (expected_x, *_) = learned(dtype, torchs, torch.float32)
+    _, exact = learned(torch.float64, torchs, torch.float64)
+    assert torch.equal(out, expected) and torch.equal(found[0], expected_x)
+    for mine, true in zip(found[1:], exact[1:], strict=True):
+        assert mine.dtype == torch.float32 and (mine - true).norm() < 1e-5 * true.norm()
+
+
+def test_a_norm_whose_weights_are_frozen_only_passes_the_gradient_on() -> None:
+    x, weight = doubles(9, 8).detach().bfloat16(), torch.ones(8)
+    with torch.no_grad():
+        assert torch.equal(layer_norm(x, weight, None), F.layer_norm(x, (8,), weight, None, 1e-12))
+    x.requires_grad_()
+    layer_norm(x, weight, None).float().square().sum().backward()
+    assert x.grad is not None and x.grad.abs().sum() > 0 and weight.grad is None
+
+
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9, 1e-3])
 def test_dropout_keeps_the_right_share_at_every_lane_and_scales_it(probability: float) -> None:
     torch.manual_seed(0)
