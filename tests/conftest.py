@@ -26,9 +26,12 @@ from overnight import config
 from overnight.config import Run
 from tests.recipe import change
 
-# A suite that a script starts in the background ignores Ctrl-C, and so would every process that it starts, to be interrupted by a test.
+# A suite that a script starts in the background ignores Ctrl-C, and one that nohup starts the end of its terminal; so would every process that it starts, to be
+# interrupted by a test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("all", deadline=None, derandomize=True, max_examples=200)
 

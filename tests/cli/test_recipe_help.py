@@ -35,7 +35,7 @@ def test_the_help_of_run_lists_every_key_with_type_default_and_meaning(capsys: C
     assert call("run", "-h") == 0
     shown = helped(capsys.readouterr().out)
     assert list(shown) != [] and set(shown) == {key for key, *_ in describe()}
-    for key, kind, default, text in map(in_training, describe()):
+    for key, kind, default, text in (in_training(setting, of_bytes=False) for setting in describe()):
         assert text, f"{key} has no documentation"
         long = kind.count("|") > 7
         assert shown[key].startswith(f"{'WORD' if long else kind} {' '.join(text.split())}")
