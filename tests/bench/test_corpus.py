@@ -159,6 +159,7 @@ def test_a_glob_of_archives_is_packed_anew(tmp_path: Path, monkeypatch: pytest.M
     assert Path(sources[0]).name == "text.tar.xz" and sources[1] == str(tmp_path / "one.tar.xz")
 
 
+@pytest.mark.heavy
 def test_preparation_is_measured_beside_its_peer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "corpus", "--tiny", "--text", str(books(tmp_path / "books")), "--workers", "1"]
     assert main([*arguments, "--size", "0.4", "--times", "2"]) == 0
