@@ -30,7 +30,11 @@ from tests.recipe import change
 __all__ = ["classes", "prepared_bytes", "with_task"]
 
 Make = Callable[..., Run]
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore"),  # torch warns inside its own tracing, where an error would stop it
+]
 
 BERT: dict[str, Any] = {"model.dropout": 0.0, "model.attention_dropout": 0.0}
 MODERN = modern_settings()
@@ -186,3 +190,53 @@ def test_a_model_embeds_as_on_a_cpu(precision: str, loose: float, pretrained: Ru
     ]
     first, second = (torch.as_tensor(model.embed(texts)) for model in models)
     assert float((second - first).norm() / first.norm()) < loose
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_a_training_in_8_bits_follows_that_of_a_cpu(kind: str, compiled: bool, tiny: Make, on_cpu: Callable[..., Run]) -> None:
+    pytest.importorskip("torchao", reason="needs the extra fp8")
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no products in 8 bits")
+    settings = {**(BERT if kind == "bert" else MODERN), **optimizer("lamb")}
+    ours = tiny(**settings, **GPU, **{"compute.torch_compile": compiled}, precision="fp8")
+    finish(ours)
+    assert_near(ours, on_cpu(settings), 0.02)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("reduced", ["fp32", "bf16"])
+def test_nccl_adds_gradients_up(strategy: str, reduced: str, tiny: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a group of one process, whose sum is its own gradient; it counts as two, which alone are wrapped."""
+    import torch.distributed as dist
+    from torch.distributed import device_mesh
+
+    from overnight.distributed.world import World
+    from overnight.distributed.wrap import full_tensor_cpu, gradient_sync, parallelize_model
+    from tests.models.sample import pretraining, random_batch
+
+    device = torch.device("cuda", 0)
+    run = tiny(**{"distributed.strategy": strategy, "distributed.grad_reduce_dtype": reduced})
+    batch, grads = random_batch([24, 20, 32]).to(device), []
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1, device_id=device)
+    real = device_mesh.init_device_mesh
+    monkeypatch.setattr(device_mesh, "init_device_mesh", lambda kind, shape: real(kind, (1,)))
+    try:
+        for size in (1, 2):
+            torch.manual_seed(0)
+            net = pretraining().to(device)
+            objective = parallelize_model(net, World(0, size, device), run)
+            for last in (False, True):
+                with gradient_sync(objective, last):
+                    losses, _ = objective(batch, torch.bfloat16)
+                    (losses["mlm"] + losses["nsp"]).backward()
+            grads.append({name: full_tensor_cpu(p.grad) for name, p in net.named_parameters() if p.grad is not None})
+    finally:
+        dist.destroy_process_group()
+    alone, summed = grads
+    assert alone.keys() == summed.keys() and len(alone) > 10
+    for name, grad in alone.items():
+        # Attention and look-ups add up in an order that is not fixed.
+        error = float((summed[name] - grad).norm() / grad.norm())
+        assert error < (1e-2 if reduced == "bf16" else 1e-3), (name, error)
