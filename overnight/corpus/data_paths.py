@@ -44,6 +44,8 @@ def expand(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -
         if not found:
             raise DataError(f"{filled}: the folder holds no files; put text files there or correct {key}")
         return found
+    if filled.exists():
+        raise DataError(f"{filled}: is a pipe or a device, and text is read more than once; write it into a file, or correct {key}")
     if not glob.has_magic(str(filled)):
         raise DataError(f"{filled}: there is no such file or folder; correct {key}{_several(filled, key)}")
     found = []

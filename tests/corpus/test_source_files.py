@@ -177,3 +177,9 @@ def test_a_file_that_changes_while_it_is_read_is_refused(here: Path, change: str
         os.truncate(path, path.stat().st_size + (100 if change == "grows" else -100))
     with pytest.raises(DataError, match=r"log\.txt: has changed while it was read; run the same command again once it is complete"):
         list(found)
+
+
+def test_a_pipe_is_refused_as_what_can_be_read_once_only(here: Path) -> None:
+    os.mkfifo(here / "pipe")
+    with pytest.raises(DataError, match="pipe: is a pipe or a device, and text is read more than once; write it into a file"):
+        prepared("pipe")
