@@ -243,7 +243,7 @@ class Planner:
         evaluation, checkpoint = (self._pause(what, guess) for what in ("evaluation", "checkpoint"))
         here, *later = self._per_sequence[self._number :]
         ends = evaluation * (1 + sum(later) / here) + checkpoint * (1 + len(later))
-        ends += len(later) * (self.clock.pauses.get("start", 0.0) + self._speed.compiled) if guess else 0.0
+        ends += len(later) * (self._pause("start") + self._pause("warm-up") + self._speed.compiled) if guess else 0.0
         return self.clock.left() - reserve(self.record.after_seconds, self.record.seconds) - ends
 
     def _pause(self, what: str, guess: bool = True) -> float:

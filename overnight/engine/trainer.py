@@ -114,6 +114,8 @@ class Trainer:
         if self.world.size > 1 and progress.global_step:
             self._settle_buckets()
         if planner := self.context.planner:
+            with self._apart("warm-up"):
+                self.validator.warm_up()
             validation = min(self.run.logging.eval_examples, self.validator.samples.epoch_size())
             planner.begin(self.number, progress.step, self.samples.epoch_size(), validation, self.logger)
         if self.context.announces and not (planner and planner.measuring):
@@ -198,11 +200,8 @@ class Trainer:
         measured = planner.measuring
         decided = planner.look(step, self.logger)
         if measured and decided and self.context.announces:
-            self.logger.announce(
-                replace(self.context.phases[self.name], micro_batch_size=self.phase.micro_batch_size),
-                self.samples,
-                self.optimizer,
-            )
+            phase = replace(self.context.phases[self.name], micro_batch_size=self.phase.micro_batch_size)
+            self.logger.announce(phase, self.samples, self.optimizer)
         return decided
 
     def _report(self, done: StepResult, logs: bool, evaluates: bool, last: bool) -> None:

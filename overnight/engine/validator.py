@@ -7,8 +7,9 @@ from overnight.batches.streams import Streams
 from overnight.display import measures, share
 from overnight.engine.context import PhaseContext
 from overnight.engine.loop import LoopConfig, StepResult, evaluate
+from overnight.engine.memory import is_out_of_memory
 from overnight.engine.metrics_logger import MetricsLogger
-from overnight.engine.workload import bits_per_character
+from overnight.engine.workload import bits_per_character, compiles_layers
 
 
 class Validator:
@@ -28,6 +29,17 @@ class Validator:
         """Evaluate in micro-batches of a size from now on."""
         self.samples.set_micro_batch_size(size)
         self.steps = self.samples.validation_steps(self.context.run.logging.eval_examples)
+
+    def warm_up(self) -> None:
+        """Take a step of the validation for nothing: on a GPU, and where layers are compiled, the first one takes much longer than all others."""
+        context, device = self.context, self.settings.device
+        if self.steps and (device.type == "cuda" or compiles_layers(context.run, device)):
+            steps = [*self.steps[:1], *self.steps[-1:]]  # the longest and the shortest, which may be padded otherwise
+            try:
+                evaluate(context.workload.model, context.objective, steps, self.settings, context.workload.validation_carry())
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):  # else the first step of the training finds that out, and what fits
+                    raise
 
     def evaluate(self, done: StepResult) -> None:
         """Write and print the losses and accuracies after a step."""
