@@ -6,8 +6,10 @@ import ctypes
 import importlib.util
 import math
 import os
+import re
 import shutil
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 # The C library's, which musl and macOS lack.
@@ -97,3 +99,20 @@ def why_no_triton() -> str:
     if not (Path(headers) / "Python.h").is_file():
         return "Triton needs the headers of Python (Python.h): install python3-dev"
     return ""
+
+
+def why_no_kernels(capability: tuple[int, int], built: Sequence[str]) -> str:
+    """Return why a torch has no kernels for a GPU of a compute capability; empty where it has.
+
+    Args:
+        built: what it was built for, as `torch.cuda.get_arch_list` has it: `sm_80` is machine code, for all later ones of the same major version, too, and
+            `compute_90` a text that the driver compiles for whatever came later.
+    """
+    found = [(kind, int(major), int(minor)) for kind, major, minor in re.findall(r"\b(sm|compute)_(\d+)(\d)[af]?\b", " ".join(built))]
+    if not built or any((major, minor) <= capability and (kind == "compute" or major == capability[0]) for kind, major, minor in found):
+        return ""
+    least = ".".join(map(str, min(version for _, *version in found))) if found else "another"
+    return (
+        f"this torch has no kernels for compute capability {capability[0]}.{capability[1]}, only from {least} on; install one that has, such as for a V100 that "
+        "for CUDA 12.6 (pip install torch --index-url https://download.pytorch.org/whl/cu126)"
+    )

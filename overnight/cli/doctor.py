@@ -15,6 +15,7 @@ from typing import Any, Literal
 from overnight import native
 from overnight.console import table
 from overnight.display import plural
+from overnight.machine import why_no_kernels
 from overnight.run_dir.environment import environment, package_version
 
 # As in pyproject.toml; a test compares them.
@@ -123,6 +124,8 @@ def _memory(total_gb: float) -> Iterator[Finding]:
 
 
 def _gpus(machine: dict[str, Any]) -> Iterator[Finding]:
+    import torch
+
     if not machine["gpus"]:
         built = machine.get("cuda")
         why = (
@@ -133,7 +136,9 @@ def _gpus(machine: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("note", "GPU", f"{why}; training runs on the CPU")
     for number, gpu in enumerate(machine["gpus"]):
         text = f"{gpu['name']}, {gpu['memory_gb']} GB, capability {gpu['capability']}, CUDA {machine['cuda']}, driver {machine['driver']}"
-        yield Finding("ok", f"GPU {number}", text)
+        major, minor = map(int, gpu["capability"].split("."))
+        why = why_no_kernels((major, minor), torch.cuda.get_arch_list())
+        yield Finding("missing" if why else "ok", f"GPU {number}", f"{text}; {why}" if why else text)
 
 
 def _torch_features(machine: dict[str, Any]) -> Iterator[Finding]:
@@ -162,17 +167,22 @@ def _kernels(gpu: bool) -> Iterator[Finding]:
     """Yield which attention and which steps of LAMB, LANS and LARS this machine takes, by the functions that decide it."""
     import torch
 
+    from overnight.engine.precision import emulates_bf16
     from overnight.models.attention import how, why_padded
-    from overnight.models.fused_layer import why_not
+    from overnight.models.fused_layer import why_not, why_not_compiled
     from overnight.optim.batch import why_lists
 
     if gpu:
         device = torch.device("cuda", 0)
-        state: Literal["ok", "note"] = "note" if why_padded(device, torch.bfloat16, 64, 0.1, True) else "ok"
-        yield Finding(state, "attention", f"{how(device, torch.bfloat16, 64, 0.1)}; of BERT in bf16")
-        why = why_not(device, torch.bfloat16, 1024, 16, 0.1)
-        text = f"compiled, since {why}" if why else "by Triton's kernels between the products"
-        yield Finding("note" if why else "ok", "layers", f"{text}; of BERT in bf16, with compute.torch_compile")
+        precision, dtype = ("fp16", torch.float16) if emulates_bf16(device) else ("bf16", torch.bfloat16)
+        state: Literal["ok", "note"] = "note" if why_padded(device, dtype, 64, 0.1, True) else "ok"
+        yield Finding(state, "attention", f"{how(device, dtype, 64, 0.1)}; of BERT in {precision}")
+        why = why_not(device, dtype, 1024, 16, 0.1)
+        if uncompiled := why_not_compiled(device):
+            text = f"not compiled, since {uncompiled}"
+        else:
+            text = f"compiled, since {why}" if why else "by Triton's kernels between the products"
+        yield Finding("note" if why else "ok", "layers", f"{text}; of BERT in {precision}, with compute.torch_compile")
     elif _has("torch.nn.attention.varlen", "varlen_attn"):
         yield Finding("ok", "varlen attention", "there, but only a GPU can train with it; the CPU has its own path")
     else:

@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with _signals_raise():
+            _refuse_deleted_folder()
             code = _run(words)
             sys.stdout.flush()  # else the interpreter would find at its end that nobody reads it, or that a disk is full
             return code
@@ -62,6 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 0
         remedy = f"; {how_to_make_room(error.errno)}, and the same command {_next_time(words)}" if error.errno in FULL else ""
         print(for_stream(f"overnight: {error}{remedy}", sys.stderr), file=sys.stderr)
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        if not _lacks_memory(error):
+            raise
+        said = str(error).partition("\n")[0] or type(error).__name__
+        other = "another program may use it (of a GPU nvidia-smi shows which, and CUDA_VISIBLE_DEVICES chooses another GPU)"
+        print(
+            for_stream(f"overnight: there is too little memory: {said}; {other}, and the same command {_next_time(words)}", sys.stderr),
+            file=sys.stderr,
+        )
         return 1
 
 
@@ -116,6 +127,22 @@ def _say_stopped(how: str, words: Sequence[str]) -> None:
 def _next_time(words: Sequence[str]) -> str:
     """Return what a command does that was interrupted, when it is given again."""
     return "continues" if words[:1] and words[0] in _CONTINUED else "begins anew"
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    if "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from overnight.engine.memory import is_out_of_memory
+
+    return is_out_of_memory(error)
+
+
+def _refuse_deleted_folder() -> None:
+    """Raise a ConfigError in a working directory that is no more, where torch cannot be loaded."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the working directory was deleted; change to one that is there (cd)") from None
 
 
 def _refuse_processes(command: str) -> None:
@@ -195,7 +222,7 @@ def _keep_input(options: argparse.Namespace) -> None:
 
 def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """Return the parser of the command line, and those of its commands by name."""
-    parser = argparse.ArgumentParser(prog="overnight", description=f"{sys.modules['overnight'].__doc__}")
+    parser = argparse.ArgumentParser(prog="overnight", description=sys.modules["overnight"].__doc__ or "")
     parser.add_argument("--version", action="version", version=f"overnight {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 

@@ -17,7 +17,7 @@ from overnight.config import BatchWarmup, BertPhase, Phase, Run
 from overnight.config.optimizers import ClippingOptim
 from overnight.distributed.world import World
 from overnight.engine.loop import LoopConfig, training_steps
-from overnight.engine.memory import OutOfMemory, release
+from overnight.engine.memory import OutOfMemory, first_line, is_out_of_memory, release
 from overnight.engine.precision import DTYPES
 from overnight.engine.workload import Workload, loss_weights
 from overnight.optim.groups import build_optimizer
@@ -47,9 +47,11 @@ def seconds_per_step(run: Run, workload: Workload, number: int, device: torch.de
         size = max(size for size in micro_batch_sizes(phase) if size <= most)
         try:
             return _timed(run, workload, phase, number, size, device)
-        except OutOfMemory:
-            if size == 1:
+        except (OutOfMemory, MemoryError, RuntimeError) as error:
+            if not isinstance(error, OutOfMemory) and not is_out_of_memory(error):
                 raise
+            if size == 1:
+                raise OutOfMemory(str(error) if isinstance(error, OutOfMemory) else first_line(error)) from None
             most = size // 2  # as training does
         release(workload.model, device)
 

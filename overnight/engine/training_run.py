@@ -33,7 +33,7 @@ from overnight.engine.throughput import peak_of_all
 from overnight.engine.trainer import Trainer
 from overnight.engine.workload import Workload, build_workload
 from overnight.errors import ConfigError, DataError, TrainingError
-from overnight.machine import keep_freed_memory, usable_cores, use_large_pages
+from overnight.machine import keep_freed_memory, usable_cores, use_large_pages, why_no_kernels
 from overnight.models.flops import device_peak
 from overnight.optim.groups import build_optimizer
 from overnight.optim.offload import offload
@@ -51,7 +51,7 @@ def set_up_machine(run: Run, predicts: bool = False) -> torch.device:
         predicts: the network is trained no more, and asked for what texts give.
 
     Raises:
-        ConfigError: where 8 bits are asked for and something else is done, or it is not done on a CPU.
+        ConfigError: where 8 bits are asked for and something else is done, or it is not done on a CPU; where torch has no kernels for the GPU.
     """
     if not predicts:
         refuse_int8(run)
@@ -62,6 +62,8 @@ def set_up_machine(run: Run, predicts: bool = False) -> torch.device:
     device = device_of(run)
     if run.precision == "int8" and device.type != "cpu":
         raise ConfigError("precision = int8: is for CPUs; take bf16, or compute.device=cpu")
+    if device.type == "cuda" and (why := why_no_kernels(torch.cuda.get_device_capability(device), torch.cuda.get_arch_list())):
+        raise ConfigError(f"compute.device: {why}, or train on the CPU with compute.device=cpu")
     if device.type == "cpu":
         use_large_pages()
         if not predicts:

@@ -10,6 +10,7 @@ import torch
 
 from overnight.cli import doctor as subject
 from overnight.cli.doctor import doctor, findings
+from overnight.machine import why_no_kernels
 from overnight.models.attention import why_padded
 from overnight.optim import native
 from overnight.optim.batch import why_lists
@@ -90,6 +91,7 @@ def test_a_gpu_is_told_its_attention_and_its_steps_with_the_reason(tmp_path: Pat
         good = "ok" if capability >= (8, 0) else "note"
         assert told["attention"][0] == told["LAMB, LANS, LARS"][0] == good
         assert attention in told["attention"][1] and steps in told["LAMB, LANS, LARS"][1]
+        assert told["layers"][1].endswith(f"of BERT in {'bf16' if good == 'ok' else 'fp16'}, with compute.torch_compile")
     why_padded.cache_clear(), why_lists.cache_clear()
 
 
@@ -104,3 +106,29 @@ def test_bf16_that_a_gpu_emulates_is_not_called_its_hardware(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     found = subject._bf16(gpu=True, flags=[])
     assert (found.state, found.text) == (state, text)
+
+
+def test_a_gpu_for_which_torch_has_no_kernels_is_missing_one_that_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "compute_90"])
+    found = []
+    for capability in ("7.0", "7.5", "8.9", "12.0"):
+        machine = {"gpus": [{"name": "one", "memory_gb": 16, "capability": capability}], "cuda": "13.0", "driver": "580"}
+        found += subject._gpus(machine)
+    assert [each.state for each in found] == ["missing", "ok", "ok", "ok"]
+    assert "no kernels for compute capability 7.0, only from 7.5 on; install one that has" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "there"),
+    [
+        ((7, 0), [], True),  # nobody knows
+        ((9, 0), ["sm_80"], False),
+        ((8, 6), ["sm_80"], True),
+        ((8, 0), ["sm_86"], False),
+        ((9, 0), ["sm_90a", "compute_80"], True),
+        ((12, 0), ["sm_100", "sm_120"], True),
+        ((10, 0), ["compute_120"], False),
+    ],
+)
+def test_kernels_of_torch_are_for_later_gpus_of_their_major_version(capability: tuple[int, int], built: list[str], there: bool) -> None:
+    assert (not why_no_kernels(capability, built)) == there

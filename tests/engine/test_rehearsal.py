@@ -87,3 +87,15 @@ def test_a_gpu_is_waited_for_after_stretches_and_each_tells_the_time_of_its_step
     # The first of a stretch waits for its host: a third of 0.2 s more.
     assert others == pytest.approx([0.2 / 3 + 0.3] * 3)
     assert len(list(rehearsal.stretches(steps(), wait, 0.0))) == 12
+
+
+def test_state_of_the_optimizer_that_does_not_fit_is_told_as_such(tiny: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny()
+    workload, _ = rehearsed(run, 8, monkeypatch)
+
+    def full(*given: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+
+    monkeypatch.setattr(rehearsal, "build_optimizer", full)
+    with pytest.raises(OutOfMemory, match=r"^CUDA out of memory\. Tried to allocate 2 GiB\.$"):
+        rehearsal.seconds_per_step(run, workload, 0, CPU)
