@@ -293,7 +293,7 @@ def serve(model: Model, host: str, port: int, limits: Limits) -> None:
     config = uvicorn.Config(
         app,
         http=connection(limits.body_seconds),
-        log_level="warning",
+        log_level="error",  # its warnings are of requests that are none, without saying whose, and of what this server does not offer
         timeout_keep_alive=30,  # who reads what came asks again by the same connection; open ones count as requests (limit_concurrency)
         access_log=False,
         server_header=False,
