@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from overnight import config
-from overnight.corpus import data_paths
+from overnight.corpus import data_paths, linked_files
 from overnight.errors import ConfigError, DataError
 
 # What storage calls the version of a file's content: the first that it has.
@@ -109,7 +109,9 @@ def _remote(address: str, key: str) -> Iterator[StoredFile]:
         from fsspec.core import url_to_fs
 
         system, inside = url_to_fs(address)
-        details = _details(system, inside, is_server)
+        details = linked_files.details(system, inside) if is_server else _details(system, inside)
+    except DataError:
+        raise
     except ImportError as error:
         raise Hopeless(
             f"{shown}: {error}; the extra `remote` has what S3, Google Cloud Storage and https need (pip install 'overnight[remote]')"
@@ -118,7 +120,7 @@ def _remote(address: str, key: str) -> Iterator[StoredFile]:
         absent = isinstance(error, FileNotFoundError)
         # Of a server that does not answer, or refuses, fsspec says so too.
         cause = error.__cause__ if absent and is_server else None
-        if not absent or (cause and getattr(cause, "status", None) not in (404, 410)):
+        if not absent or (cause and not linked_files.status_of_absent(cause)):
             kind = Hopeless if str(error).startswith("Protocol not known") else DataError  # a ValueError of fsspec, as many are
             raise kind(
                 f"{shown}: cannot be listed ({_said(cause or error)}); correct {key}, or see that this machine may read it"
@@ -131,30 +133,23 @@ def _remote(address: str, key: str) -> Iterator[StoredFile]:
         yield StoredFile(shown, int(info.get("size") or 0), _version(info), _opener(system, name, shown, is_server))
 
 
-def _details(system: Any, inside: str, is_server: bool) -> dict[str, dict[str, Any]]:
-    """Return what is known of each file that a path inside a storage stands for.
-
-    Args:
-        system: the storage.
-        inside: the path.
-        is_server: of HTTP, where every address is a file, a folder is a page with links, and only asking for a file tells its size and version.
-    """
+def _details(system: Any, inside: str) -> dict[str, dict[str, Any]]:
+    """Return what is known of each file that a path inside a storage stands for."""
+    found: dict[str, dict[str, Any]]
     if "*" in inside or "[" in inside:
-        found: dict[str, dict[str, Any]] = system.glob(inside, detail=True)
+        found = system.glob(inside, detail=True)
         # As here: what begins with a dot must be asked for by name.
         folder = re.split(r"[*[]", inside)[0].rpartition("/")[0]
         asked = data_paths.is_hidden(_below(inside, folder))
-        found = {
+        return {
             name: info
             for name, info in found.items()
             if info["type"] == "file" and (asked or not data_paths.is_hidden(_below(name, folder)))
         }
-    elif not (is_server and inside.endswith("/")) and (info := system.info(inside))["type"] == "file":
+    if (info := system.info(inside))["type"] == "file":
         return {inside: info}
-    else:
-        found = system.find(inside, detail=True)
-        found = {name: info for name, info in found.items() if not data_paths.is_hidden(_below(name, inside))}
-    return {name: system.info(name) for name in found} if is_server else found
+    found = system.find(inside, detail=True)
+    return {name: info for name, info in found.items() if not data_paths.is_hidden(_below(name, inside))}
 
 
 def _below(name: str, folder: str) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
+import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +56,66 @@ def test_files_archives_folders_and_globs_of_a_server_are_read(site: Site, tmp_p
     assert texts(f"{address}/b/*.md") == ["three"]
     assert texts(f"{address}/large.txt") == [LARGE]
     assert len(site.ranges("/large.txt")) > 2
+
+
+def lost(handler: Handler, content: bytes) -> None:
+    """End the connection as a network does that fails."""
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    handler.connection.close()
+
+
+TREE = {
+    "/b/": b'<a href="../">up</a> <a href="one.txt">1</a> <a href="c/">c</a> <a href="/elsewhere/no.txt">no</a> <a href="./">here</a>',
+    "/b/one.txt": b"one",
+    "/b/c/": b'<a href="../../">up</a> <a href="../">b</a> <a href="/b/c/two.txt">2</a> <a href="./d/three.txt">3</a> <a href=".e/">e</a>',
+    "/b/c/two.txt": b"two",
+    "/b/c/d/three.txt": b"three",
+    "/b/c/.e/": b'<a href="four.txt">4</a>',
+    "/b/c/.e/four.txt": b"four",
+    "/b/f/": b"no page links here",
+    "/elsewhere/no.txt": b"no",
+}
+
+
+def test_a_folder_of_a_server_is_what_its_pages_link_to_below_it(site: Site) -> None:
+    site.files = TREE
+    address = site.address
+    assert sorted(texts(f"{address}/b/")) == sorted(texts(f"{address}/b/**/*.txt")) == ["one", "three", "two"]
+    assert texts(f"{address}/b/*.txt") == ["one"]
+    assert texts(f"{address}/b/*/*.txt") == texts(f"{address}/b/c/t*.txt") == ["two"]
+    assert texts(f"{address}/b/c/.e/*") == texts(f"{address}/b/c/.*/*") == ["four"]
+
+
+@pytest.mark.parametrize("path", ["/b/", "/b/**", "/b/*/*.txt"])
+def test_a_folder_whose_connection_is_lost_is_never_left_out(site: Site, path: str) -> None:
+    site.files = TREE
+    site.faults["/b/c"] = site.faults["/b/c/"] = [lost] * 10
+    with pytest.raises(DataError, match=rf"{re.escape(path)}: cannot be listed \(.*or see that this machine may read it"):
+        texts(site.address + path)
+
+
+def test_a_folder_whose_server_is_down_cannot_be_listed() -> None:
+    with serving(Site(TREE)) as site:
+        address = site.address
+    for path in ("/b/", "/b/*.txt"):
+        with pytest.raises(DataError, match=r"cannot be listed \(Cannot connect to host"):
+            texts(address + path)
+
+
+def test_a_link_of_a_page_to_what_is_not_there_is_named(site: Site) -> None:
+    site.files = {**TREE, "/b/g/": b'<a href="gone.txt?key=secret">x</a>', "/b/": TREE["/b/"] + b'<a href="g/">g</a>'}
+    with pytest.raises(DataError, match=r"/b/g/: links to gone\.txt, which is not there \(404\); mend the page, or name the files$"):
+        texts(f"{site.address}/b/")
+    assert texts(f"{site.address}/b/*.txt") == ["one"]
+    del site.files["/b/g/"]
+    with pytest.raises(DataError, match=r"/b/: links to g/, which is not there \(404\); mend the page, or name the files$"):
+        texts(f"{site.address}/b/")
+
+
+def test_pages_that_lead_in_a_circle_are_an_error(site: Site) -> None:
+    site.files = {"/b/" + "again/" * number: b'<a href="again/">again</a>' for number in range(100)}
+    with pytest.raises(DataError, match=r"/b/again/.*/: is 50 folders below \S+/b/, as in a circle; mend the pages, or name the files"):
+        texts(f"{site.address}/b/")
 
 
 def test_of_a_large_archive_of_a_server_only_what_is_asked_for_is_fetched(site: Site) -> None:
