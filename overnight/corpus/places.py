@@ -130,7 +130,8 @@ def _remote(address: str, key: str) -> Iterator[StoredFile]:
         raise NothingThere(f"{shown}: there is no such file or folder, or nothing in it; correct {key}")
     for name, info in sorted(details.items()):
         shown = f"{parts.scheme}://{name.partition('?')[0].removeprefix(f'{parts.scheme}://').lstrip('/')}"
-        yield StoredFile(shown, int(info.get("size") or 0), _version(info), _opener(system, name, shown, is_server))
+        size = int(info.get("size") or 0)
+        yield StoredFile(shown, size, _version(info), _opener(system, name, shown, is_server, size))
 
 
 def _details(system: Any, inside: str) -> dict[str, dict[str, Any]]:
@@ -162,7 +163,7 @@ def _version(info: dict[str, Any]) -> str:
     return next((str(info[known]) for known in _VERSIONS if info.get(known)), "")
 
 
-def _opener(system: Any, name: str, shown: str, is_server: bool) -> Callable[[], io.BufferedReader]:
+def _opener(system: Any, name: str, shown: str, is_server: bool, size: int) -> Callable[[], io.BufferedReader]:
     def current() -> tuple[str, Any]:
         system.invalidate_cache()
         info = system.info(name)
@@ -177,7 +178,7 @@ def _opener(system: Any, name: str, shown: str, is_server: bool) -> Callable[[],
                 return system.open(name, "rb", block_size=0)
         return file
 
-    return lambda: io.BufferedReader(_Fetched(_tried(opened, shown), shown, current), _BLOCK)
+    return lambda: io.BufferedReader(_Fetched(_tried(opened, shown), shown, current, size), _BLOCK)
 
 
 def _in_parts(file: Any) -> bool:
@@ -192,10 +193,12 @@ class _Fetched(io.RawIOBase):
     A file that is fetched by several requests may change between them: its version at its end must be that of its beginning.
     """
 
-    def __init__(self, file: IO[bytes], shown: str, current: Callable[[], tuple[str, Any]]) -> None:
-        """Begin at the first byte of a file; `current` returns its version and size as they are now."""
+    def __init__(self, file: IO[bytes], shown: str, current: Callable[[], tuple[str, Any]], size: int) -> None:
+        """Begin at the first byte of a file; `current` returns its version and size as they are now, `size` is that of its :class:`StoredFile`."""
         self._file, self._shown, self._current = file, shown, current
         self._size: int | None = getattr(file, "size", None)
+        # A stream knows no size, and has more bytes than the server has said where those were packed on the way.
+        self._least = size if self._size is None else self._size
         self._begun = _tried(current, shown) if _in_parts(file) else None
 
     def readable(self) -> bool:
@@ -219,8 +222,8 @@ class _Fetched(io.RawIOBase):
         return len(block)
 
     def _check_end(self) -> None:
-        if self._size is not None and self._file.tell() < self._size:
-            raise DataError(f"{self._shown}: ended after {self._file.tell():,} of {self._size:,} bytes; run the same command again")
+        if self._file.tell() < self._least:
+            raise DataError(f"{self._shown}: ended after {self._file.tell():,} of {self._least:,} bytes; run the same command again")
         if self._begun is not None and _tried(self._current, self._shown) != self._begun:
             raise changed(self._shown)
 

@@ -143,6 +143,28 @@ def test_a_server_that_does_not_say_how_long_a_file_is_is_read_to_its_end(site: 
     assert texts(f"{site.address}/large.txt") == [LARGE]
 
 
+def test_a_stream_that_ends_before_the_size_that_was_told_is_an_error(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends_early(handler: Handler, content: bytes) -> None:
+        handler.start(200, content, None)
+        handler.wfile.write(content[:-10])
+
+    monkeypatch.setattr(Handler, "serve", ends_early)
+    site.files["/a.txt"] = b"many words " * 600_000
+    with pytest.raises(DataError, match=r"/a\.txt: ended after 6,599,990 of 6,600,000 bytes; run the same command again"):
+        texts(f"{site.address}/a.txt")
+
+
+def test_a_stream_that_is_packed_on_the_way_may_be_longer_than_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def packed(handler: Handler, content: bytes) -> None:
+        handler.start(200, content, len(content), {"Content-Encoding": "gzip"})
+        handler.wfile.write(content)
+
+    monkeypatch.setattr(Handler, "serve", packed)
+    text = os.urandom(5_000_000).hex()
+    site.files["/a.txt"] = gzip.compress(text.encode(), 1)
+    assert texts(f"{site.address}/a.txt") == [text]
+
+
 def test_a_file_that_changes_between_two_parts_is_an_error(site: Site) -> None:
     def replaced(handler: Handler, content: bytes) -> None:
         site.files["/large.txt"] = content.replace(b"line", b"LINE")  # before the answer: the next part is asked for at its end
