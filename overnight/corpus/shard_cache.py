@@ -27,11 +27,13 @@ from overnight.config import Data, environment_path, environment_text
 from overnight.corpus import places
 from overnight.corpus.bytes import VOCABULARY_HASH
 from overnight.corpus.shards import ShardEntry, load_manifest
+from overnight.corpus.tokenizer import load_vocabulary
 from overnight.errors import DataError
 from overnight.run_dir.atomic import FULL, how_to_make_room, write_whole
 from overnight.run_dir.lock import try_lock
 
 _BLOCK = 4 << 20
+_VOCABULARY = ("vocab.txt", "tokenizer.json")
 # Files that are fetched at once.
 _AT_ONCE = 4
 # Seconds before each further try.
@@ -87,21 +89,20 @@ def local_copy(data: Data, run: str, log: Callable[[str], None] | None = None) -
 
 
 def _fetch(address: str, folder: Path, manifest: bytes, limit: int, log: Callable[[str], None]) -> None:
-    """Fetch what a copy lacks, or has in another size than the manifest says."""
+    """Fetch what a copy lacks, or has in another size or with another vocabulary than the manifest says."""
     write_whole(folder / ".arriving" / "manifest.json", [manifest])
     known = load_manifest(folder / ".arriving")
     if bad := next((entry.name for entry in known.shards if Path(entry.name).name != entry.name), ""):
         raise DataError(f"{address}/manifest.json: names a shard {bad!r}, which is no name of a file; prepare again")
-    names = [] if known.tokenizer == VOCABULARY_HASH else [name for name in ("vocab.txt", "tokenizer.json") if not (folder / name).exists()]
+    has_vocabulary = known.tokenizer in (VOCABULARY_HASH, _vocabulary_of(folder))
     lacking = [entry for entry in known.shards if _size(folder / entry.name) != entry.bytes]
-    if lacking or names:
+    if lacking or not has_vocabulary:
         _make_room(folder, sum(entry.bytes for entry in known.shards) + _OTHER_FILES, limit, log)
         log(
             f"fetch: {len(lacking)} of {len(known.shards)} shards of {address}, {sum(e.bytes for e in lacking) / 1e6:,.1f} MB, into {folder}"
         )
-        for name in names:
-            content = _tried(address, name, log, lambda name=name: _whole(address, name))  # type: ignore[misc]
-            write_whole(folder / name, [content])
+        if not has_vocabulary:
+            _tried(address, "vocab.txt", log, lambda: _fetch_vocabulary(address, folder, known.tokenizer))
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(lambda entry: _fetch_shard(address, folder, entry, log), lacking))
     write_whole(folder / "manifest.json", [manifest])  # last: its presence says that the rest is there
@@ -109,6 +110,23 @@ def _fetch(address: str, folder: Path, manifest: bytes, limit: int, log: Callabl
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else -1
+
+
+def _vocabulary_of(folder: Path) -> str:
+    """Return the hash of the vocabulary of a copy, none where it is not whole."""
+    try:
+        return load_vocabulary(folder).hash
+    except DataError:
+        return ""
+
+
+def _fetch_vocabulary(address: str, folder: Path, wanted: str) -> None:
+    for name in _VOCABULARY:
+        write_whole(folder / name, [_whole(address, name)])
+    if (found := _vocabulary_of(folder)) != wanted:
+        for name in _VOCABULARY:
+            (folder / name).unlink()
+        raise _Differs(f"is with tokenizer.json the vocabulary {found or '(damaged)'}, but the manifest says {wanted}")
 
 
 def _fetch_shard(address: str, folder: Path, entry: ShardEntry, log: Callable[[str], None]) -> None:

@@ -19,6 +19,7 @@ from overnight.config import Data, Run
 from overnight.corpus import places, shard_cache
 from overnight.corpus.shard_cache import local_copy
 from overnight.corpus.shards import load_manifest, open_shards
+from overnight.corpus.tokenizer import save_tokenizer
 from overnight.errors import DataError
 from tests.conftest import ROOT
 from tests.engine.test_pretrain import assert_same_run, finish
@@ -134,6 +135,30 @@ def test_a_shard_that_is_not_the_one_of_the_manifest_is_refused(fault: str, stor
     assert not list((tmp_path / "cache").rglob("train*"))
     storage.pipe("/bucket/tiny/train-00000.arrow", whole)
     copy(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json"])
+def test_a_vocabulary_that_is_not_the_one_of_the_manifest_is_refused_until_storage_has_it(name: str, storage: Any, tmp_path: Path) -> None:
+    whole = storage.cat(f"/bucket/tiny/{name}")
+    storage.pipe(f"/bucket/tiny/{name}", whole[:-8] if name == "tokenizer.json" else whole.replace(b"\nthe\n", b"\n"))
+    with pytest.raises(
+        DataError, match=r"/vocab\.txt: is with tokenizer\.json the vocabulary \(damaged\), but the manifest says \w{32}; .*put"
+    ):
+        copy(tmp_path)
+    assert not list((tmp_path / "cache").glob("tiny-*/*.[jt]*"))
+    storage.pipe(f"/bucket/tiny/{name}", whole)
+    assert open_shards(copy(tmp_path), "train")
+
+
+def test_a_copy_with_another_vocabulary_is_mended(tiny_data: Path, storage: Any, tmp_path: Path) -> None:
+    found = copy(tmp_path)
+    forget()
+    tokens = (tiny_data / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    save_tokenizer(found, [*tokens[:-1], "another"], lowercase=True)
+    with pytest.raises(DataError, match="was made with the tokenizer"):
+        open_shards(found, "train")
+    said: list[str] = []
+    assert open_shards(copy(tmp_path, said), "train") and said[0].startswith("fetch: 0 of 2 shards")
 
 
 def test_what_is_not_there_is_said_at_once(storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
