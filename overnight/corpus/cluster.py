@@ -28,6 +28,7 @@ import xxhash
 
 import overnight
 from overnight.config import Data
+from overnight.corpus import places
 from overnight.corpus.workers import Processes, Workers
 from overnight.display import plural
 from overnight.errors import ConfigError, UserError
@@ -89,6 +90,11 @@ def run_task(job: Job, function: Callable[[Any], R], task: Any) -> R:
     except FileNotFoundError as error:
         raise UserError(
             f"{_here()} does not see {error.filename}; sources and data.dir must be in a folder that all machines have at the same path. Then {_CONTINUE}"
+        ) from None
+    except places.GoneOrChanged as error:
+        raise UserError(
+            f"{_here()}: {error}. Where only workers of that machine say so, it has no such file at that path, or another one: sources must be in a "
+            "folder that all machines have at the same path"
         ) from None
     finally:
         _busy[job.folder] -= 1

@@ -48,6 +48,10 @@ class NothingThere(Hopeless):
     """Storage says that it has nothing at an address."""
 
 
+class GoneOrChanged(DataError):
+    """A file of this machine has changed since it was listed, or cannot be read."""
+
+
 def files(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -> list[StoredFile]:
     """Return the files a path of `data.paths` stands for: itself, all in the folder below it, or all that its glob matches, sorted.
 
@@ -70,7 +74,7 @@ def _open(name: str) -> io.BufferedReader:
     try:
         return open(name, "rb")
     except OSError as error:
-        raise DataError(f"{name}: cannot be read ({error.strerror})") from None
+        raise GoneOrChanged(f"{name}: cannot be read ({error.strerror})") from None
 
 
 def check_unchanged(file: int | str, name: str, planned: tuple[int, Any]) -> None:
@@ -82,19 +86,19 @@ def check_unchanged(file: int | str, name: str, planned: tuple[int, Any]) -> Non
         planned: size and version of its :class:`StoredFile`.
 
     Raises:
-        DataError: when it is not.
+        GoneOrChanged: when it is not.
     """
     try:
         now = os.stat(file)
     except OSError as error:
-        raise DataError(f"{name}: cannot be read ({error.strerror})") from None
+        raise GoneOrChanged(f"{name}: cannot be read ({error.strerror})") from None
     if (now.st_size, now.st_mtime_ns) != planned:
         raise changed(name)
 
 
-def changed(name: str) -> DataError:
+def changed(name: str) -> GoneOrChanged:
     """Return the error of a file that something else writes."""
-    return DataError(f"{name}: has changed while it was read; run the same command again once it is complete")
+    return GoneOrChanged(f"{name}: has changed while it was read; run the same command again once it is complete")
 
 
 def _remote(address: str, key: str) -> Iterator[StoredFile]:

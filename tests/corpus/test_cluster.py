@@ -15,8 +15,9 @@ import pytest
 
 from overnight import config
 from overnight.config import Data
-from overnight.corpus import cluster, pipeline, wikipedia_dump
+from overnight.corpus import cluster, pipeline, places, wikipedia_dump
 from overnight.corpus.cluster import DaskCluster, Job, program, run_task, workers_of
+from overnight.corpus.file_parts import FilePart, read_part
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.settings import settings_of
 from overnight.corpus.workers import run_tasks
@@ -224,6 +225,23 @@ def test_a_worker_that_does_not_see_the_folder_or_sees_another_says_so(tmp_path:
     with pytest.raises(UserError, match=f"does not see {tmp_path}/no.txt; sources and data.dir must be"):
         run_task(job, _size, tmp_path / "no.txt")
     assert not cluster._busy[job.folder]
+
+
+def test_a_worker_that_has_another_source_file_or_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/state.json").write_text('"state"\n')
+    job, path = Job(str(tmp_path), '"state"\n', program()), tmp_path / "a.txt"
+    path.write_text("one\ntwo\n")
+    (file,) = places.files(str(path))
+    part = FilePart(file.name, "text", Data(), file.name, "/", 0, 8, 0, 0, planned=(file.size, file.version))
+    assert len(run_task(job, read_part, part)[0]) == 1
+    path.write_text("one\ntwo\nthree\n")
+    named = rf"the worker of process \d+ on \S+: {path}"
+    with pytest.raises(UserError, match=named + r": has changed while it was read; .* same path"):
+        run_task(job, read_part, part)
+    path.unlink()
+    with pytest.raises(UserError, match=named + r": cannot be read \(No such file or directory\)\. Where only .* same path"):
+        run_task(job, read_part, part)
 
 
 def _size(path: Path) -> int:
