@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from overnight.config import Data
+from overnight.config import Data, environment_text
 from overnight.corpus.document import Document, Input, Reading, Source
 from overnight.corpus.rows import check_columns, document_of, wanted_columns
 from overnight.errors import ConfigError, DataError
@@ -16,12 +16,14 @@ from overnight.errors import ConfigError, DataError
 PREFIX = "hf:"
 _FORM = re.compile(r"hf:(?P<name>[^:@]+)(?:@(?P<revision>[^:]+))?(?::(?P<config>[^:]*))?(?::(?P<split>[^:]+))?")
 
+_PART = re.compile(r"(hf:.+:\w+)\[[^]]*\]")
+
 
 def version(path: str) -> str:
     """Return what changes when the data set does: of the hub its revision, of a local folder its files.
 
     Raises:
-        ConfigError: when the path is none of a data set.
+        ConfigError: when the path is none of a data set, or names an environment variable that is not set.
         DataError: when there is no such data set, or the extra `datasets` is not installed.
     """
     return str(_builder(path).hash)
@@ -59,7 +61,12 @@ def _builder(path: str) -> Any:
 
 
 def _parts(path: str) -> dict[str, str | None]:
-    if not (found := _FORM.fullmatch(path)):
+    if part := _PART.fullmatch(path):
+        raise ConfigError(
+            f"data.paths: {path!r} names a part of a split, and splits are read as streams, whole; name {part[1]!r}, or write the part into a file "
+            "of its own (to_parquet of datasets) and name that"
+        )
+    if not (found := _FORM.fullmatch(environment_text(path, "data.paths"))):
         raise ConfigError(
             f"data.paths: {path!r} is no data set of Hugging Face; one is hf:NAME, hf:NAME:CONFIG, hf:NAME:CONFIG:SPLIT or hf:NAME@REVISION..."
         )
@@ -71,4 +78,6 @@ def _tried(path: str, call: Callable[[], Any]) -> Any:
         return call()
     except Exception as error:  # the library passes on those of every format and connection
         said = (str(error) or type(error).__name__).strip().splitlines()[0][:300]
-        raise DataError(f"{path}: cannot be read ({said}); correct data.paths, or see that this machine may reach it") from None
+        raise DataError(
+            f"{path}: cannot be read ({said}); correct data.paths, mend the data set, or see that this machine may reach it"
+        ) from None

@@ -228,9 +228,32 @@ def test_what_a_data_set_lacks_is_named(dataset: Path) -> None:
         read(f"hf:{dataset}::dev", field="body")
     with pytest.raises(DataError, match=r"cannot be read \(BuilderConfig 'x' not found"):
         read(f"hf:{dataset}:x", field="body")
+    with (dataset / "train.jsonl").open("a") as file:
+        file.write("{broken\n")
+    hub._builder.cache_clear()
+    with pytest.raises(
+        DataError, match=r"cannot be read \(.*\); correct data\.paths, mend the data set, or see that this machine may reach it"
+    ):
+        read(f"hf:{dataset}", field="body")
+
+
+def test_what_is_no_data_set_says_what_one_is() -> None:
     for wrong in ("hf:", "hf:a:b:c:d", "hf:a@"):
         with pytest.raises(ConfigError, match="is no data set of Hugging Face; one is hf:NAME"):
-            read(wrong)
+            hub.version(wrong)
+    for part in ("[:10%]", "[10:]", "[:50]"):
+        with pytest.raises(
+            ConfigError, match=r"names a part of a split, and splits are read as streams, whole; name 'hf:a::train', or write"
+        ):
+            hub.version(f"hf:a::train{part}")
+
+
+def test_a_data_set_may_stand_in_the_environment(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SET", str(dataset))
+    assert texts("hf:$SET::test", field="body") == [ROWS[2]["body"]]
+    monkeypatch.delenv("SET")
+    with pytest.raises(ConfigError, match="SET is not set"):
+        hub.version("hf:${SET}:default")
 
 
 def test_without_the_extra_a_data_set_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
