@@ -204,7 +204,7 @@ def _answer(place: str, response: Any) -> Answer:
         response.close()
         text = f"{where}: answers {_status(response)}"
         if response.status in (404, 410):
-            raise MissingError(f"{text}; there is no such file")
+            raise MissingError(f"{text}; there is no such file, and --mirror names another place")
         raise DataError(f"{text}; what has come is kept. Ask its publisher, or name another place with --mirror")
     if (encoding := headers.get("Content-Encoding", "identity")) != "identity":
         response.close()

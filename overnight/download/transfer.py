@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import os
@@ -57,6 +58,11 @@ class _Part:
     def continues(self, file: RemoteFile) -> bool:
         """Return whether the rest of a file can be asked for: not of another address, nor where nothing would tell whether it has changed."""
         return self.address == file.address and bool(self.validator or file.checksum)
+
+
+def without_room(code: int = errno.ENOSPC) -> str:
+    """Return what to do where there is no room, or after another error of :data:`atomic.FULL`."""
+    return f"{how_to_make_room(code)}, and {_SAME}, or name another folder with --to"
 
 
 def part_path(target: Path) -> Path:
@@ -145,7 +151,7 @@ class Transfer:
             if have and known and (_changed(answer, known) or not answer.partial or answer.start != have):
                 self._drop()
                 if _changed(answer, known):
-                    self._begin_anew()
+                    self._begin_anew(answer, known)
                 if answer.partial:  # the rest of another file is of no use
                     raise TemporaryError("it cannot be continued and begins anew")
                 have = 0
@@ -175,10 +181,10 @@ class Transfer:
             return None
         return known
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, answer: Answer, known: _Part) -> None:
         self._beginnings += 1
         if self._beginnings >= _MOST_BEGINNINGS:
-            raise DataError(f"{self._source.where(self._file.address)}: changes again and again while it is read; try again later")
+            raise DataError(f"{self._source.where(self._file.address)}: {_change(answer, known)}")
 
     def _total(self, answer: Answer) -> int | None:
         """Return how many bytes the file has; what is published and what is announced must not differ."""
@@ -201,7 +207,7 @@ class Transfer:
         free = shutil.disk_usage(self._part.parent).free
         if wanted > free:
             raise DiskFullError(
-                f"{self._part.parent}: has {free / 1e6:,.0f} MB free, and {self._part.name[1:-5]} needs {wanted / 1e6:,.0f} MB; {_SAME}"
+                f"{self._part.parent}: has {free / 1e6:,.0f} MB free, and {self._part.name[1:-5]} needs {wanted / 1e6:,.0f} MB; {without_room()}"
             )
 
     def _write(self, answer: Answer, total: int | None) -> None:
@@ -227,7 +233,7 @@ class Transfer:
                 rest = rest[written:]
         except OSError as error:
             if error.errno in FULL:
-                text = f"{self._part}: {error.strerror} after {self._hashed:,} bytes, which are kept; {how_to_make_room(error.errno)}, and {_SAME}"
+                text = f"{self._part}: {error.strerror} after {self._hashed:,} bytes, which are kept; {without_room(error.errno)}"
                 raise DiskFullError(text) from None
             raise DataError(f"{self._part}: cannot be written ({error.strerror}); {_SAME}") from None
 
@@ -275,6 +281,13 @@ def _changed(answer: Answer, known: _Part) -> bool:
     """Return whether the file is another one than that of which there is a part; also of a server that does not know If-Range."""
     pairs = ((known.etag, answer.etag), (known.modified, answer.modified), (known.total, answer.total))
     return any(old and new and old != new for old, new in pairs)
+
+
+def _change(answer: Answer, known: _Part) -> str:
+    """Return what to say of a file that is another one again and again."""
+    if known.etag and known.etag == answer.etag and known.total and answer.total and known.total != answer.total:
+        return f"announces {known.total:,} bytes and then {answer.total:,} of one file; name another place with --mirror"
+    return "changes again and again while it is read; try again later"
 
 
 def _gzip_damage(path: Path) -> str:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from overnight.download.transfer import DiskFullError, part_path
+from overnight.download.transfer import DiskFullError, part_path, without_room
 from overnight.errors import DataError
+from overnight.run_dir.atomic import FULL
 
 _BLOCK = 1 << 18
 # No text packs better; what claims to is made to fill disks.
@@ -46,7 +47,6 @@ def unpack(archive: Path, pattern: str, folder: Path, shown: str) -> list[Unpack
         DiskFullError: there is no room.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    done: list[Unpacked] = []
     try:
         with zipfile.ZipFile(archive) as opened:
             wanted = list(_matching(opened, pattern))
@@ -57,12 +57,15 @@ def unpack(archive: Path, pattern: str, folder: Path, shown: str) -> list[Unpack
                 raise DataError(f"{shown}: would unpack to {total:,} bytes, more than {_MOST_RATIO} times its size; it was not unpacked")
             if total > free:
                 raise DiskFullError(
-                    f"{folder}: has {free / 1e6:,.0f} MB free, and {shown} unpacks to {total / 1e6:,.0f} MB; the same command continues"
+                    f"{folder}: has {free / 1e6:,.0f} MB free, and {shown} unpacks to {total / 1e6:,.0f} MB; {without_room()}"
                 )
-            done += (_member(opened, info, folder) for info in wanted)
+            return _members(opened, wanted, folder)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise DataError(f"{shown}: is damaged or no zip archive ({error}); nothing of it is kept") from None
-    return done
+    except OSError as error:
+        if error.errno in FULL:
+            raise DiskFullError(f"{folder}: {error.strerror} for what {shown} unpacks to; {without_room(error.errno)}") from None
+        raise
 
 
 def _matching(opened: zipfile.ZipFile, pattern: str) -> Iterator[zipfile.ZipInfo]:
@@ -73,8 +76,20 @@ def _matching(opened: zipfile.ZipFile, pattern: str) -> Iterator[zipfile.ZipInfo
             yield info
 
 
-def _member(opened: zipfile.ZipFile, info: zipfile.ZipInfo, folder: Path) -> Unpacked:
-    target = folder / info.filename.rpartition("/")[2]
+def _members(opened: zipfile.ZipFile, wanted: list[zipfile.ZipInfo], folder: Path) -> list[Unpacked]:
+    """Return the members, all or none."""
+    done: list[Unpacked] = []
+    try:
+        for info in wanted:
+            done.append(_member(opened, info, folder / info.filename.rpartition("/")[2]))
+    except BaseException:
+        for one in done:
+            one.part.unlink(missing_ok=True)
+        raise
+    return done
+
+
+def _member(opened: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> Unpacked:
     part, digest, size = part_path(target), hashlib.sha256(), 0
     try:
         with opened.open(info) as stream, open(part, "wb") as file:

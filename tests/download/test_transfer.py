@@ -97,6 +97,18 @@ def test_a_file_that_changes_all_the_time_is_left(get: Get, site: Site) -> None:
         get(retries=20)
 
 
+def test_lengths_of_one_file_that_contradict_each_other_are_said(get: Get, site: Site) -> None:
+    def longer(handler: Handler, content: bytes) -> None:
+        handler.start(200, content, len(content) + 1000)
+        handler.wfile.write(content)
+
+    site.faults[PATH] = [longer, Handler.serve] * 10
+    with pytest.raises(
+        DataError, match=rf"{PATH}: announces 1,001,000 bytes and then 1,000,000 of one file; name another place with --mirror"
+    ):
+        get(retries=20)
+
+
 def test_a_part_of_which_nothing_could_tell_a_change_is_not_continued(get: Get, site: Site) -> None:
     site.faults[PATH] = [lambda handler, content: nameless(handler, content, 1000), lambda handler, content: nameless(handler, content)]
     assert get().path.read_bytes() == CONTENT
@@ -219,7 +231,7 @@ def test_a_redirect_to_no_address_is_an_error_in_words(get: Get, site: Site) -> 
 
 def test_a_file_that_is_not_there_is_said_at_once(get: Get, site: Site, pauses: Pauses) -> None:
     site.files.clear()
-    with pytest.raises(MissingError, match=rf"{PATH}: answers 404 Not Found; there is no such file"):
+    with pytest.raises(MissingError, match=rf"{PATH}: answers 404 Not Found; there is no such file, and --mirror names another place"):
         get()
     assert not pauses.waited
 
@@ -273,7 +285,7 @@ def test_there_must_be_room_before_the_first_byte(get: Get, monkeypatch: pytest.
         free: int
 
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(999_999))
-    with pytest.raises(DiskFullError, match=r"has 1 MB free, and a.bin needs 1 MB; the same command continues"):
+    with pytest.raises(DiskFullError, match=r"has 1 MB free, and a.bin needs 1 MB; make room, and the same .* folder with --to"):
         get()
     assert not part_path(tmp_path / "a.bin").exists()
 

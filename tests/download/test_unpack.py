@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import shutil
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+from overnight.download import unpack as unpack_module
 from overnight.download.transfer import DiskFullError
 from overnight.download.unpack import unpack
 from overnight.errors import DataError
@@ -66,6 +70,21 @@ def test_an_archive_that_would_fill_the_disk_is_not_unpacked(tmp_path: Path, mon
 
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(99))
     path = archive(tmp_path / "a.zip", {"CoLA/train.tsv": b"x" * 100})
-    with pytest.raises(DiskFullError, match="the same command continues"):
+    with pytest.raises(DiskFullError, match="make room, and the same command continues, or name another folder with --to"):
         unpack(path, "CoLA/*.tsv", tmp_path / "out", "X.zip")
     assert not (tmp_path / "out" / "train.tsv").exists()
+
+
+def test_a_disk_that_fills_up_is_named_and_gets_its_room_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.FileIO):
+        def write(self, block: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    real = open
+    monkeypatch.setattr(unpack_module, "open", lambda path, mode: (Full if "dev" in path.name else real)(path, mode), raising=False)
+    path = archive(tmp_path / "a.zip", {"CoLA/train.tsv": b"x" * 100, "CoLA/dev.tsv": b"y" * 100})
+    with pytest.raises(
+        DiskFullError, match=rf"{tmp_path}/out: No space left on device for what X\.zip unpacks to; make room, and .* --to$"
+    ):
+        unpack(path, "CoLA/*.tsv", tmp_path / "out", "X.zip")
+    assert not list((tmp_path / "out").iterdir())

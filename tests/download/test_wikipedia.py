@@ -92,7 +92,10 @@ def test_a_folder_without_a_dump_says_which_files_it_needs(tmp_path: Path, pause
 def test_what_is_not_there_is_said(site: Site, pauses: Pauses) -> None:
     with pytest.raises(DataError, match=r"is there a Wikipedia in --language=xx[?]"):
         find(site.address, pauses, "xx")
-    with pytest.raises(DataError, match=r"answers 404 Not Found; there is no such file; https://dumps.wikimedia.org/enwiki/ lists others"):
+    with pytest.raises(
+        DataError,
+        match=r"answers 404 Not Found; there is no such file, and --mirror names another place; https://dumps.wikimedia.org/enwiki/ lists others",
+    ):
         find(site.address, pauses, date="20200101")
     site.files[f"/{HOST}/enwiki/20261101/dumpstatus.json"] = status("enwiki", "20261101", state="in-progress")
     with pytest.raises(DataError, match=r"enwiki/20261101: has no finished enwiki-20261101-pages-articles-multistream.xml.bz2"):
