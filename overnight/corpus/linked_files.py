@@ -12,6 +12,8 @@ from urllib.parse import urljoin
 from overnight.corpus import data_paths
 from overnight.errors import DataError
 
+# What a page of Apache or nginx links to is itself in another order.
+_ORDER = re.compile(r"\?C=[A-Z](?:;|&|&amp;)O=[AD]")
 # Folders below one another; what goes deeper leads in a circle.
 _MOST_LEVELS = 50
 
@@ -88,7 +90,7 @@ def _links(system: Any, page: str, linked_by: str) -> list[str]:
         if page != linked_by:
             _info(system, page, linked_by)
         return []
-    return sorted(_resolved(name, page) for name in found)
+    return sorted(_resolved(name, page) for name in found if not _ORDER.fullmatch(_bare(name).removeprefix(_bare(page))))
 
 
 def _resolved(name: str, page: str) -> str:

@@ -86,6 +86,13 @@ def test_a_folder_of_a_server_is_what_its_pages_link_to_below_it(site: Site) -> 
     assert texts(f"{address}/b/c/.e/*") == texts(f"{address}/b/c/.*/*") == ["four"]
 
 
+@pytest.mark.parametrize("order", ["?C=N;O=D", "?C=M&amp;O=A", "?C=S&O=A"])
+def test_a_page_in_another_order_is_no_text_of_its_folder(site: Site, order: str) -> None:
+    page = f'<a href="{order}">Name</a> <a href="one.txt">1</a>'.encode()
+    site.files = {"/b/": page, f"/b/{order}": page, "/b/one.txt": b"one"}
+    assert texts(f"{site.address}/b/") == texts(f"{site.address}/b/*") == ["one"]
+
+
 @pytest.mark.parametrize("path", ["/b/", "/b/**", "/b/*/*.txt"])
 def test_a_folder_whose_connection_is_lost_is_never_left_out(site: Site, path: str) -> None:
     site.files = TREE
