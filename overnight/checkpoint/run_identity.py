@@ -111,7 +111,7 @@ def claim_folder(run: Run, extend: bool = False) -> None:
     """
     check_folder(run, extend)
     path = run.run_dir / "run.yaml"
-    if path.exists() and config.identity(theirs := _read(path)) != config.identity(run):
+    if path.exists() and any(config.differences(config.identity(theirs := _read(path)), config.identity(run))):
         kept = _kept(run)
         # After a kill between the two writes it is kept already.
         if not kept or _read(kept[-1]) != theirs:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from overnight.batches.matching import too_short
 from overnight.byte_lm.rehearsal import probe_seconds
 from overnight.checkpoint.run_corpus import with_data
-from overnight.config import BertPhase, BertRun, ByteRun, Run, identity
+from overnight.config import BertPhase, BertRun, ByteRun, Run, differences, identity
 from overnight.config.budget import deadline_of
 from overnight.config.load import stored_run
 from overnight.display import duration, plural
@@ -94,7 +94,7 @@ def decisions_of(run: Run) -> list[Decision]:
     """Return what a run folder has decided of the length of its phases; none where no speed was measured there, or it holds another run."""
     if not run.budget or not (run.run_dir / "run.yaml").exists() or not (record := read_record(run)) or record.budget != run.budget:
         return []
-    if identity(stored_run(run.run_dir)) != identity(run) or all(len(record.of(name)) < 2 for name in run.phases):
+    if any(differences(identity(stored_run(run.run_dir)), identity(run))) or all(len(record.of(name)) < 2 for name in run.phases):
         return []
     return record.decisions
 

@@ -251,22 +251,36 @@ def differences(a: Any, b: Any, prefix: str = "") -> Iterator[str]:
     if isinstance(a, dict) and isinstance(b, dict):
         for key in dict.fromkeys([*a, *b]):
             yield from differences(a.get(key, "(absent)"), b.get(key, "(absent)"), f"{prefix}.{key}" if prefix else str(key))
-    elif not same_setting(a, b):
+    elif not same_setting(a, b, prefix.rpartition(".")[2]):
         yield f"{prefix}: {a} there, {b} here"
 
 
-def same_setting(a: Any, b: Any) -> bool:
-    """Return whether two plain values say the same here: `$DATA/books` is also the path that it stands for."""
-    return bool(a == b or filled(a) == filled(b))
+def same_setting(a: Any, b: Any, key: str = "") -> bool:
+    """Return whether two plain values of a key say the same here: `$DATA/books/` is also the path that it stands for, with or without the slash."""
+    return bool(a == b or filled(a, key) == filled(b, key))
 
 
-def filled(value: Any) -> Any:
-    """Return a plain value, nested or not, whose texts have `$NAME` and `~` filled in; a variable that is not set stays as it is."""
+# Keys of paths, of which several spellings are one.
+_PATHS = ("paths", "sources", "decontaminate", "vocab_file", "init")
+
+
+def filled(value: Any, key: str = "") -> Any:
+    """Return a plain value, nested or not, whose texts have `$NAME` and `~` filled in; a variable that is not set stays as it is.
+
+    Args:
+        key: of the value; a path of this machine has no slashes that say nothing (`./text//`).
+    """
     if isinstance(value, dict):
-        return {key: filled(inner) for key, inner in value.items()}
+        return {name: filled(inner, name) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [filled(inner) for inner in value]
-    return os.path.expanduser(os.path.expandvars(value)) if isinstance(value, str) else value
+        return [filled(inner, key) for inner in value]
+    if not isinstance(value, str):
+        return value
+    text = os.path.expanduser(os.path.expandvars(value))
+    if key not in _PATHS or not text or "://" in text or text.startswith(("hf:", "builtin:")):
+        return text
+    path, *members = text.split("::", 1)  # two slashes in front would stay, three do not
+    return "::".join([str(Path(f"//{path}" if path.startswith("/") else path)), *members])
 
 
 def identity(run: Run) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def different_settings(manifest: dict[str, Any], other: dict[str, Any]) -> list[
     """
     defaults = _flat(settings_of(Data()))
     then, now = defaults | _flat(manifest), defaults | _flat(other)
-    differ = [name for name in now if not same_setting(then.get(name), now[name])]
+    differ = [name for name in now if not same_setting(then.get(name), now[name], name)]
     if _PRESET in differ:  # all its values differ, too
         differ = [name for name in differ if name == _PRESET or not name.startswith("filters.")]
     return [(f"data.{name}", then.get(name), now[name]) for name in differ]

@@ -128,6 +128,13 @@ def test_without_the_option_the_refusal_names_it(tiny: Make) -> None:
     assert "--extend" not in str(other.value)
 
 
+@pytest.mark.parametrize("extend", [False, True])
+def test_a_path_with_a_slash_more_is_of_the_same_run(tiny: Make, extend: bool) -> None:
+    claim_folder(tiny(**{"data.paths": ["/txt"]}))
+    claim_folder(tiny(**{"data.paths": ["//txt/"]}), extend)
+    assert [path.name for path in tiny().run_dir.glob("*.yaml")] == ["run.yaml"]
+
+
 def test_a_refusal_says_where_nothing_is_lost_with_the_other_run(tiny: Make) -> None:
     claim_folder(tiny())
     with pytest.raises(ConfigError, match=r"or delete that one, which has no checkpoint yet$"):
