@@ -7,7 +7,7 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from overnight import config
@@ -27,8 +27,17 @@ def expand(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -
 
     Raises:
         ConfigError: when it is empty, or names an environment variable that is not set.
-        DataError: when there is no such file, none in the folder, it is a folder to leave out, or a link leads nowhere.
+        DataError: when there is no such file, none in the folder, it is a folder to leave out, a link leads nowhere, or a folder cannot be read, of whose
+            texts nobody would know.
     """
+    try:
+        return _expanded(path, key, leave_out)
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror}); make it readable, or leave it out of {key}") from None
+
+
+def _expanded(path: str, key: str, leave_out: Sequence[Path]) -> list[Path]:
+    """Return what :func:`expand` does; an error of the system is raised as it is."""
     if not path.strip():  # as of "$NOT_SET" in a shell; it would be the working directory
         raise ConfigError(f"{key}: has an empty path; name a file or a folder, the working directory as '.'")
     filled = config.environment_path(_divided(path)[0], key)
@@ -49,10 +58,7 @@ def expand(path: str, key: str = "data.paths", leave_out: Sequence[Path] = ()) -
     if not glob.has_magic(str(filled)):
         raise DataError(f"{filled}: there is no such file or folder; correct {key}{_several(filled, key)}")
     found = []
-    for match in map(Path, sorted(glob.glob(str(filled), recursive=True))):
-        folder = match if match.is_dir() else match.parent
-        if _in_a_loop(folder) or (closed and not closed.isdisjoint(_matched(folder, filled))):
-            continue
+    for match in _matches(filled, closed):
         if match.is_dir():
             found += _files_below(match, closed)
         elif _is_file(match):
@@ -89,7 +95,7 @@ def _files_below(folder: Path, closed: set[str]) -> list[Path]:
     entered = set(closed)
     starts = [folder]
     for start in starts:  # which grows by the links
-        for name, folders, files in os.walk(start):
+        for name, folders, files in os.walk(start, onerror=stop):
             here, below = Path(name), [Path(name, each) for each in sorted(folders) if not is_hidden(each)]
             if _real(here) in entered:
                 folders[:] = []
@@ -100,6 +106,35 @@ def _files_below(folder: Path, closed: set[str]) -> list[Path]:
             starts += [each for each in links.values() if not _in_a_loop(each)]
             found += [here / each for each in files if not is_hidden(each) and _is_file(here / each)]
     return sorted(found)
+
+
+def stop(error: OSError) -> None:
+    """Raise an error of :func:`os.walk`, which would pass over a folder that cannot be read."""
+    raise error
+
+
+def every_file(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, hidden ones too.
+
+    Raises:
+        OSError: where a folder cannot be read.
+    """
+    for name, _, files in os.walk(folder, onerror=stop):
+        yield from (Path(name, each) for each in files)
+
+
+def _matches(pattern: Path, closed: set[str]) -> list[Path]:
+    """Return what a glob matches outside of loops and of closed folders, sorted; :mod:`glob` passes over a folder that cannot be read, which is an error here."""
+
+    def passed(folder: Path) -> bool:
+        return not _in_a_loop(folder) and closed.isdisjoint(_matched(folder, pattern) if closed else ())
+
+    for searched in (parent for parent, name in zip(pattern.parents, reversed(pattern.parts), strict=False) if glob.has_magic(name)):
+        for folder in map(Path, glob.glob(f"{searched}/", recursive=True)):
+            if passed(folder):
+                os.scandir(folder).close()
+    found = map(Path, sorted(glob.glob(str(pattern), recursive=True)))
+    return [match for match in found if passed(match if match.is_dir() else match.parent)]
 
 
 def _matched(folder: Path, pattern: Path) -> list[str]:

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
+from overnight.corpus.data_paths import stop
 from overnight.corpus.workers import run_tasks
 from overnight.machine import usable_cores
 
@@ -132,7 +133,7 @@ def _tasks() -> Iterator[_Task]:
 
 
 def _sources(root: Path) -> Iterator[Path]:
-    for folder, names, files in os.walk(root):
+    for folder, names, files in os.walk(root, onerror=stop) if root.is_dir() else ():  # it may be an archive
         names[:] = [name for name in names if name not in _SKIPPED_FOLDERS and not name.startswith(".") and name.isidentifier()]
         yield from (Path(folder, file).relative_to(root) for file in files if file.endswith(".py") and not file.startswith("test_"))
 

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from overnight.corpus import decompress
+from overnight.corpus.data_paths import every_file
 from overnight.corpus.decompress import TruncatedError
 from overnight.errors import DataError, first_names
 from overnight.state_files import STRICT, digest, is_text, parse_json
@@ -120,7 +121,7 @@ def read_blimp(path: Path) -> list[Paradigm]:
 def _files(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the content of each .jsonl file."""
     if path.is_dir():
-        for file in sorted(path.rglob("*.jsonl")):
+        for file in sorted(file for file in every_file(path) if file.name.endswith(".jsonl")):
             yield str(file), file.read_bytes()
         return
     if not path.exists():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overnight.corpus import pydocs
+from overnight.corpus.data_paths import every_file
 from overnight.state_files import file_digest
 
 # What readers of tasks take from a folder is called so, or is what IMDB is downloaded as; beside it may lie anything, such as answers written there.
@@ -58,5 +59,5 @@ def _lines(path: Path) -> Iterator[str]:
     for child in sorted(child for child in path.iterdir() if _SPLIT.search(child.name)):
         if child.is_file():
             yield f"{child.name} {file_digest(child)}"
-        for file in sorted(file for file in child.rglob("*") if file.is_file()):
+        for file in sorted(file for file in every_file(child) if file.is_file()) if child.is_dir() else ():
             yield f"{file.relative_to(path)} {file.stat().st_size}"

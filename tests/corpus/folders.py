@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from overnight.config import Data
 from overnight.corpus.dedup import document_hash, valid_mask
@@ -53,3 +56,15 @@ def as_of_old(folder: Path) -> Path:
     save_manifest(folder, dataclasses.replace(load_manifest(folder), documents_checksum=""))
     (folder / "documents.arrow").unlink()
     return folder
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the system refuse to list the folders of a name, as it does for all users but root."""
+    scandir = os.scandir
+
+    def refused(path: Any = ".") -> Any:
+        if os.path.basename(os.path.normpath(os.fspath(path))) == name:
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from overnight.corpus import pydocs
+from tests.corpus.folders import unreadable
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,14 @@ def test_names_and_docstrings_are_read_from_source_without_running_it(tmp_path: 
     found = pydocs._docstrings_of_files(("p", [(str(path), "p.m")]))
     assert [doc.name for doc in found] == ["p.m", "p.m.A", "p.m.A.f", "torch.abs", "numpy.array.size"]
     assert found[3].text == "Computes the absolute value of each element. Elements stay where they are."
+
+
+def test_a_folder_of_sources_that_cannot_be_read_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    unreadable(monkeypatch, "closed")
+    with pytest.raises(PermissionError, match="closed"):
+        list(pydocs._sources(tmp_path))
+    assert not list(pydocs._sources(tmp_path / "python.zip"))
 
 
 def test_the_language_reference_comes_first_and_modules_follow() -> None:

@@ -14,11 +14,12 @@ import pytest
 from overnight.cli.main import main
 from overnight.config import Data, TextSource
 from overnight.corpus import pipeline
+from overnight.corpus.data_paths import expand
 from overnight.corpus.pipeline import prepare
 from overnight.corpus.readers import documents, start_reading
 from overnight.corpus.shards import load_manifest, save_manifest
 from overnight.errors import DataError
-from tests.corpus.folders import texts
+from tests.corpus.folders import texts, unreadable
 
 OWN, RUN = Path("data/mine"), Path("runs/mine")
 
@@ -183,3 +184,26 @@ def test_a_pipe_is_refused_as_what_can_be_read_once_only(here: Path) -> None:
     os.mkfifo(here / "pipe")
     with pytest.raises(DataError, match="pipe: is a pipe or a device, and text is read more than once; write it into a file"):
         prepared("pipe")
+
+
+@pytest.mark.parametrize("path", ["text", "text/", "text/closed", "t*", "text/*", "text/**", "**/*.txt", "text/*/*.txt", "text/*/[a]*.txt"])
+def test_a_folder_that_cannot_be_read_is_an_error_and_no_folder_without_texts(
+    here: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    (here / "text" / "closed").mkdir(parents=True)
+    for folder in ("text", "text/closed"):
+        (here / folder / "a.txt").write_text("A text.")
+    (here / "text" / "closed" / "loop").symlink_to(here / "text")
+    unreadable(monkeypatch, "closed")
+    message = r"^(\S+/)?text/closed/?: cannot be read \(Permission denied\); make it readable, or leave it out of data\.paths$"
+    with pytest.raises(DataError, match=message):
+        expand(path)
+
+
+@pytest.mark.parametrize("path", ["*.txt", "text/*.txt", "text/closed/a.txt", "text/a*"])
+def test_what_lies_beside_a_folder_that_cannot_be_read_is_read(here: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    (here / "text" / "closed").mkdir(parents=True)
+    for folder in ("text", "text/closed"):
+        (here / folder / "a.txt").write_text("A text.")
+    unreadable(monkeypatch, "closed")
+    assert expand(path)

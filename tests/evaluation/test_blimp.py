@@ -14,6 +14,7 @@ import pytest
 
 from overnight.errors import DataError
 from overnight.evaluation.blimp import ParadigmScore, chosen_pairs, digest_of_pairs, grouped, mean, read_blimp
+from tests.corpus.folders import unreadable
 from tests.evaluation.sample import row, write_paradigms
 
 ROWS = {
@@ -84,6 +85,13 @@ def test_what_is_missing_empty_or_cut_is_said(tmp_path: Path) -> None:
     twice = archive(tmp_path / "twice.tar.xz", {f"{folder}/data/a.jsonl": json.dumps(ROWS["a"][0]) for folder in "xy"})
     with pytest.raises(DataError, match="the paradigm 'a' is there twice"):
         read_blimp(twice)
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_paradigms(tmp_path / "blimp", ROWS)
+    unreadable(monkeypatch, "data")
+    with pytest.raises(DataError, match=rf"^{folder}/data: cannot be read \(Permission denied\); name "):
+        read_blimp(folder)
 
 
 def test_the_pairs_of_the_fast_form_do_not_depend_on_the_order_of_the_file(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from overnight.tasks.data_hash import data_hash, hashed_paths
+from tests.corpus.folders import unreadable
 
 
 @pytest.fixture
@@ -51,6 +52,12 @@ def test_of_imdb_around_which_the_folder_lies_the_reviews_or_the_archive_count(t
     review.write_text("worse")
     archive.write_bytes(b"two")
     assert len({*before, data_hash(tmp_path / "folder"), data_hash(archive.parent)}) == 4
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unreadable(monkeypatch, "pos")
+    with pytest.raises(PermissionError, match="train/pos"):
+        data_hash(folder)
 
 
 def test_what_is_not_there_has_none(folder: Path) -> None:
